@@ -1,0 +1,1 @@
+"""What a plugin author imports. Standard library and `levelfield.specs` only."""

@@ -1,0 +1,69 @@
+"""The error tree. Every error a user can cause has a class here, and its exit code.
+
+LevelfieldError
+ ├─ UsageError            2  a wrong command line, file, key or value; nothing was run
+ │   ├─ DocumentError     2  a document does not say what its schema asks for
+ │   ├─ UnknownName       2  no such case, framework, vendor, chip, suite or run
+ │   ├─ LayoutError       2  a parallel layout that cannot be
+ │   ├─ CorpusError       2  a corpus that is damaged or does not fit the case
+ │   └─ DoesNotFit        2  the full case was asked for where it cannot run
+ ├─ RunFailed             3  a run was started and did not end valid
+ ├─ GateFailed            4  a gate found a regression or a misalignment
+ └─ PlatformFault         5  the platform's own fault
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+INTERRUPTED = 130
+
+
+class LevelfieldError(Exception):
+    """Base of all; `exit_code` is what the process ends with."""
+
+    exit_code = 5
+
+
+class UsageError(LevelfieldError):
+    exit_code = 2
+
+
+class DocumentError(UsageError):
+    """Names file, key, what was found and what was expected."""
+
+
+class UnknownName(UsageError):
+    """Built from the kind of thing, the name asked for and the names there are."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
+        names = sorted(known)
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+        listed = ", ".join(near) if near else ", ".join(names) or "none"
+        word = "nearest" if near else "known"
+        super().__init__(f"unknown {kind} '{name}'; {word}: {listed}.{' ' + hint if hint else ''}")
+
+
+class LayoutError(UsageError):
+    pass
+
+
+class CorpusError(UsageError):
+    pass
+
+
+class DoesNotFit(UsageError):
+    pass
+
+
+class RunFailed(LevelfieldError):
+    exit_code = 3
+
+
+class GateFailed(LevelfieldError):
+    exit_code = 4
+
+
+class PlatformFault(LevelfieldError):
+    exit_code = 5

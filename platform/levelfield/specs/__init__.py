@@ -1,0 +1,1 @@
+"""Frozen documents: what is written in configs/, vendors/ and models/, and what a run leaves."""

@@ -1,0 +1,133 @@
+"""What every document shares: frozen, closed, versioned, with a digest, and errors a person can act on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from levelfield.errors import DocumentError
+
+T = TypeVar("T", bound="Value")
+
+
+class Value(BaseModel):
+    """A frozen value with no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def digest(self) -> str:
+        """sha256 of the canonical JSON: equal values have equal digests, whatever their file looked like."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """The document as JSON text, keys in the order of the schema, with a final newline."""
+        return json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
+
+
+class Document(Value):
+    """A value that lives in a file; `schema` names its kind and version."""
+
+    KIND: ClassVar[str] = ""
+    VERSION: ClassVar[int] = 1
+
+    @classmethod
+    def schema_name(cls) -> str:
+        return f"levelfield.{cls.KIND}/{cls.VERSION}"
+
+
+def parse(cls: type[T], content: Any, origin: str) -> T:
+    """Validate `content` as `cls`. Raises DocumentError naming origin, key, found and expected."""
+    if not isinstance(content, dict):
+        raise DocumentError(f"{origin}: found {type(content).__name__}, expected a mapping of keys to values")
+    content = dict(content)
+    if issubclass(cls, Document):
+        _check_schema(cls, content.pop("schema", None), origin)
+    try:
+        return cls.model_validate(content)
+    except ValidationError as error:
+        raise DocumentError(_explain(error, origin)) from None
+
+
+def dump(document: Document) -> str:
+    """A document as JSON text with its schema first; `load` reads it back."""
+    body = {"schema": document.schema_name(), **document.model_dump(mode="json")}
+    return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
+
+
+def load(cls: type[T], path: Path) -> T:
+    """Read a YAML or JSON document. Raises DocumentError when it is missing, unreadable or wrong."""
+    return parse(cls, read_mapping(path), str(path))
+
+
+def read_mapping(path: Path) -> Any:
+    """The raw content of a YAML or JSON file. Raises DocumentError when it cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DocumentError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise DocumentError(f"{path}: not UTF-8 text: byte {error.start}") from None
+    try:
+        if path.suffix == ".json":
+            return json.loads(text)
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, json.JSONDecodeError) as error:
+        raise DocumentError(f"{path}: not valid {path.suffix.lstrip('.') or 'YAML'}: {_one_line(error)}") from None
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Refuses a key written twice, which YAML readers otherwise let pass: the last one would win unseen."""
+
+
+def _mapping_without_duplicates(loader: Any, node: Any) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"key '{key}' is written twice", key_node.start_mark)
+        seen.add(key)
+    loader.flatten_mapping(node)
+    return dict(loader.construct_pairs(node, deep=True))
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _mapping_without_duplicates)
+
+
+def _check_schema(cls: type[Document], found: Any, origin: str) -> None:
+    expected = cls.schema_name()
+    if found != expected:
+        raise DocumentError(f"{origin}: key 'schema': found {found!r}, expected '{expected}'")
+
+
+def _explain(error: ValidationError, origin: str) -> str:
+    lines = [f"{origin}: {_key(e['loc'])}: {_finding(e)}" for e in error.errors(include_url=False)]
+    return "\n".join(lines)
+
+
+def _key(location: tuple[int | str, ...]) -> str:
+    return f"key '{'.'.join(str(part) for part in location)}'" if location else "document"
+
+
+def _finding(detail: Any) -> str:
+    if detail["type"] == "missing":
+        return "missing; it is required"
+    if detail["type"] == "extra_forbidden":
+        return f"unknown key (found {_short(detail['input'])}); remove it or correct its name"
+    if detail["type"] == "value_error":
+        return str(detail["ctx"]["error"])
+    return f"found {_short(detail['input'])}, expected: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,211 @@
+"""A case: the work that is identical for every framework and every vendor.
+
+Units: lengths are in tokens, batches in sequences, seeds are integers below 2**63.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from levelfield.specs.base import Document, Value
+
+Family = Literal["gpt", "llama"]
+Precision = Literal["fp32", "bf16", "fp16", "fp8"]
+Scale = Literal["full", "smoke"]
+
+
+class Model(Value):
+    """A decoder-only transformer. `gpt`: LayerNorm and GELU; `llama`: RMSNorm and SwiGLU."""
+
+    family: Family
+    layers: int = Field(ge=1)
+    hidden_size: int = Field(ge=1)
+    ffn_hidden_size: int = Field(ge=1)
+    heads: int = Field(ge=1)
+    kv_heads: int = Field(ge=1)
+    vocab_size: int = Field(ge=2)
+    positions: Literal["learned", "rope"]
+    rope_base: float | None = Field(default=None, gt=0)
+    norm: Literal["layernorm", "rmsnorm"]
+    norm_eps: float = Field(gt=0)
+    activation: Literal["gelu", "gelu_tanh", "swiglu"]
+    bias: bool
+    tied_embeddings: bool
+    hidden_dropout: float = Field(ge=0, lt=1)
+    attention_dropout: float = Field(ge=0, lt=1)
+    init_std: float = Field(gt=0)
+    scaled_residual_init: bool
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.heads
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Model:
+        if self.hidden_size % self.heads:
+            raise ValueError(f"hidden_size {self.hidden_size} is not divisible by heads {self.heads}")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}")
+        if (self.positions == "rope") != (self.rope_base is not None):
+            raise ValueError("rope_base is given exactly when positions is 'rope'")
+        if self.positions == "rope" and self.head_size % 2:
+            raise ValueError(f"rope needs an even head size, found {self.head_size}")
+        return self
+
+
+class Optimizer(Value):
+    """AdamW with decoupled decay (Loshchilov and Hutter, 2019), on tensors of two or more dimensions only."""
+
+    name: Literal["adamw"]
+    beta1: float = Field(ge=0, lt=1)
+    beta2: float = Field(ge=0, lt=1)
+    eps: float = Field(gt=0)
+    weight_decay: float = Field(ge=0)
+
+
+class Schedule(Value):
+    """Linear warm-up to peak_lr at step warmup_steps, then cosine to min_lr at step decay_steps."""
+
+    style: Literal["cosine"]
+    peak_lr: float = Field(gt=0)
+    min_lr: float = Field(ge=0)
+    warmup_steps: int = Field(ge=0)
+    decay_steps: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Schedule:
+        if self.min_lr > self.peak_lr:
+            raise ValueError(f"min_lr {self.min_lr} is above peak_lr {self.peak_lr}")
+        if self.warmup_steps >= self.decay_steps:
+            raise ValueError(f"warmup_steps {self.warmup_steps} is not below decay_steps {self.decay_steps}")
+        return self
+
+
+class LossScale(Value):
+    """Dynamic loss scaling for fp16 (Micikevicius et al., 2018)."""
+
+    initial: float = Field(gt=0)
+    growth_interval: int = Field(ge=1)
+
+
+class Training(Value):
+    steps: int = Field(ge=2)
+    sequence_length: int = Field(ge=2)
+    global_batch: int = Field(ge=1)
+    precision: Precision
+    optimizer: Optimizer
+    schedule: Schedule
+    loss_scale: LossScale | None = None
+    gradient_clip: float = Field(gt=0)
+    seed: int = Field(ge=0, lt=2**63)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch * self.sequence_length
+
+    @model_validator(mode="after")
+    def _scaled(self) -> Training:
+        if self.precision == "fp16" and self.loss_scale is None:
+            raise ValueError("precision fp16 needs loss_scale")
+        return self
+
+
+class Data(Value):
+    """The order of samples: sample i of the run is a seeded permutation's i-th, the same for every layout.
+
+    split: parts of the corpus for training, validation and test, as in Megatron; training uses the first.
+    alphabet, branching: the synthetic corpus when no real one is given (see docs/decisions/synthetic-corpus.md).
+    """
+
+    seed: int = Field(ge=0, lt=2**63)
+    shuffle: bool
+    split: tuple[float, float, float]
+    alphabet: int = Field(ge=2)
+    branching: int = Field(ge=2, le=16)
+
+
+class Window(Value):
+    """The measured steps, counted from 1, both ends included; those before it are the warm-up."""
+
+    first_step: int = Field(ge=2)
+    last_step: int = Field(ge=2)
+
+
+class Acceptance(Value):
+    """What a right run shows by itself: the mean loss of the last `tail_steps` lies below `fraction` of the first loss."""
+
+    final_loss_below_fraction: float = Field(gt=0, le=1)
+    tail_steps: int = Field(ge=1)
+
+
+class Limits(Value):
+    """When a run counts as hung: no heartbeat of a rank, or no finished step, for so many seconds."""
+
+    heartbeat_seconds: float = Field(gt=0)
+    step_seconds: float = Field(gt=0)
+    start_seconds: float = Field(gt=0)
+
+
+class Work(Value):
+    """Everything that a case fixes, at one scale."""
+
+    model: Model
+    training: Training
+    data: Data
+    window: Window
+    acceptance: Acceptance
+    limits: Limits
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Work:
+        last, first, steps = self.window.last_step, self.window.first_step, self.training.steps
+        if not first <= last <= steps:
+            raise ValueError(f"window {first}..{last} does not lie within the {steps} steps")
+        if self.data.alphabet > self.model.vocab_size:
+            raise ValueError(f"data.alphabet {self.data.alphabet} is above vocab_size {self.model.vocab_size}")
+        if self.acceptance.tail_steps >= steps:
+            raise ValueError(f"acceptance.tail_steps {self.acceptance.tail_steps} is not below steps {steps}")
+        return self
+
+
+class Case(Document):
+    """The full work, and `smoke`: what differs at smoke scale, key by key, with the same closed schema."""
+
+    KIND: ClassVar[str] = "case"
+
+    name: str
+    title: str
+    source: str
+    tokenizer: str
+    model: Model
+    training: Training
+    data: Data
+    window: Window
+    acceptance: Acceptance
+    limits: Limits
+    smoke: dict[str, dict[str, Any]]
+    tuning: dict[str, Any] = Field(default_factory=dict)
+
+    def work(self, scale: Scale) -> Work:
+        """The work at `scale`. Raises pydantic.ValidationError when the smoke block makes no valid work."""
+        full = {name: getattr(self, name).model_dump() for name in Work.model_fields}
+        return Work.model_validate(_merged(full, self.smoke) if scale == "smoke" else full)
+
+    @model_validator(mode="after")
+    def _both_scales_are_valid(self) -> Case:
+        unknown = set(self.smoke) - set(Work.model_fields)
+        if unknown:
+            raise ValueError(f"smoke: unknown key {sorted(unknown)}; known: {sorted(Work.model_fields)}")
+        self.work("full")
+        self.work("smoke")
+        return self
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in changes.items():
+        nested = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = _merged(result[key], value) if nested else value
+    return result

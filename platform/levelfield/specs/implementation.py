@@ -1,0 +1,64 @@
+"""implementation.yaml: what a framework needs and how its training is launched. The host never imports a framework."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from levelfield.specs.base import Document, Value
+from levelfield.specs.case import Family, Precision
+
+PLACEHOLDERS = frozenset({"python", "folder", "rank", "local_rank", "node_rank", "world_size"})
+
+
+class Requirements(Value):
+    """Pinned pip requirements for one device kind. `verified` says where they ran."""
+
+    packages: tuple[str, ...] = Field(min_length=1)
+    optional: tuple[str, ...] = ()
+    python: str = ">=3.10"
+    verified: str
+
+    @model_validator(mode="after")
+    def _pinned(self) -> Requirements:
+        loose = [p for p in self.packages if "==" not in p]
+        if loose:
+            raise ValueError(f"packages must be pinned with '==': {', '.join(loose)}")
+        return self
+
+
+class Launch(Value):
+    """The argv of one process; one process is started per device.
+
+    Placeholders in braces: python, folder, rank, local_rank, node_rank, world_size.
+    """
+
+    argv: tuple[str, ...] = Field(min_length=1)
+    environment: dict[str, str] = Field(default_factory=dict)
+    peak_probe: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _known_placeholders(self) -> Launch:
+        for text in (*self.argv, *self.environment.values(), *self.peak_probe):
+            unknown = set(re.findall(r"\{(\w*)\}", text)) - PLACEHOLDERS
+            if unknown:
+                raise ValueError(f"unknown placeholder {sorted(unknown)} in '{text}'; known: {sorted(PLACEHOLDERS)}")
+        return self
+
+
+class ImplementationFile(Document):
+    """models/<framework>/implementation.yaml"""
+
+    KIND: ClassVar[str] = "implementation"
+
+    framework: str
+    title: str
+    version: str
+    families: tuple[Family, ...]
+    precisions: dict[str, tuple[Precision, ...]]
+    parallelism: tuple[Literal["data", "tensor", "pipeline", "sequence", "zero1", "zero2", "zero3"], ...]
+    recompute: tuple[Literal["none", "selective", "full"], ...]
+    requirements: dict[str, Requirements]
+    launch: Launch

@@ -1,0 +1,138 @@
+"""A parallel layout: how one training is spread over devices, in every notation of the field.
+
+`data` is the whole data-parallel size. ZeRO (Rajbhandari et al., 2020) shards over `sharding_degree`
+of these ranks; the rest, data / sharding_degree, are replicas of whole shards (hybrid sharding).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from pydantic import Field, model_validator
+
+from levelfield.errors import LayoutError
+from levelfield.specs.base import Value
+
+_PARTS = {"DP": "data", "TP": "tensor", "PP": "pipeline", "SH": "sharding_stage", "SP": "sharding_degree"}
+_PARTS_PATTERN = re.compile(r"(?:(?:DP|TP|PP|SH|SP)\d+)+", re.IGNORECASE)
+_PRODUCT_PATTERN = re.compile(r"(\d+)x(\d+)x(\d+)")
+_BATCH_PATTERN = re.compile(r"(\d+)n_(\d+)g_dp_(\d+)bs", re.IGNORECASE)
+
+
+class Layout(Value):
+    data: int = Field(default=1, ge=1)
+    tensor: int = Field(default=1, ge=1)
+    pipeline: int = Field(default=1, ge=1)
+    sequence_parallel: bool = False
+    sharding_stage: int = Field(default=0, ge=0, le=3)
+    sharding_degree: int = Field(default=1, ge=1)
+
+    @property
+    def world_size(self) -> int:
+        return self.data * self.tensor * self.pipeline
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Layout:
+        if self.data % self.sharding_degree:
+            raise ValueError(f"sharding_degree {self.sharding_degree} does not divide data-parallel size {self.data}")
+        if self.sharding_stage == 0 and self.sharding_degree > 1:
+            raise ValueError(f"sharding_degree {self.sharding_degree} needs a sharding_stage of 1 to 3")
+        return self
+
+    def __str__(self) -> str:
+        """`DP4TP2PP1`, with `SH2SP4` behind it where states are sharded and `+seq` for sequence parallel."""
+        sharding = f"SH{self.sharding_stage}SP{self.sharding_degree}" if self.sharding_stage else ""
+        return f"DP{self.data}TP{self.tensor}PP{self.pipeline}{sharding}{'+seq' if self.sequence_parallel else ''}"
+
+    def in_notation(self, notation: str, nodes: int = 1, micro_batch: int = 1) -> str:
+        """The layout as one of the reports writes it: levelfield, megatron, oneflow, paddle or osdi.
+
+        Raises LayoutError where the notation has no way to say it.
+        """
+        writers = {
+            "levelfield": lambda: str(self),
+            "megatron": lambda: f"PP{self.pipeline}DP{self.data}TP{self.tensor}",
+            "oneflow": lambda: f"{self.data}x{self.tensor}x{self.pipeline}",
+            "paddle": self._paddle,
+            "osdi": lambda: self._osdi(nodes, micro_batch),
+        }
+        if notation not in writers:
+            raise LayoutError(f"unknown layout notation '{notation}'; known: {', '.join(writers)}")
+        return writers[notation]()
+
+    def _paddle(self) -> str:
+        if self.data != self.sharding_degree:
+            raise LayoutError(f"{self}: Paddle's names have no part for plain data parallel; use another notation")
+        return f"TP{self.tensor}PP{self.pipeline}SH{max(self.sharding_stage, 1)}SP{self.sharding_degree}"
+
+    def _osdi(self, nodes: int, micro_batch: int) -> str:
+        if self.tensor * self.pipeline > 1 or self.data % nodes:
+            raise LayoutError(f"{self} on {nodes} nodes: this notation says data parallel only")
+        return f"{nodes}n_{self.data // nodes}g_dp_{micro_batch}bs"
+
+
+class LayoutText(NamedTuple):
+    """What a written layout says; None where it is silent."""
+
+    layout: Layout
+    nodes: int | None = None
+    devices: int | None = None
+    micro_batch: int | None = None
+
+
+def parse_layout(text: str) -> LayoutText:
+    """Read a layout in any notation of `in_notation`. Raises LayoutError.
+
+    In names with SH and SP (Paddle's), SP is the sharding degree, not sequence parallelism; a DP part beside
+    it is the whole data-parallel size, and without one the sharding degree is.
+    """
+    body, _, suffix = text.partition("+")
+    if suffix not in ("", "seq"):
+        raise LayoutError(f"layout '{text}': found '+{suffix}', expected '+seq' (sequence parallel) or nothing")
+    if match := _PRODUCT_PATTERN.fullmatch(body):
+        data, tensor, pipeline = map(int, match.groups())
+        return LayoutText(_build(text, suffix, data=data, tensor=tensor, pipeline=pipeline))
+    if match := _BATCH_PATTERN.fullmatch(body):
+        nodes, devices, micro_batch = map(int, match.groups())
+        return LayoutText(_build(text, suffix, data=nodes * devices), nodes, devices, micro_batch)
+    if _PARTS_PATTERN.fullmatch(body):
+        return LayoutText(_from_parts(text, body, suffix))
+    raise LayoutError(
+        f"layout '{text}' is in no known notation; write DP4TP2PP1, PP2DP4TP1, 8x1x4 (data x tensor x pipeline), "
+        "TP1PP1SH2SP8 (sharding stage and degree) or 1n_8g_dp_4bs, with +seq for sequence parallel"
+    )
+
+
+def is_layout(text: str) -> bool:
+    """Whether `text` is written in one of the notations, possible or not."""
+    body = text.partition("+")[0]
+    return any(p.fullmatch(body) for p in (_PARTS_PATTERN, _PRODUCT_PATTERN, _BATCH_PATTERN))
+
+
+def _from_parts(text: str, body: str, suffix: str) -> Layout:
+    fields: dict[str, int] = {}
+    for name, number in re.findall(r"(DP|TP|PP|SH|SP)(\d+)", body.upper()):
+        if _PARTS[name] in fields:
+            raise LayoutError(f"layout '{text}' says {name} twice")
+        fields[_PARTS[name]] = int(number)
+    if fields.get("sharding_degree", 1) > 1 and "sharding_stage" not in fields:
+        raise LayoutError(f"layout '{text}': SP is the sharding degree and needs SH, the stage; for sequence parallel write +seq")
+    fields.setdefault("data", fields.get("sharding_degree", 1))
+    if fields.get("sharding_stage") and "sharding_degree" not in fields:
+        fields["sharding_degree"] = fields["data"]
+    if fields.get("sharding_degree", 1) == 1:
+        fields["sharding_stage"] = 0  # sharding over one rank is no sharding
+    return _build(text, suffix, **fields)
+
+
+def _build(text: str, suffix: str, **fields: int) -> Layout:
+    try:
+        return Layout(**fields, sequence_parallel=suffix == "seq")  # type: ignore[arg-type]
+    except ValueError as error:
+        raise LayoutError(f"layout '{text}': {_reasons(error)}") from None
+
+
+def _reasons(error: ValueError) -> str:
+    details = getattr(error, "errors", list)()
+    return "; ".join(f"{'.'.join(map(str, d['loc']))} {d['msg']}".strip() for d in details) or str(error)

@@ -1,0 +1,54 @@
+"""Tuning: the closed list of what a vendor or a user may choose. All else is the case's."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from levelfield.specs.base import Document, Value
+from levelfield.specs.layout import Layout
+
+Recompute = Literal["none", "selective", "full"]
+
+
+class Tuning(Value):
+    """The free fields, all set: one run's choice.
+
+    micro_batch: sequences per forward pass of one data-parallel rank.
+    threads: CPU threads per process (None: the vendor's share of the machine).
+    environment: variables for the training process; they are recorded and shown by --dry-run.
+    """
+
+    layout: Layout = Layout()
+    micro_batch: int = Field(default=1, ge=1)
+    recompute: Recompute = "none"
+    compile: bool = False
+    attention: Literal["sdpa", "flash_attn"] = "sdpa"
+    threads: int | None = Field(default=None, ge=1)
+    environment: dict[str, str] = Field(default_factory=dict)
+
+
+class TuningRow(Value):
+    """What one row of a vendor's tuning file may set, for which chip, framework and scale; None leaves the default."""
+
+    chip: str | None = None
+    framework: str | None = None
+    scale: Literal["full", "smoke"] = "full"
+    layout: str | None = None
+    micro_batch: int | None = Field(default=None, ge=1)
+    recompute: Recompute | None = None
+    compile: bool | None = None
+    attention: Literal["sdpa", "flash_attn"] | None = None
+    threads: int | None = Field(default=None, ge=1)
+    environment: dict[str, str] | None = None
+    why: str
+
+
+class TuningFile(Document):
+    """vendors/<vendor>/tuning/<case>.yaml"""
+
+    KIND: ClassVar[str] = "tuning"
+
+    case: str
+    rows: tuple[TuningRow, ...]
