@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from levelfield.specs.base import Document, Value
+from levelfield.specs.tuning import TuningChoice
 
 Family = Literal["gpt", "llama"]
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
@@ -186,7 +187,7 @@ class Case(Document):
     acceptance: Acceptance
     limits: Limits
     smoke: dict[str, dict[str, Any]]
-    tuning: dict[str, Any] = Field(default_factory=dict)
+    tuning: dict[Scale, TuningChoice] = Field(default_factory=dict)
 
     def work(self, scale: Scale) -> Work:
         """The work at `scale`. Raises pydantic.ValidationError when the smoke block makes no valid work."""
@@ -198,9 +199,17 @@ class Case(Document):
         unknown = set(self.smoke) - set(Work.model_fields)
         if unknown:
             raise ValueError(f"smoke: unknown key {sorted(unknown)}; known: {sorted(Work.model_fields)}")
-        self.work("full")
-        self.work("smoke")
+        scales: tuple[Scale, ...] = ("full", "smoke")
+        for scale in scales:
+            try:
+                self.work(scale)
+            except ValidationError as error:
+                raise ValueError(f"at scale {scale}: {_flat(error)}") from None
         return self
+
+
+def _flat(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'work'}: {e['msg']}" for e in error.errors())
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

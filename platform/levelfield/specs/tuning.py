@@ -10,13 +10,14 @@ from levelfield.specs.base import Document, Value
 from levelfield.specs.layout import Layout
 
 Recompute = Literal["none", "selective", "full"]
+Attention = Literal["sdpa", "flash_attn"]
 
 
 class Tuning(Value):
     """The free fields, all set: one run's choice.
 
     micro_batch: sequences per forward pass of one data-parallel rank.
-    threads: CPU threads per process (None: the vendor's share of the machine).
+    threads: CPU threads per process (None: the framework's own choice).
     environment: variables for the training process; they are recorded and shown by --dry-run.
     """
 
@@ -24,24 +25,30 @@ class Tuning(Value):
     micro_batch: int = Field(default=1, ge=1)
     recompute: Recompute = "none"
     compile: bool = False
-    attention: Literal["sdpa", "flash_attn"] = "sdpa"
+    attention: Attention = "sdpa"
     threads: int | None = Field(default=None, ge=1)
     environment: dict[str, str] = Field(default_factory=dict)
 
 
-class TuningRow(Value):
-    """What one row of a vendor's tuning file may set, for which chip, framework and scale; None leaves the default."""
+class TuningChoice(Value):
+    """A choice of some free fields; None leaves them to whoever chose before."""
 
-    chip: str | None = None
-    framework: str | None = None
-    scale: Literal["full", "smoke"] = "full"
     layout: str | None = None
     micro_batch: int | None = Field(default=None, ge=1)
     recompute: Recompute | None = None
     compile: bool | None = None
-    attention: Literal["sdpa", "flash_attn"] | None = None
+    attention: Attention | None = None
     threads: int | None = Field(default=None, ge=1)
     environment: dict[str, str] | None = None
+
+
+class TuningRow(Value):
+    """What a vendor chooses for a chip and a framework (None: any) at one scale, and why."""
+
+    chip: str | None = None
+    framework: str | None = None
+    scale: Literal["full", "smoke"] = "full"
+    set: TuningChoice
     why: str
 
 

@@ -1,0 +1,70 @@
+"""Case strings: `case:framework[_version][:vendor-or-chip[:nodes[:devices[:repeats]]]]`.
+
+FlagPerf's six-part strings are read as they are, those too that put a strategy where the chip belongs:
+`gpt3_6.7B:paddle_2.5.1:TP1PP1SH2SP8A10080G:1:8:1`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import Field
+
+from levelfield.errors import UsageError
+from levelfield.specs.base import Value
+from levelfield.specs.layout import parse_layout
+
+_FORM = "case:framework[_version][:vendor-or-chip[:nodes[:devices[:repeats]]]]"
+_FRAMEWORK = re.compile(r"(?P<name>[a-z][a-z0-9-]*)(?:_(?P<version>\d[\w.+-]*))?", re.IGNORECASE)
+_PART = re.compile(r"(?:DP|TP|PP|SH|SP)\d+", re.IGNORECASE)
+
+
+class Selector(Value):
+    """What was asked for; None where the text is silent. `target` is a vendor's or a chip's name."""
+
+    case: str
+    framework: str
+    version: str | None = None
+    target: str | None = None
+    layout: str | None = None
+    nodes: int = Field(default=1, ge=1)
+    devices: int | None = Field(default=None, ge=1)
+    repeats: int = Field(default=1, ge=1)
+
+
+def parse_selector(text: str) -> Selector:
+    """Read a case string. Raises UsageError that names the part, what was found and what was expected."""
+    parts = text.split(":")
+    if not 2 <= len(parts) <= 6 or not all(p.strip() for p in parts):
+        raise UsageError(f"--case '{text}': found {len(parts)} parts, expected {_FORM}")
+    framework = _FRAMEWORK.fullmatch(parts[1])
+    if framework is None:
+        raise UsageError(f"--case '{text}': '{parts[1]}' is not framework[_version], for example torch or torch_2.13.0")
+    layout, target = split_target(parts[2]) if len(parts) > 2 else (None, None)
+    counts = {
+        name: _count(text, name, part) for name, part in zip(("nodes", "devices", "repeats"), parts[3:], strict=False)
+    }
+    return Selector(
+        case=parts[0], framework=framework["name"], version=framework["version"], target=target, layout=layout, **counts
+    )
+
+
+def split_target(text: str) -> tuple[str | None, str | None]:
+    """Split 'TP1PP1SH2SP8A10080G' into layout and chip; either may be absent.
+
+    Digits of a strategy's last number cannot run into a chip's name, since chips begin with a letter.
+    """
+    parts, end = [], 0
+    while match := _PART.match(text, end):
+        parts.append(match.group())
+        end = match.end()
+    layout = "".join(parts) or None
+    if layout:
+        parse_layout(layout)
+    return layout, text[end:].lstrip("-_") or None
+
+
+def _count(text: str, name: str, part: str) -> int:
+    if not part.isdecimal() or int(part) < 1:
+        raise UsageError(f"--case '{text}': {name}: found '{part}', expected a whole number of 1 or more")
+    return int(part)
