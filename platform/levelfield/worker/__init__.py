@@ -1,0 +1,35 @@
+"""What runs inside the training process: the job, the data, the initial weights, the learning rate, the events.
+
+Standard library and numpy only, in the syntax of Python 3.8: vendors' images have old Pythons and none of
+the platform's dependencies. Every framework's implementation uses these and nothing else of the platform,
+so that the work is identical in all of them.
+"""
+
+from .batches import Batch, Batches
+from .checksum import checksum_slice
+from .events import Recorder
+from .faults import CorpusError, JobError, NonFinite, StorageError, Unsupported, WorkerError
+from .init import Initializer
+from .job import coordinates, load_job
+from .parameters import ParameterSpec
+from .process import run
+from .schedule import learning_rate
+
+__all__ = [
+    "Batch",
+    "Batches",
+    "CorpusError",
+    "Initializer",
+    "JobError",
+    "NonFinite",
+    "ParameterSpec",
+    "Recorder",
+    "StorageError",
+    "Unsupported",
+    "WorkerError",
+    "checksum_slice",
+    "coordinates",
+    "learning_rate",
+    "load_job",
+    "run",
+]

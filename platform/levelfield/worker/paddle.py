@@ -1,0 +1,80 @@
+"""Paddle's pair: PREFIX_ids.npy, all tokens in one flat array, and PREFIX_idx.npz, with the documents' `lens`.
+
+Only headers are read here, so opening does not depend on the size.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .faults import CorpusError
+from .megatron import file_size
+
+DTYPES = ("uint16", "int32", "int64")
+
+
+class NpyHeader(NamedTuple):
+    """What an .npy file says of itself; `start` is the byte where its values begin."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    start: int
+
+
+def open_paddle(prefix: str) -> tuple[Any, int]:
+    """The tokens, mapped flat, and the number of documents. Raises CorpusError; the cost is that of any size."""
+    documents = read_lens_header(prefix + "_idx.npz").shape[0]
+    path = prefix + "_ids.npy"
+    header = _read_ids_header(path)
+    tokens = np.memmap(path, dtype=header.dtype, mode="r", offset=header.start, shape=header.shape)
+    return np.asarray(tokens), documents
+
+
+def read_lens_header(path: str) -> NpyHeader:
+    """The header of `lens` in the index at `path`. Raises CorpusError when it is no zip, or without right `lens`."""
+    file_size(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            if "lens.npy" not in names:
+                found = ", ".join(name[: -len(".npy")] for name in names if name.endswith(".npy")) or "nothing"
+                raise CorpusError(f"{path}: found {found}, expected an array named lens")
+            with archive.open("lens.npy") as file:
+                header = _read_header(file)
+    except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
+        raise CorpusError(f"{path}: not a whole .npz file: {error}") from None
+    if len(header.shape) != 1 or header.shape[0] < 1 or header.dtype.kind not in "iu":
+        raise CorpusError(f"{path}: lens is {header.dtype.name} {header.shape}, expected one dimension of integers")
+    return header
+
+
+def _read_ids_header(path: str) -> NpyHeader:
+    size = file_size(path)
+    try:
+        with Path(path).open("rb") as file:
+            header = _read_header(file)
+    except (ValueError, OSError) as error:
+        raise CorpusError(f"{path}: not an .npy file: {error}") from None
+    if len(header.shape) != 1 or header.shape[0] < 1 or header.dtype.name not in DTYPES:
+        raise CorpusError(
+            f"{path}: found {header.dtype.name} {header.shape}, expected one dimension of {', '.join(DTYPES)}"
+        )
+    expected = header.start + header.shape[0] * header.dtype.itemsize
+    if size != expected:
+        raise CorpusError(
+            f"{path}: found {size} bytes, expected {expected} for {header.shape[0]} tokens of {header.dtype.name}"
+        )
+    return header
+
+
+def _read_header(file: Any) -> NpyHeader:
+    version = np.lib.format.read_magic(file)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in readers:
+        raise ValueError(f"found .npy version {version}, expected (1, 0) or (2, 0)")
+    shape, _, dtype = readers[version](file)
+    return NpyHeader(shape, dtype, file.tell())

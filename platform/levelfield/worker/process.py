@@ -1,0 +1,62 @@
+"""The life of one training process: from the job to an exit code, with a last event that says why."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from types import SimpleNamespace
+from typing import Callable, NoReturn
+
+from .events import Recorder
+from .faults import StorageError, classify
+from .job import load_job
+
+DONE, FAILED = 0, 1
+
+Main = Callable[[SimpleNamespace, Recorder], None]
+
+
+def run(main: Main) -> NoReturn:
+    """Run main(job, recorder) and end this process: 0 when all went well, 1 after any error.
+
+    `main` must have destroyed its process group when it returns. An error becomes an error event (its class by
+    faults.classify) and a traceback on stderr. The process leaves by os._exit: collective libraries' threads
+    sometimes abort after everything is done.
+    """
+    code = _attempt(main)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _attempt(main: Main) -> int:
+    recorder = None
+    try:
+        job = load_job()
+        recorder = Recorder(job)
+        for module in job.preload:
+            importlib.import_module(module)
+        main(job, recorder)
+        recorder.close()
+    except BaseException as error:
+        _report(error, recorder)
+        return FAILED
+    return DONE
+
+
+def _report(error: BaseException, recorder: Recorder | None) -> None:
+    error_class, message = classify(error), _one_line(error)
+    traceback.print_exception(type(error), error, error.__traceback__)
+    if recorder is not None:
+        try:
+            recorder.error(error_class, message, type(error).__name__)
+        except StorageError as second:
+            print(f"levelfield: this error could not be recorded: {second}", file=sys.stderr)
+    # after the traceback: whoever has only the log finds class and reason in its last line
+    print(f"levelfield: {error_class}: {message}", file=sys.stderr)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,24 @@
+"""The learning rate: linear warm-up, then cosine decay (Loshchilov and Hutter, 2017, without restarts)."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+from .faults import Unsupported
+
+
+def learning_rate(schedule: SimpleNamespace, step: int) -> float:
+    """The rate of `step`, counted from 1.
+
+    peak * step / warmup up to the last warm-up step; then the half cosine from peak down to min_lr, which it
+    reaches at decay_steps and keeps. Raises Unsupported for another style than cosine.
+    """
+    if schedule.style != "cosine":
+        raise Unsupported(f"training.schedule.style: found '{schedule.style}', expected 'cosine'")
+    if step <= schedule.warmup_steps:
+        return float(schedule.peak_lr * step / schedule.warmup_steps)
+    if step >= schedule.decay_steps:
+        return float(schedule.min_lr)
+    progress = (step - schedule.warmup_steps) / (schedule.decay_steps - schedule.warmup_steps)
+    return float(schedule.min_lr + (schedule.peak_lr - schedule.min_lr) * 0.5 * (1.0 + math.cos(math.pi * progress)))
