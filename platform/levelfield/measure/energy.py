@@ -1,0 +1,124 @@
+"""Energy of the window, by the chips' own counters or by integrating sampled power. See docs/decisions/energy.md.
+
+Boundary: the chip (what its counter or power reading covers). Host, network and cooling are outside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from levelfield.measure.records import NANOSECONDS, Reading
+
+BOUNDARY = "chip"
+LEAST_COVERAGE = 0.95
+LONGEST_GAP_SECONDS = 5.0
+# No chip draws this much: milliwatts read as watts, or joules as millijoules, end up above it.
+IMPLAUSIBLE_WATTS = 10_000.0
+Column = NDArray[np.float64]
+Method = Literal["counter", "trapezoid"]
+
+
+@dataclass(frozen=True)
+class DeviceEnergy:
+    """One device. coverage: the part of the window between readings no more than five seconds apart."""
+
+    device: str
+    joules: float | None
+    method: Method | None
+    coverage: float
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Energy:
+    """All devices of the run over the window; None, with the reason, when one of them has none."""
+
+    joules: float | None
+    joules_per_token: float | None
+    mean_watts: float | None
+    per_device: tuple[DeviceEnergy, ...]
+    reason: str | None
+    boundary: str = BOUNDARY
+
+
+def energy(readings: Iterable[Reading], devices: Sequence[str], begin_ns: int, end_ns: int, tokens: int) -> Energy:
+    """Joules from begin_ns to end_ns on the readings' clock. mean_watts: of all devices together."""
+    if not end_ns > begin_ns or not tokens > 0 or not devices:
+        return Energy(None, None, None, (), "no window, no tokens or no device to measure over")
+    kept = sorted(readings, key=lambda r: r.time_ns)
+    each = tuple(_device_energy(d, [r for r in kept if r.device == d], begin_ns, end_ns) for d in devices)
+    missing = [e for e in each if e.joules is None]
+    if missing:
+        return Energy(None, None, None, each, f"device {missing[0].device}: {missing[0].reason}")
+    joules = math.fsum(e.joules for e in each if e.joules is not None)
+    return Energy(joules, joules / tokens, joules * NANOSECONDS / (end_ns - begin_ns), each, None)
+
+
+def _device_energy(device: str, readings: Sequence[Reading], begin_ns: int, end_ns: int) -> DeviceEnergy:
+    """The counter where every reading has one, else the integral of power."""
+    counters = [(r.time_ns, r.energy_joules) for r in readings if r.energy_joules is not None]
+    powers = [(r.time_ns, r.power_watts) for r in readings if r.power_watts is not None]
+    if counters and len(counters) == len(readings):
+        return _judged(device, "counter", counters, begin_ns, end_ns)
+    if powers:
+        return _judged(device, "trapezoid", powers, begin_ns, end_ns)
+    return DeviceEnergy(device, None, None, 0.0, "neither power nor an energy counter could be read")
+
+
+def _judged(
+    device: str, method: Method, points: Sequence[tuple[int, float]], begin_ns: int, end_ns: int
+) -> DeviceEnergy:
+    covered = _coverage([time for time, _ in points], begin_ns, end_ns)
+    if not covered >= LEAST_COVERAGE:
+        reason = f"readings cover {covered:.0%} of the window, at least {LEAST_COVERAGE:.0%} is needed"
+        return DeviceEnergy(device, None, method, covered, reason)
+    joules = counted_joules(points, begin_ns, end_ns) if method == "counter" else integral(points, begin_ns, end_ns)
+    fault = _implausible([v for _, v in points], joules / ((end_ns - begin_ns) / NANOSECONDS), method)
+    return DeviceEnergy(device, None if fault else joules, method, covered, fault)
+
+
+def counted_joules(points: Sequence[tuple[int, float]], begin_ns: int, end_ns: int) -> float:
+    """The counter's rise over the window, interpolated linearly at its ends; points: (ns, joules) by time."""
+    times, values = _columns(points, begin_ns)
+    start, stop = np.interp([0.0, (end_ns - begin_ns) / NANOSECONDS], times, values)
+    return float(stop - start)
+
+
+def integral(points: Sequence[tuple[int, float]], begin_ns: int, end_ns: int) -> float:
+    """Joules: trapezoids under the sampled power, interpolated linearly at the window's ends; points: (ns, watts)."""
+    times, values = _columns(points, begin_ns)
+    last = (end_ns - begin_ns) / NANOSECONDS
+    inside = (times > 0) & (times < last)
+    grid = np.concatenate(([0.0], times[inside], [last]))
+    return float(np.trapezoid(np.interp(grid, times, values), grid))
+
+
+def _columns(points: Sequence[tuple[int, float]], begin_ns: int) -> tuple[Column, Column]:
+    """Seconds since the window's begin, subtracted as integers (a clock's nanoseconds exceed a float), and values."""
+    return (
+        np.array([(time - begin_ns) / NANOSECONDS for time, _ in points]),
+        np.array([value for _, value in points], dtype=np.float64),
+    )
+
+
+def _coverage(times_ns: Sequence[int], begin_ns: int, end_ns: int) -> float:
+    near = [(a, b) for a, b in pairwise(times_ns) if (b - a) / NANOSECONDS <= LONGEST_GAP_SECONDS]
+    covered = sum(max(0, min(b, end_ns) - max(a, begin_ns)) for a, b in near)
+    return covered / (end_ns - begin_ns)
+
+
+def _implausible(values: Sequence[float], mean_watts: float, method: Method) -> str | None:
+    if not all(math.isfinite(v) and v >= 0 for v in values):
+        return f"the {method} has a value that is negative or not finite"
+    if method == "counter" and any(b < a for a, b in pairwise(values)):
+        return "the energy counter went backward"
+    if not 0 < mean_watts <= IMPLAUSIBLE_WATTS:
+        return f"{mean_watts:.6g} W on average is no chip's power: units differ"
+    return None

@@ -1,0 +1,113 @@
+"""FLOPs per token by the four formulas in use, counted as two per multiply-add. See docs/measurement.md.
+
+`palm`           6 N + 12 L H Q T; N all parameters. Chowdhery et al., 2022 (PaLM), appendix B.
+`6n`             6 N; N may be given, as FlagPerf gives a rounded 8e9. Kaplan et al., 2020, without attention.
+`megatron`       the matrix multiplications of the model exactly: grouped key and value heads, gated MLP, logits
+                 (Korthikanti et al., 2022, appendix A, for any of our shapes), and of attention's core the half that
+                 the causal mask leaves (Dao, 2023, section 4.1).
+`megatron-2021`  96 B S L h^2 (1 + S / 6h + V / 16 L h) per step. Narayanan et al., 2021, section 5.1 and appendix.
+                 It counts the full recomputation of every layer: it measures use of the hardware, not of the model.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+from levelfield.measure.parameters import layer_matrices, parameters
+from levelfield.specs.case import Model
+from levelfield.specs.tuning import Recompute
+
+FormulaId = Literal["palm", "6n", "megatron", "megatron-2021"]
+FORMULAS: tuple[FormulaId, ...] = get_args(FormulaId)
+VERSIONS: dict[FormulaId, int] = {"palm": 1, "6n": 1, "megatron": 1, "megatron-2021": 1}
+
+
+class FormulaError(ValueError):
+    """The formula says nothing about this model or this recomputation; the message says why."""
+
+
+def versioned(formula: FormulaId) -> str:
+    """`palm/1`: a formula's id with the version of its definition here."""
+    return f"{formula}/{VERSIONS[formula]}"
+
+
+def flops_per_token(
+    formula: FormulaId,
+    model: Model,
+    sequence_length: int,
+    parameters_override: float | None = None,
+    recompute: Recompute = "none",
+) -> float:
+    """Training FLOPs per token: forward, backward (twice the forward) and what `recompute` repeats of the forward.
+
+    Full recomputation repeats every layer, selective repeats attention's core (Korthikanti et al., 2022,
+    section 5); embeddings and logits are never repeated. parameters_override: N of `palm` and `6n`.
+    Raises FormulaError.
+    """
+    if formula == "megatron-2021":
+        return _narayanan(model, sequence_length, recompute)
+    if formula == "megatron":
+        return 3 * _forward_matmuls(model, sequence_length) + _repeated_matmuls(model, sequence_length, recompute)
+    attention = 0.0 if formula == "6n" else 12.0 * model.layers * model.hidden_size * sequence_length
+    count = _parameters(model, sequence_length, parameters_override)
+    return 6.0 * count + attention + _repeated_parameters(formula, model, sequence_length, count, recompute)
+
+
+def flops_per_step(formula: FormulaId, model: Model, sequence_length: int, global_batch: int) -> float:
+    """FLOPs of one optimizer step, without recomputation but for `megatron-2021`, which always counts it."""
+    recompute: Recompute = "full" if formula == "megatron-2021" else "none"
+    return global_batch * sequence_length * flops_per_token(formula, model, sequence_length, None, recompute)
+
+
+def _parameters(model: Model, sequence_length: int, override: float | None) -> float:
+    count = parameters(model, sequence_length).total if override is None else override
+    if not (math.isfinite(count) and count > 0):
+        raise FormulaError(f"found {count} parameters, expected a positive number")
+    return float(count)
+
+
+def _repeated_parameters(
+    formula: FormulaId, model: Model, sequence_length: int, count: float, recompute: Recompute
+) -> float:
+    core = 0.0 if formula == "6n" else 4.0 * model.layers * model.hidden_size * sequence_length
+    if recompute == "full":
+        exact = parameters(model, sequence_length)
+        outside = exact.total - exact.layers * exact.per_layer
+        return 2.0 * (count - outside) + core
+    if recompute == "selective" and formula == "6n":
+        raise FormulaError("6n has no attention term, so it cannot count attention that is recomputed")
+    return core if recompute == "selective" else 0.0
+
+
+def _forward_matmuls(model: Model, sequence_length: int) -> float:
+    logits = 2.0 * model.hidden_size * model.vocab_size
+    return _layers_forward(model, sequence_length) + logits
+
+
+def _repeated_matmuls(model: Model, sequence_length: int, recompute: Recompute) -> float:
+    if recompute == "full":
+        return _layers_forward(model, sequence_length)
+    return _core_forward(model, sequence_length) if recompute == "selective" else 0.0
+
+
+def _layers_forward(model: Model, sequence_length: int) -> float:
+    weights = sum(math.prod(shape) for shape in layer_matrices(model).values())
+    return 2.0 * model.layers * weights + _core_forward(model, sequence_length)
+
+
+def _core_forward(model: Model, sequence_length: int) -> float:
+    """Queries with keys, weights with values: 2 x 2 x T x width for each token; the causal mask leaves half."""
+    return 2.0 * model.layers * sequence_length * model.heads * model.head_size
+
+
+def _narayanan(model: Model, sequence_length: int, recompute: Recompute) -> float:
+    """Its 96 is 72 for forward and backward and 24 for the layers' second forward; it exists for this case only."""
+    if recompute != "full":
+        raise FormulaError(f"megatron-2021 counts full recomputation; this run recomputes: {recompute}")
+    if model.activation == "swiglu" or model.kv_heads != model.heads or model.ffn_hidden_size != 4 * model.hidden_size:
+        raise FormulaError(
+            "megatron-2021 is derived for an MLP of 4 x hidden_size without a gate and as many key as query heads"
+        )
+    layers, hidden, vocab = model.layers, model.hidden_size, model.vocab_size
+    return 96.0 * layers * hidden**2 * (1 + sequence_length / (6 * hidden) + vocab / (16 * layers * hidden))

@@ -1,0 +1,99 @@
+"""Memory figures: what the devices were seen to use, and what the framework says it held.
+
+Headline: the used peak of the fullest device over its capacity, from the vendor's tool. It sees everything on the
+device (context, communication buffers, other processes), but only when it looks. See docs/decisions/memory-figures.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from levelfield.measure.records import Reading, StepRecord, by_rank
+
+ALLOCATED, RESERVED = "allocated_peak_bytes", "reserved_peak_bytes"
+# A sampler may miss a peak, but a used figure below half of what one rank held is of other units or another device.
+_PLAUSIBLE_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The worst of several: bytes and where (a device or a rank), or None with the reason."""
+
+    peak_bytes: int | None
+    where: str | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes over the whole run. used_fraction: of the capacity of the device where `used` peaked."""
+
+    used: Peak
+    used_fraction: float | None
+    capacity_bytes: int | None
+    allocated: Peak
+    reserved: Peak
+    used_per_device: dict[str, int | None]
+    allocated_per_rank: dict[int, int | None]
+    reserved_per_rank: dict[int, int | None]
+
+
+def memory(
+    readings: Iterable[Reading], records: Iterable[StepRecord], capacity_bytes: Mapping[str, int | None]
+) -> Memory:
+    """The figures of a run; `capacity_bytes` names every device of it."""
+    ranks = by_rank(records)
+    allocated = {rank: _held(own, ALLOCATED) for rank, own in ranks.items()}
+    reserved = {rank: _held(own, RESERVED) for rank, own in ranks.items()}
+    used = _used(readings, capacity_bytes)
+    worst_allocated = _worst({str(rank): value for rank, value in allocated.items()}, "rank", "the framework")
+    worst_used = _plausible(_worst(used, "device", "the vendor's tool"), capacity_bytes, worst_allocated)
+    capacity = capacity_bytes.get(worst_used.where) if worst_used.where else None
+    fraction = worst_used.peak_bytes / capacity if worst_used.peak_bytes is not None and capacity else None
+    worst_reserved = _worst({str(rank): value for rank, value in reserved.items()}, "rank", "the framework")
+    return Memory(worst_used, fraction, capacity, worst_allocated, worst_reserved, used, allocated, reserved)
+
+
+def _used(readings: Iterable[Reading], devices: Iterable[str]) -> dict[str, int | None]:
+    peaks: dict[str, int | None] = dict.fromkeys(devices)
+    for r in readings:
+        if r.device in peaks and r.memory_used_bytes is not None:
+            peaks[r.device] = max(peaks[r.device] or 0, r.memory_used_bytes)
+    return peaks
+
+
+def _held(own: Iterable[StepRecord], kind: str) -> int | None:
+    """The peak of one rank; None when any of its steps does not say, for the peak may have been in it."""
+    values = [r.memory.get(kind) for r in own]
+    known = [v for v in values if v is not None]
+    return max(known) if known and len(known) == len(values) else None
+
+
+def _worst(values: Mapping[str, int | None], what: str, source: str) -> Peak:
+    """The largest; None when one is unknown, for it may have been the largest."""
+    unknown = [name for name, value in values.items() if value is None]
+    known = {name: value for name, value in values.items() if value is not None}
+    if unknown or not known:
+        return Peak(None, None, f"{source} gave no figure for {what} {unknown[0]}" if unknown else f"no {what}")
+    wrong = [name for name, value in known.items() if value <= 0]
+    if wrong:
+        return Peak(None, None, f"{source} gave {known[wrong[0]]} bytes for {what} {wrong[0]}")
+    name = max(known, key=lambda n: known[n])
+    return Peak(known[name], f"{name}")
+
+
+def _plausible(used: Peak, capacity_bytes: Mapping[str, int | None], allocated: Peak) -> Peak:
+    if used.peak_bytes is None or used.where is None:
+        return used
+    capacity = capacity_bytes[used.where]
+    if capacity is not None and not used.peak_bytes <= capacity:
+        return Peak(
+            None, None, f"device {used.where}: {used.peak_bytes} bytes used of {capacity}: units or device differ"
+        )
+    if allocated.peak_bytes is not None and not used.peak_bytes >= _PLAUSIBLE_SHARE * allocated.peak_bytes:
+        held = f"rank {allocated.where} held {allocated.peak_bytes}"
+        return Peak(
+            None, None, f"device {used.where}: {used.peak_bytes} bytes seen, but {held}: units or device differ"
+        )
+    return used

@@ -1,0 +1,101 @@
+"""The raw facts that every figure is computed from, as ranks and samplers reported them.
+
+Times are nanoseconds of a monotonic clock. A clock belongs to one node: times of ranks on different nodes
+are never subtracted from each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from levelfield.specs.layout import Layout
+
+CHECKSUM_MODULUS = 2**64
+NANOSECONDS = 1e9
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one rank reported of one finished step.
+
+    loss: nats per token, mean over the whole global batch; None on ranks that do not have it.
+    tokens: target tokens that this rank owns (0 unless its tensor and pipeline ranks are 0).
+    tokens_checksum: of what it read, below 2**64; None on ranks that read no data.
+    skipped: the optimizer did not step because the scaled gradients overflowed (fp16 only).
+    memory: bytes by kind (`allocated_peak_bytes`, `reserved_peak_bytes`); None where the framework cannot say.
+    """
+
+    rank: int
+    step: int
+    end_ns: int
+    loss: float | None = None
+    grad_norm: float | None = None
+    tokens: int = 0
+    tokens_checksum: int | None = None
+    learning_rate: float | None = None
+    loss_scale: float | None = None
+    skipped: bool = False
+    memory: dict[str, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WeightSlice:
+    """The box of one parameter that one rank held after initialisation; `shape` is the whole parameter's.
+
+    slices: (start, stop) per dimension. checksum: additive modulo 2**64 over disjoint boxes.
+    """
+
+    rank: int
+    name: str
+    shape: tuple[int, ...]
+    slices: tuple[tuple[int, int], ...]
+    checksum: int
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One reading of one device by the vendor's tool. `device` tells devices apart over all nodes (`0/3`)."""
+
+    device: str
+    time_ns: int
+    power_watts: float | None = None
+    energy_joules: float | None = None
+    memory_used_bytes: int | None = None
+
+
+class Coordinates(NamedTuple):
+    """Where a rank lies in the layout."""
+
+    pipeline: int
+    data: int
+    tensor: int
+
+    @property
+    def owns_tokens(self) -> bool:
+        """Whether this rank counts its batch's tokens: exactly one rank of each data rank does."""
+        return self.pipeline == 0 and self.tensor == 0
+
+
+def coordinates(rank: int, layout: Layout) -> Coordinates:
+    """Tensor innermost, then data, then pipeline: rank = (pipeline * D + data) * T + tensor."""
+    outer, tensor = divmod(rank, layout.tensor)
+    pipeline, data = divmod(outer, layout.data)
+    return Coordinates(pipeline, data, tensor)
+
+
+def by_rank(records: Iterable[StepRecord]) -> dict[int, tuple[StepRecord, ...]]:
+    """Each rank's records in the order in which they were written."""
+    found: dict[int, list[StepRecord]] = {}
+    for record in records:
+        found.setdefault(record.rank, []).append(record)
+    return {rank: tuple(found[rank]) for rank in sorted(found)}
+
+
+def by_step(records: Iterable[StepRecord]) -> dict[int, tuple[StepRecord, ...]]:
+    """Each step's records over the ranks, by ascending step."""
+    found: dict[int, list[StepRecord]] = {}
+    for record in records:
+        found.setdefault(record.step, []).append(record)
+    return {step: tuple(found[step]) for step in sorted(found)}

@@ -1,0 +1,174 @@
+"""Throughput of the window, and how even its steps were. See docs/decisions/throughput-window.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from levelfield.measure.records import NANOSECONDS, StepRecord, by_rank, by_step
+from levelfield.measure.series import change_point, relative_iqr, trend
+
+FEWEST_FOR_FLAGS = 10
+SIGNIFICANCE = 0.01
+MATERIAL = 0.02
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """When a step ended on one rank's clock, and the target tokens that all ranks trained on in it."""
+
+    step: int
+    end_ns: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """Seconds per step within the window. spread: interquartile range over median.
+
+    flags: sentences; a trend or a change point that is both significant (p below 0.01) and material (2 %).
+    unchecked: why the flags could not be looked for, else None.
+    """
+
+    steps: int
+    median: float
+    mean: float
+    p90: float
+    minimum: float
+    maximum: float
+    spread: float
+    flags: tuple[str, ...]
+    unchecked: str | None
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Tokens of the window over its wall time; per device: over the devices."""
+
+    tokens: int
+    wall_seconds: float
+    tokens_per_second: float
+    tokens_per_second_per_device: float
+    devices: int
+    step_seconds: StepSeconds
+
+
+class WindowError(ValueError):
+    """The window cannot be measured; `reasons` says why."""
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        super().__init__("; ".join(reasons))
+        self.reasons = tuple(reasons)
+
+
+def step_times(records: Iterable[StepRecord], first_step: int, last_step: int) -> tuple[StepTime, ...]:
+    """The steps on the clock of the rank whose window lasted longest, with the tokens of all ranks.
+
+    Clocks of different nodes are not compared: each rank's window is timed by its own. Ranks that lack an end of
+    the window are passed over, unless all do: then the lowest rank's steps come back, for `window` to refuse.
+    """
+    kept = tuple(records)
+    ranks = by_rank(kept)
+    if not ranks:
+        return ()
+    tokens = {step: sum(r.tokens for r in found) for step, found in by_step(kept).items()}
+    slowest = max(ranks, key=lambda rank: (_wall_ns(ranks[rank], first_step, last_step), -rank))
+    return tuple(StepTime(r.step, r.end_ns, tokens[r.step]) for r in ranks[slowest])
+
+
+def window(
+    steps: Sequence[StepTime], begin_ns: int | None, first_step: int, last_step: int, devices: int
+) -> Throughput:
+    """Measure steps first_step to last_step, both included; a step lasts from the end of the one before it.
+
+    begin_ns: when step 1 began on the same clock; needed only by a window from step 1. Raises WindowError.
+    """
+    kept = _from_before(steps, begin_ns, first_step, last_step)
+    reasons = _reasons(kept, first_step, last_step, devices)
+    if reasons:
+        raise WindowError(reasons)
+    tokens = sum(s.tokens for s in kept[1:])
+    wall = (kept[-1].end_ns - kept[0].end_ns) / NANOSECONDS
+    seconds = [(b.end_ns - a.end_ns) / NANOSECONDS for a, b in pairwise(kept)]
+    return Throughput(tokens, wall, tokens / wall, tokens / wall / devices, devices, _step_seconds(seconds, first_step))
+
+
+def _from_before(
+    steps: Sequence[StepTime], begin_ns: int | None, first_step: int, last_step: int
+) -> tuple[StepTime, ...]:
+    """The steps of the window behind the one whose end starts it; the run's begin is the end of step 0."""
+    begin = () if begin_ns is None else (StepTime(0, begin_ns, 0),)
+    return tuple(s for s in (*begin, *steps) if first_step - 1 <= s.step <= last_step)
+
+
+def _wall_ns(records: Sequence[StepRecord], first_step: int, last_step: int) -> int:
+    ends = {r.step: r.end_ns for r in records}
+    if first_step - 1 in ends and last_step in ends:
+        return ends[last_step] - ends[first_step - 1]
+    return ends[last_step] - ends[first_step] if {first_step, last_step} <= ends.keys() else -1
+
+
+def _reasons(kept: Sequence[StepTime], first_step: int, last_step: int, devices: int) -> tuple[str, ...]:
+    if not 1 <= first_step <= last_step or devices < 1:
+        return (f"window {first_step}..{last_step} on {devices} devices is none",)
+    expected = range(first_step - 1, last_step + 1)
+    measured = [s for s in kept if s.step >= first_step]
+    return (
+        *sequence_reasons([s.step for s in kept], expected),
+        *_time_reasons(kept),
+        *(f"step {s.step}: found {s.tokens} tokens, expected a positive number" for s in measured if not s.tokens > 0),
+    )
+
+
+def sequence_reasons(numbers: Sequence[int], expected: range) -> tuple[str, ...]:
+    """Why `numbers` is not `expected` once each and in order: missing, repeated, out of order."""
+    present = set(numbers)
+    missing = [n for n in expected if n not in present]
+    repeated = sorted({n for n in present if numbers.count(n) > 1}) if len(present) < len(numbers) else []
+    disordered = [b for a, b in pairwise(numbers) if b < a]
+    found = (("missing", missing), ("repeated", repeated), ("out of order", disordered))
+    return tuple(f"{_steps(listed)} {what}" for what, listed in found if listed)
+
+
+def _steps(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:5])) + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")
+    return f"step{'s' if len(numbers) > 1 else ''} {shown}"
+
+
+def _time_reasons(kept: Sequence[StepTime]) -> tuple[str, ...]:
+    wrong = [b.step for a, b in pairwise(kept) if b.step > a.step and not b.end_ns > a.end_ns]
+    return (f"{_steps(wrong)} took no time or less",) if wrong else ()
+
+
+def _step_seconds(seconds: Sequence[float], first_step: int) -> StepSeconds:
+    values = np.asarray(seconds)
+    few = len(seconds) < FEWEST_FOR_FLAGS
+    return StepSeconds(
+        steps=len(seconds),
+        median=float(np.median(values)),
+        mean=float(values.mean()),
+        p90=float(np.quantile(values, 0.9)),
+        minimum=float(values.min()),
+        maximum=float(values.max()),
+        spread=relative_iqr(seconds),
+        flags=() if few else (*_trend_flags(seconds), *_change_flags(seconds, first_step)),
+        unchecked=f"{len(seconds)} steps; trend and change point need {FEWEST_FOR_FLAGS}" if few else None,
+    )
+
+
+def _trend_flags(seconds: Sequence[float]) -> tuple[str, ...]:
+    found = trend(seconds)
+    if not (found.p < SIGNIFICANCE and abs(found.drift) > MATERIAL):
+        return ()
+    return (f"trend: step time drifts by {found.drift:+.1%} over the window (p = {found.p:.1g})",)
+
+
+def _change_flags(seconds: Sequence[float], first_step: int) -> tuple[str, ...]:
+    found = change_point(seconds)
+    if not (found.p < SIGNIFICANCE and abs(found.shift) > MATERIAL):
+        return ()
+    step = first_step + found.index
+    return (f"change point: step time shifts by {found.shift:+.1%} at step {step} (p = {found.p:.1g})",)

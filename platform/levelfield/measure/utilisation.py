@@ -1,0 +1,135 @@
+"""MFU and HFU: FLOPs per second over a peak, with everything that the number was computed from.
+
+MFU counts what the model needs (Chowdhery et al., 2022, appendix B); HFU counts what was computed, so
+recomputation too. Without a peak there is no utilisation: None with the reason, never 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from levelfield.measure.flops import FormulaError, FormulaId, flops_per_token, versioned
+from levelfield.specs.case import Model, Precision
+from levelfield.specs.tuning import Recompute
+from levelfield.specs.vendor import Peak, PeakDtype
+
+Kind = Literal["MFU", "HFU"]
+# A measured peak is beaten by a little on a good day; by a quarter only a wrong number beats one.
+IMPOSSIBLE = 1.25
+UNKNOWN_PEAK = "no published or measured peak for this chip and precision"
+ABOVE_PEAK = "above the peak: the throughput, the device count or the peak is wrong"
+
+
+@dataclass(frozen=True)
+class Utilisation:
+    """A fraction of the peak (0.5 is 50 %), or None; `reason` says why, or what to know about the value.
+
+    low, high: the range of a run in mixed fp8: all its FLOPs at the fp8 peak, or all at the 16-bit one;
+    `value` is then None. Otherwise both equal `value`. flops_per_token None: the formula does not apply.
+    """
+
+    formula: str
+    kind: Kind
+    value: float | None
+    low: float | None
+    high: float | None
+    flops_per_token: float | None
+    achieved_tflops: float | None
+    peak_tflops: float | None
+    peak_source: str | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class PeakRange:
+    """The peak that a precision is held against; `fp8` only where fp8 and 16-bit multiplications mix."""
+
+    peak: Peak | None
+    fp8: Peak | None = None
+    mixed: bool = False
+
+
+def peak_range(precision: Precision, peaks: Mapping[PeakDtype, Peak]) -> PeakRange:
+    """The peaks that apply to a run in `precision`. fp32 is held against fp32, not against tf32."""
+    if precision == "fp8":
+        return PeakRange(peaks.get("bf16") or peaks.get("fp16"), peaks.get("fp8"), mixed=True)
+    return PeakRange(peaks.get(precision))
+
+
+def mfu(
+    formula: FormulaId,
+    model: Model,
+    sequence_length: int,
+    tokens_per_second_per_device: float,
+    peaks: PeakRange,
+    parameters_override: float | None = None,
+) -> Utilisation:
+    """Model FLOPs utilisation: recomputation never enters it, so `megatron-2021` has none."""
+    if formula == "megatron-2021":
+        return _without("MFU", formula, None, None, "megatron-2021 counts recomputation: see its HFU")
+    flops = _flops_or_reason(formula, model, sequence_length, parameters_override, "none")
+    return _utilisation("MFU", formula, flops, tokens_per_second_per_device, peaks)
+
+
+def hfu(
+    formula: FormulaId,
+    model: Model,
+    sequence_length: int,
+    tokens_per_second_per_device: float,
+    peaks: PeakRange,
+    recompute: Recompute,
+    parameters_override: float | None = None,
+) -> Utilisation:
+    """Hardware FLOPs utilisation: with the forward FLOPs that `recompute` repeats."""
+    flops = _flops_or_reason(formula, model, sequence_length, parameters_override, recompute)
+    return _utilisation("HFU", formula, flops, tokens_per_second_per_device, peaks)
+
+
+def _flops_or_reason(
+    formula: FormulaId, model: Model, sequence_length: int, override: float | None, recompute: Recompute
+) -> float | str:
+    try:
+        return flops_per_token(formula, model, sequence_length, override, recompute)
+    except FormulaError as error:
+        return str(error)
+
+
+def _utilisation(kind: Kind, formula: FormulaId, flops: float | str, rate: float, peaks: PeakRange) -> Utilisation:
+    if isinstance(flops, str):
+        return _without(kind, formula, None, None, flops)
+    if not (math.isfinite(rate) and rate > 0):
+        return _without(kind, formula, flops, None, f"found {rate} tokens/s per device, expected a positive number")
+    return _against_peak(kind, formula, flops, flops * rate / 1e12, peaks)
+
+
+def _against_peak(kind: Kind, formula: FormulaId, flops: float, achieved: float, peaks: PeakRange) -> Utilisation:
+    if peaks.peak is None or (peaks.mixed and peaks.fp8 is None):
+        return _without(kind, formula, flops, achieved, UNKNOWN_PEAK)
+    high = achieved / peaks.peak.tflops
+    low = achieved / peaks.fp8.tflops if peaks.fp8 else high
+    tflops, source = _described(peaks.peak, peaks.fp8)
+    if not low <= IMPOSSIBLE:
+        return _without(kind, formula, flops, achieved, f"{low:.3g} x the peak ({source}): {ABOVE_PEAK}")
+    value = None if peaks.mixed else high
+    return Utilisation(
+        versioned(formula), kind, value, low, high, flops, achieved, tflops, source, _remark(peaks.mixed, low)
+    )
+
+
+def _remark(mixed: bool, low: float) -> str | None:
+    if not low <= 1:
+        return ABOVE_PEAK
+    return "16-bit and fp8 multiplications mix: between low and high" if mixed else None
+
+
+def _described(peak: Peak, fp8: Peak | None) -> tuple[float, str]:
+    if fp8 is None:
+        return peak.tflops, peak.source
+    return peak.tflops, f"16-bit: {peak.source}; fp8 {fp8.tflops:g} TFLOP/s: {fp8.source}"
+
+
+def _without(kind: Kind, formula: FormulaId, flops: float | None, achieved: float | None, reason: str) -> Utilisation:
+    return Utilisation(versioned(formula), kind, None, None, None, flops, achieved, None, None, reason)

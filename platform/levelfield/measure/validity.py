@@ -1,0 +1,206 @@
+"""Whether a run's facts are whole and consistent: each rule gives its reasons, and no reason means valid.
+
+Comparisons are written so that NaN fails them: `not x < limit`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from levelfield.measure.records import (
+    CHECKSUM_MODULUS,
+    NANOSECONDS,
+    StepRecord,
+    WeightSlice,
+    by_rank,
+    by_step,
+    coordinates,
+)
+from levelfield.measure.throughput import sequence_reasons
+from levelfield.measure.weights import weight_reasons
+from levelfield.specs.case import Acceptance, Training, Window, Work
+from levelfield.specs.layout import Layout
+
+# An all-reduced mean is the same number on every rank but for the last bits of float32.
+LOSS_AGREEMENT = 1e-6
+_SHOWN = 5
+
+
+class Reason(NamedTuple):
+    """A rule that does not hold and what was found; as text, a sentence."""
+
+    rule: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.detail}"
+
+
+def check(
+    records: Iterable[StepRecord], weights: Iterable[WeightSlice], work: Work, layout: Layout
+) -> tuple[Reason, ...]:
+    """Every reason why the run is not valid, in the order of the design's layers; empty for a valid run.
+
+    Ranks are those of `layout`; a rank without a record is missing all its steps.
+    """
+    kept = tuple(records)
+    rules = {
+        "steps": step_reasons(kept, work.training, layout),
+        "finite": finite_reasons(kept, work.training),
+        "tokens": token_reasons(kept, work.training, layout),
+        "loss": loss_reasons(kept),
+        "data": checksum_reasons(kept, layout),
+        "clock": clock_reasons(kept, work.window),
+        "weights": weight_reasons(weights, work, layout),
+        "acceptance": acceptance_reasons(kept, work.acceptance),
+    }
+    return tuple(Reason(rule, detail) for rule, details in rules.items() for detail in details)
+
+
+def step_reasons(records: Sequence[StepRecord], training: Training, layout: Layout) -> list[str]:
+    """Every rank ends every step of the run once, in order, each later than the one before."""
+    ranks = by_rank(records)
+    strangers = sorted(set(ranks) - set(range(layout.world_size)))
+    found = [f"rank {rank} is not one of the layout's {layout.world_size}" for rank in strangers]
+    for rank in range(layout.world_size):
+        own = ranks.get(rank, ())
+        reasons = sequence_reasons([r.step for r in own], range(1, training.steps + 1))
+        backward = [b.step for a, b in pairwise(own) if b.step > a.step and not b.end_ns > a.end_ns]
+        found += [f"rank {rank}: {reason}" for reason in reasons]
+        found += [f"rank {rank}: step {step} took no time or less" for step in backward]
+    return found
+
+
+def finite_reasons(records: Sequence[StepRecord], training: Training) -> list[str]:
+    """Losses and gradient norms are finite. In fp16 a skipped step has none: its scaled gradients overflowed."""
+    found = []
+    for r in records:
+        where = f"step {r.step}, rank {r.rank}"
+        if r.loss is not None and not math.isfinite(r.loss):
+            found.append(f"{where}: loss is {r.loss}")
+        if r.grad_norm is not None and not r.skipped and not (math.isfinite(r.grad_norm) and r.grad_norm >= 0):
+            found.append(f"{where}: gradient norm is {r.grad_norm}")
+        if r.skipped and training.precision != "fp16":
+            found.append(f"{where}: the optimizer skipped it; only fp16 may")
+    return _shortened(found)
+
+
+def token_reasons(records: Sequence[StepRecord], training: Training, layout: Layout) -> list[str]:
+    """Each rank that owns tokens reports its data rank's share of the global batch, every other rank none."""
+    share, rest = divmod(training.tokens_per_step, layout.data)
+    if rest:
+        return [f"{training.tokens_per_step} tokens a step cannot be shared by {layout.data} data ranks"]
+    found = []
+    for r in records:
+        expected = share if coordinates(r.rank, layout).owns_tokens else 0
+        if r.tokens != expected:
+            found.append(f"step {r.step}, rank {r.rank}: {r.tokens} tokens, expected {expected}")
+    return _shortened(found)
+
+
+def loss_reasons(records: Sequence[StepRecord]) -> list[str]:
+    """Every step has a loss, and all ranks that have one have the same, within 1e-6 of it."""
+    found = []
+    for step, group in by_step(records).items():
+        losses = {r.rank: r.loss for r in group if r.loss is not None}
+        if not losses:
+            found.append(f"step {step}: no rank reports a loss")
+        elif not _spread(list(losses.values())) <= LOSS_AGREEMENT:
+            found.append(f"step {step}: ranks disagree: " + _listed(losses))
+        if len({r.skipped for r in group}) > 1:
+            found.append(f"step {step}: only some ranks skipped it")
+    return _shortened(found)
+
+
+def checksum_reasons(records: Sequence[StepRecord], layout: Layout) -> list[str]:
+    """Every data rank says what it read, and ranks of the same data rank read the same; no two read alike."""
+    found = []
+    for step, group in by_step(records).items():
+        read: dict[int, dict[int, int]] = {}
+        for r in group:
+            if r.tokens_checksum is not None:
+                read.setdefault(coordinates(r.rank, layout).data, {})[r.rank] = r.tokens_checksum
+        silent = sorted(set(range(layout.data)) - set(read))
+        if silent:
+            found.append(f"step {step}: no token checksum from data rank {silent[0]}")
+        found += [f"step {step}, data rank {d}: ranks read different tokens: {_listed(read[d])}" for d in _split(read)]
+        firsts = [next(iter(sums.values())) for sums in read.values()]
+        if len(set(firsts)) < len(firsts):
+            found.append(f"step {step}: two data ranks read the same tokens")
+    return _shortened(found)
+
+
+def clock_reasons(records: Sequence[StepRecord], window: Window) -> list[str]:
+    """Ranks train in step, so their windows last alike: within the time of two of the window's longest steps."""
+    times = {rank: _window_seconds(own, window) for rank, own in by_rank(records).items()}
+    walls = {rank: sum(seconds) for rank, seconds in times.items() if seconds}
+    if not walls:
+        return []
+    longest = sorted(max(seconds) for seconds in times.values() if seconds)[len(walls) // 2]
+    if not max(walls.values()) - min(walls.values()) <= 2 * longest:
+        return [f"ranks' windows last differently, in seconds: {_listed(walls)}"]
+    return []
+
+
+def acceptance_reasons(records: Sequence[StepRecord], acceptance: Acceptance) -> list[str]:
+    """The mean loss of the last `tail_steps` lies below `fraction` of the first loss."""
+    curve = loss_curve(records)
+    if len(curve) <= acceptance.tail_steps:
+        return [f"{len(curve)} losses, expected more than {acceptance.tail_steps}"]
+    losses = list(curve.values())
+    tail, limit = _mean(losses[-acceptance.tail_steps :]), losses[0] * acceptance.final_loss_below_fraction
+    if not tail < limit:
+        return [f"mean loss of the last {acceptance.tail_steps} steps is {tail:.4f}, expected below {limit:.4f}"]
+    return []
+
+
+def loss_curve(records: Iterable[StepRecord]) -> dict[int, float]:
+    """Step to loss, by ascending step, from the lowest rank that has it."""
+    ordered = sorted((r for r in records if r.loss is not None), key=lambda r: (r.step, -r.rank))
+    return {r.step: r.loss for r in ordered if r.loss is not None}
+
+
+def tokens_checksum(records: Iterable[StepRecord], layout: Layout) -> int | None:
+    """Of all tokens of the run: the sum over steps and data ranks modulo 2**64, the same in every layout.
+
+    None when a data rank of a step says nothing.
+    """
+    read = {
+        (r.step, coordinates(r.rank, layout).data): r.tokens_checksum for r in records if r.tokens_checksum is not None
+    }
+    steps = {step for step, _ in read}
+    return sum(read.values()) % CHECKSUM_MODULUS if read and len(read) == len(steps) * layout.data else None
+
+
+def _window_seconds(own: Sequence[StepRecord], window: Window) -> list[float]:
+    """The window's step times on one rank's clock; empty when a step is missing."""
+    ends = {r.step: r.end_ns for r in own}
+    steps = range(window.first_step - 1, window.last_step + 1)
+    if not all(step in ends for step in steps):
+        return []
+    return [(ends[b] - ends[a]) / NANOSECONDS for a, b in pairwise(steps)]
+
+
+def _split(read: dict[int, dict[int, int]]) -> list[int]:
+    return [data for data, sums in sorted(read.items()) if len(set(sums.values())) > 1]
+
+
+def _spread(values: Sequence[float]) -> float:
+    """Largest relative difference; NaN when one of them is."""
+    scale = max(max(abs(v) for v in values), 1e-30)
+    return math.nan if any(math.isnan(v) for v in values) else (max(values) - min(values)) / scale
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if all(map(math.isfinite, values)) else math.nan
+
+
+def _listed(values: Mapping[int, float]) -> str:
+    return ", ".join(f"{value!r} on rank {rank}" for rank, value in list(values.items())[:_SHOWN])
+
+
+def _shortened(found: list[str]) -> list[str]:
+    return found if len(found) <= _SHOWN else [*found[:_SHOWN], f"and {len(found) - _SHOWN} more"]
