@@ -43,10 +43,11 @@ class TuningChoice(Value):
 
 
 class TuningRow(Value):
-    """What a vendor chooses for a chip and a framework (None: any) at one scale, and why."""
+    """What a vendor chooses for a chip, a framework and a number of devices per node (None: any), and why."""
 
     chip: str | None = None
     framework: str | None = None
+    devices: int | None = Field(default=None, ge=1)
     scale: Literal["full", "smoke"] = "full"
     set: TuningChoice
     why: str

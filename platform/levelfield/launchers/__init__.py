@@ -1,0 +1,1 @@
+"""How nodes are reached. Each module offers a class that keeps the Launcher contract."""

@@ -1,0 +1,55 @@
+"""Whether ranks are alive and get on, told from the files that their workers touch and write."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from levelfield.contracts.execution import Request
+
+
+class Liveness:
+    """Two limits of the case: seconds without a rank's heartbeat, and seconds without a finished step.
+
+    A heartbeat comes from a thread, so a rank that waits for another still beats: the one that stopped is named.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._events = Path(request.events_dir)
+        self._sizes: dict[int, int] = {}
+        self._last_progress = time.monotonic()
+
+    def hang(self, alive: list[int]) -> str | None:
+        """The evidence line of a hang, or None. `alive`: ranks whose processes have not ended."""
+        for rank in alive:
+            silence = self._seconds_since_heartbeat(rank)
+            if silence is not None and silence > self._request.heartbeat_seconds:
+                limit = self._request.heartbeat_seconds
+                return f"rank {rank} gave no heartbeat for {silence:.0f} s (limit {limit:g} s)"
+        return self._no_progress()
+
+    def _seconds_since_heartbeat(self, rank: int) -> float | None:
+        try:
+            return time.time() - (self._events / f"rank{rank}.alive").stat().st_mtime
+        except OSError:
+            return None  # not started yet: the limit for the first step watches over that
+
+    def _no_progress(self) -> str | None:
+        sizes = {p: p.stat().st_size for p in self._events.glob("rank*.jsonl")}
+        total = sum(sizes.values())
+        if total != self._sizes.get(0):
+            self._sizes[0] = total
+            self._last_progress = time.monotonic()
+            self._started = self._started_steps(sizes)
+        limit = self._request.step_seconds if self._started else self._request.start_seconds
+        waited = time.monotonic() - self._last_progress
+        if waited <= limit:
+            return None
+        what = "step" if self._started else "first step"
+        return f"no {what} was finished for {waited:.0f} s (limit {limit:g} s)"
+
+    _started = False
+
+    def _started_steps(self, sizes: dict[Path, int]) -> bool:
+        return self._started or any(b'"event":"step"' in p.read_bytes()[:200_000].replace(b" ", b"") for p in sizes)

@@ -1,0 +1,129 @@
+"""Plugins: folders of the checkout, of --plugins DIR, and of installed packages (entry points). Nothing is imported
+or parsed before it is asked for; a name that two places claim is refused, naming both.
+
+A folder of plugins has the checkout's own shape: vendors/<name>/, models/<name>/, configs/cases/<name>.yaml,
+configs/suites/<name>.yaml. An installed package names such a folder by an entry point of group `levelfield.plugins`:
+a module, whose own folder it is.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar, cast
+
+from levelfield.contracts.vendor import Vendor
+from levelfield.errors import DocumentError, UnknownName, UsageError
+from levelfield.specs.base import load
+from levelfield.specs.case import Case
+from levelfield.specs.implementation import ImplementationFile
+from levelfield.specs.suite import Suite
+from levelfield.specs.vendor import VendorFile
+
+ENTRY_POINT_GROUP = "levelfield.plugins"
+T = TypeVar("T")
+
+
+def checkout() -> Path:
+    """The repository's root: vendors/, models/ and configs/ lie in it."""
+    return Path(os.environ.get("LEVELFIELD_ROOT") or Path(__file__).resolve().parents[2])
+
+
+class Registry:
+    """All plugins by kind and name."""
+
+    def __init__(self, extra: Iterable[Path] = ()) -> None:
+        self._extra = tuple(extra)
+        for folder in self._extra:
+            if not folder.is_dir():
+                raise UsageError(f"--plugins {folder}: no such folder; expected one with vendors/, models/ or configs/")
+
+    @cached_property
+    def roots(self) -> tuple[Path, ...]:
+        installed = (_package_folder(e.module) for e in entry_points(group=ENTRY_POINT_GROUP))
+        return (checkout(), *self._extra, *(folder for folder in installed if folder))
+
+    @cached_property
+    def cases(self) -> dict[str, Path]:
+        return self._collect("case", "configs/cases/*.yaml", lambda p: p.stem)
+
+    @cached_property
+    def suites(self) -> dict[str, Path]:
+        return self._collect("suite", "configs/suites/*.yaml", lambda p: p.stem)
+
+    @cached_property
+    def frameworks(self) -> dict[str, Path]:
+        return self._collect("framework", "models/*/implementation.yaml", lambda p: p.parent.name)
+
+    @cached_property
+    def vendors(self) -> dict[str, Path]:
+        return self._collect("vendor", "vendors/*/vendor.yaml", lambda p: p.parent.name)
+
+    def case(self, name: str) -> Case:
+        found = load(Case, self._path("case", name, self.cases))
+        return _named(found, found.name, name, self.cases[name])
+
+    def suite(self, name: str) -> Suite:
+        return load(Suite, self._path("suite", name, self.suites))
+
+    def implementation(self, name: str) -> tuple[ImplementationFile, Path]:
+        path = self._path("framework", name, self.frameworks)
+        found = load(ImplementationFile, path)
+        return _named(found, found.framework, name, path), path.parent
+
+    def vendor_file(self, name: str) -> VendorFile:
+        path = self._path("vendor", name, self.vendors)
+        found = load(VendorFile, path)
+        return _named(found, found.name, name, path)
+
+    def vendor(self, name: str) -> Vendor:
+        """The vendor's adapter, made with its vendor.yaml. Raises DocumentError when adapter.py has no Adapter."""
+        spec = self.vendor_file(name)
+        path = self.vendors[name].with_name("adapter.py")
+        module = _load_module(f"levelfield_vendor_{name}", path)
+        if not hasattr(module, "Adapter"):
+            raise DocumentError(f"{path}: found no class 'Adapter', expected one as in levelfield.contracts.vendor")
+        return cast(Vendor, module.Adapter(spec))
+
+    def _path(self, kind: str, name: str, known: dict[str, Path]) -> Path:
+        if name not in known:
+            raise UnknownName(kind, name, known, hint="`list` shows all.")
+        return known[name]
+
+    def _collect(self, kind: str, pattern: str, name_of: Callable[[Path], str]) -> dict[str, Path]:
+        found: dict[str, Path] = {}
+        for root in self.roots:
+            for path in sorted(root.glob(pattern)):
+                name = name_of(path)
+                if name in found:
+                    raise UsageError(f"two plugins claim the {kind} '{name}': {found[name]} and {path}; remove one")
+                found[name] = path
+        return found
+
+
+def _named(document: T, inside: str, outside: str, path: Path) -> T:
+    if inside != outside:
+        raise DocumentError(f"{path}: found the name '{inside}', expected '{outside}' as its place says")
+    return document
+
+
+def _package_folder(module: str) -> Path | None:
+    spec = importlib.util.find_spec(module)
+    return Path(spec.origin).parent if spec and spec.origin else None
+
+
+def _load_module(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise DocumentError(f"{path}: missing; a vendor needs an adapter")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # an adapter is somebody's code: say whose it is
+        raise DocumentError(f"{path}: cannot be loaded: {type(error).__name__}: {error}") from error
+    return module

@@ -1,0 +1,105 @@
+"""The relations between batch sizes, layout, heads and layers, and what to do when they do not hold.
+
+The first five are those of OneFlow's GPT report; grouped-query heads, sequence and vocabulary follow from how
+tensor and sequence parallelism cut a tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from levelfield.errors import LayoutError
+from levelfield.specs.case import Work
+from levelfield.specs.layout import Layout
+
+
+def broken(work: Work, layout: Layout, micro_batch: int, nodes: int, devices_per_node: int) -> list[str]:
+    """The relations that do not hold, each as a sentence with its numbers; empty when the layout can be."""
+    world = nodes * devices_per_node
+    per_pass = micro_batch * layout.data
+    checks = [
+        (
+            work.training.global_batch % per_pass == 0,
+            f"micro-batch {micro_batch} x data {layout.data} x accumulation = global batch: "
+            f"{work.training.global_batch} is not a multiple of {per_pass}",
+        ),
+        (
+            layout.world_size == world,
+            f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} = nodes {nodes} x devices "
+            f"{devices_per_node}: {layout.world_size} is not {world}",
+        ),
+        *_cuts(work, layout),
+    ]
+    return [sentence for holds, sentence in checks if not holds]
+
+
+def accumulation(work: Work, layout: Layout, micro_batch: int) -> int:
+    """Micro-batches per step of one data-parallel rank."""
+    return work.training.global_batch // (micro_batch * layout.data)
+
+
+def require(work: Work, layout: Layout, micro_batch: int, nodes: int, devices_per_node: int) -> None:
+    """Raises LayoutError with the broken relations and the nearest layouts for which all hold."""
+    reasons = broken(work, layout, micro_batch, nodes, devices_per_node)
+    if not reasons:
+        return
+    near = nearest(work, layout, micro_batch, nodes, devices_per_node)
+    offer = f"nearest possible: {', '.join(near)}" if near else "no layout is possible with these devices and this batch"
+    listed = "\n  ".join(reasons)
+    raise LayoutError(f"layout {layout} with micro-batch {micro_batch} is impossible:\n  {listed}\n  {offer}")
+
+
+def nearest(work: Work, layout: Layout, micro_batch: int, nodes: int, devices: int, count: int = 3) -> list[str]:
+    """Up to `count` possible layouts for the devices, those that change the fewest factors of two first."""
+    found = [
+        (_distance(layout, micro_batch, candidate, batch), f"{candidate} with micro-batch {batch}")
+        for candidate in _layouts(layout, nodes * devices)
+        for batch in _batches(work, candidate, micro_batch)
+        if not broken(work, candidate, batch, nodes, devices)
+    ]
+    return [text for _, text in sorted(found)[:count]]
+
+
+def _cuts(work: Work, layout: Layout) -> Iterator[tuple[bool, str]]:
+    model, tensor = work.model, layout.tensor
+    yield model.hidden_size % model.heads == 0, f"hidden size {model.hidden_size} over {model.heads} heads"
+    yield model.heads % tensor == 0, f"{model.heads} attention heads cannot be cut over tensor {tensor}"
+    yield model.kv_heads % tensor == 0, f"{model.kv_heads} key-value heads cannot be cut over tensor {tensor}"
+    yield model.ffn_hidden_size % tensor == 0, f"ffn size {model.ffn_hidden_size} cannot be cut over tensor {tensor}"
+    yield model.vocab_size % tensor == 0, f"vocabulary {model.vocab_size} cannot be cut over tensor {tensor}"
+    yield model.layers % layout.pipeline == 0, f"{model.layers} layers cannot be cut over pipeline {layout.pipeline}"
+    if layout.sequence_parallel:
+        length = work.training.sequence_length
+        yield tensor > 1, "sequence parallel (+seq) needs a tensor-parallel size above 1"
+        yield length % tensor == 0, f"sequence length {length} cannot be cut over tensor {tensor}"
+
+
+def _layouts(asked: Layout, world: int) -> Iterator[Layout]:
+    """Every cut of `world` devices, with the sharding stage and sequence parallelism that were asked for."""
+    for tensor in _divisors(world):
+        for pipeline in _divisors(world // tensor):
+            data = world // tensor // pipeline
+            stage = asked.sharding_stage if data > 1 else 0
+            yield Layout(
+                data=data,
+                tensor=tensor,
+                pipeline=pipeline,
+                sequence_parallel=asked.sequence_parallel and tensor > 1,
+                sharding_stage=stage,
+                sharding_degree=data if stage else 1,
+            )
+
+
+def _batches(work: Work, layout: Layout, asked: int) -> list[int]:
+    fitting = [b for b in _divisors(work.training.global_batch) if work.training.global_batch % (b * layout.data) == 0]
+    return sorted(fitting, key=lambda b: abs(math.log(b / asked)))[:2]
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _distance(asked: Layout, asked_batch: int, found: Layout, batch: int) -> float:
+    pairs = [(asked.data, found.data), (asked.tensor, found.tensor), (asked.pipeline, found.pipeline), (asked_batch, batch)]
+    return sum(abs(math.log2(a / b)) for a, b in pairs)

@@ -1,0 +1,342 @@
+"""From what was found to a plan. Nothing is started, made or written here."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import levelfield
+from levelfield import relations
+from levelfield.catalog import Found
+from levelfield.corpus.facts import CorpusFacts
+from levelfield.errors import CorpusError, DoesNotFit, UsageError
+from levelfield.measure.flops import parameters
+from levelfield.measure.footprint import expected_memory
+from levelfield.registry import checkout
+from levelfield.specs.case import Scale, Work
+from levelfield.specs.implementation import ImplementationFile
+from levelfield.specs.layout import Layout, LayoutText, parse_layout
+from levelfield.specs.plan import (
+    CorpusUsed,
+    EnvironmentPlan,
+    Hardware,
+    ImplementationUsed,
+    MemoryExpected,
+    PeakUsed,
+    Plan,
+)
+from levelfield.specs.selector import Selector
+from levelfield.specs.tuning import Tuning, TuningChoice, TuningRow
+from levelfield.specs.vendor import Chip
+from levelfield.worker.corpora import synthetic_entropy
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says beside the case string. `python`: an interpreter to use as it is."""
+
+    scale: Literal["auto", "smoke", "full"] = "auto"
+    choice: TuningChoice = field(default_factory=TuningChoice)
+    python: str | None = None
+    assume: bool = False
+    save_weights: bool = False
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of this machine: TFLOP/s by dtype, and how; empty before the first probe."""
+
+    tflops: dict[str, float] = field(default_factory=dict)
+    how: str = "no probe of this machine yet; the first run makes one"
+
+
+def resolve(
+    found: Found,
+    selector: Selector,
+    text: str,
+    asked: Asked,
+    run_id: str,
+    corpus: CorpusFacts | None = None,
+    measured: Measured | None = None,
+    repeat: int = 1,
+) -> Plan:
+    """The whole plan. Raises LayoutError, DoesNotFit, CorpusError or UsageError; changes nothing silently."""
+    scale, reason = choose_scale(found, selector, asked)
+    return _plan(found, selector, text, asked, run_id, corpus, measured or Measured(), repeat, scale, reason)
+
+
+def choose_scale(found: Found, selector: Selector, asked: Asked) -> tuple[Scale, str]:
+    """The scale and why, in a sentence with the numbers. Raises DoesNotFit for `--scale full` that cannot be."""
+    if asked.scale == "smoke":
+        return "smoke", "asked for with --scale smoke"
+    refusal = _why_not_full(found, selector, asked)
+    if asked.scale == "full":
+        if refusal and not asked.assume:
+            raise DoesNotFit(f"--scale full: {refusal}. Use --scale smoke, another --layout, or more devices")
+        return "full", "asked for with --scale full"
+    accelerator = found.vendor.device_kind != "cpu"
+    if refusal is None and accelerator:
+        return "full", "the estimate says that it fits"
+    no_chip = None if accelerator else "there is no accelerator here"
+    return "smoke", "; ".join(part for part in (no_chip, refusal) if part)
+
+
+def _why_not_full(found: Found, selector: Selector, asked: Asked) -> str | None:
+    plan = _plan(found, selector, "", asked, "", None, Measured(), 1, "full", "", check=False)
+    memory = plan.expected_memory
+    if memory.available_bytes is None or memory.total_bytes <= memory.available_bytes:
+        return None
+    return (
+        f"{plan.case} has {plan.parameters:,} parameters and needs {memory.total_bytes / GIB:,.1f} GiB on the fullest "
+        f"of {plan.world_size} device(s) as {plan.tuning.layout}; there are {memory.available_bytes / GIB:,.1f} GiB"
+    )
+
+
+def _plan(
+    found: Found,
+    selector: Selector,
+    text: str,
+    asked: Asked,
+    run_id: str,
+    corpus: CorpusFacts | None,
+    measured: Measured,
+    repeat: int,
+    scale: Scale,
+    reason: str,
+    check: bool = True,
+) -> Plan:
+    work = found.case.work(scale)
+    choice, origins = choose(found, selector, asked, scale)
+    layout, nodes, devices = _place(found, selector, choice, origins)
+    tuning = _tuning(choice, layout, found, devices, origins)
+    if check:
+        relations.require(work, layout, tuning.micro_batch, nodes, devices)
+        _check_offered(found.implementation, work, tuning, found.vendor.device_kind)
+    hardware = _hardware(found, nodes, devices, asked)
+    implementation = found.implementation
+    memory = expected_memory(work.model, work.training, layout, tuning, found.vendor.device_kind)
+    return Plan(
+        run_id=run_id,
+        asked=text,
+        selector=selector,
+        case=found.case.name,
+        case_digest=found.case.digest(),
+        scale=scale,
+        scale_reason=reason,
+        parameters=parameters(work.model, work.training.sequence_length).total,
+        work=work,
+        work_digest=work.digest(),
+        implementation=_implementation(implementation, found.folder),
+        hardware=hardware,
+        access=found.vendor.frameworks[implementation.framework],
+        tuning=tuning,
+        origins=origins,
+        accumulation=max(1, relations.accumulation(work, layout, tuning.micro_batch)),
+        corpus=_corpus(corpus, work, scale),
+        environment=environment_of(implementation, found.vendor.device_kind, tuning, work, asked.python),
+        peak=peak_of(hardware.chip, work, measured, devices),
+        expected_memory=MemoryExpected(
+            parts=memory.parts(), total_bytes=memory.total, available_bytes=hardware.memory_bytes_per_device
+        ),
+        repeat=repeat,
+        repeats=selector.repeats,
+        save_weights=asked.save_weights,
+        deviations=_deviations(selector, implementation),
+        platform_version=levelfield.__version__,
+    )
+
+
+def choose(found: Found, selector: Selector, asked: Asked, scale: Scale) -> tuple[TuningChoice, dict[str, str]]:
+    """The free fields by who chose last: case, vendor's tuning, case string, command line; and who that was."""
+    named = TuningChoice(layout=selector.layout)
+    sources = [
+        (f"case {found.case.name}", found.case.tuning.get(scale, TuningChoice())),
+        *((f"vendor {found.vendor.name}: {row.why}", row.set) for row in _rows(found, selector, scale)),
+        ("case string", named),
+        ("command line", asked.choice),
+    ]
+    merged: dict[str, object] = {}
+    origins: dict[str, str] = {}
+    for origin, choice in sources:
+        for key, value in choice.model_dump(exclude_none=True).items():
+            merged[key] = {**merged.get(key, {}), **value} if isinstance(value, dict) else value  # type: ignore[dict-item]
+            origins[key] = origin
+    return TuningChoice.model_validate(merged), origins
+
+
+def _rows(found: Found, selector: Selector, scale: Scale) -> Iterator[TuningRow]:
+    devices = selector.devices or len(found.devices)
+    for row in found.tuning_rows:
+        chip_matches = row.chip is None or row.chip == found.chip.name
+        framework_matches = row.framework is None or row.framework == found.implementation.framework
+        if chip_matches and framework_matches and row.scale == scale and row.devices in (None, devices):
+            yield row
+
+
+def _place(
+    found: Found, selector: Selector, choice: TuningChoice, origins: dict[str, str]
+) -> tuple[Layout, int, int]:
+    """Layout, nodes and devices per node; what is not said follows from what is."""
+    written = parse_layout(choice.layout) if choice.layout else None
+    nodes = written.nodes if written and written.nodes else selector.nodes
+    devices = selector.devices or (written and written.devices) or _devices_for(written, nodes, found)
+    if written:
+        return written.layout, nodes, devices
+    origins["layout"] = "default: data parallel over all devices"
+    return Layout(data=nodes * devices), nodes, devices
+
+
+def _devices_for(written: LayoutText | None, nodes: int, found: Found) -> int:
+    if written is None:
+        return 1 if found.vendor.divisible else max(1, len(found.devices))
+    return max(1, written.layout.world_size // nodes)
+
+
+def _tuning(choice: TuningChoice, layout: Layout, found: Found, devices: int, origins: dict[str, str]) -> Tuning:
+    fields = choice.model_dump(exclude_none=True, exclude={"layout"})
+    if "threads" not in fields and found.vendor.divisible:
+        fields["threads"] = max(1, _usable_cores() // devices)
+        origins["threads"] = f"default: {_usable_cores()} usable cores over {devices} process(es)"
+    return Tuning(layout=layout, **fields)
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _hardware(found: Found, nodes: int, devices: int, asked: Asked) -> Hardware:
+    here = len(found.devices) * (10**6 if found.vendor.divisible else 1)
+    assumed = nodes > 1 or devices > here
+    if assumed and not asked.assume:
+        raise UsageError(_absent(found, nodes, devices))
+    memory = found.chip.memory_bytes
+    if found.devices:
+        memory = found.devices[0].memory_bytes or memory
+    if found.vendor.divisible and memory:
+        memory //= devices
+    return Hardware(
+        vendor=found.vendor.name,
+        device_kind=found.vendor.device_kind,
+        chip=found.chip,
+        description=found.devices[0].description if found.devices else found.chip.name,
+        nodes=nodes,
+        devices_per_node=devices,
+        device_indices=() if found.vendor.divisible else tuple(d.index for d in found.devices[:devices]),
+        memory_bytes_per_device=memory,
+        assumed=assumed,
+    )
+
+
+def _absent(found: Found, nodes: int, devices: int) -> str:
+    if nodes > 1:
+        return f"{nodes} nodes were asked for; the local launcher reaches one. --dry-run shows the plan"
+    return (
+        f"{devices} x {found.chip.name} (vendor {found.vendor.name}) asked for, {len(found.devices)} found here. "
+        "`list vendors` shows what is here; --dry-run shows the plan without the hardware"
+    )
+
+
+def _check_offered(implementation: ImplementationFile, work: Work, tuning: Tuning, kind: str) -> None:
+    """Raises UsageError for a precision, recomputation or parallelism that the implementation does not declare."""
+    layout = tuning.layout
+    needed = {
+        "tensor": layout.tensor > 1,
+        "pipeline": layout.pipeline > 1,
+        "sequence": layout.sequence_parallel,
+        f"zero{layout.sharding_stage}": layout.sharding_stage > 0,
+        "data": layout.data > 1,
+    }
+    lacking = [name for name, used in needed.items() if used and name not in implementation.parallelism]
+    if work.training.precision not in implementation.precisions.get(kind, ()):
+        lacking.append(f"precision {work.training.precision} on {kind}")
+    if tuning.recompute not in implementation.recompute:
+        lacking.append(f"recomputation {tuning.recompute}")
+    if lacking:
+        raise UsageError(f"{implementation.framework} does not offer: {', '.join(lacking)}")
+
+
+def _implementation(file: ImplementationFile, folder: Path) -> ImplementationUsed:
+    return ImplementationUsed(
+        framework=file.framework,
+        version=file.version,
+        folder=str(folder),
+        digest=folder_digest(folder),
+        argv=file.launch.argv,
+        environment=file.launch.environment,
+        peak_probe=file.launch.peak_probe,
+    )
+
+
+def folder_digest(folder: Path) -> str:
+    """sha256 over the names and contents of all source files below `folder`."""
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix in (".py", ".yaml", ".json")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode() + content)
+    return "sha256:" + digest.hexdigest()
+
+
+def environment_of(
+    file: ImplementationFile, kind: str, tuning: Tuning, work: Work, python: str | None
+) -> EnvironmentPlan:
+    """The Python environment: made by the platform from pinned requirements, or one that the user names."""
+    if python:
+        return EnvironmentPlan(name="given", folder="", python=python, requirements=(), digest="")
+    needs = file.requirements[kind]
+    wanted = {"flash-attn": tuning.attention == "flash_attn", "transformer-engine": work.training.precision == "fp8"}
+    optional = tuple(p for p in needs.optional if any(used and p.startswith(name) for name, used in wanted.items()))
+    requirements = (*needs.packages, *optional)
+    version = ".".join(map(str, sys.version_info[:2]))
+    digest = hashlib.sha256("\n".join((version, *requirements)).encode()).hexdigest()
+    folder = checkout() / ".venvs" / f"{file.framework}-{kind}"
+    return EnvironmentPlan(
+        name=folder.name,
+        folder=str(folder),
+        python=str(folder / "bin" / "python"),
+        requirements=requirements,
+        digest="sha256:" + digest,
+    )
+
+
+def peak_of(chip: Chip, work: Work, measured: Measured, devices: int) -> PeakUsed:
+    """The published peak of the precision's dtype, else the measured one, else none; never another dtype's."""
+    dtype = work.training.precision
+    probe = measured.tflops.get(dtype)
+    published = chip.peaks.get(dtype)
+    if published:
+        return PeakUsed(dtype=dtype, tflops=published.tflops, source=published.source, measured_tflops=probe)
+    if probe is None:
+        return PeakUsed(dtype=dtype, tflops=None, source=f"{chip.name} has no published {dtype} peak; {measured.how}")
+    return PeakUsed(dtype=dtype, tflops=probe, source=f"measured: {measured.how}", measured_tflops=probe)
+
+
+def _corpus(facts: CorpusFacts | None, work: Work, scale: Scale) -> CorpusUsed:
+    """The corpus in use. Raises CorpusError when the case's vocabulary does not hold its largest token."""
+    if facts is None:
+        entropy = synthetic_entropy(work.data.branching)
+        digest = work.data.digest()
+        return CorpusUsed(kind="synthetic", digest=digest, entropy_nats=entropy)
+    if facts.max_token >= work.model.vocab_size:
+        raise CorpusError(
+            f"{facts.prefix}: token {facts.max_token} is outside the vocabulary of {work.model.vocab_size} tokens at "
+            f"scale {scale}. Prepare the text with a smaller tokenizer (`data prepare --tokenizer bytes`)"
+        )
+    if facts.tokens <= work.training.sequence_length:
+        raise CorpusError(
+            f"{facts.prefix}: {facts.tokens} tokens, expected at least {work.training.sequence_length + 1} for one sample"
+        )
+    return CorpusUsed(kind=facts.kind, prefix=str(facts.prefix), digest=facts.digest, tokens=facts.tokens)
+
+
+def _deviations(selector: Selector, implementation: ImplementationFile) -> tuple[str, ...]:
+    if selector.version in (None, implementation.version):
+        return ()
+    name, asked, used = implementation.framework, selector.version, implementation.version
+    return (f"{name} {asked} was asked for; the implementation is pinned to {used}",)

@@ -1,0 +1,113 @@
+"""A framework's Python environment: made from pinned requirements, remade when they change, safe beside other runs.
+
+A run holds a shared lock on its environment for as long as it uses it; whoever makes or remakes it holds the lock
+alone. The stamp is written last, so a killed installation is seen as none.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from levelfield.errors import RunFailed, UsageError
+from levelfield.specs.plan import EnvironmentPlan
+
+Say = Callable[[str], None]
+
+
+@contextmanager
+def environment_in_use(plan: EnvironmentPlan, say: Say) -> Iterator[None]:
+    """Make the environment ready and keep others from remaking it meanwhile. Raises RunFailed or UsageError."""
+    if not plan.folder:
+        _check_given(plan)
+        yield
+        return
+    folder = Path(plan.folder)
+    with _lock_file(folder) as lock:
+        while True:
+            _acquire(lock, fcntl.LOCK_SH, folder, say)
+            if is_ready(plan):
+                break
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            _acquire(lock, fcntl.LOCK_EX, folder, say)
+            if not is_ready(plan):
+                _make(plan, folder, say)
+            fcntl.flock(lock, fcntl.LOCK_UN)
+        yield
+
+
+def is_ready(plan: EnvironmentPlan) -> bool:
+    """Whether the environment lies there, whole, from these very requirements."""
+    if not plan.folder:
+        return Path(plan.python).exists()
+    try:
+        stamp = json.loads(_stamp(Path(plan.folder)).read_text())
+    except (OSError, ValueError):
+        return False
+    return bool(stamp.get("digest") == plan.digest) and Path(plan.python).exists()
+
+
+def _stamp(folder: Path) -> Path:
+    return folder / "levelfield-environment.json"
+
+
+def _check_given(plan: EnvironmentPlan) -> None:
+    if not shutil.which(plan.python):
+        raise UsageError(f"--python {plan.python}: no such interpreter")
+
+
+@contextmanager
+def _lock_file(folder: Path) -> Iterator[int]:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        file = folder.with_name(f"{folder.name}.lock").open("w")
+    except OSError as error:
+        raise UsageError(f"{folder.parent} cannot be written: {error.strerror}; give an interpreter with --python") from None
+    with file:
+        yield file.fileno()
+
+
+def _acquire(lock: int, kind: int, folder: Path, say: Say) -> None:
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say(f"waiting for another run that {'makes' if kind == fcntl.LOCK_SH else 'uses'} {folder.name}")
+        fcntl.flock(lock, kind)
+
+
+def _make(plan: EnvironmentPlan, folder: Path, say: Say) -> None:
+    """Build from nothing; what a failed or killed attempt left is removed first."""
+    why = "the requirements changed" if _stamp(folder).exists() else "first use"
+    say(f"making {folder.parent.name}/{folder.name} ({why}): {', '.join(plan.requirements)}")
+    _stamp(folder).unlink(missing_ok=True)
+    started = time.monotonic()
+    _run([sys.executable, "-m", "venv", "--clear", str(folder)], say)
+    pip = [plan.python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
+    _run([*pip, *plan.requirements], say)
+    _stamp(folder).write_text(json.dumps({"digest": plan.digest, "requirements": plan.requirements}, indent=2) + "\n")
+    say(f"{folder.name} is ready after {time.monotonic() - started:.0f} s")
+
+
+def _run(argv: list[str], say: Say) -> None:
+    """Run an installer's command, passing on each package it collects or installs. Raises RunFailed with its last lines."""
+    lines: list[str] = []
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                lines.append(line.rstrip())
+                if line.startswith(("Collecting", "Installing", "Building")):
+                    say(line.rstrip()[:120])
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        evidence = "\n  ".join([x for x in lines if x and not x.startswith("WARNING")][-5:])
+        raise RunFailed(f"failed (environment): {' '.join(argv[:4])} ... ended with {process.returncode}\n  {evidence}")

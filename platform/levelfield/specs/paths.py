@@ -1,0 +1,62 @@
+"""The places of one run, all in one class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """runs/<utc>_<case>_<framework>_<vendor>_<id>/ and everything in it."""
+
+    root: Path
+
+    @property
+    def plan(self) -> Path:
+        return self.root / "plan.json"
+
+    @property
+    def request(self) -> Path:
+        return self.root / "request.json"
+
+    @property
+    def job(self) -> Path:
+        return self.root / "job.json"
+
+    @property
+    def provenance(self) -> Path:
+        return self.root / "provenance.json"
+
+    @property
+    def events(self) -> Path:
+        return self.root / "events"
+
+    @property
+    def telemetry(self) -> Path:
+        return self.root / "telemetry.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def outcome(self) -> Path:
+        """How each process ended: raw, like the events."""
+        return self.root / "outcome.json"
+
+    @property
+    def status(self) -> Path:
+        return self.root / "status.json"
+
+    @property
+    def result(self) -> Path:
+        return self.root / "result.json"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.md"
+
+    @property
+    def weights(self) -> Path:
+        return self.root / "weights"

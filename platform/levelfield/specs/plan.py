@@ -1,0 +1,135 @@
+"""A plan: one frozen value that says everything about one run before it starts."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from levelfield.specs.base import Document, Value
+from levelfield.specs.case import Scale, Work
+from levelfield.specs.selector import Selector
+from levelfield.specs.tuning import Tuning
+from levelfield.specs.vendor import Chip, FrameworkAccess
+
+
+class Hardware(Value):
+    """The devices of the plan. `assumed`: they are not here, and the plan can only be looked at."""
+
+    vendor: str
+    device_kind: str
+    chip: Chip
+    description: str
+    nodes: int = Field(ge=1)
+    devices_per_node: int = Field(ge=1)
+    device_indices: tuple[int, ...]
+    memory_bytes_per_device: int | None
+    assumed: bool
+
+
+class PeakUsed(Value):
+    """The matmul peak that MFU is taken against. `tflops` None: unknown, with the reason in `source`.
+
+    measured_tflops: what the platform's own probe reached, beside a datasheet's number.
+    """
+
+    dtype: str
+    tflops: float | None
+    source: str
+    measured_tflops: float | None = None
+
+
+class ImplementationUsed(Value):
+    framework: str
+    version: str
+    folder: str
+    digest: str
+    argv: tuple[str, ...]
+    environment: dict[str, str]
+    peak_probe: tuple[str, ...]
+
+
+class EnvironmentPlan(Value):
+    """The Python that the training runs in. `requirements` empty: a Python of the user's, taken as it is."""
+
+    name: str
+    folder: str
+    python: str
+    requirements: tuple[str, ...]
+    digest: str
+
+
+class CorpusUsed(Value):
+    """kind synthetic has no prefix; its entropy in nats per token is the floor of the loss."""
+
+    kind: Literal["synthetic", "megatron", "paddle"]
+    prefix: str | None = None
+    digest: str
+    tokens: int | None = None
+    entropy_nats: float | None = None
+
+
+class MemoryExpected(Value):
+    """Estimated bytes of the fullest rank, by part, and how much one device has."""
+
+    parts: dict[str, int]
+    total_bytes: int
+    available_bytes: int | None
+
+
+class Plan(Document):
+    """`origins` says who chose each free field; `deviations` what differs from what was asked for."""
+
+    KIND: ClassVar[str] = "plan"
+
+    run_id: str
+    asked: str
+    selector: Selector
+    case: str
+    case_digest: str
+    scale: Scale
+    scale_reason: str
+    parameters: int
+    work: Work
+    work_digest: str
+    implementation: ImplementationUsed
+    hardware: Hardware
+    access: FrameworkAccess
+    tuning: Tuning
+    origins: dict[str, str]
+    accumulation: int = Field(ge=1)
+    corpus: CorpusUsed
+    environment: EnvironmentPlan
+    peak: PeakUsed
+    expected_memory: MemoryExpected
+    repeat: int = Field(ge=1)
+    repeats: int = Field(ge=1)
+    save_weights: bool = False
+    deviations: tuple[str, ...] = ()
+    platform_version: str
+
+    @property
+    def world_size(self) -> int:
+        return self.hardware.nodes * self.hardware.devices_per_node
+
+
+def job_of(plan: Plan, events_dir: str, weights_dir: str) -> dict[str, Any]:
+    """The content of job.json: what the worker is told, and nothing about vendors, plans or hosts."""
+    work = plan.work.model_dump(mode="json")
+    tuning = plan.tuning.model_dump(mode="json", exclude={"layout", "environment"})
+    return {
+        "schema": "levelfield.job/1",
+        "run_id": plan.run_id,
+        "case": plan.case,
+        "scale": plan.scale,
+        **{key: work[key] for key in ("model", "training", "data", "window", "limits")},
+        "corpus": plan.corpus.model_dump(mode="json", include={"kind", "prefix", "digest"}),
+        "layout": plan.tuning.layout.model_dump(mode="json"),
+        "tuning": tuning,
+        "accumulation": plan.accumulation,
+        "device": plan.access.device,
+        "backend": plan.access.backend,
+        "preload": list(plan.access.preload),
+        "events_dir": events_dir,
+        "save_weights_dir": weights_dir if plan.save_weights else None,
+    }

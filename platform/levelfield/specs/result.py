@@ -1,0 +1,143 @@
+"""A result: what a run came to, computed from its raw files alone."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from levelfield.specs.base import Document, Value
+from levelfield.specs.case import Precision, Scale
+from levelfield.specs.layout import Layout
+
+Word = Literal[
+    "valid", "invalid", "oom", "failed", "timeout", "unsupported", "withheld", "not-run", "reference-only"
+]
+
+
+class Status(Value):
+    """`reasons` are sentences; `failure` names the class of a failed run, `evidence` the line that shows it."""
+
+    word: Word
+    reasons: tuple[str, ...] = ()
+    failure: str | None = None
+    evidence: str | None = None
+
+
+class Figure(Value):
+    """A number or the reason why there is none."""
+
+    value: float | None
+    unit: str
+    reason: str | None = None
+
+
+class StepTimes(Value):
+    """Seconds per step within the window; `spread` is the interquartile range over the median."""
+
+    steps: int
+    median: float
+    mean: float
+    p90: float
+    minimum: float
+    maximum: float
+    spread: float
+    flags: tuple[str, ...] = ()
+
+
+class Throughput(Value):
+    """tokens / wall time of the window; per device: divided by the devices."""
+
+    tokens_per_second: float
+    tokens_per_second_per_device: float
+    wall_seconds: float
+    step_seconds: StepTimes
+
+
+class Utilisation(Value):
+    """One formula's utilisation with all that it was computed from; `high` where mixed fp8 gives a range."""
+
+    formula: str
+    kind: Literal["MFU", "HFU"]
+    value: float | None
+    high: float | None = None
+    flops_per_token: float
+    peak_tflops: float | None
+    peak_source: str
+    reason: str | None = None
+
+
+class Memory(Value):
+    """Bytes of the worst rank or device; each null has its reason. `expected_bytes` is the plan's estimate."""
+
+    device_used_peak: Figure
+    allocated_peak: Figure
+    reserved_peak: Figure
+    process_peak: Figure
+    capacity_bytes: int | None
+    expected_bytes: int
+
+
+class Energy(Value):
+    joules: Figure
+    joules_per_token: Figure
+    mean_watts: Figure
+    boundary: str
+
+
+class Loss(Value):
+    """Nats per token. `floor`: the entropy of a synthetic corpus, null for a real one."""
+
+    first: float | None
+    last: float | None
+    tail_mean: float | None
+    floor: float | None
+
+
+class Identity(Value):
+    """What shows that two runs did the same work: digests of the case, the initial weights and the tokens."""
+
+    work: str
+    corpus: str
+    initial_weights: str | None
+    tokens: str | None
+
+
+class Alignment(Value):
+    """The verdict on the loss curve against a reference."""
+
+    verdict: Literal["aligned", "diverged", "different", "inconclusive", "not comparable", "unchecked"]
+    reason: str
+
+
+class Result(Document):
+    KIND: ClassVar[str] = "result"
+
+    run_id: str
+    case: str
+    scale: Scale
+    framework: str
+    framework_version: str
+    vendor: str
+    chip: str
+    device_is: str
+    nodes: int
+    devices: int
+    precision: Precision
+    layout: Layout
+    micro_batch: int
+    accumulation: int
+    recompute: str
+    compile: bool
+    parameters: int
+    repeat: int
+    status: Status
+    steps_done: int
+    steps_planned: int
+    window: tuple[int, int]
+    loss: Loss
+    throughput: Throughput | None
+    utilisation: tuple[Utilisation, ...]
+    memory: Memory
+    energy: Energy
+    identity: Identity
+    alignment: Alignment
+    deviations: tuple[str, ...]
