@@ -1,0 +1,85 @@
+"""What both families share: embeddings, a stack of blocks, a final norm and the head; or one pipeline stage of it."""
+
+from types import SimpleNamespace
+
+import gpt
+import llama
+import torch
+from attention import rotary_tables
+from head_loss import head_loss
+from layers import Linear, Positions, dropout, norm
+from torch import nn
+from torch.nn import functional
+
+BLOCKS = {"gpt": gpt.Block, "llama": llama.Block}
+
+
+class Decoder(nn.Module):
+    """A decoder-only transformer. Its parameters bear the canonical names (levelfield.worker's list).
+
+    stage: which layers, and whether the first and last stage's parts, this process holds.
+    With tied embeddings the last stage holds the embedding too, as its head.
+    """
+
+    def __init__(self, model, sequence_length, dtype, stage, attend):
+        super().__init__()
+        self.model, self.length, self.dtype, self.stage = model, sequence_length, dtype, stage
+        if stage.first or (stage.last and model.tied_embeddings):
+            self.embedding = nn.Embedding(model.vocab_size, model.hidden_size)
+        if stage.first and model.positions == "learned":
+            self.position = Positions(sequence_length, model.hidden_size)
+        block = BLOCKS[model.family]
+        self.layers = nn.ModuleDict({str(index): block(model, attend) for index in stage.layers})
+        if stage.last:
+            self.final_norm = norm(model)
+        if stage.last and not model.tied_embeddings:
+            self.head = Linear(model.hidden_size, model.vocab_size, bias=False)
+        self.rotary = None
+
+    def make_tables(self, device):
+        """Compute the constant tables, which are no parameters, on `device`."""
+        model = self.model
+        if model.positions == "rope":
+            head_size = model.hidden_size // model.heads
+            self.rotary = rotary_tables(head_size, self.length, model.rope_base, device, self.dtype)
+
+    def forward(self, x, targets=None, scale=1.0):
+        """x: tokens [batch, sequence] on the first stage, hidden [batch, sequence, hidden] on the others.
+
+        Returns on the last stage, given targets [batch, sequence], scale times the mean loss, as a float32
+        tensor of one element; logits without targets; on the other stages the hidden state.
+        """
+        x = self.embed(x) if self.stage.first else x
+        for block in self.layers.values():
+            x = block(x, self.rotary)
+        if not self.stage.last:
+            return x
+        x = self.final_norm(x)
+        return self.logits(x) if targets is None else head_loss(x, self.head_weight, targets, scale)
+
+    def embed(self, tokens):
+        x = self.embedding(tokens)
+        if self.model.positions == "learned":
+            x = x + self.position(tokens.shape[1])
+        return dropout(x.to(self.dtype), self.model.hidden_dropout)
+
+    @property
+    def head_weight(self):
+        return self.embedding.weight if self.model.tied_embeddings else self.head.weight
+
+    def logits(self, x):
+        return functional.linear(x, self.head_weight.to(x.dtype))
+
+
+def stage_of(layers, stages, index):
+    """The part of `layers` layers that stage `index` of `stages` holds; earlier stages take the remainder."""
+    size, extra = divmod(layers, stages)
+    start = index * size + min(index, extra)
+    part = tuple(range(start, start + size + (index < extra)))
+    return SimpleNamespace(layers=part, first=index == 0, last=index == stages - 1)
+
+
+def compute_dtype(precision):
+    """The activations' dtype; fp8 keeps them in bfloat16."""
+    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+    return dtypes[precision]

@@ -1,0 +1,59 @@
+"""The device of this rank and its process group; what the framework says of itself and of its memory."""
+
+import contextlib
+import resource
+import sys
+
+import torch
+import torch.distributed as dist
+
+KIBIBYTE = 1 if sys.platform == "darwin" else 1024  # what ru_maxrss counts in
+
+
+def open_device(job):
+    """The torch device of this rank, made current."""
+    if job.device == "cpu":
+        return torch.device("cpu")
+    device = torch.device(job.device, job.local_rank)
+    torch.get_device_module(job.device).set_device(device)
+    return device
+
+
+@contextlib.contextmanager
+def process_group(job, device):
+    """The default group, by the rank's environment, while the context lasts; none for a single process."""
+    if job.world_size == 1:
+        yield
+        return
+    bound = None if job.device == "cpu" else device
+    dist.init_process_group(job.backend, "env://", rank=job.rank, world_size=job.world_size, device_id=bound)
+    try:
+        yield
+    finally:
+        if sys.exc_info()[0] is None:  # after an error the others may never arrive
+            dist.destroy_process_group()
+
+
+def memory(device):
+    """Peaks since the start, in bytes: the framework's own counters, which the cpu has none of, and the process's."""
+    process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE
+    if device.type == "cpu":
+        return {"allocated_peak_bytes": None, "reserved_peak_bytes": None, "process_peak_bytes": process}
+    counters = torch.get_device_module(device)
+    return {
+        "allocated_peak_bytes": counters.max_memory_allocated(device),
+        "reserved_peak_bytes": counters.max_memory_reserved(device),
+        "process_peak_bytes": process,
+    }
+
+
+def describe(device):
+    """The device's name, and details of the build."""
+    name = "cpu" if device.type == "cpu" else torch.get_device_module(device).get_device_name(device)
+    details = {
+        "build": " ".join(torch.__config__.show().split()),
+        "threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+    return name, details

@@ -1,0 +1,50 @@
+"""fp8 by transformer-engine (Micikevicius et al., 2022): the blocks' products in 8 bits, all else as in bf16.
+
+Not yet run on the chip: written from transformer-engine's documentation, for NVIDIA devices of compute
+capability 8.9 or newer.
+"""
+
+import contextlib
+
+from levelfield.worker import Unsupported
+from torch import nn
+
+
+def use_fp8(model, job):
+    """Replace every Linear of the blocks, on the meta device, by transformer-engine's, of the same names and shapes.
+
+    Raises Unsupported on any device but cuda, without the package, and under tensor parallelism.
+    """
+    if job.device != "cuda":
+        raise Unsupported(f"precision fp8 needs an NVIDIA device and transformer-engine; this is '{job.device}'")
+    if job.layout.tensor > 1:
+        raise Unsupported(f"precision fp8 with tensor parallel {job.layout.tensor}: not written; use data or pipeline")
+    engine = _engine()
+    for block in model.layers.values():
+        for parent in (block.attention, block.mlp):
+            for name, layer in list(parent.named_children()):
+                if isinstance(layer, nn.Linear):
+                    setattr(parent, name, _replacement(engine, layer))
+        block.forward = _in_fp8(engine, block.forward)
+
+
+def _replacement(engine, layer):
+    made = engine.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+    return made.float()
+
+
+def _in_fp8(engine, forward):
+    def run(*inputs):
+        with engine.fp8_autocast(enabled=True):
+            return forward(*inputs)
+
+    return run
+
+
+def _engine():
+    try:
+        with contextlib.redirect_stdout(None):
+            import transformer_engine.pytorch as engine
+    except (ImportError, OSError) as error:
+        raise Unsupported(f"precision fp8: transformer-engine cannot be imported ({error})") from None
+    return engine

@@ -1,0 +1,49 @@
+"""The layers of both families. Parameters are float32; the activation's dtype decides what is computed in."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Linear(nn.Linear):
+    """y = x W^T + b, in x's dtype. W: [out, in]."""
+
+    def forward(self, x):
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return functional.linear(x, self.weight.to(x.dtype), bias)
+
+
+class LayerNorm(nn.LayerNorm):
+    """Layer normalisation (Ba et al., 2016) over the last dimension."""
+
+    def forward(self, x):
+        return functional.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
+
+
+class RMSNorm(nn.RMSNorm):
+    """Root mean square normalisation (Zhang and Sennrich, 2019) over the last dimension."""
+
+    def forward(self, x):
+        return functional.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
+class Positions(nn.Module):
+    """Learned position embeddings: weight [sequence_length, hidden]."""
+
+    def __init__(self, length, hidden_size):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(length, hidden_size))
+
+    def forward(self, length):
+        return self.weight if length == self.weight.shape[0] else self.weight[:length]
+
+
+def norm(model):
+    """The model's normalisation layer."""
+    kinds = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
+    return kinds[model.norm](model.hidden_size, eps=model.norm_eps)
+
+
+def dropout(x, probability):
+    """Dropout (Srivastava et al., 2014) that keeps a mask of one byte an element for the backward pass."""
+    return torch.native_dropout(x, probability, True)[0] if probability else x

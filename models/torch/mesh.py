@@ -1,0 +1,43 @@
+"""The ranks as a grid: pipeline outermost, then data (replicas of shards, then shards), tensor innermost."""
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+
+class Grid:
+    """Named dimensions of the device mesh; `grid[name]` is this rank's part of one, or None where its size is 1.
+
+    replicate, shard: the data-parallel ranks, data = replicate * shard. ZeRO shards over `shard`.
+    """
+
+    def __init__(self, job):
+        layout = job.layout
+        shard = layout.sharding_degree if layout.sharding_stage else 1
+        self.sizes = {
+            "pipeline": layout.pipeline,
+            "replicate": layout.data // shard,
+            "shard": shard,
+            "tensor": layout.tensor,
+        }
+        names = tuple(name for name, size in self.sizes.items() if size > 1)
+        shape = tuple(self.sizes[name] for name in names)
+        self.mesh = init_device_mesh(job.device, shape, mesh_dim_names=names) if names else None
+
+    def __getitem__(self, name):
+        return self.mesh[name] if self.sizes[name] > 1 else None
+
+    def data_mesh(self):
+        """The mesh of the data-parallel ranks, (replicate, shard) without dimensions of size 1; None for one rank."""
+        names = tuple(name for name in ("replicate", "shard") if self.sizes[name] > 1)
+        return self.mesh[names if len(names) > 1 else names[0]] if names else None
+
+    def ends_group(self, coordinates):
+        """The group of the first and the last pipeline stage's ranks at this rank's data and tensor place.
+
+        Every rank must call this at the same time. None on the stages between.
+        """
+        stage_size = self.sizes["replicate"] * self.sizes["shard"] * self.sizes["tensor"]
+        last = (self.sizes["pipeline"] - 1) * stage_size
+        groups = [dist.new_group([place, last + place]) for place in range(stage_size)]
+        at_end = coordinates.pipeline in (0, self.sizes["pipeline"] - 1)
+        return groups[dist.get_rank() % stage_size] if at_end else None

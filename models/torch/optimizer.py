@@ -1,0 +1,108 @@
+"""AdamW on the parts that a rank holds, with one gradient norm over all of them, and dynamic loss scaling.
+
+The optimizer sees plain local tensors, in every layout: it is elementwise, so sharding does not concern it.
+"""
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.nn import Parameter
+
+
+class LocalAdamW:
+    """Fused AdamW (Loshchilov and Hutter, 2019); decay on parameters of two or more dimensions only.
+
+    stage_ranks: the ranks of one pipeline stage, data times tensor. ends: the group of the first and last
+    pipeline stage where both hold the tied embedding, else None.
+    """
+
+    def __init__(self, model, training, stage_ranks, ends=None):
+        self.parameters = list(model.parameters())
+        self.locals = [Parameter(_local(parameter.detach())) for parameter in self.parameters]
+        self.tied = [name == "embedding.weight" and ends is not None for name, _ in model.named_parameters()]
+        self.ends = ends
+        self.replicas = [
+            _replicas(parameter, stage_ranks) * (2 if tied else 1)
+            for parameter, tied in zip(self.parameters, self.tied, strict=True)
+        ]
+        self.adamw = torch.optim.AdamW(self._groups(training), fused=True, **_settings(training.optimizer))
+
+    def take_gradients(self):
+        """Give each local tensor the gradient of its part; a tied embedding's is summed over both ends first."""
+        for parameter, local, tied in zip(self.parameters, self.locals, self.tied, strict=True):
+            local.grad = _local_gradient(parameter)
+            if tied:
+                dist.all_reduce(local.grad, group=self.ends)
+
+    def squared_norm(self):
+        """This rank's share of the squared norm of the whole gradient: the shares of all ranks add up to it."""
+        norms = torch.stack(torch._foreach_norm([local.grad for local in self.locals])).double()
+        return (norms.square() / norms.new_tensor(self.replicas)).sum()
+
+    def step(self, learning_rate, divisor, skip=None):
+        """One step with the gradients divided by `divisor` (a tensor), or none where the tensor `skip` is one."""
+        for group in self.adamw.param_groups:
+            group["lr"] = learning_rate
+        self.adamw.grad_scale, self.adamw.found_inf = divisor, skip
+        self.adamw.step()
+
+    def drop_gradients(self):
+        for parameter, local in zip(self.parameters, self.locals, strict=True):
+            parameter.grad = local.grad = None
+
+    def _groups(self, training):
+        pairs = [(p.dim() >= 2, local) for p, local in zip(self.parameters, self.locals, strict=True) if local.numel()]
+        decay = training.optimizer.weight_decay
+        groups = ({"params": [local for wide, local in pairs if wide is kind]} for kind in (True, False))
+        decayed, plain = groups
+        return [{**decayed, "weight_decay": decay}, {**plain, "weight_decay": 0.0}]
+
+
+class LossScale:
+    """Dynamic loss scaling (Micikevicius et al., 2018): halve and skip on overflow, double after some good steps."""
+
+    def __init__(self, settings):
+        self.value = settings.initial if settings else 1.0
+        self.interval = settings.growth_interval if settings else None
+        self.good_steps = 0
+
+    def update(self, finite):
+        """Take note of one step. Every rank must say the same."""
+        if self.interval is None:
+            return
+        self.good_steps = self.good_steps + 1 if finite else 0
+        if not finite:
+            self.value /= 2
+        elif self.good_steps % self.interval == 0:
+            self.value *= 2
+
+
+def clip_divisor(norm, limit, scale):
+    """What to divide a gradient scaled by `scale` by, so that its norm (`norm`, unscaled) ends within `limit`."""
+    return ((norm / limit).clamp(min=1.0) * scale).float()
+
+
+def _settings(optimizer):
+    return {"lr": 0.0, "betas": (optimizer.beta1, optimizer.beta2), "eps": optimizer.eps}
+
+
+def _local(tensor):
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _local_gradient(parameter):
+    gradient = parameter.grad
+    if isinstance(gradient, DTensor) and gradient.placements != parameter.placements:
+        # a norm's weight under sequence parallelism: each rank has the gradient of its part of the sequence
+        gradient = gradient.redistribute(placements=parameter.placements)
+    return _local(gradient)
+
+
+def _replicas(parameter, stage_ranks):
+    """How many ranks of the stage hold the same part of `parameter`."""
+    if not isinstance(parameter, DTensor):
+        return stage_ranks
+    shards = 1
+    for size, placement in zip(parameter.device_mesh.shape, parameter.placements, strict=True):
+        shards *= size if placement.is_shard() else 1
+    return stage_ranks // shards

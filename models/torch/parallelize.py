@@ -1,0 +1,54 @@
+"""The model as this rank runs it: its stage, sharded, recomputed, compiled, filled and replicated, in this order."""
+
+import torch
+from attention import choose_attention
+from data_parallel import replicate_data_parallel, shard_data_parallel
+from decoder import Decoder, compute_dtype, stage_of
+from fp8 import use_fp8
+from parameters import fill
+from pipeline import check_pipeline
+from recompute import compile_blocks, recompute_blocks
+from tensor_parallel import apply_tensor_parallel
+
+
+def build(job, grid, coordinates, initializer, device):
+    """(model, runner): the model with its canonical parameter names, and what to call in its place.
+
+    Raises Unsupported where the implementation cannot do what the job asks for.
+    """
+    check_pipeline(job)
+    with torch.device("meta"):
+        model = Decoder(**decoder_arguments(job, coordinates))
+    if job.training.precision == "fp8":
+        use_fp8(model, job)
+    if grid["tensor"] is not None:
+        apply_tensor_parallel(model, grid["tensor"], job.layout.sequence_parallel)
+    recompute_blocks(model, job.tuning.recompute)
+    if job.tuning.compile:
+        compile_blocks(model)
+    sharded = shard_data_parallel(model, grid, job.layout.sharding_stage)
+    model.to_empty(device=device)
+    fill(model, initializer)
+    model.make_tables(device)
+    replicated = job.layout.data > 1 and not sharded
+    return model, replicate_data_parallel(model, grid) if replicated else model
+
+
+def decoder_arguments(job, coordinates):
+    stream = coordinates.tensor if private_randomness(job) else None
+    return {
+        "model": job.model,
+        "sequence_length": job.training.sequence_length,
+        "dtype": compute_dtype(job.training.precision),
+        "stage": stage_of(job.model.layers, job.layout.pipeline, coordinates.pipeline),
+        "attend": choose_attention(job.tuning.attention, job.model.attention_dropout, stream),
+    }
+
+
+def private_randomness(job):
+    """Whether attention draws from random numbers of its own.
+
+    Under tensor parallelism its heads are other heads on each rank, while the hidden state's dropout is the same.
+    Under selective recomputation its kernel runs once and the rest of the block twice.
+    """
+    return job.layout.tensor > 1 or job.tuning.recompute == "selective"

@@ -1,0 +1,55 @@
+"""The parts of the canonical parameters that this rank holds: filled, reported and saved under their names."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+
+class Held(NamedTuple):
+    """A part of parameter `name`, whose whole shape is `shape`; `local` is its memory on this rank."""
+
+    name: str
+    shape: tuple
+    slices: tuple
+    local: torch.Tensor
+
+
+def held_parts(model):
+    """What this rank holds of each parameter. Under FSDP only between steps, when parameters are sharded."""
+    return [_held(name, parameter.detach()) for name, parameter in model.named_parameters()]
+
+
+def fill(model, initializer):
+    """Write the initial values into this rank's parts, generating nothing else."""
+    for part in held_parts(model):
+        values = initializer.array(part.name, part.shape, part.slices)
+        part.local.copy_(torch.from_numpy(values))
+
+
+def as_arrays(model):
+    """(name, whole shape, slices, float32 values), read back from the model's own memory."""
+    for part in held_parts(model):
+        if part.local.numel():
+            yield part.name, part.shape, part.slices, part.local.float().cpu().numpy()
+
+
+def save(model, folder, writes):
+    """Gather each whole parameter and write it as <folder>/<name>.npy on the ranks that `writes`."""
+    for name, parameter in model.named_parameters():
+        whole = parameter.detach()
+        whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
+        if writes:
+            np.save(Path(folder) / f"{name}.npy", whole.float().cpu().numpy())
+
+
+def _held(name, parameter):
+    shape = tuple(parameter.shape)
+    if not isinstance(parameter, DTensor):
+        return Held(name, shape, tuple(slice(0, size) for size in shape), parameter)
+    sizes, offsets = compute_local_shape_and_global_offset(shape, parameter.device_mesh, parameter.placements)
+    slices = tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))
+    return Held(name, shape, slices, parameter.to_local())

@@ -1,0 +1,47 @@
+"""Recomputation of activations (Chen et al., 2016) and compilation: both change how a block runs, not what it does."""
+
+from functools import partial
+
+import torch
+from levelfield.worker import Unsupported
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+_SAVED = [
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "flash_attn::_flash_attn_forward",
+]
+
+
+def recompute_blocks(model, mode):
+    """Keep for the backward pass of each block: everything (none), matrix products and attention (selective),
+    or only its input (full). Raises Unsupported for another mode."""
+    if mode not in ("none", "selective", "full"):
+        raise Unsupported(f"recompute '{mode}'; this implementation has none, selective and full")
+    for block in model.layers.values() if mode != "none" else ():
+        block.forward = partial(_run, block.forward, mode, bool(model.model.hidden_dropout))
+
+
+def compile_blocks(model):
+    """Compile each block by torch.compile; they share one compilation, as they differ in their parameters only."""
+    for block in model.layers.values():
+        block.forward = torch.compile(block.forward)
+
+
+def _run(forward, mode, random, *inputs):
+    options = {"context_fn": _selective_contexts} if mode == "selective" else {}
+    return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=random, **options)
+
+
+def _selective_contexts():
+    return create_selective_checkpoint_contexts(_policy)
+
+
+def _policy(_context, operation, *_inputs, **_options):
+    saved = operation.name().split(".")[0] in _SAVED if hasattr(operation, "name") else False
+    return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE

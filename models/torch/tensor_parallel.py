@@ -1,0 +1,81 @@
+"""Tensor parallelism (Shoeybi et al., 2019) by DTensor, with sequence parallelism (Korthikanti et al., 2022).
+
+Attention and MLP: the first products are split by columns, the last by rows. The embedding and the head are
+split over the vocabulary. Between them the hidden state is whole on every rank, or, with sequence parallelism,
+each rank has its part of the sequence.
+"""
+
+from functools import partial
+
+from levelfield.worker import Unsupported
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.nn import Parameter
+
+
+def apply_tensor_parallel(model, mesh, sequence_parallel):
+    """Shard `model`, still on the meta device, over `mesh`. Raises Unsupported for sizes that do not divide."""
+    check_sizes(model.model, model.length if sequence_parallel else None, mesh.size())
+    between = Shard(1) if sequence_parallel else Replicate()
+    for block in model.layers.values():
+        parallelize_module(block, mesh, block_plan(model.model, between, sequence_parallel))
+    ends = {}
+    if model.stage.first:
+        ends["embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
+    if model.stage.last and sequence_parallel:
+        ends["final_norm"] = SequenceParallel(use_local_output=True)
+    parallelize_module(model, mesh, ends)
+    split_positions(model, mesh, sequence_parallel)
+    split_head(model, mesh, between)
+
+
+def block_plan(model, between, sequence_parallel):
+    columns = ["attention.query", "attention.key", "attention.value", "mlp.up"]
+    columns += ["mlp.gate"] if model.activation == "swiglu" else []
+    # one gathered input for all the columns: its gradient is then summed over ranks once, not three times
+    gathered = {
+        "attention": PrepareModuleInput(input_layouts=(between, None), desired_input_layouts=(Replicate(), None)),
+        "mlp": PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),)),
+    }
+    rows = {name: RowwiseParallel(output_layouts=between) for name in ("attention.output", "mlp.down")}
+    norms = {name: SequenceParallel(use_local_output=True) for name in ("attention_norm", "mlp_norm")}
+    return {**gathered, **{name: ColwiseParallel() for name in columns}, **rows, **(norms if sequence_parallel else {})}
+
+
+def split_positions(model, mesh, sequence_parallel):
+    """With sequence parallelism each rank needs the positions of its own part of the sequence, and only them."""
+    if sequence_parallel and hasattr(model, "position"):
+        distribute_module(model.position, mesh, split_rows, output_fn=lambda _module, output, _mesh: output.to_local())
+
+
+def split_head(model, mesh, between):
+    """The vocabulary's rows over the ranks; the head's input whole on each, its gradient summed over them."""
+    if not model.stage.last:
+        return
+    model.final_norm.register_forward_hook(partial(gather_hidden, mesh, between))
+    head = model.embedding if model.model.tied_embeddings else model.head
+    if not isinstance(head.weight, DTensor):
+        split_rows("head", head, mesh)
+
+
+def gather_hidden(mesh, between, _module, _inputs, output):
+    hidden = DTensor.from_local(output, mesh, [between], run_check=False)
+    return hidden.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+
+
+def split_rows(_name, module, mesh):
+    module.weight = Parameter(distribute_tensor(module.weight, mesh, [Shard(0)]))
+
+
+def check_sizes(model, sequence_length, ranks):
+    sizes = {"heads": model.heads, "kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_hidden_size}
+    sizes.update(vocab_size=model.vocab_size, **({"sequence_length": sequence_length} if sequence_length else {}))
+    uneven = [f"{name} {size}" for name, size in sizes.items() if size % ranks]
+    if uneven:
+        raise Unsupported(f"tensor parallel over {ranks} ranks: {', '.join(uneven)} cannot be divided by it")
