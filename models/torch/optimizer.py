@@ -104,5 +104,5 @@ def _replicas(parameter, stage_ranks):
         return stage_ranks
     shards = 1
     for size, placement in zip(parameter.device_mesh.shape, parameter.placements, strict=True):
-        shards *= size if placement.is_shard() else 1
+        shards *= 1 if placement.is_replicate() else size  # a strided shard says no to is_shard()
     return stage_ranks // shards

@@ -58,6 +58,8 @@ def _zero(stage: int, data: int, degree: int, **more: Any) -> dict[str, Any]:
     return {"data": data, "sharding_stage": stage, "sharding_degree": degree, **more}
 
 
+_SEQUENCE_AND_PIPELINE = {"tensor": 2, "pipeline": 2, "sequence_parallel": True}
+
 SINGLE = Variant("1 process, accumulation 4")
 VARIANTS = (
     Variant("accumulation 1", micro_batch=8),
@@ -82,10 +84,10 @@ MORE = (
     Variant("ZeRO 3, DP2 x TP2", _zero(3, 2, 2, tensor=2)),
     Variant("ZeRO 2, DP2 x PP2", _zero(2, 2, 2, pipeline=2)),
     Variant("ZeRO 3, DP2 x PP2", _zero(3, 2, 2, pipeline=2)),
-    Variant("TP2 sequence parallel x PP2, recompute full", {"tensor": 2, "pipeline": 2, "sequence_parallel": True}, 2, "full"),
+    Variant("TP2 sequence parallel x PP2, recompute full", _SEQUENCE_AND_PIPELINE, recompute="full"),
     Variant("PP4", {"pipeline": 4}),
     Variant("compile", compile=True),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -232,7 +234,8 @@ def main() -> None:
     parser.add_argument("--only", action="append", help="a variant's name, or a part of it")
     parser.add_argument("--steps", type=int, default=40)
     options = parser.parse_args()
-    print("| model | run | step 1 | all steps | gradient norm | same weights | same tokens |\n|---|---|---|---|---|---|---|")
+    print("| model | run | step 1 | all steps | gradient norm | same weights | same tokens |")
+    print("|---" * 7 + "|")
     for family in options.family or sorted(MODELS):
         reference = train(job_of(MODELS[family], SINGLE, options.steps))
         for variant in (*VARIANTS, *MORE):
