@@ -1,0 +1,306 @@
+"""One training of the torch implementation: loss scaling, dropout, and faults that must be seen."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from layouts import MODELS, ROOT, SINGLE, VARIANTS, Curve, compare, events, job_of, launch, read_curve, train
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+DATA_2 = next(variant for variant in VARIANTS if variant.name == "DP2")
+TENSOR_2 = next(variant for variant in VARIANTS if variant.name == "TP2")
+FAULTY = """
+import sys
+sys.path.insert(0, {folder!r})
+from levelfield.worker import run
+from train import main
+def faulty(job, recorder):
+{fault}
+    main(job, recorder)
+run(faulty)
+"""
+
+
+def script(folder, fault: str):
+    """train.py with `fault`, some lines of Python, planted before it starts."""
+    lines = "\n".join("    " + line for line in fault.strip().splitlines())
+    path = folder / "faulty.py"
+    path.write_text(FAULTY.format(folder=str(ROOT / "models" / "torch"), fault=lines))
+    return path
+
+
+def gpt(**changes):
+    return {**MODELS["gpt"], "layers": 2, **changes}
+
+
+# ---- the curve
+
+
+def test_the_loss_falls_and_a_repeat_is_bit_identical():
+    curve = train(job_of(gpt(), SINGLE))
+    assert np.mean(curve.losses[-5:]) < 0.75 * curve.losses[0]
+    assert train(job_of(gpt(), SINGLE)) == curve
+
+
+def test_dropout_repeats_itself_and_differs_from_none():
+    model = gpt(hidden_dropout=0.2, attention_dropout=0.2)
+    curve = train(job_of(model, SINGLE, steps=4))
+    assert train(job_of(model, SINGLE, steps=4)) == curve
+    assert curve.losses != train(job_of(gpt(), SINGLE, steps=4)).losses
+
+
+def test_full_recomputation_draws_the_same_dropout():
+    model = gpt(hidden_dropout=0.2, attention_dropout=0.2)
+    full = dataclasses.replace(SINGLE, recompute="full")
+    assert train(job_of(model, full, steps=4)) == train(job_of(model, SINGLE, steps=4))
+
+
+def test_attention_dropout_trains_under_tensor_parallel_and_selective_recomputation():
+    variant = dataclasses.replace(TENSOR_2, recompute="selective")
+    curve = train(job_of(gpt(hidden_dropout=0.1, attention_dropout=0.1), variant, steps=4))
+    assert all(map(math.isfinite, curve.losses + curve.grad_norms))
+
+
+def test_private_random_numbers_differ_by_stream_and_leave_the_common_ones_alone():
+    from attention import private
+
+    def draws(stream):
+        torch.manual_seed(5)
+        with private(stream):
+            mine = torch.rand(4)
+        return mine, torch.rand(4)
+
+    (first, after_first), (second, after_second) = draws(0), draws(1)
+    assert not torch.equal(first, second)
+    assert torch.equal(after_first, after_second)
+    assert torch.equal(first, draws(0)[0])
+
+
+def test_bf16_stays_near_fp32():
+    single, half = (train(job_of(gpt(), SINGLE, steps=10, precision=name)) for name in ("fp32", "bf16"))
+    found = compare(half, single)
+    assert 0 < found.loss < 2e-2
+
+
+# ---- loss scaling
+
+
+def test_loss_scale_halves_on_overflow_and_doubles_after_the_interval():
+    from optimizer import LossScale
+
+    scale = LossScale(SimpleNamespace(initial=64.0, growth_interval=2))
+    seen = []
+    for finite in (False, True, True, True, False, True):
+        scale.update(finite)
+        seen.append(scale.value)
+    assert seen == [32.0, 32.0, 64.0, 64.0, 32.0, 32.0]
+
+
+def test_without_fp16_the_scale_stays_one():
+    from optimizer import LossScale
+
+    scale = LossScale(None)
+    scale.update(False)
+    assert scale.value == 1.0
+
+
+def test_an_overflow_skips_the_step_and_training_goes_on(tmp_path):
+    job = job_of(gpt(), DATA_2, steps=14, precision="fp16", loss_scale={"initial": 2.0**26, "growth_interval": 4})
+    assert [end.returncode for end in launch(job, tmp_path)] == [0, 0]
+    ranks = [[event for event in events(tmp_path, rank) if event["event"] == "step"] for rank in range(2)]
+    scales = [[event["loss_scale"] for event in rank] for rank in ranks]
+    assert scales[0] == scales[1]
+    steps = ranks[0]
+    assert steps[0]["skipped"] and steps[0]["grad_norm"] is None
+    for before, after in itertools.pairwise(steps):
+        assert after["loss_scale"] / before["loss_scale"] in ((0.5,) if before["skipped"] else (1.0, 2.0))
+    assert max(after / before for before, after in itertools.pairwise(scales[0])) == 2.0
+    assert all(math.isfinite(event["loss"]) for event in steps)
+    assert steps[-1]["loss"] < steps[0]["loss"]
+
+
+def test_a_skipped_step_leaves_parameters_and_moments_alone():
+    from optimizer import LocalAdamW
+
+    model = torch.nn.Linear(4, 4)
+    settings = SimpleNamespace(optimizer=SimpleNamespace(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1))
+    optimizer = LocalAdamW(model, settings, stage_ranks=1)
+    before = model.weight.detach().clone()
+    for skip, changed in ((1.0, False), (0.0, True)):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.take_gradients()
+        optimizer.step(1e-2, torch.tensor(1.0), torch.tensor(skip))
+        optimizer.drop_gradients()
+        assert torch.equal(model.weight, before) != changed
+
+
+# ---- the optimizer and the head, against torch's own
+
+
+def test_clipping_and_decay_are_those_of_torch():
+    from optimizer import LocalAdamW, clip_divisor
+
+    def make():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
+
+    ours, theirs = make(), make()
+    settings = SimpleNamespace(optimizer=SimpleNamespace(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1))
+    mine = LocalAdamW(ours, settings, stage_ranks=1)
+    wide, narrow = ([p for p in theirs.parameters() if (p.dim() > 1) is kind] for kind in (True, False))
+    groups = [{"params": wide, "weight_decay": 0.1}, {"params": narrow, "weight_decay": 0.0}]
+    reference = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), eps=1e-8)
+    for step in range(5):
+        data = torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
+        for model in (ours, theirs):
+            (model(data) ** 3).sum().backward()
+        norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+        mine.take_gradients()
+        found = mine.squared_norm().sqrt()
+        torch.testing.assert_close(found.float(), norm)
+        mine.step(1e-2, clip_divisor(found, 1.0, 1.0))
+        mine.drop_gradients()
+        reference.step()
+        reference.zero_grad()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("chunk_bytes", [64, 2**24])
+def test_head_loss_is_cross_entropy(chunk_bytes, monkeypatch):
+    import head_loss
+
+    monkeypatch.setitem(head_loss.CHUNK_BYTES, "cpu", chunk_bytes)
+    x = torch.randn(3, 21, 16, requires_grad=True)
+    weight = torch.randn(50, 16, requires_grad=True)
+    targets = torch.randint(0, 50, (3, 21))
+    expected = torch.nn.functional.cross_entropy((x @ weight.t()).flatten(0, 1), targets.flatten()) * 0.25
+    gradients = torch.autograd.grad(expected, (x, weight))
+    loss = head_loss.head_loss(x, weight, targets, 0.25)
+    torch.testing.assert_close(loss[0], expected)
+    for found, right in zip(torch.autograd.grad(loss, (x, weight)), gradients, strict=True):
+        torch.testing.assert_close(found, right)
+
+
+def test_head_loss_refuses_a_factor_outside():
+    from head_loss import head_loss
+
+    x, weight = torch.randn(1, 4, 8, requires_grad=True), torch.randn(10, 8, requires_grad=True)
+    with pytest.raises(ValueError, match="expected 1"):
+        (head_loss(x, weight, torch.zeros(1, 4, dtype=torch.int64), 1.0) * 2).backward()
+
+
+# ---- planted faults
+
+
+@pytest.mark.layouts
+def test_a_wrong_gradient_scale_is_seen(tmp_path):
+    """With Adam the loss hardly moves; the gradient norm tells."""
+    fault = """
+import optimizer
+right = optimizer._local_gradient
+optimizer._local_gradient = lambda parameter: right(parameter) * 2
+"""
+    reference = train(job_of(gpt(), SINGLE, steps=5, gradient_clip=1e6))
+    job = job_of(gpt(), DATA_2, steps=5, gradient_clip=1e6)
+    ends = launch(job, tmp_path, script(tmp_path, fault))
+    assert [end.returncode for end in ends] == [0, 0]
+    found = compare(read_curve([events(tmp_path, rank) for rank in range(2)]), reference)
+    assert found.loss < 1e-5
+    assert found.grad_norm == pytest.approx(1.0, rel=1e-2)
+    assert not found.within()
+
+
+def test_a_non_finite_loss_stops_all_ranks(tmp_path):
+    fault = """
+if job.rank == 1:
+    import parallelize
+    right = parallelize.fill
+    def fill(model, initializer):
+        right(model, initializer)
+        model.final_norm.weight.data[0] = float("nan")
+    parallelize.fill = fill
+"""
+    ends = launch(job_of(gpt(), DATA_2, steps=5), tmp_path, script(tmp_path, fault))
+    assert [end.returncode for end in ends] == [1, 1]
+    for rank in range(2):
+        *_, step, error = events(tmp_path, rank)
+        assert (step["event"], step["step"], step["loss"]) == ("step", 1, "nan")
+        assert (error["event"], error["class"]) == ("error", "non-finite")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"precision": "fp8"}, "fp8 needs an NVIDIA device"),
+        ({"layout": {"tensor": 3}}, "heads 4"),
+        ({"layout": {"pipeline": 4}}, "4 stages"),
+        ({"attention": "flash_attn"}, "flash-attn cannot be imported"),
+        ({"recompute": "some"}, "recompute 'some'"),
+    ],
+)
+def test_what_cannot_be_done_is_unsupported(change, words, tmp_path):
+    variant = dataclasses.replace(SINGLE, layout=change.get("layout", {}), recompute=change.get("recompute", "none"))
+    job = job_of(gpt(), variant, steps=2, precision=change.get("precision", "fp32"))
+    job["tuning"]["attention"] = change.get("attention", "sdpa")
+    assert {end.returncode for end in launch(job, tmp_path)} == {1}
+    error = events(tmp_path, 0)[-1]
+    assert error["class"] == "unsupported"
+    assert words in error["message"]
+
+
+def test_a_missing_framework_is_an_environment_error(tmp_path):
+    fault = 'sys.modules["torch"] = None'
+    (end,) = launch(job_of(gpt(), SINGLE, steps=2), tmp_path, script(tmp_path, fault))
+    assert end.returncode == 1
+    assert events(tmp_path, 0)[-1]["class"] == "environment"
+
+
+CURVE = Curve((4.0, 3.0), (1.0, 1.0), (8, 8), (5, 6), {"embedding.weight": 1})
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"losses": (4.0, math.nan)},
+        {"losses": (4.0, "nan")},
+        {"losses": (4.0 * (1 + 2e-6), 3.0)},
+        {"losses": (4.0, 3.0 * 1.01)},
+        {"grad_norms": (1.0, 1.01)},
+        {"grad_norms": (1.0, None)},
+        {"token_checksums": (6, 5)},
+        {"tokens": (8, 16)},
+        {"weights": {"embedding.weight": 2}},
+        {"weights": {}},
+    ],
+)
+def test_the_comparison_sees(fault):
+    assert compare(CURVE, CURVE).within()
+    assert not compare(dataclasses.replace(CURVE, **fault), CURVE).within()
+
+
+def test_the_comparison_refuses_a_truncated_curve():
+    with pytest.raises(ValueError, match="zip"):
+        compare(dataclasses.replace(CURVE, losses=(4.0,)), CURVE)
+
+
+def test_saved_weights_are_whole_and_canonical(tmp_path):
+    from levelfield.worker import Initializer
+
+    for name, variant in (("one", SINGLE), ("tensor", TENSOR_2)):
+        (tmp_path / name).mkdir()
+        job = {**job_of(gpt(), variant, steps=3), "save_weights_dir": str(tmp_path / name)}
+        assert not any(end.returncode for end in launch(job, tmp_path))
+    model = SimpleNamespace(**gpt())
+    known = Initializer(SimpleNamespace(model=model, training=SimpleNamespace(seed=7, sequence_length=32)))
+    for name, spec in known.parameters(model).items():
+        one, other = (np.load(tmp_path / run / f"{name}.npy") for run in ("one", "tensor"))
+        assert one.shape == spec.shape
+        np.testing.assert_allclose(one, other, atol=1e-4)
