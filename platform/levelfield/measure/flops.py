@@ -16,8 +16,8 @@ from typing import Literal, get_args
 
 from levelfield.measure.parameters import layer_matrices, parameters
 from levelfield.specs.case import Model
-from levelfield.specs.tuning import Recompute
 
+Recomputation = Literal["none", "selective", "selective-attention", "full"]
 FormulaId = Literal["palm", "6n", "megatron", "megatron-2021"]
 FORMULAS: tuple[FormulaId, ...] = get_args(FormulaId)
 VERSIONS: dict[FormulaId, int] = {"palm": 1, "6n": 1, "megatron": 1, "megatron-2021": 1}
@@ -37,12 +37,13 @@ def flops_per_token(
     model: Model,
     sequence_length: int,
     parameters_override: float | None = None,
-    recompute: Recompute = "none",
+    recompute: Recomputation = "none",
 ) -> float:
     """Training FLOPs per token: forward, backward (twice the forward) and what `recompute` repeats of the forward.
 
-    Full recomputation repeats every layer, selective repeats attention's core (Korthikanti et al., 2022,
-    section 5); embeddings and logits are never repeated. parameters_override: N of `palm` and `6n`.
+    `full` repeats every layer; `selective` what is no matrix product (norms, activations, dropout), which none of
+    the formulas counts; `selective-attention` the core of attention, as Megatron does (Korthikanti et al., 2022,
+    section 5). Embeddings and logits are never repeated. parameters_override: N of `palm` and `6n`.
     Raises FormulaError.
     """
     if formula == "megatron-2021":
@@ -56,7 +57,7 @@ def flops_per_token(
 
 def flops_per_step(formula: FormulaId, model: Model, sequence_length: int, global_batch: int) -> float:
     """FLOPs of one optimizer step, without recomputation but for `megatron-2021`, which always counts it."""
-    recompute: Recompute = "full" if formula == "megatron-2021" else "none"
+    recompute: Recomputation = "full" if formula == "megatron-2021" else "none"
     return global_batch * sequence_length * flops_per_token(formula, model, sequence_length, None, recompute)
 
 
@@ -68,16 +69,16 @@ def _parameters(model: Model, sequence_length: int, override: float | None) -> f
 
 
 def _repeated_parameters(
-    formula: FormulaId, model: Model, sequence_length: int, count: float, recompute: Recompute
+    formula: FormulaId, model: Model, sequence_length: int, count: float, recompute: Recomputation
 ) -> float:
     core = 0.0 if formula == "6n" else 4.0 * model.layers * model.hidden_size * sequence_length
     if recompute == "full":
         exact = parameters(model, sequence_length)
         outside = exact.total - exact.layers * exact.per_layer
         return 2.0 * (count - outside) + core
-    if recompute == "selective" and formula == "6n":
+    if recompute == "selective-attention" and formula == "6n":
         raise FormulaError("6n has no attention term, so it cannot count attention that is recomputed")
-    return core if recompute == "selective" else 0.0
+    return core if recompute == "selective-attention" else 0.0
 
 
 def _forward_matmuls(model: Model, sequence_length: int) -> float:
@@ -85,10 +86,10 @@ def _forward_matmuls(model: Model, sequence_length: int) -> float:
     return _layers_forward(model, sequence_length) + logits
 
 
-def _repeated_matmuls(model: Model, sequence_length: int, recompute: Recompute) -> float:
+def _repeated_matmuls(model: Model, sequence_length: int, recompute: Recomputation) -> float:
     if recompute == "full":
         return _layers_forward(model, sequence_length)
-    return _core_forward(model, sequence_length) if recompute == "selective" else 0.0
+    return _core_forward(model, sequence_length) if recompute == "selective-attention" else 0.0
 
 
 def _layers_forward(model: Model, sequence_length: int) -> float:
@@ -101,7 +102,7 @@ def _core_forward(model: Model, sequence_length: int) -> float:
     return 2.0 * model.layers * sequence_length * model.heads * model.head_size
 
 
-def _narayanan(model: Model, sequence_length: int, recompute: Recompute) -> float:
+def _narayanan(model: Model, sequence_length: int, recompute: Recomputation) -> float:
     """Its 96 is 72 for forward and backward and 24 for the layers' second forward; it exists for this case only."""
     if recompute != "full":
         raise FormulaError(f"megatron-2021 counts full recomputation; this run recomputes: {recompute}")

@@ -20,8 +20,8 @@ from levelfield.specs.layout import Layout
 from levelfield.specs.tuning import Tuning
 
 FP32, FP16, MASK = 4, 2, 1
-# The head works on so many tokens at a time; their fp32 logits and the gradients of these exist together.
-LOGITS_CHUNK_TOKENS = 2048
+# The head works on as many tokens at a time as have so many bytes of fp32 logits (models/torch/head_loss.py).
+LOGITS_CHUNK_BYTES = {"host": 2**24, "accelerator": 2**28}
 # Driver context, kernels and communication buffers of a process on an accelerator (seen: 0.5 to 1.5 GB).
 CONTEXT_BYTES = 1_500_000_000
 # Interpreter, framework and allocator of a process on the host (seen: about 0.4 GB).
@@ -142,10 +142,15 @@ def _activations(s: _Setting, stage: int) -> int:
 
 
 def _stored_of_layer(s: _Setting) -> int:
-    """Full recomputation keeps a layer's input; selective all but attention's scores."""
+    """Full recomputation keeps a layer's input; selective what its matrix products and its attention give, so
+    that norms, activations and dropout are computed again."""
+    if s.tuning.recompute == "none":
+        return _whole_layer(s)
+    hidden = s.tokens * s.model.hidden_size * s.width // _sequence_split(s)
     if s.tuning.recompute == "full":
-        return s.tokens * s.model.hidden_size * s.width // _sequence_split(s)
-    return _whole_layer(s) - (_scores(s) if s.tuning.recompute == "selective" else 0)
+        return hidden
+    products = _attention_width(s) + s.model.ffn_hidden_size * (2 if s.model.activation == "swiglu" else 1)
+    return 3 * hidden + s.tokens * products * s.width // s.layout.tensor + _scores(s)
 
 
 def _whole_layer(s: _Setting) -> int:
@@ -159,10 +164,13 @@ def _whole_layer(s: _Setting) -> int:
 
 
 def _split_width(s: _Setting) -> int:
-    """Values per token inside the tensor-parallel regions: queries, keys, values, attention's output, the MLP's."""
-    m = s.model
-    attention = (2 * m.heads + 2 * m.kv_heads) * m.head_size
-    return attention + m.ffn_hidden_size * (4 if m.activation == "swiglu" else 2)
+    """Values per token inside the tensor-parallel regions: attention's, and the MLP's before and after each step."""
+    return _attention_width(s) + s.model.ffn_hidden_size * (4 if s.model.activation == "swiglu" else 2)
+
+
+def _attention_width(s: _Setting) -> int:
+    """Queries, keys, values and the heads' output."""
+    return (2 * s.model.heads + 2 * s.model.kv_heads) * s.model.head_size
 
 
 def _scores(s: _Setting) -> int:
@@ -181,6 +189,9 @@ def _sequence_split(s: _Setting) -> int:
 
 
 def _logits(s: _Setting) -> int:
-    """Logits and their gradient in fp32 for one chunk (Korthikanti et al., 2022, section 4.3: 4 s b v for a whole)."""
-    chunk = min(s.tokens, LOGITS_CHUNK_TOKENS)
-    return 2 * FP32 * chunk * s.model.vocab_size // s.layout.tensor
+    """The head, in chunks: fp32 logits and their log-softmax of one chunk, and the gradients that wait for the
+    backward pass, of the head (fp32) and of its input. A whole micro-batch's logits would be 4 s b V alone
+    (Korthikanti et al., 2022, section 4.3)."""
+    vocabulary = s.model.vocab_size // s.layout.tensor
+    chunk = min(FP32 * s.tokens * vocabulary, LOGITS_CHUNK_BYTES["host" if s.in_host_memory else "accelerator"])
+    return 2 * chunk + FP32 * vocabulary * s.model.hidden_size + s.width * s.tokens * s.model.hidden_size

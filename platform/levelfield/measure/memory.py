@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from levelfield.measure.records import Reading, StepRecord, by_rank
 
-ALLOCATED, RESERVED = "allocated_peak_bytes", "reserved_peak_bytes"
+ALLOCATED, RESERVED, PROCESS = "allocated_peak_bytes", "reserved_peak_bytes", "process_peak_bytes"
+_KINDS = (ALLOCATED, RESERVED, PROCESS)
 # A sampler may miss a peak, but a used figure below half of what one rank held is of other units or another device.
 _PLAUSIBLE_SHARE = 0.5
 
@@ -34,25 +35,26 @@ class Memory:
     capacity_bytes: int | None
     allocated: Peak
     reserved: Peak
-    used_per_device: dict[str, int | None]
-    allocated_per_rank: dict[int, int | None]
-    reserved_per_rank: dict[int, int | None]
+    process: Peak
+    per_device: dict[str, int | None]
+    per_rank: dict[int, dict[str, int | None]]
 
 
 def memory(
     readings: Iterable[Reading], records: Iterable[StepRecord], capacity_bytes: Mapping[str, int | None]
 ) -> Memory:
     """The figures of a run; `capacity_bytes` names every device of it."""
-    ranks = by_rank(records)
-    allocated = {rank: _held(own, ALLOCATED) for rank, own in ranks.items()}
-    reserved = {rank: _held(own, RESERVED) for rank, own in ranks.items()}
-    used = _used(readings, capacity_bytes)
-    worst_allocated = _worst({str(rank): value for rank, value in allocated.items()}, "rank", "the framework")
-    worst_used = _plausible(_worst(used, "device", "the vendor's tool"), capacity_bytes, worst_allocated)
-    capacity = capacity_bytes.get(worst_used.where) if worst_used.where else None
-    fraction = worst_used.peak_bytes / capacity if worst_used.peak_bytes is not None and capacity else None
-    worst_reserved = _worst({str(rank): value for rank, value in reserved.items()}, "rank", "the framework")
-    return Memory(worst_used, fraction, capacity, worst_allocated, worst_reserved, used, allocated, reserved)
+    held = {rank: {k: _held(own, k) for k in _KINDS} for rank, own in by_rank(records).items()}
+    allocated, reserved, process = (_worst_rank(held, kind) for kind in _KINDS)
+    seen = _used(readings, capacity_bytes)
+    used = _plausible(_worst(seen, "device", "the vendor's tool"), capacity_bytes, allocated)
+    capacity = capacity_bytes[used.where] if used.where else None
+    fraction = used.peak_bytes / capacity if used.peak_bytes is not None and capacity else None
+    return Memory(used, fraction, capacity, allocated, reserved, process, seen, held)
+
+
+def _worst_rank(held: Mapping[int, Mapping[str, int | None]], kind: str) -> Peak:
+    return _worst({str(rank): peaks[kind] for rank, peaks in held.items()}, "rank", "the framework")
 
 
 def _used(readings: Iterable[Reading], devices: Iterable[str]) -> dict[str, int | None]:

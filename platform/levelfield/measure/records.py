@@ -24,7 +24,7 @@ class StepRecord:
     tokens: target tokens that this rank owns (0 unless its tensor and pipeline ranks are 0).
     tokens_checksum: of what it read, below 2**64; None on ranks that read no data.
     skipped: the optimizer did not step because the scaled gradients overflowed (fp16 only).
-    memory: bytes by kind (`allocated_peak_bytes`, `reserved_peak_bytes`); None where the framework cannot say.
+    memory: bytes by kind (`allocated_peak_bytes`, `reserved_peak_bytes`, `process_peak_bytes`); None where unknown.
     """
 
     rank: int

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from levelfield.measure.flops import FormulaError, FormulaId, flops_per_token, versioned
+from levelfield.measure.flops import FormulaError, FormulaId, Recomputation, flops_per_token, versioned
 from levelfield.specs.case import Model, Precision
-from levelfield.specs.tuning import Recompute
 from levelfield.specs.vendor import Peak, PeakDtype
 
 Kind = Literal["MFU", "HFU"]
@@ -80,7 +79,7 @@ def hfu(
     sequence_length: int,
     tokens_per_second_per_device: float,
     peaks: PeakRange,
-    recompute: Recompute,
+    recompute: Recomputation,
     parameters_override: float | None = None,
 ) -> Utilisation:
     """Hardware FLOPs utilisation: with the forward FLOPs that `recompute` repeats."""
@@ -89,7 +88,7 @@ def hfu(
 
 
 def _flops_or_reason(
-    formula: FormulaId, model: Model, sequence_length: int, override: float | None, recompute: Recompute
+    formula: FormulaId, model: Model, sequence_length: int, override: float | None, recompute: Recomputation
 ) -> float | str:
     try:
         return flops_per_token(formula, model, sequence_length, override, recompute)

@@ -1,0 +1,115 @@
+"""Energy: closed forms, and faults in the readings."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from levelfield.measure.energy import Energy, counted_joules, energy, integral
+from levelfield.measure.records import Reading
+
+SECOND = 10**9
+START = 123 * SECOND
+
+
+def sampled(watts: list[float | None], device: str = "0/0", joules: list[float | None] | None = None) -> list[Reading]:
+    counters = joules or [None] * len(watts)
+    pairs = zip(watts, counters, strict=True)
+    return [Reading(device, START + k * SECOND, w, j) for k, (w, j) in enumerate(pairs)]
+
+
+def over(readings: list[Reading], first: float = 1, last: float = 9, devices: tuple[str, ...] = ("0/0",)) -> Energy:
+    return energy(readings, devices, START + round(first * SECOND), START + round(last * SECOND), 1000)
+
+
+def test_constant_power() -> None:
+    found = over(sampled([300.0] * 11))
+    assert (found.joules, found.joules_per_token, found.mean_watts) == (2400.0, 2.4, 300.0)
+    assert found.boundary == "chip" and found.per_device[0].method == "trapezoid" and found.reason is None
+
+
+def test_a_ramp_is_integrated_exactly_between_samples() -> None:
+    assert over(sampled([100.0 * k for k in range(11)]), 1.5, 8.25).joules == pytest.approx(50 * (8.25**2 - 1.5**2))
+
+
+def test_the_counter_is_preferred_and_interpolated() -> None:
+    readings = sampled([300.0] * 11, joules=[5e6 + 250.0 * k for k in range(11)])
+    found = over(readings, 1.5, 8.5)
+    assert found.joules == pytest.approx(1750) and found.per_device[0].method == "counter"
+
+
+def test_a_counter_that_some_readings_lack_is_not_used() -> None:
+    readings = sampled([300.0] * 11, joules=[250.0 * k if k != 4 else None for k in range(11)])
+    assert over(readings).per_device[0].method == "trapezoid" and over(readings).joules == 2400.0
+
+
+def test_devices_add_up_and_one_without_readings_voids_the_sum() -> None:
+    both = sampled([300.0] * 11) + sampled([100.0] * 11, device="0/1")
+    assert over(both, devices=("0/0", "0/1")).mean_watts == 400.0
+    found = over(both, devices=("0/0", "0/1", "0/2"))
+    assert found.joules is None and found.reason == "device 0/2: neither power nor an energy counter could be read"
+    assert found.per_device[0].joules == 2400.0
+
+
+def test_one_percent_shows() -> None:
+    assert over(sampled([303.0] * 11)).joules == pytest.approx(1.01 * 2400.0)
+
+
+def test_readings_that_miss_part_of_the_window_are_no_energy() -> None:
+    found = over(sampled([300.0] * 8))
+    assert found.joules is None and "cover 75% of the window" in str(found.reason)
+
+
+def test_a_long_gap_is_not_bridged() -> None:
+    kept = [r for k, r in enumerate(sampled([300.0] * 11)) if k not in (3, 4, 5, 6, 7)]
+    assert over(kept).joules is None
+    short = [r for k, r in enumerate(sampled([300.0] * 11)) if k not in (3, 4)]
+    assert over(short).joules == 2400.0
+
+
+def test_order_of_readings_does_not_matter() -> None:
+    ramp = sampled([100.0 * k for k in range(11)])
+    assert over(ramp[::-1]) == over(ramp)
+
+
+@pytest.mark.parametrize("watts", [math.nan, math.inf, -5.0])
+def test_a_value_that_is_none_voids_the_energy(watts: float) -> None:
+    found = over(sampled([300.0] * 5 + [watts] + [300.0] * 5))
+    assert found.joules is None and "negative or not finite" in str(found.reason)
+
+
+def test_a_counter_that_fell_is_refused() -> None:
+    joules: list[float | None] = [1000.0 * k for k in range(6)] + [100.0 * k for k in range(5)]
+    found = over(sampled([300.0] * 11, joules=joules))
+    assert found.joules is None and "went backward" in str(found.reason)
+
+
+def test_milliwatts_and_millijoules_are_no_figures() -> None:
+    assert "units differ" in str(over(sampled([300_000.0] * 11)).reason)
+    assert "units differ" in str(over(sampled([300.0] * 11, joules=[300_000.0 * k for k in range(11)])).reason)
+    assert "units differ" in str(over(sampled([300.0] * 11, joules=[5.0] * 11)).reason)
+
+
+def test_milliseconds_for_nanoseconds_cover_nothing() -> None:
+    wrong = [Reading("0/0", r.time_ns // 10**6, r.power_watts) for r in sampled([300.0] * 11)]
+    assert over(wrong).joules is None
+
+
+@pytest.mark.parametrize(("begin", "end", "tokens"), [(5, 5, 10), (6, 5, 10), (0, 5, 0)])
+def test_no_window_no_energy(begin: int, end: int, tokens: int) -> None:
+    found = energy(sampled([300.0] * 11), ["0/0"], begin, end, tokens)
+    assert found.joules is None and found.joules_per_token is None and found.reason
+
+
+@given(st.lists(st.floats(1, 1000), min_size=3, max_size=20), st.floats(0.05, 0.95))
+def test_parts_of_a_window_add_up_to_it(watts: list[float], cut: float) -> None:
+    points = [(START + k * SECOND, w) for k, w in enumerate(watts)]
+    end = START + (len(watts) - 1) * SECOND
+    middle = START + round(cut * (end - START))
+    whole = integral(points, START, end)
+    assert integral(points, START, middle) + integral(points, middle, end) == pytest.approx(whole, rel=1e-6)
+    counters = [(t, sum(watts[: k + 1])) for k, (t, _) in enumerate(points)]
+    assert counted_joules(counters, START, end) == pytest.approx(sum(watts[1:]))

@@ -1,0 +1,78 @@
+"""Memory figures: worst device, worst rank, and what a mix-up of units does to them."""
+
+from __future__ import annotations
+
+from levelfield.measure.memory import ALLOCATED, PROCESS, RESERVED, Memory, memory
+from levelfield.measure.records import Reading, StepRecord
+
+GIB = 2**30
+CAPACITY: dict[str, int | None] = {"0/0": 80 * GIB, "0/1": 80 * GIB}
+
+
+def steps(peaks: dict[int, list[int | None]]) -> list[StepRecord]:
+    return [
+        StepRecord(rank, k, k, memory={ALLOCATED: v, RESERVED: v and v + GIB, PROCESS: 2 * GIB})
+        for rank, values in peaks.items()
+        for k, v in enumerate(values, start=1)
+    ]
+
+
+def readings(used: dict[str, list[int | None]]) -> list[Reading]:
+    return [Reading(d, k, memory_used_bytes=v) for d, values in used.items() for k, v in enumerate(values)]
+
+
+HELD = steps({0: [50 * GIB, 60 * GIB], 1: [55 * GIB, 55 * GIB]})
+SEEN = readings({"0/0": [10 * GIB, 64 * GIB, 63 * GIB], "0/1": [9 * GIB, None, 62 * GIB]})
+
+
+def found(seen: list[Reading] = SEEN, held: list[StepRecord] = HELD) -> Memory:
+    return memory(seen, held, CAPACITY)
+
+
+def test_the_headline_is_the_fullest_device_over_its_capacity() -> None:
+    m = found()
+    assert (m.used.peak_bytes, m.used.where, m.used_fraction) == (64 * GIB, "0/0", 0.8)
+    assert (m.allocated.peak_bytes, m.allocated.where) == (60 * GIB, "0")
+    assert m.reserved.peak_bytes == 61 * GIB and m.process.peak_bytes == 2 * GIB
+    assert m.per_rank[1][ALLOCATED] == 55 * GIB and m.per_device["0/1"] == 62 * GIB
+
+
+def test_an_unread_device_may_be_the_worst() -> None:
+    m = found(readings({"0/0": [64 * GIB], "0/1": [None]}))
+    assert m.used.peak_bytes is None and m.used_fraction is None
+    assert m.used.reason == "the vendor's tool gave no figure for device 0/1"
+
+
+def test_a_step_that_says_nothing_may_have_held_the_peak() -> None:
+    m = found(held=steps({0: [50 * GIB, None]}))
+    assert m.allocated.peak_bytes is None and "rank 0" in str(m.allocated.reason)
+    assert m.used.peak_bytes == 64 * GIB
+
+
+def test_mebibytes_for_bytes_are_no_figure() -> None:
+    m = found(readings({"0/0": [64 * 1024], "0/1": [62 * 1024]}))
+    assert m.used.peak_bytes is None and "units or device differ" in str(m.used.reason)
+
+
+def test_more_than_there_is_is_no_figure() -> None:
+    m = found(readings({"0/0": [64 * GIB * 1024], "0/1": [62 * GIB]}))
+    assert m.used.peak_bytes is None and "of 85899345920" in str(m.used.reason)
+
+
+def test_zero_and_negative_are_no_figures() -> None:
+    for wrong in (0, -1):
+        assert found(readings({"0/0": [wrong], "0/1": [wrong]})).used.peak_bytes is None
+
+
+def test_unknown_capacity_leaves_the_peak_and_no_share() -> None:
+    m = memory(SEEN, HELD, {"0/0": None, "0/1": None})
+    assert m.used.peak_bytes == 64 * GIB and m.used_fraction is None and m.capacity_bytes is None
+
+
+def test_devices_outside_the_run_do_not_count() -> None:
+    assert found([*SEEN, Reading("0/7", 0, memory_used_bytes=79 * GIB)]).used.where == "0/0"
+
+
+def test_without_any_fact_every_figure_has_a_reason() -> None:
+    m = memory([], [], CAPACITY)
+    assert all(p.peak_bytes is None and p.reason for p in (m.used, m.allocated, m.reserved, m.process))

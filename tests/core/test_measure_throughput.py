@@ -1,0 +1,205 @@
+"""The window and its statistics, with faults planted in the step times."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from levelfield.measure.records import StepRecord
+from levelfield.measure.series import change_point, over_repeats, relative_iqr, trend
+from levelfield.measure.throughput import StepTime, Throughput, WindowError, step_times, window
+
+SECOND = 10**9
+
+
+def steps_of(seconds: list[float], tokens: int = 1000, begin_ns: int = 5 * SECOND) -> list[StepTime]:
+    ends, now = [], begin_ns
+    for number, duration in enumerate(seconds, start=1):
+        now += round(duration * SECOND)
+        ends.append(StepTime(number, now, tokens))
+    return ends
+
+
+def measured(seconds: list[float], first: int = 3, devices: int = 2) -> Throughput:
+    return window(steps_of(seconds), 5 * SECOND, first, len(seconds), devices)
+
+
+def noisy(n: int, seed: int = 1, spread: float = 0.02) -> list[float]:
+    source = random.Random(seed)
+    return [1 + spread * source.gauss(0, 1) for _ in range(n)]
+
+
+def test_tokens_over_wall_time_over_devices() -> None:
+    found = measured([10.0, 10.0, 1.0, 1.0, 2.0, 1.0])
+    assert found.wall_seconds == 5.0 and found.tokens == 4000
+    assert found.tokens_per_second == 800.0 and found.tokens_per_second_per_device == 400.0
+    seconds = found.step_seconds
+    assert (seconds.steps, seconds.median, seconds.mean, seconds.minimum, seconds.maximum) == (4, 1.0, 1.25, 1.0, 2.0)
+    assert seconds.p90 == pytest.approx(1.7) and seconds.spread == pytest.approx(0.25)
+
+
+def test_the_warm_up_does_not_enter() -> None:
+    slow, slower = measured([10.0, 10.0, 1.0, 1.0]), measured([99.0, 50.0, 1.0, 1.0])
+    assert slow == slower
+
+
+def test_a_window_from_the_first_step_needs_the_begin() -> None:
+    steps = steps_of([2.0, 2.0])
+    assert window(steps, 5 * SECOND, 1, 2, 1).wall_seconds == 4.0
+    with pytest.raises(WindowError, match="step 0 missing"):
+        window(steps, None, 1, 2, 1)
+
+
+def planted(fault: str) -> list[StepTime]:
+    steps = steps_of([1.0] * 8)
+    faults = {
+        "missing": steps[:4] + steps[5:],
+        "lost its start": steps[2:],
+        "lost its end": steps[:7],
+        "repeated": [*steps[:5], steps[4], *steps[5:]],
+        "swapped": [*steps[:4], steps[5], steps[4], *steps[6:]],
+        "no time": [*steps[:4], replace(steps[4], end_ns=steps[3].end_ns), *steps[5:]],
+        "clock went back": [*steps[:5], replace(steps[5], end_ns=steps[2].end_ns), *steps[6:]],
+        "no tokens": [*steps[:5], replace(steps[5], tokens=0), *steps[6:]],
+        "empty": [],
+    }
+    return faults[fault]
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("missing", "step 5 missing"),
+        ("lost its start", "step 2 missing"),
+        ("lost its end", "step 8 missing"),
+        ("repeated", "step 5 repeated"),
+        ("swapped", "step 5 out of order"),
+        ("no time", "step 5 took no time"),
+        ("clock went back", "step 6 took no time"),
+        ("no tokens", "step 6: found 0 tokens"),
+        ("empty", "and 2 more missing"),
+    ],
+)
+def test_a_planted_fault_is_refused_by_its_name(fault: str, says: str) -> None:
+    with pytest.raises(WindowError, match=says):
+        window(planted(fault), 5 * SECOND, 3, 8, 1)
+
+
+@pytest.mark.parametrize(("first", "last", "devices"), [(0, 3, 1), (4, 3, 1), (2, 3, 0)])
+def test_a_window_that_is_none_is_refused(first: int, last: int, devices: int) -> None:
+    with pytest.raises(WindowError, match="is none"):
+        window(steps_of([1.0] * 4), 5 * SECOND, first, last, devices)
+
+
+def test_a_step_one_percent_longer_shows() -> None:
+    assert measured([1.0] * 5 + [1.01]).tokens_per_second < measured([1.0] * 6).tokens_per_second
+
+
+def test_ranks_are_timed_by_their_own_clock_and_the_slowest_counts() -> None:
+    here = [StepRecord(0, k, k * SECOND, tokens=10) for k in range(1, 5)]
+    elsewhere = [StepRecord(1, k, 10**15 + round(k * 1.1 * SECOND), tokens=20) for k in range(1, 5)]
+    found = step_times(here + elsewhere, 2, 4)
+    assert [s.tokens for s in found] == [30] * 4
+    assert window(found, None, 2, 4, 2).wall_seconds == pytest.approx(3.3)
+
+
+def test_a_rank_that_stopped_early_does_not_time_the_window() -> None:
+    whole = [StepRecord(0, k, k * SECOND, tokens=10) for k in range(1, 5)]
+    cut = [StepRecord(1, k, k * 2 * SECOND, tokens=10) for k in range(1, 3)]
+    assert [s.step for s in step_times(whole + cut, 2, 4)] == [1, 2, 3, 4]
+    assert step_times([], 2, 4) == ()
+
+
+def test_even_steps_raise_no_flag() -> None:
+    flags = [measured(noisy(40, seed)).step_seconds.flags for seed in range(60)]
+    assert sum(map(bool, flags)) <= 3
+
+
+def test_a_trend_is_flagged() -> None:
+    rising = [t * (1 + 0.003 * i) for i, t in enumerate(noisy(40))]
+    assert any(f.startswith("trend: step time drifts by +") for f in measured(rising).step_seconds.flags)
+
+
+def test_a_change_point_is_flagged_at_its_step() -> None:
+    stepped = [t * (1.2 if i >= 20 else 1.0) for i, t in enumerate(noisy(40))]
+    flags = measured(stepped).step_seconds.flags
+    assert any("change point" in f and "at step 21 " in f for f in flags)
+
+
+def test_a_drift_too_small_to_matter_is_not_flagged() -> None:
+    exact = [1 + 1e-5 * i for i in range(40)]
+    assert trend(exact).p < 1e-6 and measured(exact).step_seconds.flags == ()
+
+
+def test_few_steps_are_not_judged_and_say_so() -> None:
+    found = measured([1.0] * 2 + [1.0, 2.0, 3.0, 4.0]).step_seconds
+    assert found.flags == () and "need 10" in str(found.unchecked)
+
+
+def test_one_outlier_moves_neither_slope_nor_change_point() -> None:
+    values = noisy(30)
+    values[15] = 50.0
+    assert abs(trend(values).drift) < 0.05 and trend(values).p > 0.01 and change_point(values).p > 0.01
+
+
+def test_mann_kendall_against_the_formula_by_hand() -> None:
+    """1..10 in order: S = 45, variance 10 * 9 * 25 / 18 = 125, z = 44 / sqrt(125)."""
+    found = trend([float(v) for v in range(1, 11)])
+    assert found.slope == 1.0
+    assert found.p == pytest.approx(math.erfc(44 / math.sqrt(125) / math.sqrt(2)))
+    assert trend([2.0] * 10).p == 1.0
+
+
+def test_pettitt_against_the_formula_by_hand() -> None:
+    """Five low, five high: K = 25 at the sixth value, p = 2 exp(-6 * 625 / 1100)."""
+    found = change_point([1.0] * 5 + [3.0] * 5)
+    assert found.index == 5 and found.shift == 1.0
+    assert found.p == pytest.approx(2 * math.exp(-6 * 625 / 1100))
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=3, max_size=30))
+def test_reversing_a_series_turns_its_slope(values: list[float]) -> None:
+    forward, backward = trend(values), trend(values[::-1])
+    assert forward.slope == pytest.approx(-backward.slope, abs=1e-12) and forward.p == pytest.approx(backward.p)
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=3, max_size=30), st.floats(0.5, 1000))
+def test_units_do_not_change_relative_figures(values: list[float], factor: float) -> None:
+    scaled = [v * factor for v in values]
+    assert relative_iqr(scaled) == pytest.approx(relative_iqr(values), abs=1e-9)
+
+
+def test_the_interval_of_repeats_states_its_method() -> None:
+    assert over_repeats([5.0]).low is None and over_repeats([5.0]).n == 1
+    three = over_repeats([100.0, 101.0, 102.0])
+    assert three.median == 101.0 and three.method.startswith("student-t")
+    assert three.low == pytest.approx(101 - 4.3027 / math.sqrt(3), abs=1e-3)
+    nine = over_repeats([float(v) for v in range(1, 10)])
+    assert (nine.low, nine.high, nine.method) == (2.0, 8.0, "order statistics")
+    assert nine.coverage == pytest.approx(1 - 2 * (1 + 9) / 2**9)
+
+
+def test_six_repeats_are_the_first_to_have_a_distribution_free_interval() -> None:
+    six = over_repeats([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    assert (six.low, six.high) == (1.0, 6.0) and six.coverage == pytest.approx(0.96875)
+
+
+@pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf]])
+def test_repeats_that_are_no_numbers_are_refused(values: list[float]) -> None:
+    with pytest.raises(ValueError, match="all finite"):
+        over_repeats(values)
+
+
+@given(st.integers(6, 60))
+def test_order_statistics_cover_at_least_what_they_say(n: int) -> None:
+    found = over_repeats([float(v) for v in range(n)])
+    assert found.low is not None and found.high is not None and found.coverage is not None
+    rank = round(found.low)
+    outside = 2 * sum(math.comb(n, k) for k in range(rank + 1)) / 2**n
+    assert found.coverage == pytest.approx(1 - outside) and found.coverage >= 0.95
+    assert found.high == n - 1 - rank
