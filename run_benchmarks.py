@@ -21,14 +21,18 @@ OLDEST = (3, 10)
 def main():
     if sys.version_info < OLDEST:
         found = ".".join(map(str, sys.version_info[:3]))
-        return fail("found Python %s, expected %d.%d or newer; start this file with a newer python3" % ((found,) + OLDEST))
+        return fail(
+            "found Python %s, expected %d.%d or newer; start this file with a newer python3" % ((found,) + OLDEST)
+        )
     if os.environ.get("LEVELFIELD_NO_BOOTSTRAP") != "1" and not is_suitable():
         make_environment()
         if not os.environ.get("LEVELFIELD_BOOTSTRAPPED"):
             os.environ["LEVELFIELD_BOOTSTRAPPED"] = "1"
             os.execv(PYTHON, [PYTHON, *sys.argv])
     os.environ.pop("LEVELFIELD_BOOTSTRAPPED", None)
-    sys.path[0] = os.path.join(ROOT, "platform")  # in place of the repository's root, whose `docker` would shadow the SDK
+    sys.path[0] = os.path.join(
+        ROOT, "platform"
+    )  # in place of the repository's root, whose `docker` would shadow the SDK
     from levelfield.cli.main import main as run
 
     return run(sys.argv[1:])
@@ -86,14 +90,18 @@ def make_environment():
     try:
         lock = open(os.path.join(ROOT, ".venv.lock"), "w")
     except OSError as error:
-        sys.exit(fail("cannot write in %s: %s; set LEVELFIELD_NO_BOOTSTRAP=1 to use this Python" % (ROOT, error.strerror)))
+        sys.exit(
+            fail("cannot write in %s: %s; set LEVELFIELD_NO_BOOTSTRAP=1 to use this Python" % (ROOT, error.strerror))
+        )
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if read(STAMP) == wanted_stamp() and os.path.exists(PYTHON):
             return
         say("first start: making .venv with the platform's own packages (%s)" % os.path.basename(LOCK_FILE))
         command([sys.executable, "-m", "venv", "--clear", ENVIRONMENT])
-        command([PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "-r", LOCK_FILE])
+        command(
+            [PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "-r", LOCK_FILE]
+        )
         with open(STAMP, "w") as file:
             file.write(wanted_stamp())
         say(".venv is ready")

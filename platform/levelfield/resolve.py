@@ -15,8 +15,8 @@ from levelfield import relations
 from levelfield.catalog import Found
 from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import CorpusError, DoesNotFit, UsageError
-from levelfield.measure.flops import parameters
 from levelfield.measure.footprint import expected_memory
+from levelfield.measure.parameters import parameters
 from levelfield.registry import checkout
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.implementation import ImplementationFile
@@ -33,7 +33,7 @@ from levelfield.specs.plan import (
 from levelfield.specs.selector import Selector
 from levelfield.specs.tuning import Tuning, TuningChoice, TuningRow
 from levelfield.specs.vendor import Chip
-from levelfield.worker.corpora import synthetic_entropy
+from levelfield.worker.synthetic import synthetic_entropy
 
 GIB = 2**30
 
@@ -127,12 +127,12 @@ def _plan(
         asked=text,
         selector=selector,
         case=found.case.name,
-        case_digest=found.case.digest(),
+        case_digest=found.case.fingerprint(),
         scale=scale,
         scale_reason=reason,
         parameters=parameters(work.model, work.training.sequence_length).total,
         work=work,
-        work_digest=work.digest(),
+        work_digest=work.fingerprint(),
         implementation=_implementation(implementation, found.folder),
         hardware=hardware,
         access=found.vendor.frameworks[implementation.framework],
@@ -180,9 +180,7 @@ def _rows(found: Found, selector: Selector, scale: Scale) -> Iterator[TuningRow]
             yield row
 
 
-def _place(
-    found: Found, selector: Selector, choice: TuningChoice, origins: dict[str, str]
-) -> tuple[Layout, int, int]:
+def _place(found: Found, selector: Selector, choice: TuningChoice, origins: dict[str, str]) -> tuple[Layout, int, int]:
     """Layout, nodes and devices per node; what is not said follows from what is."""
     written = parse_layout(choice.layout) if choice.layout else None
     nodes = written.nodes if written and written.nodes else selector.nodes
@@ -202,12 +200,13 @@ def _devices_for(written: LayoutText | None, nodes: int, found: Found) -> int:
 def _tuning(choice: TuningChoice, layout: Layout, found: Found, devices: int, origins: dict[str, str]) -> Tuning:
     fields = choice.model_dump(exclude_none=True, exclude={"layout"})
     if "threads" not in fields and found.vendor.divisible:
-        fields["threads"] = max(1, _usable_cores() // devices)
-        origins["threads"] = f"default: {_usable_cores()} usable cores over {devices} process(es)"
+        fields["threads"] = max(1, usable_cores() // devices)
+        origins["threads"] = f"default: {usable_cores()} usable cores over {devices} process(es)"
     return Tuning(layout=layout, **fields)
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
+    """Processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -321,7 +320,7 @@ def _corpus(facts: CorpusFacts | None, work: Work, scale: Scale) -> CorpusUsed:
     """The corpus in use. Raises CorpusError when the case's vocabulary does not hold its largest token."""
     if facts is None:
         entropy = synthetic_entropy(work.data.branching)
-        digest = work.data.digest()
+        digest = work.data.fingerprint()
         return CorpusUsed(kind="synthetic", digest=digest, entropy_nats=entropy)
     if facts.max_token >= work.model.vocab_size:
         raise CorpusError(

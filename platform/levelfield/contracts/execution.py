@@ -6,6 +6,7 @@ A request is built without side effect and is what --dry-run prints; only `execu
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -65,9 +66,10 @@ class ProcessEnd:
 @dataclass(frozen=True)
 class Outcome:
     """cause `exited`: all by themselves; `rank-failed`: one did not end well and the others were stopped;
-    `hang`: no heartbeat or no step in time; `interrupted`: by the user; `launch-error`: nothing could be started."""
+    `hang`: no heartbeat or no step in time; `interrupted`: by the user; `launch-error`: nothing could be started;
+    `environment`: it could not be made ready."""
 
-    cause: Literal["exited", "rank-failed", "hang", "interrupted", "launch-error"]
+    cause: Literal["exited", "rank-failed", "hang", "interrupted", "launch-error", "environment"]
     ends: tuple[ProcessEnd, ...] = ()
     evidence: str | None = None
     extra: dict[str, str] = field(default_factory=dict)
@@ -81,8 +83,9 @@ class Runtime(Protocol):
 
     name: str
 
-    def prepare(self, plan: Plan) -> None:
-        """Make the environment of the plan ready, once, safely beside other runs. Raises RunFailed."""
+    def in_use(self, plan: Plan, say: Callable[[str], None]) -> AbstractContextManager[None]:
+        """Make the plan's environment ready, safely beside other runs, and keep it so. Raises RunFailed or UsageError."""
+        ...
 
     def process(self, plan: Plan, paths: RunPaths, rank: int) -> ProcessWork:
         """The work of one rank, without side effect."""

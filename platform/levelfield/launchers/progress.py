@@ -17,7 +17,8 @@ class Liveness:
     def __init__(self, request: Request) -> None:
         self._request = request
         self._events = Path(request.events_dir)
-        self._sizes: dict[int, int] = {}
+        self._written = 0
+        self._started = False
         self._last_progress = time.monotonic()
 
     def hang(self, alive: list[int]) -> str | None:
@@ -37,9 +38,8 @@ class Liveness:
 
     def _no_progress(self) -> str | None:
         sizes = {p: p.stat().st_size for p in self._events.glob("rank*.jsonl")}
-        total = sum(sizes.values())
-        if total != self._sizes.get(0):
-            self._sizes[0] = total
+        if sum(sizes.values()) != self._written:
+            self._written = sum(sizes.values())
             self._last_progress = time.monotonic()
             self._started = self._started_steps(sizes)
         limit = self._request.step_seconds if self._started else self._request.start_seconds
@@ -49,7 +49,5 @@ class Liveness:
         what = "step" if self._started else "first step"
         return f"no {what} was finished for {waited:.0f} s (limit {limit:g} s)"
 
-    _started = False
-
     def _started_steps(self, sizes: dict[Path, int]) -> bool:
-        return self._started or any(b'"event":"step"' in p.read_bytes()[:200_000].replace(b" ", b"") for p in sizes)
+        return self._started or any(b'"event":"step"' in path.read_bytes() for path in sizes)

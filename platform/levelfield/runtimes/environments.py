@@ -69,7 +69,9 @@ def _lock_file(folder: Path) -> Iterator[int]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         file = folder.with_name(f"{folder.name}.lock").open("w")
     except OSError as error:
-        raise UsageError(f"{folder.parent} cannot be written: {error.strerror}; give an interpreter with --python") from None
+        raise UsageError(
+            f"{folder.parent} cannot be written: {error.strerror}; give an interpreter with --python"
+        ) from None
     with file:
         yield file.fileno()
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from levelfield.contracts.execution import PORT_CHOSEN_AT_START, ProcessWork
 from levelfield.registry import checkout
+from levelfield.runtimes.environments import environment_in_use
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
@@ -14,6 +17,9 @@ class ProcessRuntime:
     """Builds argv and environment of each rank; the environment itself is made by `environments`."""
 
     name = "process"
+
+    def in_use(self, plan: Plan, say: Callable[[str], None]) -> AbstractContextManager[None]:
+        return environment_in_use(plan.environment, say)
 
     def process(self, plan: Plan, paths: RunPaths, rank: int) -> ProcessWork:
         """The work of one rank: argv filled in, and all variables it gets beside the user's own."""

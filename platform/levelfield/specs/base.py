@@ -20,7 +20,7 @@ class Value(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    def digest(self) -> str:
+    def fingerprint(self) -> str:
         """sha256 of the canonical JSON: equal values have equal digests, whatever their file looked like."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()

@@ -7,9 +7,10 @@ of these ranks; the rest, data / sharding_degree, are replicas of whole shards (
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from levelfield.errors import LayoutError
 from levelfield.specs.base import Value
@@ -50,7 +51,7 @@ class Layout(Value):
 
         Raises LayoutError where the notation has no way to say it.
         """
-        writers = {
+        writers: dict[str, Callable[[], str]] = {
             "levelfield": lambda: str(self),
             "megatron": lambda: f"PP{self.pipeline}DP{self.data}TP{self.tensor}",
             "oneflow": lambda: f"{self.data}x{self.tensor}x{self.pipeline}",
@@ -117,7 +118,9 @@ def _from_parts(text: str, body: str, suffix: str) -> Layout:
             raise LayoutError(f"layout '{text}' says {name} twice")
         fields[_PARTS[name]] = int(number)
     if fields.get("sharding_degree", 1) > 1 and "sharding_stage" not in fields:
-        raise LayoutError(f"layout '{text}': SP is the sharding degree and needs SH, the stage; for sequence parallel write +seq")
+        raise LayoutError(
+            f"layout '{text}': SP is the sharding degree and needs SH, the stage; for sequence parallel write +seq"
+        )
     fields.setdefault("data", fields.get("sharding_degree", 1))
     if fields.get("sharding_stage") and "sharding_degree" not in fields:
         fields["sharding_degree"] = fields["data"]
@@ -128,11 +131,12 @@ def _from_parts(text: str, body: str, suffix: str) -> Layout:
 
 def _build(text: str, suffix: str, **fields: int) -> Layout:
     try:
-        return Layout(**fields, sequence_parallel=suffix == "seq")  # type: ignore[arg-type]
+        return Layout(**fields, sequence_parallel=suffix == "seq")
     except ValueError as error:
         raise LayoutError(f"layout '{text}': {_reasons(error)}") from None
 
 
 def _reasons(error: ValueError) -> str:
-    details = getattr(error, "errors", list)()
-    return "; ".join(f"{'.'.join(map(str, d['loc']))} {d['msg']}".strip() for d in details) or str(error)
+    if not isinstance(error, ValidationError):
+        return str(error)
+    return "; ".join(f"{'.'.join(map(str, d['loc']))} {d['msg']}".strip() for d in error.errors())

@@ -8,9 +8,7 @@ from levelfield.specs.base import Document, Value
 from levelfield.specs.case import Precision, Scale
 from levelfield.specs.layout import Layout
 
-Word = Literal[
-    "valid", "invalid", "oom", "failed", "timeout", "unsupported", "withheld", "not-run", "reference-only"
-]
+Word = Literal["valid", "invalid", "oom", "failed", "timeout", "unsupported", "withheld", "not-run", "reference-only"]
 
 
 class Status(Value):
@@ -31,7 +29,10 @@ class Figure(Value):
 
 
 class StepTimes(Value):
-    """Seconds per step within the window; `spread` is the interquartile range over the median."""
+    """Seconds per step within the window; `spread` is the interquartile range over the median.
+
+    flags: a trend or a change point in the window, as sentences; unchecked: why they could not be looked for.
+    """
 
     steps: int
     median: float
@@ -40,7 +41,8 @@ class StepTimes(Value):
     minimum: float
     maximum: float
     spread: float
-    flags: tuple[str, ...] = ()
+    flags: tuple[str, ...]
+    unchecked: str | None
 
 
 class Throughput(Value):
@@ -53,16 +55,18 @@ class Throughput(Value):
 
 
 class Utilisation(Value):
-    """One formula's utilisation with all that it was computed from; `high` where mixed fp8 gives a range."""
+    """One formula's utilisation with all that it was computed from; `low` and `high` where mixed fp8 gives a range."""
 
     formula: str
     kind: Literal["MFU", "HFU"]
     value: float | None
-    high: float | None = None
-    flops_per_token: float
+    low: float | None
+    high: float | None
+    flops_per_token: float | None
+    achieved_tflops: float | None
     peak_tflops: float | None
-    peak_source: str
-    reason: str | None = None
+    peak_source: str | None
+    reason: str | None
 
 
 class Memory(Value):

@@ -1,0 +1,157 @@
+"""Every command and option, with the words that teach them. Commands are imported when they are called."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import levelfield
+
+_RUN_HELP = """\
+Train one case on this machine and judge the run by its own raw files.
+
+examples:
+  run_benchmarks.py --case gpt3_6.7B:torch              smoke scale without an accelerator
+  run_benchmarks.py --case llama3_8b:torch:cpu:1:2      two processes, data parallel
+  run_benchmarks.py --case gpt3_6.7B:torch --layout TP2PP1 --dry-run
+  run_benchmarks.py --suite smoke --repeat 3
+
+a case string is case:framework[_version][:vendor-or-chip[:nodes[:devices[:repeats]]]]
+layouts: DP4TP2PP1, PP2DP4TP1, 8x1x4 (data x tensor x pipeline), TP1PP1SH2SP8
+(sharding stage and degree), 1n_8g_dp_4bs; +seq adds sequence parallelism
+
+other commands (each has --help):
+  list       cases, frameworks, vendors, chips and suites
+  show       a case, resolved, with its smoke scale
+  report     one run or many: table, markdown, csv, json
+  collect    compute a run's result again from its raw files
+  data       prepare a corpus from text, or check one
+  export     a case's initial weights in the format of others
+
+exit codes: 0 good, 2 wrong usage or configuration, 3 a run failed, 4 a gate
+refused, 5 the platform's own fault, 130 interrupted
+"""
+
+COMMANDS = ("run", "list", "show", "report", "collect", "data", "export")
+
+
+def parser_of(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse; without a command's name the command is `run`. Ends the process with 2 on wrong usage, 0 after --help."""
+    given = list(arguments)
+    name = given.pop(0) if given and given[0] in COMMANDS else "run"
+    program = "run_benchmarks.py" if name == "run" else f"run_benchmarks.py {name}"
+    parser = argparse.ArgumentParser(prog=program, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.set_defaults(command=_later(name))
+    _BUILDERS[name](parser)
+    _shared(parser)
+    if not given and name == "run":
+        given = ["--help"]
+    return parser.parse_args(given)
+
+
+def _later(name: str) -> Callable[[argparse.Namespace], int]:
+    def call(options: argparse.Namespace) -> int:
+        module = importlib.import_module(f"levelfield.cli.{name if name != 'list' else 'listing'}_command")
+        code: int = module.execute(options)
+        return code
+
+    return call
+
+
+def _shared(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("common")
+    group.add_argument(
+        "--plugins", type=Path, action="append", default=[], metavar="DIR", help="more vendors, models and cases"
+    )
+    group.add_argument("--runs", type=Path, metavar="DIR", help="where runs lie (default: runs/)")
+    group.add_argument("--version", action="version", version=f"levelfield {levelfield.__version__}")
+
+
+def _run(parser: argparse.ArgumentParser) -> None:
+    parser.description = _RUN_HELP
+    parser.usage = "run_benchmarks.py --case CASE:FRAMEWORK[:...] [options]\n       run_benchmarks.py COMMAND --help"
+    what = parser.add_argument_group("what to run")
+    what.add_argument("--case", action="append", default=[], metavar="STRING", help="a case string; may be repeated")
+    what.add_argument("--suite", action="append", default=[], metavar="NAME|FILE", help="a list of cases")
+    what.add_argument("--repeat", type=int, metavar="N", help="run each N times")
+    what.add_argument("--scale", choices=("auto", "smoke", "full"), default="auto", help="auto: full where it fits")
+    what.add_argument("--data", metavar="PREFIX", help="a corpus (.bin/.idx or _ids.npy/_idx.npz); else synthetic")
+    free = parser.add_argument_group("free choices (all else is fixed by the case)")
+    free.add_argument("--layout", help="parallel layout")
+    free.add_argument("--micro-batch", type=int, metavar="N", help="sequences per forward pass")
+    free.add_argument("--recompute", choices=("none", "selective", "full"), help="activations to compute again")
+    free.add_argument("--compile", action=argparse.BooleanOptionalAction, help="compile the model")
+    free.add_argument("--attention", choices=("sdpa", "flash_attn"), help="attention kernel")
+    free.add_argument("--threads", type=int, metavar="N", help="processor threads per process")
+    free.add_argument("--env", action="append", default=[], metavar="K=V", help="a variable for the training process")
+    how = parser.add_argument_group("how")
+    how.add_argument("--dry-run", action="store_true", help="show exactly what would run, and run nothing")
+    how.add_argument("--python", metavar="PATH", help="train with this interpreter instead of a made environment")
+    how.add_argument("--save-weights", action="store_true", help="keep the weights after the last step")
+    _output(how)
+
+
+def _output(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--json", action="store_true", help="machine-readable output on stdout")
+    group.add_argument("--quiet", action="store_true", help="only the result")
+
+
+def _list(parser: argparse.ArgumentParser) -> None:
+    parser.description = "List what there is. Without KIND: everything."
+    parser.add_argument("kind", nargs="?", choices=("cases", "frameworks", "vendors", "chips", "suites", "runs"))
+    parser.add_argument("--json", action="store_true", help="machine-readable output")
+
+
+def _show(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Show a case, resolved: everything it fixes, at full and at smoke scale."
+    parser.add_argument("case")
+    parser.add_argument("--scale", choices=("full", "smoke"), help="only this scale (default: both)")
+    parser.add_argument("--json", action="store_true", help="machine-readable output")
+
+
+def _report(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Report runs: one in full, several side by side. RUN: a path, an id, a part of one, or latest."
+    parser.add_argument("run", nargs="+")
+    parser.add_argument("--format", choices=("table", "markdown", "csv", "json"), default="table")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write there instead of stdout")
+
+
+def _collect(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Compute result.json and report.md again from a run's raw files: the same bytes."
+    parser.add_argument("run", nargs="+")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 4 if the result would differ")
+
+
+def _data(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Prepare a corpus from text, or check one."
+    actions = parser.add_subparsers(dest="action", required=True)
+    prepare = actions.add_parser("prepare", help="text files to Megatron's indexed .bin/.idx")
+    prepare.add_argument("--input", type=Path, action="append", required=True, metavar="FILE|DIR")
+    prepare.add_argument("--tokenizer", required=True, metavar="bytes|TOKENIZER.json")
+    prepare.add_argument("--output", type=Path, required=True, metavar="PREFIX")
+    prepare.add_argument("--suffix", action="append", metavar=".txt", help="files of a DIR to take; may be repeated")
+    prepare.add_argument("--end-token", metavar="TEXT", help="the tokenizer's end-of-document token")
+    prepare.add_argument("--force", action="store_true", help="replace an existing corpus")
+    check = actions.add_parser("check", help="read a whole corpus and say what it is")
+    check.add_argument("prefix", metavar="PREFIX")
+
+
+def _export(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Write a case's initial weights as others read them."
+    parser.add_argument("case")
+    parser.add_argument("--format", choices=("hf",), required=True, help="hf: safetensors and config.json")
+    parser.add_argument("--scale", choices=("full", "smoke"), default="smoke")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR")
+
+
+_BUILDERS = {
+    "run": _run,
+    "list": _list,
+    "show": _show,
+    "report": _report,
+    "collect": _collect,
+    "data": _data,
+    "export": _export,
+}

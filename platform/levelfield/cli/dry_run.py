@@ -1,0 +1,78 @@
+"""--dry-run: exactly what would run, as text or JSON, without making anything."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from levelfield.contracts.execution import Request
+from levelfield.launchers.local import LocalLauncher
+from levelfield.report.words import gib
+from levelfield.runtimes.environments import is_ready
+from levelfield.runtimes.process import ProcessRuntime
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan, job_of
+
+
+def show(plans: Sequence[Plan], runs: Path, as_json: bool) -> int:
+    """Print every plan with its request and job. Always 0: what cannot be planned has raised before."""
+    if as_json:
+        print(json.dumps([_everything(plan, runs) for plan in plans], indent=2, ensure_ascii=False))
+    else:
+        print("\n\n".join("\n".join(_lines(plan, runs)) for plan in plans))
+    return 0
+
+
+def _request(plan: Plan, runs: Path) -> tuple[Request, RunPaths]:
+    paths = RunPaths(runs.absolute() / plan.run_id)
+    return LocalLauncher().request(plan, paths, ProcessRuntime()), paths
+
+
+def _everything(plan: Plan, runs: Path) -> dict[str, object]:
+    request, paths = _request(plan, runs)
+    return {
+        "plan": plan.model_dump(mode="json"),
+        "request": request.to_dict(),
+        "job": job_of(plan, str(paths.events), str(paths.weights)),
+    }
+
+
+def _lines(plan: Plan, runs: Path) -> Iterator[str]:
+    request, paths = _request(plan, runs)
+    hardware, training, memory = plan.hardware, plan.work.training, plan.expected_memory
+    yield f"case         {plan.case} ({plan.scale}: {plan.scale_reason})"
+    yield f"work         {plan.parameters:,} parameters, {training.steps} steps of {training.tokens_per_step:,} tokens"
+    yield f"             sequence {training.sequence_length}, global batch {training.global_batch}, {training.precision}"
+    yield f"corpus       {plan.corpus.kind} {plan.corpus.prefix or ''} {plan.corpus.digest[:19]}"
+    yield f"hardware     {hardware.nodes} x {hardware.devices_per_node} {hardware.chip.name} ({hardware.description})"
+    if hardware.assumed:
+        yield "             ASSUMED: these devices are not here; this plan can only be looked at"
+    for field in ("layout", "micro_batch", "recompute", "compile", "attention", "threads", "environment"):
+        origin = plan.origins.get(field, "default")
+        yield f"{field:<12} {_said(getattr(plan.tuning, field))}  ({origin})"
+    yield f"accumulation {plan.accumulation}"
+    yield f"memory       {gib(memory.total_bytes)} expected on the fullest device, of {gib(memory.available_bytes)}"
+    yield "             " + ", ".join(f"{name} {gib(size)}" for name, size in memory.parts.items())
+    peak = f"{plan.peak.tflops:.4g} TFLOP/s" if plan.peak.tflops else "unknown"
+    yield f"peak         {plan.peak.dtype} {peak}: {plan.peak.source}"
+    ready = "ready" if is_ready(plan.environment) else "would be made"
+    yield f"environment  {plan.environment.name} ({ready}): {', '.join(plan.environment.requirements)}"
+    yield f"run          {paths.root}"
+    yield "files        plan.json request.json job.json provenance.json events/ telemetry.jsonl logs/"
+    yield "             outcome.json status.json result.json report.md"
+    for deviation in plan.deviations:
+        yield f"differs      {deviation}"
+    for process in request.nodes[0].processes:
+        yield f"rank {process.rank:<7} {shlex.join(process.argv)}"
+        yield from (f"             {name}={shlex.quote(value)}" for name, value in sorted(process.environment.items()))
+    yield f"             without {' '.join(request.removed_variables)}"
+
+
+def _said(value: object) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{k}={v}" for k, v in value.items()) or "none"
+    if value is None:
+        return "the framework's choice"
+    return {"True": "yes", "False": "no"}.get(str(value), str(value))

@@ -1,0 +1,15 @@
+"""`export`: a case's initial weights for other tools."""
+
+from __future__ import annotations
+
+import argparse
+
+from levelfield.export import export_hf
+from levelfield.registry import Registry
+
+
+def execute(options: argparse.Namespace) -> int:
+    work = Registry(options.plugins).case(options.case).work(options.scale)
+    for path in export_hf(work, options.output):
+        print(path)
+    return 0

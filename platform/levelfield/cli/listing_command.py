@@ -1,0 +1,81 @@
+"""`list`: names with a line each, or JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any
+
+from levelfield.registry import Registry
+from levelfield.rundir import default_runs
+
+Row = dict[str, Any]
+
+
+def execute(options: argparse.Namespace) -> int:
+    registry = Registry(options.plugins)
+    runs = options.runs or default_runs()
+    kinds: dict[str, Callable[[], list[Row]]] = {
+        "cases": lambda: _cases(registry),
+        "frameworks": lambda: _frameworks(registry),
+        "vendors": lambda: _vendors(registry),
+        "chips": lambda: _chips(registry),
+        "suites": lambda: [{"name": n, "says": registry.suite(n).title} for n in sorted(registry.suites)],
+        "runs": lambda: [{"name": p.parent.name, "says": _state(p)} for p in sorted(runs.glob("*/status.json"))],
+    }
+    wanted = [options.kind] if options.kind else [k for k in kinds if k != "runs"]
+    found = {kind: kinds[kind]() for kind in wanted}
+    print(json.dumps(found, indent=2, ensure_ascii=False) if options.json else "\n\n".join(_text(found)))
+    return 0
+
+
+def _text(found: dict[str, list[Row]]) -> list[str]:
+    blocks = []
+    for kind, rows in found.items():
+        width = max((len(r["name"]) for r in rows), default=0)
+        lines = [f"  {r['name']:<{width}}  {r['says']}" for r in rows] or ["  none"]
+        blocks.append("\n".join([kind, *(line if len(line) <= 80 else line[:77] + "..." for line in lines)]))
+    return blocks
+
+
+def _cases(registry: Registry) -> list[Row]:
+    cases = [registry.case(name) for name in sorted(registry.cases)]
+    return [{"name": c.name, "says": c.title, "family": c.model.family, "digest": c.fingerprint()} for c in cases]
+
+
+def _frameworks(registry: Registry) -> list[Row]:
+    rows = []
+    for name in sorted(registry.frameworks):
+        found, _ = registry.implementation(name)
+        verified = "; ".join(f"{kind}: {needs.verified}" for kind, needs in found.requirements.items())
+        rows.append({"name": name, "says": f"{found.version}  {', '.join(found.families)}  {verified}"})
+    return rows
+
+
+def _vendors(registry: Registry) -> list[Row]:
+    rows = []
+    for name in sorted(registry.vendors):
+        vendor = registry.vendor(name)
+        devices = vendor.devices()
+        here = f"{len(devices)} here ({devices[0].description})" if devices else "none here"
+        rows.append({"name": name, "says": f"{here}; verified: {vendor.spec.verified}", "devices": len(devices)})
+    return rows
+
+
+def _chips(registry: Registry) -> list[Row]:
+    rows = []
+    for vendor in sorted(registry.vendors):
+        for chip in registry.vendor_file(vendor).chips:
+            peaks = ", ".join(f"{d} {p.tflops:g}" for d, p in chip.peaks.items()) or "none published"
+            says = f"{vendor}; a {chip.device_is}; TFLOP/s: {peaks}"
+            rows.append({"name": chip.name, "says": says, "peaks": {d: p.model_dump() for d, p in chip.peaks.items()}})
+    return rows
+
+
+def _state(path: Any) -> str:
+    try:
+        status = json.loads(path.read_text())
+        return f"{status['phase']}: {status['state']}"
+    except (OSError, ValueError, KeyError):
+        return "unreadable status.json"

@@ -1,0 +1,30 @@
+"""`report`: one run in full or many side by side."""
+
+from __future__ import annotations
+
+import argparse
+
+from levelfield.cli.terminal import WIDTH, result_lines
+from levelfield.collect import collect
+from levelfield.report.markdown import run_report
+from levelfield.report.tables import as_csv, as_json, as_markdown, as_text
+from levelfield.rundir import default_runs, find_run, read_plan, write_atomically
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Results are computed from the raw files, so that an edited result.json changes no report."""
+    paths = [find_run(options.runs or default_runs(), name) for name in options.run]
+    results = [collect(p) for p in paths]
+    alone = len(results) == 1
+    writers = {
+        "table": lambda: "\n".join(result_lines(results[0])) + "\n" if alone else as_text(results, WIDTH),
+        "markdown": lambda: run_report(results[0], read_plan(paths[0])) if alone else as_markdown(results),
+        "csv": lambda: as_csv(results),
+        "json": lambda: as_json(results),
+    }
+    text = writers[options.format]()
+    if options.output:
+        write_atomically(options.output, text)
+    else:
+        print(text, end="")
+    return 0

@@ -1,0 +1,86 @@
+"""`run`: what was asked, what is going on, what came out."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from levelfield import scheduler
+from levelfield.cli import dry_run
+from levelfield.cli.terminal import Terminal
+from levelfield.corpus import CorpusFacts
+from levelfield.errors import INTERRUPTED, RunFailed, UsageError
+from levelfield.registry import Registry
+from levelfield.report.tables import as_json
+from levelfield.resolve import Asked, Measured
+from levelfield.rundir import default_runs
+from levelfield.specs.base import parse
+from levelfield.specs.result import Result
+from levelfield.specs.tuning import TuningChoice
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Run everything that was asked for. Exit code 0 when all runs are valid, 3 when one is not, 130 when interrupted."""
+    terminal = Terminal(quiet=options.quiet or options.json)
+    registry = Registry(options.plugins)
+    work = scheduler.entries(registry, options.case, options.suite, _asked(options))
+    if options.repeat is not None and options.repeat < 1:
+        raise UsageError(f"--repeat: found {options.repeat}, expected 1 or more")
+    jobs = scheduler.jobs(registry, work, options.repeat, _corpus(options.data, terminal))
+    if options.dry_run:
+        return dry_run.show([job.plan_with(Measured()) for job in jobs], _runs(options), as_json=options.json)
+    results = _run(jobs, _runs(options), terminal)
+    if options.json:
+        print(as_json(results), end="")
+    else:
+        terminal.summary(results, _runs(options))
+    return _exit_code(results)
+
+
+def _run(jobs: Iterator[scheduler.Job], runs: Path, terminal: Terminal) -> list[Result]:
+    results = []
+    for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener()):
+        terminal.finished(result, runs)
+        results.append(result)
+    return results
+
+
+def _exit_code(results: list[Result]) -> int:
+    if any(r.status.failure == "interrupted" for r in results):
+        return INTERRUPTED
+    return 0 if all(r.status.word == "valid" for r in results) else RunFailed.exit_code
+
+
+def _asked(options: argparse.Namespace) -> Asked:
+    fields = {
+        "layout": options.layout,
+        "micro_batch": options.micro_batch,
+        "recompute": options.recompute,
+        "compile": options.compile,
+        "attention": options.attention,
+        "threads": options.threads,
+        "environment": dict(_variable(text) for text in options.env) or None,
+    }
+    choice = parse(TuningChoice, {k: v for k, v in fields.items() if v is not None}, "command line")
+    return Asked(options.scale, choice, options.python, assume=options.dry_run, save_weights=options.save_weights)
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"--env: found '{text}', expected NAME=VALUE")
+    return name, value
+
+
+def _corpus(prefix: str | None, terminal: Terminal) -> CorpusFacts | None:
+    if prefix is None:
+        return None
+    from levelfield.corpus import check
+
+    with terminal.bytes_progress(f"checking {prefix}") as progress:
+        return check(prefix, progress=progress)
+
+
+def _runs(options: argparse.Namespace) -> Path:
+    return options.runs or default_runs()

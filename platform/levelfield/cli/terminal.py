@@ -1,0 +1,154 @@
+"""What a person sees: sentences on stderr while it runs, the result on stdout.
+
+Without a terminal there are no colours and no redrawn lines: a step now and then, so that a log stays readable.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from levelfield.live import Progress
+from levelfield.report import tables, words
+from levelfield.resolve import Measured
+from levelfield.runner import Listener
+from levelfield.scheduler import Job
+from levelfield.specs.plan import Plan
+from levelfield.specs.result import Result
+
+WIDTH = 80
+LOG_SECONDS = 5.0
+
+
+class Terminal:
+    """Progress and results; `quiet` keeps all but errors from stderr."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._quiet = quiet
+        self._redraws = sys.stderr.isatty() and not quiet
+        self._open_line = False
+        self._last_log = 0.0
+
+    def listener(self) -> Listener:
+        return Listener(say=self.say, step=self.step)
+
+    def say(self, text: str) -> None:
+        if not self._quiet:
+            self._end_line()
+            print(f"levelfield: {text}", file=sys.stderr, flush=True)
+
+    def announced(self, jobs: Iterator[Job]) -> Iterator[Job]:
+        """Pass the jobs on, saying of each what will run and why at this scale."""
+        for job in jobs:
+            for sentence in announcement(job.plan_with(Measured())):
+                self.say(sentence)
+            yield job
+
+    def step(self, plan: Plan, progress: Progress) -> None:
+        """One finished step: a redrawn line on a terminal, a line every few seconds elsewhere."""
+        if self._quiet:
+            return
+        last = progress.step == progress.steps
+        if self._redraws:
+            print(f"\r{progress_line(progress)[: WIDTH - 1]:<{WIDTH - 1}}", end="", file=sys.stderr, flush=True)
+            self._open_line = True
+        elif last or progress.step == 1 or time.monotonic() - self._last_log > LOG_SECONDS:
+            print(progress_line(progress), file=sys.stderr, flush=True)
+            self._last_log = time.monotonic()
+
+    def finished(self, result: Result, runs: Path) -> None:
+        self._end_line()
+        if result.status.evidence:
+            self.say(f"{words.status(result)}: {result.status.evidence}")
+
+    def summary(self, results: Sequence[Result], runs: Path) -> None:
+        """The table at the end: one run in full, several side by side, and where everything is."""
+        for result in results:
+            if len(results) == 1:
+                print("\n".join(result_lines(result)))
+        if len(results) > 1:
+            print(tables.as_text(results, WIDTH), end="")
+        for result in results:
+            print(f"run      {shown(runs / result.run_id)}")
+
+    @contextmanager
+    def bytes_progress(self, what: str) -> Iterator[Callable[[int, int], None]]:
+        """A callback for bytes done and in all."""
+        state = {"shown": -1}
+
+        def show(done: int, whole: int) -> None:
+            percent = 100 * done // max(1, whole)
+            if self._redraws and percent != state["shown"]:
+                print(f"\rlevelfield: {what}: {percent} %", end="", file=sys.stderr, flush=True)
+                state["shown"], self._open_line = percent, True
+
+        yield show
+        self._end_line()
+
+    def _end_line(self) -> None:
+        if self._open_line:
+            print(file=sys.stderr)
+            self._open_line = False
+
+
+def announcement(plan: Plan) -> list[str]:
+    """What will run, in sentences: nothing that matters is left to the files."""
+    hardware = plan.hardware
+    lines = [
+        f"{plan.case} with {plan.implementation.framework} {plan.implementation.version} on {hardware.nodes} x "
+        f"{hardware.devices_per_node} {hardware.chip.name} ({hardware.description}), {plan.tuning.layout}",
+    ]
+    if plan.scale == "smoke":
+        lines.append(f"smoke scale: {plan.scale_reason}")
+        lines.append(f"the smoke scale has {plan.parameters:,} parameters and {plan.work.training.steps} steps")
+    return [*lines, *(f"differs from what was asked for: {d}" for d in plan.deviations)]
+
+
+def progress_line(progress: Progress) -> str:
+    left = words.NONE if progress.seconds_left is None else duration(progress.seconds_left)
+    return (
+        f"step {progress.step}/{progress.steps}  loss {words.number(progress.loss, 4)}  "
+        f"{words.number(progress.tokens_per_second_per_device, 0)} tokens/s/device  "
+        f"{words.gib(progress.memory_bytes)}  {left} left"
+    )
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def result_lines(result: Result) -> list[str]:
+    """One result within 80 columns."""
+    name, memory = words.worst_memory(result)
+    throughput, mfu = result.throughput, words.utilisation(result, "palm")
+    lines = [
+        f"{result.case} ({result.scale})  {result.framework} {result.framework_version}  {result.layout}",
+        f"result   {words.status(result)}",
+        *(f"         {reason}" for reason in result.status.reasons),
+    ]
+    if throughput:
+        step = throughput.step_seconds
+        lines.append(f"speed    {words.number(throughput.tokens_per_second_per_device)} tokens/s/device")
+        lines.append(f"step     {step.median * 1000:,.1f} ms median, {step.p90 * 1000:,.1f} ms p90, {step.steps} steps")
+        lines += [f"         flagged: {flag}" for flag in step.flags]
+    if mfu:
+        peak = f"of {mfu.peak_tflops:.4g} TFLOP/s" if mfu.peak_tflops else ""
+        lines.append(f"MFU      {words.percent(mfu)} {mfu.formula} {peak}".rstrip())
+        lines += [f"         {mfu.peak_source or mfu.reason}"]
+    lines.append(f"memory   {words.gib(memory)} ({name}), expected {words.gib(result.memory.expected_bytes)}")
+    lines.append(f"loss     {words.number(result.loss.first, 4)} -> {words.number(result.loss.tail_mean, 4)}")
+    lines.append(f"aligned  {result.alignment.verdict}: {result.alignment.reason}")
+    return [line[:WIDTH] if not line.startswith("         ") else line for line in lines]
+
+
+def shown(path: Path) -> str:
+    """A path as short as it can be said from here."""
+    try:
+        return str(path.absolute().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,105 @@
+"""The word for a run: from how its processes ended, what they said last, and the rules of validity."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from levelfield.measure.validity import check
+from levelfield.raw import Raw
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+from levelfield.specs.result import Status
+
+_WORDS_OF_CLASSES = {"oom": "oom", "non-finite": "invalid", "unsupported": "unsupported"}
+
+
+def judge(plan: Plan, raw: Raw, paths: RunPaths) -> Status:
+    """A status with its reasons and the line that shows it; `valid` only when every rule holds."""
+    cause = raw.outcome.get("cause")
+    if cause is None:
+        return Status(
+            word="not-run", reasons=("the run has no outcome: it was not started, or the platform was killed",)
+        )
+    if cause == "interrupted":
+        return Status(
+            word="failed", failure="interrupted", reasons=("interrupted by the user",), evidence=_steps_done(raw)
+        )
+    if cause == "environment":
+        evidence = raw.outcome.get("evidence")
+        return Status(
+            word="failed", failure="environment", reasons=("the environment is not usable",), evidence=evidence
+        )
+    if cause == "launch-error":
+        return Status(
+            word="failed",
+            failure="launch",
+            reasons=("no process could be started",),
+            evidence=raw.outcome.get("evidence"),
+        )
+    if cause == "hang":
+        evidence = f"{raw.outcome.get('evidence')}; {_steps_done(raw)}"
+        return Status(word="timeout", failure="hang", reasons=("the run hung",), evidence=evidence)
+    if raw.errors or cause == "rank-failed":
+        return _failed(raw, paths)
+    return _validity(plan, raw)
+
+
+def _validity(plan: Plan, raw: Raw) -> Status:
+    reasons = [str(r) for r in check(raw.steps, raw.weights, plan.work, plan.tuning.layout)]
+    reasons += [f"raw files: {sentence}" for sentence in raw.broken]
+    reasons += [f"rank {rank} did not write its end" for rank in range(plan.world_size) if rank not in raw.ended]
+    return Status(word="invalid", reasons=tuple(reasons)) if reasons else Status(word="valid")
+
+
+def _failed(raw: Raw, paths: RunPaths) -> Status:
+    """The first cause: a rank that died by a signal of somebody else's, then the first error of a worker, then a log."""
+    killed = [e for e in raw.outcome.get("ends", ()) if e.get("signal") and not e.get("stopped_by_us")]
+    if killed:
+        return _killed(killed[0], raw)
+    if raw.errors:
+        rank, error = _first_error(raw)
+        failure, message = str(error.get("class")), str(error.get("message"))
+        word = _WORDS_OF_CLASSES.get(failure, "failed")
+        evidence = f"rank {rank}: {error.get('type')}: {message}"
+        return Status.model_validate(
+            {"word": word, "failure": failure, "reasons": (message,), "evidence": f"{evidence}; {_steps_done(raw)}"}
+        )
+    return _from_log(raw, paths)
+
+
+def _first_error(raw: Raw) -> tuple[int, dict[str, object]]:
+    """A cause before what follows from it: ranks that lose their peer say `error`."""
+    ordered = sorted(raw.errors.items(), key=lambda item: (item[1].get("class") in ("error", None), item[0]))
+    return ordered[0]
+
+
+def _killed(end: dict[str, int], raw: Raw) -> Status:
+    name = signal.Signals(end["signal"]).name if end["signal"] in set(signal.Signals) else f"signal {end['signal']}"
+    evidence = f"rank {end['rank']} was ended by {name}; {_steps_done(raw)}"
+    if end["signal"] == signal.SIGKILL and raw.outcome.get("extra", {}).get("oom_kills"):
+        return Status(word="oom", failure="oom", reasons=("the kernel killed a rank for memory",), evidence=evidence)
+    return Status(word="failed", failure="killed", reasons=("a rank was killed",), evidence=evidence)
+
+
+def _from_log(raw: Raw, paths: RunPaths) -> Status:
+    """A rank ended before it could write an event: its log's last line is the evidence, never a figure."""
+    rank = next((e["rank"] for e in raw.outcome.get("ends", ()) if e.get("exit_code")), 0)
+    line = last_line(paths.logs / f"rank{rank}.log")
+    failure = "environment" if line and line.startswith(("ModuleNotFoundError", "ImportError")) else "error"
+    evidence = f"rank {rank}: {line or raw.outcome.get('evidence')}"
+    return Status(word="failed", failure=failure, reasons=("a rank ended with an error",), evidence=evidence)
+
+
+def last_line(log: Path) -> str | None:
+    """The last line of a log that says anything."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), None)
+
+
+def _steps_done(raw: Raw) -> str:
+    done = max((r.step for r in raw.steps), default=0)
+    return f"{done} steps were finished"

@@ -1,0 +1,76 @@
+"""What a running training says so far, read from its events as they grow."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from levelfield.specs.plan import Plan
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The last finished step. tokens_per_second_per_device: over the recent steps, for the eye only."""
+
+    step: int
+    steps: int
+    loss: float | None
+    tokens_per_second_per_device: float | None
+    memory_bytes: int | None
+    seconds_left: float | None
+
+
+class Follower:
+    """Follows the events of all ranks; keeps only the newest of each step."""
+
+    def __init__(self, events: Path, plan: Plan) -> None:
+        self._events, self._plan = events, plan
+        self._offsets: dict[Path, int] = {}
+        self._ends: dict[int, int] = {}
+        self._losses: dict[int, float] = {}
+        self._memory: int | None = None
+
+    def read(self) -> list[Progress]:
+        """The steps that were finished since the last call, in order."""
+        before = max(self._ends, default=-1)
+        for path in self._events.glob("rank*.jsonl"):
+            for event in self._new_events(path):
+                self._take(event, path)
+        return [self._progress(step) for step in sorted(self._ends) if step > max(before, 0)]
+
+    def _new_events(self, path: Path) -> list[dict[str, Any]]:
+        with path.open("rb") as file:
+            file.seek(self._offsets.get(path, 0))
+            whole, newline, _ = file.read().rpartition(b"\n")
+        if not newline:
+            return []
+        self._offsets[path] = self._offsets.get(path, 0) + len(whole) + 1
+        return [json.loads(line) for line in whole.split(b"\n") if line.startswith(b"{") and line.endswith(b"}")]
+
+    def _take(self, event: dict[str, Any], path: Path) -> None:
+        if event.get("event") == "begin" and path.stem == "rank0":
+            self._ends[0] = event["end_ns"]
+        if event.get("event") != "step":
+            return
+        if path.stem == "rank0":
+            self._ends[event["step"]] = event["end_ns"]
+        if isinstance(event.get("loss"), float):
+            self._losses[event["step"]] = event["loss"]
+        for name in ("process_peak_bytes", "reserved_peak_bytes"):
+            if found := (event.get("memory") or {}).get(name):
+                self._memory = max(self._memory or 0, found)
+
+    def _progress(self, step: int) -> Progress:
+        steps = self._plan.work.training.steps
+        seconds = self._seconds_per_step(step)
+        rate = self._plan.work.training.tokens_per_step / seconds / self._plan.world_size if seconds else None
+        left = seconds * (steps - step) if seconds else None
+        return Progress(step, steps, self._losses.get(step), rate, self._memory, left)
+
+    def _seconds_per_step(self, step: int, recent: int = 10) -> float | None:
+        first = max(0, step - recent)
+        if first not in self._ends or step <= first:
+            return None
+        return (self._ends[step] - self._ends[first]) / 1e9 / (step - first)

@@ -1,0 +1,93 @@
+"""The achievable matmul peak of this machine, measured once per machine, framework and number of threads.
+
+Marked `measured` wherever it is used: it says what this software reaches on this chip, not what the chip could do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from levelfield.resolve import Measured, usable_cores
+from levelfield.rundir import write_atomically
+from levelfield.runtimes.process import inherited
+from levelfield.specs.plan import Plan
+
+SECONDS_PER_DTYPE = 2.0
+LIMIT_SECONDS = 180.0
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "levelfield" / "peaks"
+
+
+def known_peaks(plan: Plan, machine: str) -> Measured:
+    """What an earlier probe found for this machine, framework and device; empty when there was none."""
+    try:
+        found = json.loads(_path(plan, machine).read_text())
+        return _measured(plan, {d: float(v["tflops"]) for d, v in found.items()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return Measured()
+
+
+def measure_peaks(plan: Plan, machine: str, say: Callable[[str], None]) -> Measured:
+    """Run the implementation's probe and remember its answer. A probe that fails leaves peaks unknown, with the reason."""
+    precision = plan.work.training.precision
+    if not plan.implementation.peak_probe:
+        return Measured(how=f"{plan.implementation.framework} has no probe")
+    say(f"measuring this machine's {precision} matmul peak, once ({SECONDS_PER_DTYPE:g} s)")
+    try:
+        done = subprocess.run(
+            [*_argv(plan), "--dtype", precision, "--seconds", str(SECONDS_PER_DTYPE)],
+            env={**inherited(), "OMP_NUM_THREADS": str(usable_cores())},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_SECONDS,
+            check=True,
+        )
+        found = json.loads(done.stdout.splitlines()[-1])
+        peaks = {d: float(v["tflops"]) for d, v in found.items() if math.isfinite(float(v["tflops"]))}
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, IndexError) as error:
+        return Measured(how=f"the probe failed: {type(error).__name__}")
+    _remember(_path(plan, machine), found)
+    return _measured(plan, peaks)
+
+
+def _argv(plan: Plan) -> list[str]:
+    values = {"python": plan.environment.python, "folder": plan.implementation.folder}
+    argv = [text.format_map(values) for text in plan.implementation.peak_probe]
+    return [*argv, "--device", plan.access.device, "--threads", str(usable_cores())]
+
+
+def _measured(plan: Plan, peaks: dict[str, float]) -> Measured:
+    """Per device: a host that is divided into shares has its peak divided with it."""
+    shares = 1 if plan.hardware.device_indices else plan.hardware.devices_per_node
+    name = f"{plan.implementation.framework} {plan.implementation.version}"
+    how = f"best matmul rate of {name} with {usable_cores()} threads, divided by {shares} device(s)"
+    return Measured(tflops={dtype: value / shares for dtype, value in peaks.items()}, how=how)
+
+
+def _remember(path: Path, found: dict[str, object]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        old = json.loads(path.read_text()) if path.exists() else {}
+        write_atomically(path, json.dumps({**old, **found}, indent=2) + "\n")
+    except (OSError, ValueError):
+        return  # without a cache the next run measures again
+
+
+def _path(plan: Plan, machine: str) -> Path:
+    parts = (
+        machine,
+        plan.hardware.description,
+        plan.implementation.framework,
+        plan.implementation.version,
+        plan.access.device,
+        str(usable_cores()),
+    )
+    return cache_folder() / (hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16] + ".json")

@@ -1,0 +1,140 @@
+"""The raw files of a run, read into records: events of each rank, telemetry, and how each process ended.
+
+A process that is killed may leave a torn last line; it is dropped and counted. A broken line anywhere else means
+that something else wrote into the file: it is reported, and makes the run invalid.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from levelfield.measure.records import Reading, StepRecord, WeightSlice
+from levelfield.specs.paths import RunPaths
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Everything that a run said. `broken`: lines that are no events, as sentences."""
+
+    steps: tuple[StepRecord, ...] = ()
+    weights: tuple[WeightSlice, ...] = ()
+    begins: dict[int, int] = field(default_factory=dict)
+    errors: dict[int, Event] = field(default_factory=dict)
+    frameworks: dict[int, Event] = field(default_factory=dict)
+    ended: frozenset[int] = frozenset()
+    readings: tuple[Reading, ...] = ()
+    telemetry_reasons: dict[str, str] = field(default_factory=dict)
+    outcome: Event = field(default_factory=dict)
+    broken: tuple[str, ...] = ()
+
+
+def read_raw(paths: RunPaths) -> Raw:
+    """Read a run directory. Missing files give empty parts: what they would have said is then missing as well."""
+    broken: list[str] = []
+    events = {int(p.stem[4:]): list(read_lines(p, broken)) for p in sorted(paths.events.glob("rank*.jsonl"))}
+    pairs = [(rank, event) for rank, own in sorted(events.items()) for event in own]
+    telemetry = list(read_lines(paths.telemetry, broken))
+    return Raw(
+        steps=tuple(_records(pairs, "step", _step, broken)),
+        weights=tuple(w for found in _records(pairs, "weights", _weights, broken) for w in found),
+        begins={rank: int(e["end_ns"]) for rank, e in pairs if e.get("event") == "begin" and "end_ns" in e},
+        errors={rank: e for rank, e in pairs if e.get("event") == "error"},
+        frameworks={rank: e for rank, e in pairs if e.get("event") == "framework"},
+        ended=frozenset(rank for rank, e in pairs if e.get("event") == "end"),
+        readings=tuple(_readings(telemetry)),
+        telemetry_reasons=_telemetry_reasons(telemetry),
+        outcome=_json(paths.outcome),
+        broken=tuple(broken),
+    )
+
+
+def read_lines(path: Path, broken: list[str]) -> Iterator[Event]:
+    """The JSON objects of a file, one a line; what is none is named in `broken`, a torn last line passed over."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError:
+        return
+    for number, line in enumerate(lines[:-1], start=1):  # after the last newline: nothing, or a torn line
+        try:
+            event = json.loads(line)
+            if not isinstance(event, dict):
+                raise ValueError
+        except ValueError:
+            broken.append(f"{path.name} line {number}: not an event: {line[:60]!r}")
+            continue
+        yield event
+
+
+def _records(pairs: list[tuple[int, Event]], kind: str, build: Any, broken: list[str]) -> Iterator[Any]:
+    for rank, event in pairs:
+        if event.get("event") != kind:
+            continue
+        try:
+            yield build(rank, event)
+        except (KeyError, TypeError, ValueError) as error:
+            broken.append(f"rank{rank}.jsonl: a {kind} event is damaged: {type(error).__name__} {error}")
+
+
+def _step(rank: int, event: Event) -> StepRecord:
+    return StepRecord(
+        rank=rank,
+        step=int(event["step"]),
+        end_ns=int(event["end_ns"]),
+        loss=_number(event["loss"]),
+        grad_norm=_number(event["grad_norm"]),
+        tokens=int(event["tokens"]),
+        tokens_checksum=event.get("tokens_checksum"),
+        learning_rate=_number(event.get("learning_rate")),
+        loss_scale=_number(event.get("loss_scale")),
+        skipped=bool(event.get("skipped")),
+        memory=dict(event.get("memory") or {}),
+    )
+
+
+def _weights(rank: int, event: Event) -> list[WeightSlice]:
+    return [
+        WeightSlice(rank, name, tuple(shape), tuple((a, b) for a, b in slices), int(checksum, 16))
+        for name, shape, slices, checksum in event["parameters"]
+    ]
+
+
+def _number(value: Any) -> float | None:
+    """Events write what JSON cannot say as words: "nan", "inf", "-inf"."""
+    return None if value is None else float(value)
+
+
+def _readings(telemetry: list[Event]) -> Iterator[Reading]:
+    for line in telemetry:
+        for sample in line.get("samples", ()):
+            yield Reading(
+                device=str(sample["index"]),
+                time_ns=int(line["time_ns"]),
+                power_watts=sample.get("power_watts"),
+                energy_joules=sample.get("energy_joules"),
+                memory_used_bytes=sample.get("memory_used_bytes"),
+            )
+
+
+def _telemetry_reasons(telemetry: list[Event]) -> dict[str, str]:
+    """The last reason that the vendor's tool gave for each figure it could not read."""
+    found: dict[str, str] = {}
+    for line in telemetry:
+        for sample in line.get("samples", ()):
+            found.update(sample.get("reasons") or {})
+        if "error" in line:
+            found["tool"] = str(line["error"])
+    return found
+
+
+def _json(path: Path) -> Event:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

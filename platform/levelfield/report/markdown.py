@@ -1,0 +1,23 @@
+"""The report of one run, from its template."""
+
+from __future__ import annotations
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from levelfield.report import words
+from levelfield.specs.plan import Plan
+from levelfield.specs.result import Result
+
+
+def run_report(result: Result, plan: Plan) -> str:
+    """report.md: every figure with how it came about, and the reason where there is none."""
+    environment = Environment(
+        loader=PackageLoader("levelfield", "report"),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,  # Markdown, not HTML
+    )
+    template = environment.get_template("run.md.j2")
+    return template.render(
+        r=result, plan=plan, number=words.number, gib=words.gib, percent=words.percent, status=words.status
+    )

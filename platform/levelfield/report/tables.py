@@ -1,0 +1,96 @@
+"""Many results side by side, in four formats."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+
+from levelfield.report.words import COLUMNS
+from levelfield.specs.result import Result
+
+FORMATS = ("table", "markdown", "csv", "json")
+_NARROW = ("case", "scale", "framework", "layout", "status", "tokens/s/device", "MFU (palm)", "loss")
+
+
+def as_json(results: Sequence[Result]) -> str:
+    """Every figure of every result, in full precision."""
+    rows = [{"schema": r.schema_name(), **r.model_dump(mode="json")} for r in results]
+    return json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
+
+
+def as_csv(results: Sequence[Result]) -> str:
+    """One row a run with raw numbers and units in the names: for programs, so nothing is rounded."""
+    rows = [_plain(r) for r in results]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, fieldnames=list(rows[0]) if rows else ["run_id"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def as_markdown(results: Sequence[Result]) -> str:
+    """A table with every column, and under it why runs have no figures."""
+    header = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
+    rows = [f"| {' | '.join(write(r) for write in COLUMNS.values())} |" for r in results]
+    return "\n".join([*header, *rows, *_notes(results)]) + "\n"
+
+
+def as_text(results: Sequence[Result], width: int = 80) -> str:
+    """Fits `width` columns: two lines a run when one is not enough."""
+    rows = [{name: COLUMNS[name](r) for name in _NARROW} for r in results]
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in _NARROW} if rows else {}
+    if sum(widths.values()) + 2 * len(widths) <= width:
+        lines = [_padded({n: n for n in widths}, widths), *(_padded(row, widths) for row in rows)]
+    else:
+        lines = [line for r in results for line in _two_lines(r)]
+    return "\n".join([*lines, *_notes(results)]) + "\n"
+
+
+def _padded(row: dict[str, str], widths: dict[str, int]) -> str:
+    return "  ".join(row[name].ljust(size) for name, size in widths.items()).rstrip()
+
+
+def _two_lines(result: Result) -> list[str]:
+    cell = {name: write(result) for name, write in COLUMNS.items()}
+    return [
+        f"{cell['case']} ({cell['scale']})  {cell['framework']}  {cell['chip']}  {cell['layout']}",
+        f"  {cell['status']}  {cell['tokens/s/device']} tokens/s/device  MFU {cell['MFU (palm)']}  "
+        f"{cell['memory']}  loss {cell['loss']}",
+    ]
+
+
+def _notes(results: Sequence[Result]) -> list[str]:
+    notes = [f"{r.run_id}: {reason}" for r in results for reason in (*r.status.reasons, *r.deviations)]
+    return ["", *notes] if notes else []
+
+
+def _plain(result: Result) -> dict[str, object]:
+    throughput = result.throughput
+    return {
+        "run_id": result.run_id,
+        "case": result.case,
+        "scale": result.scale,
+        "framework": result.framework,
+        "framework_version": result.framework_version,
+        "vendor": result.vendor,
+        "chip": result.chip,
+        "device_is": result.device_is,
+        "nodes": result.nodes,
+        "devices": result.devices,
+        "layout": str(result.layout),
+        "micro_batch": result.micro_batch,
+        "precision": result.precision,
+        "status": result.status.word,
+        "failure": result.status.failure,
+        "tokens_per_second_per_device": throughput and throughput.tokens_per_second_per_device,
+        "step_seconds_median": throughput and throughput.step_seconds.median,
+        **{f"{u.kind.lower()}_{u.formula}": u.value for u in result.utilisation},
+        "device_used_peak_bytes": result.memory.device_used_peak.value,
+        "process_peak_bytes": result.memory.process_peak.value,
+        "joules_per_token": result.energy.joules_per_token.value,
+        "loss_first": result.loss.first,
+        "loss_tail_mean": result.loss.tail_mean,
+        "alignment": result.alignment.verdict,
+    }

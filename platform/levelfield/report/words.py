@@ -1,0 +1,67 @@
+"""Numbers as words: one place that rounds, and one that says why a figure is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from levelfield.specs.result import Result, Utilisation
+
+GIB = 2**30
+NONE = "-"
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    return NONE if value is None else f"{value:,.{digits}f}"
+
+
+def gib(value: float | None) -> str:
+    return NONE if value is None else f"{value / GIB:,.2f} GiB"
+
+
+def percent(found: Utilisation | None) -> str:
+    """37.7 %, or 25.4-50.9 % where mixed fp8 gives a range."""
+    if found is None:
+        return NONE
+    if found.low is not None and found.high is not None and found.low != found.high:
+        return f"{found.low:.1%}-{found.high:.1%}".replace("%", "") + " %"
+    return NONE if found.value is None else f"{found.value * 100:.1f} %"
+
+
+def utilisation(result: Result, formula: str, kind: str = "MFU") -> Utilisation | None:
+    """The result's utilisation by this formula, whatever its version."""
+    return next((u for u in result.utilisation if u.formula.split("/")[0] == formula and u.kind == kind), None)
+
+
+def worst_memory(result: Result) -> tuple[str, float | None]:
+    """The first memory figure that there is, by its name: the device's own, the framework's, the process's."""
+    memory = result.memory
+    named = (
+        ("device used", memory.device_used_peak),
+        ("reserved", memory.reserved_peak),
+        ("allocated", memory.allocated_peak),
+        ("process", memory.process_peak),
+    )
+    order = named if result.vendor != "cpu" else (named[3], *named[:3])
+    return next(((name, figure.value) for name, figure in order if figure.value is not None), ("memory", None))
+
+
+def status(result: Result) -> str:
+    failure = result.status.failure
+    return f"{result.status.word} ({failure})" if failure and failure != result.status.word else result.status.word
+
+
+COLUMNS: dict[str, Callable[[Result], str]] = {
+    "case": lambda r: r.case,
+    "scale": lambda r: r.scale,
+    "framework": lambda r: f"{r.framework} {r.framework_version}",
+    "chip": lambda r: f"{r.nodes}x{r.devices // r.nodes} {r.chip}",
+    "layout": lambda r: str(r.layout),
+    "precision": lambda r: r.precision,
+    "status": status,
+    "tokens/s/device": lambda r: number(r.throughput.tokens_per_second_per_device if r.throughput else None),
+    "MFU (palm)": lambda r: percent(utilisation(r, "palm")),
+    "memory": lambda r: gib(worst_memory(r)[1]),
+    "J/token": lambda r: number(r.energy.joules_per_token.value, 4),
+    "loss": lambda r: number(r.loss.tail_mean, 4),
+    "alignment": lambda r: r.alignment.verdict,
+}

@@ -1,0 +1,149 @@
+"""One run, from its plan to its result: the only place that knows the order of things.
+
+    directory -> inputs written -> environment -> processes watched -> outcome -> result and report
+
+Whatever fails on the way leaves a result that says so.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from levelfield import peaks, rundir
+from levelfield.collect import collect
+from levelfield.contracts.execution import Outcome, Runtime
+from levelfield.contracts.vendor import Device, Vendor
+from levelfield.errors import RunFailed
+from levelfield.launchers.local import LocalLauncher
+from levelfield.live import Follower, Progress
+from levelfield.monitor import watching
+from levelfield.provenance import provenance
+from levelfield.report.markdown import run_report
+from levelfield.resolve import Measured
+from levelfield.runtimes.process import ProcessRuntime
+from levelfield.specs.base import dump
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan, job_of
+from levelfield.specs.result import Result
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Where a run tells how it gets on; the command line shows it."""
+
+    say: Callable[[str], None]
+    step: Callable[[Plan, Progress], None]
+
+
+def run(plan_with: Callable[[Measured], Plan], vendor: Vendor, runs: Path, listener: Listener, machine: str) -> Result:
+    """Run once and return the result, valid or not. `plan_with` makes the plan from what is measured of the machine.
+
+    Raises UsageError when the run directory cannot be written; everything later ends in a result.
+    """
+    plan = plan_with(Measured())
+    paths = rundir.create(runs, plan.run_id)
+    with _sigterm_as_interrupt():
+        outcome = _attempt(plan, plan_with, vendor, paths, listener, machine)
+    _write_last(paths, outcome)
+    return finish(paths)
+
+
+def finish(paths: RunPaths) -> Result:
+    """Compute the result from the raw files and write it with its report. Derived files only: it can be done again."""
+    result = collect(paths)
+    rundir.write_atomically(paths.result, dump(result))
+    rundir.write_atomically(paths.report, run_report(result, rundir.read_plan(paths)))
+    rundir.write_status(paths, "done", result.status.word)
+    return result
+
+
+def _attempt(
+    plan: Plan,
+    plan_with: Callable[[Measured], Plan],
+    vendor: Vendor,
+    paths: RunPaths,
+    listener: Listener,
+    machine: str,
+) -> Outcome:
+    rundir.write_atomically(paths.plan, dump(plan))
+    rundir.write_status(paths, "environment", "running")
+    runtime = ProcessRuntime()
+    try:
+        with runtime.in_use(plan, listener.say):
+            plan = plan_with(_measured(plan, machine, listener))
+            rundir.write_atomically(paths.plan, dump(plan))
+            return _execute(plan, vendor, paths, listener, runtime)
+    except RunFailed as error:
+        return Outcome("environment", (), " ".join(str(error).split()))
+    except KeyboardInterrupt:
+        return Outcome("interrupted", (), "interrupted before the training started")
+
+
+def _measured(plan: Plan, machine: str, listener: Listener) -> Measured:
+    """A measured peak where the chip has no published one, from the cache if it is there."""
+    known = peaks.known_peaks(plan, machine)
+    if plan.work.training.precision in known.tflops or plan.peak.tflops is not None:
+        return known
+    return peaks.measure_peaks(plan, machine, listener.say)
+
+
+def _execute(plan: Plan, vendor: Vendor, paths: RunPaths, listener: Listener, runtime: Runtime) -> Outcome:
+    launcher = LocalLauncher()
+    request = launcher.request(plan, paths, runtime)
+    rundir.write_json(paths.job, job_of(plan, str(paths.events), str(paths.weights)))
+    rundir.write_json(paths.request, request.to_dict())
+    rundir.write_json(paths.provenance, provenance(plan, vendor))
+    rundir.write_status(paths, "running", "running")
+    listener.say(f"training {plan.work.training.steps} steps on {plan.world_size} device(s)")
+    follower = Follower(paths.events, plan)
+
+    def watch() -> None:
+        for progress in follower.read():
+            listener.step(plan, progress)
+
+    before = _oom_kills()
+    with watching(vendor, _devices(plan, vendor), paths.telemetry):
+        outcome = launcher.execute(request, watch)
+    return replace(outcome, extra={"oom_kills": str(_oom_kills() - before)}) if _oom_kills() > before else outcome
+
+
+def _devices(plan: Plan, vendor: Vendor) -> list[Device]:
+    """The devices of the plan, to be sampled; of a host that is divided into shares, the host."""
+    found = list(vendor.devices())
+    return [d for d in found if d.index in plan.hardware.device_indices] or found
+
+
+def _write_last(paths: RunPaths, outcome: Outcome) -> None:
+    rundir.write_status(paths, "collecting", "running")
+    rundir.write_json(paths.outcome, outcome.to_dict())
+
+
+def _oom_kills() -> int:
+    """How often the kernel has killed for memory in this cgroup; 0 where that cannot be read."""
+    for path in (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")):
+        try:
+            counts = dict(line.split() for line in path.read_text().splitlines())
+            return int(counts["oom_kill"])
+        except (OSError, ValueError, KeyError):
+            continue
+    return 0
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """A terminated platform ends its processes as an interrupted one does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
