@@ -1,0 +1,132 @@
+"""From text files to a corpus in Megatron's format: one document for each file, in a fixed order."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from levelfield.corpus.facts import CorpusFacts, Preparation, Progress, mark, remember
+from levelfield.corpus.integrity import check
+from levelfield.corpus.texts import Piece, find_texts, is_text, read_pieces
+from levelfield.corpus.tokenization import Tokenizer, open_tokenizer
+from levelfield.corpus.writer import MegatronWriter, new_corpus
+from levelfield.errors import CorpusError
+
+_SMALL_VOCABULARY = 65500  # Megatron's own limit for two bytes a token
+_BATCH_BYTES = 1 << 22  # the tokenizers library spreads a batch over the cores
+
+
+def prepare(
+    inputs: str | Path | Sequence[str | Path],
+    tokenizer: str,
+    output: str | Path,
+    suffixes: Sequence[str] | None = None,
+    progress: Progress | None = None,
+    force: bool = False,
+    end_token: str | None = None,
+) -> CorpusFacts:
+    """Write OUTPUT.bin and OUTPUT.idx and give their facts, all checked; the same inputs give the same bytes.
+
+    inputs: files and directories (see find_texts for which files count). tokenizer: `bytes`, or the path of a
+    TOKENIZER.json, whose token `end_token` ends each document (by default one of END_TOKENS). force: replace
+    what is there. progress: bytes of text done, and in all. Raises CorpusError; then nothing is left behind.
+    """
+    prefix = Path(output).absolute()
+    words = open_tokenizer(tokenizer, end_token)
+    texts = find_texts([inputs] if isinstance(inputs, (str, Path)) else inputs, suffixes)
+    source = Source(texts, sum(path.stat().st_size for path in texts), progress)
+    with new_corpus(prefix, "<u2" if words.vocab_size < _SMALL_VOCABULARY else "<i4", force) as writer:
+        for batch in _batches(source.pieces()):
+            _write(writer, words, batch)
+        if not source.files:
+            raise CorpusError(
+                f"{texts[0]}: found no text in {len(texts)} files ({source.skipped_binary} are not UTF-8 text, "
+                f"{source.skipped_empty} are empty)"
+            )
+    facts = check(prefix, "megatron", again=True)
+    facts = facts.model_copy(update={"prepared": source.preparation(words)})
+    remember(facts, mark("megatron", prefix))
+    return facts
+
+
+@dataclass
+class Source:
+    """The texts while they are read, and what has been seen of them."""
+
+    texts: Sequence[Path]
+    total_bytes: int
+    progress: Progress | None
+    files: int = 0
+    read_bytes: int = 0
+    done_bytes: int = 0
+    skipped_binary: int = 0
+    skipped_empty: int = 0
+    digest: Any = field(default_factory=hashlib.sha256)
+
+    def pieces(self) -> Iterator[Piece]:
+        """All texts that are text, in order; the others are counted."""
+        for path in self.texts:
+            size = path.stat().st_size
+            if size == 0:
+                self.skipped_empty += 1
+            elif not is_text(path):
+                self.skipped_binary += 1
+                self._advance(size)
+            else:
+                yield from self._document(path)
+
+    def preparation(self, tokenizer: Tokenizer) -> Preparation:
+        """What the facts say of where the corpus came from."""
+        return Preparation(
+            tokenizer=tokenizer.name,
+            tokenizer_digest=tokenizer.digest,
+            vocab_size=tokenizer.vocab_size,
+            end_token=tokenizer.end_token,
+            source_files=self.files,
+            source_bytes=self.read_bytes,
+            source_digest="sha256:" + self.digest.hexdigest(),
+            skipped_binary=self.skipped_binary,
+            skipped_empty=self.skipped_empty,
+        )
+
+    def _document(self, path: Path) -> Iterator[Piece]:
+        content = hashlib.sha256()
+        for piece in read_pieces(path):
+            content.update(piece.content)
+            self.read_bytes += len(piece.content)
+            yield piece
+            self._advance(len(piece.content))
+        self.digest.update(content.digest())
+        self.files += 1
+
+    def _advance(self, size: int) -> None:
+        self.done_bytes += size
+        if self.progress:
+            self.progress(self.done_bytes, self.total_bytes)
+
+
+def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+    batch: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece.content)
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _write(writer: MegatronWriter, tokenizer: Tokenizer, batch: Sequence[Piece]) -> None:
+    end = np.array([tokenizer.end_token])
+    for piece, tokens in zip(batch, tokenizer.encode([piece.content for piece in batch]), strict=True):
+        writer.add(tokens)
+        if piece.ends:
+            writer.add(end)
+            writer.end_document()

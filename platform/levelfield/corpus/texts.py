@@ -1,0 +1,131 @@
+"""Which files are text, in an order that does not depend on the machine, and their contents in pieces."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from levelfield.errors import CorpusError
+
+SUFFIXES = (
+    *(".txt", ".text", ".md", ".rst", ".tex", ".org", ".adoc"),
+    *(".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".rs", ".go", ".java", ".kt", ".swift", ".js", ".ts"),
+    *(".rb", ".php", ".pl", ".sh", ".lua", ".r", ".jl", ".scala", ".hs", ".ml", ".lisp", ".el", ".sql"),
+)
+PIECE_BYTES = 1 << 24
+_PROBE_BYTES = 8192
+
+
+class Piece(NamedTuple):
+    """Part of a document, cut at an end of line where there is one; `ends` on its last."""
+
+    content: bytes
+    ends: bool
+
+
+def find_texts(inputs: Sequence[str | Path], suffixes: Sequence[str] | None = None) -> list[Path]:
+    """The files to read: each named file, and from each directory, recursively, those with one of `suffixes`.
+
+    Sorted by name within each directory; names that begin with a dot are left out; links are followed, a
+    directory once only. suffixes: SUFFIXES by default, ("*",) for all. Raises CorpusError for a missing input.
+    """
+    wanted = tuple(suffix.lower() for suffix in suffixes or SUFFIXES)
+    found: list[Path] = []
+    for path in map(Path, inputs):
+        if path.is_dir():
+            found.extend(_walk(path, wanted, set()))
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise CorpusError(f"{path}: found nothing, expected a file or a directory of texts")
+    if not found:
+        raise CorpusError(f"{', '.join(map(str, inputs))}: found no file with one of the suffixes {' '.join(wanted)}")
+    return found
+
+
+def is_text(path: Path) -> bool:
+    """Whether the file is UTF-8 throughout and has no zero byte near its beginning. Raises CorpusError."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        with path.open("rb") as file:
+            if b"\0" in file.read(_PROBE_BYTES):
+                return False
+            file.seek(0)
+            while block := file.read(PIECE_BYTES):
+                decoder.decode(block)
+            decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    except OSError as error:
+        raise CorpusError(f"{path}: cannot be read: {error.strerror}") from None
+    return True
+
+
+def read_pieces(path: Path, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
+    """The file's content in pieces of at most `piece_bytes`: memory does not grow with the file. Raises CorpusError."""
+    try:
+        with path.open("rb") as file:
+            rest = b""
+            while block := file.read(piece_bytes - len(rest)):
+                rest += block
+                if len(rest) == piece_bytes and file.peek(1):
+                    cut = _cut(rest)
+                    yield Piece(rest[:cut], ends=False)
+                    rest = rest[cut:]
+            yield Piece(rest, ends=True)
+    except OSError as error:
+        raise CorpusError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _cut(content: bytes) -> int:
+    """After the last line; in a file of one endless line, before the last character, which may be incomplete."""
+    at = content.rfind(b"\n") + 1
+    if at:
+        return at
+    at = len(content) - 1
+    while at > 1 and content[at] & 0xC0 == 0x80:  # the second and later bytes of a character
+        at -= 1
+    return at
+
+
+def _walk(directory: Path, wanted: tuple[str, ...], seen: set[tuple[int, int]]) -> Iterator[Path]:
+    if not _enter(directory, seen):
+        return
+    for name in sorted(_names(directory)):
+        path = directory / name
+        kind = _kind(path)
+        if kind == "directory":
+            yield from _walk(path, wanted, seen)
+        elif kind == "file" and _has_suffix(name, wanted):
+            yield path
+
+
+def _enter(directory: Path, seen: set[tuple[int, int]]) -> bool:
+    status = directory.stat()
+    place = (status.st_dev, status.st_ino)
+    known = place in seen
+    seen.add(place)
+    return not known
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        return [name for name in os.listdir(directory) if not name.startswith(".")]  # noqa: PTH208 - names, to sort
+    except OSError as error:
+        raise CorpusError(f"{directory}: cannot be read: {error.strerror}") from None
+
+
+def _kind(path: Path) -> str:
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # a link to nowhere, or to itself
+        return "nothing"
+    return "directory" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "other"
+
+
+def _has_suffix(name: str, wanted: tuple[str, ...]) -> bool:
+    return "*" in wanted or name.lower().endswith(wanted)

@@ -1,0 +1,85 @@
+"""Text to token numbers: by bytes, or with a TOKENIZER.json of the tokenizers library."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from levelfield.errors import CorpusError
+
+END_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>")
+
+
+class Tokenizer(Protocol):
+    """name and digest go into the facts; vocab_size is above every number that `encode` gives."""
+
+    name: str
+    digest: str | None
+    vocab_size: int
+    end_token: int
+
+    def encode(self, texts: Sequence[bytes]) -> list[Any]:
+        """For each UTF-8 text its token numbers, as an array, without the end-of-document token."""
+        ...
+
+
+class ByteTokenizer:
+    """Every byte is a token, 0 to 255; 256 ends a document."""
+
+    name = "bytes"
+    digest: str | None = None
+    vocab_size = 257
+    end_token = 256
+
+    def encode(self, texts: Sequence[bytes]) -> list[Any]:
+        return [np.frombuffer(text, dtype=np.uint8) for text in texts]
+
+
+class FileTokenizer:
+    """A TOKENIZER.json. Raises CorpusError when it cannot be read or names no end-of-document token."""
+
+    def __init__(self, path: Path, end_token: str | None) -> None:
+        from tokenizers import Tokenizer as Library  # here: other commands need not wait for it
+
+        try:
+            content = path.read_bytes()
+            self._library = Library.from_buffer(content)
+        except OSError as error:
+            raise CorpusError(f"{path}: cannot be read: {error.strerror}") from None
+        except Exception as error:  # the library raises plain Exception
+            raise CorpusError(f"{path}: not a tokenizer: {error}") from None
+        self._library.no_truncation()
+        self._library.no_padding()
+        vocabulary = self._library.get_vocab(with_added_tokens=True)
+        self.name = path.name
+        self.digest: str | None = "sha256:" + hashlib.sha256(content).hexdigest()
+        self.vocab_size = max(vocabulary.values(), default=0) + 1
+        self.end_token = _end_token(path, vocabulary, end_token)
+
+    def encode(self, texts: Sequence[bytes]) -> list[Any]:
+        found = self._library.encode_batch([text.decode() for text in texts], add_special_tokens=False)
+        return [np.array(each.ids, dtype=np.int64) for each in found]
+
+
+def open_tokenizer(name: str, end_token: str | None = None) -> Tokenizer:
+    """The tokenizer `bytes`, or that of the file `name`. Raises CorpusError."""
+    if name == "bytes":
+        if end_token is not None:
+            raise CorpusError(f"tokenizer bytes ends documents with token 256; found end token '{end_token}' asked for")
+        return ByteTokenizer()
+    if not Path(name).is_file():
+        raise CorpusError(f"tokenizer '{name}': found no such file, expected 'bytes' or the path of a TOKENIZER.json")
+    return FileTokenizer(Path(name), end_token)
+
+
+def _end_token(path: Path, vocabulary: dict[str, int], asked: str | None) -> int:
+    names = (asked,) if asked is not None else END_TOKENS
+    for name in names:
+        if name in vocabulary:
+            return vocabulary[name]
+    hint = "" if asked else "; name the token that ends a document with --end-token"
+    raise CorpusError(f"{path}: found none of the tokens {' '.join(names)} in its vocabulary{hint}")
