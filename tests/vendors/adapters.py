@@ -1,0 +1,25 @@
+"""Adapters are loaded as the platform loads them: by path, for vendors/ is no package."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+from levelfield.specs.base import load
+from levelfield.specs.vendor import VendorFile
+
+VENDORS = Path(__file__).resolve().parents[2] / "vendors"
+
+
+def load_adapter(vendor: str) -> ModuleType:
+    """vendors/<vendor>/adapter.py as a module that is nowhere registered."""
+    spec = importlib.util.spec_from_file_location(f"adapter_of_{vendor}", VENDORS / vendor / "adapter.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def load_spec(vendor: str) -> VendorFile:
+    return load(VendorFile, VENDORS / vendor / "vendor.yaml")

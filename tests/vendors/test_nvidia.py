@@ -1,0 +1,363 @@
+"""The NVIDIA adapter on replayed values (recorded/README.md says whose) and on damaged copies of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+from adapters import load_adapter, load_spec
+from hypothesis import given
+from hypothesis import strategies as st
+from levelfield.contracts.vendor import Device, Sample
+from levelfield.specs.vendor import VendorFile
+
+MIB = 2**20
+RECORDED = (Path(__file__).with_name("recorded") / "nvidia_smi_a100_40g.csv").read_text()
+NVIDIA: ModuleType = load_adapter("nvidia")
+FIELDS = {"power_watts", "energy_joules", "memory_used_bytes", "utilisation", "temperature_celsius"}
+
+
+def smi(output: str) -> Any:
+    return NVIDIA.Smi(lambda: output)
+
+
+def samples(output: str, indices: tuple[int, ...] = (0, 1)) -> list[Sample]:
+    return list(smi(output).samples(indices))
+
+
+def changed(column: str, value: str, line: int = 0) -> str:
+    lines = RECORDED.splitlines()
+    parts = lines[line].split(", ")
+    parts[NVIDIA.SMI_FIELDS.index(column)] = value
+    lines[line] = ", ".join(parts)
+    return "\n".join(lines)
+
+
+def test_the_recorded_lines() -> None:
+    first, second = samples(RECORDED)
+    assert (first.power_watts, first.temperature_celsius, first.utilisation) == (57.0, 31.0, 0.0)
+    assert first.memory_used_bytes == 15 * MIB and isinstance(first.memory_used_bytes, int)
+    assert (second.index, second.power_watts, second.temperature_celsius) == (1, 58.5, 33.0)
+    assert first.reasons == {"energy_joules": "nvidia-smi has no energy counter"}
+    assert [g.memory_bytes for g in smi(RECORDED).gpus()] == [40536 * MIB] * 2
+
+
+def test_every_reading_is_found_by_its_index_not_its_line() -> None:
+    swapped = "\n".join(reversed(RECORDED.splitlines()))
+    assert samples(swapped) == samples(RECORDED)
+    assert [s.power_watts for s in samples(RECORDED, (1, 0))] == [58.5, 57.0]
+
+
+def test_devices_that_appear_or_vanish() -> None:
+    extra = RECORDED + RECORDED.splitlines()[0].replace("0, GPU-0", "7, GPU-7", 1) + "\n"
+    assert samples(extra) == samples(RECORDED) and len(smi(extra).gpus()) == 3
+    first, second = samples(RECORDED.splitlines()[0])
+    assert first.power_watts == 57.0 and second.power_watts is None
+    assert set(second.reasons) == FIELDS and "no longer shows" in second.reasons["power_watts"]
+
+
+@pytest.mark.parametrize(
+    "word", ["[N/A]", "[Not Supported]", "N/A", "[Unknown Error]", "[GPU requires reset]", "", "ERR!"]
+)
+@pytest.mark.parametrize(
+    ("column", "field"),
+    [
+        ("power.draw", "power_watts"),
+        ("memory.used", "memory_used_bytes"),
+        ("utilization.gpu", "utilisation"),
+        ("temperature.gpu", "temperature_celsius"),
+    ],
+)
+def test_what_cannot_be_read_is_none_with_its_word(column: str, field: str, word: str) -> None:
+    found = samples(changed(column, word))[0]
+    assert getattr(found, field) is None and f"'{word}'" in found.reasons[field]
+    others = FIELDS - {field, "energy_joules"}
+    assert all(getattr(found, other) is not None for other in others)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "field"),
+    [
+        ("power.draw", "57 W", "power_watts"),
+        ("power.draw", "57000", "power_watts"),
+        ("power.draw", "nan", "power_watts"),
+        ("power.draw", "-57.00", "power_watts"),
+        ("memory.used", "15 MiB", "memory_used_bytes"),
+        ("memory.used", str(15 * MIB), "memory_used_bytes"),
+        ("utilization.gpu", "0 %", "utilisation"),
+        ("utilization.gpu", "120", "utilisation"),
+        ("temperature.gpu", "304", "temperature_celsius"),
+        ("temperature.gpu", "1e2", "temperature_celsius"),
+    ],
+)
+def test_other_units_are_not_taken_for_these(column: str, value: str, field: str) -> None:
+    found = samples(changed(column, value))[0]
+    assert getattr(found, field) is None and found.reasons[field]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda line: line[:60],
+        lambda line: line.rsplit(",", 1)[0],
+        lambda line: line.replace("57.00", "57,00"),
+        lambda line: ", ".join(reversed(line.split(", "))),
+        lambda line: line.replace("GPU-", "MIG-"),
+        lambda line: "x" + line,
+        lambda line: line + ", more",
+        lambda line: "",
+    ],
+    ids=["truncated", "a field less", "decimal comma", "reordered", "no uuid", "no index", "a field more", "blank"],
+)
+def test_a_damaged_line_costs_its_own_device_only(damage: Callable[[str], str]) -> None:
+    first, second = RECORDED.splitlines()
+    found = samples(f"{damage(first)}\n{second}\n")
+    assert set(found[0].reasons) == FIELDS and found[0].power_watts is None
+    assert found[1] == samples(RECORDED)[1]
+
+
+def test_two_lines_for_one_device_are_neither() -> None:
+    first, second = RECORDED.splitlines()
+    found = samples("\n".join([first, first.replace("57.00", "99.00"), second]))
+    assert found[0].power_watts is None and found[1].power_watts == 58.5
+
+
+@pytest.mark.parametrize(
+    "output", ["", "No devices were found\n", "Failed to initialize NVML: Driver/library version mismatch\n"]
+)
+def test_messages_in_place_of_lines_are_no_devices(output: str) -> None:
+    assert smi(output).gpus() == () and samples(output)[0].power_watts is None
+    assert smi(output).versions()["driver"] == "no answer"
+
+
+@given(st.text(max_size=200))
+def test_no_text_makes_the_parser_raise(output: str) -> None:
+    for found in samples(output):
+        assert found.power_watts is None or found.power_watts >= 0
+
+
+def test_a_tool_that_fails_or_hangs_is_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def script(body: str) -> str:
+        path = tmp_path / f"nvidia-smi-{len(list(tmp_path.iterdir()))}"
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    monkeypatch.setattr(NVIDIA, "SMI_TIMEOUT_SECONDS", 0.3)
+    assert NVIDIA.ask_smi(script("exit 9")) == ""
+    assert NVIDIA.ask_smi(script("exec sleep 20")) == ""
+    assert NVIDIA.ask_smi(str(tmp_path / "absent")) == ""
+    assert NVIDIA.ask_smi(script('echo "$LC_ALL $2"')) == "C --format=csv,noheader,nounits\n"
+
+
+class Replay:
+    """NVML's functions over recorded values, in NVML's units; `broken` names functions that raise."""
+
+    def __init__(self, names: list[str], mig: tuple[int, ...] = (), **broken: Exception) -> None:
+        self.names, self.mig, self.broken = names, mig, broken
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.broken:
+
+            def fail(*_: object) -> None:
+                raise self.broken[name]
+
+            return fail
+        answers: dict[str, Any] = {
+            "nvmlDeviceGetCount": lambda: len(self.names),
+            "nvmlDeviceGetHandleByIndex": lambda index: index,
+            "nvmlDeviceGetUUID": lambda index: f"GPU-{index}1111111",
+            "nvmlDeviceGetName": lambda index: self.names[index],
+            "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(total=40536 * MIB, used=15 * MIB),
+            "nvmlDeviceGetMigMode": lambda index: [int(index in self.mig)] * 2,
+            "nvmlDeviceGetPowerUsage": lambda index: 57000 + 1500 * index,
+            "nvmlDeviceGetTotalEnergyConsumption": lambda _: 123_456_789,
+            "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=94, memory=10),
+            "nvmlDeviceGetTemperature": lambda _, sensor: 31 if sensor == pynvml.NVML_TEMPERATURE_GPU else 99,
+            "nvmlSystemGetDriverVersion": lambda: b"470.129.06",
+            "nvmlSystemGetNVMLVersion": lambda: "11.470",
+            "nvmlDeviceGetVbiosVersion": lambda _: "92.00.19.00.10",
+        }
+        return answers[name]
+
+
+A100S = ["NVIDIA A100-SXM4-40GB"] * 2
+
+
+@pytest.fixture(autouse=True)
+def all_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.fixture
+def spec() -> VendorFile:
+    return load_spec("nvidia")
+
+
+def adapter(spec: VendorFile, replay: Replay) -> Any:
+    return NVIDIA.Adapter(spec, NVIDIA.Nvml(replay))
+
+
+def test_nvml_units_become_the_contracts(spec: VendorFile) -> None:
+    found = adapter(spec, Replay(A100S))
+    devices = found.devices()
+    assert devices[1] == Device(1, "A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB", 40536 * MIB, "GPU-11111111")
+    first, second = found.sample(devices)
+    assert (first.power_watts, first.energy_joules, first.memory_used_bytes) == (57.0, 123456.789, 15 * MIB)
+    assert (first.utilisation, first.temperature_celsius, first.reasons) == (0.94, 31.0, {})
+    assert second.power_watts == 58.5
+
+
+def test_nvml_and_nvidia_smi_agree(spec: VendorFile) -> None:
+    by_nvml = adapter(spec, Replay(A100S)).sample([Device(0, None, "", None)])[0]
+    by_smi = samples(RECORDED)[0]
+    for field in ("power_watts", "memory_used_bytes", "temperature_celsius"):
+        assert getattr(by_nvml, field) == getattr(by_smi, field)
+
+
+@pytest.mark.parametrize(
+    ("function", "field"),
+    [
+        ("nvmlDeviceGetPowerUsage", "power_watts"),
+        ("nvmlDeviceGetTotalEnergyConsumption", "energy_joules"),
+        ("nvmlDeviceGetMemoryInfo", "memory_used_bytes"),
+        ("nvmlDeviceGetUtilizationRates", "utilisation"),
+        ("nvmlDeviceGetTemperature", "temperature_celsius"),
+    ],
+)
+@pytest.mark.parametrize(
+    "error", [pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED), AttributeError("older"), OSError(5, "io")]
+)
+def test_each_unreadable_value_alone_is_none(spec: VendorFile, function: str, field: str, error: Exception) -> None:
+    found = adapter(spec, Replay(A100S, **{function: error})).sample([Device(0, None, "", None)])[0]
+    assert getattr(found, field) is None and type(error).__name__ in found.reasons[field]
+    assert set(found.reasons) == {field}
+
+
+def test_a_lost_card_is_a_sample_without_values(spec: VendorFile) -> None:
+    gone = adapter(spec, Replay(A100S, nvmlDeviceGetHandleByIndex=pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)))
+    assert gone.devices() == []
+    assert set(gone.sample([Device(0, None, "", None)])[0].reasons) == FIELDS
+    assert "unreadable" in gone.software()["vbios of device 0"]
+
+
+def test_cards_in_mig_mode_are_left_out_and_named(spec: VendorFile) -> None:
+    found = adapter(spec, Replay(A100S, mig=(0,)))
+    assert [d.index for d in found.devices()] == [1]
+    assert found.software()["in MIG mode, left out"] == "0"
+    by_smi = NVIDIA.Adapter(spec, smi(changed("mig.mode.current", "Enabled", line=1)))
+    assert [d.index for d in by_smi.devices()] == [0]
+
+
+def test_a_chip_that_knows_no_mig_is_whole(spec: VendorFile) -> None:
+    error = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    found = adapter(spec, Replay(["Tesla V100-SXM2-16GB"], nvmlDeviceGetMigMode=error))
+    assert [d.chip for d in found.devices()] == ["V100-SXM2-16GB"]
+
+
+@pytest.mark.parametrize(
+    ("name", "chip"),
+    [
+        ("Tesla V100-SXM2-16GB", "V100-SXM2-16GB"),
+        ("Tesla V100-SXM2-32GB", None),
+        ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
+        ("A100-SXM4-40GB", "A100-SXM4-40GB"),
+        ("NVIDIA A100-PCIE-40GB", None),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", None),
+        ("NVIDIA A800-SXM4-80GB", "A800-SXM4-80GB"),
+        ("NVIDIA H100 80GB HBM3", "H100-SXM5-80GB"),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H200", "H200-SXM-141GB"),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA GH200", None),
+        ("", None),
+    ],
+)
+def test_a_chip_is_known_by_its_whole_name(spec: VendorFile, name: str, chip: str | None) -> None:
+    assert adapter(spec, Replay([name])).devices()[0].chip == chip
+
+
+@pytest.mark.parametrize(
+    ("variable", "indices"),
+    [
+        (None, [0, 1]),
+        ("1", [1]),
+        ("1,0", [1, 0]),
+        ("", []),
+        ("-1", []),
+        ("0,9,1", [0]),
+        ("GPU-1", [1]),
+        ("GPU-", []),
+        ("0,0", [0]),
+        ("MIG-1111", []),
+    ],
+)
+def test_what_cuda_would_show(
+    spec: VendorFile, monkeypatch: pytest.MonkeyPatch, variable: str | None, indices: list[int]
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    assert [d.index for d in adapter(spec, Replay(A100S)).devices()] == indices
+
+
+def test_containers_get_devices_by_uuid(spec: VendorFile) -> None:
+    options = adapter(spec, Replay(A100S)).container([Device(1, None, "", None, "GPU-1"), Device(3, None, "", None)])
+    assert options.device_request == ("GPU-1", "3") and options.device_nodes == ()
+
+
+def test_without_driver_and_tool_there_is_nothing_and_no_error(
+    spec: VendorFile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def absent() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", absent)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    bare = NVIDIA.Adapter(spec)
+    assert bare.devices() == [] and bare.software()["driver"] == "not found"
+    assert set(bare.sample([Device(0, None, "", None)])[0].reasons) == FIELDS
+
+
+def test_nvidia_smi_takes_over_where_nvml_cannot_be_loaded(
+    spec: VendorFile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\necho '{RECORDED.splitlines()[0]}'\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(NVIDIA, "open_nvml", lambda: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = NVIDIA.Adapter(spec)
+    assert [d.chip for d in found.devices()] == ["A100-SXM4-40GB"]
+    assert found.software()["read through"] == "nvidia-smi"
+
+
+def test_every_peak_has_its_source_and_the_published_ones_are_these(spec: VendorFile) -> None:
+    bf16 = {c.name: c.peaks["bf16"].tflops for c in spec.chips if "bf16" in c.peaks}
+    assert bf16 == {
+        "A100-SXM4-40GB": 312,
+        "A100-SXM4-80GB": 312,
+        "A800-SXM4-80GB": 312,
+        "H100-SXM5-80GB": 989.4,
+        "H200-SXM-141GB": 989.4,
+    }
+    v100, h100 = spec.chip("V100"), spec.chip("H100")
+    assert v100 and v100.peaks["fp16"].tflops == 125 and "bf16" not in v100.peaks
+    assert h100 and h100.peaks["fp8"].tflops == 1978.9
+    assert all("datasheet" in p.source for c in spec.chips for p in c.peaks.values())
+    assert all(c.memory_source and c.bandwidth_source for c in spec.chips)
+    assert spec.verified == "none"
+
+
+def test_flagperfs_names_are_aliases(spec: VendorFile) -> None:
+    names = {
+        "A10080G": "A100-SXM4-80GB",
+        "a10040g": "A100-SXM4-40GB",
+        "A100": "A100-SXM4-80GB",
+        "V100": "V100-SXM2-16GB",
+    }
+    assert {n: c.name for n in names if (c := spec.chip(n))} == names

@@ -1,0 +1,291 @@
+"""NVIDIA GPUs through NVML, or through nvidia-smi where NVML's library cannot be loaded.
+
+Sources: NVML API reference; nvidia-smi's manual (`--help-query-gpu`); CUDA programming guide on CUDA_VISIBLE_DEVICES.
+Nothing here raises for absent hardware: no driver, no devices.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+from levelfield.contracts.vendor import ContainerOptions, Device, Sample
+from levelfield.specs.vendor import VendorFile
+
+MEBIBYTE = 2**20
+SMI_TIMEOUT_SECONDS = 5.0
+_ON_THE_CHIP = 0  # NVML_TEMPERATURE_GPU
+SMI_FIELDS = (
+    *("index", "uuid", "name", "memory.total", "memory.used"),
+    *("power.draw", "utilization.gpu", "temperature.gpu", "mig.mode.current", "driver_version"),
+)
+_LIMITS = {
+    "power_watts": (0, 10_000),
+    "energy_joules": (0, 2**63),
+    "memory_bytes": (1, 2**43),
+    "memory_used_bytes": (0, 2**43),
+    "utilisation": (0, 1),
+    "temperature_celsius": (-50, 150),
+}
+Read = Callable[[], float]
+_GONE = "the tool no longer shows this device"
+
+
+class Gpu(NamedTuple):
+    """One card. position: its index, as the tool counts. partitioned: in MIG mode, so usable in parts only."""
+
+    position: int
+    uuid: str
+    name: str
+    memory_bytes: int | None
+    partitioned: bool
+
+
+class Tool(Protocol):
+    """What NVML and nvidia-smi are to the adapter."""
+
+    def gpus(self) -> tuple[Gpu, ...]: ...
+
+    def samples(self, indices: Sequence[int]) -> list[Sample]: ...
+
+    def versions(self) -> dict[str, str]: ...
+
+
+class Adapter:
+    """`tool` is found when first needed; a test gives one that replays recorded values."""
+
+    def __init__(self, spec: VendorFile, tool: Tool | None = None) -> None:
+        self.spec = spec
+        self._given = tool
+
+    @cached_property
+    def _tool(self) -> Tool | None:
+        return self._given or open_nvml() or find_smi()
+
+    def devices(self) -> Sequence[Device]:
+        """The cards that CUDA_VISIBLE_DEVICES leaves, without those in MIG mode: see README.md."""
+        gpus = visible(self._gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return [self._device(gpu) for gpu in gpus if not gpu.partitioned]
+
+    def container(self, devices: Sequence[Device]) -> ContainerOptions:
+        """A device request by UUID; within the container CUDA counts as NVML does."""
+        wanted = tuple(device.identity or str(device.index) for device in devices)
+        return ContainerOptions(device_request=wanted, environment={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+
+    def sample(self, devices: Sequence[Device]) -> Sequence[Sample]:
+        indices = [device.index for device in devices]
+        if self._tool is None:
+            return [without(index, "neither NVML nor nvidia-smi is here") for index in indices]
+        return self._tool.samples(indices)
+
+    def software(self) -> dict[str, str]:
+        found = {"kernel": f"{platform.system()} {platform.release()}"}
+        found |= self._tool.versions() if self._tool else {"driver": "not found"}
+        partitioned = [str(gpu.position) for gpu in self._gpus() if gpu.partitioned]
+        return found | ({"in MIG mode, left out": ", ".join(partitioned)} if partitioned else {})
+
+    def _gpus(self) -> tuple[Gpu, ...]:
+        return self._tool.gpus() if self._tool else ()
+
+    def _device(self, gpu: Gpu) -> Device:
+        chip = next((c.name for c in self.spec.chips if is_named(gpu.name, c.match)), None)
+        return Device(gpu.position, chip, gpu.name, gpu.memory_bytes, gpu.uuid)
+
+
+def is_named(name: str, ends: Iterable[str]) -> bool:
+    """Whether `name` ends in one of `ends`, any case."""
+    return any(name.strip().lower().endswith(end.lower()) for end in ends)
+
+
+def visible(gpus: Sequence[Gpu], variable: str | None) -> list[Gpu]:
+    """What CUDA would show: listed by index or by the beginning of a UUID, up to the first entry that is no device."""
+    if variable is None:
+        return list(gpus)
+    found: list[Gpu] = []
+    for entry in map(str.strip, variable.split(",")):
+        by_uuid = entry.startswith("GPU-")
+        match = [g for g in gpus if (g.uuid.startswith(entry) if by_uuid else str(g.position) == entry)]
+        if len(match) != 1 or match[0] in found:
+            break
+        found += match
+    return found
+
+
+def take(field: str, read: Read, reasons: dict[str, str]) -> float | None:
+    """What `read` gives, or None with the reason: it failed, or the value cannot be right."""
+    least, most = _LIMITS[field]
+    try:
+        value = read()
+    except Exception as error:  # the bindings raise their own tree, AttributeError and OSError by driver version
+        reasons[field] = f"{type(error).__name__}: {error}".rstrip(": ")
+        return None
+    if least <= value <= most:
+        return value
+    reasons[field] = f"found {value:g}, expected {least:g} to {most:g}"
+    return None
+
+
+def sample_of(index: int, reads: Mapping[str, Read], reasons: Mapping[str, str] = MappingProxyType({})) -> Sample:
+    """A sample from one reading function per field; `reasons` for the fields that the tool does not have."""
+    why = dict(reasons)
+    values = {field: take(field, read, why) for field, read in reads.items()}
+    used = values.pop("memory_used_bytes")
+    return Sample(index=index, memory_used_bytes=None if used is None else int(used), reasons=why, **values)
+
+
+def without(index: int, reason: str) -> Sample:
+    """A sample of no values."""
+    return Sample(index=index, reasons=dict.fromkeys((f for f in _LIMITS if f != "memory_bytes"), reason))
+
+
+class Nvml:
+    """`library` is the module pynvml, initialised."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        try:
+            return tuple(self._gpu(index) for index in range(self._library.nvmlDeviceGetCount()))
+        except Exception:  # a driver that answered at the start and no longer does: no devices
+            return ()
+
+    def samples(self, indices: Sequence[int]) -> list[Sample]:
+        return [self._sample(index) for index in indices]
+
+    def versions(self) -> dict[str, str]:
+        library, found = self._library, {"read through": "NVML"}
+        for name, read in (
+            ("driver", library.nvmlSystemGetDriverVersion),
+            ("nvml", library.nvmlSystemGetNVMLVersion),
+            ("vbios of device 0", lambda: library.nvmlDeviceGetVbiosVersion(library.nvmlDeviceGetHandleByIndex(0))),
+        ):
+            try:
+                found[name] = text(read())
+            except Exception as error:  # as in Readings.take
+                found[name] = f"unreadable: {error}"
+        return found
+
+    def _gpu(self, index: int) -> Gpu:
+        library = self._library
+        handle = library.nvmlDeviceGetHandleByIndex(index)
+        memory = take("memory_bytes", lambda: library.nvmlDeviceGetMemoryInfo(handle).total, {})
+        uuid, name = text(library.nvmlDeviceGetUUID(handle)), text(library.nvmlDeviceGetName(handle))
+        return Gpu(index, uuid, name, None if memory is None else int(memory), self._is_partitioned(handle))
+
+    def _is_partitioned(self, handle: Any) -> bool:
+        try:
+            return bool(self._library.nvmlDeviceGetMigMode(handle)[0])
+        except Exception:  # a chip without MIG says so by an error
+            return False
+
+    def _sample(self, index: int) -> Sample:
+        library = self._library
+        try:
+            handle = library.nvmlDeviceGetHandleByIndex(index)
+        except Exception as error:  # a card that fell off the bus
+            return without(index, f"{type(error).__name__}: {error}")
+        reads: dict[str, Read] = {
+            "power_watts": lambda: library.nvmlDeviceGetPowerUsage(handle) / 1e3,
+            "energy_joules": lambda: library.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3,
+            "memory_used_bytes": lambda: library.nvmlDeviceGetMemoryInfo(handle).used,
+            "utilisation": lambda: library.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
+            "temperature_celsius": lambda: float(library.nvmlDeviceGetTemperature(handle, _ON_THE_CHIP)),
+        }
+        return sample_of(index, reads)
+
+
+def open_nvml() -> Nvml | None:
+    """NVML, where its bindings and the driver's library are here."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no bindings, no library, no driver, no permission: all mean that NVML cannot be asked
+        return None
+    return Nvml(pynvml)
+
+
+class Smi:
+    """`ask` runs nvidia-smi and returns what it printed; "" when it failed or took too long."""
+
+    def __init__(self, ask: Callable[[], str]) -> None:
+        self._ask = ask
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        return tuple(self._gpu(row) for row in parse(self._ask()))
+
+    def samples(self, indices: Sequence[int]) -> list[Sample]:
+        rows = {int(row["index"]): row for row in parse(self._ask())}
+        return [self._sample(index, rows[index]) if index in rows else without(index, _GONE) for index in indices]
+
+    def versions(self) -> dict[str, str]:
+        rows = parse(self._ask())
+        return {"read through": "nvidia-smi", "driver": rows[0]["driver_version"] if rows else "no answer"}
+
+    def _gpu(self, row: dict[str, str]) -> Gpu:
+        memory = take("memory_bytes", lambda: number(row["memory.total"]) * MEBIBYTE, {})
+        partitioned = row["mig.mode.current"] == "Enabled"
+        return Gpu(int(row["index"]), row["uuid"], row["name"], None if memory is None else int(memory), partitioned)
+
+    def _sample(self, index: int, row: dict[str, str]) -> Sample:
+        reads: dict[str, Read] = {
+            "power_watts": lambda: number(row["power.draw"]),
+            "memory_used_bytes": lambda: number(row["memory.used"]) * MEBIBYTE,
+            "utilisation": lambda: number(row["utilization.gpu"]) / 100,
+            "temperature_celsius": lambda: number(row["temperature.gpu"]),
+        }
+        return sample_of(index, reads, {"energy_joules": "nvidia-smi has no energy counter"})
+
+
+def find_smi() -> Smi | None:
+    """nvidia-smi, where it is on the path."""
+    path = shutil.which("nvidia-smi")
+    return Smi(lambda: ask_smi(path)) if path else None
+
+
+def ask_smi(path: str) -> str:
+    """What nvidia-smi prints, in the C locale; "" when it fails or does not answer within five seconds."""
+    argv = [path, f"--query-gpu={','.join(SMI_FIELDS)}", "--format=csv,noheader,nounits"]
+    environment = {**os.environ, "LC_ALL": "C"}
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=SMI_TIMEOUT_SECONDS, env=environment)
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def parse(output: str) -> list[dict[str, str]]:
+    """Lines of nvidia-smi by field. A line that is not whole, or not of this shape, is passed over: never guessed at.
+
+    A second line for a device that was there voids both: which one is right cannot be known.
+    """
+    rows = [dict(zip(SMI_FIELDS, parts, strict=True)) for parts in map(_split, output.splitlines()) if _is_row(parts)]
+    indices = [row["index"] for row in rows]
+    return [row for row in rows if indices.count(row["index"]) == 1]
+
+
+def _split(line: str) -> list[str]:
+    return [part.strip() for part in line.split(",")]
+
+
+def _is_row(parts: Sequence[str]) -> bool:
+    return len(parts) == len(SMI_FIELDS) and parts[0].isdecimal() and parts[1].startswith("GPU-")
+
+
+def number(found: str) -> float:
+    """A bare decimal number. Raises ValueError for a word (`[N/A]`, `[Not Supported]`), a unit or a comma."""
+    if not found.replace(".", "", 1).isdecimal() or not found.isascii():
+        raise ValueError(f"found '{found}', expected a number")
+    return float(found)
+
+
+def text(value: object) -> str:
+    """Older bindings return bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
