@@ -7,7 +7,6 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from levelfield.measure.energy import Energy, counted_joules, energy, integral
 from levelfield.measure.records import Reading
 

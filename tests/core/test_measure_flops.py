@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from levelfield.measure.flops import FORMULAS, FormulaError, flops_per_step, flops_per_token, versioned
 from levelfield.measure.parameters import parameter_shapes, parameters
 from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range

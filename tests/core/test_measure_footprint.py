@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from levelfield.measure.footprint import Footprint, expected_memory
 from levelfield.measure.parameters import parameters
 from levelfield.specs.base import load

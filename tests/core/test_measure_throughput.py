@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from levelfield.measure.records import StepRecord
 from levelfield.measure.series import change_point, over_repeats, relative_iqr, trend
 from levelfield.measure.throughput import StepTime, Throughput, WindowError, step_times, window

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +11,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from levelfield.measure.parameters import parameter_shapes
 from levelfield.measure.records import CHECKSUM_MODULUS, Coordinates, StepRecord, WeightSlice, coordinates
 from levelfield.measure.validity import check, loss_curve, tokens_checksum
@@ -230,7 +230,7 @@ def test_totals_do_not_depend_on_replicas() -> None:
 def test_any_grid_of_boxes_tiles_and_a_box_less_does_not(rows: list[int], columns: list[int]) -> None:
     def edges(cuts: list[int], size: int) -> list[tuple[int, int]]:
         points = [0, *sorted(set(cuts)), size]
-        return list(zip(points, points[1:], strict=False))
+        return list(itertools.pairwise(points))
 
     others = [s for s in weights(Layout()) if s.name != EMBEDDING]
     grid = [WeightSlice(0, EMBEDDING, (V, H), (r, c), 1) for r in edges(rows, V) for c in edges(columns, H)]
