@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range
 from levelfield.specs.base import load
 from levelfield.specs.case import Case, Model
 from levelfield.specs.vendor import Peak
+from levelfield.worker.parameters import list_parameters
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(__file__).with_name("data")
@@ -115,6 +117,15 @@ def test_the_parts_of_a_count_add_up(name: str) -> None:
     parts = found.embedding + found.position + found.head + found.final_norm + found.layers * found.per_layer
     assert parts == found.total
     assert len(parameter_shapes(model(name), 1024)) == len(set(parameter_shapes(model(name), 1024)))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "cases").glob("*.yaml")), ids=lambda p: p.stem)
+def test_the_counted_parameters_are_those_that_the_worker_makes(path: Path) -> None:
+    case = load(Case, path)
+    for work in (case.work("full"), case.work("smoke")):
+        made = list_parameters(SimpleNamespace(**work.model.model_dump()), work.training.sequence_length)
+        counted = parameter_shapes(work.model, work.training.sequence_length)
+        assert counted == {name: spec.shape for name, spec in made.items()}
 
 
 def test_the_four_formulas_on_one_example() -> None:
