@@ -42,7 +42,7 @@ def find(registry: Registry, selector: Selector) -> Found:
 
 
 def find_hardware(registry: Registry, target: str | None) -> tuple[VendorFile, Chip, tuple[Device, ...]]:
-    """The vendor, chip and devices that `target` names; without one, the first accelerator that is here, else the cpu."""
+    """The vendor, chip and devices that `target` names; without one the first accelerator here, else the cpu."""
     if target is None:
         vendor = detect(registry)
         return vendor.spec, *_chip_of(vendor.spec, tuple(vendor.devices()))

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
 from dataclasses import asdict
 
 from levelfield.judge import judge
 from levelfield.measure import energy as energies
 from levelfield.measure import memory as memories
 from levelfield.measure.flops import FORMULAS
-from levelfield.measure.records import StepRecord
 from levelfield.measure.throughput import Throughput as MeasuredThroughput
 from levelfield.measure.throughput import WindowError, step_times, window
 from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range
@@ -125,13 +123,14 @@ def _peaks(plan: Plan) -> PeakRange:
 
 def _memory(plan: Plan, raw: Raw) -> Memory:
     devices = _devices(plan, raw)
-    capacity = plan.hardware.memory_bytes_per_device
-    measured = memories.memory(raw.readings, raw.steps, dict.fromkeys(devices, capacity))
+    capacity, shares = plan.hardware.memory_bytes_per_device, plan.hardware.devices_per_node // len(devices)
+    whole = capacity * max(1, shares) if capacity else None  # the tool reads a divided host as one device
+    measured = memories.memory(raw.readings, raw.steps, dict.fromkeys(devices, whole))
     return Memory(
         device_used_peak=_bytes(measured.used.peak_bytes, measured.used.reason or raw.telemetry_reasons.get("tool")),
         allocated_peak=_bytes(measured.allocated.peak_bytes, measured.allocated.reason),
         reserved_peak=_bytes(measured.reserved.peak_bytes, measured.reserved.reason),
-        process_peak=_process_peak(raw.steps),
+        process_peak=_bytes(measured.process.peak_bytes, measured.process.reason),
         capacity_bytes=capacity,
         expected_bytes=plan.expected_memory.total_bytes,
     )
@@ -139,13 +138,6 @@ def _memory(plan: Plan, raw: Raw) -> Memory:
 
 def _bytes(value: int | None, reason: str | None) -> Figure:
     return Figure(value=value, unit="B", reason=reason if value is None else None)
-
-
-def _process_peak(steps: Iterable[StepRecord]) -> Figure:
-    """Resident memory of the largest process, as the operating system counts it."""
-    found = [r.memory.get("process_peak_bytes") for r in steps]
-    known = [value for value in found if value is not None]
-    return _bytes(max(known), None) if known else _bytes(None, "the framework reported none")
 
 
 def _devices(plan: Plan, raw: Raw) -> list[str]:

@@ -53,7 +53,7 @@ def _validity(plan: Plan, raw: Raw) -> Status:
 
 
 def _failed(raw: Raw, paths: RunPaths) -> Status:
-    """The first cause: a rank that died by a signal of somebody else's, then the first error of a worker, then a log."""
+    """The first cause: a rank killed from outside, else the first error of a worker, else what a log ends with."""
     killed = [e for e in raw.outcome.get("ends", ()) if e.get("signal") and not e.get("stopped_by_us")]
     if killed:
         return _killed(killed[0], raw)

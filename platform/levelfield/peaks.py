@@ -18,7 +18,7 @@ from levelfield.rundir import write_atomically
 from levelfield.runtimes.process import inherited
 from levelfield.specs.plan import Plan
 
-SECONDS_PER_DTYPE = 2.0
+SECONDS_PER_DTYPE = 3.0
 LIMIT_SECONDS = 180.0
 
 
@@ -36,7 +36,7 @@ def known_peaks(plan: Plan, machine: str) -> Measured:
 
 
 def measure_peaks(plan: Plan, machine: str, say: Callable[[str], None]) -> Measured:
-    """Run the implementation's probe and remember its answer. A probe that fails leaves peaks unknown, with the reason."""
+    """Run the implementation's probe and remember its answer; a probe that fails leaves the peak unknown, and why."""
     precision = plan.work.training.precision
     if not plan.implementation.peak_probe:
         return Measured(how=f"{plan.implementation.framework} has no probe")
@@ -56,6 +56,11 @@ def measure_peaks(plan: Plan, machine: str, say: Callable[[str], None]) -> Measu
         return Measured(how=f"the probe failed: {type(error).__name__}")
     _remember(_path(plan, machine), found)
     return _measured(plan, peaks)
+
+
+def forget_peaks(plan: Plan, machine: str) -> None:
+    """Drop a measured peak that a run has exceeded: it was taken while the machine was busy, so it is taken again."""
+    _path(plan, machine).unlink(missing_ok=True)
 
 
 def _argv(plan: Plan) -> list[str]:

@@ -229,8 +229,15 @@ def _hardware(found: Found, nodes: int, devices: int, asked: Asked) -> Hardware:
         devices_per_node=devices,
         device_indices=() if found.vendor.divisible else tuple(d.index for d in found.devices[:devices]),
         memory_bytes_per_device=memory,
+        visible=_visible(found, devices),
         assumed=assumed,
     )
+
+
+def _visible(found: Found, devices: int) -> dict[str, str]:
+    variable = found.vendor.visible_devices_variable
+    indices = ",".join(str(d.index) for d in found.devices[:devices])
+    return {variable: indices} if variable and indices else {}
 
 
 def _absent(found: Found, nodes: int, devices: int) -> str:
@@ -329,7 +336,7 @@ def _corpus(facts: CorpusFacts | None, work: Work, scale: Scale) -> CorpusUsed:
         )
     if facts.tokens <= work.training.sequence_length:
         raise CorpusError(
-            f"{facts.prefix}: {facts.tokens} tokens, expected at least {work.training.sequence_length + 1} for one sample"
+            f"{facts.prefix}: {facts.tokens} tokens, expected at least {work.training.sequence_length + 1}, one sample"
         )
     return CorpusUsed(kind=facts.kind, prefix=str(facts.prefix), digest=facts.digest, tokens=facts.tokens)
 

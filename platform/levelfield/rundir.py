@@ -37,7 +37,7 @@ def create(runs: Path, run_id: str) -> RunPaths:
         write_status(paths, "made", "not-run")
     except OSError as error:
         raise UsageError(
-            f"not-run: the run directory {paths.root} cannot be written: {error.strerror}. Choose another with --runs DIR"
+            f"not-run: the run directory {paths.root} cannot be written: {error.strerror}. Name another with --runs"
         ) from None
     return paths
 
@@ -83,5 +83,3 @@ def write_atomically(path: Path, text: str) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-
-

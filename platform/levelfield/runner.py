@@ -22,6 +22,7 @@ from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import RunFailed
 from levelfield.launchers.local import LocalLauncher
 from levelfield.live import Follower, Progress
+from levelfield.measure.utilisation import ABOVE_PEAK
 from levelfield.monitor import watching
 from levelfield.provenance import provenance
 from levelfield.report.markdown import run_report
@@ -51,7 +52,15 @@ def run(plan_with: Callable[[Measured], Plan], vendor: Vendor, runs: Path, liste
     with _sigterm_as_interrupt():
         outcome = _attempt(plan, plan_with, vendor, paths, listener, machine)
     _write_last(paths, outcome)
-    return finish(paths)
+    result = finish(paths)
+    if plan.peak.tflops is None and _exceeds_its_peak(result):
+        peaks.forget_peaks(plan, machine)
+        listener.say("the run was faster than the measured peak; the next run measures the peak again")
+    return result
+
+
+def _exceeds_its_peak(result: Result) -> bool:
+    return any(ABOVE_PEAK in (u.reason or "") for u in result.utilisation)
 
 
 def finish(paths: RunPaths) -> Result:

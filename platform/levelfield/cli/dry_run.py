@@ -44,7 +44,7 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
     hardware, training, memory = plan.hardware, plan.work.training, plan.expected_memory
     yield f"case         {plan.case} ({plan.scale}: {plan.scale_reason})"
     yield f"work         {plan.parameters:,} parameters, {training.steps} steps of {training.tokens_per_step:,} tokens"
-    yield f"             sequence {training.sequence_length}, global batch {training.global_batch}, {training.precision}"
+    yield f"             sequences of {training.sequence_length}, {training.global_batch} a step, {training.precision}"
     yield f"corpus       {plan.corpus.kind} {plan.corpus.prefix or ''} {plan.corpus.digest[:19]}"
     yield f"hardware     {hardware.nodes} x {hardware.devices_per_node} {hardware.chip.name} ({hardware.description})"
     if hardware.assumed:

@@ -21,7 +21,7 @@ from levelfield.specs.tuning import TuningChoice
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Run everything that was asked for. Exit code 0 when all runs are valid, 3 when one is not, 130 when interrupted."""
+    """Run everything that was asked for: 0 when all runs are valid, 3 when one is not, 130 when interrupted."""
     terminal = Terminal(quiet=options.quiet or options.json)
     registry = Registry(options.plugins)
     work = scheduler.entries(registry, options.case, options.suite, _asked(options))

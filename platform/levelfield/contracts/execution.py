@@ -84,7 +84,7 @@ class Runtime(Protocol):
     name: str
 
     def in_use(self, plan: Plan, say: Callable[[str], None]) -> AbstractContextManager[None]:
-        """Make the plan's environment ready, safely beside other runs, and keep it so. Raises RunFailed or UsageError."""
+        """Make the plan's environment ready beside other runs, and keep it so. Raises RunFailed or UsageError."""
         ...
 
     def process(self, plan: Plan, paths: RunPaths, rank: int) -> ProcessWork:

@@ -98,7 +98,7 @@ def _make(plan: EnvironmentPlan, folder: Path, say: Say) -> None:
 
 
 def _run(argv: list[str], say: Say) -> None:
-    """Run an installer's command, passing on each package it collects or installs. Raises RunFailed with its last lines."""
+    """Run an installer, passing on each package that it collects. Raises RunFailed with its last lines."""
     lines: list[str] = []
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None

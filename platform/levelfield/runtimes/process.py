@@ -36,7 +36,13 @@ class ProcessRuntime:
         return ProcessWork(
             rank=rank,
             argv=tuple(text.format_map(values) for text in plan.implementation.argv),
-            environment={**_ranks(plan, rank), **_threads(plan), **own, **plan.tuning.environment}
+            environment={
+                **_ranks(plan, rank),
+                **_threads(plan),
+                **plan.hardware.visible,
+                **own,
+                **plan.tuning.environment,
+            }
             | {"LEVELFIELD_JOB": str(paths.job), "PYTHONPATH": str(checkout() / "platform")},
             log=str(paths.logs / f"rank{rank}.log"),
         )

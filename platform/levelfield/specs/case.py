@@ -135,7 +135,7 @@ class Window(Value):
 
 
 class Acceptance(Value):
-    """What a right run shows by itself: the mean loss of the last `tail_steps` lies below `fraction` of the first loss."""
+    """What a right run shows by itself: the mean loss of its last `tail_steps` is below a fraction of the first."""
 
     final_loss_below_fraction: float = Field(gt=0, le=1)
     tail_steps: int = Field(ge=1)

@@ -14,7 +14,10 @@ from levelfield.specs.vendor import Chip, FrameworkAccess
 
 
 class Hardware(Value):
-    """The devices of the plan. `assumed`: they are not here, and the plan can only be looked at."""
+    """The devices of the plan. `assumed`: they are not here, and the plan can only be looked at.
+
+    visible: the variables that show the training's processes these devices and no others.
+    """
 
     vendor: str
     device_kind: str
@@ -24,6 +27,7 @@ class Hardware(Value):
     devices_per_node: int = Field(ge=1)
     device_indices: tuple[int, ...]
     memory_bytes_per_device: int | None
+    visible: dict[str, str]
     assumed: bool
 
 
