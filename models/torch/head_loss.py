@@ -9,11 +9,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.nn import functional
 
-# Bytes of float32 logits in one chunk: small enough for a processor's cache, large enough to fill an accelerator.
-CHUNK_BYTES = {"cpu": 2**24}
-ACCELERATOR_CHUNK_BYTES = 2**28
+# A chunk's float32 logits should stay in a processor's cache, but with fewer rows the products become slow: each
+# reads and writes the head's whole gradient. An accelerator wants more rows. Measured in docs/decisions.
+CPU_CHUNK_BYTES, ACCELERATOR_CHUNK_BYTES, LEAST_ROWS = 2**24, 2**28, 256
 
 
 def head_loss(x, weight, targets, scale):
@@ -37,20 +36,22 @@ class HeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, targets, scale, group):
         cast, factor = weight.to(x.dtype), scale / x.shape[0]
-        x_gradient = torch.empty_like(x)
-        weight_gradient = torch.zeros_like(weight, memory_format=torch.contiguous_format)
-        total = torch.zeros(1, dtype=torch.float32, device=x.device)
-        rows = max(16, CHUNK_BYTES.get(x.device.type, ACCELERATOR_CHUNK_BYTES) // (4 * weight.shape[0]))
-        for part, part_targets, out in zip(x.split(rows), targets.split(rows), x_gradient.split(rows), strict=True):
-            log_probability, residual = cross_entropy(functional.linear(part, cast).float(), part_targets, group)
-            total -= log_probability
-            residual = residual.to(x.dtype)
-            out.addmm_(residual, cast, beta=0, alpha=factor)
-            accumulate(weight_gradient, residual.t(), part, factor)
-        if group is not None:
-            dist.all_reduce(total, group=group)
+        rows = chunk_rows(x, weight.shape[0])
+        products = torch.empty(rows, weight.shape[0], dtype=x.dtype, device=x.device)
+        logits = products if x.dtype == torch.float32 else torch.empty_like(products, dtype=torch.float32)
+        x_gradient, weight_gradient = torch.empty_like(x), torch.empty_like(weight)
+        total = torch.zeros((), dtype=torch.float32, device=x.device)
+        for start in range(0, x.shape[0], rows):
+            here = slice(start, min(start + rows, x.shape[0]))
+            part, size = x[here], min(rows, x.shape[0] - start)
+            torch.mm(part, cast.t(), out=products[:size])
+            residual = logits[:size].copy_(products[:size]) if logits is not products else logits[:size]
+            total += cross_entropy_(residual, targets[here], group)
+            residual = products[:size].copy_(residual) if logits is not products else residual
+            x_gradient[here].addmm_(residual, cast, beta=0, alpha=factor)
+            accumulate_(weight_gradient, residual.t(), part, factor, first=start == 0)
         ctx.save_for_backward(x_gradient, weight_gradient)
-        return total * factor
+        return (total * factor).reshape(1)
 
     @staticmethod
     def backward(ctx, gradient):
@@ -59,30 +60,37 @@ class HeadLoss(torch.autograd.Function):
         return *ctx.saved_tensors, None, None, None
 
 
-def cross_entropy(logits, targets, group):
-    """The sum of the targets' log-probabilities that this rank holds, and softmax minus one-hot [rows, part]."""
-    log_probabilities = log_softmax(logits, group)
-    here = (targets >= 0) & (targets < logits.shape[1])
-    index = torch.where(here, targets, 0)[:, None]
-    total = torch.where(here, log_probabilities.gather(1, index)[:, 0], 0).sum()
-    residual = log_probabilities.exp_()
-    return total, residual.scatter_add_(1, index, -here[:, None].to(residual.dtype))
+def chunk_rows(x, vocabulary):
+    budget = CPU_CHUNK_BYTES if x.device.type == "cpu" else ACCELERATOR_CHUNK_BYTES
+    return min(x.shape[0], max(LEAST_ROWS, budget // (4 * vocabulary)))
 
 
-def log_softmax(logits, group):
-    """Over the whole vocabulary, of which `logits` [rows, part] has this rank's columns; may overwrite them."""
-    if group is None:
-        return logits.log_softmax(1)
-    largest = logits.amax(1, keepdim=True)
-    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-    total = logits.sub_(largest).exp().sum(1, keepdim=True)
-    dist.all_reduce(total, group=group)
-    return logits.sub_(total.log_())
+def cross_entropy_(logits, targets, group):
+    """The summed cross-entropy; `logits` [rows, vocabulary's part] become its gradient, softmax minus one-hot.
+
+    With a group the logits are columns of the whole vocabulary's, and targets may lie in another rank's part.
+    """
+    largest = reduce(logits.amax(1, keepdim=True), dist.ReduceOp.MAX, group)
+    logits.sub_(largest)
+    here = ((targets >= 0) & (targets < logits.shape[1]))[:, None]
+    index = targets[:, None].where(here, 0)
+    target_logits = logits.gather(1, index) * here
+    sums = reduce(torch.stack((logits.exp_().sum(1, keepdim=True), target_logits)), dist.ReduceOp.SUM, group)
+    logits.mul_(sums[0].reciprocal()).scatter_add_(1, index, -here.to(logits.dtype))
+    return (sums[0].log() - sums[1]).sum()
 
 
-def accumulate(total, left, right, factor):
-    """total += factor * left @ right, in total's precision also where the factors have less."""
+def reduce(tensor, operation, group):
+    if group is not None:
+        dist.all_reduce(tensor, operation, group=group)
+    return tensor
+
+
+def accumulate_(total, left, right, factor, first):
+    """total += factor * left @ right, in total's precision also where the factors have less; `first`: total = ..."""
     if total.dtype == left.dtype:
-        total.addmm_(left, right, alpha=factor)
+        total.addmm_(left, right, beta=0 if first else 1, alpha=factor)
+    elif first:
+        total.copy_(left @ right).mul_(factor)
     else:
         total.add_(left @ right, alpha=factor)

@@ -177,7 +177,8 @@ def test_clipping_and_decay_are_those_of_torch():
 def test_head_loss_is_cross_entropy(chunk_bytes, monkeypatch):
     import head_loss
 
-    monkeypatch.setitem(head_loss.CHUNK_BYTES, "cpu", chunk_bytes)
+    monkeypatch.setattr(head_loss, "CPU_CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(head_loss, "LEAST_ROWS", 4)
     x = torch.randn(3, 21, 16, requires_grad=True)
     weight = torch.randn(50, 16, requires_grad=True)
     targets = torch.randint(0, 50, (3, 21))
