@@ -27,7 +27,7 @@ class CorpusError(WorkerError):
     error_class = "corpus"
 
 
-class NonFinite(WorkerError):  # noqa: N818 - the event's word
+class NonFinite(WorkerError):
     """The loss is NaN or infinite."""
 
     error_class = "non-finite"
@@ -39,7 +39,7 @@ class StorageError(WorkerError):
     error_class = "storage"
 
 
-class Unsupported(WorkerError):  # noqa: N818 - the event's word
+class Unsupported(WorkerError):
     """This implementation cannot do what the job asks for; raised by models, never replaced by something else."""
 
     error_class = "unsupported"
