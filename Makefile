@@ -1,0 +1,41 @@
+# The tests' environment is made once and again when a lock file changes; everything else is a command you could type.
+PYTHON ?= python3
+DEV := .venvs/dev
+PY := $(DEV)/bin/python
+STAMP := $(DEV)/levelfield-locks.sha256
+
+.PHONY: test quick lint bench gpu-check layouts clean
+
+test: lint
+	PYTHONPATH=platform $(PY) -m pytest -n 2 --dist loadgroup
+
+quick: $(STAMP)
+	PYTHONPATH=platform $(PY) -m pytest -n 2 tests/core tests/vendors
+
+lint: $(STAMP)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	MYPYPATH=platform $(PY) -m mypy -p levelfield
+	MYPYPATH=platform $(PY) -m mypy vendors/cpu/adapter.py
+	MYPYPATH=platform $(PY) -m mypy vendors/nvidia/adapter.py
+	PYTHONPATH=platform $(DEV)/bin/lint-imports --no-logo
+
+# Every benchmark, one after another; each prints ratios from one run.
+bench: $(STAMP)
+	PYTHONPATH=platform $(PY) benchmarks/all.py
+
+# The measured differences between layouts, as the table in docs/torch-layouts.md.
+layouts: $(STAMP)
+	PYTHONPATH=platform $(PY) tests/models/layouts.py
+
+# On a machine with an accelerator: what only a chip can show, written to gpu-check/.
+gpu-check:
+	PYTHONPATH=platform $(PYTHON) tests/gpu/check.py
+
+$(STAMP): requirements.lock requirements-dev.lock
+	$(PYTHON) -m venv --clear $(DEV)
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements.lock -r requirements-dev.lock
+	cat $^ | sha256sum > $@
+
+clean:
+	rm -rf .venv .venvs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,0 +1,110 @@
+"""What goes wrong in real runs: each fault has its own word, evidence and exit code, and leaves no process behind."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import PLUGINS, Benchmark, finished, trainings
+
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e")]
+DRILL = ("--case", "drill:torch:cpu:1:2", "--plugins", str(PLUGINS), "--threads", "1")
+
+
+def drill(benchmark: Benchmark, number: int, rank: int = 1) -> tuple[int, dict]:
+    """Start the drill, send a signal to one rank after some steps, and see it end."""
+    process = benchmark.start(*DRILL)
+    benchmark.wait_for_step(process, 5)
+    trainings(benchmark.runs)[rank].send_signal(number)
+    done = finished(process)
+    assert trainings(benchmark.runs) == {}
+    return done.returncode, benchmark.result()
+
+
+def test_a_killed_rank_is_named_and_the_steps_done_are_kept(benchmark: Benchmark) -> None:
+    code, result = drill(benchmark, signal.SIGKILL)
+    assert code == 3
+    assert (result["status"]["word"], result["status"]["failure"]) == ("failed", "killed")
+    assert "rank 1 was ended by SIGKILL" in result["status"]["evidence"]
+    assert result["steps_done"] >= 5
+    assert result["throughput"] is None
+
+
+def test_a_stopped_rank_is_a_hang_told_by_its_heartbeat(benchmark: Benchmark) -> None:
+    code, result = drill(benchmark, signal.SIGSTOP)
+    assert code == 3
+    assert result["status"]["word"] == "timeout"
+    assert "rank 1 gave no heartbeat" in result["status"]["evidence"]
+    assert result["steps_done"] >= 5
+
+
+def test_a_loss_that_is_not_finite_makes_the_run_invalid(benchmark: Benchmark) -> None:
+    done = benchmark.run("--case", "explodes:torch:cpu:1:2", "--plugins", str(PLUGINS), "--threads", "1")
+    result = benchmark.result()
+    assert done.returncode == 3
+    assert (result["status"]["word"], result["status"]["failure"]) == ("invalid", "non-finite")
+    assert "the loss is" in result["status"]["reasons"][0]
+    assert result["loss"]["first"] is not None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_stops_everything_within_five_seconds(benchmark: Benchmark, number: int) -> None:
+    process = benchmark.start(*DRILL)
+    benchmark.wait_for_step(process, 3)
+    began = time.monotonic()
+    process.send_signal(number)
+    done = finished(process)
+    assert time.monotonic() - began < 5  # the promise itself, not a measure of speed
+    assert done.returncode == 130
+    assert trainings(benchmark.runs) == {}
+    assert benchmark.result()["status"]["failure"] == "interrupted"
+    assert benchmark.result()["steps_done"] >= 3
+
+
+def test_a_killed_platform_leaves_no_training_behind(benchmark: Benchmark) -> None:
+    process = benchmark.start(*DRILL)
+    benchmark.wait_for_step(process, 3)
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 60
+    while trainings(benchmark.runs) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert trainings(benchmark.runs) == {}
+    assert benchmark.run("collect", "latest").returncode == 0
+    assert benchmark.result()["status"]["word"] == "not-run"
+
+
+def test_a_run_directory_that_cannot_be_written(benchmark: Benchmark) -> None:
+    benchmark.runs.write_text("a file where the folder should be")
+    done = benchmark.run(*DRILL)
+    assert done.returncode == 2
+    assert "not-run" in done.stderr and str(benchmark.runs) in done.stderr
+
+
+def test_a_damaged_corpus_is_refused_before_the_run(benchmark: Benchmark, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("so it goes. " * 5000)
+    prefix = tmp_path / "corpus"
+    prepared = benchmark.run("data", "prepare", "--input", str(text), "--tokenizer", "bytes", "--output", str(prefix))
+    assert prepared.returncode == 0, prepared.stderr
+    whole = prefix.with_suffix(".bin").read_bytes()
+    prefix.with_suffix(".bin").write_bytes(whole[: len(whole) // 2])
+    done = benchmark.run(*DRILL, "--data", str(prefix))
+    assert done.returncode == 2
+    assert "corpus.bin" in done.stderr and "expected" in done.stderr
+    assert not list(benchmark.runs.glob("*"))
+
+
+def test_a_missing_framework_package(benchmark: Benchmark, tmp_path: Path) -> None:
+    bare = tmp_path / "bare" / "bin" / "python"
+    bare.parent.mkdir(parents=True)
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')  # -S: no site-packages, so nothing is installed
+    bare.chmod(0o755)
+    done = benchmark.run(*DRILL, "--python", str(bare))
+    status = benchmark.result()["status"]
+    assert done.returncode == 3
+    assert (status["word"], status["failure"]) == ("failed", "environment")
+    assert "ModuleNotFoundError" in status["evidence"]

@@ -1,0 +1,75 @@
+"""The README's first command on a fresh clone, with no environment there, and what a user does next."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Benchmark
+
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e")]
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone of what git tracks or would track: the tree as it would be committed now."""
+    folder = tmp_path_factory.mktemp("fresh") / "levelfield"
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in filter(None, names.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    yield folder
+    shutil.rmtree(folder)  # two environments with a framework each
+
+
+def start(clone: Path, cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """With the Python that a newcomer has, not with the tests' environment."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("LEVELFIELD_") and k != "PYTHONPATH"}
+    base = Path(sys.base_prefix) / "bin" / "python3"
+    argv = [str(base), "run_benchmarks.py", *arguments]
+    environment["XDG_CACHE_HOME"] = str(cache)
+    return subprocess.run(argv, cwd=clone, env=environment, capture_output=True, text=True, timeout=900)
+
+
+def test_the_first_command_ends_valid_and_the_second_start_makes_nothing(clone: Path, cache: Path) -> None:
+    first = start(clone, cache, "--case", "gpt3_6.7B:torch")
+    assert first.returncode == 0, first.stderr
+    assert "making .venv" in first.stderr and "making .venvs/torch-cpu" in first.stderr
+    assert "smoke scale: there is no accelerator here" in first.stderr and "6,658,596,864 parameters" in first.stderr
+    assert "result   valid" in first.stdout
+    (run,) = (clone / "runs").iterdir()
+    result = json.loads((run / "result.json").read_text())
+    assert result["scale"] == "smoke"
+    assert result["loss"]["tail_mean"] < 0.6 * result["loss"]["first"]
+    assert result["throughput"]["tokens_per_second_per_device"] > 0
+
+    again = start(clone, cache, "--case", "llama3_8b:torch", "--json")
+    assert again.returncode == 0, again.stderr
+    assert again.stderr == ""
+    (other,) = json.loads(again.stdout)
+    assert other["status"]["word"] == "valid" and other["case"] == "llama3_8b"
+
+    for name in sorted(p.name for p in (clone / "runs").iterdir()):
+        check = start(clone, cache, "collect", name, "--check")
+        assert check.returncode == 0, check.stderr
+
+
+def test_real_text_trains_and_the_result_names_the_corpus(benchmark: Benchmark, tmp_path: Path) -> None:
+    sources = Path(os.__file__).parent / "json"
+    prefix = tmp_path / "stdlib"
+    prepared = benchmark.run(
+        "data", "prepare", "--input", str(sources), "--suffix", ".py", "--tokenizer", "bytes", "--output", str(prefix)
+    )
+    assert prepared.returncode == 0, prepared.stderr
+    done = benchmark.run("--case", "llama3_8b:torch", "--data", str(prefix), "--quiet")
+    assert done.returncode == 0, done.stderr + done.stdout
+    digest = next(line.split()[1] for line in prepared.stdout.splitlines() if line.startswith("digest"))
+    assert benchmark.result()["identity"]["corpus"] == digest
+    assert benchmark.result()["loss"]["floor"] is None
