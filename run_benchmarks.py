@@ -108,9 +108,9 @@ def make_environment():
 
 
 def command(argv):
-    done = subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, universal_newlines=True)
+    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
     if done.returncode:
-        evidence = "\n  ".join([line for line in done.stderr.splitlines() if not line.startswith("WARNING")][-5:])
+        evidence = "\n  ".join([line for line in done.stdout.splitlines() if not line.startswith("WARNING")][-5:])
         sys.exit(fail("this failed: %s\n  %s" % (" ".join(argv), evidence)))
 
 

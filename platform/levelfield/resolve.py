@@ -40,13 +40,17 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line says beside the case string. `python`: an interpreter to use as it is."""
+    """What the command line says beside the case string.
+
+    python: an interpreter to use as it is. assume: plan for devices that are not here. probe: measure the peak anew.
+    """
 
     scale: Literal["auto", "smoke", "full"] = "auto"
     choice: TuningChoice = field(default_factory=TuningChoice)
     python: str | None = None
     assume: bool = False
     save_weights: bool = False
+    probe: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,7 @@ def _plan(
         repeat=repeat,
         repeats=selector.repeats,
         save_weights=asked.save_weights,
+        probe_peak=asked.probe,
         deviations=_deviations(selector, implementation),
         platform_version=levelfield.__version__,
     )

@@ -89,6 +89,7 @@ def _run(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how")
     how.add_argument("--dry-run", action="store_true", help="show exactly what would run, and run nothing")
     how.add_argument("--python", metavar="PATH", help="train with this interpreter instead of a made environment")
+    how.add_argument("--probe", action="store_true", help="measure the matmul peak, beside a published one too")
     how.add_argument("--save-weights", action="store_true", help="keep the weights after the last step")
     _output(how)
 

@@ -63,7 +63,14 @@ def _asked(options: argparse.Namespace) -> Asked:
         "environment": dict(_variable(text) for text in options.env) or None,
     }
     choice = parse(TuningChoice, {k: v for k, v in fields.items() if v is not None}, "command line")
-    return Asked(options.scale, choice, options.python, assume=options.dry_run, save_weights=options.save_weights)
+    return Asked(
+        scale=options.scale,
+        choice=choice,
+        python=options.python,
+        assume=options.dry_run,
+        save_weights=options.save_weights,
+        probe=options.probe,
+    )
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -109,6 +109,7 @@ class Plan(Document):
     repeat: int = Field(ge=1)
     repeats: int = Field(ge=1)
     save_weights: bool = False
+    probe_peak: bool = False
     deviations: tuple[str, ...] = ()
     platform_version: str
 
