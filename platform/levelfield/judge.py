@@ -18,9 +18,7 @@ def judge(plan: Plan, raw: Raw, paths: RunPaths) -> Status:
     """A status with its reasons and the line that shows it; `valid` only when every rule holds."""
     cause = raw.outcome.get("cause")
     if cause is None:
-        return Status(
-            word="not-run", reasons=("the run has no outcome: it was not started, or the platform was killed",)
-        )
+        return _without_outcome(raw)
     if cause == "interrupted":
         return Status(
             word="failed", failure="interrupted", reasons=("interrupted by the user",), evidence=_steps_done(raw)
@@ -43,6 +41,14 @@ def judge(plan: Plan, raw: Raw, paths: RunPaths) -> Status:
     if raw.errors or cause == "rank-failed":
         return _failed(raw, paths)
     return _validity(plan, raw)
+
+
+def _without_outcome(raw: Raw) -> Status:
+    """The platform could not say how the run ended: it was killed, or its disk was full."""
+    if not raw.steps:
+        return Status(word="not-run", reasons=("there is no outcome and no step: the run was not started",))
+    reason = "the platform ended before it could say how the run did"
+    return Status(word="failed", failure="platform", reasons=(reason,), evidence=_steps_done(raw))
 
 
 def _validity(plan: Plan, raw: Raw) -> Status:

@@ -51,12 +51,24 @@ def run(plan_with: Callable[[Measured], Plan], vendor: Vendor, runs: Path, liste
     paths = rundir.create(runs, plan.run_id)
     with _sigterm_as_interrupt():
         outcome = _attempt(plan, plan_with, vendor, paths, listener, machine)
-    _write_last(paths, outcome)
-    result = finish(paths)
+    result = _finished(paths, outcome)
     if plan.peak.tflops is None and _exceeds_its_peak(result):
         peaks.forget_peaks(plan, machine)
         listener.say("the run was faster than the measured peak; the next run measures the peak again")
     return result
+
+
+def _finished(paths: RunPaths, outcome: Outcome) -> Result:
+    """Raises RunFailed when the disk takes no more: what was measured is there, and `collect` goes on from it."""
+    try:
+        rundir.write_status(paths, "collecting", "running")
+        rundir.write_json(paths.outcome, outcome.to_dict())
+        return finish(paths)
+    except OSError as error:
+        raise RunFailed(
+            f"failed (storage): {paths.root}: {error.strerror}. The finished steps are kept: make room, then "
+            f"`collect {paths.root}`"
+        ) from None
 
 
 def _exceeds_its_peak(result: Result) -> bool:
@@ -127,11 +139,6 @@ def _devices(plan: Plan, vendor: Vendor) -> list[Device]:
     """The devices of the plan, to be sampled; of a host that is divided into shares, the host."""
     found = list(vendor.devices())
     return [d for d in found if d.index in plan.hardware.device_indices] or found
-
-
-def _write_last(paths: RunPaths, outcome: Outcome) -> None:
-    rundir.write_status(paths, "collecting", "running")
-    rundir.write_json(paths.outcome, outcome.to_dict())
 
 
 def _oom_kills() -> int:
