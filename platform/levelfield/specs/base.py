@@ -75,9 +75,9 @@ def read_mapping(path: Path) -> Any:
         raise DocumentError(f"{path}: not UTF-8 text: byte {error.start}") from None
     try:
         if path.suffix == ".json":
-            return json.loads(text)
+            return json.loads(text, object_pairs_hook=_object_without_duplicates)
         return yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, json.JSONDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise DocumentError(f"{path}: not valid {path.suffix.lstrip('.') or 'YAML'}: {_one_line(error)}") from None
 
 
@@ -88,12 +88,21 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 def _mapping_without_duplicates(loader: Any, node: Any) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
+        if key_node.tag == "tag:yaml.org,2002:merge":
+            continue  # `<<` brings defaults in; keys written beside it win by design
         key = loader.construct_object(key_node, deep=True)
         if key in seen:
             raise yaml.constructor.ConstructorError(None, None, f"key '{key}' is written twice", key_node.start_mark)
         seen.add(key)
     loader.flatten_mapping(node)
     return dict(loader.construct_pairs(node, deep=True))
+
+
+def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    if twice := next((key for key in keys if keys.count(key) > 1), None):
+        raise ValueError(f"key '{twice}' is written twice")
+    return dict(pairs)
 
 
 _Loader.add_constructor("tag:yaml.org,2002:map", _mapping_without_duplicates)

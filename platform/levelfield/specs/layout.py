@@ -49,18 +49,21 @@ class Layout(Value):
     def in_notation(self, notation: str, nodes: int = 1, micro_batch: int = 1) -> str:
         """The layout as one of the reports writes it: levelfield, megatron, oneflow, paddle or osdi.
 
-        Raises LayoutError where the notation has no way to say it.
+        `+seq` goes behind any of them. Raises LayoutError where the notation has no way to say the rest.
         """
+        if notation == "levelfield":
+            return str(self)
         writers: dict[str, Callable[[], str]] = {
-            "levelfield": lambda: str(self),
             "megatron": lambda: f"PP{self.pipeline}DP{self.data}TP{self.tensor}",
             "oneflow": lambda: f"{self.data}x{self.tensor}x{self.pipeline}",
             "paddle": self._paddle,
             "osdi": lambda: self._osdi(nodes, micro_batch),
         }
         if notation not in writers:
-            raise LayoutError(f"unknown layout notation '{notation}'; known: {', '.join(writers)}")
-        return writers[notation]()
+            raise LayoutError(f"unknown layout notation '{notation}'; known: levelfield, {', '.join(writers)}")
+        if self.sharding_stage and notation != "paddle":
+            raise LayoutError(f"{self}: the {notation} notation has no part for sharded states")
+        return writers[notation]() + ("+seq" if self.sequence_parallel else "")
 
     def _paddle(self) -> str:
         if self.data != self.sharding_degree:
