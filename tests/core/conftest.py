@@ -1,0 +1,48 @@
+"""Shared by the core tests: the plugins of the tests, plans made from them, and runs that were never trained."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from levelfield.registry import Registry
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+from plans import PLUGINS, make_plan
+from recorded_runs import record_run
+
+settings.register_profile("shared machine", deadline=None)  # another's load is no failure
+settings.load_profile("shared machine")
+
+
+@pytest.fixture
+def registry() -> Registry:
+    """The checkout's plugins and the tests' own."""
+    return Registry([PLUGINS])
+
+
+@pytest.fixture
+def plan_for(registry: Registry) -> Callable[..., Plan]:
+    """plan_for(case string, scale=..., measured=..., ...): the plan that would run."""
+
+    def make(text: str, **asked: object) -> Plan:
+        return make_plan(registry, text, **asked)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One valid run of two ranks, as the worker's recorder writes it, by a clock of half a second a step."""
+    folder = tmp_path_factory.mktemp("recorded") / "20260102T030405Z_tiny_fake_fake_abcdef"
+    record_run(RunPaths(folder))
+    return folder
+
+
+@pytest.fixture
+def run(recorded: Path, tmp_path: Path) -> RunPaths:
+    """A copy of the valid run, to be broken."""
+    return RunPaths(Path(shutil.copytree(recorded, tmp_path / "runs" / recorded.name)))

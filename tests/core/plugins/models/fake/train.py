@@ -1,0 +1,51 @@
+"""A training that only pretends: real batches, initial weights and events, and a loss that falls by itself.
+
+FAKE_FAULT breaks it on purpose, on the last rank at step 6: `nan`, `oom`, `unsupported` or `die`.
+"""
+
+import os
+import time
+
+from levelfield.worker import Batches, Initializer, Unsupported, coordinates, learning_rate, run
+
+FAULT_STEP = 6
+
+
+def main(job, recorder):
+    place = coordinates(job)
+    recorder.framework(name="fake", version="1.2.3", device=job.device)
+    initializer = Initializer(job)
+    recorder.weights(
+        (name, spec.shape, None, initializer.array(name, spec.shape, std=spec.std, fill=spec.fill))
+        for name, spec in initializer.parameters(job.model).items()
+    )
+    recorder.begin()
+    for batch in Batches(job, place.data):
+        time.sleep(0.002)  # so that no step takes no time
+        loss = break_on_purpose(job, batch.step) or 4.0 * 0.9**batch.step
+        recorder.step(
+            batch.step,
+            loss=loss,
+            grad_norm=1.0,
+            tokens=batch.tokens,
+            learning_rate=learning_rate(job.training.schedule, batch.step),
+            tokens_checksum=batch.checksum,
+            memory={"allocated_peak_bytes": None, "reserved_peak_bytes": None, "process_peak_bytes": 10**6},
+        )
+
+
+def break_on_purpose(job, step):
+    fault = os.environ.get("FAKE_FAULT")
+    if fault is None or step != FAULT_STEP or job.rank != job.world_size - 1:
+        return None
+    if fault == "oom":
+        raise MemoryError("cannot allocate 7 GiB")
+    if fault == "unsupported":
+        raise Unsupported("fp8 needs another chip")
+    if fault == "die":
+        os.kill(os.getpid(), 9)
+    return float("nan")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,121 @@
+"""A run directory that was never trained: the platform's own inputs and the worker's own events, by a made-up clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from levelfield.contracts.execution import Outcome, ProcessEnd
+from levelfield.registry import Registry
+from levelfield.rundir import write_json
+from levelfield.specs.base import dump
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan, job_of
+from levelfield.worker import Batches, Initializer, Recorder, coordinates, learning_rate, load_job
+from plans import PLUGINS, make_plan
+
+STEP_NS = 500_000_000
+SECOND_NS = 1_000_000_000
+BEGIN_NS = 7_000_000_000_000
+WATTS = 100.0
+USED_BYTES = 3 * 2**30
+Event = dict[str, Any]
+
+
+def record_run(paths: RunPaths) -> None:
+    """Two data-parallel ranks on two fake dies, in bf16, whose peak is published."""
+    paths.events.mkdir(parents=True)
+    paths.logs.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAKE_DEVICES", "2")
+        plan = make_plan(Registry([PLUGINS]), "tiny:fake:F1:1:2", scale="smoke")
+        plan = plan.model_copy(update={"run_id": paths.root.name})
+        paths.plan.write_text(dump(plan))
+        write_json(paths.job, job_of(plan, str(paths.events), str(paths.weights)))
+        for rank in range(plan.world_size):
+            _record_rank(paths, plan, rank, patch)
+    _write_telemetry(paths, plan)
+    ends = tuple(ProcessEnd(rank, 0, None, False) for rank in range(plan.world_size))
+    write_json(paths.outcome, Outcome("exited", ends).to_dict())
+
+
+def _record_rank(paths: RunPaths, plan: Plan, rank: int, patch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=BEGIN_NS + rank)
+    patch.setattr("levelfield.worker.events.time", SimpleNamespace(monotonic_ns=lambda: clock.now))
+    patch.setattr("levelfield.worker.events.start_heartbeat", lambda path: Path(path).touch())
+    patch.setenv("RANK", str(rank))
+    patch.setenv("WORLD_SIZE", str(plan.world_size))
+    job = load_job(str(paths.job))
+    recorder, initializer = Recorder(job), Initializer(job)
+    recorder.framework(name="fake", version="1.2.3", device="cpu")
+    recorder.weights(
+        (name, spec.shape, None, initializer.array(name, spec.shape, std=spec.std, fill=spec.fill))
+        for name, spec in initializer.parameters(job.model).items()
+    )
+    recorder.begin()
+    for batch in Batches(job, coordinates(job).data):
+        clock.now += STEP_NS
+        recorder.step(
+            batch.step,
+            loss=4.0 * 0.9**batch.step,
+            grad_norm=1.0,
+            tokens=batch.tokens,
+            learning_rate=learning_rate(job.training.schedule, batch.step),
+            tokens_checksum=batch.checksum,
+            memory={"allocated_peak_bytes": 2**31, "reserved_peak_bytes": None, "process_peak_bytes": 2**30 + rank},
+        )
+    recorder.close()
+
+
+def _write_telemetry(paths: RunPaths, plan: Plan) -> None:
+    seconds = plan.work.training.steps * STEP_NS // SECOND_NS + 1
+    sample = {"power_watts": WATTS, "memory_used_bytes": USED_BYTES, "energy_joules": None, "reasons": {}}
+    lines = [
+        {"time_ns": BEGIN_NS + second * SECOND_NS, "samples": [{"index": i, **sample} for i in range(plan.world_size)]}
+        for second in range(seconds)
+    ]
+    paths.telemetry.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def edit(path: Path, change: Callable[[list[Event]], list[Event]]) -> None:
+    """Rewrite a file of JSON lines by a function over all its objects."""
+    events = change([json.loads(line) for line in path.read_text().splitlines()])
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+def change_steps(run: RunPaths, change: Callable[[Event], None], rank: int = 1) -> None:
+    """Change each step event of one rank in place."""
+
+    def apply(events: list[Event]) -> list[Event]:
+        for event in events:
+            if event["event"] == "step":
+                change(event)
+        return events
+
+    edit(run.events / f"rank{rank}.jsonl", apply)
+
+
+def fail(
+    run: RunPaths, cause: str = "rank-failed", evidence: str = "rank 1 ended with exit code 1", **end: Any
+) -> None:
+    """Replace the outcome: rank 0 was stopped by the platform, rank 1 ended as `end` says."""
+    ends = (
+        ProcessEnd(0, None, 15, True),
+        ProcessEnd(**{"rank": 1, "exit_code": 1, "signal": None, "stopped_by_us": False, **end}),
+    )
+    write_json(run.outcome, Outcome(cause, ends, evidence).to_dict())  # type: ignore[arg-type]
+
+
+def break_off(run: RunPaths, last_step: int, error: Event | None = None) -> None:
+    """Cut all ranks' events after `last_step`; rank 1 ends with `error` where one is given."""
+    for rank in (0, 1):
+        edit(
+            run.events / f"rank{rank}.jsonl",
+            lambda events: [e for e in events if e.get("step", 0) <= last_step and e["event"] != "end"],
+        )
+    if error:
+        edit(run.events / "rank1.jsonl", lambda events: [*events, {"event": "error", **error}])

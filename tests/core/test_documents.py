@@ -1,0 +1,216 @@
+"""Documents: what is wrong in a file is said with file, key, found and expected; equal values have equal digests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from levelfield.errors import DocumentError
+from levelfield.specs.base import Document, dump, load
+from levelfield.specs.case import Case
+from levelfield.specs.implementation import ImplementationFile
+from levelfield.specs.layout import Layout
+from levelfield.specs.suite import Suite
+from levelfield.specs.tuning import Tuning, TuningFile
+from levelfield.specs.vendor import VendorFile
+from plans import PLUGINS, ROOT
+
+TINY = PLUGINS / "configs/cases/tiny.yaml"
+KINDS: dict[str, type[Document]] = {
+    "configs/cases/*.yaml": Case,
+    "configs/suites/*.yaml": Suite,
+    "vendors/*/vendor.yaml": VendorFile,
+    "vendors/*/tuning/*.yaml": TuningFile,
+    "models/*/implementation.yaml": ImplementationFile,
+}
+SHIPPED = [(kind, path) for root in (ROOT, PLUGINS) for glob, kind in KINDS.items() for path in sorted(root.glob(glob))]
+
+
+def refusal(path: Path, kind: type[Document] = Case) -> str:
+    with pytest.raises(DocumentError) as caught:
+        load(kind, path)
+    return str(caught.value)
+
+
+def written(folder: Path, change: dict[str, Any], source: Path = TINY) -> Path:
+    """A copy of a document with keys replaced, by dotted name; None removes."""
+    content = yaml.safe_load(source.read_text())
+    for name, value in change.items():
+        *outer, last = name.split(".")
+        place = content
+        for key in outer:
+            place = place.setdefault(key, {})
+        place.pop(last, None)
+        if value is not None:
+            place[last] = value
+    path = folder / "case.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@pytest.mark.parametrize(("kind", "path"), SHIPPED, ids=[f"{p.parent.name}/{p.name}" for _, p in SHIPPED])
+def test_every_shipped_document_loads_and_reads_back(kind: type[Document], path: Path, tmp_path: Path) -> None:
+    document = load(kind, path)
+    copy = tmp_path / "copy.json"
+    copy.write_text(dump(document))
+    assert load(kind, copy) == document
+
+
+def test_there_are_documents_of_every_kind() -> None:
+    assert {kind for kind, _ in SHIPPED} == set(KINDS.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"model.layer": 2}, "key 'model.layer': unknown key (found 2); remove it or correct its name"),
+        ({"colour": "red"}, "key 'colour': unknown key (found 'red')"),
+        ({"training.seed": None}, "key 'training.seed': missing; it is required"),
+        ({"model": None}, "key 'model': missing"),
+        ({"model.layers": "many"}, "key 'model.layers': found 'many', expected: input should be a valid integer"),
+        ({"model.layers": 0}, "key 'model.layers': found 0, expected: input should be greater than or equal to 1"),
+        ({"model.init_std": float("nan")}, "key 'model.init_std': found nan, expected: input should be a finite"),
+        ({"training.gradient_clip": float("inf")}, "key 'training.gradient_clip': found inf"),
+        ({"training.precision": "fp12"}, "key 'training.precision': found 'fp12', expected: input should be 'fp32'"),
+        ({"training": [1, 2]}, "key 'training': found [1, 2], expected:"),
+        ({"schema": "levelfield.case/9"}, "key 'schema': found 'levelfield.case/9', expected 'levelfield.case/1'"),
+        ({"schema": "levelfield.suite/1"}, "key 'schema': found 'levelfield.suite/1', expected 'levelfield.case/1'"),
+        ({"schema": None}, "key 'schema': found None, expected 'levelfield.case/1'"),
+    ],
+)
+def test_a_wrong_document_names_file_key_found_and_expected(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    path = written(tmp_path, change)
+    assert refusal(path).startswith(f"{path}: {says}")
+
+
+def test_every_wrong_key_is_named_at_once(tmp_path: Path) -> None:
+    lines = refusal(written(tmp_path, {"model.layers": 0, "training.seed": None})).splitlines()
+    assert len(lines) == 2 and "model.layers" in lines[0] and "training.seed" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"model.heads": 3}, "hidden_size 16 is not divisible by heads 3"),
+        ({"model.kv_heads": 3}, "heads 4 is not divisible by kv_heads 3"),
+        ({"model.rope_base": 10000.0}, "rope_base is given exactly when positions is 'rope'"),
+        ({"model.positions": "rope"}, "rope_base is given exactly when positions is 'rope'"),
+        ({"training.precision": "fp16"}, "precision fp16 needs loss_scale"),
+        ({"training.schedule.min_lr": 1.0}, "min_lr 1.0 is above peak_lr 0.001"),
+        ({"training.schedule.warmup_steps": 24}, "warmup_steps 24 is not below decay_steps 24"),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused_with_both(
+    tmp_path: Path, change: dict[str, Any], says: str
+) -> None:
+    assert says in refusal(written(tmp_path, change))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("- a\n- b\n", "found list, expected a mapping"),
+        ("just words\n", "found str, expected a mapping"),
+        ("", "found NoneType, expected a mapping"),
+        ("a: 1\na: 2\n", "key 'a' is written twice"),
+        ("outer:\n  b: 1\n  c: 2\n  b: 3\n", "key 'b' is written twice"),
+        ("a: [1, 2\n", "not valid yaml"),
+    ],
+)
+def test_what_is_no_mapping_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "case.yaml"
+    path.write_text(text)
+    found = refusal(path)
+    assert found.startswith(f"{path}: ") and says in found and "\n" not in found
+
+
+def test_a_twice_written_key_is_refused_in_json_too(tmp_path: Path) -> None:
+    path = tmp_path / "case.json"
+    path.write_text('{"schema": "levelfield.case/1", "name": "a", "name": "b"}')
+    assert "key 'name' is written twice" in refusal(path)
+
+
+def test_merge_keys_are_no_duplicates(tmp_path: Path) -> None:
+    path = tmp_path / "suite.yaml"
+    path.write_text(
+        "schema: levelfield.suite/1\ntitle: t\nentries:\n"
+        "  - &a {case: 'x:torch', scale: smoke}\n  - {<<: *a, case: 'y:torch'}\n"
+    )
+    assert [(e.case, e.scale) for e in load(Suite, path).entries] == [("x:torch", "smoke"), ("y:torch", "smoke")]
+
+
+def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "absent.yaml") == f"{tmp_path}/absent.yaml: cannot be read: No such file or directory"
+    assert "Is a directory" in refusal(tmp_path)
+    latin = tmp_path / "latin.yaml"
+    latin.write_bytes(b"schema: caf\xe9\n")
+    assert refusal(latin) == f"{latin}: not UTF-8 text: byte 11"
+    broken = tmp_path / "broken.json"
+    broken.write_text('{"a": ')
+    assert refusal(broken).startswith(f"{broken}: not valid json")
+
+
+def test_equal_values_have_equal_fingerprints_whatever_their_file(tmp_path: Path) -> None:
+    case = load(Case, TINY)
+    copy = tmp_path / "other order.json"
+    copy.write_text(json.dumps(dict(reversed(json.loads(dump(case)).items()))))
+    assert load(Case, copy).fingerprint() == case.fingerprint()
+
+
+def test_any_changed_value_changes_the_fingerprint(tmp_path: Path) -> None:
+    case = load(Case, TINY)
+    changes = ({"training.seed": 43}, {"model.norm_eps": 1.1e-5}, {"title": "another"}, {"smoke.training.steps": 13})
+    found = [load(Case, written(tmp_path, change)).fingerprint() for change in changes]
+    assert len({case.fingerprint(), *found}) == 5
+
+
+def test_documents_are_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Tuning().micro_batch = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("field", ["global_batch", "sequence_length", "precision", "seed"])
+def test_tuning_may_not_set_what_the_case_fixes(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "tiny.yaml"
+    row = {"set": {"micro_batch": 2, field: 1}, "why": "faster"}
+    path.write_text(yaml.safe_dump({"schema": "levelfield.tuning/1", "case": "tiny", "rows": [row]}))
+    assert refusal(path, TuningFile).startswith(f"{path}: key 'rows.0.set.{field}': unknown key")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"launch.argv": ["{python}", "{host}"]}, "unknown placeholder ['host'] in '{host}'; known: ["),
+        ({"launch.environment": {"A": "{gpu}"}}, "unknown placeholder ['gpu']"),
+        ({"launch.argv": []}, "key 'launch.argv': found []"),
+        ({"requirements.cpu.packages": ["numpy>=2"]}, "packages must be pinned with '==': numpy>=2"),
+        ({"families": ["bert"]}, "key 'families.0': found 'bert'"),
+    ],
+)
+def test_an_implementation_that_cannot_be_launched_is_refused(
+    tmp_path: Path, change: dict[str, Any], says: str
+) -> None:
+    path = written(tmp_path, change, PLUGINS / "models/fake/implementation.yaml")
+    assert says in refusal(path, ImplementationFile)
+
+
+def test_two_chips_of_one_name_are_refused(tmp_path: Path) -> None:
+    chip = {"name": "F1", "device_is": "card"}
+    path = written(
+        tmp_path, {"chips": [chip, {**chip, "name": "F2", "aliases": ["f1"]}]}, PLUGINS / "vendors/fake/vendor.yaml"
+    )
+    assert "names used twice: f1" in refusal(path, VendorFile)
+
+
+def test_a_peak_without_a_source_is_refused(tmp_path: Path) -> None:
+    chip = {"name": "F1", "device_is": "card", "peaks": {"bf16": {"tflops": 1.0}}}
+    path = written(tmp_path, {"chips": [chip]}, PLUGINS / "vendors/fake/vendor.yaml")
+    assert "key 'chips.0.peaks.bf16.source': missing" in refusal(path, VendorFile)
+
+
+def test_a_layout_reads_back_from_json() -> None:
+    layout = Layout(data=4, tensor=2, sharding_stage=2, sharding_degree=4, sequence_parallel=True)
+    assert Layout.model_validate_json(layout.to_json()) == layout

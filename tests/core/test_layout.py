@@ -1,0 +1,142 @@
+"""Layouts: every notation of the reports is read and written, and what cannot be is explained."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from levelfield.errors import LayoutError
+from levelfield.specs.layout import Layout, is_layout, parse_layout
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    degree, replicas = draw(st.integers(1, 64)), draw(st.integers(1, 16))
+    stage = draw(st.integers(1, 3)) if degree > 1 else 0
+    return Layout(
+        data=degree * replicas,
+        tensor=draw(st.integers(1, 64)),
+        pipeline=draw(st.integers(1, 64)),
+        sequence_parallel=draw(st.booleans()),
+        sharding_stage=stage,
+        sharding_degree=degree,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "layout"),
+    [
+        ("DP4TP2PP1", Layout(data=4, tensor=2)),
+        ("PP2DP4TP1", Layout(data=4, pipeline=2)),
+        ("8x1x4", Layout(data=8, pipeline=4)),
+        ("1x8x4", Layout(tensor=8, pipeline=4)),
+        ("TP1PP1SH2SP8", Layout(data=8, sharding_stage=2, sharding_degree=8)),
+        ("TP2PP1SH1SP4", Layout(data=4, tensor=2, sharding_stage=1, sharding_degree=4)),
+        ("TP2PP4SH1SP1", Layout(tensor=2, pipeline=4)),
+        ("DP8SH2SP4", Layout(data=8, sharding_stage=2, sharding_degree=4)),
+        ("DP4SH3", Layout(data=4, sharding_stage=3, sharding_degree=4)),
+        ("TP2", Layout(tensor=2)),
+        ("dp2tp2+seq", Layout(data=2, tensor=2, sequence_parallel=True)),
+        ("2x4x1+seq", Layout(data=2, tensor=4, sequence_parallel=True)),
+    ],
+)
+def test_a_written_layout_is_read(text: str, layout: Layout) -> None:
+    assert is_layout(text)
+    assert parse_layout(text) == (layout, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "devices", "micro_batch"), [("1n_8g_dp_4bs", 1, 8, 4), ("4n_8g_dp_1bs", 4, 8, 1)]
+)
+def test_the_optimizer_placement_notation_says_machines_and_batch(
+    text: str, nodes: int, devices: int, micro_batch: int
+) -> None:
+    assert parse_layout(text) == (Layout(data=nodes * devices), nodes, devices, micro_batch)
+
+
+@given(layouts())
+def test_what_is_printed_reads_back(layout: Layout) -> None:
+    assert parse_layout(str(layout)).layout == layout
+
+
+@given(
+    st.integers(1, 64), st.integers(1, 64), st.integers(1, 64), st.sampled_from(["levelfield", "megatron", "oneflow"])
+)
+def test_plain_layouts_read_back_from_every_notation(data: int, tensor: int, pipeline: int, notation: str) -> None:
+    layout = Layout(data=data, tensor=tensor, pipeline=pipeline)
+    assert parse_layout(layout.in_notation(notation)).layout == layout
+
+
+@given(st.integers(1, 64), st.integers(1, 8), st.integers(1, 8), st.integers(1, 3))
+def test_sharded_layouts_read_back_from_paddles_names(degree: int, tensor: int, pipeline: int, stage: int) -> None:
+    layout = Layout(
+        data=degree,
+        tensor=tensor,
+        pipeline=pipeline,
+        sharding_stage=stage if degree > 1 else 0,
+        sharding_degree=degree,
+    )
+    assert parse_layout(layout.in_notation("paddle")).layout == layout
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 32))
+def test_data_parallel_layouts_read_back_with_machines_and_batch(nodes: int, devices: int, batch: int) -> None:
+    text = Layout(data=nodes * devices).in_notation("osdi", nodes, batch)
+    assert parse_layout(text) == (Layout(data=nodes * devices), nodes, devices, batch)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is in no known notation; write DP4TP2PP1"),
+        ("fast", "is in no known notation"),
+        ("8x1", "is in no known notation"),
+        ("DP", "is in no known notation"),
+        ("DP4,TP2", "is in no known notation"),
+        ("DP4DP2", "says DP twice"),
+        ("DP4SP4", "SP is the sharding degree and needs SH, the stage; for sequence parallel write +seq"),
+        ("DP4TP2+sp", "found '+sp', expected '+seq'"),
+        ("DP0TP1", "data Input should be greater than or equal to 1"),
+        ("0x1x1", "data Input should be greater than or equal to 1"),
+        ("DP6SH2SP4", "sharding_degree 4 does not divide data-parallel size 6"),
+        ("DP4SH4SP4", "sharding_stage Input should be less than or equal to 3"),
+    ],
+)
+def test_what_is_no_layout_is_explained(text: str, says: str) -> None:
+    with pytest.raises(LayoutError) as caught:
+        parse_layout(text)
+    assert str(caught.value).startswith(f"layout '{text}'") and says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("layout", "notation", "says"),
+    [
+        (Layout(data=4), "paddle", "have no part for plain data parallel"),
+        (Layout(data=2, tensor=2), "osdi", "says data parallel only"),
+        (Layout(data=2), "english", "unknown layout notation 'english'; known: levelfield, megatron"),
+    ],
+)
+def test_what_a_notation_cannot_say_is_refused(layout: Layout, notation: str, says: str) -> None:
+    with pytest.raises(LayoutError, match=says):
+        layout.in_notation(notation)
+
+
+@pytest.mark.parametrize("notation", ["megatron", "oneflow", "osdi"])
+def test_sharding_is_never_dropped_from_a_name(notation: str) -> None:
+    with pytest.raises(LayoutError, match="has no part for sharded states"):
+        Layout(data=4, sharding_stage=2, sharding_degree=4).in_notation(notation)
+
+
+@pytest.mark.parametrize("notation", ["levelfield", "megatron", "oneflow", "paddle"])
+def test_sequence_parallel_is_said_in_every_notation(notation: str) -> None:
+    layout = Layout(tensor=2, sequence_parallel=True)
+    assert parse_layout(layout.in_notation(notation)).layout == layout
+
+
+@given(st.text(alphabet="DTPSHdx0123456789n_gbs+eq", max_size=14))
+def test_any_text_is_a_layout_or_a_layout_error(text: str) -> None:
+    try:
+        found = parse_layout(text)
+    except LayoutError:
+        return
+    assert parse_layout(str(found.layout)).layout == found.layout

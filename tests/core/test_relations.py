@@ -1,0 +1,151 @@
+"""The relations between batches, layout, heads and layers: each is broken alone, and what is offered is possible."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from levelfield.errors import LayoutError
+from levelfield.registry import Registry
+from levelfield.relations import accumulation, broken, nearest, require
+from levelfield.specs.case import Work
+from levelfield.specs.layout import Layout, parse_layout
+
+GPT: Work = Registry().case("gpt3_6.7B").work("full")  # 1024 sequences, 32 heads, 32 layers, vocabulary 50304
+LLAMA: Work = Registry().case("llama3_8b").work("full")  # 8 key-value heads
+TABLE = Path(__file__).parent / "data" / "oneflow_layouts.csv"
+
+
+def rows() -> list[dict[str, str]]:
+    lines = [line for line in TABLE.read_text().splitlines() if not line.startswith("#")]
+    return list(csv.DictReader(lines))
+
+
+def shaped(work: Work, batch: int = 1024, length: int = 2048, **model: int) -> Work:
+    """The work with other sizes, unchecked, as no case could say some of them."""
+    training = work.training.model_copy(update={"global_batch": batch, "sequence_length": length})
+    return work.model_copy(update={"model": work.model.model_copy(update=model), "training": training})
+
+
+def work_of(row: dict[str, str]) -> Work:
+    hidden, heads = int(row["hidden_size"]), int(row["heads"])
+    sizes = {"hidden_size": hidden, "ffn_hidden_size": 4 * hidden, "heads": heads, "kv_heads": heads}
+    return shaped(GPT, int(row["global_batch"]), layers=int(row["layers"]), vocab_size=50688, **sizes)
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row["case"])
+def test_the_published_configurations_satisfy_all_relations(row: dict[str, str]) -> None:
+    n = {k: int(v) for k, v in row.items() if k != "case"}
+    layout = parse_layout(row["case"].split("_")[-3]).layout
+    assert layout == Layout(data=n["data"], tensor=n["tensor"], pipeline=n["pipeline"])
+    assert n["micro_batch"] * layout.data == n["micro_batch_times_data"]
+    assert broken(work_of(row), layout, n["micro_batch"], n["nodes"], n["devices"]) == []
+    assert accumulation(work_of(row), layout, n["micro_batch"]) == n["accumulation"]
+
+
+def test_the_published_table_has_eighteen_rows() -> None:
+    assert len(rows()) == 18
+
+
+@pytest.mark.parametrize(
+    ("work", "layout", "micro_batch", "devices", "says"),
+    [
+        (
+            GPT,
+            Layout(data=3),
+            1,
+            3,
+            "micro-batch 1 x data 3 x accumulation = global batch: 1024 is not a multiple of 3",
+        ),
+        (GPT, Layout(data=2), 1024, 2, "1024 is not a multiple of 2048"),
+        (GPT, Layout(data=2), 1, 4, "data 2 x tensor 1 x pipeline 1 = nodes 1 x devices 4: 2 is not 4"),
+        (shaped(GPT, hidden_size=4100), Layout(), 1, 1, "hidden size 4100 over 32 heads"),
+        (
+            shaped(GPT, heads=36, kv_heads=36, hidden_size=4608),
+            Layout(tensor=8),
+            1,
+            8,
+            "36 attention heads cannot be cut over tensor 8",
+        ),
+        (GPT, Layout(pipeline=3), 1, 3, "32 layers cannot be cut over pipeline 3"),
+        (LLAMA, Layout(tensor=16), 1, 16, "8 key-value heads cannot be cut over tensor 16"),
+        (shaped(GPT, vocab_size=50257), Layout(tensor=2), 1, 2, "vocabulary 50257 cannot be cut over tensor 2"),
+        (shaped(GPT, ffn_hidden_size=1001), Layout(tensor=2), 1, 2, "ffn size 1001 cannot be cut over tensor 2"),
+        (
+            GPT,
+            Layout(data=2, sequence_parallel=True),
+            1,
+            2,
+            "sequence parallel (+seq) needs a tensor-parallel size above 1",
+        ),
+        (
+            shaped(GPT, length=2047),
+            Layout(tensor=2, sequence_parallel=True),
+            1,
+            2,
+            "sequence length 2047 cannot be cut over tensor 2",
+        ),
+    ],
+)
+def test_one_broken_relation_gives_one_sentence_with_its_numbers(
+    work: Work, layout: Layout, micro_batch: int, devices: int, says: str
+) -> None:
+    found = [reason for reason in broken(work, layout, micro_batch, 1, devices) if says in reason]
+    assert len(found) == 1
+    others = set(broken(work, layout, micro_batch, 1, devices)) - set(found)
+    assert all("heads" in says and "heads" in other for other in others)
+
+
+def offered(message: str) -> list[tuple[Layout, int]]:
+    pairs = re.findall(r"(\S+) with micro-batch (\d+)", message.rsplit("nearest possible:", 1)[1])
+    return [(parse_layout(text).layout, int(batch)) for text, batch in pairs]
+
+
+def test_an_impossible_layout_is_explained_with_the_nearest_possible() -> None:
+    with pytest.raises(LayoutError) as caught:
+        require(GPT, Layout(data=2, tensor=2, pipeline=3), 4, 1, 8)
+    message = str(caught.value)
+    assert message.startswith("layout DP2TP2PP3 with micro-batch 4 is impossible:\n")
+    assert "12 is not 8" in message and "32 layers cannot be cut over pipeline 3" in message
+    assert offered(message)[0] in [(Layout(data=2, tensor=2, pipeline=2), 4)]
+
+
+@given(
+    st.integers(1, 12),
+    st.integers(1, 12),
+    st.integers(1, 12),
+    st.integers(1, 9),
+    st.integers(1, 24),
+    st.booleans(),
+    st.integers(0, 3),
+    st.sampled_from([GPT, LLAMA, shaped(LLAMA, batch=24)]),
+)
+def test_what_is_offered_is_always_possible(
+    data: int, tensor: int, pipeline: int, batch: int, devices: int, sequence: bool, stage: int, work: Work
+) -> None:
+    layout = Layout(
+        data=data,
+        tensor=tensor,
+        pipeline=pipeline,
+        sequence_parallel=sequence,
+        sharding_stage=stage,
+        sharding_degree=data if stage else 1,
+    )
+    for text in nearest(work, layout, batch, 1, devices):
+        written, _, micro_batch = text.partition(" with micro-batch ")
+        assert broken(work, parse_layout(written).layout, int(micro_batch), 1, devices) == []
+
+
+def test_a_possible_layout_is_its_own_nearest() -> None:
+    layout = Layout(data=4, tensor=2)
+    require(GPT, layout, 4, 1, 8)
+    assert nearest(GPT, layout, 4, 1, 8)[0] == "DP4TP2PP1 with micro-batch 4"
+
+
+def test_where_nothing_is_possible_it_says_so() -> None:
+    with pytest.raises(LayoutError, match="no layout is possible with these devices and this batch"):
+        require(shaped(GPT, batch=7, layers=31), Layout(data=13), 1, 1, 13)

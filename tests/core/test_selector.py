@@ -1,0 +1,91 @@
+"""Case strings, FlagPerf's own among them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from levelfield.errors import UsageError
+from levelfield.specs.selector import Selector, parse_selector
+
+
+@pytest.mark.parametrize(
+    ("text", "selector"),
+    [
+        ("gpt3_6.7B:torch", Selector(case="gpt3_6.7B", framework="torch")),
+        ("gpt3_6.7B:torch_2.13.0", Selector(case="gpt3_6.7B", framework="torch", version="2.13.0")),
+        ("gpt3_6.7B:torch_2.13.0+cpu", Selector(case="gpt3_6.7B", framework="torch", version="2.13.0+cpu")),
+        ("llama3_8b:torch:nvidia", Selector(case="llama3_8b", framework="torch", target="nvidia")),
+        (
+            "llama3_8b:torch:H100-80GB:2:8",
+            Selector(case="llama3_8b", framework="torch", target="H100-80GB", nodes=2, devices=8),
+        ),
+        (
+            "gpt3_6.7B:paddle_2.5.1:A100:1:8:1",
+            Selector(
+                case="gpt3_6.7B", framework="paddle", version="2.5.1", target="A100", nodes=1, devices=8, repeats=1
+            ),
+        ),
+        (
+            "gpt3_6.7B:paddle_2.5.1:TP1PP1SH2SP8A10080G:1:8:1",
+            Selector(
+                case="gpt3_6.7B",
+                framework="paddle",
+                version="2.5.1",
+                target="A10080G",
+                layout="TP1PP1SH2SP8",
+                nodes=1,
+                devices=8,
+                repeats=1,
+            ),
+        ),
+        (
+            "gpt3_13B:paddle_2.5.1:TP2PP4SH1SP1A10040G:1:8:3",
+            Selector(
+                case="gpt3_13B",
+                framework="paddle",
+                version="2.5.1",
+                target="A10040G",
+                layout="TP2PP4SH1SP1",
+                nodes=1,
+                devices=8,
+                repeats=3,
+            ),
+        ),
+        ("tiny:fake:DP2TP2:1:4", Selector(case="tiny", framework="fake", layout="DP2TP2", devices=4)),
+        ("tiny:fake:DP2TP2-A100", Selector(case="tiny", framework="fake", layout="DP2TP2", target="A100")),
+    ],
+)
+def test_a_case_string_is_read(text: str, selector: Selector) -> None:
+    assert parse_selector(text) == selector
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("gpt3_6.7B", "found 1 parts, expected case:framework"),
+        ("a:b:c:1:1:1:1", "found 7 parts"),
+        ("a::cpu", "expected case:framework"),
+        ("a:torch-2:cpu:", "expected case:framework"),
+        ("a:2.13", "'2.13' is not framework[_version]"),
+        ("a:torch:cpu:0", "nodes: found '0', expected a whole number of 1 or more"),
+        ("a:torch:cpu:1:-2", "devices: found '-2'"),
+        ("a:torch:cpu:1:eight", "devices: found 'eight'"),
+        ("a:torch:cpu:1:1:1.5", "repeats: found '1.5'"),
+        ("a:torch:DP4DP4A100:1:1", "says DP twice"),
+        ("a:torch:DP6SH2SP4A100", "sharding_degree 4 does not divide"),
+    ],
+)
+def test_a_wrong_case_string_names_the_part(text: str, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_selector(text)
+    assert says in str(caught.value) and caught.value.exit_code == 2
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_selector_or_a_usage_error(text: str) -> None:
+    try:
+        parse_selector(text)
+    except UsageError:
+        return
+    assert ":" in text
