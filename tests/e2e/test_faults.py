@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -109,3 +110,21 @@ def test_a_missing_framework_package(benchmark: Benchmark, tmp_path: Path) -> No
     assert done.returncode == 3
     assert (status["word"], status["failure"]) == ("failed", "environment")
     assert "ModuleNotFoundError" in status["evidence"]
+
+
+def test_a_full_disk_keeps_the_steps_and_says_how_to_go_on(benchmark: Benchmark) -> None:
+    benchmark.runs.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(benchmark.runs)])
+    if mounted.returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        done = benchmark.run(*DRILL)
+        assert done.returncode == 3
+        assert "failed (storage)" in done.stderr and "collect" in done.stderr
+        assert trainings(benchmark.runs) == {}
+        subprocess.run(["mount", "-o", "remount,size=2m", str(benchmark.runs)], check=True)
+        assert benchmark.run("collect", "latest").returncode == 0
+        assert benchmark.result()["status"]["word"] == "failed"
+        assert benchmark.result()["steps_done"] >= 3
+    finally:
+        subprocess.run(["umount", str(benchmark.runs)], check=True)
