@@ -45,7 +45,7 @@ def require(work: Work, layout: Layout, micro_batch: int, nodes: int, devices_pe
     if not reasons:
         return
     near = nearest(work, layout, micro_batch, nodes, devices_per_node)
-    offer = f"nearest possible: {', '.join(near)}" if near else "no layout is possible with these devices and this batch"
+    offer = f"nearest possible: {', '.join(near)}" if near else _offer_other_counts(work, layout, micro_batch, nodes)
     listed = "\n  ".join(reasons)
     raise LayoutError(f"layout {layout} with micro-batch {micro_batch} is impossible:\n  {listed}\n  {offer}")
 
@@ -59,6 +59,15 @@ def nearest(work: Work, layout: Layout, micro_batch: int, nodes: int, devices: i
         if not broken(work, candidate, batch, nodes, devices)
     ]
     return [text for _, text in sorted(found)[:count]]
+
+
+def _offer_other_counts(work: Work, layout: Layout, micro_batch: int, nodes: int) -> str:
+    """For a number of devices with which nothing is possible: the nearest numbers with which something is."""
+    asked = max(1, layout.world_size // nodes)
+    others = sorted((n for n in range(1, 2 * asked + 1) if n != asked), key=lambda n: abs(n - asked))
+    found = ((n, nearest(work, layout, micro_batch, nodes, n, count=1)) for n in others)
+    offers = [f"{near[0]} on {nodes * n} devices" for n, near in found if near][:3]
+    return f"not possible on {layout.world_size} devices; nearest: {', '.join(offers) or 'none'}"
 
 
 def _cuts(work: Work, layout: Layout) -> Iterator[tuple[bool, str]]:
@@ -101,5 +110,10 @@ def _divisors(number: int) -> list[int]:
 
 
 def _distance(asked: Layout, asked_batch: int, found: Layout, batch: int) -> float:
-    pairs = [(asked.data, found.data), (asked.tensor, found.tensor), (asked.pipeline, found.pipeline), (asked_batch, batch)]
+    pairs = [
+        (asked.data, found.data),
+        (asked.tensor, found.tensor),
+        (asked.pipeline, found.pipeline),
+        (asked_batch, batch),
+    ]
     return sum(abs(math.log2(a / b)) for a, b in pairs)

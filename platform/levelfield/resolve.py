@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -299,6 +300,8 @@ def environment_of(
 ) -> EnvironmentPlan:
     """The Python environment: made by the platform from pinned requirements, or one that the user names."""
     if python:
+        if not shutil.which(python):
+            raise UsageError(f"--python {python}: found no interpreter there")
         return EnvironmentPlan(name="given", folder="", python=python, requirements=(), digest="")
     needs = file.requirements[kind]
     wanted = {"flash-attn": tuning.attention == "flash_attn", "transformer-engine": work.training.precision == "fp8"}

@@ -146,6 +146,6 @@ def test_a_possible_layout_is_its_own_nearest() -> None:
     assert nearest(GPT, layout, 4, 1, 8)[0] == "DP4TP2PP1 with micro-batch 4"
 
 
-def test_where_nothing_is_possible_it_says_so() -> None:
-    with pytest.raises(LayoutError, match="no layout is possible with these devices and this batch"):
+def test_where_nothing_is_possible_it_offers_other_numbers_of_devices() -> None:
+    with pytest.raises(LayoutError, match="not possible on 13 devices; nearest: DP7TP2PP1 .* on 14 devices"):
         require(shaped(GPT, batch=7, layers=31), Layout(data=13), 1, 1, 13)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -26,7 +25,6 @@ Say = Callable[[str], None]
 def environment_in_use(plan: EnvironmentPlan, say: Say) -> Iterator[None]:
     """Make the environment ready and keep others from remaking it meanwhile. Raises RunFailed or UsageError."""
     if not plan.folder:
-        _check_given(plan)
         yield
         return
     folder = Path(plan.folder)
@@ -56,11 +54,6 @@ def is_ready(plan: EnvironmentPlan) -> bool:
 
 def _stamp(folder: Path) -> Path:
     return folder / "levelfield-environment.json"
-
-
-def _check_given(plan: EnvironmentPlan) -> None:
-    if not shutil.which(plan.python):
-        raise UsageError(f"--python {plan.python}: no such interpreter")
 
 
 @contextmanager
