@@ -28,11 +28,8 @@ def cache_folder() -> Path:
 
 def known_peaks(plan: Plan, machine: str) -> Measured:
     """What an earlier probe found for this machine, framework and device; empty when there was none."""
-    try:
-        found = json.loads(_path(plan, machine).read_text())
-        return _measured(plan, {d: float(v["tflops"]) for d, v in found.items()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return Measured()
+    found = _known(_path(plan, machine))
+    return _measured(plan, found) if found else Measured()
 
 
 def measure_peaks(plan: Plan, machine: str, say: Callable[[str], None]) -> Measured:
@@ -50,12 +47,17 @@ def measure_peaks(plan: Plan, machine: str, say: Callable[[str], None]) -> Measu
             timeout=LIMIT_SECONDS,
             check=True,
         )
-        found = json.loads(done.stdout.splitlines()[-1])
-        peaks = {d: float(v["tflops"]) for d, v in found.items() if math.isfinite(float(v["tflops"]))}
-    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, IndexError) as error:
+        peaks = _peaks(json.loads(done.stdout.splitlines()[-1]))
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         return Measured(how=f"the probe failed: {type(error).__name__}")
-    _remember(_path(plan, machine), found)
-    return _measured(plan, peaks)
+    _remember(_path(plan, machine), peaks)
+    return _measured(plan, peaks) if precision in peaks else Measured(how=f"the probe gave no {precision} rate")
+
+
+def _peaks(found: dict[str, dict[str, float]]) -> dict[str, float]:
+    """TFLOP/s by dtype, less what is no rate: NaN, infinite, zero or negative. Raises where the answer is no answer."""
+    values = {dtype: float(answer["tflops"]) for dtype, answer in found.items()}
+    return {dtype: value for dtype, value in values.items() if math.isfinite(value) and value > 0}
 
 
 def forget_peaks(plan: Plan, machine: str) -> None:
@@ -77,13 +79,21 @@ def _measured(plan: Plan, peaks: dict[str, float]) -> Measured:
     return Measured(tflops={dtype: value / shares for dtype, value in peaks.items()}, how=how)
 
 
-def _remember(path: Path, found: dict[str, object]) -> None:
+def _remember(path: Path, peaks: dict[str, float]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        old = json.loads(path.read_text()) if path.exists() else {}
-        write_atomically(path, json.dumps({**old, **found}, indent=2) + "\n")
-    except (OSError, ValueError):
+        kept = {dtype: {"tflops": value} for dtype, value in {**_known(path), **peaks}.items()}
+        write_atomically(path, json.dumps(kept, indent=2) + "\n")
+    except OSError:
         return  # without a cache the next run measures again
+
+
+def _known(path: Path) -> dict[str, float]:
+    """What the cache holds; nothing where it is missing or damaged."""
+    try:
+        return _peaks(json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 def _path(plan: Plan, machine: str) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -44,12 +45,12 @@ def environment_in_use(plan: EnvironmentPlan, say: Say) -> Iterator[None]:
 def is_ready(plan: EnvironmentPlan) -> bool:
     """Whether the environment lies there, whole, from these very requirements."""
     if not plan.folder:
-        return Path(plan.python).exists()
+        return shutil.which(plan.python) is not None
     try:
-        stamp = json.loads(_stamp(Path(plan.folder)).read_text())
-    except (OSError, ValueError):
+        made_from = json.loads(_stamp(Path(plan.folder)).read_text())["digest"]
+    except (OSError, ValueError, TypeError, KeyError):
         return False
-    return bool(stamp.get("digest") == plan.digest) and Path(plan.python).exists()
+    return bool(made_from == plan.digest) and Path(plan.python).exists()
 
 
 def _stamp(folder: Path) -> Path:
