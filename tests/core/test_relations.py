@@ -147,5 +147,5 @@ def test_a_possible_layout_is_its_own_nearest() -> None:
 
 
 def test_where_nothing_is_possible_it_offers_other_numbers_of_devices() -> None:
-    with pytest.raises(LayoutError, match="not possible on 13 devices; nearest: DP7TP2PP1 .* on 14 devices"):
+    with pytest.raises(LayoutError, match=r"not possible on 13 devices; nearest: DP7TP2PP1 .* on 14 devices"):
         require(shaped(GPT, batch=7, layers=31), Layout(data=13), 1, 1, 13)
