@@ -1,6 +1,6 @@
 """The raw files of a run, read into records: events of each rank, telemetry, and how each process ended.
 
-A process that is killed may leave a torn last line; it is dropped and counted. A broken line anywhere else means
+A process that is killed may leave a torn last line; it is dropped. A broken line anywhere else means
 that something else wrote into the file: it is reported, and makes the run invalid.
 """
 
@@ -37,21 +37,32 @@ class Raw:
 def read_raw(paths: RunPaths) -> Raw:
     """Read a run directory. Missing files give empty parts: what they would have said is then missing as well."""
     broken: list[str] = []
-    events = {int(p.stem[4:]): list(read_lines(p, broken)) for p in sorted(paths.events.glob("rank*.jsonl"))}
-    pairs = [(rank, event) for rank, own in sorted(events.items()) for event in own]
+    pairs = [(rank, event) for rank, path in _event_files(paths, broken) for event in read_lines(path, broken)]
     telemetry = list(read_lines(paths.telemetry, broken))
     return Raw(
         steps=tuple(_records(pairs, "step", _step, broken)),
         weights=tuple(w for found in _records(pairs, "weights", _weights, broken) for w in found),
-        begins={rank: int(e["end_ns"]) for rank, e in pairs if e.get("event") == "begin" and "end_ns" in e},
+        begins=dict(_records(pairs, "begin", lambda rank, e: (rank, int(e["end_ns"])), broken)),
         errors={rank: e for rank, e in pairs if e.get("event") == "error"},
         frameworks={rank: e for rank, e in pairs if e.get("event") == "framework"},
         ended=frozenset(rank for rank, e in pairs if e.get("event") == "end"),
-        readings=tuple(_readings(telemetry)),
+        readings=tuple(r for line in telemetry for r in _readings(line, broken)),
         telemetry_reasons=_telemetry_reasons(telemetry),
         outcome=_json(paths.outcome),
         broken=tuple(broken),
     )
+
+
+def _event_files(paths: RunPaths, broken: list[str]) -> list[tuple[int, Path]]:
+    """Each rank's file, by rank; a file that is no rank's is named in `broken`."""
+    found = []
+    for path in sorted(paths.events.glob("*.jsonl")):
+        rank = path.stem.removeprefix("rank")
+        if rank.isdecimal():
+            found.append((int(rank), path))
+        else:
+            broken.append(f"{path.name}: not the events of a rank")
+    return sorted(found)
 
 
 def read_lines(path: Path, broken: list[str]) -> Iterator[Event]:
@@ -89,11 +100,11 @@ def _step(rank: int, event: Event) -> StepRecord:
         loss=_number(event["loss"]),
         grad_norm=_number(event["grad_norm"]),
         tokens=int(event["tokens"]),
-        tokens_checksum=event.get("tokens_checksum"),
+        tokens_checksum=_whole(event.get("tokens_checksum")),
         learning_rate=_number(event.get("learning_rate")),
         loss_scale=_number(event.get("loss_scale")),
         skipped=bool(event.get("skipped")),
-        memory=dict(event.get("memory") or {}),
+        memory={kind: _whole(size) for kind, size in dict(event.get("memory") or {}).items()},
     )
 
 
@@ -109,23 +120,34 @@ def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def _readings(telemetry: list[Event]) -> Iterator[Reading]:
-    for line in telemetry:
-        for sample in line.get("samples", ()):
-            yield Reading(
-                device=str(sample["index"]),
-                time_ns=int(line["time_ns"]),
-                power_watts=sample.get("power_watts"),
-                energy_joules=sample.get("energy_joules"),
-                memory_used_bytes=sample.get("memory_used_bytes"),
-            )
+def _whole(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+def _readings(line: Event, broken: list[str]) -> list[Reading]:
+    try:
+        return [_reading(int(line["time_ns"]), sample) for sample in line["samples"]]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        broken.append(f"telemetry.jsonl: a reading is damaged: {type(error).__name__} {error}")
+        return []
+
+
+def _reading(time_ns: int, sample: Event) -> Reading:
+    return Reading(
+        device=str(sample["index"]),
+        time_ns=time_ns,
+        power_watts=_number(sample.get("power_watts")),
+        energy_joules=_number(sample.get("energy_joules")),
+        memory_used_bytes=_whole(sample.get("memory_used_bytes")),
+    )
 
 
 def _telemetry_reasons(telemetry: list[Event]) -> dict[str, str]:
     """The last reason that the vendor's tool gave for each figure it could not read."""
     found: dict[str, str] = {}
     for line in telemetry:
-        for sample in line.get("samples", ()):
+        samples = line.get("samples")
+        for sample in samples if isinstance(samples, list) else ():
             found.update(sample.get("reasons") or {})
         if "error" in line:
             found["tool"] = str(line["error"])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from levelfield import catalog, resolve, rundir, runner
+from levelfield import catalog, peaks, resolve, rundir, runner
 from levelfield.contracts.vendor import Vendor
 from levelfield.corpus import CorpusFacts
 from levelfield.errors import UsageError
@@ -55,9 +55,15 @@ def jobs(registry: Registry, work: Sequence[Entry], repeat: int | None, corpus: 
     yield from made
 
 
-def run_all(planned: Iterator[Job], runs: Path, listener: runner.Listener) -> Iterator[Result]:
+def planned(job: Job) -> Plan:
+    """The plan as far as it is known before the run: with the peak that an earlier probe of this machine found."""
+    plan = job.plan_with(Measured())
+    return job.plan_with(peaks.known_peaks(plan, platform.node()))
+
+
+def run_all(work: Iterator[Job], runs: Path, listener: runner.Listener) -> Iterator[Result]:
     """Run one after another, handing out each result as it comes; an interrupted run is the last one."""
-    for job in planned:
+    for job in work:
         result = runner.run(job.plan_with, job.vendor, runs, listener, platform.node())
         yield result
         if result.status.failure == "interrupted":

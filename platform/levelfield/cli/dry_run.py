@@ -9,7 +9,7 @@ from pathlib import Path
 
 from levelfield.contracts.execution import Request
 from levelfield.launchers.local import LocalLauncher
-from levelfield.report.words import gib
+from levelfield.report.words import gib, wrapped
 from levelfield.runtimes.environments import is_ready
 from levelfield.runtimes.process import ProcessRuntime
 from levelfield.specs.paths import RunPaths
@@ -21,7 +21,7 @@ def show(plans: Sequence[Plan], runs: Path, as_json: bool) -> int:
     if as_json:
         print(json.dumps([_everything(plan, runs) for plan in plans], indent=2, ensure_ascii=False))
     else:
-        print("\n\n".join("\n".join(_lines(plan, runs)) for plan in plans))
+        print("\n\n".join("\n".join(wrapped(line, 13) for line in _lines(plan, runs)) for plan in plans))
     return 0
 
 

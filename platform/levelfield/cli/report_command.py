@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from levelfield.cli.terminal import WIDTH, result_lines
+from levelfield.cli.terminal import result_lines
 from levelfield.collect import collect
 from levelfield.report.markdown import run_report
 from levelfield.report.tables import as_csv, as_json, as_markdown, as_text
@@ -17,7 +17,7 @@ def execute(options: argparse.Namespace) -> int:
     results = [collect(p) for p in paths]
     alone = len(results) == 1
     writers = {
-        "table": lambda: "\n".join(result_lines(results[0])) + "\n" if alone else as_text(results, WIDTH),
+        "table": lambda: "\n".join(result_lines(results[0])) + "\n" if alone else as_text(results),
         "markdown": lambda: run_report(results[0], read_plan(paths[0])) if alone else as_markdown(results),
         "csv": lambda: as_csv(results),
         "json": lambda: as_json(results),

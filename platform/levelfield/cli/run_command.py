@@ -13,7 +13,7 @@ from levelfield.corpus import CorpusFacts
 from levelfield.errors import INTERRUPTED, RunFailed, UsageError
 from levelfield.registry import Registry
 from levelfield.report.tables import as_json
-from levelfield.resolve import Asked, Measured
+from levelfield.resolve import Asked
 from levelfield.rundir import default_runs
 from levelfield.specs.base import parse
 from levelfield.specs.result import Result
@@ -29,7 +29,7 @@ def execute(options: argparse.Namespace) -> int:
         raise UsageError(f"--repeat: found {options.repeat}, expected 1 or more")
     jobs = scheduler.jobs(registry, work, options.repeat, _corpus(options.data, terminal))
     if options.dry_run:
-        return dry_run.show([job.plan_with(Measured()) for job in jobs], _runs(options), as_json=options.json)
+        return dry_run.show([scheduler.planned(job) for job in jobs], _runs(options), as_json=options.json)
     results = _run(jobs, _runs(options), terminal)
     if options.json:
         print(as_json(results), end="")

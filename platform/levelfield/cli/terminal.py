@@ -19,7 +19,6 @@ from levelfield.scheduler import Job
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
 
-WIDTH = 80
 LOG_SECONDS = 5.0
 
 
@@ -38,7 +37,7 @@ class Terminal:
     def say(self, text: str) -> None:
         if not self._quiet:
             self._end_line()
-            print(f"levelfield: {text}", file=sys.stderr, flush=True)
+            print(words.wrapped(f"levelfield: {text}", 12), file=sys.stderr, flush=True)
 
     def announced(self, jobs: Iterator[Job]) -> Iterator[Job]:
         """Pass the jobs on, saying of each what will run and why at this scale."""
@@ -53,7 +52,12 @@ class Terminal:
             return
         last = progress.step == progress.steps
         if self._redraws:
-            print(f"\r{progress_line(progress)[: WIDTH - 1]:<{WIDTH - 1}}", end="", file=sys.stderr, flush=True)
+            print(
+                f"\r{progress_line(progress)[: words.WIDTH - 1]:<{words.WIDTH - 1}}",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
             self._open_line = True
         elif last or progress.step == 1 or time.monotonic() - self._last_log > LOG_SECONDS:
             print(progress_line(progress), file=sys.stderr, flush=True)
@@ -70,7 +74,7 @@ class Terminal:
             if len(results) == 1:
                 print("\n".join(result_lines(result)))
         if len(results) > 1:
-            print(tables.as_text(results, WIDTH), end="")
+            print(tables.as_text(results), end="")
         for result in results:
             print(f"run      {shown(runs / result.run_id)}")
 
@@ -143,7 +147,7 @@ def result_lines(result: Result) -> list[str]:
     lines.append(f"memory   {words.gib(memory)} ({name}), expected {words.gib(result.memory.expected_bytes)}")
     lines.append(f"loss     {words.number(result.loss.first, 4)} -> {words.number(result.loss.tail_mean, 4)}")
     lines.append(f"aligned  {result.alignment.verdict}: {result.alignment.reason}")
-    return [line[:WIDTH] if not line.startswith("         ") else line for line in lines]
+    return [words.wrapped(line, 9) for line in lines]
 
 
 def shown(path: Path) -> str:

@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Sequence
 
-from levelfield.report.words import COLUMNS
+from levelfield.report.words import COLUMNS, WIDTH, wrapped
 from levelfield.specs.result import Result
 
 FORMATS = ("table", "markdown", "csv", "json")
@@ -37,7 +37,7 @@ def as_markdown(results: Sequence[Result]) -> str:
     return "\n".join([*header, *rows, *_notes(results)]) + "\n"
 
 
-def as_text(results: Sequence[Result], width: int = 80) -> str:
+def as_text(results: Sequence[Result], width: int = WIDTH) -> str:
     """Fits `width` columns: two lines a run when one is not enough."""
     rows = [{name: COLUMNS[name](r) for name in _NARROW} for r in results]
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in _NARROW} if rows else {}
@@ -45,7 +45,8 @@ def as_text(results: Sequence[Result], width: int = 80) -> str:
         lines = [_padded({n: n for n in widths}, widths), *(_padded(row, widths) for row in rows)]
     else:
         lines = [line for r in results for line in _two_lines(r)]
-    return "\n".join([*lines, *_notes(results)]) + "\n"
+    notes = [wrapped(note, 2) for note in _notes(results)]
+    return "\n".join([*lines, *notes]) + "\n"
 
 
 def _padded(row: dict[str, str], widths: dict[str, int]) -> str:

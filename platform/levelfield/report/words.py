@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 
 from levelfield.specs.result import Result, Utilisation
 
 GIB = 2**30
 NONE = "-"
+
+
+WIDTH = 80
+
+
+def wrapped(line: str, indent: int) -> str:
+    """The line broken at spaces to WIDTH columns, what follows indented; paths and names stay whole."""
+    text = line.lstrip(" ")
+    return textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=" " * (len(line) - len(text)),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def number(value: float | None, digits: int = 1) -> str:
