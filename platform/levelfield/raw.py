@@ -148,7 +148,7 @@ def _telemetry_reasons(telemetry: list[Event]) -> dict[str, str]:
     for line in telemetry:
         samples = line.get("samples")
         for sample in samples if isinstance(samples, list) else ():
-            found.update(sample.get("reasons") or {})
+            found.update((sample.get("reasons") or {}) if isinstance(sample, dict) else {})
         if "error" in line:
             found["tool"] = str(line["error"])
     return found
