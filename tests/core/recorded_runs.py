@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from levelfield.contracts.execution import Outcome, ProcessEnd
 from levelfield.registry import Registry
+from levelfield.resolve import Measured
 from levelfield.rundir import write_json
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
@@ -23,16 +24,17 @@ SECOND_NS = 1_000_000_000
 BEGIN_NS = 7_000_000_000_000
 WATTS = 100.0
 USED_BYTES = 3 * 2**30
+MEASURED = Measured({"fp32": 2.0}, "a probe of the tests")
 Event = dict[str, Any]
 
 
 def record_run(paths: RunPaths) -> None:
-    """Two data-parallel ranks on two fake dies, in bf16, whose peak is published."""
+    """Two data-parallel ranks on two fake dies, whose fp32 peak was measured."""
     paths.events.mkdir(parents=True)
     paths.logs.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FAKE_DEVICES", "2")
-        plan = make_plan(Registry([PLUGINS]), "tiny:fake:F1:1:2", scale="smoke")
+        plan = make_plan(Registry([PLUGINS]), "tiny:fake:F1:1:2", scale="smoke", measured=MEASURED)
         plan = plan.model_copy(update={"run_id": paths.root.name})
         paths.plan.write_text(dump(plan))
         write_json(paths.job, job_of(plan, str(paths.events), str(paths.weights)))
