@@ -17,6 +17,7 @@ def run_report(result: Result, plan: Plan) -> str:
         keep_trailing_newline=True,
         autoescape=False,  # Markdown, not HTML
     )
+    environment.filters["cell"] = words.cell
     template = environment.get_template("run.md.j2")
     return template.render(
         r=result, plan=plan, number=words.number, gib=words.gib, percent=words.percent, status=words.status

@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Sequence
 
-from levelfield.report.words import COLUMNS, WIDTH, wrapped
+from levelfield.report.words import COLUMNS, WIDTH, cell, wrapped
 from levelfield.specs.result import Result
 
 FORMATS = ("table", "markdown", "csv", "json")
@@ -24,7 +24,8 @@ def as_csv(results: Sequence[Result]) -> str:
     """One row a run with raw numbers and units in the names: for programs, so nothing is rounded."""
     rows = [_plain(r) for r in results]
     out = io.StringIO()
-    writer = csv.DictWriter(out, fieldnames=list(rows[0]) if rows else ["run_id"], lineterminator="\n")
+    names = dict.fromkeys(name for row in rows for name in row)  # a run without figures lacks their columns
+    writer = csv.DictWriter(out, fieldnames=list(names) or ["run_id"], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()
@@ -33,7 +34,7 @@ def as_csv(results: Sequence[Result]) -> str:
 def as_markdown(results: Sequence[Result]) -> str:
     """A table with every column, and under it why runs have no figures."""
     header = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
-    rows = [f"| {' | '.join(write(r) for write in COLUMNS.values())} |" for r in results]
+    rows = [f"| {' | '.join(cell(write(r)) for write in COLUMNS.values())} |" for r in results]
     return "\n".join([*header, *rows, *_notes(results)]) + "\n"
 
 
@@ -44,7 +45,7 @@ def as_text(results: Sequence[Result], width: int = WIDTH) -> str:
     if sum(widths.values()) + 2 * len(widths) <= width:
         lines = [_padded({n: n for n in widths}, widths), *(_padded(row, widths) for row in rows)]
     else:
-        lines = [line for r in results for line in _two_lines(r)]
+        lines = [wrapped(line, 4) for r in results for line in _two_lines(r)]
     notes = [wrapped(note, 2) for note in _notes(results)]
     return "\n".join([*lines, *notes]) + "\n"
 
@@ -54,11 +55,11 @@ def _padded(row: dict[str, str], widths: dict[str, int]) -> str:
 
 
 def _two_lines(result: Result) -> list[str]:
-    cell = {name: write(result) for name, write in COLUMNS.items()}
+    said = {name: write(result) for name, write in COLUMNS.items()}
     return [
-        f"{cell['case']} ({cell['scale']})  {cell['framework']}  {cell['chip']}  {cell['layout']}",
-        f"  {cell['status']}  {cell['tokens/s/device']} tokens/s/device  MFU {cell['MFU (palm)']}  "
-        f"{cell['memory']}  loss {cell['loss']}",
+        f"{said['case']} ({said['scale']})  {said['framework']}  {said['chip']}  {said['layout']}",
+        f"  {said['status']}  {said['tokens/s/device']} tokens/s/device  MFU {said['MFU (palm)']}  "
+        f"{said['memory']}  loss {said['loss']}",
     ]
 
 

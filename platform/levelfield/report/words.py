@@ -27,6 +27,11 @@ def wrapped(line: str, indent: int) -> str:
     )
 
 
+def cell(text: str) -> str:
+    """Text within a cell of a Markdown table, where a bar would end the cell."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
 def number(value: float | None, digits: int = 1) -> str:
     return NONE if value is None else f"{value:,.{digits}f}"
 
