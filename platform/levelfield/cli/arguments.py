@@ -13,12 +13,13 @@ _RUN_HELP = """\
 Train one case on this machine and judge the run by its own raw files.
 
 examples:
-  run_benchmarks.py --case gpt3_6.7B:torch              smoke scale without an accelerator
-  run_benchmarks.py --case llama3_8b:torch:cpu:1:2      two processes, data parallel
+  run_benchmarks.py --case gpt3_6.7B:torch          smoke without accelerator
+  run_benchmarks.py --case llama3_8b:torch:cpu:1:2  two processes
   run_benchmarks.py --case gpt3_6.7B:torch --layout TP2PP1 --dry-run
   run_benchmarks.py --suite smoke --repeat 3
 
-a case string is case:framework[_version][:vendor-or-chip[:nodes[:devices[:repeats]]]]
+a case string:
+  case:framework[_version][:vendor-or-chip[:nodes[:devices[:repeats]]]]
 layouts: DP4TP2PP1, PP2DP4TP1, 8x1x4 (data x tensor x pipeline), TP1PP1SH2SP8
 (sharding stage and degree), 1n_8g_dp_4bs; +seq adds sequence parallelism
 
@@ -42,7 +43,8 @@ def parser_of(arguments: Sequence[str]) -> argparse.Namespace:
     given = list(arguments)
     name = given.pop(0) if given and given[0] in COMMANDS else "run"
     program = "run_benchmarks.py" if name == "run" else f"run_benchmarks.py {name}"
-    parser = argparse.ArgumentParser(prog=program, formatter_class=argparse.RawDescriptionHelpFormatter)
+    formatter = argparse.RawDescriptionHelpFormatter if name == "run" else argparse.HelpFormatter
+    parser = argparse.ArgumentParser(prog=program, formatter_class=formatter)
     parser.set_defaults(command=_later(name))
     _BUILDERS[name](parser)
     _shared(parser)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from levelfield.cli.terminal import result_lines
 from levelfield.collect import collect
+from levelfield.errors import UsageError
 from levelfield.report.markdown import run_report
 from levelfield.report.tables import as_csv, as_json, as_markdown, as_text
 from levelfield.rundir import default_runs, find_run, read_plan, write_atomically
@@ -24,7 +26,14 @@ def execute(options: argparse.Namespace) -> int:
     }
     text = writers[options.format]()
     if options.output:
-        write_atomically(options.output, text)
+        _write(options.output, text)
     else:
         print(text, end="")
     return 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise UsageError(f"--output {path}: cannot be written: {error.strerror}") from None
