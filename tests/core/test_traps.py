@@ -1,0 +1,124 @@
+"""Traps that were each walked into once: names that shadow, imports that go the wrong way."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from plans import PLUGINS, ROOT
+
+STANDARD = sys.stdlib_module_names
+FRAMEWORKS = {"torch", "paddle", "megatron", "deepspeed", "oneflow"}
+# What a framework's training may import beside the standard library, the worker and its siblings.
+OF_FRAMEWORK = {
+    "torch": {"torch", "numpy", "flash_attn", "transformer_engine"},
+    "fake": set(),
+}
+# What an adapter may use to reach its maker's devices.
+OF_VENDOR = {"cpu": {"psutil"}, "nvidia": {"pynvml"}, "fake": set()}
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The dotted names that a file imports, at any depth of nesting; relative ones with their dots."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or "")
+
+
+def sources(kind: str) -> list[Path]:
+    return sorted(p for root in (ROOT, PLUGINS) for p in (root / kind).rglob("*.py"))
+
+
+def test_platform_is_the_standard_librarys(tmp_path: Path) -> None:
+    assert not (ROOT / "platform" / "__init__.py").exists()
+    assert [p.name for p in (ROOT / "platform").glob("*.py")] == []
+    script = "import platform, uuid; print(platform.system(), platform.__file__)"
+    for folders in ((ROOT,), (ROOT / "platform",), (ROOT, ROOT / "platform")):
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+        argv = [sys.executable, "-c", script]
+        done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+        system, file = done.stdout.split()
+        assert system == os.uname().sysname and not Path(file).is_relative_to(ROOT)
+
+
+def test_nothing_under_models_shadows_a_framework() -> None:
+    found = list((ROOT / "models").rglob("*"))
+    assert [p for p in found if p.name == "__init__.py"] == []
+    assert [p for p in found if p.suffix == ".py" and p.stem in FRAMEWORKS | {"numpy", "levelfield"}] == []
+    assert [
+        p for p in (ROOT / "models").rglob("*/") if p.parent.parent == ROOT / "models" and p.name in FRAMEWORKS
+    ] == []
+
+
+@pytest.mark.parametrize("kind", ["models", "vendors"])
+def test_no_plugin_file_is_named_like_the_standard_library(kind: str) -> None:
+    assert [p for p in sources(kind) if p.stem in STANDARD] == []
+
+
+@pytest.mark.parametrize("path", sources("models"), ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_models_import_the_worker_their_framework_and_siblings(path: Path) -> None:
+    siblings = {p.stem for p in path.parent.glob("*.py")}
+    allowed = STANDARD | siblings | OF_FRAMEWORK[path.parent.name]
+    for name in imported(path):
+        top = name.partition(".")[0]
+        assert top in allowed or name == "levelfield.worker" or name.startswith("levelfield.worker."), name
+
+
+@pytest.mark.parametrize("path", sources("vendors"), ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_vendors_import_contracts_and_specs(path: Path) -> None:
+    allowed = STANDARD | OF_VENDOR[path.parent.name]
+    for name in imported(path):
+        ours = name.startswith(("levelfield.contracts.", "levelfield.specs."))
+        assert ours or name.partition(".")[0] in allowed, name
+
+
+@pytest.mark.parametrize("path", sources("platform"), ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_the_platform_never_imports_a_framework(path: Path) -> None:
+    assert {name.partition(".")[0] for name in imported(path)} & (FRAMEWORKS | {"transformers", "pandas"}) == set()
+
+
+def test_the_worker_imports_numpy_and_the_standard_library_only() -> None:
+    for path in (ROOT / "platform/levelfield/worker").rglob("*.py"):
+        names = {name.partition(".")[0] for name in imported(path) if not name.startswith(".")}
+        assert names <= STANDARD | {"numpy"}, path
+
+
+def test_the_training_process_can_import_the_worker_without_our_dependencies() -> None:
+    script = (
+        "import sys, levelfield.worker\n"
+        "print(*sorted({'pydantic', 'yaml', 'psutil', 'levelfield.specs', 'levelfield.errors'} & set(sys.modules)))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "platform")}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_a_missing_docker_sdk_is_not_found_in_the_repositorys_folder() -> None:
+    """`import docker` in the root would find docker/ as an empty namespace: the root is never on sys.path."""
+    script = f"import sys; sys.argv = ['x', '--version']; sys.path[0] = {str(ROOT)!r}; import run_benchmarks\n"
+    script += "try:\n    run_benchmarks.main()\nexcept SystemExit:\n    print(sys.path[0])"
+    environment = {**os.environ, "LEVELFIELD_NO_BOOTSTRAP": "1", "PYTHONPATH": ""}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == str(ROOT / "platform")
+
+
+def test_imports_go_one_way(tmp_path: Path) -> None:
+    program = Path(sys.executable).with_name("lint-imports")
+    if not program.exists():
+        pytest.skip("import-linter is not installed beside this Python")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "platform")}
+    argv = [str(program), "--no-logo", "--cache-dir", str(tmp_path)]
+    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_plugins_are_known_to_these_rules() -> None:
+    assert {p.parent.name for p in sources("models")} == set(OF_FRAMEWORK)
+    assert {p.parent.name for p in sources("vendors")} == set(OF_VENDOR)
