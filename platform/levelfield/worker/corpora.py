@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .faults import CorpusError
+from .mapping import TokenMap
 from .megatron import open_megatron
 from .order import Order
 from .paddle import open_paddle
@@ -23,12 +24,17 @@ if TYPE_CHECKING:
 
 
 class Corpus(NamedTuple):
-    """An open corpus: `tokens` is a flat read-only map of integers."""
+    """An open corpus."""
 
     kind: str
     prefix: str
-    tokens: Any
+    map: TokenMap
     documents: int
+
+    @property
+    def tokens(self) -> NDArray[Any]:
+        """All its tokens, flat and read-only, in the integers of its file."""
+        return self.map.tokens
 
 
 def open_corpus(kind: str, prefix: str) -> Corpus:
@@ -36,8 +42,8 @@ def open_corpus(kind: str, prefix: str) -> Corpus:
     openers = {"megatron": open_megatron, "paddle": open_paddle}
     if kind not in openers:
         raise CorpusError(f"{prefix}: found corpus kind '{kind}', expected one of {', '.join(openers)}")
-    tokens, documents = openers[kind](prefix)
-    return Corpus(kind, prefix, tokens, documents)
+    mapped, documents = openers[kind](prefix)
+    return Corpus(kind, prefix, mapped, documents)
 
 
 class IndexedCorpus:
@@ -54,9 +60,11 @@ class IndexedCorpus:
         """
         places = self._order.places(numbers)
         found = np.empty((len(places), self._length + 1), dtype=np.int64)
-        for row, place in enumerate(places.tolist()):
-            start = place * self._length
-            found[row] = self._corpus.tokens[start : start + self._length + 1]
+        starts = [place * self._length for place in places.tolist()]
+        for start in starts:
+            self._corpus.map.announce(start, self._length + 1)
+        for row, start in zip(found, starts):
+            row[:] = self._corpus.tokens[start : start + self._length + 1]
         self._check_vocabulary(found, places)
         return found
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .faults import CorpusError
+from .mapping import TokenMap
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
@@ -31,12 +32,12 @@ class Index(NamedTuple):
     documents: Any
 
 
-def open_megatron(prefix: str) -> tuple[Any, int]:
-    """The tokens, mapped flat, and the number of documents. Raises CorpusError; the cost is that of any size."""
+def open_megatron(prefix: str) -> tuple[TokenMap, int]:
+    """The tokens, mapped, and the number of documents. Raises CorpusError; the cost is that of any size."""
     index = open_index(prefix + ".idx")
     size = file_size(prefix + ".bin")
     check_ends(index, prefix + ".bin", size)
-    return map_tokens(prefix + ".bin", index.dtype), len(index.documents) - 1
+    return _map_tokens(prefix + ".bin", index.dtype), len(index.documents) - 1
 
 
 def open_index(path: str) -> Index:
@@ -73,14 +74,14 @@ def check_ends(index: Index, bin_path: str, bin_size: int) -> None:
         )
 
 
-def map_tokens(path: str, dtype: Any) -> Any:
-    """The whole file as a flat read-only map of `dtype`. Raises CorpusError when it is no whole number of tokens."""
+def _map_tokens(path: str, dtype: Any) -> TokenMap:
+    """The whole file as tokens of `dtype`. Raises CorpusError when it is no whole number of tokens."""
     size = file_size(path)
     if size == 0 or size % dtype.itemsize:
         raise CorpusError(
             f"{path}: found {size} bytes, expected a positive multiple of {dtype.itemsize} ({dtype.name})"
         )
-    return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
+    return TokenMap(path, dtype, 0, size // dtype.itemsize)
 
 
 def file_size(path: str) -> int:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .faults import CorpusError
+from .mapping import TokenMap
 from .megatron import file_size
 
 DTYPES = ("uint16", "int32", "int64")
@@ -25,13 +26,12 @@ class NpyHeader(NamedTuple):
     start: int
 
 
-def open_paddle(prefix: str) -> tuple[Any, int]:
-    """The tokens, mapped flat, and the number of documents. Raises CorpusError; the cost is that of any size."""
+def open_paddle(prefix: str) -> tuple[TokenMap, int]:
+    """The tokens, mapped, and the number of documents. Raises CorpusError; the cost is that of any size."""
     documents = read_lens_header(prefix + "_idx.npz").shape[0]
     path = prefix + "_ids.npy"
     header = _read_ids_header(path)
-    tokens = np.memmap(path, dtype=header.dtype, mode="r", offset=header.start, shape=header.shape)
-    return np.asarray(tokens), documents
+    return TokenMap(path, header.dtype, header.start, header.shape[0]), documents
 
 
 def read_lens_header(path: str) -> NpyHeader:
