@@ -97,8 +97,18 @@ def test_a_real_environment_is_made_with_what_it_needs_and_only_once(tmp_path: P
     assert use(wanted) == []
 
 
-def test_a_failing_installer_gives_its_last_words_and_leaves_no_environment(tmp_path: Path) -> None:
-    wanted = plan(tmp_path, str(tmp_path / "absent-1.0-py3-none-any.whl"))
+def test_a_failing_installer_gives_its_last_words_and_leaves_no_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, wanted = environments._run, plan(tmp_path, str(tmp_path / "absent-1.0-py3-none-any.whl"))
+
+    def without_venv(argv: list[str], say: environments.Say) -> None:
+        """The tests' own pip in place of a new environment's, which takes seconds to make."""
+        if "venv" in argv:
+            return Path(wanted.python).parent.mkdir(parents=True)
+        return real([sys.executable, *argv[1:]], say)
+
+    monkeypatch.setattr(environments, "_run", without_venv)
     with pytest.raises(RunFailed) as caught:
         use(wanted)
     assert str(caught.value).startswith("failed (environment): ") and "absent-1.0" in str(caught.value)
