@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from levelfield.resolve import Measured, usable_cores
+from levelfield.measured import Measured, usable_cores
 from levelfield.rundir import write_atomically
 from levelfield.runtimes.process import inherited
 from levelfield.specs.plan import Plan

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 import levelfield
@@ -16,24 +11,20 @@ from levelfield import relations
 from levelfield.catalog import Found
 from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import CorpusError, DoesNotFit, UsageError
+from levelfield.implementations import check_offered, deviations, environment_of, implementation_used
 from levelfield.measure.footprint import expected_memory
 from levelfield.measure.parameters import parameters
-from levelfield.registry import checkout
+from levelfield.measured import Measured, peak_of, usable_cores
 from levelfield.specs.case import Scale, Work
-from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import Layout, LayoutText, parse_layout
 from levelfield.specs.plan import (
     CorpusUsed,
-    EnvironmentPlan,
     Hardware,
-    ImplementationUsed,
     MemoryExpected,
-    PeakUsed,
     Plan,
 )
 from levelfield.specs.selector import Selector
 from levelfield.specs.tuning import Tuning, TuningChoice, TuningRow
-from levelfield.specs.vendor import Chip
 from levelfield.worker.synthetic import synthetic_entropy
 
 GIB = 2**30
@@ -52,14 +43,6 @@ class Asked:
     assume: bool = False
     save_weights: bool = False
     probe: bool = False
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What was measured of this machine: TFLOP/s by dtype, and how; empty before the first probe."""
-
-    tflops: dict[str, float] = field(default_factory=dict)
-    how: str = "no probe of this machine yet; the first run makes one"
 
 
 def resolve(
@@ -123,7 +106,7 @@ def _plan(
     tuning = _tuning(choice, layout, found, devices, origins)
     if check:
         relations.require(work, layout, tuning.micro_batch, nodes, devices)
-        _check_offered(found.implementation, work, tuning, found.vendor.device_kind)
+        check_offered(found.implementation, work, tuning, found.vendor.device_kind)
     hardware = _hardware(found, nodes, devices, asked)
     implementation = found.implementation
     memory = expected_memory(work.model, work.training, layout, tuning, found.vendor.device_kind)
@@ -138,7 +121,7 @@ def _plan(
         parameters=parameters(work.model, work.training.sequence_length).total,
         work=work,
         work_digest=work.fingerprint(),
-        implementation=_implementation(implementation, found.folder),
+        implementation=implementation_used(implementation, found.folder),
         hardware=hardware,
         access=found.vendor.frameworks[implementation.framework],
         tuning=tuning,
@@ -154,7 +137,7 @@ def _plan(
         repeats=selector.repeats,
         save_weights=asked.save_weights,
         probe_peak=asked.probe,
-        deviations=_deviations(selector, implementation),
+        deviations=deviations(selector, implementation),
         platform_version=levelfield.__version__,
     )
 
@@ -211,11 +194,6 @@ def _tuning(choice: TuningChoice, layout: Layout, found: Found, devices: int, or
     return Tuning(layout=layout, **fields)
 
 
-def usable_cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _hardware(found: Found, nodes: int, devices: int, asked: Asked) -> Hardware:
     here = len(found.devices) * (10**6 if found.vendor.divisible else 1)
     assumed = nodes > 1 or devices > here
@@ -255,82 +233,6 @@ def _absent(found: Found, nodes: int, devices: int) -> str:
     )
 
 
-def _check_offered(implementation: ImplementationFile, work: Work, tuning: Tuning, kind: str) -> None:
-    """Raises UsageError for a precision, recomputation or parallelism that the implementation does not declare."""
-    layout = tuning.layout
-    needed = {
-        "tensor": layout.tensor > 1,
-        "pipeline": layout.pipeline > 1,
-        "sequence": layout.sequence_parallel,
-        f"zero{layout.sharding_stage}": layout.sharding_stage > 0,
-        "data": layout.data > 1,
-    }
-    lacking = [name for name, used in needed.items() if used and name not in implementation.parallelism]
-    if work.training.precision not in implementation.precisions.get(kind, ()):
-        lacking.append(f"precision {work.training.precision} on {kind}")
-    if tuning.recompute not in implementation.recompute:
-        lacking.append(f"recomputation {tuning.recompute}")
-    if lacking:
-        raise UsageError(f"{implementation.framework} does not offer: {', '.join(lacking)}")
-
-
-def _implementation(file: ImplementationFile, folder: Path) -> ImplementationUsed:
-    return ImplementationUsed(
-        framework=file.framework,
-        version=file.version,
-        folder=str(folder),
-        digest=folder_digest(folder),
-        argv=file.launch.argv,
-        environment=file.launch.environment,
-        peak_probe=file.launch.peak_probe,
-    )
-
-
-def folder_digest(folder: Path) -> str:
-    """sha256 over the names and contents of all source files below `folder`."""
-    digest = hashlib.sha256()
-    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix in (".py", ".yaml", ".json")):
-        content = path.read_bytes()
-        digest.update(f"{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode() + content)
-    return "sha256:" + digest.hexdigest()
-
-
-def environment_of(
-    file: ImplementationFile, kind: str, tuning: Tuning, work: Work, python: str | None
-) -> EnvironmentPlan:
-    """The Python environment: made by the platform from pinned requirements, or one that the user names."""
-    if python:
-        if not shutil.which(python):
-            raise UsageError(f"--python {python}: found no interpreter there")
-        return EnvironmentPlan(name="given", folder="", python=python, requirements=(), digest="")
-    needs = file.requirements[kind]
-    wanted = {"flash-attn": tuning.attention == "flash_attn", "transformer-engine": work.training.precision == "fp8"}
-    optional = tuple(p for p in needs.optional if any(used and p.startswith(name) for name, used in wanted.items()))
-    requirements = (*needs.packages, *optional)
-    version = ".".join(map(str, sys.version_info[:2]))
-    digest = hashlib.sha256("\n".join((version, *requirements)).encode()).hexdigest()
-    folder = checkout() / ".venvs" / f"{file.framework}-{kind}"
-    return EnvironmentPlan(
-        name=folder.name,
-        folder=str(folder),
-        python=str(folder / "bin" / "python"),
-        requirements=requirements,
-        digest="sha256:" + digest,
-    )
-
-
-def peak_of(chip: Chip, work: Work, measured: Measured, devices: int) -> PeakUsed:
-    """The published peak of the precision's dtype, else the measured one, else none; never another dtype's."""
-    dtype = work.training.precision
-    probe = measured.tflops.get(dtype)
-    published = chip.peaks.get(dtype)
-    if published:
-        return PeakUsed(dtype=dtype, tflops=published.tflops, source=published.source, measured_tflops=probe)
-    if probe is None:
-        return PeakUsed(dtype=dtype, tflops=None, source=f"{chip.name} has no published {dtype} peak; {measured.how}")
-    return PeakUsed(dtype=dtype, tflops=probe, source=f"measured: {measured.how}", measured_tflops=probe)
-
-
 def _corpus(facts: CorpusFacts | None, work: Work, scale: Scale) -> CorpusUsed:
     """The corpus in use. Raises CorpusError when the case's vocabulary does not hold its largest token."""
     if facts is None:
@@ -347,10 +249,3 @@ def _corpus(facts: CorpusFacts | None, work: Work, scale: Scale) -> CorpusUsed:
             f"{facts.prefix}: {facts.tokens} tokens, expected at least {work.training.sequence_length + 1}, one sample"
         )
     return CorpusUsed(kind=facts.kind, prefix=str(facts.prefix), digest=facts.digest, tokens=facts.tokens)
-
-
-def _deviations(selector: Selector, implementation: ImplementationFile) -> tuple[str, ...]:
-    if selector.version in (None, implementation.version):
-        return ()
-    name, asked, used = implementation.framework, selector.version, implementation.version
-    return (f"{name} {asked} was asked for; the implementation is pinned to {used}",)

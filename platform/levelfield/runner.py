@@ -23,10 +23,10 @@ from levelfield.errors import RunFailed
 from levelfield.launchers.local import LocalLauncher
 from levelfield.live import Follower, Progress
 from levelfield.measure.utilisation import ABOVE_PEAK
+from levelfield.measured import Measured
 from levelfield.monitor import watching
 from levelfield.provenance import provenance
 from levelfield.report.markdown import run_report
-from levelfield.resolve import Measured
 from levelfield.runtimes.process import ProcessRuntime
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths

@@ -11,8 +11,9 @@ from levelfield import catalog, peaks, resolve, rundir, runner
 from levelfield.contracts.vendor import Vendor
 from levelfield.corpus import CorpusFacts
 from levelfield.errors import UsageError
+from levelfield.measured import Measured
 from levelfield.registry import Registry
-from levelfield.resolve import Asked, Measured
+from levelfield.resolve import Asked
 from levelfield.specs.base import load
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result

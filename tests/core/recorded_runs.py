@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from levelfield.contracts.execution import Outcome, ProcessEnd
+from levelfield.measured import Measured
 from levelfield.registry import Registry
-from levelfield.resolve import Measured
 from levelfield.rundir import write_json
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from levelfield import peaks
-from levelfield.resolve import Measured
+from levelfield.measured import Measured
 from levelfield.specs.plan import Plan
 
 Make = Callable[..., Plan]

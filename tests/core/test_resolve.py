@@ -12,8 +12,9 @@ import yaml
 from levelfield.catalog import find
 from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import CorpusError, DocumentError, DoesNotFit, LayoutError, UsageError
+from levelfield.implementations import folder_digest
+from levelfield.measured import Measured, usable_cores
 from levelfield.registry import Registry
-from levelfield.resolve import Measured, folder_digest, usable_cores
 from levelfield.runtimes.process import ProcessRuntime, inherited
 from levelfield.specs.base import dump, load
 from levelfield.specs.layout import Layout

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from levelfield.live import Progress
+from levelfield.measured import Measured
 from levelfield.report import tables, words
-from levelfield.resolve import Measured
 from levelfield.runner import Listener
 from levelfield.scheduler import Job
 from levelfield.specs.plan import Plan

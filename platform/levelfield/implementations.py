@@ -1,0 +1,87 @@
+"""What of an implementation goes into a plan: its identity, its environment, and what it offers."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+from pathlib import Path
+
+from levelfield.errors import UsageError
+from levelfield.registry import checkout
+from levelfield.specs.case import Work
+from levelfield.specs.implementation import ImplementationFile
+from levelfield.specs.plan import EnvironmentPlan, ImplementationUsed
+from levelfield.specs.selector import Selector
+from levelfield.specs.tuning import Tuning
+
+
+def check_offered(implementation: ImplementationFile, work: Work, tuning: Tuning, kind: str) -> None:
+    """Raises UsageError for a precision, recomputation or parallelism that the implementation does not declare."""
+    layout = tuning.layout
+    needed = {
+        "tensor": layout.tensor > 1,
+        "pipeline": layout.pipeline > 1,
+        "sequence": layout.sequence_parallel,
+        f"zero{layout.sharding_stage}": layout.sharding_stage > 0,
+        "data": layout.data > 1,
+    }
+    lacking = [name for name, used in needed.items() if used and name not in implementation.parallelism]
+    if work.training.precision not in implementation.precisions.get(kind, ()):
+        lacking.append(f"precision {work.training.precision} on {kind}")
+    if tuning.recompute not in implementation.recompute:
+        lacking.append(f"recomputation {tuning.recompute}")
+    if lacking:
+        raise UsageError(f"{implementation.framework} does not offer: {', '.join(lacking)}")
+
+
+def implementation_used(file: ImplementationFile, folder: Path) -> ImplementationUsed:
+    return ImplementationUsed(
+        framework=file.framework,
+        version=file.version,
+        folder=str(folder),
+        digest=folder_digest(folder),
+        argv=file.launch.argv,
+        environment=file.launch.environment,
+        peak_probe=file.launch.peak_probe,
+    )
+
+
+def folder_digest(folder: Path) -> str:
+    """sha256 over the names and contents of all source files below `folder`."""
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix in (".py", ".yaml", ".json")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode() + content)
+    return "sha256:" + digest.hexdigest()
+
+
+def environment_of(
+    file: ImplementationFile, kind: str, tuning: Tuning, work: Work, python: str | None
+) -> EnvironmentPlan:
+    """The Python environment: made by the platform from pinned requirements, or one that the user names."""
+    if python:
+        if not shutil.which(python):
+            raise UsageError(f"--python {python}: found no interpreter there")
+        return EnvironmentPlan(name="given", folder="", python=python, requirements=(), digest="")
+    needs = file.requirements[kind]
+    wanted = {"flash-attn": tuning.attention == "flash_attn", "transformer-engine": work.training.precision == "fp8"}
+    optional = tuple(p for p in needs.optional if any(used and p.startswith(name) for name, used in wanted.items()))
+    requirements = (*needs.packages, *optional)
+    version = ".".join(map(str, sys.version_info[:2]))
+    digest = hashlib.sha256("\n".join((version, *requirements)).encode()).hexdigest()
+    folder = checkout() / ".venvs" / f"{file.framework}-{kind}"
+    return EnvironmentPlan(
+        name=folder.name,
+        folder=str(folder),
+        python=str(folder / "bin" / "python"),
+        requirements=requirements,
+        digest="sha256:" + digest,
+    )
+
+
+def deviations(selector: Selector, implementation: ImplementationFile) -> tuple[str, ...]:
+    if selector.version in (None, implementation.version):
+        return ()
+    name, asked, used = implementation.framework, selector.version, implementation.version
+    return (f"{name} {asked} was asked for; the implementation is pinned to {used}",)
