@@ -1,6 +1,7 @@
 """The device of this rank and its process group; what the framework says of itself and of its memory."""
 
 import contextlib
+import ctypes
 import resource
 import sys
 
@@ -10,13 +11,26 @@ import torch.distributed as dist
 KIBIBYTE = 1 if sys.platform == "darwin" else 1024  # what ru_maxrss counts in
 
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, LARGEST_INT = -1, -3, 2**31 - 1  # of glibc's mallopt
+
+
 def open_device(job):
     """The torch device of this rank, made current."""
     if job.device == "cpu":
+        keep_freed_memory()
         return torch.device("cpu")
     device = torch.device(job.device, job.local_rank)
     torch.get_device_module(job.device).set_device(device)
     return device
+
+
+def keep_freed_memory():
+    """Have glibc keep what tensors free: each step needs the same memory again, and new pages cost more than products
+    of small matrices. Without glibc nothing changes."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, LARGEST_INT)
+        mallopt(M_TRIM_THRESHOLD, LARGEST_INT)
 
 
 @contextlib.contextmanager

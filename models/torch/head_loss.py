@@ -10,9 +10,11 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-# A chunk's float32 logits should stay in a processor's cache, but with fewer rows the products become slow: each
-# reads and writes the head's whole gradient. An accelerator wants more rows. Measured in docs/decisions.
-CPU_CHUNK_BYTES, ACCELERATOR_CHUNK_BYTES, LEAST_ROWS = 2**24, 2**28, 256
+# Rows of one product: below about 512 it is slow, as each chunk reads and writes the head's whole gradient. The
+# float32 softmax between the products takes fewer rows at a time, which a processor's cache holds.
+# (bytes of float32 logits for a product, for a softmax); measured in docs/decisions/torch-parallelism.md
+CPU_BYTES, ACCELERATOR_BYTES = (2**24, 2**23), (2**28, 2**28)
+LEAST_ROWS = 512
 
 
 def head_loss(x, weight, targets, scale):
@@ -36,20 +38,17 @@ class HeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, targets, scale, group):
         cast, factor = weight.to(x.dtype), scale / x.shape[0]
-        rows = chunk_rows(x, weight.shape[0])
+        rows, softmax_rows = chunk_rows(x, weight.shape[0])
         products = torch.empty(rows, weight.shape[0], dtype=x.dtype, device=x.device)
-        logits = products if x.dtype == torch.float32 else torch.empty_like(products, dtype=torch.float32)
         x_gradient, weight_gradient = torch.empty_like(x), torch.empty_like(weight)
         total = torch.zeros((), dtype=torch.float32, device=x.device)
         for start in range(0, x.shape[0], rows):
-            here = slice(start, min(start + rows, x.shape[0]))
-            part, size = x[here], min(rows, x.shape[0] - start)
-            torch.mm(part, cast.t(), out=products[:size])
-            residual = logits[:size].copy_(products[:size]) if logits is not products else logits[:size]
-            total += cross_entropy_(residual, targets[here], group)
-            residual = products[:size].copy_(residual) if logits is not products else residual
-            x_gradient[here].addmm_(residual, cast, beta=0, alpha=factor)
-            accumulate_(weight_gradient, residual.t(), part, factor, first=start == 0)
+            part, part_targets = x[start : start + rows], targets[start : start + rows]
+            logits = torch.mm(part, cast.t(), out=products[: part.shape[0]])
+            for few, few_targets in zip(logits.split(softmax_rows), part_targets.split(softmax_rows), strict=True):
+                total += cross_entropy_(few, few_targets, group)
+            x_gradient[start : start + rows].addmm_(logits, cast, beta=0, alpha=factor)
+            accumulate_(weight_gradient, logits.t(), part, factor, first=start == 0)
         ctx.save_for_backward(x_gradient, weight_gradient)
         return (total * factor).reshape(1)
 
@@ -61,22 +60,28 @@ class HeadLoss(torch.autograd.Function):
 
 
 def chunk_rows(x, vocabulary):
-    budget = CPU_CHUNK_BYTES if x.device.type == "cpu" else ACCELERATOR_CHUNK_BYTES
-    return min(x.shape[0], max(LEAST_ROWS, budget // (4 * vocabulary)))
+    """How many rows of x [tokens, hidden] go into one product, and into one softmax."""
+    product_bytes, softmax_bytes = CPU_BYTES if x.device.type == "cpu" else ACCELERATOR_BYTES
+    rows = min(x.shape[0], max(LEAST_ROWS, product_bytes // (4 * vocabulary)))
+    return rows, max(1, min(rows, softmax_bytes // (4 * vocabulary)))
 
 
 def cross_entropy_(logits, targets, group):
     """The summed cross-entropy; `logits` [rows, vocabulary's part] become its gradient, softmax minus one-hot.
 
-    With a group the logits are columns of the whole vocabulary's, and targets may lie in another rank's part.
+    Computed in float32. With a group the logits are columns of the whole vocabulary's, and targets may lie in
+    another rank's part.
     """
-    largest = reduce(logits.amax(1, keepdim=True), dist.ReduceOp.MAX, group)
-    logits.sub_(largest)
-    here = ((targets >= 0) & (targets < logits.shape[1]))[:, None]
+    exact = logits.float()
+    largest = reduce(exact.amax(1, keepdim=True), dist.ReduceOp.MAX, group)
+    exact.sub_(largest)
+    here = ((targets >= 0) & (targets < exact.shape[1]))[:, None]
     index = targets[:, None].where(here, 0)
-    target_logits = logits.gather(1, index) * here
-    sums = reduce(torch.stack((logits.exp_().sum(1, keepdim=True), target_logits)), dist.ReduceOp.SUM, group)
-    logits.mul_(sums[0].reciprocal()).scatter_add_(1, index, -here.to(logits.dtype))
+    target_logits = exact.gather(1, index) * here
+    sums = reduce(torch.stack((exact.exp_().sum(1, keepdim=True), target_logits)), dist.ReduceOp.SUM, group)
+    exact.mul_(sums[0].reciprocal()).scatter_add_(1, index, -here.to(exact.dtype))
+    if exact is not logits:
+        logits.copy_(exact)
     return (sums[0].log() - sums[1]).sum()
 
 
@@ -90,7 +95,6 @@ def accumulate_(total, left, right, factor, first):
     """total += factor * left @ right, in total's precision also where the factors have less; `first`: total = ..."""
     if total.dtype == left.dtype:
         total.addmm_(left, right, beta=0 if first else 1, alpha=factor)
-    elif first:
-        total.copy_(left @ right).mul_(factor)
-    else:
-        total.add_(left @ right, alpha=factor)
+        return
+    product = left.new_empty(total.shape).addmm_(left, right, beta=0, alpha=factor)
+    total.copy_(product) if first else total.add_(product)

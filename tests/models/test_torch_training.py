@@ -173,11 +173,11 @@ def test_clipping_and_decay_are_those_of_torch():
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("chunk_bytes", [64, 2**24])
-def test_head_loss_is_cross_entropy(chunk_bytes, monkeypatch):
+@pytest.mark.parametrize("sizes", [(64, 64), (2000, 400), (2**24, 2**23)])
+def test_head_loss_is_cross_entropy(sizes, monkeypatch):
     import head_loss
 
-    monkeypatch.setattr(head_loss, "CPU_CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(head_loss, "CPU_BYTES", sizes)
     monkeypatch.setattr(head_loss, "LEAST_ROWS", 4)
     x = torch.randn(3, 21, 16, requires_grad=True)
     weight = torch.randn(50, 16, requires_grad=True)
