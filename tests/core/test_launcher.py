@@ -55,10 +55,8 @@ class Drill:
 
     def left(self) -> list[psutil.Process]:
         """Processes, children's children too, that still run; one that dies just now gets a moment."""
-        deadline = time.monotonic() + 10
-        while (found := list(self.running())) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        return found
+        wait_until(lambda: not list(self.running()))
+        return list(self.running())
 
     def running(self) -> Iterator[psutil.Process]:
         for process in psutil.process_iter():
@@ -94,6 +92,22 @@ def drill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drill]:
     found = Drill(tmp_path)
     yield found
     assert found.left() == []
+
+
+def wait_until(condition: Callable[[], bool]) -> bool:
+    """Whether the condition came true before long."""
+    deadline = time.monotonic() + 10
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def has_ended(pid: int) -> bool:
+    """Also while nobody has asked for its exit code."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def interrupt() -> None:
@@ -173,7 +187,8 @@ def test_children_of_a_rank_are_ended_with_it(drill: Drill, script: str, cause: 
     outcome = drill.execute(script, watch=watch)
     assert outcome.cause == cause
     child = int((drill.folder / "ready0").read_text())
-    assert drill.left() == [] and (not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie")
+    assert drill.left() == []
+    assert wait_until(lambda: has_ended(child))
 
 
 def test_an_interrupt_stops_every_rank(drill: Drill) -> None:
