@@ -51,7 +51,7 @@ class Order:
         if not self._shuffle:
             return places
         epochs = numbers // count
-        for epoch in np.unique(epochs):
-            members = epochs == epoch
-            places[members] = permute(places[members], self._count, key_of("order", self._seed, int(epoch)))
+        for epoch in sorted(set(epochs.tolist())):
+            members = epochs == np.uint64(epoch)
+            places[members] = permute(places[members], self._count, key_of("order", self._seed, epoch))
         return places
