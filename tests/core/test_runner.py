@@ -125,7 +125,7 @@ def test_an_environment_that_cannot_be_made_is_a_result(
 
     monkeypatch.setenv("FAKE_DEVICES", "2")
     monkeypatch.setattr("levelfield.runtimes.environments._run", refuse)
-    monkeypatch.setattr("levelfield.resolve.checkout", lambda: runs.parent)
+    monkeypatch.setattr("levelfield.implementations.checkout", lambda: runs.parent)
     code = main(["--case", "tiny:fake:F1", "--quiet", "--plugins", str(PLUGINS), "--runs", str(runs)])
     result = json.loads(only(runs).result.read_text())
     assert (

@@ -1,0 +1,255 @@
+#!/usr/bin/env python3
+"""models/torch against HuggingFace transformers: a training step of the same shape on this processor.
+
+Both models step in turn in one process: forward, backward, clipping to 1.0, fused AdamW, in fp32 or with
+bf16 compute over fp32 weights (autocast there). Each figure is the median over the turns; the ratio is
+transformers' time over ours, turn by turn, so a slow moment hits both. Peak memory is the resident peak of
+a process that trains only one of them. `of peak`: matmul FLOPs (causal half of attention) against the best
+rate of plain products in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "models" / "torch"), str(ROOT / "platform")]
+
+# family, hidden, layers, vocabulary, sequence, micro-batch, dtype, compiled
+SHAPES = (
+    ("gpt", 256, 4, 1024, 128, 8, "fp32", False),
+    ("gpt", 512, 4, 8192, 256, 4, "fp32", False),
+    ("gpt", 512, 4, 8192, 256, 4, "fp32", True),
+    ("gpt", 768, 4, 16384, 256, 4, "fp32", False),
+    ("gpt", 512, 4, 8192, 256, 4, "bf16", False),
+    ("gpt", 768, 4, 16384, 256, 4, "bf16", True),
+    ("llama", 256, 4, 1024, 128, 8, "fp32", False),
+    ("llama", 512, 4, 8192, 256, 4, "fp32", False),
+    ("llama", 512, 4, 8192, 256, 4, "fp32", True),
+    ("llama", 768, 4, 16384, 256, 4, "fp32", False),
+    ("llama", 512, 4, 8192, 256, 4, "bf16", False),
+    ("llama", 768, 4, 16384, 256, 4, "bf16", True),
+)
+FIELDS = ("family", "hidden", "layers", "vocabulary", "sequence", "batch", "dtype", "compile")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=9, help="steps of each that count (default %(default)s)")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--only", help="shapes whose name contains this")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(json.dumps(one(json.loads(arguments.one))))
+        return
+    if not arguments.json:
+        print(f"{'shape':<38} {'ours':>9} {'theirs':>9} {'ratio':>6} {'of peak':>8} {'memory':>7}")
+    rows = []
+    for shape in (dict(zip(FIELDS, values, strict=True)) for values in SHAPES):
+        if arguments.only and arguments.only not in name_of(shape):
+            continue
+        rows.append(measure(shape, arguments))
+        if not arguments.json:
+            print(text(rows[-1]), flush=True)
+    print(json.dumps(rows, indent=2) if arguments.json else "memory: our peak over theirs; aims: ratio at least 1.00,")
+    if not arguments.json:
+        print("1.10 with the best tuning, memory at most 1.00")
+
+
+def name_of(shape: dict[str, Any]) -> str:
+    compiled = " compiled" if shape["compile"] else ""
+    sizes = f"h{shape['hidden']} v{shape['vocabulary']} s{shape['sequence']} b{shape['batch']}"
+    return f"{shape['family']} {sizes} {shape['dtype']}{compiled}"
+
+
+def measure(shape: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Speed from one process that has both; memory from one process each."""
+    common = {**shape, "turns": arguments.turns, "threads": arguments.threads}
+    both = in_process({**common, "who": ["ours", "theirs"]})
+    alone = {who: in_process({**common, "turns": 2, "who": [who]})["peak_bytes"] for who in ("ours", "theirs")}
+    return {"shape": name_of(shape), **both, "memory_ratio": alone["ours"] / alone["theirs"]}
+
+
+def in_process(task: dict[str, Any]) -> dict[str, Any]:
+    argv = [sys.executable, __file__, "--one", json.dumps(task)]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{name_of(task)} failed:\n{done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def text(row: dict[str, Any]) -> str:
+    return (
+        f"{row['shape']:<38} {row['ours_ms']:>6.0f} ms {row['theirs_ms']:>6.0f} ms {row['ratio']:>6.2f} "
+        f"{row['of_peak']:>7.0%} {row['memory_ratio']:>7.2f}"
+    )
+
+
+def one(task: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    torch.set_num_threads(task["threads"])
+    makers = {"ours": ours, "theirs": theirs}
+    steps = {who: makers[who](task) for who in task["who"]}
+    for step in steps.values():
+        for _ in range(3):
+            step()
+    seconds: dict[str, list[float]] = {who: [] for who in steps}
+    product_seconds = []
+    for _ in range(task["turns"]):
+        for who, step in steps.items():
+            seconds[who].append(timed(step))
+        product_seconds.append(timed_product(task["dtype"]))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if len(steps) == 1:
+        return {"peak_bytes": peak}
+    ratio = statistics.median(b / a for a, b in zip(seconds["ours"], seconds["theirs"], strict=True))
+    own = statistics.median(seconds["ours"])
+    rate = 2 * 1024**3 / statistics.median(product_seconds)
+    return {
+        "ours_ms": own * 1e3,
+        "theirs_ms": statistics.median(seconds["theirs"]) * 1e3,
+        "ratio": ratio,
+        "of_peak": flops(task) / own / rate,
+    }
+
+
+def timed(step: Any) -> float:
+    begin = time.perf_counter()
+    step()
+    return time.perf_counter() - begin
+
+
+def timed_product(dtype: str) -> float:
+    """Best of a few products of 1024 x 1024 matrices: what this processor reaches at this moment."""
+    import torch
+
+    kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    left, right = torch.randn(1024, 1024).to(kind), torch.randn(1024, 1024).to(kind)
+    return min(timed(lambda: left @ right) for _ in range(5))
+
+
+def model_of(task: dict[str, Any]) -> dict[str, Any]:
+    gpt, hidden = task["family"] == "gpt", task["hidden"]
+    return {
+        "family": task["family"],
+        "layers": task["layers"],
+        "hidden_size": hidden,
+        "ffn_hidden_size": 4 * hidden if gpt else hidden * 8 // 3 // 64 * 64,
+        "heads": hidden // 64,
+        "kv_heads": hidden // 64 if gpt else hidden // 128,
+        "vocab_size": task["vocabulary"],
+        "positions": "learned" if gpt else "rope",
+        "rope_base": None if gpt else 10000.0,
+        "norm": "layernorm" if gpt else "rmsnorm",
+        "norm_eps": 1e-5,
+        "activation": "gelu_tanh" if gpt else "swiglu",
+        "bias": gpt,
+        "tied_embeddings": gpt,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "init_std": 0.02,
+        "scaled_residual_init": True,
+    }
+
+
+def flops(task: dict[str, Any]) -> float:
+    """Of one step, by the platform's own `megatron` formula."""
+    from levelfield.measure.flops import flops_per_step
+    from levelfield.specs.case import Model
+
+    return flops_per_step("megatron", Model.model_validate(model_of(task)), task["sequence"], task["batch"])
+
+
+def job_of(task: dict[str, Any]) -> SimpleNamespace:
+    training = {
+        "steps": 10**6,
+        "sequence_length": task["sequence"],
+        "global_batch": task["batch"],
+        "precision": task["dtype"],
+        "optimizer": SimpleNamespace(name="adamw", beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1),
+        "schedule": SimpleNamespace(style="cosine", peak_lr=1e-4, min_lr=1e-5, warmup_steps=0, decay_steps=10**6),
+        "loss_scale": None,
+        "gradient_clip": 1.0,
+        "seed": 1,
+    }
+    layout = {"data": 1, "tensor": 1, "pipeline": 1, "sequence_parallel": False}
+    tuning = {"micro_batch": task["batch"], "recompute": "none", "compile": task["compile"], "attention": "sdpa"}
+    return SimpleNamespace(
+        model=SimpleNamespace(**model_of(task)),
+        training=SimpleNamespace(**training),
+        layout=SimpleNamespace(**layout, sharding_stage=0, sharding_degree=1),
+        tuning=SimpleNamespace(**tuning),
+        accumulation=1,
+        device="cpu",
+        backend="gloo",
+        rank=0,
+        world_size=1,
+        local_rank=0,
+    )
+
+
+def tokens_of(task: dict[str, Any]) -> Any:
+    import torch
+
+    shape = (task["batch"], task["sequence"] + 1)
+    return torch.randint(0, task["vocabulary"], shape, generator=torch.Generator().manual_seed(0))
+
+
+def ours(task: dict[str, Any]) -> Any:
+    from device import open_device
+    from training import Trainer
+
+    job, tokens = job_of(task), tokens_of(task)[None]
+    trainer = Trainer(job, SimpleNamespace(data=0, tensor=0, pipeline=0), open_device(job))
+    batch = SimpleNamespace(
+        step=1, inputs=tokens[..., :-1].numpy().copy(), targets=tokens[..., 1:].numpy().copy(), tokens=0, checksum=0
+    )
+
+    def step() -> None:
+        trainer.launch(batch)
+        trainer.finish(batch)
+
+    return step
+
+
+def theirs(task: dict[str, Any]) -> Any:
+    import torch
+    from levelfield.export import hf_config
+    from levelfield.specs.case import Model
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(**hf_config(Model.model_validate(model_of(task)), task["sequence"]))
+    model, tokens = AutoModelForCausalLM.from_config(config).train(), tokens_of(task)[:, :-1]
+    wide = [p for p in model.parameters() if p.dim() > 1]
+    narrow = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": wide, "weight_decay": 0.1}, {"params": narrow, "weight_decay": 0.0}]
+    adamw = torch.optim.AdamW(groups, lr=1e-4, betas=(0.9, 0.95), fused=True)
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=task["dtype"] == "bf16"):
+            loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+        loss.backward()
+        loss.item()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        adamw.step()
+        adamw.zero_grad(set_to_none=True)
+
+    return step
+
+
+if __name__ == "__main__":
+    main()
