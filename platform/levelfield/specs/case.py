@@ -166,6 +166,8 @@ class Work(Value):
             raise ValueError(f"window {first}..{last} does not lie within the {steps} steps")
         if self.data.alphabet > self.model.vocab_size:
             raise ValueError(f"data.alphabet {self.data.alphabet} is above vocab_size {self.model.vocab_size}")
+        if self.data.alphabet < 2 * self.data.branching:
+            raise ValueError(f"data.alphabet {self.data.alphabet} is below twice data.branching {self.data.branching}")
         if self.acceptance.tail_steps >= steps:
             raise ValueError(f"acceptance.tail_steps {self.acceptance.tail_steps} is not below steps {steps}")
         return self
