@@ -65,7 +65,16 @@ def table(case: str) -> list[str]:
 
 def run(case: str, layout: str, more: tuple[str, ...]) -> dict[str, Any]:
     """One run's curve and identity; ends with what the command said when the run is not valid."""
-    argv = [sys.executable, str(ROOT / "run_benchmarks.py"), "--case", f"{case}:torch:cpu", "--scale", "smoke", "--threads", "1"]
+    argv = [
+        sys.executable,
+        str(ROOT / "run_benchmarks.py"),
+        "--case",
+        f"{case}:torch:cpu",
+        "--scale",
+        "smoke",
+        "--threads",
+        "1",
+    ]
     done = subprocess.run([*argv, "--layout", layout, *more, "--json"], capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{case} {layout}: exit code {done.returncode}\n{done.stderr}{done.stdout}")
