@@ -76,16 +76,17 @@ def test_a_tool_that_raises_leaves_a_reason_and_is_asked_again(paths: RunPaths) 
 
 def test_a_tool_that_hangs_does_not_hold_up_the_end(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitor, "LEAVE_SECONDS", 0.05)
-    free, asked = threading.Event(), threading.Event()
+    free, asked, answered = threading.Event(), threading.Event(), threading.Event()
 
     def sample() -> Sequence[Sample]:
         asked.set()
-        free.wait(60)
+        free.wait(30)
+        answered.set()
         return []
 
     with watching(Tool(sample), DEVICES, paths.telemetry):  # type: ignore[arg-type]
         assert asked.wait(30)
-    assert not free.is_set()  # the block has ended before the tool has
+    assert not answered.is_set()  # the block has ended before the tool has
     free.set()
 
 
