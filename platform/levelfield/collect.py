@@ -63,7 +63,7 @@ def collect(paths: RunPaths) -> Result:
         parameters=plan.parameters,
         repeat=plan.repeat,
         status=status,
-        steps_done=max((r.step for r in raw.steps), default=0),
+        steps_done=raw.steps_done,
         steps_planned=plan.work.training.steps,
         window=(plan.work.window.first_step, plan.work.window.last_step),
         loss=_loss(plan, raw),

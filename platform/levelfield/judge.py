@@ -107,5 +107,4 @@ def last_line(log: Path) -> str | None:
 
 
 def _steps_done(raw: Raw) -> str:
-    done = max((r.step for r in raw.steps), default=0)
-    return f"{done} steps were finished"
+    return f"{raw.steps_done} steps were finished"

@@ -33,6 +33,12 @@ class Raw:
     outcome: Event = field(default_factory=dict)
     broken: tuple[str, ...] = ()
 
+    @property
+    def steps_done(self) -> int:
+        """The steps that every rank has finished, of those that said anything."""
+        ranks = {r.rank for r in self.steps} | set(self.frameworks)
+        return min((max((r.step for r in self.steps if r.rank == rank), default=0) for rank in ranks), default=0)
+
 
 def read_raw(paths: RunPaths) -> Raw:
     """Read a run directory. Missing files give empty parts: what they would have said is then missing as well."""
