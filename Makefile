@@ -7,7 +7,8 @@ STAMP := $(DEV)/levelfield-locks.sha256
 .PHONY: test quick lint bench gpu-check layouts clean
 
 test: lint
-	PYTHONPATH=platform $(PY) -m pytest -n 2 --dist loadgroup
+	PYTHONPATH=platform $(PY) -m pytest -n 2 -m "not e2e"
+	PYTHONPATH=platform $(PY) -m pytest -m e2e  # these use all cores themselves, so one after another
 
 quick: $(STAMP)
 	PYTHONPATH=platform $(PY) -m pytest -n 2 tests/core tests/vendors

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import PLUGINS, Benchmark, finished, trainings
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e")]
+pytestmark = pytest.mark.e2e
 DRILL = ("--case", "drill:torch:cpu:1:2", "--plugins", str(PLUGINS), "--threads", "1")
 
 

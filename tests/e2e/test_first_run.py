@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Benchmark
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e")]
+pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
