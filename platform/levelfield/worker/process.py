@@ -21,9 +21,9 @@ Main = Callable[[SimpleNamespace, Recorder], None]
 def run(main: Main) -> NoReturn:
     """Run main(job, recorder) and end this process: 0 when all went well, 1 after any error.
 
-    `main` must have destroyed its process group when it returns. An error becomes an error event (its class by
+    `main` returns when no other rank needs this one any more. An error becomes an error event (its class by
     faults.classify) and a traceback on stderr. The process leaves by os._exit: collective libraries' threads
-    sometimes abort after everything is done.
+    sometimes abort, and their destructors hang, after everything is done.
     """
     code = _attempt(main)
     sys.stdout.flush()
