@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """models/torch against HuggingFace transformers: a training step of the same shape on this processor.
 
-Both models step in turn in one process: forward, backward, clipping to 1.0, fused AdamW, in fp32 or with
-bf16 compute over fp32 weights (autocast there). Each figure is the median over the turns; the ratio is
-transformers' time over ours, turn by turn, so a slow moment hits both. Peak memory is the resident peak of
-a process that trains only one of them. `of peak`: matmul FLOPs (causal half of attention) against the best
-rate of plain products in the same run.
+Each has a process of its own and both step in turn: forward, backward, clipping to 1.0, fused AdamW, in fp32
+or with bf16 compute over fp32 weights (autocast there). `compiled` is ours only: the tuning `compile`. Each
+figure is the median over the turns; the ratio is transformers' time over ours, turn by turn, so a slow moment
+hits both. Memory is the resident peak of each process. `of peak`: matmul FLOPs (causal half of attention)
+against the best rate of plain products in the same run.
 """
 
 from __future__ import annotations
@@ -33,13 +33,18 @@ SHAPES = (
     ("gpt", 768, 4, 16384, 256, 4, "fp32", False),
     ("gpt", 512, 4, 8192, 256, 4, "bf16", False),
     ("gpt", 768, 4, 16384, 256, 4, "bf16", True),
+    ("gpt", 768, 4, 50257, 512, 2, "fp32", False),
+    ("gpt", 768, 4, 50257, 512, 2, "bf16", True),
     ("llama", 256, 4, 1024, 128, 8, "fp32", False),
     ("llama", 512, 4, 8192, 256, 4, "fp32", False),
     ("llama", 512, 4, 8192, 256, 4, "fp32", True),
     ("llama", 768, 4, 16384, 256, 4, "fp32", False),
     ("llama", 512, 4, 8192, 256, 4, "bf16", False),
     ("llama", 768, 4, 16384, 256, 4, "bf16", True),
+    ("llama", 768, 4, 32000, 512, 2, "fp32", True),
+    ("llama", 768, 4, 32000, 512, 2, "bf16", True),
 )
+WARM_UP, PRODUCT_SIZE = 3, 1024
 FIELDS = ("family", "hidden", "layers", "vocabulary", "sequence", "batch", "dtype", "compile")
 
 
@@ -52,7 +57,7 @@ def main() -> None:
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        print(json.dumps(one(json.loads(arguments.one))))
+        one(json.loads(arguments.one))
         return
     if not arguments.json:
         print(f"{'shape':<38} {'ours':>9} {'theirs':>9} {'ratio':>6} {'of peak':>8} {'memory':>7}")
@@ -75,20 +80,49 @@ def name_of(shape: dict[str, Any]) -> str:
 
 
 def measure(shape: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Speed from one process that has both; memory from one process each."""
-    common = {**shape, "turns": arguments.turns, "threads": arguments.threads}
-    both = in_process({**common, "who": ["ours", "theirs"]})
-    alone = {who: in_process({**common, "turns": 2, "who": [who]})["peak_bytes"] for who in ("ours", "theirs")}
-    return {"shape": name_of(shape), **both, "memory_ratio": alone["ours"] / alone["theirs"]}
+    """Two processes, of which one works at a time: each has its own settings and its own memory."""
+    task = {**shape, "threads": arguments.threads}
+    trainers = {who: Trainer({**task, "who": who}) for who in ("ours", "theirs")}
+    try:
+        for trainer in trainers.values():
+            for _ in range(WARM_UP):
+                trainer.ask("step")
+        turns = [[trainer.ask("step") for trainer in trainers.values()] for _ in range(arguments.turns)]
+        peaks = {who: trainer.ask("peak") for who, trainer in trainers.items()}
+        product = statistics.median(trainers["ours"].ask("product") for _ in range(5))
+    finally:
+        for trainer in trainers.values():
+            trainer.end()
+    own = statistics.median(seconds for seconds, _ in turns)
+    return {
+        "shape": name_of(shape),
+        "ours_ms": own * 1e3,
+        "theirs_ms": statistics.median(seconds for _, seconds in turns) * 1e3,
+        "ratio": statistics.median(theirs / ours for ours, theirs in turns),
+        "of_peak": flops(task) / own / (2 * PRODUCT_SIZE**3 / product),
+        "memory_ratio": peaks["ours"] / peaks["theirs"],
+    }
 
 
-def in_process(task: dict[str, Any]) -> dict[str, Any]:
-    argv = [sys.executable, __file__, "--one", json.dumps(task)]
-    done = subprocess.run(argv, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{name_of(task)} failed:\n{done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+class Trainer:
+    """A process that does a step, or a product, or tells its peak memory, when asked; it answers with one number."""
+
+    def __init__(self, task: dict[str, Any]) -> None:
+        argv = [sys.executable, __file__, "--one", json.dumps(task)]
+        self.name, pipe = f"{task['who']} of {name_of(task)}", subprocess.PIPE
+        self.process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+    def ask(self, what: str) -> float:
+        assert self.process.stdin and self.process.stdout and self.process.stderr
+        try:
+            print(what, file=self.process.stdin, flush=True)
+            return float(self.process.stdout.readline())
+        except (BrokenPipeError, ValueError):
+            sys.exit(f"{self.name} failed:\n{self.process.stderr.read()[-2000:]}")
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
 
 def text(row: dict[str, Any]) -> str:
@@ -98,33 +132,18 @@ def text(row: dict[str, Any]) -> str:
     )
 
 
-def one(task: dict[str, Any]) -> dict[str, Any]:
+def one(task: dict[str, Any]) -> None:
     import torch
 
     torch.set_num_threads(task["threads"])
-    makers = {"ours": ours, "theirs": theirs}
-    steps = {who: makers[who](task) for who in task["who"]}
-    for step in steps.values():
-        for _ in range(3):
-            step()
-    seconds: dict[str, list[float]] = {who: [] for who in steps}
-    product_seconds = []
-    for _ in range(task["turns"]):
-        for who, step in steps.items():
-            seconds[who].append(timed(step))
-        product_seconds.append(timed_product(task["dtype"]))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    if len(steps) == 1:
-        return {"peak_bytes": peak}
-    ratio = statistics.median(b / a for a, b in zip(seconds["ours"], seconds["theirs"], strict=True))
-    own = statistics.median(seconds["ours"])
-    rate = 2 * 1024**3 / statistics.median(product_seconds)
-    return {
-        "ours_ms": own * 1e3,
-        "theirs_ms": statistics.median(seconds["theirs"]) * 1e3,
-        "ratio": ratio,
-        "of_peak": flops(task) / own / rate,
+    step = {"ours": ours, "theirs": theirs}[task["who"]](task)
+    answers = {
+        "step": lambda: timed(step),
+        "product": lambda: timed_product(task["dtype"]),
+        "peak": lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
+    for line in sys.stdin:
+        print(answers[line.strip()](), flush=True)
 
 
 def timed(step: Any) -> float:
@@ -134,11 +153,11 @@ def timed(step: Any) -> float:
 
 
 def timed_product(dtype: str) -> float:
-    """Best of a few products of 1024 x 1024 matrices: what this processor reaches at this moment."""
+    """Best of a few products of square matrices: what this processor reaches at this moment."""
     import torch
 
     kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
-    left, right = torch.randn(1024, 1024).to(kind), torch.randn(1024, 1024).to(kind)
+    left, right = (torch.randn(PRODUCT_SIZE, PRODUCT_SIZE).to(kind) for _ in range(2))
     return min(timed(lambda: left @ right) for _ in range(5))
 
 

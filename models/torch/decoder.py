@@ -8,7 +8,9 @@ import torch
 from attention import rotary_tables
 from head_loss import head_loss
 from layers import Linear, Positions, dropout, norm
+from tied import TiedGradient, tied_embedding
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 BLOCKS = {"gpt": gpt.Block, "llama": llama.Block}
@@ -34,14 +36,17 @@ class Decoder(nn.Module):
             self.final_norm = norm(model)
         if stage.last and not model.tied_embeddings:
             self.head = Linear(model.hidden_size, model.vocab_size, bias=False)
-        self.rotary = None
+        self.rotary = self.tied = None
 
-    def make_tables(self, device):
-        """Compute the constant tables, which are no parameters, on `device`."""
-        model = self.model
+    def prepare(self, device):
+        """Compute the constant tables, which are no parameters, on `device`, where the parameters now lie."""
+        model, stage = self.model, self.stage
         if model.positions == "rope":
             head_size = model.hidden_size // model.heads
             self.rotary = rotary_tables(head_size, self.length, model.rope_base, device, self.dtype)
+        whole = stage.first and stage.last and not isinstance(self.embedding.weight, DTensor)
+        if model.tied_embeddings and whole and device.type == "cpu":
+            self.tied = TiedGradient()  # elsewhere its sums would depend on the order of threads
 
     def forward(self, x, targets=None, scale=1.0):
         """x: tokens [batch, sequence] on the first stage, hidden [batch, sequence, hidden] on the others.
@@ -55,10 +60,10 @@ class Decoder(nn.Module):
         if not self.stage.last:
             return x
         x = self.final_norm(x)
-        return self.logits(x) if targets is None else head_loss(x, self.head_weight, targets, scale)
+        return self.logits(x) if targets is None else head_loss(x, self.head_weight, targets, scale, self.tied)
 
     def embed(self, tokens):
-        x = self.embedding(tokens)
+        x = self.embedding(tokens) if self.tied is None else tied_embedding(tokens, self.embedding.weight, self.tied)
         if self.model.positions == "learned":
             x = x + self.position(tokens.shape[1])
         return dropout(x.to(self.dtype), self.model.hidden_dropout)

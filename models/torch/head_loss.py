@@ -7,6 +7,7 @@ head for its part of the vocabulary, and only three numbers a token travel (Shoe
 
 import torch
 import torch.distributed as dist
+from onednn import applies, product
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -15,48 +16,60 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 # (bytes of float32 logits for a product, for a softmax); measured in docs/decisions/torch-parallelism.md
 CPU_BYTES, ACCELERATOR_BYTES = (2**24, 2**23), (2**28, 2**28)
 LEAST_ROWS = 512
+PRECISION_ROWS = 8192  # of the head's gradient, changed from the products' precision to its own at a time
 
 
-def head_loss(x, weight, targets, scale):
+def head_loss(x, weight, targets, scale, tied=None):
     """scale times the mean cross-entropy of the logits x W^T against `targets`, as float32 [1].
 
     x: [batch, sequence, hidden]; weight: [vocabulary, hidden], a DTensor where the vocabulary is sharded;
     targets: [batch, sequence]. The gradient is right for a backward pass that starts from this value: a factor
     belongs into `scale`, where it costs nothing. Raises ValueError on the cpu for any other use.
+    tied: the TiedGradient that is given the weight's gradient in place of autograd, or None.
     """
     group, start = None, 0
     if isinstance(weight, DTensor):
         mesh, placements = weight.device_mesh, weight.placements
         group, start = mesh.get_group(), compute_local_shape_and_global_offset(weight.shape, mesh, placements)[1][0]
         weight = weight.to_local()
-    return HeadLoss.apply(x.flatten(0, 1), weight, targets.flatten() - start, float(scale), group)
+    weight = weight if tied is None else weight.detach()
+    return HeadLoss.apply(x.flatten(0, 1), weight, targets.flatten() - start, float(scale), group, tied)
 
 
 class HeadLoss(torch.autograd.Function):
     """x: [tokens, hidden]; weight: [vocabulary's part, hidden]; targets: [tokens], counted from that part's start."""
 
     @staticmethod
-    def forward(ctx, x, weight, targets, scale, group):
+    def forward(ctx, x, weight, targets, scale, group, tied):
         cast, factor = weight.to(x.dtype), scale / x.shape[0]
         rows, softmax_rows = chunk_rows(x, weight.shape[0])
-        products = torch.empty(rows, weight.shape[0], dtype=x.dtype, device=x.device)
+        fast = applies(x, weight)
+        products = None if fast else torch.empty(rows, weight.shape[0], dtype=x.dtype, device=x.device)
         x_gradient, weight_gradient = torch.empty_like(x), torch.empty_like(weight)
         total = torch.zeros((), dtype=torch.float32, device=x.device)
         for start in range(0, x.shape[0], rows):
             part, part_targets = x[start : start + rows], targets[start : start + rows]
-            logits = torch.mm(part, cast.t(), out=products[: part.shape[0]])
+            logits = product(part, cast) if fast else torch.mm(part, cast.t(), out=products[: part.shape[0]])
             for few, few_targets in zip(logits.split(softmax_rows), part_targets.split(softmax_rows), strict=True):
                 total += cross_entropy_(few, few_targets, group)
-            x_gradient[start : start + rows].addmm_(logits, cast, beta=0, alpha=factor)
+            if fast:
+                torch.mul(product(logits, cast.t()), factor, out=x_gradient[start : start + rows])
+            else:
+                x_gradient[start : start + rows].addmm_(logits, cast, beta=0, alpha=factor)
             accumulate_(weight_gradient, logits.t(), part, factor, first=start == 0)
-        ctx.save_for_backward(x_gradient, weight_gradient)
+        ctx.gradients, ctx.tied = (x_gradient, weight_gradient), tied
         return (total * factor).reshape(1)
 
     @staticmethod
     def backward(ctx, gradient):
         if gradient.device.type == "cpu" and gradient.item() != 1.0:
             raise ValueError(f"head_loss: gradient {gradient.item()}, expected 1; give the factor as `scale`")
-        return *ctx.saved_tensors, None, None, None
+        # no reference to them is kept: autograd may then use them in place
+        (x_gradient, weight_gradient), ctx.gradients = ctx.gradients, None
+        if ctx.tied is not None:
+            ctx.tied.give(weight_gradient)
+            weight_gradient = None
+        return x_gradient, weight_gradient, None, None, None, None
 
 
 def chunk_rows(x, vocabulary):
@@ -96,5 +109,6 @@ def accumulate_(total, left, right, factor, first):
     if total.dtype == left.dtype:
         total.addmm_(left, right, beta=0 if first else 1, alpha=factor)
         return
-    product = left.new_empty(total.shape).addmm_(left, right, beta=0, alpha=factor)
-    total.copy_(product) if first else total.add_(product)
+    for some, few in zip(total.split(PRECISION_ROWS), left.split(PRECISION_ROWS), strict=True):
+        product = few.new_empty(some.shape).addmm_(few, right, beta=0, alpha=factor)
+        some.copy_(product) if first else some.add_(product)

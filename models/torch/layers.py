@@ -1,6 +1,7 @@
 """The layers of both families. Parameters are float32; the activation's dtype decides what is computed in."""
 
 import torch
+from onednn import OneDnnLinear, applies
 from torch import nn
 from torch.nn import functional
 
@@ -9,6 +10,8 @@ class Linear(nn.Linear):
     """y = x W^T + b, in x's dtype. W: [out, in]."""
 
     def forward(self, x):
+        if applies(x, self.weight):
+            return OneDnnLinear.apply(x, self.weight, self.bias)
         bias = None if self.bias is None else self.bias.to(x.dtype)
         return functional.linear(x, self.weight.to(x.dtype), bias)
 

@@ -29,7 +29,7 @@ def build(job, grid, coordinates, initializer, device):
     sharded = shard_data_parallel(model, grid, job.layout.sharding_stage)
     model.to_empty(device=device)
     fill(model, initializer)
-    model.make_tables(device)
+    model.prepare(device)
     replicated = job.layout.data > 1 and not sharded
     return model, replicate_data_parallel(model, grid) if replicated else model
 

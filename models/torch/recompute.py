@@ -10,6 +10,7 @@ _SAVED = [
     "aten::mm",
     "aten::addmm",
     "aten::bmm",
+    "levelfield::product",
     "aten::_scaled_dot_product_flash_attention",
     "aten::_scaled_dot_product_flash_attention_for_cpu",
     "aten::_scaled_dot_product_efficient_attention",

@@ -58,7 +58,7 @@ def build(model: Model, arrays: dict[str, np.ndarray]):
     fields = SimpleNamespace(**model.model_dump())
     ours = Decoder(fields, LENGTH, torch.float32, stage_of(model.layers, 1, 0), choose_attention("sdpa", 0.0, None))
     ours.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
-    ours.make_tables("cpu")
+    ours.prepare(torch.device("cpu"))
     return ours
 
 

@@ -1,0 +1,53 @@
+"""A linear layer's products by oneDNN, on a processor in float32.
+
+torch takes its float32 products from MKL there and only those of bfloat16 from oneDNN; on processors of other makers
+than MKL's oneDNN is faster in two of a layer's three products (benchmarks/products.py).
+"""
+
+import torch
+from torch.distributed.tensor import DTensor
+
+AVAILABLE = torch.backends.mkldnn.is_available()
+
+
+def applies(x, weight):
+    """Whether `product` and `OneDnnLinear` may be used: plain float32 tensors on a processor."""
+    plain = not isinstance(weight, DTensor) and x.dtype == weight.dtype == torch.float32
+    return AVAILABLE and plain and x.device.type == "cpu"
+
+
+# an operation of its own: torch.compile knows oneDNN's only for weights that never change
+library = torch.library.Library("levelfield", "DEF")
+library.define("product(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+
+
+@torch.library.impl(library, "product", "CPU")
+def _product(x, weight, bias):
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+@torch.library.impl(library, "product", "Meta")
+def _shape(x, weight, bias):
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+def product(x, weight, bias=None):
+    """x W^T + b without gradients. x: [..., in]; weight: [out, in], of any strides; b: [out]."""
+    return torch.ops.levelfield.product(x, weight, bias)
+
+
+class OneDnnLinear(torch.autograd.Function):
+    """x W^T + b. x: [..., in]; weight: [out, in]; bias: [out] or None."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        ctx.bias = bias is not None
+        return product(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        rows = gradient.flatten(0, -2)
+        weight_gradient = rows.t() @ x.flatten(0, -2)  # MKL's is the faster here
+        return product(gradient, weight.t()), weight_gradient, rows.sum(0) if ctx.bias else None

@@ -1,0 +1,79 @@
+"""The operations that replace torch's own give the same values and the same gradients; and a planted fault is seen."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+from layouts import MODELS
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+
+def linear(monkeypatch, onednn: bool, bias: bool, scale: float = 1.0):
+    """(output, gradients of input, weight and bias) of one layer, with oneDNN's products or torch's own."""
+    import layers
+
+    monkeypatch.setattr(layers, "applies", lambda x, weight: onednn)
+    generator = torch.Generator().manual_seed(3)
+    layer = layers.Linear(24, 40, bias=bias)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, generator=generator)
+    x = torch.randn(2, 7, 24, generator=generator).requires_grad_()
+    y = layer(x)
+    (y * torch.randn(y.shape, generator=generator) * scale).sum().backward()
+    return [y.detach(), x.grad, *(parameter.grad for parameter in layer.parameters())]
+
+
+def differences(found, expected):
+    return [float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected, strict=True)]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_layer_by_onednn_is_the_layer_of_torch(monkeypatch, bias):
+    found, expected = linear(monkeypatch, True, bias), linear(monkeypatch, False, bias)
+    assert all(difference < 1e-6 for difference in differences(found, expected))
+
+
+def test_a_gradient_that_is_off_by_one_percent_is_seen(monkeypatch):
+    found, expected = linear(monkeypatch, True, True, scale=1.01), linear(monkeypatch, False, True)
+    assert all(difference > 5e-3 for difference in differences(found, expected)[1:])
+
+
+def test_onednn_is_left_alone_where_it_does_not_apply():
+    from onednn import applies
+
+    x, weight = torch.zeros(1, 4), torch.zeros(4, 4)
+    assert applies(x, weight) is torch.backends.mkldnn.is_available()
+    assert not applies(x.bfloat16(), weight)
+    assert not applies(x.to("meta"), weight)
+
+
+def gradients(tied: bool):
+    """Name to gradient of a GPT with a tied head, by one table of gradients or by autograd's sum of two."""
+    from attention import choose_attention
+    from decoder import Decoder, stage_of
+
+    torch.manual_seed(5)
+    fields = SimpleNamespace(**copy.deepcopy(MODELS["gpt"]))
+    model = Decoder(fields, 16, torch.float32, stage_of(4, 1, 0), choose_attention("sdpa", 0.0, None))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.05)
+    model.prepare(torch.device("cpu"))
+    if not tied:
+        model.tied = None
+    tokens = torch.randint(0, 16, (2, 17))  # few, so that many rows are used more than once
+    for _ in range(2):  # accumulated over two micro-batches
+        model(tokens[:, :-1], tokens[:, 1:], 0.5).backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def test_one_table_of_gradients_is_the_sum_of_both():
+    found, expected = gradients(tied=True), gradients(tied=False)
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert torch.allclose(found[name], gradient, rtol=1e-5, atol=1e-7), name
+    rows = expected["embedding.weight"].abs().sum(1)
+    assert (rows > 0).all() and rows[:16].mean() > rows[16:].mean()
