@@ -35,6 +35,7 @@ class Asked:
     """What the command line says beside the case string.
 
     python: an interpreter to use as it is. assume: plan for devices that are not here. probe: measure the peak anew.
+    capture_step: the step whose tensors are kept, if any.
     """
 
     scale: Literal["auto", "smoke", "full"] = "auto"
@@ -42,6 +43,7 @@ class Asked:
     python: str | None = None
     assume: bool = False
     save_weights: bool = False
+    capture_step: int | None = None
     probe: bool = False
 
 
@@ -136,6 +138,7 @@ def _plan(
         repeat=repeat,
         repeats=selector.repeats,
         save_weights=asked.save_weights,
+        capture_step=asked.capture_step,
         probe_peak=asked.probe,
         deviations=deviations(selector, implementation),
         platform_version=levelfield.__version__,

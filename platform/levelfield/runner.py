@@ -118,7 +118,7 @@ def _measured(plan: Plan, machine: str, listener: Listener) -> Measured:
 def _execute(plan: Plan, vendor: Vendor, paths: RunPaths, listener: Listener, runtime: Runtime) -> Outcome:
     launcher = LocalLauncher()
     request = launcher.request(plan, paths, runtime)
-    rundir.write_json(paths.job, job_of(plan, str(paths.events), str(paths.weights)))
+    rundir.write_json(paths.job, job_of(plan, paths))
     rundir.write_json(paths.request, request.to_dict())
     rundir.write_json(paths.provenance, provenance(plan, vendor))
     rundir.write_status(paths, "running", "running")

@@ -37,7 +37,7 @@ def record_run(paths: RunPaths) -> None:
         plan = make_plan(Registry([PLUGINS]), "tiny:fake:F1:1:2", scale="smoke", measured=MEASURED)
         plan = plan.model_copy(update={"run_id": paths.root.name})
         paths.plan.write_text(dump(plan))
-        write_json(paths.job, job_of(plan, str(paths.events), str(paths.weights)))
+        write_json(paths.job, job_of(plan, paths))
         for rank in range(plan.world_size):
             _record_rank(paths, plan, rank, patch)
     _write_telemetry(paths, plan)

@@ -297,13 +297,15 @@ def test_a_plan_reads_back_from_its_file(plan_for: Make, tmp_path: Path) -> None
 
 def test_the_job_says_what_the_worker_needs_and_nothing_of_vendors(plan_for: Make) -> None:
     plan = plan_for("tiny:fake:F1", scale="smoke", save_weights=True)
-    job = job_of(plan, "/run/events", "/run/weights")
+    job = job_of(plan, RunPaths(Path("/run")))
     assert set(job) == {
         "schema", "run_id", "case", "scale", "model", "training", "data", "window", "limits", "corpus", "layout",
-        "tuning", "accumulation", "device", "backend", "preload", "events_dir", "save_weights_dir",
+        "tuning", "accumulation", "device", "backend", "preload", "gradient_steps", "capture", "events_dir",
+        "save_weights_dir",
     }  # fmt: skip
     assert (job["device"], job["backend"], job["preload"]) == ("cpu", "gloo", ["json"])
     assert job["accumulation"] * job["tuning"]["micro_batch"] * job["layout"]["data"] == 8
+    assert (job["events_dir"], job["gradient_steps"], job["capture"]) == ("/run/events", [], None)
     assert job["save_weights_dir"] == "/run/weights" and "F1" not in json.dumps(job)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from levelfield.worker import NonFinite, Recorder, StorageError, Unsupported, checksum_slice
+from levelfield.worker import Capture, NonFinite, Recorder, StorageError, Unsupported, checksum_slice
 from levelfield.worker.faults import classify
 from worker_jobs import environment, events, make_job, run_main
 
@@ -42,6 +42,36 @@ def test_weights_carry_the_checksums_of_what_is_held(tmp_path, recorder):
     name, shape, bounds, checksum = events(tmp_path)[0]["parameters"][0]
     assert (name, shape, bounds) == ("w", [4, 4], [[2, 4], [0, 4]])
     assert int(checksum, 16) == checksum_slice("w", array, (4, 4), (slice(2, 4), None)) and len(checksum) == 16
+
+
+def test_gradients_are_shares_by_name_and_may_be_no_number(tmp_path, recorder):
+    recorder.gradients(2, [("w", np.float32(2.25)), ("b", math.nan)])
+    assert events(tmp_path) == [{"event": "gradients", "step": 2, "squares": {"w": 2.25, "b": "nan"}}]
+
+
+def test_capture_keeps_float32_of_its_step_only(tmp_path):
+    capture = Capture(make_job(tmp_path, capture={"step": 3, "folder": str(tmp_path / "capture")}))
+    assert [step for step in range(1, 5) if capture.wants(step)] == [3]
+    capture.keep("layers.0", np.ones((2, 3)))
+    kept = np.load(tmp_path / "capture" / "layers.0.npy")
+    assert kept.dtype == np.float32 and kept.shape == (2, 3)
+
+
+def test_without_capture_no_step_is_wanted(tmp_path):
+    assert not Capture(make_job(tmp_path)).wants(1)
+
+
+def test_capture_is_for_one_process(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(Unsupported, match="one process"):
+        Capture(make_job(tmp_path, capture={"step": 1, "folder": str(tmp_path)}))
+
+
+def test_a_capture_that_cannot_be_written_is_a_storage_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    capture = Capture(make_job(tmp_path, capture={"step": 1, "folder": str(tmp_path / "file")}))
+    with pytest.raises(StorageError, match="file"):
+        capture.keep("logits", np.zeros(1))
 
 
 @pytest.mark.parametrize(

@@ -40,10 +40,12 @@ def document(**changes: Any) -> dict[str, Any]:
         "tuning": dict(micro_batch=2),
         "accumulation": 4,
         "preload": [],
+        "gradient_steps": [],
+        "capture": None,
         "events_dir": "/nowhere",
     }
     for key, value in changes.items():
-        job[key] = {**job[key], **value} if isinstance(value, dict) else value
+        job[key] = {**(job[key] or {}), **value} if isinstance(value, dict) else value
     return job
 
 

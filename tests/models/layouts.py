@@ -133,7 +133,8 @@ def job_of(model: dict[str, Any], variant: Variant, steps: int = 40, **changes: 
         "tuning": {"micro_batch": variant.micro_batch, "recompute": variant.recompute, "compile": variant.compile,
                    "attention": "sdpa", "threads": 1, "environment": {}},
         "accumulation": training["global_batch"] // (variant.micro_batch * layout["data"]),
-        "device": "cpu", "backend": "gloo", "preload": [], "save_weights_dir": None,
+        "device": "cpu", "backend": "gloo", "preload": [],
+        "gradient_steps": [1, 2, 10], "capture": None, "save_weights_dir": None,
     }  # fmt: skip
 
 

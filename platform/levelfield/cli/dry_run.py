@@ -35,7 +35,7 @@ def _everything(plan: Plan, runs: Path) -> dict[str, object]:
     return {
         "plan": plan.model_dump(mode="json"),
         "request": request.to_dict(),
-        "job": job_of(plan, str(paths.events), str(paths.weights)),
+        "job": job_of(plan, paths),
     }
 
 

@@ -141,6 +141,15 @@ class Acceptance(Value):
     tail_steps: int = Field(ge=1)
 
 
+class Evidence(Value):
+    """What a run records beside its losses: the gradient's norm by parameter at the end of these steps.
+
+    Warm-up steps, so that recording costs the window nothing. A loss alone is blind to a wrong gradient scale.
+    """
+
+    gradient_steps: tuple[int, ...] = ()
+
+
 class Limits(Value):
     """When a run counts as hung: no heartbeat of a rank, or no finished step, for so many seconds."""
 
@@ -158,6 +167,7 @@ class Work(Value):
     window: Window
     acceptance: Acceptance
     limits: Limits
+    evidence: Evidence = Evidence()
 
     @model_validator(mode="after")
     def _consistent(self) -> Work:
@@ -168,6 +178,9 @@ class Work(Value):
             raise ValueError(f"data.alphabet {self.data.alphabet} is above vocab_size {self.model.vocab_size}")
         if self.data.alphabet < 2 * self.data.branching:
             raise ValueError(f"data.alphabet {self.data.alphabet} is below twice data.branching {self.data.branching}")
+        late = [step for step in self.evidence.gradient_steps if not 1 <= step < first]
+        if late:
+            raise ValueError(f"evidence.gradient_steps {late} do not lie before the window, which starts at {first}")
         if self.acceptance.tail_steps >= steps:
             raise ValueError(f"acceptance.tail_steps {self.acceptance.tail_steps} is not below steps {steps}")
         return self
@@ -188,6 +201,7 @@ class Case(Document):
     window: Window
     acceptance: Acceptance
     limits: Limits
+    evidence: Evidence = Evidence()
     smoke: dict[str, dict[str, Any]]
     tuning: dict[Scale, TuningChoice] = Field(default_factory=dict)
 

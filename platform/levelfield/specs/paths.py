@@ -58,5 +58,10 @@ class RunPaths:
         return self.root / "report.md"
 
     @property
+    def capture(self) -> Path:
+        """One step's tensors, where they were asked for."""
+        return self.root / "capture"
+
+    @property
     def weights(self) -> Path:
         return self.root / "weights"

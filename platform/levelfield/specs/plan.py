@@ -8,6 +8,7 @@ from pydantic import Field
 
 from levelfield.specs.base import Document, Value
 from levelfield.specs.case import Scale, Work
+from levelfield.specs.paths import RunPaths
 from levelfield.specs.selector import Selector
 from levelfield.specs.tuning import Tuning
 from levelfield.specs.vendor import Chip, FrameworkAccess
@@ -109,6 +110,7 @@ class Plan(Document):
     repeat: int = Field(ge=1)
     repeats: int = Field(ge=1)
     save_weights: bool = False
+    capture_step: int | None = None
     probe_peak: bool = False
     deviations: tuple[str, ...] = ()
     platform_version: str
@@ -118,7 +120,7 @@ class Plan(Document):
         return self.hardware.nodes * self.hardware.devices_per_node
 
 
-def job_of(plan: Plan, events_dir: str, weights_dir: str) -> dict[str, Any]:
+def job_of(plan: Plan, paths: RunPaths) -> dict[str, Any]:
     """The content of job.json: what the worker is told, and nothing about vendors, plans or hosts."""
     work = plan.work.model_dump(mode="json")
     tuning = plan.tuning.model_dump(mode="json", exclude={"layout", "environment"})
@@ -135,6 +137,8 @@ def job_of(plan: Plan, events_dir: str, weights_dir: str) -> dict[str, Any]:
         "device": plan.access.device,
         "backend": plan.access.backend,
         "preload": list(plan.access.preload),
-        "events_dir": events_dir,
-        "save_weights_dir": weights_dir if plan.save_weights else None,
+        "gradient_steps": list(plan.work.evidence.gradient_steps),
+        "capture": None if plan.capture_step is None else {"step": plan.capture_step, "folder": str(paths.capture)},
+        "events_dir": str(paths.events),
+        "save_weights_dir": str(paths.weights) if plan.save_weights else None,
     }

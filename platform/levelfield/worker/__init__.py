@@ -6,6 +6,7 @@ so that the work is identical in all of them.
 """
 
 from .batches import Batch, Batches
+from .capture import Capture
 from .checksum import checksum_slice
 from .events import Recorder
 from .faults import CorpusError, JobError, NonFinite, StorageError, Unsupported, WorkerError
@@ -18,6 +19,7 @@ from .schedule import learning_rate
 __all__ = [
     "Batch",
     "Batches",
+    "Capture",
     "CorpusError",
     "Initializer",
     "JobError",

@@ -90,6 +90,14 @@ class Recorder:
         if loss is not None and not math.isfinite(loss):
             raise NonFinite(f"step {step}: the loss is {float(loss)}")
 
+    def gradients(self, step: int, squares: Iterable[tuple[str, float]]) -> None:
+        """This rank's share of each parameter's squared gradient norm in `step`, by canonical name.
+
+        Of the gradient of the global batch's mean loss, before clipping and without the loss scale; the shares of
+        all ranks add up to the whole parameter's: each of n replicas gives an n-th. Before the step's own event.
+        """
+        self._write({"event": "gradients", "step": step, "squares": {name: _number(value) for name, value in squares}})
+
     def error(self, error_class: str, message: str, type_name: str) -> None:
         """This process stops for an error of `error_class` (see faults.classify)."""
         self._write({"event": "error", "class": error_class, "message": message, "type": type_name})
