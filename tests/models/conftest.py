@@ -1,6 +1,40 @@
-"""The torch implementation's modules are siblings of its train.py, not a package: tests import them by its folder."""
+"""The torch implementation's modules are siblings of its train.py, not a package: tests import them by its folder.
 
+Every other framework has an environment of its own, made by the platform as for a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+from levelfield.implementations import environment_of
+from levelfield.registry import Registry
+from levelfield.runtimes.environments import environment_in_use
+from levelfield.specs.tuning import Tuning
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "models" / "torch"))
+
+
+@pytest.fixture(scope="session")
+def interpreter_of() -> Iterator[Callable[[str], Path]]:
+    """Framework to the Python of its environment for the cpu; made on first use, in use until the session ends.
+
+    Several pytest processes may ask at once: one makes it, the others wait.
+    """
+    registry = Registry()
+    work = registry.case("gpt3_6.7B").work("smoke")
+    with contextlib.ExitStack() as in_use:
+
+        @functools.cache
+        def interpreter(framework: str) -> Path:
+            implementation, _folder = registry.implementation(framework)
+            plan = environment_of(implementation, "cpu", Tuning(), work, None)
+            in_use.enter_context(environment_in_use(plan, print))
+            return Path(plan.python)
+
+        yield interpreter
