@@ -85,7 +85,10 @@ def test_a_smoke_scale_ends_soon_and_shows_learning(name: str) -> None:
             "at scale smoke: work: Value error, acceptance.tail_steps 12 is not",
         ),
         ({"window.last_step": 25}, "at scale full: work: Value error, window 3..25 does not lie within the 24 steps"),
-        ({"smoke.tuning": {"micro_batch": 1}}, "smoke: unknown key ['tuning']; known: ['acceptance', 'data', 'evidence', 'limits'"),
+        (
+            {"smoke.tuning": {"micro_batch": 1}},
+            "smoke: unknown key ['tuning']; known: ['acceptance', 'data', 'evidence', 'limits'",
+        ),
         ({"smoke.model": 3}, "key 'smoke.model': found 3, expected: input should be a valid dictionary"),
     ],
 )

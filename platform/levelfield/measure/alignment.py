@@ -1,0 +1,223 @@
+"""Whether a run's training is the reference's: layers from the raw facts up, and one verdict.
+
+    integrity   every step once, finite                          -> diverged at the step, or not comparable
+    identity    same work, corpus, initial weights and tokens    -> not comparable, naming what differs
+    first step  one forward pass                                 -> different
+    gradients   norms by parameter at a few steps                -> different
+    curve       every step against the recorded noise            -> diverged at the first step beyond it
+    spikes      a single step far from its neighbours            -> different
+
+The loss alone is blind: under Adam a gradient twice too large moves it by 6e-7. Each layer says its number, its
+limit and where the limit comes from. Comparisons are written so that NaN fails them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from levelfield.measure.equivalence import Equivalence
+
+Verdict = Literal["aligned", "diverged", "different", "inconclusive", "not comparable", "unchecked"]
+
+# A norm below this part of the whole gradient's is rounding alone: a key's bias has no gradient but rounding,
+# as softmax does not see it. Its difference is taken against this floor.
+NORM_FLOOR = 1e-3
+FLAGPERF_FIRST_STEP, FLAGPERF_LIMIT = 21, 0.02
+_SPIKE_WIDTH = 5
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a run or a reference shows of itself.
+
+    losses, grad_norms: by step. gradients: norms by step and canonical parameter. identity: digests by name.
+    """
+
+    steps: int
+    losses: Mapping[int, float]
+    grad_norms: Mapping[int, float] = field(default_factory=dict)
+    gradients: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    identity: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Relative differences still accepted, and where each number comes from. None: nothing is known to hold it to."""
+
+    first_step: float | None
+    gradient: float | None
+    curve: float | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer's finding. `value` and `limit` are relative differences where it has some."""
+
+    name: str
+    passed: bool | None
+    value: float | None
+    limit: float | None
+    detail: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    verdict: Verdict
+    reason: str
+    layers: tuple[Layer, ...]
+
+
+def align(run: Training, reference: Training, limits: Limits) -> Finding:
+    """The verdict on `run`. Layers are computed as far as their facts are there; the first that fails decides."""
+    gate = integrity(run, reference) or identity(run, reference)
+    if gate is not None:
+        return gate
+    layers = (
+        first_step(run, reference, limits),
+        gradients(run, reference, limits),
+        curve(run, reference, limits),
+        spikes(run, reference),
+    )
+    return Finding(*_verdict(layers, run, reference, limits), layers)
+
+
+def _verdict(layers: Sequence[Layer], run: Training, reference: Training, limits: Limits) -> tuple[Verdict, str]:
+    failed = next((layer for layer in layers if layer.passed is False), None)
+    if failed is None:
+        open_ = [layer.name for layer in layers if layer.passed is None]
+        if open_:
+            return "inconclusive", f"{', '.join(open_)}: {next(x.detail for x in layers if x.passed is None)}"
+        return "aligned", f"every layer within its limit ({limits.source})"
+    if failed.name == "curve":
+        return "diverged", f"first at step {first_beyond(run, reference, limits.curve)}: {failed.detail}"
+    return "different", f"{failed.name}: {failed.detail}"
+
+
+def integrity(run: Training, reference: Training) -> Finding | None:
+    """None when both have every step, once and finite."""
+    for who, training in (("the reference", reference), ("the run", run)):
+        missing = [step for step in range(1, training.steps + 1) if step not in training.losses]
+        strange = sorted(set(training.losses) - set(range(1, training.steps + 1)))
+        if missing or strange:
+            what = f"no loss for step {missing[0]}" if missing else f"a loss for step {strange[0]} of {training.steps}"
+            return _stop("integrity", "not comparable", f"{who} has {what}")
+        wild = [s for s, v in sorted(training.losses.items()) if not math.isfinite(v)]
+        wild += [s for s, v in sorted(training.grad_norms.items()) if not math.isfinite(v)]
+        if wild:
+            word: Verdict = "diverged" if training is run else "not comparable"
+            return _stop("integrity", word, f"first at step {min(wild)}: {who} has a value that is not finite")
+    if run.steps != reference.steps:
+        return _stop("integrity", "not comparable", f"{run.steps} steps, the reference has {reference.steps}")
+    return None
+
+
+def identity(run: Training, reference: Training) -> Finding | None:
+    """None when the digests of work, corpus, initial weights and tokens are known and the same."""
+    names = sorted({*run.identity, *reference.identity})
+    differ = [n for n in names if run.identity.get(n) != reference.identity.get(n) or run.identity.get(n) is None]
+    return _stop("identity", "not comparable", f"these differ: {', '.join(differ)}") if differ else None
+
+
+def first_step(run: Training, reference: Training, limits: Limits) -> Layer:
+    """The loss of one forward pass with equal weights and tokens."""
+    value = relative(run.losses[1], reference.losses[1])
+    return _layer("first step", value, limits.first_step, "loss of step 1")
+
+
+def gradients(run: Training, reference: Training, limits: Limits) -> Layer:
+    """The largest difference of a parameter's gradient norm over the recorded steps; each parameter must be there."""
+    common = sorted(set(run.gradients) & set(reference.gradients))
+    if not common:
+        return Layer("gradients", None, None, limits.gradient, "no gradient norms by parameter were recorded")
+    absent = sorted(set(run.gradients[common[0]]) ^ set(reference.gradients[common[0]]))
+    if absent:
+        return Layer("gradients", False, None, limits.gradient, f"only one of the two has {absent[0]}")
+    value, step, name = max(
+        (norm_difference(run.gradients[s][n], reference.gradients[s], n), s, n)
+        for s in common
+        for n in reference.gradients[s]
+    )
+    return _layer("gradients", value, limits.gradient, f"{name} at step {step}")
+
+
+def norm_difference(found: float, norms: Mapping[str, float], name: str) -> float:
+    """|found - expected| over the expected norm, or over NORM_FLOOR of the whole gradient where it is below that."""
+    whole = math.sqrt(math.fsum(norm * norm for norm in norms.values()))
+    difference = abs(found - norms[name]) / max(norms[name], NORM_FLOOR * whole, 1e-300)
+    return difference if math.isfinite(difference) else math.inf
+
+
+def curve(run: Training, reference: Training, limits: Limits) -> Layer:
+    """The largest difference of the loss over all steps."""
+    step = max(reference.losses, key=lambda s: relative(run.losses[s], reference.losses[s]))
+    return _layer("curve", relative(run.losses[step], reference.losses[step]), limits.curve, f"loss of step {step}")
+
+
+def spikes(run: Training, reference: Training) -> Layer:
+    """Steps whose loss jumps away from both neighbours' median, where the reference's does not.
+
+    A jump is more than ten times the median jump of the reference, and more than 1 % of the loss.
+    """
+    ours, theirs = _jumps(run.losses), _jumps(reference.losses)
+    usual = sorted(theirs.values())[len(theirs) // 2] if theirs else 0.0
+    found = [s for s, jump in ours.items() if jump > max(10 * usual, 0.01) and not theirs[s] > jump / 2]
+    detail = f"step {found[0]} jumps by {ours[found[0]]:.1%}" if found else "none"
+    return Layer("spikes", not found, ours[found[0]] if found else None, max(10 * usual, 0.01), detail)
+
+
+def first_beyond(run: Training, reference: Training, limit: float | None) -> int | None:
+    """The first step whose loss differs by more than `limit`."""
+    if limit is None:
+        return None
+    steps = sorted(reference.losses)
+    return next((s for s in steps if not relative(run.losses[s], reference.losses[s]) <= limit), None)
+
+
+def flagperf_rule(run: Training, reference: Training) -> float | None:
+    """FlagPerf's figure: the mean relative difference from step 21 on; it accepts below 2 %. None with fewer steps."""
+    steps = [s for s in sorted(reference.losses) if s >= FLAGPERF_FIRST_STEP and s in run.losses]
+    if not steps:
+        return None
+    return math.fsum(relative(run.losses[s], reference.losses[s]) for s in steps) / len(steps)
+
+
+def unpaired_verdict(found: Equivalence) -> tuple[Verdict, str]:
+    """The word for two runs that do not share their weights: the tail's equivalence test decides alone."""
+    words: dict[str, Verdict] = {"equivalent": "aligned", "different": "different", "inconclusive": "inconclusive"}
+    return words[found.word], found.reason
+
+
+def relative(value: float, reference: float) -> float:
+    """|value - reference| / |reference|; infinite for what is not a finite number, so that no limit accepts it."""
+    difference = abs(value - reference) / max(abs(reference), 1e-300)
+    return difference if math.isfinite(difference) else math.inf
+
+
+def _jumps(losses: Mapping[int, float]) -> dict[int, float]:
+    steps = sorted(losses)
+    found = {}
+    for place, step in enumerate(steps):
+        near = [losses[s] for s in steps[max(0, place - _SPIKE_WIDTH) : place + _SPIKE_WIDTH + 1] if s != step]
+        middle = sorted(near)[len(near) // 2] if near else losses[step]
+        slope = max((abs(losses[b] - losses[a]) for a, b in _neighbours(steps, place)), default=0.0)
+        found[step] = min(abs(losses[step] - middle), slope) / abs(middle) if middle else 0.0
+    return found
+
+
+def _neighbours(steps: Sequence[int], place: int) -> list[tuple[int, int]]:
+    pairs = [(steps[place - 1], steps[place])] if place else []
+    return pairs + ([(steps[place], steps[place + 1])] if place + 1 < len(steps) else [])
+
+
+def _layer(name: str, value: float, limit: float | None, detail: str) -> Layer:
+    if limit is None:
+        return Layer(name, None, value, None, f"{value:.1e}, but no noise is recorded to hold it to ({detail})")
+    return Layer(name, value <= limit, value, limit, f"{value:.1e}, limit {limit:.1e} ({detail})")
+
+
+def _stop(layer: str, verdict: Verdict, reason: str) -> Finding:
+    return Finding(verdict, reason, (Layer(layer, False, None, None, reason),))
