@@ -34,9 +34,9 @@ def keep_freed_memory():
 
 
 @contextlib.contextmanager
-def process_group(job, device):
-    """The default group, by the rank's environment, while the context lasts; none for a single process."""
-    if job.world_size == 1:
+def process_group(job, device, alone=False):
+    """The default group, by the rank's environment, while the context lasts; for a single process if `alone`."""
+    if job.world_size == 1 and not alone:
         yield
         return
     bound = None if job.device == "cpu" else device

@@ -17,15 +17,16 @@ class LocalAdamW:
     """
 
     def __init__(self, model, training, stage_ranks, ends=None):
-        self.parameters = list(model.parameters())
+        self.names, self.parameters = zip(*model.named_parameters(), strict=True)
         self.locals = [Parameter(_local(parameter.detach())) for parameter in self.parameters]
-        self.tied = [name == "embedding.weight" and ends is not None for name, _ in model.named_parameters()]
+        self.tied = [name == "embedding.weight" and ends is not None for name in self.names]
         self.ends = ends
         self.replicas = [
             _replicas(parameter, stage_ranks) * (2 if tied else 1)
             for parameter, tied in zip(self.parameters, self.tied, strict=True)
         ]
-        self.adamw = torch.optim.AdamW(self._groups(training), fused=True, **_settings(training.optimizer))
+        held = [(local, local.dim()) for local in self.locals if local.numel()]
+        self.adamw = make_adamw(held, training)
 
     def take_gradients(self):
         """Give each local tensor the gradient of its part; a tied embedding's is summed over both ends first."""
@@ -34,10 +35,14 @@ class LocalAdamW:
             if tied:
                 dist.all_reduce(local.grad, group=self.ends)
 
-    def squared_norm(self):
-        """This rank's share of the squared norm of the whole gradient: the shares of all ranks add up to it."""
+    def gradients(self):
+        """(name, gradient) of this rank's part of each parameter."""
+        return [(name, local.grad) for name, local in zip(self.names, self.locals, strict=True)]
+
+    def squares(self):
+        """This rank's share of each parameter's squared gradient norm: the shares of all ranks add up to it."""
         norms = torch.stack(torch._foreach_norm([local.grad for local in self.locals])).double()
-        return (norms.square() / norms.new_tensor(self.replicas)).sum()
+        return norms.square() / norms.new_tensor(self.replicas)
 
     def step(self, learning_rate, divisor, skip=None):
         """One step with the gradients divided by `divisor` (a tensor), or none where the tensor `skip` is one."""
@@ -49,13 +54,6 @@ class LocalAdamW:
     def drop_gradients(self):
         for parameter, local in zip(self.parameters, self.locals, strict=True):
             parameter.grad = local.grad = None
-
-    def _groups(self, training):
-        pairs = [(p.dim() >= 2, local) for p, local in zip(self.parameters, self.locals, strict=True) if local.numel()]
-        decay = training.optimizer.weight_decay
-        groups = ({"params": [local for wide, local in pairs if wide is kind]} for kind in (True, False))
-        decayed, plain = groups
-        return [{**decayed, "weight_decay": decay}, {**plain, "weight_decay": 0.0}]
 
 
 class LossScale:
@@ -77,13 +75,18 @@ class LossScale:
             self.value *= 2
 
 
+def make_adamw(parameters, training):
+    """torch's fused AdamW on `parameters`, (parameter, its number of dimensions): decay from two dimensions on."""
+    settings = training.optimizer
+    wide = [parameter for parameter, dimensions in parameters if dimensions >= 2]
+    narrow = [parameter for parameter, dimensions in parameters if dimensions < 2]
+    groups = [{"params": wide, "weight_decay": settings.weight_decay}, {"params": narrow, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=0.0, betas=(settings.beta1, settings.beta2), eps=settings.eps, fused=True)
+
+
 def clip_divisor(norm, limit, scale):
     """What to divide a gradient scaled by `scale` by, so that its norm (`norm`, unscaled) ends within `limit`."""
     return ((norm / limit).clamp(min=1.0) * scale).float()
-
-
-def _settings(optimizer):
-    return {"lr": 0.0, "betas": (optimizer.beta1, optimizer.beta2), "eps": optimizer.eps}
 
 
 def _local(tensor):

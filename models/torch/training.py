@@ -1,13 +1,15 @@
 """The training of one rank, from job to last step. Facts only are recorded; every rate is the platform's to compute."""
 
+import contextlib
 import hashlib
 import math
 
 import torch
 import torch.distributed as dist
+from activations import keep_gradients, kept_activations
 from data_parallel import micro_batch_context
 from device import describe, memory, open_device, process_group
-from levelfield.worker import Batches, Initializer, coordinates, learning_rate
+from levelfield.worker import Batches, Capture, Initializer, coordinates, learning_rate
 from mesh import Grid
 from optimizer import LocalAdamW, LossScale, clip_divisor
 from parallelize import build
@@ -17,29 +19,38 @@ from pipeline import Pipeline
 
 def train(job, recorder):
     """Train as `job` says. Raises Unsupported, CorpusError, NonFinite and what the framework raises."""
-    device, place = open_device(job), coordinates(job)
+    device = open_device(job)
     name, details = describe(device)
     recorder.framework("torch", torch.__version__, name, details)
     with process_group(job, device):
-        trainer = Trainer(job, place, device)
-        recorder.weights(as_arrays(trainer.model))
-        batches = iter(Batches(job, place.data))
-        batch = next(batches)
-        recorder.begin()
-        while batch is not None:
-            trainer.launch(batch)
-            upcoming = next(batches, None)  # read while the device works
-            recorder.step(batch.step, **trainer.finish(batch))
-            batch = upcoming
-        if job.save_weights_dir:
-            save(trainer.model, job.save_weights_dir, writes=place.data == 0 and place.tensor == 0)
+        train_steps(job, recorder, Trainer(job, coordinates(job), device))
+
+
+def train_steps(job, recorder, trainer):
+    """Have `trainer` take every step, and record what it says: its weights, then each step's figures.
+
+    trainer: an object with the methods of Trainer that are used here.
+    """
+    recorder.weights(trainer.weights())
+    batches = iter(Batches(job, coordinates(job).data))
+    batch = next(batches)
+    recorder.begin()
+    while batch is not None:
+        trainer.launch(batch)
+        upcoming = next(batches, None)  # read while the device works
+        if batch.step in job.gradient_steps:
+            recorder.gradients(batch.step, trainer.gradient_squares())
+        recorder.step(batch.step, **trainer.finish(batch))
+        batch = upcoming
+    if job.save_weights_dir:
+        trainer.save(job.save_weights_dir)
 
 
 class Trainer:
     """One rank's model, optimizer and loss scale. A step is `launch`, then `finish`, which waits for the device."""
 
     def __init__(self, job, place, device):
-        self.job, self.place, self.device = job, place, device
+        self.job, self.place, self.device, self.capture = job, place, device, Capture(job)
         grid = Grid(job)
         self.model, self.runner = build(job, grid, place, Initializer(job), device)
         self.pipeline = None
@@ -51,30 +62,48 @@ class Trainer:
         self.loss_scale = LossScale(job.training.loss_scale if job.training.precision == "fp16" else None)
         self.random = bool(job.model.hidden_dropout or job.model.attention_dropout)
 
+    def weights(self):
+        """(name, whole shape, slices, float32 values) of what this rank holds."""
+        return as_arrays(self.model)
+
+    def save(self, folder):
+        save(self.model, folder, writes=self.place.data == 0 and self.place.tensor == 0)
+
     def launch(self, batch):
         """Forward, backward, clipping and the optimizer's step, without waiting for the device."""
         if self.random:
             torch.manual_seed(step_seed(self.job, self.place, batch.step))
         inputs, targets = (torch.from_numpy(array).to(self.device) for array in (batch.inputs, batch.targets))
-        loss = self.gradients(inputs, targets)
+        keep = self.capture.wants(batch.step)
+        loss = self.gradients(inputs, targets, keep)
         self.optimizer.take_gradients()
+        if keep:
+            keep_gradients(self.capture, self.optimizer.gradients(), self.loss_scale.value)
+        self.squares = self.optimizer.squares()
         self.figures = self.reduce(loss)
+        self.update(learning_rate(self.job.training.schedule, batch.step))
+
+    def update(self, rate):
+        """The optimizer's step with clipped gradients; none where they are not finite under a loss scale."""
         scale = self.loss_scale.value
         norm = self.figures[1].sqrt() / scale
         skip = None if self.loss_scale.interval is None else (~norm.isfinite()).float()
-        rate = learning_rate(self.job.training.schedule, batch.step)
         self.optimizer.step(rate, clip_divisor(norm, self.job.training.gradient_clip, scale), skip)
         self.optimizer.drop_gradients()
 
-    def gradients(self, inputs, targets):
-        """Forward and backward over all micro-batches. Returns the loss, times the loss scale, of this data rank."""
+    def gradients(self, inputs, targets, keep):
+        """Forward and backward over all micro-batches; the first one's activations are captured if `keep`.
+
+        Returns the loss, times the loss scale, of this data rank.
+        """
         count, stage = self.job.accumulation, self.job.layout.sharding_stage
         scale = self.loss_scale.value / count
         if self.pipeline is not None:
             return self.pipeline.step(inputs, targets, scale)
         total = torch.zeros(1, device=self.device)
         for micro in range(count):
-            with micro_batch_context(self.runner, stage, last=micro == count - 1):
+            kept = kept_activations(self.model, self.capture) if keep and not micro else contextlib.nullcontext()
+            with micro_batch_context(self.runner, stage, last=micro == count - 1), kept:
                 loss = self.runner(inputs[micro], targets[micro], scale)
                 loss.backward()
             total += loss.detach()
@@ -83,10 +112,14 @@ class Trainer:
     def reduce(self, loss):
         """[loss times scale, squared gradient norm times scale squared], over the global batch: one collective."""
         shares = self.job.layout.data * self.job.layout.tensor  # ranks that hold a last stage's loss
-        figures = torch.stack((loss[0].double() / shares, self.optimizer.squared_norm()))
+        figures = torch.stack((loss[0].double() / shares, self.squares.sum()))
         if self.job.world_size > 1:
             dist.all_reduce(figures)
         return figures
+
+    def gradient_squares(self):
+        """(name, this rank's share of its squared gradient norm) of the launched step, for which this waits."""
+        return zip(self.optimizer.names, (self.squares / self.loss_scale.value**2).tolist(), strict=True)
 
     def finish(self, batch):
         """Wait for the step's end; what to record of it."""

@@ -22,6 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_SECONDS = 420
+NOISE = 1e-6
 
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": {
@@ -92,27 +93,38 @@ MORE = (
 
 @dataclass(frozen=True)
 class Curve:
-    """What one run said: a value for each step, the sum of the tokens' checksums, and the initial weights'."""
+    """What one run said: a value for each step, the sum of the tokens' checksums, and the initial weights'.
+
+    gradients: by step, the squared gradient norm of each parameter, over all ranks.
+    """
 
     losses: tuple[float, ...]
     grad_norms: tuple[float, ...]
     tokens: tuple[int, ...]
     token_checksums: tuple[int, ...]
     weights: dict[str, int]
+    gradients: dict[int, dict[str, float]]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest relative differences of a run from the reference, and whether its checksums are the same."""
+    """The largest relative differences of a run from the reference, and whether its checksums are the same.
+
+    parameter_norm: of one parameter's gradient norm, in the steps that record them. total_norm: of the norm of all
+    parameters' gradients together from the run's own gradient norm of that step.
+    """
 
     first_loss: float
     loss: float
     grad_norm: float
+    parameter_norm: float
+    total_norm: float
     same_weights: bool
     same_tokens: bool
 
     def within(self, first_loss: float = 1e-6, loss: float = 1e-5, grad_norm: float = 1e-4) -> bool:
-        near = self.first_loss <= first_loss and self.loss <= loss and self.grad_norm <= grad_norm
+        near = self.first_loss <= first_loss and self.loss <= loss and self.total_norm <= 1e-5
+        near = near and self.grad_norm <= grad_norm and self.parameter_norm <= grad_norm
         return near and self.same_weights and self.same_tokens
 
 
@@ -138,13 +150,18 @@ def job_of(model: dict[str, Any], variant: Variant, steps: int = 40, **changes: 
     }  # fmt: skip
 
 
-def launch(job: dict[str, Any], folder: Path, script: Path | None = None) -> list[subprocess.CompletedProcess[str]]:
-    """Run `job` in one process for each rank, with its events in `folder`; every rank's end, in rank order."""
+def launch(
+    job: dict[str, Any], folder: Path, script: Path | None = None, python: Path | None = None
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run `job` in one process for each rank, with its events in `folder`; every rank's end, in rank order.
+
+    script, python: of another framework than torch, its train.py and the interpreter of its environment.
+    """
     layout = job["layout"]
     ranks = layout["data"] * layout["tensor"] * layout["pipeline"]
     path = folder / "job.json"
     path.write_text(json.dumps({**job, "events_dir": str(folder)}))
-    argv = [sys.executable, str(script or ROOT / "models" / "torch" / "train.py")]
+    argv = [str(python or sys.executable), str(script or ROOT / "models" / "torch" / "train.py")]
     common = {
         **os.environ, "LEVELFIELD_JOB": str(path), "PYTHONPATH": str(ROOT / "platform"), "OMP_NUM_THREADS": "1",
         "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "NODE_RANK": "0",
@@ -154,11 +171,11 @@ def launch(job: dict[str, Any], folder: Path, script: Path | None = None) -> lis
     return [_end(process) for process in processes]
 
 
-def train(job: dict[str, Any]) -> Curve:
+def train(job: dict[str, Any], script: Path | None = None, python: Path | None = None) -> Curve:
     """The curve of `job`. Raises RuntimeError, with what the ranks said, when one of them fails."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        ends = launch(job, folder)
+        ends = launch(job, folder, script, python)
         failed = [f"rank {rank}: {end.stderr[-3000:]}" for rank, end in enumerate(ends) if end.returncode]
         if failed:
             raise RuntimeError("\n".join(failed))
@@ -180,6 +197,7 @@ def read_curve(ranks: list[list[dict[str, Any]]]) -> Curve:
         tokens=tuple(sum(event["tokens"] for event in group) for group in by_step),
         token_checksums=tuple(sum(event["tokens_checksum"] for event in group) % 2**64 for group in by_step),
         weights=_weight_checksums(ranks),
+        gradients=_gradient_squares(ranks),
     )
 
 
@@ -187,13 +205,57 @@ def compare(curve: Curve, reference: Curve) -> Difference:
     losses = [_relative(a, b) for a, b in zip(curve.losses, reference.losses, strict=True)]
     norms = [_relative(a, b) for a, b in zip(curve.grad_norms, reference.grad_norms, strict=True)]
     same_tokens = curve.token_checksums == reference.token_checksums and curve.tokens == reference.tokens
-    return Difference(losses[0], max(losses), max(norms), curve.weights == reference.weights, same_tokens)
+    return Difference(
+        first_loss=losses[0],
+        loss=max(losses),
+        grad_norm=max(norms),
+        parameter_norm=_parameter_difference(curve, reference),
+        total_norm=_total_difference(curve),
+        same_weights=curve.weights == reference.weights,
+        same_tokens=same_tokens,
+    )
+
+
+def _parameter_difference(curve: Curve, reference: Curve) -> float:
+    """Infinite unless both have the same parameters in the same steps.
+
+    A gradient that is nothing but rounding (a key's bias: attention does not change with it) has no relative error;
+    so differences are relative to no less than NOISE of the whole gradient's norm.
+    """
+    names = {step: set(squares) for step, squares in curve.gradients.items()}
+    if not names or names != {step: set(squares) for step, squares in reference.gradients.items()}:
+        return math.inf
+    found = []
+    for step, squares in reference.gradients.items():
+        least = NOISE * reference.grad_norms[step - 1]
+        for name, square in squares.items():
+            difference = abs(_root(curve.gradients[step][name]) - _root(square)) / max(_root(square), least)
+            found.append(difference if math.isfinite(difference) else math.inf)
+    return max(found)
+
+
+def _total_difference(curve: Curve) -> float:
+    totals = {step: _root(math.fsum(squares.values())) for step, squares in curve.gradients.items()}
+    return max((_relative(total, curve.grad_norms[step - 1]) for step, total in totals.items()), default=math.inf)
+
+
+def _root(square: float) -> float:
+    return math.sqrt(square) if square >= 0 else math.nan
 
 
 def _relative(value: float, reference: float) -> float:
     """Infinite for anything that is not a finite number, so that no comparison with a limit accepts it."""
     difference = abs(value - reference) / abs(reference) if isinstance(value, float) else math.inf
     return difference if math.isfinite(difference) else math.inf
+
+
+def _gradient_squares(ranks: list[list[dict[str, Any]]]) -> dict[int, dict[str, float]]:
+    totals: dict[int, dict[str, float]] = {}
+    for event in (event for rank in ranks for event in rank if event["event"] == "gradients"):
+        squares = totals.setdefault(event["step"], {})
+        for name, square in event["squares"].items():
+            squares[name] = squares.get(name, 0.0) + float(square)
+    return totals
 
 
 def _weight_checksums(ranks: list[list[dict[str, Any]]]) -> dict[str, int]:
@@ -235,8 +297,8 @@ def main() -> None:
     parser.add_argument("--only", action="append", help="a variant's name, or a part of it")
     parser.add_argument("--steps", type=int, default=40)
     options = parser.parse_args()
-    print("| model | run | step 1 | all steps | gradient norm | same weights | same tokens |")
-    print("|---" * 7 + "|")
+    print("| model | run | step 1 | all steps | gradient norm | by parameter | same weights | same tokens |")
+    print("|---" * 8 + "|")
     for family in options.family or sorted(MODELS):
         reference = train(job_of(MODELS[family], SINGLE, options.steps))
         for variant in (*VARIANTS, *MORE):
@@ -248,7 +310,7 @@ def main() -> None:
                 print(f"| {family} | {variant.name} | failed: {error}", flush=True)
                 continue
             print(f"| {family} | {variant.name} | {found.first_loss:.1e} | {found.loss:.1e} | {found.grad_norm:.1e} | "
-                  f"{found.same_weights} | {found.same_tokens} |", flush=True)  # fmt: skip
+                  f"{found.parameter_norm:.1e} | {found.same_weights} | {found.same_tokens} |", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -163,7 +163,7 @@ def test_clipping_and_decay_are_those_of_torch():
             (model(data) ** 3).sum().backward()
         norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
         mine.take_gradients()
-        found = mine.squared_norm().sqrt()
+        found = mine.squares().sum().sqrt()
         torch.testing.assert_close(found.float(), norm)
         mine.step(1e-2, clip_divisor(found, 1.0, 1.0))
         mine.drop_gradients()
@@ -264,7 +264,8 @@ def test_a_missing_framework_is_an_environment_error(tmp_path):
     assert events(tmp_path, 0)[-1]["class"] == "environment"
 
 
-CURVE = Curve((4.0, 3.0), (1.0, 1.0), (8, 8), (5, 6), {"embedding.weight": 1})
+SQUARES = {"embedding.weight": 0.64, "layers.0.attention.key.bias": 1e-18, "head.weight": 0.36}
+CURVE = Curve((4.0, 3.0), (1.0, 1.0), (8, 8), (5, 6), {"embedding.weight": 1}, {1: SQUARES})
 
 
 @pytest.mark.parametrize(
@@ -280,11 +281,23 @@ CURVE = Curve((4.0, 3.0), (1.0, 1.0), (8, 8), (5, 6), {"embedding.weight": 1})
         {"tokens": (8, 16)},
         {"weights": {"embedding.weight": 2}},
         {"weights": {}},
+        {"gradients": {}},
+        {"gradients": {1: SQUARES, 2: SQUARES}},
+        {"gradients": {1: {**SQUARES, "head.weight": math.nan}}},
+        {"gradients": {1: {**SQUARES, "head.weight": 0.36 * (1 + 3e-4)}}},
+        {"gradients": {1: {**SQUARES, "layers.0.attention.key.bias": 1e-8}}},
+        {"gradients": {1: {"embedding.weight": 0.36, "layers.0.attention.key.bias": 1e-18, "head.weight": 0.64}}},
+        {"gradients": {1: {name: square for name, square in SQUARES.items() if name != "head.weight"}}},
     ],
 )
 def test_the_comparison_sees(fault):
     assert compare(CURVE, CURVE).within()
     assert not compare(dataclasses.replace(CURVE, **fault), CURVE).within()
+
+
+def test_the_comparison_takes_rounding_for_what_it_is():
+    noisy = {1: {**SQUARES, "layers.0.attention.key.bias": 9e-18}}
+    assert compare(dataclasses.replace(CURVE, gradients=noisy), CURVE).within()
 
 
 def test_the_comparison_refuses_a_truncated_curve():

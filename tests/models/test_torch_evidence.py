@@ -1,0 +1,96 @@
+"""What a torch run records beside its losses: gradient norms by parameter, and one step's tensors on request."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from layouts import MODELS, SINGLE, VARIANTS, compare, events, job_of, launch, read_curve, train
+from test_torch_training import DATA_2, gpt, script
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+
+def captured(folder, model, variant=SINGLE, **training):
+    """The tensors of step 2, and the events, of a run of three steps."""
+    job = {**job_of(model, variant, 3, **training), "capture": {"step": 2, "folder": str(folder / "capture")}}
+    (end,) = launch(job, folder)
+    assert end.returncode == 0, end.stderr[-3000:]
+    tensors = {path.name.removesuffix(".npy"): np.load(path) for path in (folder / "capture").iterdir()}
+    return tensors, events(folder, 0)
+
+
+@pytest.mark.parametrize("family", sorted(MODELS))
+def test_a_captured_step_is_whole_and_agrees_with_itself(family, tmp_path):
+    model = MODELS[family]
+    tensors, said = captured(tmp_path, model)
+    names = {name for name, *_ in next(event for event in said if event["event"] == "weights")["parameters"]}
+    activations = ["embedding", *(f"layers.{index}" for index in range(4)), "final_norm"]
+    assert set(tensors) == {*activations, "logits", *(f"gradient.{name}" for name in names)}
+    assert {tensors[name].shape for name in activations} == {(2, 32, 32)}
+    assert tensors["logits"].shape == (2, 32, 128)
+    squares = next(event for event in said if event["event"] == "gradients" and event["step"] == 2)["squares"]
+    for name in names:
+        assert float(np.square(tensors[f"gradient.{name}"].astype(float)).sum()) == pytest.approx(
+            squares[name], rel=1e-5
+        )
+
+
+def test_capturing_does_not_change_the_run_and_recomputation_not_what_is_captured(tmp_path):
+    runs = {}
+    for name, variant in (("plain", SINGLE), ("recomputed", dataclasses.replace(SINGLE, recompute="full"))):
+        (tmp_path / name).mkdir()
+        runs[name], said = captured(tmp_path / name, gpt(), variant)
+    steps = [event["loss"] for event in said if event["event"] == "step"]
+    assert tuple(steps) == train(job_of(gpt(), SINGLE, 3)).losses
+    for name, tensor in runs["plain"].items():
+        np.testing.assert_array_equal(tensor, runs["recomputed"][name], err_msg=name)
+
+
+def test_the_loss_scale_is_not_in_what_is_recorded(tmp_path):
+    tensors, said = captured(tmp_path, gpt(), precision="fp16", loss_scale={"initial": 1024.0, "growth_interval": 100})
+    reference = train(job_of(gpt(), SINGLE, 3))
+    found = compare(read_curve([said]), reference)
+    assert found.parameter_norm < 0.05
+    norm = sum(np.square(value).sum() for name, value in tensors.items() if name.startswith("gradient.")) ** 0.5
+    assert norm == pytest.approx(reference.grad_norms[1], rel=0.01)
+
+
+def test_two_processes_cannot_capture(tmp_path):
+    job = {**job_of(gpt(), DATA_2, 3), "capture": {"step": 2, "folder": str(tmp_path / "capture")}}
+    assert [end.returncode for end in launch(job, tmp_path)] == [1, 1]
+    assert events(tmp_path, 0)[-1]["class"] == "unsupported"
+
+
+# ---- planted faults
+
+WRONG_LAYER = """
+import optimizer
+right = optimizer.LocalAdamW.take_gradients
+def take(self):
+    right(self)
+    self.locals[self.names.index("layers.1.mlp.down.weight")].grad *= 1.001
+optimizer.LocalAdamW.take_gradients = take
+"""
+ONE_END_ONLY = """
+import optimizer
+right = optimizer.LocalAdamW.__init__
+def init(self, model, training, stage_ranks, ends=None):
+    right(self, model, training, stage_ranks)
+optimizer.LocalAdamW.__init__ = init
+"""
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize(("layout", "fault"), [("DP2", WRONG_LAYER), ("PP2", ONE_END_ONLY)])
+def test_a_wrong_gradient_of_one_parameter_is_seen_in_its_norm(layout, fault, tmp_path):
+    variant = next(variant for variant in VARIANTS if variant.name == layout)
+    job = job_of(gpt(), variant, steps=2)
+    assert not any(end.returncode for end in launch(job, tmp_path, script(tmp_path, fault)))
+    curve = read_curve([events(tmp_path, rank) for rank in range(2)])
+    found = compare(curve, train(job_of(gpt(), SINGLE, steps=2)))
+    assert found.parameter_norm > 5e-4
+    assert found.first_loss < 1e-6
+    assert not found.within()
