@@ -1,0 +1,120 @@
+"""GPT (Radford et al., 2019; Brown et al., 2020) and Llama (Touvron et al., 2023; Grattafiori et al., 2024).
+
+A decoder is a list of pieces in the order of the forward pass; one process runs them all, a pipeline stage its part.
+A parameter's canonical name is its piece's prefix and its name within the piece.
+"""
+
+from attention import Attention
+from layers import dropout, norm
+from mlp import mlp
+from paddle import nn
+from paddle.distributed.fleet.meta_parallel import LayerDesc, SharedLayerDesc
+from paddle.distributed.fleet.utils import recompute
+
+
+class Piece(nn.Layer):
+    """A part of the decoder: hidden state [batch, sequence, hidden] in, hidden state out, but for the two ends."""
+
+    prefix = ""
+
+
+class Embedding(Piece):
+    """Tokens [batch, sequence] to their embeddings; with a tied head this is the head too."""
+
+    def __init__(self, model, layers):
+        super().__init__()
+        self.embedding = layers.embedding(model.vocab_size, model.hidden_size)
+        self.layers = layers
+
+    @property
+    def weight(self):
+        return self.embedding.weight
+
+    def forward(self, tokens):
+        return self.embedding(tokens)
+
+    def logits(self, x):
+        return self.layers.tied_logits(x, self.weight)
+
+
+class Positions(Piece):
+    """Adds the learned positions, where the model has them."""
+
+    def __init__(self, model, length):
+        super().__init__()
+        self.position = nn.Embedding(length, model.hidden_size) if model.positions == "learned" else None
+        self.dropout = model.hidden_dropout
+
+    def forward(self, x):
+        if self.position is not None:
+            x = x + self.position.weight[: x.shape[1]]
+        return dropout(x, self.dropout)
+
+
+class Block(Piece):
+    """x + attention(norm(x)), then x + mlp(norm(x)); computed again in the backward pass with `recomputed`."""
+
+    def __init__(self, model, length, index, layers, recomputed):
+        super().__init__()
+        self.index, self.prefix = index, f"layers.{index}."
+        self.recomputed, self.dropout = recomputed, model.hidden_dropout
+        self.attention_norm = norm(model)
+        self.attention = Attention(model, length, layers)
+        self.mlp_norm = norm(model)
+        self.mlp = mlp(model, layers)
+        self.random = bool(model.hidden_dropout or model.attention_dropout)
+
+    def forward(self, x):
+        if self.recomputed:
+            return recompute(self.transform, x, preserve_rng_state=self.random)
+        return self.transform(x)
+
+    def transform(self, x):
+        x = x + dropout(self.attention(self.attention_norm(x)), self.dropout)
+        return x + dropout(self.mlp(self.mlp_norm(x)), self.dropout)
+
+
+class FinalNorm(Piece):
+    def __init__(self, model):
+        super().__init__()
+        self.final_norm = norm(model)
+
+    def forward(self, x):
+        return self.final_norm(x)
+
+
+class Head(Piece):
+    """The untied head: hidden state to this rank's part of the logits."""
+
+    def __init__(self, model, layers):
+        super().__init__()
+        self.head = layers.columns(model.hidden_size, model.vocab_size, False)
+
+    def forward(self, x):
+        return self.head(x)
+
+
+def describe_pieces(model, length, layers, recomputed):
+    """The whole decoder's pieces, not yet built: a pipeline stage builds only its own."""
+    blocks = [LayerDesc(Block, model, length, index, layers, recomputed) for index in range(model.layers)]
+    if model.tied_embeddings:
+        first = SharedLayerDesc("tied", Embedding, None, "weight", model, layers)
+        last = SharedLayerDesc("tied", Embedding, Embedding.logits, "weight", model, layers)
+    else:
+        first, last = LayerDesc(Embedding, model, layers), LayerDesc(Head, model, layers)
+    return [first, LayerDesc(Positions, model, length), *blocks, LayerDesc(FinalNorm, model), last]
+
+
+class Decoder(nn.Layer):
+    """All pieces in one process: tokens [batch, sequence] to logits."""
+
+    def __init__(self, descriptions):
+        super().__init__()
+        *before, head = descriptions
+        self.pieces = nn.LayerList([description.build_layer() for description in before])
+        self.head = None if isinstance(head, SharedLayerDesc) else head.build_layer()
+
+    def forward(self, x):
+        for piece in self.pieces:
+            x = piece(x)
+        return self.pieces[0].logits(x) if self.head is None else self.head(x)

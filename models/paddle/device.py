@@ -1,0 +1,38 @@
+"""The device of this rank; what the framework says of itself and of its memory."""
+
+import os
+import resource
+import sys
+
+import paddle
+
+KIBIBYTE = 1 if sys.platform == "darwin" else 1024  # what ru_maxrss counts in
+
+
+def open_device(job):
+    """Make this rank's device the current one."""
+    paddle.set_device("cpu" if job.device == "cpu" else f"{job.device}:{job.local_rank}")
+
+
+def memory(job):
+    """Peaks since the start, in bytes: the framework's own counters, which the cpu has none of, and the process's."""
+    process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE
+    if job.device == "cpu":
+        return {"allocated_peak_bytes": None, "reserved_peak_bytes": None, "process_peak_bytes": process}
+    return {
+        "allocated_peak_bytes": paddle.device.cuda.max_memory_allocated(),
+        "reserved_peak_bytes": paddle.device.cuda.max_memory_reserved(),
+        "process_peak_bytes": process,
+    }
+
+
+def describe(job):
+    """The device's name, and details of the build."""
+    name = "cpu" if job.device == "cpu" else paddle.device.cuda.get_device_name()
+    details = {
+        "build": f"{paddle.version.full_version} {paddle.version.commit}",
+        "threads": int(os.environ.get("OMP_NUM_THREADS", 0)) or None,
+        "cuda": paddle.version.cuda() if paddle.is_compiled_with_cuda() else None,
+        "onednn": bool(paddle.get_flags("FLAGS_use_mkldnn")["FLAGS_use_mkldnn"]),
+    }
+    return name, details

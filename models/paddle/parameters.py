@@ -1,0 +1,80 @@
+"""The parts of the canonical parameters that this rank holds: filled, reported and saved under their names."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+from decoder import Piece
+
+
+class Held(NamedTuple):
+    """A part of canonical parameter `name`, whose whole shape is `shape`.
+
+    turned: the canonical order is [out, in], Paddle's [in, out]. axis: the canonical dimension that is split over
+    the tensor-parallel ranks, or None. ends: in how many pipeline stages the parameter lies.
+    """
+
+    name: str
+    shape: tuple
+    slices: tuple
+    parameter: Any
+    turned: bool
+    axis: Any
+    ends: int
+
+    def canonical(self, tensor):
+        """A tensor of the parameter's shape, as float32 array in canonical order."""
+        array = tensor.detach().astype("float32").numpy()
+        return np.ascontiguousarray(array.T) if self.turned else array
+
+
+def held_parts(model, whole, layout, tensor_rank):
+    """What this rank holds, each parameter once. whole: the worker's list of parameters, for their shapes."""
+    pieces = [layer for layer in model.sublayers() if isinstance(layer, Piece)]
+    named = [(piece.prefix + name, value) for piece in pieces for name, value in piece.named_parameters()]
+    tied = "head.weight" not in whole and layout.pipeline > 1
+    return [_held(name, value, whole[name].shape, layout.tensor, tensor_rank, tied) for name, value in named]
+
+
+def _held(name, parameter, shape, ranks, rank, tied):
+    turned = len(shape) == 2 and name not in ("embedding.weight", "position.weight")
+    axis = None
+    if getattr(parameter, "is_distributed", False):
+        axis = 1 - parameter.split_axis if turned else parameter.split_axis
+    slices = tuple(_part(size, ranks, rank) if place == axis else slice(0, size) for place, size in enumerate(shape))
+    ends = 2 if tied and name == "embedding.weight" else 1
+    return Held(name, tuple(shape), slices, parameter, turned, axis, ends)
+
+
+def _part(size, ranks, rank):
+    return slice(size // ranks * rank, size // ranks * (rank + 1))
+
+
+def fill(parts, initializer):
+    """Write the initial values into this rank's parts, generating nothing else."""
+    for part in parts:
+        values = initializer.array(part.name, part.shape, part.slices)
+        part.parameter.set_value(np.ascontiguousarray(values.T) if part.turned else values)
+
+
+def as_arrays(parts):
+    """(name, whole shape, slices, float32 values), read back from the model's own memory."""
+    for part in parts:
+        yield part.name, part.shape, part.slices, part.canonical(part.parameter)
+
+
+def save(parts, folder, group, writes):
+    """Gather each whole parameter and write it as <folder>/<name>.npy on the ranks that `writes`."""
+    for part in parts:
+        local = part.canonical(part.parameter)
+        whole = local if part.axis is None else np.concatenate(_gather(local, group), axis=part.axis)
+        if writes:
+            np.save(Path(folder) / f"{part.name}.npy", whole)
+
+
+def _gather(array, group):
+    found = []
+    dist.all_gather(found, paddle.to_tensor(array), group=group)
+    return [tensor.numpy() for tensor in found]

@@ -1,0 +1,26 @@
+"""Pipeline parallelism: fleet's 1F1B schedule (Narayanan et al., 2021) over the decoder's pieces."""
+
+from levelfield.worker import Unsupported
+from paddle.distributed.fleet.meta_parallel import PipelineLayer
+
+
+def check_pipeline(job):
+    """Raises Unsupported for fewer layers or micro-batches than stages."""
+    stages = job.layout.pipeline
+    for name, count in (("layers", job.model.layers), ("micro-batches a step", job.accumulation)):
+        if count < stages:
+            raise Unsupported(f"pipeline of {stages} stages: {count} {name}, expected at least {stages}")
+
+
+def pipeline_layer(descriptions, blocks, topology, loss):
+    """This rank's stage. The first has the embeddings beside its blocks, the last the final norm and the head."""
+    stages = topology.get_dim("pipe")
+    return PipelineLayer(layers=descriptions, topology=topology, loss_fn=loss, seg_method=stage_starts(blocks, stages))
+
+
+def stage_starts(blocks, stages):
+    """Where each stage starts among the pieces; earlier stages take the remainder of the blocks."""
+    size, extra = divmod(blocks, stages)
+    before = 2  # embedding and positions come before the first block
+    starts = [before + stage * size + min(stage, extra) for stage in range(1, stages)]
+    return [0, *starts, before + blocks + 2]

@@ -1,0 +1,118 @@
+"""The training of one rank, from job to last step. Facts only are recorded; every rate is the platform's to compute."""
+
+import contextlib
+import hashlib
+
+import paddle
+import paddle.distributed as dist
+from device import describe, memory, open_device
+from evidence import Evidence
+from levelfield.worker import Batches, coordinates, learning_rate
+from parallelize import build
+from parameters import as_arrays, save
+from precision import LossScale, auto_cast
+from tensor_parallel import seed_private
+
+
+def train(job, recorder):
+    """Train as `job` says. Raises Unsupported, CorpusError, NonFinite and what the framework raises."""
+    open_device(job)
+    place = coordinates(job)
+    recorder.framework("paddle", paddle.__version__, *describe(job))
+    trainer = Trainer(job, place, recorder)
+    recorder.weights(as_arrays(trainer.parts))
+    batches = iter(Batches(job, place.data))
+    batch = next(batches)
+    recorder.begin()
+    while batch is not None:
+        trainer.launch(batch)
+        upcoming = next(batches, None)  # read while the device works
+        facts = trainer.finish(batch)
+        trainer.evidence.record(batch.step)
+        recorder.step(batch.step, **facts)
+        batch = upcoming
+    if job.save_weights_dir:
+        save(trainer.parts, job.save_weights_dir, trainer.group, writes=place.data == 0 and place.tensor == 0)
+    if job.world_size > 1:
+        dist.barrier()  # no rank leaves while another still needs it
+
+
+class Trainer:
+    """One rank's model and optimizer. A step is `launch`, then `finish`, which waits for the device."""
+
+    def __init__(self, job, place, recorder):
+        self.job, self.place = job, place
+        built = build(job, place)
+        self.runner, self.optimizer, self.clip = built.runner, built.optimizer, built.clip
+        self.parts, self.loss, self.group = built.parts, built.loss, built.group
+        self.evidence = Evidence(job, recorder, built)
+        scaling = job.training.loss_scale if job.training.precision == "fp16" else None
+        self.loss_scale = LossScale(scaling, distributed=job.world_size > 1)
+        self.random = bool(job.model.hidden_dropout or job.model.attention_dropout)
+
+    def launch(self, batch):
+        """Forward, backward, clipping and the optimizer's step."""
+        if self.random:
+            self.seed(batch.step)
+        self.scale = self.loss_scale.value()
+        self.clip.forget()
+        self.evidence.prepare(batch.step)
+        self.optimizer.set_lr(learning_rate(self.job.training.schedule, batch.step))
+        inputs, targets = paddle.to_tensor(batch.inputs), paddle.to_tensor(batch.targets)
+        step = self.pipelined if self.job.layout.pipeline > 1 else self.accumulated
+        with auto_cast(self.job.training.precision):
+            self.total = step(inputs, targets).reshape([]).astype("float64")
+        if self.job.world_size > 1:
+            dist.all_reduce(self.total)
+
+    def pipelined(self, inputs, targets):
+        """The whole step by fleet's schedule, which leaves the loss of this rank's data on every stage."""
+        data = [inputs.flatten(0, 1), targets.flatten(0, 1)]
+        return self.runner.train_batch(data, self.optimizer, scaler=self.loss_scale.scaler)
+
+    def accumulated(self, inputs, targets):
+        """The whole step, micro-batch by micro-batch; the loss of this rank's data."""
+        count = self.job.accumulation
+        total = paddle.zeros([])
+        for micro in range(count):
+            with self.communication(last=micro == count - 1):
+                loss = self.loss(self.runner(inputs[micro]), targets[micro]) / count
+                self.loss_scale.backward(loss)
+            self.evidence.first_micro_batch_done()
+            total += loss.detach()
+        self.loss_scale.step(self.optimizer)
+        self.optimizer.clear_grad()
+        return total
+
+    def communication(self, last):
+        """Data-parallel gradients are summed once a step, during the last micro-batch's backward pass."""
+        if last or not isinstance(self.runner, paddle.DataParallel):
+            return contextlib.nullcontext()
+        return self.runner.no_sync()
+
+    def finish(self, batch):
+        """Wait for the step's end; what to record of it."""
+        norm = None if self.clip.norm is None else self.clip.norm.item()
+        owner = self.place.tensor == 0 and self.place.pipeline == 0
+        return {
+            "loss": self.total.item() / self.job.world_size,
+            "grad_norm": norm,
+            "tokens": batch.tokens if owner else 0,
+            "learning_rate": learning_rate(self.job.training.schedule, batch.step),
+            "tokens_checksum": batch.checksum,
+            "memory": memory(self.job),
+            "loss_scale": self.scale,
+            "skipped": norm is None,
+        }
+
+    def seed(self, step):
+        """Start the random numbers of this step: equal on the ranks of a tensor-parallel group, but for its heads."""
+        place = self.place
+        common = f"dropout {self.job.training.seed} {step} {place.data} {place.pipeline}"
+        if self.group is not None:
+            seed_private(number(f"{common} {place.tensor}"))
+        paddle.seed(number(common))  # last: starting the private numbers starts the common ones too
+
+
+def number(text):
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
