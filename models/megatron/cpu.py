@@ -1,0 +1,40 @@
+"""What Megatron-Core lacks to run on a processor: it knows CUDA only. On any other device this does nothing.
+
+No file of the package is changed. Megatron asks torch.cuda in four ways, and each gets a processor's answer:
+which device is current, random numbers' states, tensors made or moved by the word "cuda", and the names of
+tensor types, which it compares with "torch.cuda.FloatTensor" and its like.
+"""
+
+import logging
+
+import torch
+from megatron.core.tensor_parallel import random
+from torch.overrides import TorchFunctionMode
+
+
+def stand_in_for_cuda(device):
+    """Let Megatron-Core 0.16 run on `device` where that is the processor, until the process ends."""
+    if device.type != "cpu":
+        return
+    torch.cuda.current_device = lambda: device
+    torch.cuda.manual_seed = torch.manual_seed
+    torch.cuda.get_rng_state = random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
+    random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+    # it warns when the processor's random numbers move inside the device's, which are the same here
+    logging.getLogger(random.__name__).setLevel(logging.ERROR)
+    OnProcessor().__enter__()
+
+
+class OnProcessor(TorchFunctionMode):
+    """Every call into torch, with "cuda" read as the processor."""
+
+    def __torch_function__(self, function, _types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if kwargs.get("device") == "cuda":
+            kwargs = {**kwargs, "device": "cpu"}
+        if function is torch.Tensor.cuda:
+            return args[0]
+        result = function(*args, **kwargs)
+        if function is torch.Tensor.type and isinstance(result, str):
+            return result.replace("torch.", "torch.cuda.", 1)
+        return result

@@ -1,0 +1,111 @@
+"""GPT and Llama as Megatron-Core says them: one TransformerConfig, its own layer specs, and its GPTModel.
+
+Both are decoders of pre-norm blocks. GPT: LayerNorm, GELU, learned positions, biases, the head tied to the embedding.
+Llama: RMSNorm, SwiGLU, rotary positions, grouped queries, no biases, a head of its own. On a GPU the layers are
+transformer-engine's, with Megatron's fused kernels; on a processor they are Megatron's local ones, without.
+"""
+
+import functools
+import importlib.util
+
+import torch
+from local_norm import use_local_norm
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.enums import AttnBackend
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch.nn import functional
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
+POSITIONS = {"learned": "learned_absolute", "rope": "rope"}
+
+
+def build(job, place, device):
+    """This rank's pipeline stage, on `device`, with parameters in the precision they are multiplied in; unfilled."""
+    model, accelerated = job.model, device.type == "cuda"
+    config = TransformerConfig(**architecture(model), **arithmetic(job, accelerated), **execution(job, accelerated))
+    spec = get_gpt_decoder_block_spec(config, accelerated, config.normalization)
+    stage = GPTModel(
+        config=config,
+        transformer_layer_spec=spec if accelerated else use_local_norm(spec),
+        vocab_size=model.vocab_size,
+        max_sequence_length=job.training.sequence_length,
+        pre_process=place.pipeline == 0,
+        post_process=place.pipeline == job.layout.pipeline - 1,
+        share_embeddings_and_output_weights=model.tied_embeddings,
+        position_embedding_type=POSITIONS[model.positions],
+        rotary_base=model.rope_base,
+    )
+    return stage.to(device)
+
+
+def architecture(model):
+    """What the case says of the network."""
+    return {
+        "num_layers": model.layers,
+        "hidden_size": model.hidden_size,
+        "ffn_hidden_size": model.ffn_hidden_size,
+        "num_attention_heads": model.heads,
+        "num_query_groups": model.kv_heads,
+        "normalization": NORMS[model.norm],
+        "layernorm_epsilon": model.norm_eps,
+        "gated_linear_unit": model.activation == "swiglu",
+        "add_bias_linear": model.bias,
+        "hidden_dropout": model.hidden_dropout,
+        "attention_dropout": model.attention_dropout,
+        # the values come from the worker; not initialising at all would leave parameters unmarked as tensor-parallel
+        "init_method": leave,
+        "embedding_init_method": leave,
+        "output_layer_init_method": leave,
+    }
+
+
+def arithmetic(job, accelerated):
+    """Precision and kernels. Megatron's fused GELU is the tanh form, and its name for it is the erf form's."""
+    precision, activation = job.training.precision, job.model.activation
+    fused = accelerated and (activation == "swiglu" or (activation == "gelu_tanh" and job.model.bias))
+    forms = {
+        "swiglu": functional.silu,
+        "gelu": functional.gelu,
+        "gelu_tanh": functional.gelu if fused else functools.partial(functional.gelu, approximate="tanh"),
+    }
+    return {
+        "params_dtype": DTYPES[precision],
+        "pipeline_dtype": DTYPES[precision],
+        "bf16": precision in ("bf16", "fp8"),
+        "fp16": precision == "fp16",
+        "fp8": "hybrid" if precision == "fp8" else None,
+        "activation_func": forms[activation],
+        "bias_activation_fusion": fused,
+        "bias_dropout_fusion": accelerated,
+        "masked_softmax_fusion": False,  # transformer-engine's attention does not use it
+        "apply_rope_fusion": accelerated and job.model.positions == "rope",
+        "cross_entropy_loss_fusion": accelerated,
+        "gradient_accumulation_fusion": accelerated and has_fused_accumulation(),
+        "attention_backend": AttnBackend.flash if job.tuning.attention == "flash_attn" else AttnBackend.auto,
+    }
+
+
+def execution(job, accelerated):
+    """Layout and recomputation: selective computes the inside of attention again, full each layer from its input."""
+    layout, recompute = job.layout, job.tuning.recompute
+    return {
+        "tensor_model_parallel_size": layout.tensor,
+        "pipeline_model_parallel_size": layout.pipeline,
+        "sequence_parallel": layout.sequence_parallel,
+        "deallocate_pipeline_outputs": True,
+        "batch_p2p_sync": accelerated,  # waits for CUDA
+        "recompute_granularity": None if recompute == "none" else recompute,
+        "recompute_method": "uniform" if recompute == "full" else None,
+        "recompute_num_layers": 1 if recompute == "full" else None,
+    }
+
+
+def leave(weight):
+    return weight
+
+
+def has_fused_accumulation():
+    """Whether apex's kernel is here that adds a weight's gradient to the step's as it is computed."""
+    return importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None

@@ -1,0 +1,132 @@
+"""The training of one rank, from job to last step, by Megatron's schedules. Facts only are recorded."""
+
+import importlib.util
+
+import torch
+import torch.distributed as dist
+from cpu import stand_in_for_cuda
+from device import describe, memory, open_device
+from levelfield.worker import Batches, Capture, Initializer, coordinates, learning_rate
+from megatron.core import __version__ as megatron_version
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from model import build
+from observe import observe
+from parallelize import check, make_optimizer, parallel_groups, replicate, set_rates
+from weights import Weights
+
+
+def train(job, recorder):
+    """Train as `job` says. Raises Unsupported, CorpusError, NonFinite and what the framework raises."""
+    check(job)
+    device = open_device(job)
+    name, details = describe(device)
+    recorder.framework("megatron", megatron_version, name, {**details, **software(device)})
+    stand_in_for_cuda(device)
+    with parallel_groups(job, device):
+        train_steps(job, recorder, Trainer(job, coordinates(job), device))
+
+
+def train_steps(job, recorder, trainer):
+    """Have `trainer` take every step, and record its weights, then each step's figures."""
+    recorder.weights(trainer.weights.arrays())
+    batches = iter(Batches(job, trainer.place.data))
+    batch = next(batches)
+    recorder.begin()
+    while batch is not None:
+        trainer.launch(batch)
+        upcoming = next(batches, None)  # read while the device works
+        if batch.step in job.gradient_steps:
+            recorder.gradients(batch.step, trainer.weights.squares(trainer.loss_scale))
+        recorder.step(batch.step, **trainer.finish(batch))
+        batch = upcoming
+    if job.save_weights_dir:
+        trainer.weights.save(job.save_weights_dir)
+
+
+class Trainer:
+    """One rank's model, optimizer and schedule. A step is `launch`, then `finish`, which waits for the device."""
+
+    def __init__(self, job, place, device):
+        self.job, self.place, self.device, self.capture = job, place, device, Capture(job)
+        # other ranks have other dropout; Megatron gives each tensor-parallel rank its own inside attention
+        model_parallel_cuda_manual_seed(job.training.seed + 4096 * (place.pipeline * job.layout.data + place.data))
+        self.model = build(job, place, device)
+        self.wrapped = replicate(job, self.model)
+        self.optimizer = make_optimizer(job, self.wrapped)
+        initializer = Initializer(job)
+        inner, known = self.optimizer.chained_optimizers[0], initializer.parameters(job.model)
+        self.weights = Weights(job, place, self.model, inner, known)
+        self.weights.fill(initializer)
+        self.run_schedule = get_forward_backward_func()
+        self.positions = torch.arange(job.training.sequence_length, device=device).expand(job.tuning.micro_batch, -1)
+
+    @property
+    def loss_scale(self):
+        return float(self.optimizer.get_loss_scale())
+
+    def launch(self, batch):
+        """Forward and backward over all micro-batches: loss and gradients of the global batch, not yet clipped."""
+        captured = self.capture.wants(batch.step)
+        if captured:
+            observe(self.model, self.capture.keep)
+        self.wrapped.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        losses = self.run_schedule(
+            forward_step_func=self.forward,
+            data_iterator=zip(*(torch.from_numpy(array) for array in (batch.inputs, batch.targets)), strict=True),
+            model=[self.wrapped],
+            num_microbatches=self.job.accumulation,
+            seq_length=self.job.training.sequence_length,
+            micro_batch_size=self.job.tuning.micro_batch,
+        )
+        self.loss = self.reduce(losses)
+        for name, gradient in self.weights.gradients(self.loss_scale) if captured else ():
+            self.capture.keep(f"gradient.{name}", gradient)
+
+    def forward(self, micro_batches, model):
+        """One micro-batch for Megatron's schedule: the stage's output, and what makes a loss of the last one's."""
+        inputs, targets = (tensor.to(self.device, non_blocking=True) for tensor in next(micro_batches))
+        return model(inputs, self.positions, None, labels=targets), mean_loss
+
+    def reduce(self, losses):
+        """The mean loss of the global batch, on every rank; `losses`: of the micro-batches, on a last stage."""
+        sharing = self.job.accumulation * self.job.layout.data * self.job.layout.tensor
+        total = torch.zeros(1, dtype=torch.float64, device=self.device)
+        for loss in losses:
+            total += loss / sharing
+        if self.job.world_size > 1:
+            dist.all_reduce(total)
+        return total
+
+    def finish(self, batch):
+        """Clip and step, or skip the step where fp16 overflowed; what to record of it."""
+        rate, scale = learning_rate(self.job.training.schedule, batch.step), self.loss_scale
+        set_rates(self.optimizer, rate, self.job.training.optimizer.weight_decay)
+        done, norm, _ = self.optimizer.step()
+        owner = self.place.tensor == 0 and self.place.pipeline == 0
+        return {
+            "loss": self.loss.item(),
+            "grad_norm": norm,
+            "tokens": batch.tokens if owner else 0,
+            "learning_rate": rate,
+            "tokens_checksum": batch.checksum,
+            "memory": memory(self.device),
+            "loss_scale": scale if self.job.training.precision == "fp16" else None,
+            "skipped": not done,
+        }
+
+
+def mean_loss(losses):
+    """(loss, what to keep of it) of a micro-batch. Megatron divides the first in place: the second is a copy."""
+    loss = losses.mean()
+    return loss, loss.detach().clone()
+
+
+def software(device):
+    """What else took part: the layers' maker, by Megatron's name, and transformer-engine's version or None."""
+    version = None
+    if importlib.util.find_spec("transformer_engine") is not None:
+        version = importlib.import_module("transformer_engine").__version__
+    layers = "transformer_engine" if device.type == "cuda" else "local"
+    return {"torch": torch.__version__, "layers": layers, "transformer_engine": version}

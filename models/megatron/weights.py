@@ -1,0 +1,114 @@
+"""The canonical parameters that this rank holds, in float32: filled, reported, saved; and their gradients.
+
+In 16 bits Megatron's optimizer keeps the float32 values, and its distributed form keeps a flat range of each
+parameter on each data-parallel rank. The values here are always the optimizer's, not the rounded ones.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from canonical import Correspondence
+from megatron.core import parallel_state
+
+
+class Held(NamedTuple):
+    """One of Megatron's parameters on this rank and the canonical parts in it, in order of rows."""
+
+    parameter: torch.nn.Parameter
+    parts: list
+
+
+class Weights:
+    """This rank's parameters. optimizer: Megatron's, made from `model`. Every rank must call `arrays` and `save`."""
+
+    def __init__(self, job, place, model, optimizer, known):
+        self.job, self.place, self.optimizer = job, place, optimizer
+        self.distributed = job.layout.sharding_stage == 1
+        self.shapes = {name: tuple(spec.shape) for name, spec in known.items()}
+        first_layer = model.decoder.layers[0].layer_number - 1
+        table = Correspondence(job.model, self.shapes, job.layout.tensor, place.tensor, first_layer)
+        self.held = [Held(p, table.parts(name)) for name, p in model.named_parameters()]
+
+    @torch.no_grad()
+    def fill(self, initializer):
+        """Write the initial values: exact ones into the optimizer's copy, in its precision into the model's."""
+        for parameter, parts in self.held:
+            whole = torch.empty(parameter.shape)
+            for part in parts:
+                view = part.view(whole)
+                view.copy_(torch.from_numpy(initializer.array(part.name, part.shape, part.slices)).view(view.shape))
+            parameter.copy_(whole)
+            if getattr(parameter, "main_param", None) is not None:
+                parameter.main_param.view(-1).copy_(whole.view(-1)[self.owned(parameter)])
+
+    def arrays(self):
+        """(name, whole shape, slices, float32 values), read back from the optimizer."""
+        for parameter, parts in self.held:
+            whole = self.whole(parameter)
+            for part in parts:
+                yield part.name, part.shape, part.slices, part.view(whole).flatten(0, 1).cpu().numpy()
+
+    def save(self, folder):
+        """Write <folder>/<name>.npy, whole: each rank its own part of files that the first one made."""
+        files = {name: Path(folder) / f"{name}.npy" for name in self.shapes}
+        if self.job.rank == 0:
+            for name, path in files.items():
+                np.lib.format.open_memmap(path, "w+", np.float32, self.shapes[name]).flush()
+        dist.barrier()
+        for name, _shape, slices, values in self.arrays():
+            if self.place.data == 0:
+                np.lib.format.open_memmap(files[name], "r+")[slices] = values
+        dist.barrier()
+
+    def whole(self, parameter):
+        """The float32 values of `parameter`, in its shape; of a distributed optimizer gathered from its ranks."""
+        main = getattr(parameter, "main_param", parameter)
+        if not self.distributed:
+            return main.detach()
+        flat, owned = torch.zeros(parameter.numel(), device=parameter.device), self.owned(parameter)
+        if main is not None:
+            flat[owned] = main.detach().view(-1)[owned if main is parameter else slice(None)]
+        dist.all_reduce(flat, group=parallel_state.get_data_parallel_group())
+        return flat.view(parameter.shape)
+
+    def owned(self, parameter):
+        """The range of the flat parameter that the optimizer of this rank keeps."""
+        if not self.distributed:
+            return slice(0, parameter.numel())
+        if parameter not in self.optimizer.model_param_gbuf_map:
+            return slice(0, 0)
+        kept = self.optimizer._get_model_param_range_map(parameter)["param"]
+        return slice(kept.start, kept.end)
+
+    # ---- gradients: valid between the schedule's end and the optimizer's step
+
+    def gradient(self, parameter):
+        """This rank's share of a parameter's gradient, in its shape: zero where other ranks have the sum."""
+        if not self.distributed:
+            return parameter.main_grad
+        share, owned = torch.zeros_like(parameter.main_grad), self.owned(parameter)
+        share.view(-1)[owned] = parameter.main_grad.view(-1)[owned]
+        return share
+
+    def squares(self, loss_scale):
+        """[(name, this rank's share of the squared norm of its gradient)]: all ranks' add up to the whole's."""
+        parts = [(part, part.view(self.gradient(parameter))) for parameter, parts in self.held for part in parts]
+        norms = torch.stack([torch.linalg.vector_norm(view, dtype=torch.float64) for _, view in parts])
+        scales = [loss_scale**2 * self.replicas(part) for part, _ in parts]
+        found = zip(parts, norms.square().tolist(), scales, strict=True)
+        return [(part.name, square / scale) for (part, _), square, scale in found]
+
+    def replicas(self, part):
+        """How many ranks give the same square: with a tied head both ends of the pipeline have the sum of both."""
+        layout = self.job.layout
+        ends = 2 if layout.pipeline > 1 and self.job.model.tied_embeddings and part.name == "embedding.weight" else 1
+        return ends * (layout.tensor if part.whole else 1) * (1 if self.distributed else layout.data)
+
+    def gradients(self, loss_scale):
+        """(name, float32 gradient) of all parameters; for one process, which has them whole."""
+        for parameter, parts in self.held:
+            for part in parts:
+                yield part.name, (part.view(parameter.main_grad).flatten(0, 1) / loss_scale).float().cpu().numpy()
