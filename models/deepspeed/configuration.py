@@ -1,0 +1,65 @@
+"""DeepSpeed's JSON configuration of a job, and what of it DeepSpeed's ZeRO engine is not used for here."""
+
+import math
+
+from levelfield.worker import Unsupported
+
+NEVER = 2**62  # steps
+
+
+def configuration(job):
+    """What deepspeed.initialize is given as `config`. Raises Unsupported for what this implementation has not."""
+    check(job)
+    training, tuning = job.training, job.tuning
+    return {
+        "train_batch_size": training.global_batch,
+        "train_micro_batch_size_per_gpu": tuning.micro_batch,
+        "gradient_accumulation_steps": job.accumulation,
+        "gradient_clipping": training.gradient_clip,
+        "communication_data_type": "fp32",
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "zero_optimization": zero_optimization(job),
+        "steps_per_print": NEVER,
+        **precision(training),
+    }
+
+
+def zero_optimization(job):
+    """Communication beside the backward pass where a device has streams to do so."""
+    return {
+        "stage": job.layout.sharding_stage,
+        "overlap_comm": job.device != "cpu",
+        "contiguous_gradients": True,
+        "reduce_scatter": job.device != "cpu",
+    }
+
+
+def precision(training):
+    """Parameters of 16 bits, with a float32 master copy in the optimizer; fp16's loss scale as the case says."""
+    if training.precision == "bf16":
+        return {"bf16": {"enabled": True}}
+    if training.precision != "fp16":
+        return {}
+    scale = training.loss_scale
+    return {
+        "fp16": {
+            "enabled": True,
+            "initial_scale_power": int(math.log2(scale.initial)),
+            "loss_scale_window": scale.growth_interval,
+            "hysteresis": 1,
+        }
+    }
+
+
+def check(job):
+    layout, precision = job.layout, job.training.precision
+    if layout.tensor > 1 or layout.pipeline > 1:
+        raise Unsupported(
+            f"tensor {layout.tensor}, pipeline {layout.pipeline}: this implementation has data parallelism and ZeRO"
+        )
+    if layout.sharding_stage and layout.sharding_degree != layout.data:
+        raise Unsupported(f"ZeRO over {layout.sharding_degree} of {layout.data} ranks: it is over all of them here")
+    if precision == "fp8":
+        raise Unsupported("precision fp8; this implementation has fp32, bf16 and fp16")
+    if precision != "fp32" and not layout.sharding_stage:
+        raise Unsupported(f"precision {precision} without ZeRO: stage 0 keeps no float32 master weights here")

@@ -1,0 +1,42 @@
+"""DeepSpeed's engine (Rajbhandari et al., 2020) around the torch implementation's model."""
+
+import deepspeed
+import torch
+from configuration import configuration
+from decoder import Decoder
+from optimizer import make_adamw
+from parallelize import decoder_arguments
+from partition import fill, fill_master_weights, whole_shape
+from recompute import compile_blocks, recompute_blocks
+
+
+def open_engine(job, place, initializer, device):
+    """The engine, with initial weights. Its `module` is the model, of canonical parameter names.
+
+    Raises Unsupported where this implementation cannot do what the job asks for.
+    """
+    config = configuration(job)
+    with construction(job, config):
+        model = Decoder(**decoder_arguments(job, place))
+    if job.layout.sharding_stage < 3:
+        model.to_empty(device=device)
+    fill(model, initializer)
+    recompute_blocks(model, job.tuning.recompute)
+    if job.tuning.compile:
+        compile_blocks(model)
+    parameters = [(parameter, len(whole_shape(parameter))) for parameter in model.parameters()]
+    # torch's optimizer, as DeepSpeed's own is compiled at its first use
+    optimizer = make_adamw(parameters, job.training)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
+    if job.training.precision != "fp32":
+        fill_master_weights(model, initializer)
+    model.prepare(device)
+    return engine
+
+
+def construction(job, config):
+    """Under ZeRO 3 each parameter is partitioned as it is made; else the model is made without memory first."""
+    if job.layout.sharding_stage == 3:
+        # without its argument dtype: on a processor it makes 16 bits of any
+        return deepspeed.zero.Init(config_dict_or_path=config)
+    return torch.device("meta")

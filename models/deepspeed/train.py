@@ -1,0 +1,23 @@
+"""One rank of a training: run by path, one process for each device."""
+
+import sys
+from pathlib import Path
+
+from levelfield.worker import run
+
+# the model and the loop are those of the torch implementation
+sys.path.append(str(Path(__file__).resolve().parents[1] / "torch"))
+
+
+def main(job, recorder):
+    # imported here, so that a missing package is an event with a class of its own and preloads come first
+    from accelerator import prepare
+
+    prepare(job)
+    from zero_training import train
+
+    train(job, recorder)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,112 @@
+"""The training of one rank by DeepSpeed's engine; the loop around a step is the torch implementation's."""
+
+import contextlib
+import math
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from activations import keep_gradients, kept_activations
+from device import describe, memory, open_device, process_group
+from engine import open_engine
+from levelfield.worker import Capture, Initializer, coordinates, learning_rate
+from partition import save, squared_norm, whole_gradients, whole_parameters
+from training import step_seed, train_steps
+
+
+def train(job, recorder):
+    """Train as `job` says. Raises Unsupported, CorpusError, NonFinite and what the framework raises."""
+    device = open_device(job)
+    name, details = describe(device)
+    recorder.framework("deepspeed", deepspeed.__version__, name, {**details, "torch": torch.__version__})
+    with process_group(job, device, alone=True):
+        deepspeed.init_distributed(job.backend, auto_mpi_discovery=False)  # takes the group that there is
+        train_steps(job, recorder, ZeroTrainer(job, coordinates(job), device))
+
+
+class ZeroTrainer:
+    """One rank's engine, for train_steps. The engine accumulates, clips, scales the loss and skips steps."""
+
+    def __init__(self, job, place, device):
+        self.job, self.place, self.device, self.capture = job, place, device, Capture(job)
+        self.engine = open_engine(job, place, Initializer(job), device)
+        self.model = self.engine.module
+        self.scaled = job.training.precision == "fp16"
+        self.random = bool(job.model.hidden_dropout or job.model.attention_dropout)
+
+    def weights(self):
+        """(name, whole shape, slices, float32 values): every rank says all of it, gathered where it has a part."""
+        for name, whole in whole_parameters(self.model):
+            yield name, whole.shape, tuple(slice(0, size) for size in whole.shape), whole
+
+    def save(self, folder):
+        save(self.model, folder, writes=self.job.rank == 0)
+
+    def launch(self, batch):
+        """All of the step: the engine waits for the gradient's norm itself."""
+        if self.random:
+            torch.manual_seed(step_seed(self.job, self.place, batch.step))
+        self.scale = self.engine.optimizer.loss_scale if self.scaled else 1.0
+        self.rate = learning_rate(self.job.training.schedule, batch.step)
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = self.rate
+        self.loss = self.gradients(batch)
+        self.take_evidence(batch.step)
+        self.engine.step()
+
+    def gradients(self, batch):
+        """Forward and backward over all micro-batches. Returns the global batch's mean loss."""
+        inputs, targets = (torch.from_numpy(array).to(self.device) for array in (batch.inputs, batch.targets))
+        keep, total = self.capture.wants(batch.step), torch.zeros(1, device=self.device)
+        for micro in range(self.job.accumulation):
+            if micro:
+                self.engine.step()  # between micro-batches it only counts
+            kept = kept_activations(self.model, self.capture) if keep and not micro else contextlib.nullcontext()
+            with kept:
+                total += self.backward(inputs[micro], targets[micro])
+        if self.job.world_size > 1:
+            dist.all_reduce(total)
+        return total / self.job.layout.data
+
+    def backward(self, inputs, targets):
+        """One micro-batch's share of the mean loss.
+
+        The model's loss wants a factor inside and a gradient of one (head_loss); the engine multiplies by the loss
+        scale outside. Both are powers of two, so dividing by it between them changes no digit.
+        """
+        loss = self.engine(inputs, targets, self.scale / self.job.accumulation) / self.scale
+        self.engine.backward(loss, scale_wrt_gas=False)
+        return loss.detach()
+
+    def take_evidence(self, step):
+        """The whole gradients' norms, and the gradients where they are captured, before the engine's step."""
+        self.squares = []
+        if self.capture.wants(step):
+            keep_gradients(self.capture, whole_gradients(self.model), self.scale)
+        if step in self.job.gradient_steps or not self.job.layout.sharding_stage:
+            scale = self.scale**2
+            self.squares = [(name, squared_norm(whole) / scale) for name, whole in whole_gradients(self.model)]
+
+    def gradient_squares(self):
+        """(name, this rank's share of its squared gradient norm): each rank has computed all of them."""
+        return [(name, float(square) / self.job.world_size) for name, square in self.squares]
+
+    def norm(self):
+        """The gradient's norm before clipping, by the engine; without ZeRO it keeps none."""
+        if self.job.layout.sharding_stage:
+            return float(self.engine.get_global_grad_norm())
+        return math.sqrt(sum(float(square) for _, square in self.squares))
+
+    def finish(self, batch):
+        """What to record of the step."""
+        skipped = not self.engine.was_step_applied()
+        return {
+            "loss": self.loss.item(),
+            "grad_norm": None if skipped else self.norm(),
+            "tokens": batch.tokens,
+            "learning_rate": self.rate,
+            "tokens_checksum": batch.checksum,
+            "memory": memory(self.device),
+            "loss_scale": self.scale if self.scaled else None,
+            "skipped": skipped,
+        }
