@@ -9,6 +9,7 @@ import hashlib
 import math
 from dataclasses import asdict
 
+from levelfield.alignment import judged
 from levelfield.judge import judge
 from levelfield.measure import energy as energies
 from levelfield.measure import memory as memories
@@ -20,10 +21,11 @@ from levelfield.measure.validity import loss_curve, tokens_checksum
 from levelfield.measure.weights import weight_checksums
 from levelfield.raw import Raw, read_raw
 from levelfield.rundir import read_plan
+from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
+from levelfield.specs.reference import Reference
 from levelfield.specs.result import (
-    Alignment,
     Energy,
     Figure,
     Identity,
@@ -43,6 +45,7 @@ def collect(paths: RunPaths) -> Result:
     plan, raw = read_plan(paths), read_raw(paths)
     status = judge(plan, raw, paths)
     throughput, why_none = _throughput(plan, raw, status)
+    identity = _identity(plan, raw)
     return Result(
         run_id=plan.run_id,
         case=plan.case,
@@ -71,8 +74,8 @@ def collect(paths: RunPaths) -> Result:
         utilisation=_utilisation(plan, throughput),
         memory=_memory(plan, raw),
         energy=_energy(plan, raw, throughput, why_none),
-        identity=_identity(plan, raw),
-        alignment=Alignment(verdict="unchecked", reason="this case has no reference at this scale"),
+        identity=identity,
+        alignment=judged(plan.work.training.steps, raw, identity, _reference(paths)),
         deviations=plan.deviations,
     )
 
@@ -192,6 +195,10 @@ def _identity(plan: Plan, raw: Raw) -> Identity:
         initial_weights="sha256:" + hashlib.sha256(listed.encode()).hexdigest() if weights else None,
         tokens=f"{tokens:016x}" if tokens is not None else None,
     )
+
+
+def _reference(paths: RunPaths) -> Reference | None:
+    return load(Reference, paths.reference) if paths.reference.exists() else None
 
 
 def _framework_version(plan: Plan, raw: Raw) -> str:

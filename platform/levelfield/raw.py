@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from levelfield.measure.records import Reading, StepRecord, WeightSlice
+from levelfield.measure.records import GradientShare, Reading, StepRecord, WeightSlice
 from levelfield.specs.paths import RunPaths
 
 Event = dict[str, Any]
@@ -24,6 +24,7 @@ class Raw:
 
     steps: tuple[StepRecord, ...] = ()
     weights: tuple[WeightSlice, ...] = ()
+    gradients: tuple[GradientShare, ...] = ()
     begins: dict[int, int] = field(default_factory=dict)
     errors: dict[int, Event] = field(default_factory=dict)
     frameworks: dict[int, Event] = field(default_factory=dict)
@@ -48,6 +49,7 @@ def read_raw(paths: RunPaths) -> Raw:
     return Raw(
         steps=tuple(_records(pairs, "step", _step, broken)),
         weights=tuple(w for found in _records(pairs, "weights", _weights, broken) for w in found),
+        gradients=tuple(g for found in _records(pairs, "gradients", _gradients, broken) for g in found),
         begins=dict(_records(pairs, "begin", lambda rank, e: (rank, int(e["end_ns"])), broken)),
         errors={rank: e for rank, e in pairs if e.get("event") == "error"},
         frameworks={rank: e for rank, e in pairs if e.get("event") == "framework"},
@@ -119,6 +121,10 @@ def _weights(rank: int, event: Event) -> list[WeightSlice]:
         WeightSlice(rank, name, tuple(shape), tuple((a, b) for a, b in slices), int(checksum, 16))
         for name, shape, slices, checksum in event["parameters"]
     ]
+
+
+def _gradients(rank: int, event: Event) -> list[GradientShare]:
+    return [GradientShare(rank, int(event["step"]), name, float(square)) for name, square in event["squares"].items()]
 
 
 def _number(value: Any) -> float | None:

@@ -22,6 +22,7 @@ from levelfield.errors import DocumentError, UnknownName, UsageError
 from levelfield.specs.base import load
 from levelfield.specs.case import Case
 from levelfield.specs.implementation import ImplementationFile
+from levelfield.specs.reference import Reference
 from levelfield.specs.suite import Suite
 from levelfield.specs.vendor import VendorFile
 
@@ -57,6 +58,10 @@ class Registry:
         return self._collect("suite", "configs/suites/*.yaml", lambda p: p.stem)
 
     @cached_property
+    def references(self) -> dict[str, Path]:
+        return self._collect("reference", "configs/references/*.json", lambda p: p.stem)
+
+    @cached_property
     def frameworks(self) -> dict[str, Path]:
         return self._collect("framework", "models/*/implementation.yaml", lambda p: p.parent.name)
 
@@ -70,6 +75,11 @@ class Registry:
 
     def suite(self, name: str) -> Suite:
         return load(Suite, self._path("suite", name, self.suites))
+
+    def reference(self, name: str) -> Reference:
+        path = self._path("reference", name, self.references)
+        found = load(Reference, path)
+        return _named(found, found.name, name, path)
 
     def implementation(self, name: str) -> tuple[ImplementationFile, Path]:
         path = self._path("framework", name, self.frameworks)

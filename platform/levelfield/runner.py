@@ -31,6 +31,7 @@ from levelfield.runtimes.process import ProcessRuntime
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
+from levelfield.specs.reference import Reference
 from levelfield.specs.result import Result
 
 
@@ -42,13 +43,24 @@ class Listener:
     step: Callable[[Plan, Progress], None]
 
 
-def run(plan_with: Callable[[Measured], Plan], vendor: Vendor, runs: Path, listener: Listener, machine: str) -> Result:
+def run(
+    plan_with: Callable[[Measured], Plan],
+    vendor: Vendor,
+    runs: Path,
+    listener: Listener,
+    machine: str,
+    reference_of: Callable[[Plan], Reference | None] = lambda plan: None,
+) -> Result:
     """Run once and return the result, valid or not. `plan_with` makes the plan from what is measured of the machine.
 
+    reference_of: what the plan's run is to be held against; the run directory gets a copy.
     Raises UsageError when the run directory cannot be written; everything later ends in a result.
     """
     plan = plan_with(Measured())
+    reference = reference_of(plan)
     paths = rundir.create(runs, plan.run_id)
+    if reference is not None:
+        rundir.write_atomically(paths.reference, dump(reference))
     with _sigterm_as_interrupt():
         outcome = _attempt(plan, plan_with, vendor, paths, listener, machine)
     result = _finished(paths, outcome)

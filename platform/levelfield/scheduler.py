@@ -16,6 +16,7 @@ from levelfield.registry import Registry
 from levelfield.resolve import Asked
 from levelfield.specs.base import load
 from levelfield.specs.plan import Plan
+from levelfield.specs.reference import Reference, reference_name
 from levelfield.specs.result import Result
 from levelfield.specs.selector import parse_selector
 from levelfield.specs.suite import Suite, SuiteEntry
@@ -36,6 +37,7 @@ class Job:
 
     plan_with: Callable[[Measured], Plan]
     vendor: Vendor
+    reference_of: Callable[[Plan], Reference | None]
 
 
 def entries(registry: Registry, cases: Sequence[str], suites: Sequence[str], asked: Asked) -> list[Entry]:
@@ -65,7 +67,7 @@ def planned(job: Job) -> Plan:
 def run_all(work: Iterator[Job], runs: Path, listener: runner.Listener) -> Iterator[Result]:
     """Run one after another, handing out each result as it comes; an interrupted run is the last one."""
     for job in work:
-        result = runner.run(job.plan_with, job.vendor, runs, listener, platform.node())
+        result = runner.run(job.plan_with, job.vendor, runs, listener, platform.node(), job.reference_of)
         yield result
         if result.status.failure == "interrupted":
             return
@@ -82,7 +84,13 @@ def _jobs_of(registry: Registry, entry: Entry, repeat: int | None, corpus: Corpu
         def plan_with(measured: Measured, run_id: str = run_id, number: int = number) -> Plan:
             return resolve.resolve(found, selector, entry.text, entry.asked, run_id, corpus, measured, number)
 
-        yield Job(plan_with, vendor)
+        yield Job(plan_with, vendor, lambda plan: reference_of(registry, plan))
+
+
+def reference_of(registry: Registry, plan: Plan) -> Reference | None:
+    """The reference of the plan's case, scale and precision, if any. Raises DocumentError for a damaged one."""
+    name = reference_name(plan.case, plan.scale, plan.work.training.precision)
+    return registry.reference(name) if name in registry.references else None
 
 
 def _suite(registry: Registry, name: str) -> Suite:

@@ -15,8 +15,12 @@ from plans import PLUGINS, ROOT
 STANDARD = sys.stdlib_module_names
 FRAMEWORKS = {"torch", "paddle", "megatron", "deepspeed", "oneflow"}
 # What a framework's training may import beside the standard library, the worker and its siblings.
+OF_TORCH = {"torch", "numpy", "flash_attn", "transformer_engine"}
 OF_FRAMEWORK = {
-    "torch": {"torch", "numpy", "flash_attn", "transformer_engine"},
+    "torch": OF_TORCH,
+    "megatron": OF_TORCH | {"megatron"},
+    "deepspeed": OF_TORCH | {"deepspeed"},
+    "paddle": {"paddle", "numpy"},
     "fake": set(),
 }
 # What an adapter may use to reach its maker's devices.
@@ -64,7 +68,9 @@ def test_no_plugin_file_is_named_like_the_standard_library(kind: str) -> None:
 
 @pytest.mark.parametrize("path", sources("models"), ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_models_import_the_worker_their_framework_and_siblings(path: Path) -> None:
-    siblings = {p.stem for p in path.parent.glob("*.py")}
+    shares_torch = "torch" in OF_FRAMEWORK[path.parent.name]  # then models/torch is beside it on the path
+    folders = [path.parent] + [ROOT / "models" / "torch"] * shares_torch
+    siblings = {p.stem for folder in folders for p in folder.glob("*.py")}
     allowed = STANDARD | siblings | OF_FRAMEWORK[path.parent.name]
     for name in imported(path):
         top = name.partition(".")[0]

@@ -28,6 +28,8 @@ other commands (each has --help):
   show       a case, resolved, with its smoke scale
   report     one run or many: table, markdown, csv, json
   collect    compute a run's result again from its raw files
+  align      a run's training against a reference, layer by layer
+  references what runs are held against: list, promote
   data       prepare a corpus from text, or check one
   export     a case's initial weights in the format of others
 
@@ -35,7 +37,7 @@ exit codes: 0 good, 2 wrong usage or configuration, 3 a run failed, 4 a gate
 refused, 5 the platform's own fault, 130 interrupted
 """
 
-COMMANDS = ("run", "list", "show", "report", "collect", "data", "export")
+COMMANDS = ("run", "list", "show", "report", "collect", "align", "references", "data", "export")
 
 
 def parser_of(arguments: Sequence[str]) -> argparse.Namespace:
@@ -127,6 +129,30 @@ def _collect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 4 if the result would differ")
 
 
+def _align(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Say whether a run trains as a reference does, layer by layer; exit 4 unless it is aligned. "
+        "`align calibrate CASE:FRAMEWORK` runs a case with other arithmetic and records the noise in its reference."
+    )
+    parser.add_argument("run", help="a path, an id, a part of one, or latest; or the word calibrate")
+    parser.add_argument("case", nargs="?", help="with calibrate: a case string")
+    parser.add_argument("--reference", metavar="RUN|NAME", help="another run, or a reference's name (default: its own)")
+    parser.add_argument("--json", action="store_true", help="machine-readable output")
+
+
+def _references(parser: argparse.ArgumentParser) -> None:
+    parser.description = "What runs are held against (configs/references/)."
+    actions = parser.add_subparsers(dest="action", required=True)
+    actions.add_parser("list", help="every reference, where it comes from and what noise it knows")
+    promote = actions.add_parser("promote", help="make a valid run the reference of its case")
+    promote.add_argument("run")
+    promote.add_argument("--why", required=True, metavar="TEXT", help="kept in the reference")
+    promote.add_argument("--replace", action="store_true", help="although the run fails against the present reference")
+    noise = actions.add_parser("noise", help="record how far runs come that differ in arithmetic only")
+    noise.add_argument("name", metavar="NAME", help="the reference")
+    noise.add_argument("run", nargs="+", help="valid runs of the same case: another layout, thread count or framework")
+
+
 def _data(parser: argparse.ArgumentParser) -> None:
     parser.description = "Prepare a corpus from text, or check one."
     actions = parser.add_subparsers(dest="action", required=True)
@@ -155,6 +181,8 @@ _BUILDERS = {
     "show": _show,
     "report": _report,
     "collect": _collect,
+    "align": _align,
+    "references": _references,
     "data": _data,
     "export": _export,
 }

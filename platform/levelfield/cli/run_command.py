@@ -10,7 +10,7 @@ from levelfield import scheduler
 from levelfield.cli import dry_run
 from levelfield.cli.terminal import Terminal
 from levelfield.corpus import CorpusFacts
-from levelfield.errors import INTERRUPTED, RunFailed, UsageError
+from levelfield.errors import INTERRUPTED, GateFailed, RunFailed, UsageError
 from levelfield.registry import Registry
 from levelfield.report.tables import as_json
 from levelfield.resolve import Asked
@@ -19,9 +19,12 @@ from levelfield.specs.base import parse
 from levelfield.specs.result import Result
 from levelfield.specs.tuning import TuningChoice
 
+MISALIGNED = ("diverged", "different")
+
 
 def execute(options: argparse.Namespace) -> int:
-    """Run everything that was asked for: 0 when all runs are valid, 3 when one is not, 130 when interrupted."""
+    """Run everything that was asked for: 0 when all is well, 3 when a run is not valid, 4 when one is valid and does
+    not train as its reference does, 130 when interrupted."""
     terminal = Terminal(quiet=options.quiet or options.json)
     registry = Registry(options.plugins)
     work = scheduler.entries(registry, options.case, options.suite, _asked(options))
@@ -49,7 +52,9 @@ def _run(jobs: Iterator[scheduler.Job], runs: Path, terminal: Terminal) -> list[
 def _exit_code(results: list[Result]) -> int:
     if any(r.status.failure == "interrupted" for r in results):
         return INTERRUPTED
-    return 0 if all(r.status.word == "valid" for r in results) else RunFailed.exit_code
+    if any(r.status.word != "valid" for r in results):
+        return RunFailed.exit_code
+    return GateFailed.exit_code if any(r.alignment.verdict in MISALIGNED for r in results) else 0
 
 
 def _asked(options: argparse.Namespace) -> Asked:

@@ -215,7 +215,7 @@ def _neighbours(steps: Sequence[int], place: int) -> list[tuple[int, int]]:
 
 def _layer(name: str, value: float, limit: float | None, detail: str) -> Layer:
     if limit is None:
-        return Layer(name, None, value, None, f"{value:.1e}, but no noise is recorded to hold it to ({detail})")
+        return Layer(name, None, value, None, f"{value:.1e}, no noise recorded to hold it to ({detail})")
     return Layer(name, value <= limit, value, limit, f"{value:.1e}, limit {limit:.1e} ({detail})")
 
 

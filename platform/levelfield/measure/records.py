@@ -55,6 +55,16 @@ class WeightSlice:
 
 
 @dataclass(frozen=True)
+class GradientShare:
+    """One rank's share of a parameter's squared gradient norm: the shares of all ranks add up to the whole's."""
+
+    rank: int
+    step: int
+    name: str
+    square: float
+
+
+@dataclass(frozen=True)
 class Reading:
     """One reading of one device by the vendor's tool. `device` tells devices apart over all nodes (`0/3`)."""
 

@@ -58,6 +58,11 @@ class RunPaths:
         return self.root / "report.md"
 
     @property
+    def reference(self) -> Path:
+        """What the run is held against, copied when it starts."""
+        return self.root / "reference.json"
+
+    @property
     def capture(self) -> Path:
         """One step's tensors, where they were asked for."""
         return self.root / "capture"

@@ -105,11 +105,28 @@ class Identity(Value):
     tokens: str | None
 
 
+class AlignmentLayer(Value):
+    """One layer's finding: the number, its limit, and whether it holds; null where it could not be told."""
+
+    name: str
+    passed: bool | None
+    value: float | None
+    limit: float | None
+    detail: str
+
+
 class Alignment(Value):
-    """The verdict on the loss curve against a reference."""
+    """The verdict on the training against a reference, and the layers it comes from.
+
+    flagperf_mean_error: the mean relative difference from step 21 on, FlagPerf's figure; beside the verdict only.
+    """
 
     verdict: Literal["aligned", "diverged", "different", "inconclusive", "not comparable", "unchecked"]
     reason: str
+    reference: str | None = None
+    limits: str | None = None
+    layers: tuple[AlignmentLayer, ...] = ()
+    flagperf_mean_error: float | None = None
 
 
 class Result(Document):

@@ -1,0 +1,57 @@
+"""`align`: a run's training against a reference or another run, layer by layer."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from levelfield.alignment import against, judged, training_of, training_of_reference
+from levelfield.cli.calibrate import calibrate
+from levelfield.collect import collect
+from levelfield.errors import GateFailed
+from levelfield.raw import read_raw
+from levelfield.references import reference_from
+from levelfield.registry import Registry
+from levelfield.report.words import wrapped
+from levelfield.rundir import default_runs, find_run, read_plan
+from levelfield.scheduler import reference_of
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.result import Alignment
+
+
+def execute(options: argparse.Namespace) -> int:
+    """0 when the run is aligned, else 4."""
+    if options.run == "calibrate":
+        return calibrate(options)
+    runs, registry = options.runs or default_runs(), Registry(options.plugins)
+    found = _verdict(find_run(runs, options.run), options.reference, registry, runs)
+    print(found.to_json() if options.json else "\n".join(lines(found)))
+    return 0 if found.verdict == "aligned" else GateFailed.exit_code
+
+
+def _verdict(paths: RunPaths, name: str | None, registry: Registry, runs: Path) -> Alignment:
+    plan = read_plan(paths)
+    own = reference_of(registry, plan)
+    raw, identity, steps = read_raw(paths), collect(paths).identity, plan.work.training.steps
+    if name is None or name in registry.references:
+        return judged(steps, raw, identity, registry.reference(name) if name else own)
+    other = reference_from(find_run(runs, name), "compared with, not promoted")
+    # two runs are held to the noise that the case's reference knows
+    known = other.model_copy(update={"noise": own.noise if own and own.identity.work == identity.work else ()})
+    return against(training_of(steps, raw, identity), training_of_reference(known), known)
+
+
+def lines(found: Alignment) -> list[str]:
+    """Verdict, each layer with its number and limit, and FlagPerf's figure beside them; within 80 columns."""
+    marks = {True: "holds", False: "FAILS", None: "open"}
+    text = [f"{found.verdict}: {found.reason}"]
+    text += [f"{layer.name:<11}{marks[layer.passed]:<7}{layer.detail}" for layer in found.layers]
+    if found.reference:
+        text.append(f"{'against':<11}{found.reference}")
+    if found.limits:
+        text.append(f"{'limits':<11}{found.limits}")
+    if found.flagperf_mean_error is not None:
+        text.append(
+            f"{'FlagPerf':<11}mean relative difference from step 21: {found.flagperf_mean_error:.2e} (its rule: 2 %)"
+        )
+    return [wrapped(line, 11) for line in text]

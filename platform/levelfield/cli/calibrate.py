@@ -1,0 +1,61 @@
+"""`align calibrate CASE`: run a case again with other arithmetic and record how far the runs come apart."""
+
+from __future__ import annotations
+
+import argparse
+
+from levelfield import scheduler
+from levelfield.cli.references_command import write
+from levelfield.cli.terminal import Terminal
+from levelfield.errors import RunFailed, UsageError
+from levelfield.references import with_noise
+from levelfield.registry import Registry
+from levelfield.resolve import Asked
+from levelfield.rundir import default_runs, find_run
+from levelfield.specs.plan import Plan
+from levelfield.specs.reference import Reference
+from levelfield.specs.tuning import TuningChoice
+
+# Layouts over two processes, with what an implementation must offer for each.
+LAYOUTS = {"data": "DP2", "tensor": "TP2", "pipeline": "PP2", "zero1": "DP2SH1SP2"}
+
+
+def calibrate(options: argparse.Namespace) -> int:
+    """Record one row of noise for every variation that the implementation offers. 3 when one of its runs fails."""
+    registry, runs = Registry(options.plugins), options.runs or default_runs()
+    plan, reference = _start(registry, options.case)
+    terminal, failed = Terminal(quiet=options.json), []
+    jobs = scheduler.jobs(registry, _variations(registry, plan), None, None)
+    for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener()):
+        terminal.finished(result, runs)
+        if result.status.word != "valid":
+            failed.append(result.run_id)
+            continue
+        reference = with_noise(reference, find_run(runs, result.run_id))
+        write(reference, registry)  # after each run: an interrupted calibration keeps what it has
+    return RunFailed.exit_code if failed else 0
+
+
+def _start(registry: Registry, case: str | None) -> tuple[Plan, Reference]:
+    if not case:
+        raise UsageError("align calibrate: give a case, as in `align calibrate gpt3_6.7B:torch`")
+    (job,) = scheduler.jobs(registry, scheduler.entries(registry, [case], [], Asked()), 1, None)
+    plan = scheduler.planned(job)
+    reference = scheduler.reference_of(registry, plan)
+    if reference is None:
+        raise UsageError(
+            f"{plan.case} has no reference at scale {plan.scale}: `references promote RUN --why ...` first"
+        )
+    return plan, reference
+
+
+def _variations(registry: Registry, plan: Plan) -> list[scheduler.Entry]:
+    """One thread; half the micro-batch; each layout over two processes. The work is the same in all of them."""
+    framework, vendor = plan.implementation.framework, plan.hardware.vendor
+    offered = registry.implementation(framework)[0].parallelism
+    one, two = (f"{plan.case}:{framework}:{vendor}:1:{devices}" for devices in (1, 2))
+    choices = [(one, TuningChoice(threads=1))]
+    if plan.tuning.micro_batch > 1:
+        choices.append((one, TuningChoice(micro_batch=plan.tuning.micro_batch // 2)))
+    choices += [(two, TuningChoice(layout=layout, threads=1)) for key, layout in LAYOUTS.items() if key in offered]
+    return [scheduler.Entry(text, Asked(scale=plan.scale, choice=choice)) for text, choice in choices]

@@ -1,0 +1,52 @@
+"""`references`: list them, make a run one, record noise."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from levelfield.errors import UsageError
+from levelfield.references import promoted, with_noise
+from levelfield.registry import Registry, checkout
+from levelfield.rundir import default_runs, find_run, read_plan, write_atomically
+from levelfield.scheduler import reference_of
+from levelfield.specs.base import dump
+from levelfield.specs.reference import Reference
+
+
+def execute(options: argparse.Namespace) -> int:
+    registry, runs = Registry(options.plugins), options.runs or default_runs()
+    {"list": _list, "promote": _promote, "noise": _noise}[options.action](options, registry, runs)
+    return 0
+
+
+def _list(options: argparse.Namespace, registry: Registry, runs: Path) -> None:
+    for name in sorted(registry.references):
+        found = registry.reference(name)
+        origin = f"{found.framework} {found.framework_version}, {found.layout}"
+        print(f"{name}\n  {origin}, {found.promoted[:10]} by {found.by}")
+        print(f"  {found.why}\n  noise of {len(found.noise)} other runs")
+
+
+def _promote(options: argparse.Namespace, registry: Registry, runs: Path) -> None:
+    paths = find_run(runs, options.run)
+    write(promoted(paths, options.why, reference_of(registry, read_plan(paths)), options.replace), registry)
+
+
+def _noise(options: argparse.Namespace, registry: Registry, runs: Path) -> None:
+    reference = registry.reference(options.name)
+    for run in options.run:
+        reference = with_noise(reference, find_run(runs, run))
+        row = next(r for r in reference.noise if r.run_id == find_run(runs, run).root.name)
+        print(f"{row.changed}: first step {row.first_step:.1e}, curve {row.curve:.1e}")
+    write(reference, registry)
+
+
+def write(reference: Reference, registry: Registry) -> None:
+    path = registry.references.get(reference.name) or checkout() / "configs" / "references" / f"{reference.name}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, dump(reference))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+    print(f"{reference.name}: written, {len(reference.noise)} rows of noise")
