@@ -213,6 +213,8 @@ def job_of(task: dict[str, Any]) -> SimpleNamespace:
         layout=SimpleNamespace(**layout, sharding_stage=0, sharding_degree=1),
         tuning=SimpleNamespace(**tuning),
         accumulation=1,
+        gradient_steps=[],
+        capture=None,
         device="cpu",
         backend="gloo",
         rank=0,
