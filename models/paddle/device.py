@@ -33,6 +33,6 @@ def describe(job):
         "build": f"{paddle.version.full_version} {paddle.version.commit}",
         "threads": int(os.environ.get("OMP_NUM_THREADS", 0)) or None,
         "cuda": paddle.version.cuda() if paddle.is_compiled_with_cuda() else None,
-        "onednn": bool(paddle.get_flags("FLAGS_use_mkldnn")["FLAGS_use_mkldnn"]),
+        "mkl_cpu_type": os.environ.get("MKL_DEBUG_CPU_TYPE"),
     }
     return name, details

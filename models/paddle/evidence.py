@@ -2,6 +2,7 @@
 
 from decoder import Block, FinalNorm, Positions
 from levelfield.worker import Capture
+from optimizer import SLICE
 
 
 class Evidence:
@@ -24,7 +25,7 @@ class Evidence:
 
     def note(self, pairs, squares, captured):
         """The gradients of this rank, before clipping, and their shares of the squared norms."""
-        parts = [self.parts[parameter.name] for parameter, _ in pairs]
+        parts = [self.parts[parameter.name.removeprefix(SLICE)] for parameter, _ in pairs]
         if squares is not None:
             self.squares = list(zip([part.name for part in parts], squares.tolist(), strict=True))
         if captured:

@@ -4,6 +4,7 @@ Paddle's process groups work over gloo, but fleet reaches some of them by operat
 and makes groups whose rendezvous disturb each other. Each function here replaces one of these, with the same meaning.
 """
 
+import itertools
 import os
 import socket
 
@@ -16,12 +17,11 @@ from paddle.distributed.fleet.layers.mpu import mp_ops
 from paddle.distributed.fleet.meta_parallel.pp_utils import p2p_communication
 
 
-def complete_gloo():
+def complete_fleet():
     """Replace them, once, before the first group is made."""
     dist.ParallelEnv._device_id = 0  # set for accelerators only, and read by PipelineLayer
     mp_ops._c_identity, mp_ops._mp_allreduce = copy_to_ranks, sum_over_ranks
     mp_ops._c_softmax_with_cross_entropy = split_cross_entropy
-    p2p_communication._send_on_calc_stream, p2p_communication._recv_on_calc_stream = send, receive
     collective._new_process_group_impl = OwnStores(collective._new_process_group_impl)
 
 
@@ -98,13 +98,36 @@ def sum_over_ranks(tensor, op=None, group=None, **_options):
     return SumOverRanks.apply(tensor, group)
 
 
-def send(tensor, group, destination, nranks=1, rank_id=0):
-    """gloo has no send on a calculation stream: there is no stream."""
-    group.process_group.send(tensor, group.get_group_rank(destination), True)
+class Neighbours:
+    """Sends and receives between pipeline stages, each pair of them in a group of its own.
 
+    gloo has no calculation stream to send on, and Paddle numbers a gloo group's messages by the operations that a rank
+    has taken part in: in a group of more than two stages, a sender and its receiver count differently and never meet.
+    """
 
-def receive(tensor, group, source, nranks=1, rank_id=0):
-    group.process_group.recv(tensor, group.get_group_rank(source), True)
+    def __init__(self, topology):
+        self.pairs, rank = {}, dist.get_rank()
+        for stages in topology.get_comm_list("pipe"):
+            for pair in itertools.pairwise(stages):
+                group = dist.new_group(list(pair))  # by every rank, also by those that are not in it
+                if rank in pair:
+                    self.pairs[sum(pair) - rank] = group
+        p2p_communication._send_on_calc_stream, p2p_communication._recv_on_calc_stream = self.pass_on, self.take
+        dist.send, dist.recv = self.send, self.receive  # the shapes, which go before the first tensor
+
+    def send(self, tensor, dst, group=None):
+        pair = self.pairs[dst]
+        pair.process_group.send(tensor, pair.get_group_rank(dst), True)
+
+    def receive(self, tensor, src, group=None):
+        pair = self.pairs[src]
+        pair.process_group.recv(tensor, pair.get_group_rank(src), True)
+
+    def pass_on(self, tensor, group, dst, nranks=1, rank_id=0):
+        self.send(tensor, dst)
+
+    def take(self, tensor, group, src, nranks=1, rank_id=0):
+        self.receive(tensor, src)
 
 
 class OwnStores:

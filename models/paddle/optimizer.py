@@ -11,6 +11,8 @@ from paddle import _C_ops
 from paddle.nn.clip import ClipGradBase
 from paddle.optimizer import AdamW
 
+SLICE = "slice@"  # what sharding stage 3 puts before a parameter's name to name this rank's slice of it
+
 
 class GlobalNorm(ClipGradBase):
     """Clips by the norm of the whole gradient (Pascanu et al., 2013), over all ranks of any layout.
@@ -61,6 +63,6 @@ def adamw(parts, training, clip):
         epsilon=settings.eps,
         parameters=[part.parameter for part in parts],
         weight_decay=settings.weight_decay,
-        apply_decay_param_fun=lambda name: name in decayed,
+        apply_decay_param_fun=lambda name: name.removeprefix(SLICE) in decayed,
         grad_clip=clip,
     )

@@ -6,16 +6,18 @@ import paddle
 from decoder import Decoder, describe_pieces
 from layers import Layers
 from levelfield.worker import Initializer, Unsupported
-from optimizer import GlobalNorm, adamw
+from optimizer import SLICE, GlobalNorm, adamw
 from paddle.distributed import fleet
-from parameters import fill, held_parts
+from parameters import as_arrays, fill, held_parts
 from pipeline import check_pipeline, pipeline_layer
+from sharding import check_sharding, shard_gradients
 from tensor_parallel import SplitLayers, check_sizes
 
 
-def build(job, place):
+def build(job, place, report):
     """What the training runs: runner, optimizer, clip, parts, loss and the tensor-parallel group of this rank.
 
+    report: given the initial weights, read back before sharding takes the parameters apart.
     Raises Unsupported where the implementation cannot do what the job asks for.
     """
     check(job)
@@ -27,12 +29,20 @@ def build(job, place):
     parameters = Initializer(job)
     parts = held_parts(model, parameters.parameters(job.model), job.layout, place.tensor)
     fill(parts, parameters)
+    report(as_arrays(parts))
     clip = GlobalNorm(job.training.gradient_clip, replicas(parts, job.layout))
     optimizer = adamw(parts, job.training, clip)
-    runner = model
-    if grid is not None:
-        runner, optimizer = fleet.distributed_model(model), fleet.distributed_optimizer(optimizer)
+    runner, optimizer = distribute(job, grid, model, optimizer)
     return SimpleNamespace(runner=runner, optimizer=optimizer, clip=clip, parts=parts, loss=loss, group=group)
+
+
+def distribute(job, grid, model, optimizer):
+    """(runner, optimizer) that exchange gradients and states as the layout says."""
+    if grid is None:
+        return model, optimizer
+    if job.layout.sharding_stage > 1:
+        return shard_gradients(model, optimizer, job.layout, grid)
+    return fleet.distributed_model(model), fleet.distributed_optimizer(optimizer)
 
 
 def check(job):
@@ -44,8 +54,7 @@ def check(job):
         raise Unsupported("compile: this implementation runs Paddle's dynamic graph")
     if job.tuning.attention == "flash_attn" and job.device == "cpu":
         raise Unsupported("attention flash_attn: Paddle has it on accelerators only")
-    if job.layout.sharding_stage > 1:
-        raise Unsupported(f"sharding stage {job.layout.sharding_stage}: Paddle has it on accelerators only")
+    check_sharding(job)
     if job.layout.sequence_parallel:
         raise Unsupported("sequence parallelism: this implementation splits heads and vocabulary only")
     if job.tuning.recompute == "selective":
@@ -58,7 +67,7 @@ def build_model(job, layers, loss):
     recomputed = job.tuning.recompute == "full"
     pieces = describe_pieces(job.model, job.training.sequence_length, layers, recomputed)
     if job.layout.pipeline > 1:
-        return pipeline_layer(pieces, job.model.layers, fleet.fleet.get_hybrid_parallel_topology(), loss)
+        return pipeline_layer(pieces, job.model.layers, topology(), loss)
     return Decoder(pieces)
 
 
@@ -68,23 +77,31 @@ def mean_loss(layers):
 
 
 def replicas(parts, layout):
-    """On how many ranks each parameter is updated, by Paddle's name of it."""
-    data = layout.data // layout.sharding_degree
-    counts = {part.parameter.name: data * part.ends for part in parts}
+    """On how many ranks each parameter, or each slice of one in stage 3, is updated, by Paddle's name of it."""
+    counts = {}
     for part in parts:
-        counts[part.parameter.name] *= 1 if part.axis is not None else layout.tensor
+        name, copies = part.parameter.name, part.ends * (layout.tensor if part.axis is None else 1)
+        counts[SLICE + name] = copies * (layout.data // layout.sharding_degree)
+        # stage 3 keeps small parameters whole on every rank
+        counts[name] = copies * layout.data if layout.sharding_stage == 3 else counts[SLICE + name]
     return counts
 
 
 def start_fleet(job):
     """Fleet's groups for the layout; the communicators of every later collective."""
     if job.backend == "gloo":
-        from gloo import complete_gloo
+        import gloo
 
-        complete_gloo()
+        gloo.complete_fleet()
     paddle.distributed.init_parallel_env()
     fleet.init(is_collective=True, strategy=strategy(job), log_level="WARNING")
+    if job.backend == "gloo" and job.layout.pipeline > 1:
+        gloo.Neighbours(topology())
     return fleet.get_hybrid_communicate_group()
+
+
+def topology():
+    return fleet.fleet.get_hybrid_parallel_topology()
 
 
 def strategy(job):

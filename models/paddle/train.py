@@ -4,6 +4,7 @@ import os
 import warnings
 
 from levelfield.worker import run
+from processor import processor_environment
 
 
 def main(job, recorder):
@@ -30,8 +31,7 @@ def paddle_environment(job):
         "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
         "PADDLE_DISTRI_BACKEND": job.backend,
         "FLAGS_selected_gpus": str(job.local_rank),
-        # receive before sending: a gloo send waits for its receiver
-        **({"PADDLE_P2P_SYNC_SEND": "1"} if job.backend == "gloo" else {}),
+        **processor_environment(),
     }
 
 

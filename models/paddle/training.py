@@ -9,7 +9,7 @@ from device import describe, memory, open_device
 from evidence import Evidence
 from levelfield.worker import Batches, coordinates, learning_rate
 from parallelize import build
-from parameters import as_arrays, save
+from parameters import save
 from precision import LossScale, auto_cast
 from tensor_parallel import seed_private
 
@@ -20,7 +20,6 @@ def train(job, recorder):
     place = coordinates(job)
     recorder.framework("paddle", paddle.__version__, *describe(job))
     trainer = Trainer(job, place, recorder)
-    recorder.weights(as_arrays(trainer.parts))
     batches = iter(Batches(job, place.data))
     batch = next(batches)
     recorder.begin()
@@ -32,6 +31,8 @@ def train(job, recorder):
         recorder.step(batch.step, **facts)
         batch = upcoming
     if job.save_weights_dir:
+        if job.layout.sharding_stage == 3:
+            trainer.runner.get_all_parameters()  # each rank has its slices only
         save(trainer.parts, job.save_weights_dir, trainer.group, writes=place.data == 0 and place.tensor == 0)
     if job.world_size > 1:
         dist.barrier()  # no rank leaves while another still needs it
@@ -42,7 +43,7 @@ class Trainer:
 
     def __init__(self, job, place, recorder):
         self.job, self.place = job, place
-        built = build(job, place)
+        built = build(job, place, recorder.weights)
         self.runner, self.optimizer, self.clip = built.runner, built.optimizer, built.clip
         self.parts, self.loss, self.group = built.parts, built.loss, built.group
         self.evidence = Evidence(job, recorder, built)

@@ -1,0 +1,33 @@
+"""Sharding stages 2 and 3 (Rajbhandari et al., 2020) by Paddle's group_sharded_parallel. Not yet run on the chip.
+
+Stage 1 is fleet's own optimizer, in every layout.
+"""
+
+from levelfield.worker import Unsupported
+from paddle.distributed.sharding import group_sharded_parallel
+
+LEVELS = {2: "os_g", 3: "p_g_os"}
+
+
+def check_sharding(job):
+    """Raises Unsupported for a stage above 1 where Paddle does not have it."""
+    stage = job.layout.sharding_stage
+    if stage < 2:
+        return
+    if job.device == "cpu":
+        raise Unsupported(f"sharding stage {stage}: Paddle has it on accelerators only; stage 1 works on the cpu")
+    if job.layout.pipeline > 1:
+        raise Unsupported(f"sharding stage {stage} in a pipeline: Paddle's pipelines shard by stage 1")
+
+
+def shard_gradients(model, optimizer, layout, grid):
+    """(model, optimizer) whose gradients, and in stage 3 parameters, lie on one of the sharding ranks each."""
+    replicated = layout.sharding_degree < layout.data
+    model, optimizer, _ = group_sharded_parallel(
+        model,
+        optimizer,
+        LEVELS[layout.sharding_stage],
+        group=grid.get_sharding_parallel_group(),
+        dp_group=grid.get_data_parallel_group() if replicated else None,
+    )
+    return model, optimizer
