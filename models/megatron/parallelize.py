@@ -4,47 +4,11 @@ import contextlib
 
 import torch.distributed as dist
 from device import process_group
-from levelfield.worker import Unsupported
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer.module import Float16Module
 from model import DTYPES
-
-
-def check(job):
-    """Raises Unsupported for what this implementation cannot do, before anything is made."""
-    layout, model = job.layout, job.model
-    sizes = {name: getattr(model, name) for name in ("heads", "kv_heads", "ffn_hidden_size", "vocab_size")}
-    if layout.sequence_parallel:
-        sizes["sequence_length"] = job.training.sequence_length
-    uneven = [f"{name} {size}" for name, size in sizes.items() if size % layout.tensor]
-    reasons = {
-        f"tensor parallel over {layout.tensor} ranks: {', '.join(uneven)} cannot be divided by it": uneven,
-        f"pipeline of {layout.pipeline} stages: {model.layers} layers cannot be divided by it": (
-            model.layers % layout.pipeline
-        ),
-        "sequence parallel needs tensor parallel": layout.sequence_parallel and layout.tensor == 1,
-        f"sharding stage {layout.sharding_stage}; Megatron's distributed optimizer is stage 1": (
-            layout.sharding_stage > 1
-        ),
-        f"sharding over {layout.sharding_degree} of {layout.data} data-parallel ranks; only over all": (
-            layout.sharding_stage and layout.sharding_degree != layout.data
-        ),
-        f"recompute '{job.tuning.recompute}'; this implementation has none, selective and full": (
-            job.tuning.recompute not in ("none", "selective", "full")
-        ),
-        "compile: Megatron fuses its own operations": job.tuning.compile,
-        "attention flash_attn is transformer-engine's, on a GPU": (
-            job.tuning.attention == "flash_attn" and job.device != "cuda"
-        ),
-        "precision fp8 needs an NVIDIA device and transformer-engine": (
-            job.training.precision == "fp8" and job.device != "cuda"
-        ),
-    }
-    for reason, applies in reasons.items():
-        if applies:
-            raise Unsupported(reason)
 
 
 @contextlib.contextmanager

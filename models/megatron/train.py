@@ -4,12 +4,14 @@ import sys
 from pathlib import Path
 
 from levelfield.worker import run
+from offered import check
 
 # what both share (the device, its process group and memory) lies there; its names come after this folder's
 sys.path.append(str(Path(__file__).resolve().parents[1] / "torch"))
 
 
 def main(job, recorder):
+    check(job)
     # imported here, so that a missing package is an event with a class of its own and preloads come first
     from training import train
 

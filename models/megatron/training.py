@@ -12,13 +12,12 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from model import build
 from observe import observe
-from parallelize import check, make_optimizer, parallel_groups, replicate, set_rates
+from parallelize import make_optimizer, parallel_groups, replicate, set_rates
 from weights import Weights
 
 
 def train(job, recorder):
     """Train as `job` says. Raises Unsupported, CorpusError, NonFinite and what the framework raises."""
-    check(job)
     device = open_device(job)
     name, details = describe(device)
     recorder.framework("megatron", megatron_version, name, {**details, **software(device)})
@@ -28,8 +27,8 @@ def train(job, recorder):
 
 
 def train_steps(job, recorder, trainer):
-    """Have `trainer` take every step, and record its weights, then each step's figures."""
-    recorder.weights(trainer.weights.arrays())
+    """Have `trainer` take every step, and record what it says: its weights, then each step's figures."""
+    recorder.weights(trainer.weights())
     batches = iter(Batches(job, trainer.place.data))
     batch = next(batches)
     recorder.begin()
@@ -37,11 +36,11 @@ def train_steps(job, recorder, trainer):
         trainer.launch(batch)
         upcoming = next(batches, None)  # read while the device works
         if batch.step in job.gradient_steps:
-            recorder.gradients(batch.step, trainer.weights.squares(trainer.loss_scale))
+            recorder.gradients(batch.step, trainer.gradient_squares())
         recorder.step(batch.step, **trainer.finish(batch))
         batch = upcoming
     if job.save_weights_dir:
-        trainer.weights.save(job.save_weights_dir)
+        trainer.save(job.save_weights_dir)
 
 
 class Trainer:
@@ -56,10 +55,21 @@ class Trainer:
         self.optimizer = make_optimizer(job, self.wrapped)
         initializer = Initializer(job)
         inner, known = self.optimizer.chained_optimizers[0], initializer.parameters(job.model)
-        self.weights = Weights(job, place, self.model, inner, known)
-        self.weights.fill(initializer)
+        self.parameters = Weights(job, place, self.model, inner, known)
+        self.parameters.fill(initializer)
         self.run_schedule = get_forward_backward_func()
         self.positions = torch.arange(job.training.sequence_length, device=device).expand(job.tuning.micro_batch, -1)
+
+    def weights(self):
+        """(name, whole shape, slices, float32 values) of what this rank holds."""
+        return self.parameters.arrays()
+
+    def gradient_squares(self):
+        """(name, this rank's share of its squared gradient norm) of the launched step."""
+        return self.parameters.squares(self.loss_scale)
+
+    def save(self, folder):
+        self.parameters.save(folder)
 
     @property
     def loss_scale(self):
@@ -81,7 +91,7 @@ class Trainer:
             micro_batch_size=self.job.tuning.micro_batch,
         )
         self.loss = self.reduce(losses)
-        for name, gradient in self.weights.gradients(self.loss_scale) if captured else ():
+        for name, gradient in self.parameters.gradients(self.loss_scale) if captured else ():
             self.capture.keep(f"gradient.{name}", gradient)
 
     def forward(self, micro_batches, model):

@@ -1,0 +1,43 @@
+"""What this implementation cannot do, said before a framework is imported."""
+
+from levelfield.worker import Unsupported
+
+
+def check(job):
+    """Raises Unsupported with the first reason why the job cannot be done as it asks."""
+    for reason in (*kernels(job), *sizes(job), *sharding(job.layout)):
+        raise Unsupported(reason)
+
+
+def kernels(job):
+    tuning = job.tuning
+    if tuning.recompute not in ("none", "selective", "full"):
+        yield f"recompute '{tuning.recompute}'; this implementation has none, selective and full"
+    if tuning.compile:
+        yield "compile: Megatron fuses its own operations"
+    if tuning.attention == "flash_attn" and job.device != "cuda":
+        yield f"attention flash_attn is transformer-engine's, for NVIDIA devices; this is '{job.device}'"
+    if job.training.precision == "fp8" and job.device != "cuda":
+        yield f"precision fp8 needs an NVIDIA device and transformer-engine; this is '{job.device}'"
+
+
+def sizes(job):
+    """Megatron divides everything evenly; it would pad the vocabulary, which is another model."""
+    layout, model = job.layout, job.model
+    divided = {name: getattr(model, name) for name in ("heads", "kv_heads", "ffn_hidden_size", "vocab_size")}
+    if layout.sequence_parallel:
+        divided["sequence_length"] = job.training.sequence_length
+    uneven = [f"{name} {size}" for name, size in divided.items() if size % layout.tensor]
+    if uneven:
+        yield f"tensor parallel over {layout.tensor} ranks: {', '.join(uneven)} cannot be divided by it"
+    if model.layers % layout.pipeline:
+        yield f"pipeline of {layout.pipeline} stages: {model.layers} layers cannot be divided by it"
+
+
+def sharding(layout):
+    if layout.sequence_parallel and layout.tensor == 1:
+        yield "sequence parallel needs tensor parallel"
+    if layout.sharding_stage > 1:
+        yield f"sharding stage {layout.sharding_stage}; Megatron's distributed optimizer is stage 1"
+    if layout.sharding_stage and layout.sharding_degree != layout.data:
+        yield f"sharding over {layout.sharding_degree} of {layout.data} data-parallel ranks; only over all of them"

@@ -1,0 +1,139 @@
+"""Where canonical parameters lie in Megatron's, and what the implementation declines; without the framework."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from layouts import MODELS, ROOT, SINGLE, Variant, job_of
+from levelfield.worker import Initializer, Unsupported
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+
+def module(name):
+    """models/megatron/<name>.py: its folder is not on the path, where its names would hide those of models/torch."""
+    spec = importlib.util.spec_from_file_location(f"megatron_{name}", ROOT / "models" / "megatron" / f"{name}.py")
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = loaded
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+canonical, offered = module("canonical"), module("offered")
+NAMES = [
+    "output_layer.weight", "embedding.word_embeddings.weight", "embedding.position_embeddings.weight",
+    "decoder.final_layernorm.weight", "decoder.final_layernorm.bias",
+    *(f"decoder.layers.{layer}.{name}.{kind}" for layer in range(4) for kind in ("weight", "bias") for name in (
+        "input_layernorm", "self_attention.linear_qkv", "self_attention.linear_proj", "pre_mlp_layernorm",
+        "mlp.linear_fc1", "mlp.linear_fc2")),
+]  # fmt: skip
+
+
+def namespace(value):
+    if isinstance(value, dict):
+        return SimpleNamespace(**{key: namespace(item) for key, item in value.items()})
+    return value
+
+
+def shapes_of(model):
+    job = SimpleNamespace(model=model, training=SimpleNamespace(seed=1, sequence_length=32))
+    return {name: spec.shape for name, spec in Initializer(job).parameters(model).items()}
+
+
+def correspondence(family, ranks=1, rank=0, first_layer=0, **changes):
+    model = SimpleNamespace(**{**MODELS[family], **changes})
+    return canonical.Correspondence(model, shapes_of(model), ranks, rank, first_layer)
+
+
+def parts_of(table):
+    """Of all parameters that Megatron has for this model: what is not in it has no shape."""
+    for name in NAMES[1:] if table.model.tied_embeddings else NAMES:
+        with contextlib.suppress(KeyError):
+            yield from table.parts(name)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("family", sorted(MODELS))
+def test_the_ranks_hold_each_element_once_or_the_whole_on_each(family, ranks):
+    shapes = correspondence(family).shapes
+    held = {name: np.zeros(shape, dtype=int) for name, shape in shapes.items()}
+    for rank in range(ranks):
+        table = correspondence(family, ranks, rank)
+        for part in parts_of(table):
+            held[part.name][part.slices] += 1
+    for name, times in held.items():
+        whole = "norm" in name or name.startswith("position") or name.endswith(("output.bias", "down.bias"))
+        assert (times == (ranks if whole else 1)).all(), name
+
+
+def test_rows_of_query_key_and_value_are_those_of_their_group():
+    """Four heads and two key-value heads of eight: [q0 q1 k0 v0 | q2 q3 k1 v1]; the second rank has the second."""
+    tensor = torch.arange(64)
+    query, key, value = correspondence("llama").parts("decoder.layers.0.self_attention.linear_qkv.weight")
+    assert query.view(tensor).flatten().tolist() == [*range(16), *range(32, 48)]
+    assert key.view(tensor).flatten().tolist() == [*range(16, 24), *range(48, 56)]
+    assert value.view(tensor).flatten().tolist() == [*range(24, 32), *range(56, 64)]
+    second = correspondence("llama", ranks=2, rank=1).parts("decoder.layers.0.self_attention.linear_qkv.weight")
+    assert [part.slices[0] for part in second] == [slice(16, 32), slice(8, 16), slice(8, 16)]
+
+
+def test_gate_lies_before_up_on_every_rank():
+    for rank in range(2):
+        gate, up = correspondence("llama", 2, rank).parts("decoder.layers.1.mlp.linear_fc1.weight")
+        assert (gate.name, up.name) == ("layers.1.mlp.gate.weight", "layers.1.mlp.up.weight")
+        assert (gate.start, gate.stop, up.start, up.stop) == (0, 48, 48, 96)
+        assert gate.slices[0] == up.slices[0] == slice(48 * rank, 48 * rank + 48)
+
+
+def test_layers_are_counted_over_the_pipeline_and_a_tied_head_is_the_embedding():
+    table = correspondence("gpt", first_layer=2)
+    assert [part.name for part in table.parts("decoder.layers.1.mlp.linear_fc1.bias")] == ["layers.3.mlp.up.bias"]
+    assert [part.name for part in table.parts("output_layer.weight")] == ["embedding.weight"]
+    assert [part.name for part in correspondence("llama").parts("output_layer.weight")] == ["head.weight"]
+
+
+def test_norms_inside_transformer_engines_layers_have_the_same_names():
+    for fused, local in (("self_attention.linear_qkv", "input_layernorm"), ("mlp.linear_fc1", "pre_mlp_layernorm")):
+        for kind in ("weight", "bias"):
+            names = (f"decoder.layers.0.{fused}.layer_norm_{kind}", f"decoder.layers.0.{local}.{kind}")
+            first, second = (correspondence("gpt").parts(name) for name in names)
+            assert first == second
+
+
+def test_an_unknown_parameter_is_an_error():
+    with pytest.raises(KeyError):
+        correspondence("gpt").parts("decoder.layers.0.mlp.router.weight")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layout": {"tensor": 3}}, "heads 4, kv_heads 4, ffn_hidden_size 128, vocab_size 128"),
+        ({"layout": {"pipeline": 3}}, "4 layers"),
+        ({"layout": {"sequence_parallel": True}}, "needs tensor parallel"),
+        ({"layout": {"data": 2, "sharding_stage": 2, "sharding_degree": 2}}, "is stage 1"),
+        ({"layout": {"data": 4, "sharding_stage": 1, "sharding_degree": 2}}, "2 of 4 data-parallel ranks"),
+        ({"precision": "fp8"}, "fp8 needs an NVIDIA device"),
+        ({"attention": "flash_attn"}, "transformer-engine's"),
+        ({"compile": True}, "fuses its own"),
+        ({"recompute": "some"}, "recompute 'some'"),
+    ],
+)
+def test_what_cannot_be_done_is_unsupported(change, words):
+    fields = {name: change[name] for name in ("layout", "compile", "recompute") if name in change}
+    job = job_of(MODELS["gpt"], Variant("unsupported", **fields), 2, precision=change.get("precision", "fp32"))
+    job["tuning"]["attention"] = change.get("attention", "sdpa")
+    with pytest.raises(Unsupported, match=words):
+        offered.check(namespace(job))
+
+
+def test_what_can_be_done_is_not_declined():
+    layout = {"data": 2, "sharding_stage": 1, "sharding_degree": 2, "tensor": 2, "sequence_parallel": True}
+    for variant in (SINGLE, Variant("all", {**layout, "pipeline": 2}, recompute="full")):
+        offered.check(namespace(job_of(MODELS["llama"], variant, 2)))
