@@ -1,7 +1,8 @@
-"""DeepSpeed's JSON configuration of a job, and what of it DeepSpeed's ZeRO engine is not used for here."""
+"""DeepSpeed's JSON configuration of a job, and what this implementation cannot do."""
 
 import math
 
+from deepspeed.accelerator import get_accelerator
 from levelfield.worker import Unsupported
 
 NEVER = 2**62  # steps
@@ -17,7 +18,7 @@ def configuration(job):
         "gradient_accumulation_steps": job.accumulation,
         "gradient_clipping": training.gradient_clip,
         "communication_data_type": "fp32",
-        "data_types": {"grad_accum_dtype": "fp32"},
+        "data_types": {"grad_accum_dtype": accumulation_type(job)},
         "zero_optimization": zero_optimization(job),
         "steps_per_print": NEVER,
         **precision(training),
@@ -32,6 +33,11 @@ def zero_optimization(job):
         "contiguous_gradients": True,
         "reduce_scatter": job.device != "cpu",
     }
+
+
+def accumulation_type(job):
+    """float32; without ZeRO DeepSpeed accumulates gradients in the parameters' own type only."""
+    return job.training.precision if job.layout.sharding_stage == 0 else "fp32"
 
 
 def precision(training):
@@ -61,5 +67,7 @@ def check(job):
         raise Unsupported(f"ZeRO over {layout.sharding_degree} of {layout.data} ranks: it is over all of them here")
     if precision == "fp8":
         raise Unsupported("precision fp8; this implementation has fp32, bf16 and fp16")
-    if precision != "fp32" and not layout.sharding_stage:
-        raise Unsupported(f"precision {precision} without ZeRO: stage 0 keeps no float32 master weights here")
+    if precision == "fp16" and not get_accelerator().is_fp16_supported():
+        raise Unsupported(f"precision fp16: DeepSpeed refuses it on this {job.device}")
+    if job.tuning.compile and layout.sharding_stage == 3:
+        raise Unsupported("compile under ZeRO 3, which gathers parameters inside of what would be compiled")

@@ -29,7 +29,9 @@ def open_engine(job, place, initializer, device):
     optimizer = make_adamw(parameters, job.training)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
     if job.training.precision != "fp32":
-        fill_master_weights(model, initializer)
+        fill_master_weights(engine, initializer)
+        if not job.layout.sharding_stage:
+            optimizer.state.clear()  # DeepSpeed made it by a step without gradients, which Adam would count
     model.prepare(device)
     return engine
 

@@ -35,18 +35,32 @@ def flat_part(name, parameter, initializer):
     return part
 
 
-def fill_master_weights(model, initializer):
+def fill_master_weights(engine, initializer):
     """Give the optimizer's float32 copies the digits that 16 bits have lost. After the engine is made."""
-    for name, parameter in model.named_parameters():
-        values = torch.from_numpy(initializer.array(name, whole_shape(parameter)))
-        safe_set_full_fp32_param(parameter, values.to(parameter.device))
+    link_master_weights(engine.optimizer)
+    for name, parameter in engine.module.named_parameters():
+        values = torch.from_numpy(initializer.array(name, whole_shape(parameter))).to(parameter.device)
+        if hasattr(parameter, "master"):
+            parameter.master.data.copy_(values)
+        else:
+            safe_set_full_fp32_param(parameter, values)
+
+
+def link_master_weights(optimizer):
+    """Without ZeRO the copies are lists beside the parameters' lists, which DeepSpeed's accessors do not know."""
+    for parameters, copies in zip(
+        getattr(optimizer, "fp16_groups", []), getattr(optimizer, "fp32_groups", []), strict=False
+    ):
+        for parameter, copy in zip(parameters, copies, strict=True):
+            parameter.master = copy
 
 
 def whole_parameters(model):
     """(name, float32 array) of every parameter, one at a time. All ranks must take them together."""
     for name, parameter in model.named_parameters():
         whole = safe_get_full_fp32_param(parameter)
-        yield name, (parameter if whole is None else whole).detach().float().cpu().numpy()
+        whole = getattr(parameter, "master", parameter) if whole is None else whole
+        yield name, whole.detach().float().cpu().numpy()
 
 
 def save(model, folder, writes):

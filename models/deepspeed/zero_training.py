@@ -1,7 +1,6 @@
 """The training of one rank by DeepSpeed's engine; the loop around a step is the torch implementation's."""
 
 import contextlib
-import math
 
 import deepspeed
 import torch
@@ -31,7 +30,9 @@ class ZeroTrainer:
         self.job, self.place, self.device, self.capture = job, place, device, Capture(job)
         self.engine = open_engine(job, place, Initializer(job), device)
         self.model = self.engine.module
-        self.scaled = job.training.precision == "fp16"
+        self.stage, self.scaled = job.layout.sharding_stage, job.training.precision == "fp16"
+        # without ZeRO and in float32 the engine drops the norm that it clips by
+        self.unkept = self.stage == 0 and job.training.precision == "fp32"
         self.random = bool(job.model.hidden_dropout or job.model.attention_dropout)
 
     def weights(self):
@@ -71,31 +72,34 @@ class ZeroTrainer:
     def backward(self, inputs, targets):
         """One micro-batch's share of the mean loss.
 
-        The model's loss wants a factor inside and a gradient of one (head_loss); the engine multiplies by the loss
-        scale outside. Both are powers of two, so dividing by it between them changes no digit.
+        The model's loss wants its factors inside and a gradient of one (head_loss). Under ZeRO the engine multiplies
+        by the loss scale outside, a power of two: dividing by it in between changes no digit. Without ZeRO it does
+        not multiply, though its optimizer divides the gradients; then a division by one remains, as the engine
+        divides by the accumulation what comes straight from the model.
         """
-        loss = self.engine(inputs, targets, self.scale / self.job.accumulation) / self.scale
-        self.engine.backward(loss, scale_wrt_gas=False)
-        return loss.detach()
+        loss = self.engine(inputs, targets, self.scale / self.job.accumulation)
+        self.engine.backward(loss / (self.scale if self.stage else 1.0), scale_wrt_gas=False)
+        return loss.detach() / self.scale
 
     def take_evidence(self, step):
-        """The whole gradients' norms, and the gradients where they are captured, before the engine's step."""
-        self.squares = []
+        """The whole gradients, where they are captured, and their norms, before the engine's step changes them."""
         if self.capture.wants(step):
             keep_gradients(self.capture, whole_gradients(self.model), self.scale)
-        if step in self.job.gradient_steps or not self.job.layout.sharding_stage:
+        if step in self.job.gradient_steps:
             scale = self.scale**2
             self.squares = [(name, squared_norm(whole) / scale) for name, whole in whole_gradients(self.model)]
+        if self.unkept:
+            self.total = torch.nn.utils.get_total_norm([whole for _, whole in whole_gradients(self.model)])
 
     def gradient_squares(self):
         """(name, this rank's share of its squared gradient norm): each rank has computed all of them."""
         return [(name, float(square) / self.job.world_size) for name, square in self.squares]
 
     def norm(self):
-        """The gradient's norm before clipping, by the engine; without ZeRO it keeps none."""
-        if self.job.layout.sharding_stage:
-            return float(self.engine.get_global_grad_norm())
-        return math.sqrt(sum(float(square) for _, square in self.squares))
+        """The gradient's norm before clipping, without the loss scale, which the engine's has without ZeRO."""
+        if self.unkept:
+            return float(self.total)
+        return float(self.engine.get_global_grad_norm()) / (1.0 if self.stage else self.scale)
 
     def finish(self, batch):
         """What to record of the step."""
