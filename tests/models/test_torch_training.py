@@ -264,7 +264,7 @@ def test_a_missing_framework_is_an_environment_error(tmp_path):
     assert events(tmp_path, 0)[-1]["class"] == "environment"
 
 
-SQUARES = {"embedding.weight": 0.64, "layers.0.attention.key.bias": 1e-18, "head.weight": 0.36}
+SQUARES = {"embedding.weight": 0.64, "layers.0.attention.key.bias": 1e-22, "head.weight": 0.36}
 CURVE = Curve((4.0, 3.0), (1.0, 1.0), (8, 8), (5, 6), {"embedding.weight": 1}, {1: SQUARES})
 
 
@@ -286,7 +286,7 @@ CURVE = Curve((4.0, 3.0), (1.0, 1.0), (8, 8), (5, 6), {"embedding.weight": 1}, {
         {"gradients": {1: {**SQUARES, "head.weight": math.nan}}},
         {"gradients": {1: {**SQUARES, "head.weight": 0.36 * (1 + 3e-4)}}},
         {"gradients": {1: {**SQUARES, "layers.0.attention.key.bias": 1e-8}}},
-        {"gradients": {1: {"embedding.weight": 0.36, "layers.0.attention.key.bias": 1e-18, "head.weight": 0.64}}},
+        {"gradients": {1: {"embedding.weight": 0.36, "layers.0.attention.key.bias": 1e-22, "head.weight": 0.64}}},
         {"gradients": {1: {name: square for name, square in SQUARES.items() if name != "head.weight"}}},
     ],
 )
@@ -296,7 +296,7 @@ def test_the_comparison_sees(fault):
 
 
 def test_the_comparison_takes_rounding_for_what_it_is():
-    noisy = {1: {**SQUARES, "layers.0.attention.key.bias": 9e-18}}
+    noisy = {1: {**SQUARES, "layers.0.attention.key.bias": 9e-22}}
     assert compare(dataclasses.replace(CURVE, gradients=noisy), CURVE).within()
 
 
