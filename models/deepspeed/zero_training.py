@@ -106,7 +106,7 @@ class ZeroTrainer:
         skipped = not self.engine.was_step_applied()
         return {
             "loss": self.loss.item(),
-            "grad_norm": None if skipped else self.norm(),
+            "grad_norm": None if skipped and self.scaled else self.norm(),
             "tokens": batch.tokens,
             "learning_rate": self.rate,
             "tokens_checksum": batch.checksum,

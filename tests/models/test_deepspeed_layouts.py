@@ -1,0 +1,161 @@
+"""DeepSpeed's engine trains what torch trains, at every ZeRO stage; minutes, in many processes over gloo."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from layouts import MODELS, ROOT, SINGLE, Curve, Variant, compare, events, job_of, launch, read_curve, train
+
+pytestmark = [pytest.mark.layouts, pytest.mark.torch]
+
+TRAIN = ROOT / "models" / "deepspeed" / "train.py"
+
+
+def zero(stage: int, ranks: int = 2) -> dict[str, int]:
+    return {"data": ranks, "sharding_stage": stage, "sharding_degree": ranks if stage else 1}
+
+
+VARIANTS = (
+    SINGLE,
+    Variant("accumulation 1", micro_batch=8),
+    Variant("recompute full", recompute="full"),
+    Variant("recompute selective", recompute="selective"),
+    *(Variant(f"ZeRO {stage}, DP2", zero(stage)) for stage in range(4)),
+    Variant("ZeRO 2, DP2, recompute full", zero(2), recompute="full"),
+    Variant("ZeRO 3, DP2, recompute full", zero(3), recompute="full"),
+    Variant("ZeRO 3, DP2, recompute selective", zero(3), recompute="selective"),
+    Variant("ZeRO 1, DP4", zero(1, 4), micro_batch=1),
+    Variant("ZeRO 3, DP4", zero(3, 4), micro_batch=1),
+)
+FAULTY = """
+import sys
+sys.path.insert(0, {folder!r})
+from levelfield.worker import run
+from train import main
+from accelerator import prepare
+def faulty(job, recorder):
+    prepare(job)
+{fault}
+    main(job, recorder)
+run(faulty)
+"""
+
+
+@pytest.fixture(scope="module")
+def python(interpreter_of) -> Path:
+    return interpreter_of("deepspeed")
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """torch's curve of a family, in one process."""
+    curves: dict[str, Curve] = {}
+
+    def of(family: str) -> Curve:
+        if family not in curves:
+            curves[family] = train(job_of(MODELS[family], SINGLE))
+        return curves[family]
+
+    return of
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+@pytest.mark.parametrize("family", sorted(MODELS))
+def test_same_curve_as_torch(family, variant, reference, python):
+    found = compare(train(job_of(MODELS[family], variant), TRAIN, python), reference(family))
+    assert found.within(), found
+
+
+def test_sizes_that_ranks_do_not_divide(python):
+    """ZeRO 3 pads each flattened parameter: initial values, weights and gradients must not take the padding."""
+    odd = {"vocab_size": 67, "hidden_size": 42, "ffn_hidden_size": 51, "heads": 3, "kv_heads": 3}
+    model = {**MODELS["llama"], **odd, "layers": 2}
+    variant = Variant("ZeRO 3, DP4", zero(3, 4), micro_batch=1)
+    found = compare(train(job_of(model, variant, 10), TRAIN, python), train(job_of(model, SINGLE, 10)))
+    assert found.within(), found
+
+
+# ---- 16 bits
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_bf16_starts_from_the_same_float32_weights_and_stays_near(stage, python):
+    job = job_of(MODELS["gpt"], Variant("", zero(stage)), 10, precision="bf16")
+    found = compare(train(job, TRAIN, python), train(job_of(MODELS["gpt"], SINGLE, 10)))
+    assert found.same_weights and found.same_tokens
+    assert 0 < found.loss < 1e-3
+    assert found.grad_norm < 2e-2
+    assert found.total_norm < 1e-5
+
+
+# ---- the case's other promises
+
+
+def test_capture_and_saved_weights_are_those_of_torch(tmp_path, python):
+    kept = {}
+    for name, script, interpreter in (("torch", None, None), ("deepspeed", TRAIN, python)):
+        folder = tmp_path / name
+        (folder / "weights").mkdir(parents=True)
+        job = job_of(MODELS["gpt"], SINGLE, 2)
+        job |= {"capture": {"step": 1, "folder": str(folder / "capture")}, "save_weights_dir": str(folder / "weights")}
+        (end,) = launch(job, folder, script, interpreter)
+        assert end.returncode == 0, end.stderr[-2000:]
+        kept[name] = {str(path.relative_to(folder)): np.load(path) for path in folder.rglob("*.npy")}
+    assert set(kept["torch"]) == set(kept["deepspeed"])
+    for name, tensor in kept["torch"].items():
+        np.testing.assert_allclose(kept["deepspeed"][name], tensor, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("layout", "precision", "words"),
+    [
+        ({"tensor": 2}, "fp32", "tensor 2"),
+        ({"pipeline": 2}, "fp32", "pipeline 2"),
+        ({}, "fp8", "precision fp8"),
+        ({}, "fp16", "precision fp16"),
+        ({"data": 4, "sharding_stage": 3, "sharding_degree": 2}, "fp32", "2 of 4 ranks"),
+    ],
+)
+def test_what_is_not_offered_is_unsupported(layout, precision, words, tmp_path, python):
+    job = job_of(MODELS["gpt"], Variant("", layout, micro_batch=1), 2, precision=precision)
+    assert {end.returncode for end in launch(job, tmp_path, TRAIN, python)} == {1}
+    error = events(tmp_path, 0)[-1]
+    assert error["class"] == "unsupported"
+    assert words in error["message"]
+
+
+# ---- planted faults
+
+SUMMED = """
+    import deepspeed.runtime.zero.stage_1_and_2 as stage
+    right = stage.DeepSpeedZeroOptimizer.__init__
+    def init(self, *positional, **named):
+        named["gradient_average"] = False
+        right(self, *positional, **named)
+    stage.DeepSpeedZeroOptimizer.__init__ = init
+"""
+UNCLIPPED = """
+    import engine
+    right = engine.configuration
+    engine.configuration = lambda job: {**right(job), "gradient_clipping": 0.0}
+"""
+
+
+def planted(folder: Path, fault: str) -> Path:
+    """train.py with `fault`, some lines of Python, run before it starts."""
+    path = folder / "faulty.py"
+    path.write_text(FAULTY.format(folder=str(TRAIN.parent), fault=fault.strip("\n")))
+    return path
+
+
+@pytest.mark.parametrize("fault", [SUMMED, UNCLIPPED], ids=["gradients summed", "gradients not clipped"])
+def test_a_fault_is_seen(fault, tmp_path, python):
+    job = job_of(MODELS["gpt"], dataclasses.replace(SINGLE, layout=zero(1)), 10)
+    ends = launch(job, tmp_path, planted(tmp_path, fault), python)
+    assert not any(end.returncode for end in ends), ends[0].stderr[-2000:]
+    found = compare(read_curve([events(tmp_path, rank) for rank in range(2)]), train(job_of(MODELS["gpt"], SINGLE, 10)))
+    assert found.first_loss < 1e-6
+    assert not found.within(), found
