@@ -5,7 +5,7 @@ from pathlib import Path
 
 from levelfield.worker import run
 
-# the model and the loop are those of the torch implementation
+# the model is that of the torch implementation
 sys.path.append(str(Path(__file__).resolve().parents[1] / "torch"))
 
 

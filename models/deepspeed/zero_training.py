@@ -1,4 +1,4 @@
-"""The training of one rank by DeepSpeed's engine; the loop around a step is the torch implementation's."""
+"""The training of one rank by DeepSpeed's engine. Facts only are recorded."""
 
 import contextlib
 
@@ -8,9 +8,9 @@ import torch.distributed as dist
 from activations import keep_gradients, kept_activations
 from device import describe, memory, open_device, process_group
 from engine import open_engine
-from levelfield.worker import Capture, Initializer, coordinates, learning_rate
+from levelfield.worker import Capture, Initializer, coordinates, learning_rate, train_steps
 from partition import save, squared_norm, whole_gradients, whole_parameters
-from training import step_seed, train_steps
+from training import step_seed
 
 
 def train(job, recorder):
@@ -20,7 +20,9 @@ def train(job, recorder):
     recorder.framework("deepspeed", deepspeed.__version__, name, {**details, "torch": torch.__version__})
     with process_group(job, device, alone=True):
         deepspeed.init_distributed(job.backend, auto_mpi_discovery=False)  # takes the group that there is
-        train_steps(job, recorder, ZeroTrainer(job, coordinates(job), device))
+        trainer = ZeroTrainer(job, coordinates(job), device)
+        recorder.weights(trainer.weights())
+        train_steps(job, recorder, trainer)
 
 
 class ZeroTrainer:

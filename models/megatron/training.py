@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from cpu import stand_in_for_cuda
 from device import describe, memory, open_device
-from levelfield.worker import Batches, Capture, Initializer, coordinates, learning_rate
+from levelfield.worker import Capture, Initializer, coordinates, learning_rate, train_steps
 from megatron.core import __version__ as megatron_version
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
@@ -23,24 +23,9 @@ def train(job, recorder):
     recorder.framework("megatron", megatron_version, name, {**details, **software(device)})
     stand_in_for_cuda(device)
     with parallel_groups(job, device):
-        train_steps(job, recorder, Trainer(job, coordinates(job), device))
-
-
-def train_steps(job, recorder, trainer):
-    """Have `trainer` take every step, and record what it says: its weights, then each step's figures."""
-    recorder.weights(trainer.weights())
-    batches = iter(Batches(job, trainer.place.data))
-    batch = next(batches)
-    recorder.begin()
-    while batch is not None:
-        trainer.launch(batch)
-        upcoming = next(batches, None)  # read while the device works
-        if batch.step in job.gradient_steps:
-            recorder.gradients(batch.step, trainer.gradient_squares())
-        recorder.step(batch.step, **trainer.finish(batch))
-        batch = upcoming
-    if job.save_weights_dir:
-        trainer.save(job.save_weights_dir)
+        trainer = Trainer(job, coordinates(job), device)
+        recorder.weights(trainer.weights())
+        train_steps(job, recorder, trainer)
 
 
 class Trainer:

@@ -8,8 +8,8 @@ from optimizer import SLICE
 class Evidence:
     """Watches the clipping object, which sees the whole step's gradients, and the pieces of the decoder."""
 
-    def __init__(self, job, recorder, built):
-        self.job, self.recorder, self.capture = job, recorder, Capture(job)
+    def __init__(self, job, built):
+        self.job, self.capture = job, Capture(job)
         self.parts = {part.parameter.name: part for part in built.parts}
         self.model, self.hooks, self.squares = built.runner, [], None
         self.clip = built.clip
@@ -31,11 +31,6 @@ class Evidence:
         if captured:
             for part, (_, gradient) in zip(parts, pairs, strict=True):
                 self.capture.keep(f"gradient.{part.name}", part.canonical(gradient))
-
-    def record(self, step):
-        """The gradients event, right before the step's own; not after a step that the loss scale skipped."""
-        if self.squares is not None:
-            self.recorder.gradients(step, self.squares)
 
     def hook_pieces(self):
         """Keep the outputs of the pieces of the next forward pass, which is the first micro-batch's."""

@@ -7,7 +7,7 @@ import paddle
 import paddle.distributed as dist
 from device import describe, memory, open_device
 from evidence import Evidence
-from levelfield.worker import Batches, coordinates, learning_rate
+from levelfield.worker import coordinates, learning_rate, train_steps
 from parallelize import build
 from parameters import save
 from precision import LossScale, auto_cast
@@ -19,21 +19,7 @@ def train(job, recorder):
     open_device(job)
     place = coordinates(job)
     recorder.framework("paddle", paddle.__version__, *describe(job))
-    trainer = Trainer(job, place, recorder)
-    batches = iter(Batches(job, place.data))
-    batch = next(batches)
-    recorder.begin()
-    while batch is not None:
-        trainer.launch(batch)
-        upcoming = next(batches, None)  # read while the device works
-        facts = trainer.finish(batch)
-        trainer.evidence.record(batch.step)
-        recorder.step(batch.step, **facts)
-        batch = upcoming
-    if job.save_weights_dir:
-        if job.layout.sharding_stage == 3:
-            trainer.runner.get_all_parameters()  # each rank has its slices only
-        save(trainer.parts, job.save_weights_dir, trainer.group, writes=place.data == 0 and place.tensor == 0)
+    train_steps(job, recorder, Trainer(job, place, recorder))  # building it reports the weights
     if job.world_size > 1:
         dist.barrier()  # no rank leaves while another still needs it
 
@@ -46,7 +32,7 @@ class Trainer:
         built = build(job, place, recorder.weights)
         self.runner, self.optimizer, self.clip = built.runner, built.optimizer, built.clip
         self.parts, self.loss, self.group = built.parts, built.loss, built.group
-        self.evidence = Evidence(job, recorder, built)
+        self.evidence = Evidence(job, built)
         scaling = job.training.loss_scale if job.training.precision == "fp16" else None
         self.loss_scale = LossScale(scaling, distributed=job.world_size > 1)
         self.random = bool(job.model.hidden_dropout or job.model.attention_dropout)
@@ -105,6 +91,15 @@ class Trainer:
             "loss_scale": self.scale,
             "skipped": norm is None,
         }
+
+    def gradient_squares(self):
+        """(name, this rank's share of its squared gradient norm) of the launched step."""
+        return self.evidence.squares
+
+    def save(self, folder):
+        if self.job.layout.sharding_stage == 3:
+            self.runner.get_all_parameters()  # each rank has its slices only
+        save(self.parts, folder, self.group, writes=self.place.data == 0 and self.place.tensor == 0)
 
     def seed(self, step):
         """Start the random numbers of this step: equal on the ranks of a tensor-parallel group, but for its heads."""

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from activations import keep_gradients, kept_activations
 from data_parallel import micro_batch_context
 from device import describe, memory, open_device, process_group
-from levelfield.worker import Batches, Capture, Initializer, coordinates, learning_rate
+from levelfield.worker import Capture, Initializer, coordinates, learning_rate, train_steps
 from mesh import Grid
 from optimizer import LocalAdamW, LossScale, clip_divisor
 from parallelize import build
@@ -23,27 +23,9 @@ def train(job, recorder):
     name, details = describe(device)
     recorder.framework("torch", torch.__version__, name, details)
     with process_group(job, device):
-        train_steps(job, recorder, Trainer(job, coordinates(job), device))
-
-
-def train_steps(job, recorder, trainer):
-    """Have `trainer` take every step, and record what it says: its weights, then each step's figures.
-
-    trainer: an object with the methods of Trainer that are used here.
-    """
-    recorder.weights(trainer.weights())
-    batches = iter(Batches(job, coordinates(job).data))
-    batch = next(batches)
-    recorder.begin()
-    while batch is not None:
-        trainer.launch(batch)
-        upcoming = next(batches, None)  # read while the device works
-        if batch.step in job.gradient_steps:
-            recorder.gradients(batch.step, trainer.gradient_squares())
-        recorder.step(batch.step, **trainer.finish(batch))
-        batch = upcoming
-    if job.save_weights_dir:
-        trainer.save(job.save_weights_dir)
+        trainer = Trainer(job, coordinates(job), device)
+        recorder.weights(trainer.weights())
+        train_steps(job, recorder, trainer)
 
 
 class Trainer:

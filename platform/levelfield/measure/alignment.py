@@ -18,8 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from levelfield.measure.equivalence import Equivalence
-
 Verdict = Literal["aligned", "diverged", "different", "inconclusive", "not comparable", "unchecked"]
 
 # A norm below this part of the whole gradient's is rounding alone: a key's bias has no gradient but rounding,
@@ -183,12 +181,6 @@ def flagperf_rule(run: Training, reference: Training) -> float | None:
     if not steps:
         return None
     return math.fsum(relative(run.losses[s], reference.losses[s]) for s in steps) / len(steps)
-
-
-def unpaired_verdict(found: Equivalence) -> tuple[Verdict, str]:
-    """The word for two runs that do not share their weights: the tail's equivalence test decides alone."""
-    words: dict[str, Verdict] = {"equivalent": "aligned", "different": "different", "inconclusive": "inconclusive"}
-    return words[found.word], found.reason
 
 
 def relative(value: float, reference: float) -> float:

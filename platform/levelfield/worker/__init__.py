@@ -12,6 +12,7 @@ from .events import Recorder
 from .faults import CorpusError, JobError, NonFinite, StorageError, Unsupported, WorkerError
 from .init import Initializer
 from .job import coordinates, load_job
+from .loop import train_steps
 from .parameters import ParameterSpec
 from .process import run
 from .schedule import learning_rate
@@ -34,4 +35,5 @@ __all__ = [
     "learning_rate",
     "load_job",
     "run",
+    "train_steps",
 ]
