@@ -4,7 +4,7 @@ DEV := .venvs/dev
 PY := $(DEV)/bin/python
 STAMP := $(DEV)/levelfield-locks.sha256
 
-.PHONY: test quick lint bench gpu-check layouts clean
+.PHONY: test quick lint bench gpu-check matrix clean
 
 test: lint
 	PYTHONPATH=platform $(PY) -m pytest -n 2 -m "not e2e"
@@ -25,9 +25,9 @@ lint: $(STAMP)
 bench: $(STAMP)
 	PYTHONPATH=platform $(PY) benchmarks/all.py
 
-# The measured differences between layouts, as the table in docs/torch-layouts.md.
-layouts: $(STAMP)
-	PYTHONPATH=platform $(PY) tests/models/layouts.py
+# Every framework in every layout, to models/*/tested.json and docs/frameworks.md: about half an hour on two cores.
+matrix: $(STAMP)
+	PYTHONPATH=platform $(PY) tests/models/matrix.py
 
 # On a machine with an accelerator: what only a chip can show, written to gpu-check/.
 gpu-check:

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from accelerator import prepare
 from levelfield.worker import run
 
 # the model is that of the torch implementation
@@ -10,10 +11,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "torch"))
 
 
 def main(job, recorder):
-    # imported here, so that a missing package is an event with a class of its own and preloads come first
-    from accelerator import prepare
-
     prepare(job)
+    # imported here, so that a missing package is an event with a class of its own and preloads come first
     from zero_training import train
 
     train(job, recorder)

@@ -8,31 +8,33 @@ from processor import processor_environment
 
 
 def main(job, recorder):
-    warnings.filterwarnings("ignore", "No ccache found")  # Paddle's, at every import; nothing is compiled here
-    os.environ.update(paddle_environment(job))
+    prepare(job)
     # imported here: Paddle reads these variables when it is imported, and a missing package is an event of its own
     from training import train
 
     train(job, recorder)
 
 
-def paddle_environment(job):
-    """What paddle.distributed.launch would set: the platform starts the ranks itself."""
+def prepare(job):
+    """Before Paddle is imported: what paddle.distributed.launch would set, as the platform starts the ranks itself."""
+    warnings.filterwarnings("ignore", "No ccache found")  # Paddle's, at every import; nothing is compiled here
     host, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "0"))
     # names of the ranks only: each rank is met at the master's address
     endpoints = [f"{host}:{port + rank}" for rank in range(job.world_size)]
-    return {
-        "PADDLE_TRAINER_ID": str(job.rank),
-        "PADDLE_TRAINERS_NUM": str(job.world_size),
-        "PADDLE_RANK_IN_NODE": str(job.local_rank),
-        "PADDLE_LOCAL_RANK": str(job.local_rank),
-        "PADDLE_MASTER": endpoints[0],
-        "PADDLE_CURRENT_ENDPOINT": endpoints[job.rank],
-        "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
-        "PADDLE_DISTRI_BACKEND": job.backend,
-        "FLAGS_selected_gpus": str(job.local_rank),
-        **processor_environment(),
-    }
+    os.environ.update(
+        {
+            "PADDLE_TRAINER_ID": str(job.rank),
+            "PADDLE_TRAINERS_NUM": str(job.world_size),
+            "PADDLE_RANK_IN_NODE": str(job.local_rank),
+            "PADDLE_LOCAL_RANK": str(job.local_rank),
+            "PADDLE_MASTER": endpoints[0],
+            "PADDLE_CURRENT_ENDPOINT": endpoints[job.rank],
+            "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
+            "PADDLE_DISTRI_BACKEND": job.backend,
+            "FLAGS_selected_gpus": str(job.local_rank),
+            **processor_environment(),
+        }
+    )
 
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ def check_offered(implementation: ImplementationFile, work: Work, tuning: Tuning
         f"zero{layout.sharding_stage}": layout.sharding_stage > 0,
         "data": layout.data > 1,
     }
-    lacking = [name for name, used in needed.items() if used and name not in implementation.parallelism]
+    offered = implementation.parallelism.get(kind, ())
+    lacking = [f"{name} on {kind}" for name, used in needed.items() if used and name not in offered]
     if work.training.precision not in implementation.precisions.get(kind, ()):
         lacking.append(f"precision {work.training.precision} on {kind}")
     if tuning.recompute not in implementation.recompute:
@@ -48,9 +49,10 @@ def implementation_used(file: ImplementationFile, folder: Path) -> Implementatio
 
 
 def folder_digest(folder: Path) -> str:
-    """sha256 over the names and contents of all source files below `folder`."""
+    """sha256 over the names and contents of all source files below `folder`; not of what was measured with them."""
     digest = hashlib.sha256()
-    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix in (".py", ".yaml", ".json")):
+    sources = (p for p in folder.rglob("*") if p.is_file() and p.suffix in (".py", ".yaml", ".json"))
+    for path in sorted(p for p in sources if p.name != "tested.json"):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode() + content)
     return "sha256:" + digest.hexdigest()

@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from layouts import MODELS, SINGLE, Curve, compare, first_steps, job_of, planted, train
 from levelfield.implementations import environment_of
 from levelfield.registry import Registry
 from levelfield.runtimes.environments import environment_in_use
+from levelfield.specs.tested import Difference
 from levelfield.specs.tuning import Tuning
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "models" / "torch"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +41,20 @@ def interpreter_of() -> Iterator[Callable[[str], Path]]:
             return Path(plan.python)
 
         yield interpreter
+
+
+@pytest.fixture(scope="session")
+def reference() -> Callable[[str], Curve]:
+    """torch's curve of a family in one process: 40 steps in float32."""
+    return functools.cache(lambda family: train(job_of(MODELS[family], SINGLE)))
+
+
+@pytest.fixture(scope="session")
+def differs(reference) -> Callable[..., Difference]:
+    """The difference of a framework's run, with a fault planted, from torch's."""
+
+    def of(folder, framework, python, fault, family="gpt", variant=SINGLE, steps=10):
+        curve = train(job_of(MODELS[family], variant, steps), planted(folder, framework, fault), python)
+        return compare(curve, first_steps(reference(family), steps))
+
+    return of

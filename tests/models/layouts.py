@@ -1,14 +1,9 @@
-"""Train the same small work in many parallel layouts and compare each with one process.
-
-    PYTHONPATH=platform python tests/models/layouts.py [--family gpt] [--only TP2] [--steps 40]
-
-prints a Markdown table of the largest differences. The tests of test_torch_layouts.py use the same functions.
-"""
+"""Train the same small work in many parallel layouts, by any framework, and compare each run with another."""
 
 from __future__ import annotations
 
-import argparse
 import copy
+import dataclasses
 import json
 import math
 import os
@@ -19,6 +14,8 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from levelfield.specs.tested import Difference
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_SECONDS = 420
@@ -55,40 +52,7 @@ class Variant:
         return math.prod(self.layout.get(key, 1) for key in ("data", "tensor", "pipeline"))
 
 
-def _zero(stage: int, data: int, degree: int, **more: Any) -> dict[str, Any]:
-    return {"data": data, "sharding_stage": stage, "sharding_degree": degree, **more}
-
-
-_SEQUENCE_AND_PIPELINE = {"tensor": 2, "pipeline": 2, "sequence_parallel": True}
-
 SINGLE = Variant("1 process, accumulation 4")
-VARIANTS = (
-    Variant("accumulation 1", micro_batch=8),
-    Variant("recompute selective", recompute="selective"),
-    Variant("recompute full", recompute="full"),
-    Variant("DP2", {"data": 2}),
-    Variant("ZeRO 1, DP2", _zero(1, 2, 2)),
-    Variant("ZeRO 2, DP2", _zero(2, 2, 2)),
-    Variant("ZeRO 3, DP2", _zero(3, 2, 2)),
-    Variant("TP2", {"tensor": 2}),
-    Variant("TP2 sequence parallel", {"tensor": 2, "sequence_parallel": True}),
-    Variant("PP2", {"pipeline": 2}),
-    Variant("TP2 x PP2", {"tensor": 2, "pipeline": 2}),
-    Variant("DP2 x TP2", {"data": 2, "tensor": 2}),
-    Variant("DP2 x PP2", {"data": 2, "pipeline": 2}),
-)
-MORE = (
-    Variant("ZeRO 1 over 2 of DP4", _zero(1, 4, 2)),
-    Variant("ZeRO 2 over 2 of DP4", _zero(2, 4, 2), micro_batch=1),
-    Variant("ZeRO 3 over 2 of DP4", _zero(3, 4, 2), micro_batch=1, recompute="full"),
-    Variant("ZeRO 1, DP2 x TP2 sequence parallel", _zero(1, 2, 2, tensor=2, sequence_parallel=True)),
-    Variant("ZeRO 3, DP2 x TP2", _zero(3, 2, 2, tensor=2)),
-    Variant("ZeRO 2, DP2 x PP2", _zero(2, 2, 2, pipeline=2)),
-    Variant("ZeRO 3, DP2 x PP2", _zero(3, 2, 2, pipeline=2)),
-    Variant("TP2 sequence parallel x PP2, recompute full", _SEQUENCE_AND_PIPELINE, recompute="full"),
-    Variant("PP4", {"pipeline": 4}),
-    Variant("compile", compile=True),
-)
 
 
 @dataclass(frozen=True)
@@ -104,28 +68,6 @@ class Curve:
     token_checksums: tuple[int, ...]
     weights: dict[str, int]
     gradients: dict[int, dict[str, float]]
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The largest relative differences of a run from the reference, and whether its checksums are the same.
-
-    parameter_norm: of one parameter's gradient norm, in the steps that record them. total_norm: of the norm of all
-    parameters' gradients together from the run's own gradient norm of that step.
-    """
-
-    first_loss: float
-    loss: float
-    grad_norm: float
-    parameter_norm: float
-    total_norm: float
-    same_weights: bool
-    same_tokens: bool
-
-    def within(self, first_loss: float = 1e-6, loss: float = 1e-5, grad_norm: float = 1e-4) -> bool:
-        near = self.first_loss <= first_loss and self.loss <= loss and self.total_norm <= 1e-5
-        near = near and self.grad_norm <= grad_norm and self.parameter_norm <= grad_norm
-        return near and self.same_weights and self.same_tokens
 
 
 def job_of(model: dict[str, Any], variant: Variant, steps: int = 40, **changes: Any) -> dict[str, Any]:
@@ -150,6 +92,32 @@ def job_of(model: dict[str, Any], variant: Variant, steps: int = 40, **changes: 
     }  # fmt: skip
 
 
+FAULTY = """
+import sys
+sys.path.insert(0, {folder!r})
+import train
+from levelfield.worker import run
+def faulty(job, recorder):
+    if hasattr(train, "prepare"):
+        train.prepare(job)
+{fault}
+    train.main(job, recorder)
+run(faulty)
+"""
+
+
+def script_of(framework: str) -> Path:
+    return ROOT / "models" / framework / "train.py"
+
+
+def planted(folder: Path, framework: str, fault: str) -> Path:
+    """A framework's train.py with `fault`, some lines of Python, run before it starts."""
+    path = folder / "faulty.py"
+    lines = "\n".join("    " + line for line in fault.strip().splitlines())
+    path.write_text(FAULTY.format(folder=str(script_of(framework).parent), fault=lines))
+    return path
+
+
 def launch(
     job: dict[str, Any], folder: Path, script: Path | None = None, python: Path | None = None
 ) -> list[subprocess.CompletedProcess[str]]:
@@ -161,7 +129,7 @@ def launch(
     ranks = layout["data"] * layout["tensor"] * layout["pipeline"]
     path = folder / "job.json"
     path.write_text(json.dumps({**job, "events_dir": str(folder)}))
-    argv = [str(python or sys.executable), str(script or ROOT / "models" / "torch" / "train.py")]
+    argv = [str(python or sys.executable), str(script or script_of("torch"))]
     common = {
         **os.environ, "LEVELFIELD_JOB": str(path), "PYTHONPATH": str(ROOT / "platform"), "OMP_NUM_THREADS": "1",
         "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "NODE_RANK": "0",
@@ -201,19 +169,29 @@ def read_curve(ranks: list[list[dict[str, Any]]]) -> Curve:
     )
 
 
+def first_steps(curve: Curve, steps: int) -> Curve:
+    """`curve` as a run of so few steps would have left it; both record gradients at the same steps."""
+    by_step = ("losses", "grad_norms", "tokens", "token_checksums")
+    return dataclasses.replace(curve, **{name: getattr(curve, name)[:steps] for name in by_step})
+
+
 def compare(curve: Curve, reference: Curve) -> Difference:
     losses = [_relative(a, b) for a, b in zip(curve.losses, reference.losses, strict=True)]
     norms = [_relative(a, b) for a, b in zip(curve.grad_norms, reference.grad_norms, strict=True)]
     same_tokens = curve.token_checksums == reference.token_checksums and curve.tokens == reference.tokens
     return Difference(
-        first_loss=losses[0],
-        loss=max(losses),
-        grad_norm=max(norms),
-        parameter_norm=_parameter_difference(curve, reference),
-        total_norm=_total_difference(curve),
+        first_loss=_finite(losses[0]),
+        loss=_finite(max(losses)),
+        grad_norm=_finite(max(norms)),
+        parameter_norm=_finite(_parameter_difference(curve, reference)),
+        total_norm=_finite(_total_difference(curve)),
         same_weights=curve.weights == reference.weights,
         same_tokens=same_tokens,
     )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _parameter_difference(curve: Curve, reference: Curve) -> float:
@@ -289,29 +267,3 @@ def _end(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
         out, err = process.communicate()
         err += f"\nkilled after {TIMEOUT_SECONDS} s"
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Measured differences between layouts, as a Markdown table")
-    parser.add_argument("--family", choices=sorted(MODELS), action="append")
-    parser.add_argument("--only", action="append", help="a variant's name, or a part of it")
-    parser.add_argument("--steps", type=int, default=40)
-    options = parser.parse_args()
-    print("| model | run | step 1 | all steps | gradient norm | by parameter | same weights | same tokens |")
-    print("|---" * 8 + "|")
-    for family in options.family or sorted(MODELS):
-        reference = train(job_of(MODELS[family], SINGLE, options.steps))
-        for variant in (*VARIANTS, *MORE):
-            if options.only and not any(part in variant.name for part in options.only):
-                continue
-            try:
-                found = compare(train(job_of(MODELS[family], variant, options.steps)), reference)
-            except RuntimeError as error:
-                print(f"| {family} | {variant.name} | failed: {error}", flush=True)
-                continue
-            print(f"| {family} | {variant.name} | {found.first_loss:.1e} | {found.loss:.1e} | {found.grad_norm:.1e} | "
-                  f"{found.parameter_norm:.1e} | {found.same_weights} | {found.same_tokens} |", flush=True)  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()

@@ -6,8 +6,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from layouts import MODELS, SINGLE, VARIANTS, compare, events, job_of, launch, read_curve, train
-from test_torch_training import DATA_2, gpt, script
+from layouts import MODELS, SINGLE, compare, events, job_of, launch, planted, read_curve, train
+from matrix import VARIANTS
+from test_torch_training import DATA_2, gpt
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -86,9 +87,8 @@ optimizer.LocalAdamW.__init__ = init
 @pytest.mark.layouts
 @pytest.mark.parametrize(("layout", "fault"), [("DP2", WRONG_LAYER), ("PP2", ONE_END_ONLY)])
 def test_a_wrong_gradient_of_one_parameter_is_seen_in_its_norm(layout, fault, tmp_path):
-    variant = next(variant for variant in VARIANTS if variant.name == layout)
-    job = job_of(gpt(), variant, steps=2)
-    assert not any(end.returncode for end in launch(job, tmp_path, script(tmp_path, fault)))
+    job = job_of(gpt(), VARIANTS[layout], steps=2)
+    assert not any(end.returncode for end in launch(job, tmp_path, planted(tmp_path, "torch", fault)))
     curve = read_curve([events(tmp_path, rank) for rank in range(2)])
     found = compare(curve, train(job_of(gpt(), SINGLE, steps=2)))
     assert found.parameter_norm > 5e-4

@@ -9,31 +9,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from layouts import MODELS, ROOT, SINGLE, VARIANTS, Curve, compare, events, job_of, launch, read_curve, train
+from layouts import MODELS, SINGLE, Curve, compare, events, job_of, launch, planted, read_curve, train
+from matrix import VARIANTS
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-DATA_2 = next(variant for variant in VARIANTS if variant.name == "DP2")
-TENSOR_2 = next(variant for variant in VARIANTS if variant.name == "TP2")
-FAULTY = """
-import sys
-sys.path.insert(0, {folder!r})
-from levelfield.worker import run
-from train import main
-def faulty(job, recorder):
-{fault}
-    main(job, recorder)
-run(faulty)
-"""
-
-
-def script(folder, fault: str):
-    """train.py with `fault`, some lines of Python, planted before it starts."""
-    lines = "\n".join("    " + line for line in fault.strip().splitlines())
-    path = folder / "faulty.py"
-    path.write_text(FAULTY.format(folder=str(ROOT / "models" / "torch"), fault=lines))
-    return path
+DATA_2 = VARIANTS["DP2"]
+TENSOR_2 = VARIANTS["TP2"]
 
 
 def gpt(**changes):
@@ -211,7 +194,7 @@ optimizer._local_gradient = lambda parameter: right(parameter) * 2
 """
     reference = train(job_of(gpt(), SINGLE, steps=5, gradient_clip=1e6))
     job = job_of(gpt(), DATA_2, steps=5, gradient_clip=1e6)
-    ends = launch(job, tmp_path, script(tmp_path, fault))
+    ends = launch(job, tmp_path, planted(tmp_path, "torch", fault))
     assert [end.returncode for end in ends] == [0, 0]
     found = compare(read_curve([events(tmp_path, rank) for rank in range(2)]), reference)
     assert found.loss < 1e-5
@@ -229,7 +212,7 @@ if job.rank == 1:
         model.final_norm.weight.data[0] = float("nan")
     parallelize.fill = fill
 """
-    ends = launch(job_of(gpt(), DATA_2, steps=5), tmp_path, script(tmp_path, fault))
+    ends = launch(job_of(gpt(), DATA_2, steps=5), tmp_path, planted(tmp_path, "torch", fault))
     assert [end.returncode for end in ends] == [1, 1]
     for rank in range(2):
         *_, step, error = events(tmp_path, rank)
@@ -259,7 +242,7 @@ def test_what_cannot_be_done_is_unsupported(change, words, tmp_path):
 
 def test_a_missing_framework_is_an_environment_error(tmp_path):
     fault = 'sys.modules["torch"] = None'
-    (end,) = launch(job_of(gpt(), SINGLE, steps=2), tmp_path, script(tmp_path, fault))
+    (end,) = launch(job_of(gpt(), SINGLE, steps=2), tmp_path, planted(tmp_path, "torch", fault))
     assert end.returncode == 1
     assert events(tmp_path, 0)[-1]["class"] == "environment"
 

@@ -52,7 +52,7 @@ def _start(registry: Registry, case: str | None) -> tuple[Plan, Reference]:
 def _variations(registry: Registry, plan: Plan) -> list[scheduler.Entry]:
     """One thread; half the micro-batch; each layout over two processes. The work is the same in all of them."""
     framework, vendor = plan.implementation.framework, plan.hardware.vendor
-    offered = registry.implementation(framework)[0].parallelism
+    offered = registry.implementation(framework)[0].parallelism.get(plan.hardware.device_kind, ())
     one, two = (f"{plan.case}:{framework}:{vendor}:1:{devices}" for devices in (1, 2))
     choices = [(one, TuningChoice(threads=1))]
     if plan.tuning.micro_batch > 1:

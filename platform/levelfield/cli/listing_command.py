@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
+from levelfield import support
 from levelfield.registry import Registry
 from levelfield.rundir import default_runs
 
@@ -26,7 +28,12 @@ def execute(options: argparse.Namespace) -> int:
     }
     wanted = [options.kind] if options.kind else [k for k in kinds if k != "runs"]
     found = {kind: kinds[kind]() for kind in wanted}
-    print(json.dumps(found, indent=2, ensure_ascii=False) if options.json else "\n\n".join(_text(found)))
+    if options.json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+        return 0
+    print("\n\n".join(_text(found)))
+    if options.kind == "frameworks":
+        print("\n" + "\n".join(support.table(list(support.rows(registry)))))
     return 0
 
 
@@ -45,12 +52,14 @@ def _cases(registry: Registry) -> list[Row]:
 
 
 def _frameworks(registry: Registry) -> list[Row]:
-    rows = []
+    listed, works = [], list(support.rows(registry))
     for name in sorted(registry.frameworks):
         found, _ = registry.implementation(name)
         verified = "; ".join(f"{kind}: {needs.verified}" for kind, needs in found.requirements.items())
-        rows.append({"name": name, "says": f"{found.version}  {', '.join(found.families)}  {verified}"})
-    return rows
+        layouts = [asdict(row) for row in works if row.framework == name]
+        says = f"{found.version}  {', '.join(found.families)}  {verified}"
+        listed.append({"name": name, "says": says, "layouts": layouts})
+    return listed
 
 
 def _vendors(registry: Registry) -> list[Row]:

@@ -10,6 +10,8 @@ from pydantic import Field, model_validator
 from levelfield.specs.base import Document, Value
 from levelfield.specs.case import Family, Precision
 
+Parallelism = Literal["data", "tensor", "pipeline", "sequence", "zero1", "zero2", "zero3"]
+
 PLACEHOLDERS = frozenset({"python", "folder", "rank", "local_rank", "node_rank", "world_size"})
 
 
@@ -49,7 +51,7 @@ class Launch(Value):
 
 
 class ImplementationFile(Document):
-    """models/<framework>/implementation.yaml"""
+    """models/<framework>/implementation.yaml; precisions, parallelism and requirements by device kind."""
 
     KIND: ClassVar[str] = "implementation"
 
@@ -58,7 +60,7 @@ class ImplementationFile(Document):
     version: str
     families: tuple[Family, ...]
     precisions: dict[str, tuple[Precision, ...]]
-    parallelism: tuple[Literal["data", "tensor", "pipeline", "sequence", "zero1", "zero2", "zero3"], ...]
+    parallelism: dict[str, tuple[Parallelism, ...]]
     recompute: tuple[Literal["none", "selective", "full"], ...]
     requirements: dict[str, Requirements]
     launch: Launch

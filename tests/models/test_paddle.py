@@ -7,40 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from layouts import MODELS, ROOT, SINGLE, Curve, Variant, compare, events, job_of, launch, train
+from layouts import MODELS, SINGLE, Variant, compare, events, job_of, launch, planted, script_of, train
+from matrix import VARIANTS
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 
-TRAIN = ROOT / "models" / "paddle" / "train.py"
-ZERO = {"data": 2, "sharding_stage": 1, "sharding_degree": 2}
-VARIANTS = (
-    SINGLE,
-    Variant("accumulation 1", micro_batch=8),
-    Variant("recompute full", recompute="full"),
-    Variant("DP2", {"data": 2}),
-    Variant("ZeRO 1, DP2", ZERO),
-    Variant("TP2", {"tensor": 2}),
-    Variant("PP2", {"pipeline": 2}),
-    Variant("DP2 x TP2", {"data": 2, "tensor": 2}),
-    Variant("TP2 x PP2", {"tensor": 2, "pipeline": 2}),
-    Variant("DP2 x PP2", {"data": 2, "pipeline": 2}),
-    Variant("ZeRO 1 over 2 of DP4", {**ZERO, "data": 4}),
-    Variant("ZeRO 1, DP2 x TP2", {**ZERO, "tensor": 2}),
-    Variant("ZeRO 1, DP2 x PP2, recompute full", {**ZERO, "pipeline": 2}, recompute="full"),
-    Variant("PP4", {"pipeline": 4}),
-)
-BY_NAME = {variant.name: variant for variant in VARIANTS}
-FAULTY = """
-import os, sys
-sys.path.insert(0, {folder!r})
-from levelfield.worker import run
-from train import main, paddle_environment
-def faulty(job, recorder):
-    os.environ.update(paddle_environment(job))
-{fault}
-    main(job, recorder)
-run(faulty)
-"""
+TRAIN = script_of("paddle")
 
 
 @pytest.fixture(scope="module")
@@ -48,50 +20,21 @@ def python(interpreter_of) -> Path:
     return interpreter_of("paddle")
 
 
-@pytest.fixture(scope="module")
-def reference():
-    """torch's curve of a family, in one process."""
-    curves: dict[str, Curve] = {}
-
-    def of(family: str) -> Curve:
-        if family not in curves:
-            curves[family] = train(job_of(MODELS[family], SINGLE))
-        return curves[family]
-
-    return of
-
-
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
-@pytest.mark.parametrize("family", sorted(MODELS))
-def test_same_curve_as_torch(family, variant, reference, python):
-    found = compare(train(job_of(MODELS[family], variant), TRAIN, python), reference(family))
-    assert found.within(), found
-
-
-@pytest.mark.parametrize("layout", [SINGLE.name, "TP2", "DP2 x PP2"])
-def test_same_curve_with_learned_positions_and_biases_in_llama(layout, python):
-    """What FlagPerf's command trains: Llama's norms and SwiGLU with learned positions, biases and a tied head."""
-    changes = {"positions": "learned", "rope_base": None, "bias": True, "tied_embeddings": True}
-    model = {**MODELS["llama"], **changes}
-    found = compare(train(job_of(model, BY_NAME[layout], 10), TRAIN, python), train(job_of(model, SINGLE, 10)))
-    assert found.within(), found
-
-
 def test_five_layers_over_two_stages(python):
     """A remainder: the first stage has three blocks, the last two."""
     model = {**MODELS["gpt"], "layers": 5}
-    found = compare(train(job_of(model, BY_NAME["PP2"], 10), TRAIN, python), train(job_of(model, SINGLE, 10)))
+    found = compare(train(job_of(model, VARIANTS["PP2"], 10), TRAIN, python), train(job_of(model, SINGLE, 10)))
     assert found.within(), found
 
 
 @pytest.mark.parametrize("layout", [SINGLE.name, "TP2", "PP2"])
 def test_dropout_repeats_itself_and_recomputes_the_same(layout, python):
     model = {**MODELS["gpt"], "hidden_dropout": 0.1, "attention_dropout": 0.1}
-    job = job_of(model, BY_NAME[layout], 4)
+    job = job_of(model, VARIANTS[layout], 4)
     curve = train(job, TRAIN, python)
     assert train(job, TRAIN, python) == curve
     assert curve.losses != train(job_of(MODELS["gpt"], SINGLE, 4), TRAIN, python).losses
-    recomputed = train(job_of(model, dataclasses.replace(BY_NAME[layout], recompute="full"), 4), TRAIN, python)
+    recomputed = train(job_of(model, dataclasses.replace(VARIANTS[layout], recompute="full"), 4), TRAIN, python)
     np.testing.assert_allclose(recomputed.losses, curve.losses, rtol=1e-6)
 
 
@@ -100,7 +43,7 @@ def test_dropout_repeats_itself_and_recomputes_the_same(layout, python):
 def test_saved_weights_are_torchs(family, layout, tmp_path, python):
     for name, variant, script, interpreter in (
         ("torch", SINGLE, None, None),
-        ("paddle", BY_NAME[layout], TRAIN, python),
+        ("paddle", VARIANTS[layout], TRAIN, python),
     ):
         (tmp_path / name).mkdir()
         job = {**job_of(MODELS[family], variant, 3), "save_weights_dir": str(tmp_path / name)}
@@ -131,22 +74,6 @@ def same_arrays(folder: Path, other: Path, limit: float) -> None:
 # ---- planted faults
 
 
-def planted(folder: Path, fault: str) -> Path:
-    """train.py with `fault`, some lines of Python, run before it starts."""
-    path = folder / "faulty.py"
-    lines = "\n".join("    " + line for line in fault.strip().splitlines())
-    path.write_text(FAULTY.format(folder=str(TRAIN.parent), fault=lines))
-    return path
-
-
-def differs(folder, python, reference, fault, layout=SINGLE.name, steps=10):
-    """The difference of a run with `fault` from the right one."""
-    curve = train(job_of(MODELS["gpt"], BY_NAME[layout], steps), planted(folder, fault), python)
-    right = reference("gpt")
-    cut = {name: getattr(right, name)[:steps] for name in ("losses", "grad_norms", "tokens", "token_checksums")}
-    return compare(curve, dataclasses.replace(right, **cut))
-
-
 def test_a_gelu_of_the_other_form_is_seen(tmp_path, python):
     """With weights so large that the two forms' difference, at most 5e-4, is more than rounding.
 
@@ -160,10 +87,10 @@ mlp.functional.gelu = lambda x, approximate: right(x, approximate=not approximat
     job = job_of({**MODELS["gpt"], "init_std": 0.2, "bias": False}, SINGLE, 10)
     right = train(job)
     assert compare(train(job, TRAIN, python), right).within()
-    assert not compare(train(job, planted(tmp_path, fault), python), right).within()
+    assert not compare(train(job, planted(tmp_path, "paddle", fault), python), right).within()
 
 
-def test_weights_that_are_not_turned_are_seen(tmp_path, reference, python):
+def test_weights_that_are_not_turned_are_seen(tmp_path, python, differs):
     """[out, in] written into [in, out]: it fits where a matrix is square, and checksums read what was written."""
     fault = """
 import parameters
@@ -173,35 +100,35 @@ def held(name, *arguments):
     return part._replace(turned=part.turned and "attention.query" not in name)
 parameters._held = held
 """
-    found = differs(tmp_path, python, reference, fault)
+    found = differs(tmp_path, "paddle", python, fault)
     assert found.same_weights
     assert not found.within()
 
 
-def test_weight_decay_on_norms_and_biases_is_seen(tmp_path, reference, python):
+def test_weight_decay_on_norms_and_biases_is_seen(tmp_path, python, differs):
     fault = """
 import optimizer
 right = optimizer.AdamW
 optimizer.AdamW = lambda **settings: right(**{**settings, "apply_decay_param_fun": None})
 """
-    found = differs(tmp_path, python, reference, fault, steps=40)
+    found = differs(tmp_path, "paddle", python, fault, steps=40)
     assert found.loss > 1e-5
     assert not found.within()
 
 
-def test_a_missing_sum_over_tensor_ranks_is_seen(tmp_path, reference, python):
+def test_a_missing_sum_over_tensor_ranks_is_seen(tmp_path, python, differs):
     """The gradient of what is copied to the ranks: each keeps its own share."""
     fault = """
 import gloo
 gloo.CopyToRanks.backward = staticmethod(lambda ctx, gradient: gradient.clone())
 """
-    found = differs(tmp_path, python, reference, fault, layout="TP2")
+    found = differs(tmp_path, "paddle", python, fault, variant=VARIANTS["TP2"])
     assert found.first_loss < 1e-6
     assert found.parameter_norm > 1e-2
     assert not found.within()
 
 
-def test_gradients_summed_instead_of_averaged_are_seen(tmp_path, reference, python):
+def test_gradients_summed_instead_of_averaged_are_seen(tmp_path, python, differs):
     """Adam hardly notices in the loss; the norms do."""
     fault = """
 import optimizer
@@ -212,7 +139,7 @@ def doubled(self, params_grads):
     return right(self, params_grads)
 optimizer.GlobalNorm._dygraph_clip = doubled
 """
-    found = differs(tmp_path, python, reference, fault)
+    found = differs(tmp_path, "paddle", python, fault)
     assert found.grad_norm > 0.5
     assert not found.within()
 

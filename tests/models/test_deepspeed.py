@@ -1,72 +1,25 @@
-"""DeepSpeed's engine trains what torch trains, at every ZeRO stage; minutes, in many processes over gloo."""
+"""DeepSpeed: padding, 16 bits, what is kept of a run, and planted faults. Its layouts: test_layouts.py."""
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
-from layouts import MODELS, ROOT, SINGLE, Curve, Variant, compare, events, job_of, launch, read_curve, train
+from layouts import MODELS, SINGLE, Variant, compare, events, job_of, launch, script_of, train
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 
-TRAIN = ROOT / "models" / "deepspeed" / "train.py"
+TRAIN = script_of("deepspeed")
 
 
 def zero(stage: int, ranks: int = 2) -> dict[str, int]:
     return {"data": ranks, "sharding_stage": stage, "sharding_degree": ranks if stage else 1}
 
 
-VARIANTS = (
-    SINGLE,
-    Variant("accumulation 1", micro_batch=8),
-    Variant("recompute full", recompute="full"),
-    Variant("recompute selective", recompute="selective"),
-    *(Variant(f"ZeRO {stage}, DP2", zero(stage)) for stage in range(4)),
-    Variant("ZeRO 2, DP2, recompute full", zero(2), recompute="full"),
-    Variant("ZeRO 3, DP2, recompute full", zero(3), recompute="full"),
-    Variant("ZeRO 3, DP2, recompute selective", zero(3), recompute="selective"),
-    Variant("ZeRO 1, DP4", zero(1, 4), micro_batch=1),
-    Variant("ZeRO 3, DP4", zero(3, 4), micro_batch=1),
-)
-FAULTY = """
-import sys
-sys.path.insert(0, {folder!r})
-from levelfield.worker import run
-from train import main
-from accelerator import prepare
-def faulty(job, recorder):
-    prepare(job)
-{fault}
-    main(job, recorder)
-run(faulty)
-"""
-
-
 @pytest.fixture(scope="module")
 def python(interpreter_of) -> Path:
     return interpreter_of("deepspeed")
-
-
-@pytest.fixture(scope="module")
-def reference():
-    """torch's curve of a family, in one process."""
-    curves: dict[str, Curve] = {}
-
-    def of(family: str) -> Curve:
-        if family not in curves:
-            curves[family] = train(job_of(MODELS[family], SINGLE))
-        return curves[family]
-
-    return of
-
-
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
-@pytest.mark.parametrize("family", sorted(MODELS))
-def test_same_curve_as_torch(family, variant, reference, python):
-    found = compare(train(job_of(MODELS[family], variant), TRAIN, python), reference(family))
-    assert found.within(), found
 
 
 def test_sizes_that_ranks_do_not_divide(python):
@@ -130,32 +83,22 @@ def test_what_is_not_offered_is_unsupported(layout, precision, words, tmp_path, 
 # ---- planted faults
 
 SUMMED = """
-    import deepspeed.runtime.zero.stage_1_and_2 as stage
-    right = stage.DeepSpeedZeroOptimizer.__init__
-    def init(self, *positional, **named):
-        named["gradient_average"] = False
-        right(self, *positional, **named)
-    stage.DeepSpeedZeroOptimizer.__init__ = init
+import deepspeed.runtime.zero.stage_1_and_2 as stage
+right = stage.DeepSpeedZeroOptimizer.__init__
+def init(self, *positional, **named):
+    named["gradient_average"] = False
+    right(self, *positional, **named)
+stage.DeepSpeedZeroOptimizer.__init__ = init
 """
 UNCLIPPED = """
-    import engine
-    right = engine.configuration
-    engine.configuration = lambda job: {**right(job), "gradient_clipping": 0.0}
+import engine
+right = engine.configuration
+engine.configuration = lambda job: {**right(job), "gradient_clipping": 0.0}
 """
-
-
-def planted(folder: Path, fault: str) -> Path:
-    """train.py with `fault`, some lines of Python, run before it starts."""
-    path = folder / "faulty.py"
-    path.write_text(FAULTY.format(folder=str(TRAIN.parent), fault=fault.strip("\n")))
-    return path
 
 
 @pytest.mark.parametrize("fault", [SUMMED, UNCLIPPED], ids=["gradients summed", "gradients not clipped"])
-def test_a_fault_is_seen(fault, tmp_path, python):
-    job = job_of(MODELS["gpt"], dataclasses.replace(SINGLE, layout=zero(1)), 10)
-    ends = launch(job, tmp_path, planted(tmp_path, fault), python)
-    assert not any(end.returncode for end in ends), ends[0].stderr[-2000:]
-    found = compare(read_curve([events(tmp_path, rank) for rank in range(2)]), train(job_of(MODELS["gpt"], SINGLE, 10)))
+def test_a_fault_is_seen(fault, tmp_path, python, differs):
+    found = differs(tmp_path, "deepspeed", python, fault, variant=Variant("", zero(1)))
     assert found.first_loss < 1e-6
     assert not found.within(), found

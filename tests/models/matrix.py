@@ -1,0 +1,251 @@
+"""Every framework in every layout that runs on a cpu, against torch in one process.
+
+    PYTHONPATH=platform python tests/models/matrix.py [FRAMEWORK ...]
+
+makes models/<framework>/tested.json anew from 40 steps of each, and docs/frameworks.md from these files; each
+framework's environment is made as for a run. `--docs` only writes the page. The tests run a part of the same list.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import itertools
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from layouts import MODELS, ROOT, SINGLE, Curve, Variant, compare, job_of, script_of, train
+from levelfield.implementations import environment_of
+from levelfield.registry import Registry
+from levelfield.runtimes.environments import environment_in_use
+from levelfield.specs.base import dump, load
+from levelfield.specs.case import Family, Precision
+from levelfield.specs.layout import Layout
+from levelfield.specs.tested import Difference, LayoutRuns, Run
+from levelfield.specs.tuning import Tuning
+from levelfield.support import rows, table
+
+STEPS = 40
+PAGE = ROOT / "docs" / "frameworks.md"
+
+
+def _zero(stage: int, data: int = 2, degree: int = 2, **more: int) -> dict[str, int]:
+    return {"data": data, "sharding_stage": stage, "sharding_degree": degree, **more}
+
+
+_SEQUENCE = {"tensor": 2, "sequence_parallel": True}
+
+VARIANTS = {
+    variant.name: variant
+    for variant in (
+        SINGLE,
+        Variant("accumulation 1", micro_batch=8),
+        Variant("recompute selective", recompute="selective"),
+        Variant("recompute full", recompute="full"),
+        Variant("compile", compile=True),
+        Variant("DP2", {"data": 2}),
+        Variant("ZeRO 1, DP2", _zero(1)),
+        Variant("ZeRO 2, DP2", _zero(2)),
+        Variant("ZeRO 3, DP2", _zero(3)),
+        Variant("ZeRO 2, DP2, recompute full", _zero(2), recompute="full"),
+        Variant("ZeRO 3, DP2, recompute full", _zero(3), recompute="full"),
+        Variant("ZeRO 3, DP2, recompute selective", _zero(3), recompute="selective"),
+        Variant("ZeRO 1, DP4", _zero(1, 4, 4), micro_batch=1),
+        Variant("ZeRO 3, DP4", _zero(3, 4, 4), micro_batch=1),
+        Variant("ZeRO 1 over 2 of DP4", _zero(1, 4)),
+        Variant("ZeRO 2 over 2 of DP4", _zero(2, 4), micro_batch=1),
+        Variant("ZeRO 3 over 2 of DP4", _zero(3, 4), micro_batch=1, recompute="full"),
+        Variant("TP2", {"tensor": 2}),
+        Variant("TP2 sequence parallel", _SEQUENCE),
+        Variant("PP2", {"pipeline": 2}),
+        Variant("PP4", {"pipeline": 4}),
+        Variant("TP2 x PP2", {"tensor": 2, "pipeline": 2}),
+        Variant("DP2 x TP2", {"data": 2, "tensor": 2}),
+        Variant("DP2 x PP2", {"data": 2, "pipeline": 2}),
+        Variant("ZeRO 1, DP2 x TP2", _zero(1, tensor=2)),
+        Variant("ZeRO 1, DP2 x TP2 sequence parallel", _zero(1, **_SEQUENCE)),
+        Variant("ZeRO 3, DP2 x TP2", _zero(3, tensor=2)),
+        Variant("ZeRO 1, DP2 x PP2", _zero(1, pipeline=2)),
+        Variant("ZeRO 1, DP2 x PP2, recompute full", _zero(1, pipeline=2), recompute="full"),
+        Variant("ZeRO 2, DP2 x PP2", _zero(2, pipeline=2)),
+        Variant("ZeRO 3, DP2 x PP2", _zero(3, pipeline=2)),
+        Variant("TP2 sequence parallel x PP2, recompute full", {**_SEQUENCE, "pipeline": 2}, recompute="full"),
+    )
+}
+BASIC = ("DP2", "TP2", "PP2", "DP2 x TP2", "DP2 x PP2", "TP2 x PP2")
+ZERO = ("ZeRO 1, DP2", "ZeRO 2, DP2", "ZeRO 3, DP2")
+# What each framework runs in float32, after one process.
+FLOAT32: dict[str, tuple[str, ...]] = {
+    "torch": (
+        "accumulation 1", "recompute selective", "recompute full", "compile", *BASIC, *ZERO, "TP2 sequence parallel",
+        "PP4", "ZeRO 1 over 2 of DP4", "ZeRO 2 over 2 of DP4", "ZeRO 3 over 2 of DP4",
+        "ZeRO 1, DP2 x TP2 sequence parallel", "ZeRO 3, DP2 x TP2", "ZeRO 2, DP2 x PP2", "ZeRO 3, DP2 x PP2",
+        "TP2 sequence parallel x PP2, recompute full",
+    ),
+    "megatron": (
+        "accumulation 1", "recompute selective", "recompute full", *BASIC, "ZeRO 1, DP2", "TP2 sequence parallel",
+        "PP4", "ZeRO 1, DP2 x TP2 sequence parallel", "ZeRO 1, DP2 x PP2",
+        "TP2 sequence parallel x PP2, recompute full",
+    ),
+    "paddle": (
+        "accumulation 1", "recompute full", *BASIC, "ZeRO 1, DP2", "PP4", "ZeRO 1 over 2 of DP4", "ZeRO 1, DP2 x TP2",
+        "ZeRO 1, DP2 x PP2, recompute full",
+    ),
+    "deepspeed": (
+        "accumulation 1", "recompute selective", "recompute full", "DP2", *ZERO, "ZeRO 2, DP2, recompute full",
+        "ZeRO 3, DP2, recompute full", "ZeRO 3, DP2, recompute selective", "ZeRO 1, DP4", "ZeRO 3, DP4",
+    ),
+}  # fmt: skip
+SIXTEEN_BITS = ("DP2", *ZERO, "TP2", "TP2 sequence parallel", "PP2", "DP2 x TP2", "DP2 x PP2", "TP2 x PP2")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One run of the matrix."""
+
+    framework: str
+    family: Family
+    precision: Precision
+    variant: Variant
+
+    def __str__(self) -> str:
+        return f"{self.framework} {self.family} {self.precision} {self.variant.name}"
+
+
+def matrix(framework: str, precisions: tuple[Precision, ...]) -> Iterator[Asked]:
+    """Every run of a framework: float32 in all its layouts, 16 bits in those of one kind of parallelism or two."""
+    names = FLOAT32[framework]
+    for precision in precisions:
+        chosen = names if precision == "fp32" else [name for name in SIXTEEN_BITS if name in names]
+        for name in (SINGLE.name, *chosen):
+            for family in sorted(MODELS):
+                yield Asked(framework, family, precision, VARIANTS[name])
+
+
+def reduced() -> Iterator[Asked]:
+    """For the tests: one process in both families, every other layout in one of them, by turns; float32."""
+    families = itertools.cycle(sorted(MODELS))
+    for framework, names in FLOAT32.items():
+        alone = [] if framework == "torch" else [(family, SINGLE.name) for family in sorted(MODELS)]
+        for family, name in (*alone, *zip(families, names, strict=False)):
+            yield Asked(framework, family, "fp32", VARIANTS[name])
+
+
+def difference(asked: Asked, python: Path | None, reference: Curve) -> Difference:
+    """Of one run from torch's curve in one process in float32. Raises RuntimeError when a rank fails."""
+    scale = {"loss_scale": {"initial": 256.0, "growth_interval": 1000}} if asked.precision == "fp16" else {}
+    job = job_of(MODELS[asked.family], asked.variant, STEPS, precision=asked.precision, **scale)
+    return compare(train(job, script_of(asked.framework), python), reference)
+
+
+def measure(registry: Registry, framework: str, references: dict[str, Curve]) -> LayoutRuns:
+    """Run the framework's whole matrix on the cpu."""
+    implementation, _ = registry.implementation(framework)
+    environment = environment_of(implementation, "cpu", Tuning(), registry.case("gpt3_6.7B").work("smoke"), None)
+    runs = []
+    with environment_in_use(environment, print):
+        for asked in matrix(framework, implementation.precisions["cpu"]):
+            runs.append(_run(asked, Path(environment.python), references[asked.family]))
+            print(f"{asked}: {'passed' if runs[-1].passed else runs[-1]}", flush=True)
+    return LayoutRuns(
+        framework=framework,
+        version=implementation.version,
+        device_kind="cpu",
+        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        machine=f"{platform.system()} {platform.machine()}, {_processor()}",
+        runs=tuple(runs),
+    )
+
+
+def _run(asked: Asked, python: Path, reference: Curve) -> Run:
+    found, failure = None, None
+    try:
+        found = difference(asked, python, reference)
+    except RuntimeError as error:
+        failure = str(error).strip().splitlines()[-1][:200]
+    return Run(
+        name=asked.variant.name,
+        family=asked.family,
+        precision=asked.precision,
+        layout=Layout(**asked.variant.layout),
+        steps=STEPS,
+        difference=found,
+        failure=failure,
+    )
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+# ---- the page
+
+
+def page(registry: Registry) -> str:
+    """docs/frameworks.md, whole."""
+    lines = INTRODUCTION.splitlines()
+    lines += ["", "```", *table(list(rows(registry))), "```"]
+    for framework in sorted(FLOAT32):
+        lines += _measured(load(LayoutRuns, registry.implementation(framework)[1] / "tested.json"))
+    return "\n".join(lines) + "\n"
+
+
+INTRODUCTION = """# Frameworks: what works where
+
+Made by `make matrix`, which trains the small GPT and Llama of `tests/models/layouts.py` for 40 steps with every
+framework in every layout below and writes `models/<framework>/tested.json`; this page follows from these files and
+from what each `implementation.yaml` declares. `list frameworks` prints the table too. The tests run a part of the
+same runs, each layout in one of the two families.
+
+A run passes in fp32 when it is within 1e-6 of torch's loss in one process at step 1, 1e-5 at every step, 1e-4 in the
+global gradient norm and in each parameter's (steps 1, 2 and 10), and when initial weights and all tokens have the
+same checksums. In 16 bits it is compared with the same fp32 curve, within 5e-3 and 0.1: that shows the layout, not
+the last digit."""
+
+
+def _measured(tested: LayoutRuns) -> list[str]:
+    head = "| model | precision | run | step 1 | all steps | gradient norm | by parameter | weights, tokens | passed |"
+    lines = [
+        "",
+        f"## {tested.framework} {tested.version}",
+        "",
+        f"{tested.date}, {tested.device_kind}: {tested.machine}",
+    ]
+    lines += ["", head, "|---" * 9 + "|"]
+    for run in tested.runs:
+        lines.append(f"| {run.family} | {run.precision} | {run.name} | {_figures(run)} | {_yes(run.passed)} |")
+    return lines
+
+
+def _figures(run: Run) -> str:
+    found = run.difference
+    if found is None:
+        return f"{run.failure} | | | | "
+    values = (found.first_loss, found.loss, found.grad_norm, found.parameter_norm)
+    same = "same, same" if found.same_weights and found.same_tokens else "DIFFERENT"
+    return " | ".join([*("-" if value is None else f"{value:.1e}" for value in values), same])
+
+
+def _yes(passed: bool) -> str:
+    return "yes" if passed else "NO"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Run the matrix of frameworks and layouts; write what it shows")
+    parser.add_argument("framework", nargs="*", help=f"of {', '.join(FLOAT32)}; all when none is given")
+    parser.add_argument("--docs", action="store_true", help="only write the page from the files that are there")
+    options = parser.parse_args()
+    registry = Registry()
+    if not options.docs:
+        references = {family: train(job_of(model, SINGLE, STEPS)) for family, model in MODELS.items()}
+        for framework in options.framework or FLOAT32:
+            tested = measure(registry, framework, references)
+            (script_of(framework).parent / "tested.json").write_text(dump(tested))
+    PAGE.write_text(page(registry))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Every framework trains the same curve as torch in one process; minutes, in many processes over gloo."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from layouts import MODELS, SINGLE, compare, job_of, script_of, train
+from levelfield.registry import Registry
+from levelfield.specs.base import load
+from levelfield.specs.tested import LayoutRuns
+from matrix import FLOAT32, PAGE, VARIANTS, difference, matrix, page, reduced
+
+pytestmark = [pytest.mark.layouts, pytest.mark.torch]
+
+
+@pytest.mark.parametrize("asked", list(reduced()), ids=str)
+def test_same_curve_as_torch_in_one_process(asked, reference, interpreter_of):
+    found = difference(asked, interpreter_of(asked.framework), reference(asked.family))
+    assert found.within(), found
+
+
+@pytest.mark.parametrize(
+    ("framework", "name"),
+    [
+        ("torch", "DP2"),
+        ("torch", "TP2 x PP2"),
+        ("megatron", "TP2"),
+        ("megatron", "ZeRO 1, DP2 x PP2"),
+        ("paddle", SINGLE.name),
+        ("paddle", "TP2"),
+        ("paddle", "DP2 x PP2"),
+    ],
+)
+def test_learned_positions_biases_and_a_tied_head_in_llama(framework, name, interpreter_of):
+    """What FlagPerf's command trains."""
+    changes = {"positions": "learned", "rope_base": None, "bias": True, "tied_embeddings": True}
+    model = {**MODELS["llama"], **changes}
+    curve = train(job_of(model, VARIANTS[name], 10), script_of(framework), interpreter_of(framework))
+    found = compare(curve, train(job_of(model, SINGLE, 10)))
+    assert found.within(), found
+
+
+# ---- what is written down
+
+
+@pytest.mark.parametrize("framework", sorted(Registry().frameworks))
+def test_every_run_of_the_matrix_is_recorded_for_the_version_in_use_and_passed(framework):
+    implementation, folder = Registry().implementation(framework)
+    tested = load(LayoutRuns, folder / "tested.json")
+    assert (tested.framework, tested.version) == (framework, implementation.version)
+    asked = [(a.family, a.precision, a.variant.name) for a in matrix(framework, implementation.precisions["cpu"])]
+    assert [(run.family, run.precision, run.name) for run in tested.runs] == asked
+    assert [run for run in tested.runs if not run.passed] == []
+
+
+def test_the_page_is_made_from_the_files():
+    assert PAGE.read_text() == page(Registry()), "run `python tests/models/matrix.py --docs`"
+
+
+def test_every_framework_is_in_the_matrix():
+    assert set(FLOAT32) == set(Registry().frameworks)
+
+
+@pytest.mark.parametrize("fault", ["", "1e-5 too far", "other tokens"])
+def test_a_difference_too_large_does_not_pass(fault, reference):
+    right = reference("gpt")
+    losses = list(right.losses)
+    if fault == "1e-5 too far":
+        losses[20] *= 1 + 2e-5
+    tokens = right.token_checksums if fault != "other tokens" else (1, *right.token_checksums[1:])
+    found = compare(replace(right, losses=tuple(losses), token_checksums=tokens), right)
+    assert found.within() == (fault == "")

@@ -1,0 +1,16 @@
+"""Dropout in the layouts that keep a sample whole; the layouts themselves: test_layouts.py."""
+
+from __future__ import annotations
+
+import pytest
+from layouts import MODELS, SINGLE, compare, job_of, train
+from matrix import VARIANTS
+
+pytestmark = [pytest.mark.layouts, pytest.mark.torch]
+
+
+@pytest.mark.parametrize("layout", ["TP2", "recompute full", "recompute selective"])
+def test_hidden_dropout_is_the_same_on_tensor_ranks_and_in_recomputation(layout):
+    model = {**MODELS["gpt"], "hidden_dropout": 0.2}
+    found = compare(train(job_of(model, VARIANTS[layout], steps=10)), train(job_of(model, SINGLE, steps=10)))
+    assert found.within(), found
