@@ -26,8 +26,19 @@ def judged(steps: int, raw: Raw, identity: Identity, reference: Reference | None
     return against(training_of(steps, raw, identity), training_of_reference(reference), reference)
 
 
+def first_step_beyond(raw: Raw, reference: Reference) -> int | None:
+    """The first step that both have and whose loss is beyond the reference's noise."""
+    limit, losses = limits_from(reference).curve, loss_curve(raw.steps)
+    pairs = [(step, losses[step], loss) for step, loss in enumerate(reference.losses, start=1) if step in losses]
+    return next((s for s, ours, theirs in pairs if limit is None or not rules.relative(ours, theirs) <= limit), None)
+
+
+def limits_from(reference: Reference) -> rules.Limits:
+    return limits_of([Noise(n.first_step, n.gradient, n.curve) for n in reference.noise], "the reference's noise")
+
+
 def against(run: rules.Training, other: rules.Training, reference: Reference) -> Alignment:
-    limits = limits_of([Noise(n.first_step, n.gradient, n.curve) for n in reference.noise], "the reference's noise")
+    limits = limits_from(reference)
     finding = rules.align(run, other, limits)
     figure = rules.flagperf_rule(run, other)
     return Alignment(

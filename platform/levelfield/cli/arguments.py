@@ -29,6 +29,7 @@ other commands (each has --help):
   report     one run or many: table, markdown, csv, json
   collect    compute a run's result again from its raw files
   align      a run's training against a reference, layer by layer
+  diagnose   the first step and tensor in which two frameworks part
   references what runs are held against: list, promote
   data       prepare a corpus from text, or check one
   export     a case's initial weights in the format of others
@@ -37,7 +38,7 @@ exit codes: 0 good, 2 wrong usage or configuration, 3 a run failed, 4 a gate
 refused, 5 the platform's own fault, 130 interrupted
 """
 
-COMMANDS = ("run", "list", "show", "report", "collect", "align", "references", "data", "export")
+COMMANDS = ("run", "list", "show", "report", "collect", "align", "diagnose", "references", "data", "export")
 
 
 def parser_of(arguments: Sequence[str]) -> argparse.Namespace:
@@ -85,6 +86,7 @@ def _run(parser: argparse.ArgumentParser) -> None:
     free = parser.add_argument_group("free choices (all else is fixed by the case)")
     free.add_argument("--layout", help="parallel layout")
     free.add_argument("--micro-batch", type=int, metavar="N", help="sequences per forward pass")
+    free.add_argument("--virtual-pipeline", type=int, metavar="N", help="model chunks of each stage, interleaved")
     free.add_argument("--recompute", choices=("none", "selective", "full"), help="activations to compute again")
     free.add_argument("--compile", action=argparse.BooleanOptionalAction, help="compile the model")
     free.add_argument("--attention", choices=("sdpa", "flash_attn"), help="attention kernel")
@@ -140,6 +142,18 @@ def _align(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="machine-readable output")
 
 
+def _diagnose(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Find where a run's framework parts from another's: both are trained again for a few steps, in one process, "
+        "and every block's output, every gradient and every updated parameter of a step is compared. Exit 4 when "
+        "something differs, 0 when nothing does. The short runs stay in RUN/diagnosis/."
+    )
+    parser.add_argument("run", help="a path, an id, a part of one, or latest")
+    parser.add_argument("--against", metavar="FRAMEWORK", help="the other side (default: the reference's, else torch)")
+    parser.add_argument("--step", type=int, metavar="N", help="search steps 1 to N (default: the first beyond noise)")
+    parser.add_argument("--json", action="store_true", help="machine-readable output, with every tensor")
+
+
 def _references(parser: argparse.ArgumentParser) -> None:
     parser.description = "What runs are held against (configs/references/)."
     actions = parser.add_subparsers(dest="action", required=True)
@@ -182,6 +196,7 @@ _BUILDERS = {
     "report": _report,
     "collect": _collect,
     "align": _align,
+    "diagnose": _diagnose,
     "references": _references,
     "data": _data,
     "export": _export,

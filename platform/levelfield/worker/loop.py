@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Iterable, Protocol
 
@@ -27,7 +28,10 @@ class Trainer(Protocol):
 
 
 def train_steps(job: SimpleNamespace, recorder: Recorder, trainer: Trainer) -> None:
-    """Have `trainer` take every step. A step that the loss scale skipped has no gradients worth a record."""
+    """Have `trainer` take every step. A step that the loss scale skipped has no gradients worth a record.
+
+    After the step that `Capture` keeps, its updated weights go to the folder `updated` beside its tensors.
+    """
     batches = iter(Batches(job, coordinates(job).data))
     batch = next(batches, None)
     recorder.begin()
@@ -39,6 +43,13 @@ def train_steps(job: SimpleNamespace, recorder: Recorder, trainer: Trainer) -> N
         if squares is not None and not facts["skipped"]:
             recorder.gradients(batch.step, squares)
         recorder.step(batch.step, **facts)
+        if job.capture is not None and batch.step == job.capture.step:
+            trainer.save(made(Path(job.capture.folder) / "updated"))
         batch = upcoming
     if job.save_weights_dir:
         trainer.save(job.save_weights_dir)
+
+
+def made(folder: Path) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    return str(folder)

@@ -1,0 +1,158 @@
+"""`diagnose`: the first step and the first tensor in which a run's framework parts from another's."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from levelfield.alignment import first_step_beyond
+from levelfield.cli.terminal import Terminal
+from levelfield.collect import collect
+from levelfield.corpus import CorpusFacts, check
+from levelfield.diagnosis import Probe, Question, Side, first_difference
+from levelfield.errors import GateFailed, UsageError
+from levelfield.measure.tensors import TensorDifference
+from levelfield.raw import read_raw
+from levelfield.registry import Registry
+from levelfield.report.words import wrapped
+from levelfield.rundir import default_runs, find_run, read_plan
+from levelfield.scheduler import reference_of
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+from levelfield.specs.reference import Reference
+from levelfield.specs.result import Alignment
+from levelfield.specs.tuning import TuningChoice
+
+BEFORE, AFTER = 6, 4  # tensors that are shown on both sides of the first that differs
+USUAL_SUSPECT = 10  # where no curve says when two runs part: late enough for what a step leaves to add up
+
+
+def execute(options: argparse.Namespace) -> int:
+    """0 when all agrees in one process, 4 when something differs, 3 when a training does not run."""
+    registry = Registry(options.plugins)
+    paths = find_run(options.runs or default_runs(), options.run)
+    plan = read_plan(paths)
+    reference = reference_of(registry, plan)
+    question = _question(options, registry, paths, plan, reference)
+    suspect = _suspect(options.step, paths, plan, reference)
+    found = first_difference(question, suspect)
+    verdict = collect(paths).alignment
+    if options.json:
+        print(json.dumps(_as_json(question, verdict, suspect, found), indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(wrapped(line, 11) for line in _lines(plan, question, verdict, suspect, found)))
+    return GateFailed.exit_code if found else 0
+
+
+def _question(
+    options: argparse.Namespace, registry: Registry, paths: RunPaths, plan: Plan, reference: Reference | None
+) -> Question:
+    own, other = plan.implementation.framework, options.against or (reference.framework if reference else "torch")
+    if own == other:
+        raise UsageError(f"diagnose: {paths.root.name} was trained by {own}; give another with --against FRAMEWORK")
+    same = {"micro_batch": plan.tuning.micro_batch, "threads": plan.tuning.threads, "layout": "DP1TP1PP1"}
+    mine = {key: getattr(plan.tuning, key) for key in ("recompute", "compile", "attention", "environment")}
+    terminal = Terminal(quiet=options.json)
+    return Question(
+        registry=registry,
+        found=Side(f"{plan.case}:{own}:{plan.hardware.vendor}:1:1", TuningChoice(**same, **mine)),
+        expected=Side(f"{plan.case}:{other}:{plan.hardware.vendor}:1:1", TuningChoice(**same)),
+        scale=plan.scale,
+        corpus=_corpus(plan, terminal),
+        folder=paths.root / "diagnosis",
+        listener=terminal.listener(),
+    )
+
+
+def _corpus(plan: Plan, terminal: Terminal) -> CorpusFacts | None:
+    if plan.corpus.prefix is None:
+        return None
+    with terminal.bytes_progress(f"checking {plan.corpus.prefix}") as progress:
+        return check(plan.corpus.prefix, progress=progress)
+
+
+def _suspect(asked: int | None, paths: RunPaths, plan: Plan, reference: Reference | None) -> int:
+    """The step by which the two have parted: asked for, or the first whose loss is beyond the noise."""
+    last = plan.work.training.steps - 1
+    if asked is not None and not 1 <= asked <= last:
+        raise UsageError(f"--step: found {asked}, expected 1 to {last}")
+    beyond = None if asked or reference is None else first_step_beyond(read_raw(paths), reference)
+    return min(asked or beyond or USUAL_SUSPECT, last)
+
+
+def _lines(plan: Plan, question: Question, verdict: Alignment, suspect: int, found: Probe | None) -> list[str]:
+    lines = [f"{'the run':<11}{verdict.verdict}: {verdict.reason}"]
+    lines += [f"{'compared':<11}{question.found.text} with {question.expected.text}, one process each"]
+    if found is None:
+        lines.append(f"{'result':<11}both agree in every tensor of steps {_numbers(sorted(question.probes))}")
+        if plan.world_size > 1:
+            layout = plan.tuning.layout
+            lines.append(f"{'so':<11}what differs comes with the layout {layout}, not with the model or its optimizer")
+        else:
+            lines.append(f"{'so':<11}nothing differs yet by step {suspect}; a later one: --step N")
+        return lines
+    if found.inputs:
+        return [*lines, f"{'result':<11}before anything is computed these differ: {', '.join(found.inputs[:5])}"]
+    first = next(number for number, tensor in enumerate(found.tensors) if tensor.differs)
+    lines.append(f"{'result':<11}step {found.step}: {found.tensors[first].name} is the first to differ")
+    lines.append(f"{'so':<11}{_meaning(found, first)}")
+    lines.append("")
+    near = found.tensors[max(0, first - BEFORE) : first + AFTER + 1]
+    return [*lines, *_table(near), *_rest(found.tensors[first + AFTER + 1 :])]
+
+
+def _meaning(found: Probe, first: int) -> str:
+    """What an author should look at."""
+    kind, _, rest = found.tensors[first].name.partition(".")
+    before = f"all of the step up to {found.tensors[first - 1].name} agrees" if first else "it is the step's first"
+    if kind == "updated":
+        why = "learning rate, clipping, weight decay (which parameters have it), Adam's constants"
+    elif kind == "gradient":
+        why = f"the backward pass through {rest.rpartition('.')[0] or rest}, or a scale on all gradients"
+    elif kind == "layers":
+        why = f"attention, MLP, norms, positions or the mapping of the weights of block {rest}"
+    else:
+        why = {"embedding": "token and position embeddings", "final_norm": "the last norm", "logits": "the head"}[kind]
+    return f"{before}; look at {why}"
+
+
+def _table(tensors: Sequence[TensorDifference]) -> list[str]:
+    width = max(len(tensor.name) for tensor in tensors)
+    return [
+        f"{'DIFFERS' if tensor.differs else 'agrees':<8}{tensor.name:<{width}}  {tensor.value:.1e} "
+        f"(limit {tensor.limit:.1e}) {tensor.detail}"
+        for tensor in tensors
+    ]
+
+
+def _rest(tensors: Sequence[TensorDifference]) -> list[str]:
+    differ = sum(tensor.differs for tensor in tensors)
+    return [f"... and of {len(tensors)} later ones {differ} differ"] if tensors else []
+
+
+def _numbers(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, steps))
+
+
+def _as_json(question: Question, verdict: Alignment, suspect: int, found: Probe | None) -> dict[str, Any]:
+    return {
+        "run": {"verdict": verdict.verdict, "reason": verdict.reason},
+        "found": question.found.text,
+        "expected": question.expected.text,
+        "suspected_step": suspect,
+        "steps_compared": sorted(question.probes),
+        "first_step": found.step if found else None,
+        "inputs": list(found.inputs) if found else [],
+        "first_tensor": next((t.name for t in found.tensors if t.differs), None) if found else None,
+        "tensors": [_tensor(t) for t in (found or question.probes[max(question.probes)]).tensors],
+    }
+
+
+def _tensor(tensor: TensorDifference) -> dict[str, Any]:
+    value = tensor.value if math.isfinite(tensor.value) else None
+    return {
+        "name": tensor.name, "value": value, "limit": tensor.limit, "differs": tensor.differs, "detail": tensor.detail
+    }  # fmt: skip

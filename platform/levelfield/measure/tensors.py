@@ -1,0 +1,124 @@
+"""One step of two trainings, tensor by tensor in the order in which a step makes them: which is the first to differ.
+
+A worker keeps the tensors of one step as files (levelfield.worker.Capture): the embedding's output, each block's, the
+logits, then each parameter's gradient, then the updated parameters. What comes first in that order and differs is
+where the two part; what follows differs because of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from levelfield.errors import DocumentError
+from levelfield.specs.case import Precision
+
+Array = NDArray[np.floating]
+
+# Units in the last place: the spacing of numbers at 1.
+EPSILON: dict[Precision, float] = {"fp32": 2.0**-23, "bf16": 2.0**-7, "fp16": 2.0**-10, "fp8": 2.0**-3}
+# Limits in such units, of a tensor's whole difference against its size. Frameworks that are known to agree came within
+# the figures of docs/alignment.md ("diagnose"); these leave a factor of about eight.
+OUTPUT_UNITS, GRADIENT_UNITS, UPDATE_UNITS = 16, 64, 64
+# A gradient below this part of the whole is rounding alone, as a key's bias's is, and so is what Adam makes of it.
+ROUNDING = 1e-5
+
+
+@dataclass(frozen=True)
+class TensorDifference:
+    """|found - expected| / |expected|, both as L2 norms; infinite where they cannot be compared.
+
+    detail: the place of the largest single difference with both values, or why there is nothing to compare.
+    """
+
+    name: str
+    value: float
+    limit: float
+    detail: str
+
+    @property
+    def differs(self) -> bool:
+        return not self.value <= self.limit
+
+
+def compare_step(
+    found: Path, expected: Path, parameters: Sequence[str], precision: Precision
+) -> Iterator[TensorDifference]:
+    """Every tensor that either folder holds, in the step's order. Raises DocumentError for an unreadable one.
+
+    parameters: canonical names in the order of the forward pass.
+    """
+    ours, theirs = captured(found), captured(expected)
+    rounding = _rounding_alone(theirs, parameters)
+    unit = EPSILON[precision]
+    for name in ordered({*ours, *theirs}, parameters):
+        limit = unit * (OUTPUT_UNITS if "." not in name or name.startswith("layers.") else GRADIENT_UNITS)
+        if name.partition(".")[0] == "updated":
+            limit = EPSILON["fp32"] * UPDATE_UNITS if precision == "fp32" else unit * OUTPUT_UNITS
+        if name.partition(".")[2] in rounding:
+            continue
+        if name not in ours or name not in theirs:
+            who = "the reference" if name not in ours else "the run"
+            yield TensorDifference(name, math.inf, limit, f"only {who} has it")
+        else:
+            yield difference(name, read(ours[name]), read(theirs[name]), limit)
+
+
+def difference(name: str, found: Array, expected: Array, limit: float) -> TensorDifference:
+    if found.shape != expected.shape:
+        return TensorDifference(name, math.inf, limit, f"shape {list(found.shape)}, expected {list(expected.shape)}")
+    apart = np.abs(found.astype(np.float64) - expected)
+    value = float(np.linalg.norm(apart)) / max(float(np.linalg.norm(expected.astype(np.float64))), 1e-300)
+    value = value if math.isfinite(value) else math.inf
+    place = np.unravel_index(int(np.argmax(np.where(np.isfinite(apart), apart, np.inf))), apart.shape)
+    where = ", ".join(str(int(i)) for i in place)
+    return TensorDifference(
+        name, value, limit, f"at [{where}]: {float(found[place]):.8g}, expected {float(expected[place]):.8g}"
+    )
+
+
+def ordered(names: set[str], parameters: Sequence[str]) -> list[str]:
+    """As a step makes them: forward, then gradients from the last parameter to the first, then updated weights."""
+    place = {name: number for number, name in enumerate(parameters)}
+    kinds = ["embedding", "layers", "final_norm", "logits", "gradient", "updated"]
+
+    def key(name: str) -> tuple[int, float, str]:
+        kind, _, rest = name.partition(".")
+        number = float(rest) if kind == "layers" and rest.isdecimal() else place.get(rest, len(place))
+        return (kinds.index(kind) if kind in kinds else len(kinds), -number if kind == "gradient" else number, name)
+
+    return sorted(names, key=key)
+
+
+def captured(folder: Path) -> dict[str, Path]:
+    """Name to file of everything that was kept of a step. Raises DocumentError when that is nothing."""
+    files = {path.stem: path for path in folder.glob("*.npy")}
+    files |= {f"updated.{path.stem}": path for path in (folder / "updated").glob("*.npy")}
+    if not files:
+        raise DocumentError(f"{folder}: holds no captured tensors; the implementation keeps none (worker.Capture)")
+    return files
+
+
+def read(path: Path) -> Array:
+    """Raises DocumentError for a damaged file."""
+    try:
+        array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DocumentError(f"{path}: not a captured tensor: {error}") from None
+    return array
+
+
+def _rounding_alone(files: dict[str, Path], parameters: Sequence[str]) -> set[str]:
+    """Parameters whose gradient in this step is nothing but rounding."""
+    norms = {
+        name: float(np.linalg.norm(read(files[f"gradient.{name}"]).astype(np.float64)))
+        for name in parameters
+        if f"gradient.{name}" in files
+    }
+    whole = math.sqrt(math.fsum(norm * norm for norm in norms.values()))
+    return {name for name, norm in norms.items() if norm < ROUNDING * whole}
