@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import sys
 from pathlib import Path
 
 from levelfield.errors import UsageError
+from levelfield.interpreters import Interpreter, find_interpreter
 from levelfield.registry import checkout
 from levelfield.specs.case import Work
 from levelfield.specs.implementation import ImplementationFile
@@ -61,7 +61,10 @@ def folder_digest(folder: Path) -> str:
 def environment_of(
     file: ImplementationFile, kind: str, tuning: Tuning, work: Work, python: str | None
 ) -> EnvironmentPlan:
-    """The Python environment: made by the platform from pinned requirements, or one that the user names."""
+    """The Python environment: made by the platform from pinned requirements, or one that the user names.
+
+    Raises UsageError when the machine has no Python that the requirements exist for.
+    """
     if python:
         if not shutil.which(python):
             raise UsageError(f"--python {python}: found no interpreter there")
@@ -70,16 +73,25 @@ def environment_of(
     wanted = {"flash-attn": tuning.attention == "flash_attn", "transformer-engine": work.training.precision == "fp8"}
     optional = tuple(p for p in needs.optional if any(used and p.startswith(name) for name, used in wanted.items()))
     requirements = (*needs.packages, *optional)
-    version = ".".join(map(str, sys.version_info[:2]))
+    interpreter = interpreter_for(file, kind)
+    version = ".".join(map(str, interpreter.version))
     digest = hashlib.sha256("\n".join((version, *requirements)).encode()).hexdigest()
     folder = checkout() / ".venvs" / f"{file.framework}-{kind}"
     return EnvironmentPlan(
         name=folder.name,
         folder=str(folder),
         python=str(folder / "bin" / "python"),
+        made_with=interpreter.python,
         requirements=requirements,
         digest="sha256:" + digest,
     )
+
+
+def interpreter_for(file: ImplementationFile, kind: str) -> Interpreter:
+    try:
+        return find_interpreter(file.requirements[kind].python)
+    except UsageError as error:
+        raise UsageError(f"{file.framework} on {kind}: {error}") from None
 
 
 def deviations(selector: Selector, implementation: ImplementationFile) -> tuple[str, ...]:

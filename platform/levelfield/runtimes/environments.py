@@ -84,7 +84,7 @@ def _make(plan: EnvironmentPlan, folder: Path, say: Say) -> None:
     say(f"making {folder.parent.name}/{folder.name} ({why}): {', '.join(plan.requirements)}")
     _stamp(folder).unlink(missing_ok=True)
     started = time.monotonic()
-    _run([sys.executable, "-m", "venv", "--clear", str(folder)], say)
+    _run([plan.made_with or sys.executable, "-m", "venv", "--clear", str(folder)], say)
     pip = [plan.python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
     _run([*pip, *plan.requirements], say)
     _stamp(folder).write_text(json.dumps({"digest": plan.digest, "requirements": plan.requirements}, indent=2) + "\n")

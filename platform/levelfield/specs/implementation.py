@@ -12,11 +12,33 @@ from levelfield.specs.case import Family, Precision
 
 Parallelism = Literal["data", "tensor", "pipeline", "sequence", "zero1", "zero2", "zero3"]
 
+PythonVersion = tuple[int, int]
+
+_CLAUSE = re.compile(r"(>=|<)(\d+)\.(\d+)|(==)(\d+)\.(\d+)\.\*")
+
 PLACEHOLDERS = frozenset({"python", "folder", "rank", "local_rank", "node_rank", "world_size"})
 
 
+def takes_python(wanted: str, version: PythonVersion) -> bool:
+    """Whether `version` fits clauses joined by commas: ">=3.10", "<3.12", "==3.10.*". Raises ValueError for others."""
+    fits = [_fits(clause.strip(), version) for clause in wanted.split(",")]  # all are read before one decides
+    return all(fits)
+
+
+def _fits(clause: str, version: PythonVersion) -> bool:
+    match = _CLAUSE.fullmatch(clause)
+    if match is None:
+        raise ValueError(f"python: found '{clause}', expected clauses like '>=3.10', '<3.12' or '==3.10.*'")
+    sign, major, minor = (part for part in match.groups() if part is not None)
+    bound = int(major), int(minor)
+    return {">=": version >= bound, "<": version < bound, "==": version == bound}[sign]
+
+
 class Requirements(Value):
-    """Pinned pip requirements for one device kind. `verified` says where they ran."""
+    """Pinned pip requirements for one device kind. `verified` says where they ran.
+
+    python: which versions they exist for; the platform's own is taken if it fits, else another of the machine.
+    """
 
     packages: tuple[str, ...] = Field(min_length=1)
     optional: tuple[str, ...] = ()
@@ -28,6 +50,7 @@ class Requirements(Value):
         loose = [p for p in self.packages if "==" not in p]
         if loose:
             raise ValueError(f"packages must be pinned with '==': {', '.join(loose)}")
+        takes_python(self.python, (3, 0))  # raises for clauses that it cannot read
         return self
 
 

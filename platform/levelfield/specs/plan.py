@@ -55,11 +55,15 @@ class ImplementationUsed(Value):
 
 
 class EnvironmentPlan(Value):
-    """The Python that the training runs in. `requirements` empty: a Python of the user's, taken as it is."""
+    """The Python that the training runs in. `requirements` empty: a Python of the user's, taken as it is.
+
+    made_with: the interpreter that makes the environment; None for one that nobody makes.
+    """
 
     name: str
     folder: str
     python: str
+    made_with: str | None = None
     requirements: tuple[str, ...]
     digest: str
 

@@ -1,0 +1,71 @@
+"""GPT (Radford et al., 2019; Brown et al., 2020) and Llama (Touvron et al., 2023; Grattafiori et al., 2024)."""
+
+import oneflow as flow
+from attention import Attention, Tables
+from layers import Columns, Embedding, Positions, dropout, norm
+from mlp import mlp
+from oneflow import nn
+from oneflow.utils.checkpoint import checkpoint
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)); computed again in the backward pass with `recomputed`."""
+
+    def __init__(self, stage, model, recomputed):
+        super().__init__()
+        self.stage, self.recomputed, self.dropout = stage, recomputed, model.hidden_dropout
+        self.attention_norm = norm(stage, model)
+        self.attention = Attention(stage, model)
+        self.mlp_norm = norm(stage, model)
+        self.mlp = mlp(stage, model)
+
+    def forward(self, x, tables):
+        return checkpoint(self.transform, x, tables) if self.recomputed else self.transform(x, tables)
+
+    def transform(self, x, tables):
+        x = x + dropout(self.attention(self.attention_norm(x), tables), self.dropout)
+        return x + dropout(self.mlp(self.mlp_norm(x)), self.dropout)
+
+
+class Decoder(nn.Module):
+    """A decoder-only transformer over pipeline `stages`. Its parameters bear the canonical names."""
+
+    def __init__(self, model, length, stages, recomputed):
+        super().__init__()
+        self.model, first, self.last = model, stages[0], stages[-1]
+        self.embedding = Embedding(first, model.vocab_size, model.hidden_size)
+        if model.positions == "learned":
+            self.position = Positions(first, length, model.hidden_size)
+        places = [stages[index] for index in stage_of_layers(model.layers, len(stages))]
+        self.layers = nn.ModuleList([Block(stage, model, recomputed) for stage in places])
+        self.final_norm = norm(self.last, model)
+        if not model.tied_embeddings:
+            self.head = Columns(self.last, model.hidden_size, model.vocab_size, False)
+        self.tables = {id(stage): Tables(stage, model, length) for stage in stages}
+
+    def forward(self, tokens, keep):
+        """Tokens [batch, sequence] to hidden states, normed; keep(name, tensor) is shown what comes between."""
+        x = self.embedding(tokens)
+        if self.model.positions == "learned":
+            x = x + self.position.weight
+        keep("embedding", x)
+        x = dropout(x, self.model.hidden_dropout)
+        for index, block in enumerate(self.layers):
+            x = block(block.stage.take(x), self.tables[id(block.stage)])
+            keep(f"layers.{index}", x)
+        x = self.final_norm(x)
+        keep("final_norm", x)
+        return x
+
+    def head_weight(self):
+        """[vocabulary, hidden] on the last stage, split over the vocabulary."""
+        return self.last.take(self.embedding.weight) if self.model.tied_embeddings else self.head.weight
+
+    def logits(self, x, weight):
+        return flow.matmul(self.last.whole(x), weight.T)
+
+
+def stage_of_layers(layers, stages):
+    """Each layer's stage; earlier stages take the remainder."""
+    size, extra = divmod(layers, stages)
+    return [index for index in range(stages) for _ in range(size + (index < extra))]

@@ -1,0 +1,88 @@
+"""The layers of both families, on global tensors. Weights are [out, in]."""
+
+import oneflow as flow
+from oneflow import nn
+from oneflow.nn import functional
+
+
+class Columns(nn.Module):
+    """y = x W^T + b, each tensor-parallel process with its part of the outputs; x is whole on all of them."""
+
+    def __init__(self, stage, inputs, outputs, bias):
+        super().__init__()
+        self.weight = stage.parameter((outputs, inputs), axis=0)
+        self.bias = stage.parameter((outputs,), axis=0) if bias else None
+
+    def forward(self, x):
+        y = flow.matmul(x, self.weight.T)
+        return y if self.bias is None else y + self.bias
+
+
+class Rows(nn.Module):
+    """y = x W^T + b, each tensor-parallel process with its part of the inputs; the sum y is whole on all of them."""
+
+    def __init__(self, stage, inputs, outputs, bias):
+        super().__init__()
+        self.stage = stage
+        self.weight = stage.parameter((outputs, inputs), axis=1)
+        self.bias = stage.parameter((outputs,)) if bias else None
+
+    def forward(self, x):
+        y = self.stage.whole(flow.matmul(x, self.weight.T))
+        return y if self.bias is None else y + self.bias
+
+
+class Embedding(nn.Module):
+    """Rows of a table [rows, hidden], which is split by rows over the tensor-parallel processes."""
+
+    def __init__(self, stage, rows, hidden):
+        super().__init__()
+        self.stage = stage
+        self.weight = stage.parameter((rows, hidden), axis=0)
+
+    def forward(self, tokens):
+        return self.stage.whole(flow._C.gather(self.weight, tokens, 0))
+
+
+class Positions(nn.Module):
+    """Learned position embeddings: weight [sequence_length, hidden]."""
+
+    def __init__(self, stage, length, hidden):
+        super().__init__()
+        self.weight = stage.parameter((length, hidden))
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation (Ba et al., 2016) over the last dimension."""
+
+    def __init__(self, stage, hidden, epsilon):
+        super().__init__()
+        self.weight, self.bias, self.epsilon = stage.parameter((hidden,)), stage.parameter((hidden,)), epsilon
+
+    def forward(self, x):
+        return functional.layer_norm(x, (x.shape[-1],), self.weight, self.bias, self.epsilon)
+
+
+class RMSNorm(nn.Module):
+    """Root mean square normalisation (Zhang and Sennrich, 2019) over the last dimension.
+
+    OneFlow's own has a kernel for accelerators only.
+    """
+
+    def __init__(self, stage, hidden, epsilon):
+        super().__init__()
+        self.weight, self.epsilon = stage.parameter((hidden,)), epsilon
+
+    def forward(self, x):
+        return x * flow.rsqrt(x.square().mean(-1, keepdim=True) + self.epsilon) * self.weight
+
+
+def norm(stage, model):
+    """The model's normalisation layer."""
+    kinds = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
+    return kinds[model.norm](stage, model.hidden_size, model.norm_eps)
+
+
+def dropout(x, probability, generator=None):
+    """Dropout (Srivastava et al., 2014) by the random numbers of `generator`, or the common ones."""
+    return functional.dropout(x, probability, generator=generator) if probability else x

@@ -1,0 +1,53 @@
+"""AdamW on the parts that a rank holds, with one gradient norm over all of them.
+
+The optimizer sees plain local tensors, in every layout: it is elementwise, so splitting does not concern it.
+"""
+
+import numpy as np
+import oneflow as flow
+from oneflow.nn import Parameter
+
+
+class LocalAdamW:
+    """OneFlow's AdamW (Loshchilov and Hutter, 2019); decay on parameters of two or more dimensions only.
+
+    parts: what this rank holds (parameters.Held).
+    """
+
+    def __init__(self, parts, training):
+        self.parts = parts
+        self.locals = [Parameter(part.local) for part in parts]
+        self.replicas = np.array([part.replicas for part in parts], dtype=np.float64)
+        settings = training.optimizer
+        wide = [local for local in self.locals if local.dim() >= 2]
+        narrow = [local for local in self.locals if local.dim() < 2]
+        self.adamw = flow.optim.AdamW(
+            [{"params": wide, "weight_decay": settings.weight_decay}, {"params": narrow, "weight_decay": 0.0}],
+            lr=0.0,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.eps,
+        )
+
+    def take_gradients(self):
+        """Give each local tensor the gradient of its part."""
+        for part, local in zip(self.parts, self.locals, strict=True):
+            local.grad = part.parameter.grad.to_local()
+
+    def gradients(self):
+        """(name, gradient) of this rank's part of each parameter."""
+        return [(part.name, local.grad) for part, local in zip(self.parts, self.locals, strict=True)]
+
+    def squares(self):
+        """This rank's share of each parameter's squared gradient norm: the shares of all ranks add up to it."""
+        squares = flow.stack([local.grad.to(flow.float64).square().sum() for local in self.locals])
+        return squares / flow.tensor(self.replicas, device=squares.device)
+
+    def step(self, learning_rate, divisor):
+        """One step with the gradients divided by `divisor`, a number; then they are dropped."""
+        for group in self.adamw.param_groups:
+            group["lr"] = learning_rate
+        for local in self.locals if divisor != 1.0 else ():
+            local.grad.div_(divisor)
+        self.adamw.step()
+        for part, local in zip(self.parts, self.locals, strict=True):
+            part.parameter.grad = local.grad = None

@@ -1,0 +1,16 @@
+"""One rank of a training: run by path, one process for each device."""
+
+from levelfield.worker import run
+from meeting import await_master
+
+
+def main(job, recorder):
+    await_master(job)
+    # imported here: OneFlow joins the other ranks when it is imported, and a missing package is an event of its own
+    from training import train
+
+    train(job, recorder)
+
+
+if __name__ == "__main__":
+    run(main)
