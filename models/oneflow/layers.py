@@ -53,14 +53,19 @@ class Positions(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Layer normalisation (Ba et al., 2016) over the last dimension."""
+    """Layer normalisation (Ba et al., 2016) over the last dimension.
+
+    On a processor by its parts: OneFlow's own kernel took two and a half times as long, forward and backward.
+    """
 
     def __init__(self, stage, hidden, epsilon):
         super().__init__()
         self.weight, self.bias, self.epsilon = stage.parameter((hidden,)), stage.parameter((hidden,)), epsilon
 
     def forward(self, x):
-        return functional.layer_norm(x, (x.shape[-1],), self.weight, self.bias, self.epsilon)
+        if x.placement.type != "cpu":
+            return functional.layer_norm(x, (x.shape[-1],), self.weight, self.bias, self.epsilon)
+        return normalised(x - x.mean(-1, keepdim=True), self.epsilon) * self.weight + self.bias
 
 
 class RMSNorm(nn.Module):
@@ -74,7 +79,12 @@ class RMSNorm(nn.Module):
         self.weight, self.epsilon = stage.parameter((hidden,)), epsilon
 
     def forward(self, x):
-        return x * flow.rsqrt(x.square().mean(-1, keepdim=True) + self.epsilon) * self.weight
+        return normalised(x, self.epsilon) * self.weight
+
+
+def normalised(x, epsilon):
+    """x over the root of its mean square."""
+    return x * flow.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
 
 
 def norm(stage, model):

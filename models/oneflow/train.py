@@ -2,14 +2,21 @@
 
 from levelfield.worker import run
 from meeting import await_master
+from processor import choose_products
 
 
 def main(job, recorder):
-    await_master(job)
+    prepare(job)
     # imported here: OneFlow joins the other ranks when it is imported, and a missing package is an event of its own
     from training import train
 
     train(job, recorder)
+
+
+def prepare(job):
+    """Before OneFlow is imported."""
+    choose_products()
+    await_master(job)
 
 
 if __name__ == "__main__":
