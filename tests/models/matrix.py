@@ -97,6 +97,7 @@ FLOAT32: dict[str, tuple[str, ...]] = {
         "accumulation 1", "recompute selective", "recompute full", "DP2", *ZERO, "ZeRO 2, DP2, recompute full",
         "ZeRO 3, DP2, recompute full", "ZeRO 3, DP2, recompute selective", "ZeRO 1, DP4", "ZeRO 3, DP4",
     ),
+    "oneflow": ("accumulation 1", "recompute full", *BASIC, "PP4"),
 }  # fmt: skip
 SIXTEEN_BITS = ("DP2", *ZERO, "TP2", "TP2 sequence parallel", "PP2", "DP2 x TP2", "DP2 x PP2", "TP2 x PP2")
 
