@@ -29,10 +29,11 @@ from levelfield.worker.parameters import list_parameters
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two trainings: a case string for one process, and its free choices."""
+    """One of the two trainings: a case string for one process, its free choices, its interpreter if one was given."""
 
     text: str
     choice: TuningChoice
+    python: str | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Question:
         return self.probes[step]
 
     def _train(self, side: Side, step: int) -> tuple[Plan, RunPaths]:
-        asked = Asked(scale=self.scale, choice=side.choice, capture_step=step)
+        asked = Asked(scale=self.scale, choice=side.choice, python=side.python, capture_step=step)
         (job,) = scheduler.jobs(self.registry, [scheduler.Entry(side.text, asked)], 1, self.corpus)
 
         def plan_with(measured: Measured) -> Plan:

@@ -55,11 +55,12 @@ def _question(
         raise UsageError(f"diagnose: {paths.root.name} was trained by {own}; give another with --against FRAMEWORK")
     same = {"micro_batch": plan.tuning.micro_batch, "threads": plan.tuning.threads, "layout": "DP1TP1PP1"}
     mine = {key: getattr(plan.tuning, key) for key in ("recompute", "compile", "attention", "environment")}
+    given = None if plan.environment.folder else plan.environment.python
     terminal = Terminal(quiet=options.json)
     return Question(
         registry=registry,
-        found=Side(f"{plan.case}:{own}:{plan.hardware.vendor}:1:1", TuningChoice(**same, **mine)),
-        expected=Side(f"{plan.case}:{other}:{plan.hardware.vendor}:1:1", TuningChoice(**same)),
+        found=Side(f"{plan.case}:{own}:{plan.hardware.vendor}:1:1", TuningChoice(**same, **mine), given),
+        expected=Side(f"{plan.case}:{other}:{plan.hardware.vendor}:1:1", TuningChoice(**same), options.python),
         scale=plan.scale,
         corpus=_corpus(plan, terminal),
         folder=paths.root / "diagnosis",

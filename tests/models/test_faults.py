@@ -1,0 +1,124 @@
+"""Planted faults: each is caught by the layer of the alignment that should, and found by `diagnose`."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from faults import FAULTS, Fault
+from layouts import MODELS, ROOT, SINGLE, Curve, Variant, job_of, planted, script_of, train
+from levelfield.diagnosis import Question, Side, first_difference
+from levelfield.measure import alignment as rules
+from levelfield.measure.calibration import limits_of, noise_between
+from levelfield.registry import Registry
+from levelfield.runner import Listener
+from levelfield.specs.tuning import TuningChoice
+
+pytestmark = pytest.mark.torch
+
+# what changes arithmetic only: the limits come from these
+NUMERICS = (Variant("", micro_batch=4), Variant("", {"data": 2}), Variant("", {"tensor": 2}))
+
+
+WIDE = rules.Limits(1e-6, 1e-3, 1e-5, "wide")
+
+
+def training_of(curve: Curve) -> rules.Training:
+    norms = {s: {n: max(v, 0.0) ** 0.5 for n, v in squares.items()} for s, squares in curve.gradients.items()}
+    identity = {"weights": str(sorted(curve.weights.items())), "tokens": str(curve.token_checksums)}
+    steps = range(1, len(curve.losses) + 1)
+    losses, global_norms = dict(zip(steps, curve.losses, strict=True)), dict(zip(steps, curve.grad_norms, strict=True))
+    return rules.Training(len(losses), losses, global_norms, norms, identity)
+
+
+@functools.cache
+def expected(family: str, changes: tuple[tuple[str, object], ...]) -> tuple[rules.Training, rules.Limits]:
+    """The right training, and the limits that its numerics-only variations give."""
+    model = {**MODELS[family], **dict(changes)}
+    right = training_of(train(job_of(model, SINGLE)))
+    runs = [training_of(train(job_of(model, variant))) for variant in NUMERICS]
+    assert all(rules.align(run, right, WIDE).verdict == "aligned" for run in runs)
+    return right, limits_of([noise_between(run, right) for run in runs], "three variations")
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_is_caught_by_its_layer(fault: Fault, tmp_path):
+    right, limits = expected(fault.family, tuple(fault.model.items()))
+    model = {**MODELS[fault.family], **fault.model}
+    run = training_of(train(job_of(model, fault.variant), planted(tmp_path, "torch", fault.code)))
+    found = rules.align(run, right, limits)
+    failed = [layer.name for layer in found.layers if layer.passed is False]
+    assert failed[:1] == [fault.layer], found
+    assert found.verdict in ("different", "diverged", "not comparable")
+
+
+def test_the_documents_table_names_every_fault_and_its_layer():
+    rows = [line for line in (ROOT / "docs" / "alignment.md").read_text().splitlines() if line.startswith("| ")]
+    for fault in FAULTS:
+        assert f"| {fault.name} | {fault.layer} | {fault.tensor or 'all agree in one process'} |" in rows
+
+
+# ---- diagnose
+
+
+def plugins(folder: Path, fault: Fault) -> Path:
+    """A framework `faulty`, torch's implementation with the fault in it; a vendor and a small case to run it."""
+    home, vendor = folder / "models" / "faulty", folder / "vendors" / "processor"
+    home.mkdir(parents=True)
+    shutil.copy(planted(home, "torch", fault.code), home / "train.py")
+    rewrite(script_of("torch").with_name("implementation.yaml"), home / "implementation.yaml", framework="faulty")
+    shutil.copytree(ROOT / "vendors" / "cpu", vendor, ignore=shutil.ignore_patterns("tuning"))
+    access = {"device": "cpu", "backend": "gloo"}
+    chips = [{"name": "processor", "device_is": "host share", "peaks": {}}]
+    frameworks = {"torch": access, "faulty": access}
+    rewrite(vendor / "vendor.yaml", name="processor", chips=chips, frameworks=frameworks)
+    cases = folder / "configs" / "cases"
+    cases.mkdir(parents=True)
+    case = ROOT / "tests" / "core" / "plugins" / "configs" / "cases" / "tiny.yaml"
+    rewrite(
+        case,
+        cases / "small.yaml",
+        name="small",
+        model={**MODELS[fault.family], **fault.model},
+        smoke={"training": {"steps": 20}, "window": {"last_step": 20}},
+    )
+    return folder
+
+
+def rewrite(source: Path, target: Path | None = None, **changes: object) -> None:
+    (target or source).write_text(yaml.safe_dump({**yaml.safe_load(source.read_text()), **changes}, sort_keys=False))
+
+
+def question(folder: Path, fault: Fault) -> Question:
+    registry = Registry([plugins(folder / "plugins", fault)])
+    choice = TuningChoice(micro_batch=4, threads=1, layout="DP1TP1PP1")
+    sides = [Side(f"small:{name}:processor:1:1", choice, sys.executable) for name in ("faulty", "torch")]
+    quiet = Listener(say=lambda text: None, step=lambda plan, progress: None)
+    return Question(registry, *sides, "smoke", None, folder / "runs", quiet)
+
+
+DIAGNOSED = [fault for fault in FAULTS if fault.tensor]
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize("fault", DIAGNOSED, ids=lambda fault: fault.name)
+def test_diagnose_names_the_step_and_the_first_tensor(fault: Fault, tmp_path):
+    asked = question(tmp_path, fault)
+    found = first_difference(asked, 10)
+    assert found is not None and found.step == fault.step
+    first = found.inputs[0] if found.inputs else next(t.name for t in found.tensors if t.differs)
+    assert first == fault.tensor
+    # by halves, not one after another
+    assert len(asked.probes) <= 5
+
+
+def test_diagnose_finds_nothing_where_nothing_differs(tmp_path):
+    asked = question(tmp_path, Fault("none", "pass", "", None))
+    assert first_difference(asked, 3) is None
+    assert sorted(asked.probes) == [1, 3]
+    assert all(tensor.value == 0 for tensor in asked.probes[3].tensors)
