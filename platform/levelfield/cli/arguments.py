@@ -150,6 +150,7 @@ def _diagnose(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("run", help="a path, an id, a part of one, or latest")
     parser.add_argument("--against", metavar="FRAMEWORK", help="the other side (default: the reference's, else torch)")
+    parser.add_argument("--python", metavar="PATH", help="the other side's interpreter, instead of a made environment")
     parser.add_argument("--step", type=int, metavar="N", help="search steps 1 to N (default: the first beyond noise)")
     parser.add_argument("--json", action="store_true", help="machine-readable output, with every tensor")
 
