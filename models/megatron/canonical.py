@@ -48,7 +48,8 @@ class Part(NamedTuple):
 class Correspondence:
     """Says of each parameter of a tensor-parallel rank which canonical parts it holds.
 
-    shapes: canonical name to the whole shape. first_layer: the number, from 0, of this pipeline stage's first layer.
+    shapes: canonical name to the whole shape. first_layer: the number, from 0, of its model
+    chunk's first layer.
     """
 
     def __init__(self, model, shapes, ranks, rank, first_layer):

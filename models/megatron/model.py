@@ -22,22 +22,35 @@ POSITIONS = {"learned": "learned_absolute", "rope": "rope"}
 
 
 def build(job, place, device):
-    """This rank's pipeline stage, on `device`, with parameters in the precision they are multiplied in; unfilled."""
-    model, accelerated = job.model, device.type == "cuda"
-    config = TransformerConfig(**architecture(model), **arithmetic(job, accelerated), **execution(job, accelerated))
-    spec = get_gpt_decoder_block_spec(config, accelerated, config.normalization)
-    stage = GPTModel(
+    """The model chunks of this rank's pipeline stage, in their order, on `device`; unfilled.
+
+    One holds consecutive layers; interleaved, chunk c of stage s is the (c * stages + s)th part of the model.
+    Parameters are in the precision they are multiplied in.
+    """
+    accelerated = device.type == "cuda"
+    config = TransformerConfig(
+        **architecture(job.model), **arithmetic(job, accelerated), **execution(job, accelerated), **passing(job)
+    )
+    return [chunk(job, place, config, number, accelerated).to(device) for number in range(job.tuning.virtual_pipeline)]
+
+
+def chunk(job, place, config, number, accelerated):
+    """One model chunk: the first of the first stage has the embedding, the last of the last stage the head."""
+    model, virtual = job.model, config.virtual_pipeline_model_parallel_size
+    stage = number if virtual else None
+    spec = get_gpt_decoder_block_spec(config, accelerated, config.normalization, vp_stage=stage)
+    return GPTModel(
         config=config,
         transformer_layer_spec=spec if accelerated else use_local_norm(spec),
         vocab_size=model.vocab_size,
         max_sequence_length=job.training.sequence_length,
-        pre_process=place.pipeline == 0,
-        post_process=place.pipeline == job.layout.pipeline - 1,
+        pre_process=place.pipeline == 0 and number == 0,
+        post_process=place.pipeline == job.layout.pipeline - 1 and number == job.tuning.virtual_pipeline - 1,
         share_embeddings_and_output_weights=model.tied_embeddings,
         position_embedding_type=POSITIONS[model.positions],
         rotary_base=model.rope_base,
+        vp_stage=stage,
     )
-    return stage.to(device)
 
 
 def architecture(model):
@@ -94,11 +107,25 @@ def execution(job, accelerated):
         "tensor_model_parallel_size": layout.tensor,
         "pipeline_model_parallel_size": layout.pipeline,
         "sequence_parallel": layout.sequence_parallel,
-        "deallocate_pipeline_outputs": True,
-        "batch_p2p_sync": accelerated,  # waits for CUDA
         "recompute_granularity": None if recompute == "none" else recompute,
         "recompute_method": "uniform" if recompute == "full" else None,
         "recompute_num_layers": 1 if recompute == "full" else None,
+    }
+
+
+def passing(job):
+    """How the stages pass tensors on: in batches that are waited for, or interleaved each by itself while they compute.
+
+    Interleaved, a stage sends to the next and to the previous one at once. Of two stages these are the same rank, which
+    cannot tell the two apart within a batch and trains on the wrong ones without a word (Megatron-LM's issue 750).
+    """
+    interleaved = job.tuning.virtual_pipeline > 1
+    return {
+        "virtual_pipeline_model_parallel_size": job.tuning.virtual_pipeline if interleaved else None,
+        "overlap_p2p_comm": interleaved,
+        "batch_p2p_comm": not interleaved,
+        "batch_p2p_sync": job.device == "cuda",  # waits for CUDA
+        "deallocate_pipeline_outputs": True,
     }
 
 

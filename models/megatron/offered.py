@@ -5,7 +5,7 @@ from levelfield.worker import Unsupported
 
 def check(job):
     """Raises Unsupported with the first reason why the job cannot be done as it asks."""
-    for reason in (*kernels(job), *sizes(job), *sharding(job.layout)):
+    for reason in (*kernels(job), *sizes(job), *interleaving(job), *sharding(job.layout)):
         raise Unsupported(reason)
 
 
@@ -32,6 +32,19 @@ def sizes(job):
         yield f"tensor parallel over {layout.tensor} ranks: {', '.join(uneven)} cannot be divided by it"
     if model.layers % layout.pipeline:
         yield f"pipeline of {layout.pipeline} stages: {model.layers} layers cannot be divided by it"
+
+
+def interleaving(job):
+    """Megatron's schedule takes the micro-batches in rounds of as many as there are stages."""
+    stages, chunks = job.layout.pipeline, job.tuning.virtual_pipeline
+    if chunks == 1:
+        return
+    if stages == 1:
+        yield f"virtual pipeline {chunks} interleaves the stages of a pipeline; this has one"
+    if job.model.layers % (stages * chunks):
+        yield f"{job.model.layers} layers cannot be divided into {chunks} chunks for each of {stages} stages"
+    if job.accumulation % stages:
+        yield f"virtual pipeline {chunks}: {job.accumulation} micro-batches are no multiple of {stages} stages"
 
 
 def sharding(layout):

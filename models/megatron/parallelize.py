@@ -17,34 +17,49 @@ def parallel_groups(job, device):
     if job.world_size == 1:  # Megatron needs a group of one too
         dist.init_process_group(job.backend, store=dist.HashStore(), rank=0, world_size=1)
     with process_group(job, device):
+        chunks = job.tuning.virtual_pipeline
         parallel_state.initialize_model_parallel(
-            job.layout.tensor, job.layout.pipeline, create_gloo_process_groups=False
+            job.layout.tensor,
+            job.layout.pipeline,
+            virtual_pipeline_model_parallel_size=chunks if chunks > 1 else None,
+            create_gloo_process_groups=False,
         )
         yield
 
 
-def replicate(job, model):
-    """Megatron's DistributedDataParallel around `model`, which sums gradients in float32 into `main_grad`.
+def replicate(job, chunks):
+    """Megatron's DistributedDataParallel around each model chunk, which sums gradients in float32 into `main_grad`.
 
     With more than one rank its communication overlaps the backward pass, and the distributed optimizer's the forward.
     """
-    config, several = model.config, job.layout.data > 1
+    config, several = chunks[0].config, job.layout.data > 1
     settings = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         use_distributed_optimizer=job.layout.sharding_stage == 1,
         overlap_grad_reduce=several,
         overlap_param_gather=several and job.layout.sharding_stage == 1,
     )
-    module = Float16Module(config, model) if config.fp16 or config.bf16 else model
-    wrapped = DistributedDataParallel(config, settings, module)
+    half = config.fp16 or config.bf16
+    # a later chunk's gradients are ready while other chunks still compute: one bucket is enough for them
+    wrapped = [
+        DistributedDataParallel(config, settings, Float16Module(config, c) if half else c, disable_bucketing=number > 0)
+        for number, c in enumerate(chunks)
+    ]
     config.finalize_model_grads_func = finalize_model_grads
-    config.no_sync_func = wrapped.no_sync if several else None
+    config.no_sync_func = no_sync_of(wrapped) if several else None
     return wrapped
 
 
+def no_sync_of(wrapped):
+    """What keeps gradients local until the last micro-batch, as each of Megatron's schedules takes it."""
+    contexts = [chunk.no_sync for chunk in wrapped]
+    return contexts if len(contexts) > 1 else contexts[0]
+
+
 def make_optimizer(job, wrapped):
-    """Megatron's optimizer over the wrapped model: AdamW, clipping, and fp16's dynamic loss scale."""
+    """Megatron's optimizer over the wrapped chunks: AdamW, clipping, and fp16's dynamic loss scale."""
     training, scale = job.training, job.training.loss_scale
+    model, replication = wrapped[0].config, wrapped[0].ddp_config
     config = OptimizerConfig(
         optimizer="adam",
         lr=training.schedule.peak_lr,
@@ -54,16 +69,16 @@ def make_optimizer(job, wrapped):
         adam_eps=training.optimizer.eps,
         clip_grad=training.gradient_clip,
         params_dtype=DTYPES[training.precision],
-        bf16=wrapped.config.bf16,
-        fp16=wrapped.config.fp16,
-        use_distributed_optimizer=wrapped.ddp_config.use_distributed_optimizer,
-        overlap_param_gather=wrapped.ddp_config.overlap_param_gather,
+        bf16=model.bf16,
+        fp16=model.fp16,
+        use_distributed_optimizer=replication.use_distributed_optimizer,
+        overlap_param_gather=replication.overlap_param_gather,
         initial_loss_scale=scale.initial if scale else 1.0,
         loss_scale_window=scale.growth_interval if scale else 1000,
         hysteresis=1,  # halve at the first overflow
     )
-    optimizer = get_megatron_optimizer(config, [wrapped], use_gloo_process_groups=False)
-    wrapped.config.grad_scale_func = optimizer.scale_loss
+    optimizer = get_megatron_optimizer(config, wrapped, use_gloo_process_groups=False)
+    model.grad_scale_func = optimizer.scale_loss
     return optimizer
 
 

@@ -13,6 +13,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from model import build
 from observe import observe
 from parallelize import make_optimizer, parallel_groups, replicate, set_rates
+from sending import hold_what_is_sent
 from weights import Weights
 
 
@@ -22,6 +23,7 @@ def train(job, recorder):
     name, details = describe(device)
     recorder.framework("megatron", megatron_version, name, {**details, **software(device)})
     stand_in_for_cuda(device)
+    hold_what_is_sent()
     with parallel_groups(job, device):
         trainer = Trainer(job, coordinates(job), device)
         recorder.weights(trainer.weights())
@@ -35,12 +37,12 @@ class Trainer:
         self.job, self.place, self.device, self.capture = job, place, device, Capture(job)
         # other ranks have other dropout; Megatron gives each tensor-parallel rank its own inside attention
         model_parallel_cuda_manual_seed(job.training.seed + 4096 * (place.pipeline * job.layout.data + place.data))
-        self.model = build(job, place, device)
-        self.wrapped = replicate(job, self.model)
+        self.chunks = build(job, place, device)
+        self.wrapped = replicate(job, self.chunks)
         self.optimizer = make_optimizer(job, self.wrapped)
         initializer = Initializer(job)
         inner, known = self.optimizer.chained_optimizers[0], initializer.parameters(job.model)
-        self.parameters = Weights(job, place, self.model, inner, known)
+        self.parameters = Weights(job, place, self.chunks, inner, known)
         self.parameters.fill(initializer)
         self.run_schedule = get_forward_backward_func()
         self.positions = torch.arange(job.training.sequence_length, device=device).expand(job.tuning.micro_batch, -1)
@@ -64,13 +66,14 @@ class Trainer:
         """Forward and backward over all micro-batches: loss and gradients of the global batch, not yet clipped."""
         captured = self.capture.wants(batch.step)
         if captured:
-            observe(self.model, self.capture.keep)
-        self.wrapped.zero_grad_buffer()
+            observe(self.chunks[0], self.capture.keep)
+        for chunk in self.wrapped:
+            chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         losses = self.run_schedule(
             forward_step_func=self.forward,
-            data_iterator=zip(*(torch.from_numpy(array) for array in (batch.inputs, batch.targets)), strict=True),
-            model=[self.wrapped],
+            data_iterator=[micro_batches(batch) for _ in self.wrapped],
+            model=self.wrapped,
             num_microbatches=self.job.accumulation,
             seq_length=self.job.training.sequence_length,
             micro_batch_size=self.job.tuning.micro_batch,
@@ -79,9 +82,9 @@ class Trainer:
         for name, gradient in self.parameters.gradients(self.loss_scale) if captured else ():
             self.capture.keep(f"gradient.{name}", gradient)
 
-    def forward(self, micro_batches, model):
-        """One micro-batch for Megatron's schedule: the stage's output, and what makes a loss of the last one's."""
-        inputs, targets = (tensor.to(self.device, non_blocking=True) for tensor in next(micro_batches))
+    def forward(self, upcoming, model):
+        """The next micro-batch for Megatron's schedule: a model chunk's output, and what makes a loss of the last's."""
+        inputs, targets = (tensor.to(self.device, non_blocking=True) for tensor in next(upcoming))
         return model(inputs, self.positions, None, labels=targets), mean_loss
 
     def reduce(self, losses):
@@ -110,6 +113,11 @@ class Trainer:
             "loss_scale": scale if self.job.training.precision == "fp16" else None,
             "skipped": not done,
         }
+
+
+def micro_batches(batch):
+    """(inputs, targets) of each, in order: for one model chunk, as every chunk goes through all of them."""
+    return zip(torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets), strict=True)
 
 
 def mean_loss(losses):

@@ -22,15 +22,19 @@ class Held(NamedTuple):
 
 
 class Weights:
-    """This rank's parameters. optimizer: Megatron's, made from `model`. Every rank must call `arrays` and `save`."""
+    """This rank's parameters. optimizer: Megatron's, made from `chunks`. Every rank must call `arrays` and `save`."""
 
-    def __init__(self, job, place, model, optimizer, known):
+    def __init__(self, job, place, chunks, optimizer, known):
         self.job, self.place, self.optimizer = job, place, optimizer
         self.distributed = job.layout.sharding_stage == 1
         self.shapes = {name: tuple(spec.shape) for name, spec in known.items()}
-        first_layer = model.decoder.layers[0].layer_number - 1
-        table = Correspondence(job.model, self.shapes, job.layout.tensor, place.tensor, first_layer)
-        self.held = [Held(p, table.parts(name)) for name, p in model.named_parameters()]
+        self.held = [held for chunk in chunks for held in self.held_in(chunk)]
+
+    def held_in(self, chunk):
+        """The parameters of one model chunk, which numbers its layers anew from its first one."""
+        layout, first_layer = self.job.layout, chunk.decoder.layers[0].layer_number - 1
+        table = Correspondence(self.job.model, self.shapes, layout.tensor, self.place.tensor, first_layer)
+        return [Held(parameter, table.parts(name)) for name, parameter in chunk.named_parameters()]
 
     @torch.no_grad()
     def fill(self, initializer):

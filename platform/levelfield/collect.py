@@ -60,6 +60,7 @@ def collect(paths: RunPaths) -> Result:
         precision=plan.work.training.precision,
         layout=plan.tuning.layout,
         micro_batch=plan.tuning.micro_batch,
+        virtual_pipeline=plan.tuning.virtual_pipeline,
         accumulation=plan.accumulation,
         recompute=plan.tuning.recompute,
         compile=plan.tuning.compile,

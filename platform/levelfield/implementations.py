@@ -22,6 +22,7 @@ def check_offered(implementation: ImplementationFile, work: Work, tuning: Tuning
     needed = {
         "tensor": layout.tensor > 1,
         "pipeline": layout.pipeline > 1,
+        "interleaved": tuning.virtual_pipeline > 1,
         "sequence": layout.sequence_parallel,
         f"zero{layout.sharding_stage}": layout.sharding_stage > 0,
         "data": layout.data > 1,

@@ -14,7 +14,9 @@ from levelfield.specs.case import Work
 from levelfield.specs.layout import Layout
 
 
-def broken(work: Work, layout: Layout, micro_batch: int, nodes: int, devices_per_node: int) -> list[str]:
+def broken(
+    work: Work, layout: Layout, micro_batch: int, nodes: int, devices_per_node: int, virtual_pipeline: int = 1
+) -> list[str]:
     """The relations that do not hold, each as a sentence with its numbers; empty when the layout can be."""
     world = nodes * devices_per_node
     per_pass = micro_batch * layout.data
@@ -30,6 +32,7 @@ def broken(work: Work, layout: Layout, micro_batch: int, nodes: int, devices_per
             f"{devices_per_node}: {layout.world_size} is not {world}",
         ),
         *_cuts(work, layout),
+        *_interleaving(work, layout, accumulation(work, layout, micro_batch), virtual_pipeline),
     ]
     return [sentence for holds, sentence in checks if not holds]
 
@@ -39,33 +42,39 @@ def accumulation(work: Work, layout: Layout, micro_batch: int) -> int:
     return work.training.global_batch // (micro_batch * layout.data)
 
 
-def require(work: Work, layout: Layout, micro_batch: int, nodes: int, devices_per_node: int) -> None:
+def require(
+    work: Work, layout: Layout, micro_batch: int, nodes: int, devices_per_node: int, virtual_pipeline: int = 1
+) -> None:
     """Raises LayoutError with the broken relations and the nearest layouts for which all hold."""
-    reasons = broken(work, layout, micro_batch, nodes, devices_per_node)
+    reasons = broken(work, layout, micro_batch, nodes, devices_per_node, virtual_pipeline)
     if not reasons:
         return
-    near = nearest(work, layout, micro_batch, nodes, devices_per_node)
-    offer = f"nearest possible: {', '.join(near)}" if near else _offer_other_counts(work, layout, micro_batch, nodes)
+    near = nearest(work, layout, micro_batch, nodes, devices_per_node, virtual_pipeline)
+    others = "" if near else _offer_other_counts(work, layout, micro_batch, nodes, virtual_pipeline)
+    offer = others or f"nearest possible: {', '.join(near)}"
+    chunks = f" and virtual pipeline {virtual_pipeline}" if virtual_pipeline > 1 else ""
     listed = "\n  ".join(reasons)
-    raise LayoutError(f"layout {layout} with micro-batch {micro_batch} is impossible:\n  {listed}\n  {offer}")
+    raise LayoutError(f"layout {layout} with micro-batch {micro_batch}{chunks} is impossible:\n  {listed}\n  {offer}")
 
 
-def nearest(work: Work, layout: Layout, micro_batch: int, nodes: int, devices: int, count: int = 3) -> list[str]:
+def nearest(
+    work: Work, layout: Layout, micro_batch: int, nodes: int, devices: int, virtual_pipeline: int = 1, count: int = 3
+) -> list[str]:
     """Up to `count` possible layouts for the devices, those that change the fewest factors of two first."""
     found = [
         (_distance(layout, micro_batch, candidate, batch), f"{candidate} with micro-batch {batch}")
         for candidate in _layouts(layout, nodes * devices)
         for batch in _batches(work, candidate, micro_batch)
-        if not broken(work, candidate, batch, nodes, devices)
+        if not broken(work, candidate, batch, nodes, devices, virtual_pipeline)
     ]
     return [text for _, text in sorted(found)[:count]]
 
 
-def _offer_other_counts(work: Work, layout: Layout, micro_batch: int, nodes: int) -> str:
+def _offer_other_counts(work: Work, layout: Layout, micro_batch: int, nodes: int, virtual_pipeline: int) -> str:
     """For a number of devices with which nothing is possible: the nearest numbers with which something is."""
     asked = max(1, layout.world_size // nodes)
     others = sorted((n for n in range(1, 2 * asked + 1) if n != asked), key=lambda n: abs(n - asked))
-    found = ((n, nearest(work, layout, micro_batch, nodes, n, count=1)) for n in others)
+    found = ((n, nearest(work, layout, micro_batch, nodes, n, virtual_pipeline, count=1)) for n in others)
     offers = [f"{near[0]} on {nodes * n} devices" for n, near in found if near][:3]
     return f"not possible on {layout.world_size} devices; nearest: {', '.join(offers) or 'none'}"
 
@@ -82,6 +91,20 @@ def _cuts(work: Work, layout: Layout) -> Iterator[tuple[bool, str]]:
         length = work.training.sequence_length
         yield tensor > 1, "sequence parallel (+seq) needs a tensor-parallel size above 1"
         yield length % tensor == 0, f"sequence length {length} cannot be cut over tensor {tensor}"
+
+
+def _interleaving(work: Work, layout: Layout, micro_batches: int, virtual_pipeline: int) -> Iterator[tuple[bool, str]]:
+    """What the interleaved schedule needs (Narayanan et al., 2021, section 2.2)."""
+    if virtual_pipeline == 1:
+        return
+    stages, layers, asked = layout.pipeline, work.model.layers, f"virtual pipeline {virtual_pipeline}"
+    yield stages > 1, f"{asked} needs a pipeline size above 1"
+    yield layers % (stages * virtual_pipeline) == 0, f"{layers} layers cannot be cut over pipeline {stages} x {asked}"
+    yield (
+        micro_batches % stages == 0,
+        f"{asked} takes rounds of as many micro-batches as pipeline {stages}: accumulation {micro_batches} is not a "
+        "multiple",
+    )
 
 
 def _layouts(asked: Layout, world: int) -> Iterator[Layout]:

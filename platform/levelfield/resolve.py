@@ -107,7 +107,7 @@ def _plan(
     layout, nodes, devices = _place(found, selector, choice, origins)
     tuning = _tuning(choice, layout, found, devices, origins)
     if check:
-        relations.require(work, layout, tuning.micro_batch, nodes, devices)
+        relations.require(work, layout, tuning.micro_batch, nodes, devices, tuning.virtual_pipeline)
         check_offered(found.implementation, work, tuning, found.vendor.device_kind)
     hardware = _hardware(found, nodes, devices, asked)
     implementation = found.implementation

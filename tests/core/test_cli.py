@@ -189,6 +189,7 @@ def test_a_dry_run_shows_everything_and_makes_nothing(command: Command, tmp_path
         "1 x 2 F1 (Fake F1 8GB)",
         "DP2TP1PP1  (default: data parallel over all devices)",
         "micro_batch  2  (vendor fake: two dies)",
+        "virtual_pipeline 1  (default)",
         "fake 2.0 was asked for; the implementation is pinned to 1.2.3",
         "A='b c'",
         "FAKE_VISIBLE_DEVICES=0,1",

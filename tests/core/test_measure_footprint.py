@@ -82,6 +82,17 @@ def test_the_first_pipeline_stage_holds_most_micro_batches() -> None:
     assert four.logits == 0 and four.gradients < one.gradients / 3
 
 
+def test_interleaving_keeps_more_on_the_first_stage() -> None:
+    """1 + (p - 1)/(p v) times the layers' activations: Korthikanti et al., 2022, section 4.2.3."""
+    plain, two, four = (
+        footprint("llama3_8b", "PP4", micro_batch=1, virtual_pipeline=chunks).activations for chunks in (1, 2, 4)
+    )
+    embedding = 8192 * 4096 * 2  # of a micro-batch; 4 wait on the first chunk in 1F1B, 7 in rounds
+    layers = plain - 4 * embedding
+    assert two - 7 * embedding == pytest.approx(layers * (1 + 3 / 8))
+    assert four - 7 * embedding == pytest.approx(layers * (1 + 3 / 16))
+
+
 def test_logits_are_made_in_chunks() -> None:
     vocabulary, hidden = 128256, 4096
     found = footprint("llama3_8b").logits

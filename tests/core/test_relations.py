@@ -100,6 +100,36 @@ def test_one_broken_relation_gives_one_sentence_with_its_numbers(
     assert all("heads" in says and "heads" in other for other in others)
 
 
+@pytest.mark.parametrize(
+    ("work", "layout", "micro_batch", "chunks", "says"),
+    [
+        (GPT, Layout(), 1, 2, "virtual pipeline 2 needs a pipeline size above 1"),
+        (GPT, Layout(pipeline=4), 1, 3, "32 layers cannot be cut over pipeline 4 x virtual pipeline 3"),
+        (
+            GPT,
+            Layout(pipeline=4),
+            512,
+            2,
+            "virtual pipeline 2 takes rounds of as many micro-batches as pipeline 4: accumulation 2 is not a multiple",
+        ),
+    ],
+)
+def test_what_interleaving_needs(work: Work, layout: Layout, micro_batch: int, chunks: int, says: str) -> None:
+    devices = layout.world_size
+    assert broken(work, layout, micro_batch, 1, devices) == []
+    assert broken(work, layout, micro_batch, 1, devices, chunks) == [says]
+
+
+def test_what_is_offered_beside_an_impossible_interleaving_can_be_interleaved() -> None:
+    assert broken(GPT, Layout(pipeline=8), 1, 1, 8, 4) == []
+    with pytest.raises(LayoutError, match="and virtual pipeline 4 is impossible") as caught:
+        require(GPT, Layout(pipeline=16), 1, 1, 16, 4)
+    for layout, micro_batch in offered(str(caught.value)):
+        assert broken(GPT, layout, micro_batch, 1, 16, 4) == []
+    with pytest.raises(LayoutError, match=r"not possible on 1 devices; nearest: DP1TP1PP2 .* on 2 devices"):
+        require(GPT, Layout(), 1, 1, 1, 2)
+
+
 def offered(message: str) -> list[tuple[Layout, int]]:
     pairs = re.findall(r"(\S+) with micro-batch (\d+)", message.rsplit("nearest possible:", 1)[1])
     return [(parse_layout(text).layout, int(batch)) for text, batch in pairs]

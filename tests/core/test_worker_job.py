@@ -16,6 +16,11 @@ def test_the_job_is_read_with_the_ranks_environment(tmp_path, monkeypatch):
     assert job.data.split == [998, 1, 1]
 
 
+def test_a_pipeline_stage_is_one_chunk_unless_the_job_says_more(tmp_path):
+    assert make_job(tmp_path).tuning.virtual_pipeline == 1
+    assert make_job(tmp_path, tuning=dict(virtual_pipeline=2)).tuning.virtual_pipeline == 2
+
+
 def test_without_a_launcher_there_is_one_rank(tmp_path, monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)

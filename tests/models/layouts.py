@@ -46,6 +46,7 @@ class Variant:
     micro_batch: int = 2
     recompute: str = "none"
     compile: bool = False
+    virtual_pipeline: int = 1
 
     @property
     def ranks(self) -> int:
@@ -85,7 +86,8 @@ def job_of(model: dict[str, Any], variant: Variant, steps: int = 40, **changes: 
         "model": copy.deepcopy(model), "training": training, "corpus": {"kind": "synthetic"}, "layout": layout,
         "data": {"seed": 7, "shuffle": True, "split": [1.0, 0.0, 0.0], "alphabet": 32, "branching": 4},
         "tuning": {"micro_batch": variant.micro_batch, "recompute": variant.recompute, "compile": variant.compile,
-                   "attention": "sdpa", "threads": 1, "environment": {}},
+                   "attention": "sdpa", "threads": 1, "environment": {},
+                   "virtual_pipeline": variant.virtual_pipeline},
         "accumulation": training["global_batch"] // (variant.micro_batch * layout["data"]),
         "device": "cpu", "backend": "gloo", "preload": [],
         "gradient_steps": [1, 2, 10], "capture": None, "save_weights_dir": None,

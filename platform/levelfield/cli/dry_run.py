@@ -15,6 +15,10 @@ from levelfield.runtimes.process import ProcessRuntime
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
 
+TUNING_FIELDS = (
+    "layout", "micro_batch", "virtual_pipeline", "recompute", "compile", "attention", "threads", "environment",
+)  # fmt: skip
+
 
 def show(plans: Sequence[Plan], runs: Path, as_json: bool) -> int:
     """Print every plan with its request and job. Always 0: what cannot be planned has raised before."""
@@ -49,7 +53,7 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
     yield f"hardware     {hardware.nodes} x {hardware.devices_per_node} {hardware.chip.name} ({hardware.description})"
     if hardware.assumed:
         yield "             ASSUMED: these devices are not here; this plan can only be looked at"
-    for field in ("layout", "micro_batch", "recompute", "compile", "attention", "threads", "environment"):
+    for field in TUNING_FIELDS:
         origin = plan.origins.get(field, "default")
         yield f"{field:<12} {_said(getattr(plan.tuning, field))}  ({origin})"
     yield f"accumulation {plan.accumulation}"

@@ -61,6 +61,7 @@ def _asked(options: argparse.Namespace) -> Asked:
     fields = {
         "layout": options.layout,
         "micro_batch": options.micro_batch,
+        "virtual_pipeline": options.virtual_pipeline,
         "recompute": options.recompute,
         "compile": options.compile,
         "attention": options.attention,

@@ -3,7 +3,7 @@
 Weights, gradients and states: Rajbhandari et al., 2020 (ZeRO), section 3.1 and 5, with Adam's K = 12.
 Activations: Korthikanti et al., 2022, section 4, with each factor written out so that it holds for grouped heads, a
 gated MLP, 32-bit compute and attention kernels that keep no score matrix (Dao et al., 2022).
-Micro-batches in flight: Narayanan et al., 2021, section 2.2 (1F1B).
+Micro-batches in flight: Narayanan et al., 2021, section 2.2 (1F1B, and interleaved over model chunks).
 
 An estimate: it knows nothing of fragmentation or of a framework's own copies. It decides only whether a full case is
 worth starting.
@@ -134,11 +134,26 @@ def _buffers(s: _Setting) -> int:
 
 
 def _activations(s: _Setting, stage: int) -> int:
-    """What the backward pass needs of every micro-batch in flight: pipeline - stage of them at most in 1F1B."""
-    flying = min(s.layout.pipeline - stage, s.accumulation)
+    """What the backward pass needs of every micro-batch in flight; the first chunk's has the embedding's too."""
     embedding = s.tokens * s.model.hidden_size * (s.width + _mask(s)) if stage == 0 else 0
-    stored = s.layers_per_stage * _stored_of_layer(s) + embedding // _sequence_split(s)
-    return flying * stored + (_whole_layer(s) if s.tuning.recompute != "none" else 0)
+    layers = _passes(s, stage) * s.layers_per_stage * _stored_of_layer(s) // s.tuning.virtual_pipeline
+    stored = layers + _passes_of_first_chunk(s, stage) * (embedding // _sequence_split(s))
+    return stored + (_whole_layer(s) if s.tuning.recompute != "none" else 0)
+
+
+def _passes(s: _Setting, stage: int) -> int:
+    """Forward passes of one chunk that wait for their backward pass, at most. In 1F1B: pipeline - stage.
+
+    Interleaved, every later chunk adds a round of `pipeline`: on the first of p stages with v chunks, 1 + (p - 1)/(p v)
+    times the activations of 1F1B (Korthikanti et al., 2022, section 4.2.3).
+    """
+    later = (s.tuning.virtual_pipeline - 1) * min(s.layout.pipeline, s.accumulation)
+    return later + _passes_of_first_chunk(s, stage)
+
+
+def _passes_of_first_chunk(s: _Setting, stage: int) -> int:
+    ahead = s.layout.pipeline - stage - 1
+    return min((2 * ahead if s.tuning.virtual_pipeline > 1 else ahead) + 1, s.accumulation)
 
 
 def _stored_of_layer(s: _Setting) -> int:

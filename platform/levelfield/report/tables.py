@@ -83,6 +83,7 @@ def _plain(result: Result) -> dict[str, object]:
         "devices": result.devices,
         "layout": str(result.layout),
         "micro_batch": result.micro_batch,
+        "virtual_pipeline": result.virtual_pipeline,
         "precision": result.precision,
         "status": result.status.word,
         "failure": result.status.failure,

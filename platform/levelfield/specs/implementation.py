@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from levelfield.specs.base import Document, Value
 from levelfield.specs.case import Family, Precision
 
-Parallelism = Literal["data", "tensor", "pipeline", "sequence", "zero1", "zero2", "zero3"]
+Parallelism = Literal["data", "tensor", "pipeline", "interleaved", "sequence", "zero1", "zero2", "zero3"]
 
 PythonVersion = tuple[int, int]
 

@@ -145,6 +145,7 @@ class Result(Document):
     precision: Precision
     layout: Layout
     micro_batch: int
+    virtual_pipeline: int = 1
     accumulation: int
     recompute: str
     compile: bool

@@ -17,12 +17,15 @@ class Tuning(Value):
     """The free fields, all set: one run's choice.
 
     micro_batch: sequences per forward pass of one data-parallel rank.
+    virtual_pipeline: model chunks of each pipeline stage; above 1 the stages take them by turns, which is the
+    interleaved schedule of Narayanan et al., 2021 (section 2.2).
     threads: CPU threads per process (None: the framework's own choice).
     environment: variables for the training process; they are recorded and shown by --dry-run.
     """
 
     layout: Layout = Layout()
     micro_batch: int = Field(default=1, ge=1)
+    virtual_pipeline: int = Field(default=1, ge=1)
     recompute: Recompute = "none"
     compile: bool = False
     attention: Attention = "sdpa"
@@ -35,6 +38,7 @@ class TuningChoice(Value):
 
     layout: str | None = None
     micro_batch: int | None = Field(default=None, ge=1)
+    virtual_pipeline: int | None = Field(default=None, ge=1)
     recompute: Recompute | None = None
     compile: bool | None = None
     attention: Attention | None = None

@@ -25,7 +25,8 @@ def load_job(path: str | None = None) -> SimpleNamespace:
     found = content.get("schema")
     if found != SCHEMA:
         raise JobError(f"{path}: key 'schema': found {found!r}, expected '{SCHEMA}'")
-    job = _namespace(content)
+    # a job that does not speak of model chunks has one for each stage
+    job = _namespace({**content, "tuning": {"virtual_pipeline": 1, **content.get("tuning", {})}})
     job.rank, job.world_size, job.local_rank = _rank("RANK", 0), _rank("WORLD_SIZE", 1), _rank("LOCAL_RANK", 0)
     return job  # type: ignore[no-any-return]
 

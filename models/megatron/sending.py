@@ -1,0 +1,22 @@
+"""Tensors between interleaved stages, kept until they have been sent."""
+
+from megatron.core.pipeline_parallel import p2p_communication
+
+
+def hold_what_is_sent():
+    """Have every send that goes on while its stage computes hold its memory, until the process ends.
+
+    Megatron frees a stage's output as soon as its sending has begun, by giving the tensor other memory. A send holds
+    the tensor, but no longer the memory that it still reads, which the next values are written to: the next stage then
+    trains on these, without a word. Here a send gets a tensor of its own over the same memory.
+    """
+    start = p2p_communication._p2p_ops
+
+    def start_holding(*, tensor_send_prev, tensor_send_next, **others):
+        return start(tensor_send_prev=_own(tensor_send_prev), tensor_send_next=_own(tensor_send_next), **others)
+
+    p2p_communication._p2p_ops = start_holding
+
+
+def _own(tensor):
+    return None if tensor is None else tensor.detach()
