@@ -1,47 +1,11 @@
-"""The model as the layout wants it, and what this implementation cannot do."""
+"""The model as the layout wants it."""
 
 from decoder import Decoder
-from levelfield.worker import Unsupported
 from stages import Stage
 
 
 def build(job):
-    """(the decoder, its pipeline stages). Raises Unsupported where the implementation cannot do what is asked for."""
-    check(job)
+    """(the decoder, its pipeline stages)."""
     stages = [Stage(job, index) for index in range(job.layout.pipeline)]
     recomputed = job.tuning.recompute == "full"
     return Decoder(job.model, job.training.sequence_length, stages, recomputed), stages
-
-
-def check(job):
-    layout, tuning = job.layout, job.tuning
-    if job.training.precision != "fp32":
-        raise Unsupported(f"precision {job.training.precision}: this implementation has fp32 only")
-    if layout.sharding_stage:
-        raise Unsupported(f"sharding stage {layout.sharding_stage}: this implementation has plain data parallelism")
-    if layout.sequence_parallel:
-        raise Unsupported("sequence parallelism: this implementation splits heads, MLP and vocabulary only")
-    if tuning.compile:
-        raise Unsupported("compile: this implementation runs OneFlow eagerly")
-    if tuning.attention != "sdpa":
-        raise Unsupported(f"attention {tuning.attention}: OneFlow 0.9 has no kernel of it that can train")
-    check_recompute(job)
-    check_sizes(job)
-
-
-def check_recompute(job):
-    if job.tuning.recompute == "selective":
-        raise Unsupported("recompute 'selective'; this implementation has none and full")
-    if job.tuning.recompute == "full" and (job.model.hidden_dropout or job.model.attention_dropout):
-        raise Unsupported("recompute 'full' with dropout: OneFlow 0.9 would draw other random numbers the second time")
-
-
-def check_sizes(job):
-    """Raises Unsupported for sizes that do not divide, and for fewer layers than stages."""
-    model, ranks, stages = job.model, job.layout.tensor, job.layout.pipeline
-    sizes = {"heads": model.heads, "kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_hidden_size}
-    uneven = [f"{name} {size}" for name, size in {**sizes, "vocab_size": model.vocab_size}.items() if size % ranks]
-    if uneven:
-        raise Unsupported(f"tensor parallel over {ranks} ranks: {', '.join(uneven)} cannot be divided by it")
-    if model.layers < stages:
-        raise Unsupported(f"pipeline of {stages} stages: {model.layers} layers, expected at least {stages}")

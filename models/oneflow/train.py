@@ -2,6 +2,7 @@
 
 from levelfield.worker import run
 from meeting import await_master
+from offered import check
 from processor import choose_products
 
 
@@ -15,6 +16,7 @@ def main(job, recorder):
 
 def prepare(job):
     """Before OneFlow is imported."""
+    check(job)
     choose_products()
     await_master(job)
 

@@ -1,0 +1,168 @@
+"""OneFlow trains what torch trains; minutes, in many processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from layouts import MODELS, SINGLE, Variant, compare, events, job_of, launch, planted, script_of, train
+from matrix import VARIANTS
+
+pytestmark = [pytest.mark.layouts, pytest.mark.torch]
+
+TRAIN = script_of("oneflow")
+
+
+@pytest.fixture(scope="module")
+def python(interpreter_of) -> Path:
+    return interpreter_of("oneflow")
+
+
+def test_five_layers_over_two_stages(python):
+    """A remainder: the first stage has three blocks, the last two."""
+    model = {**MODELS["gpt"], "layers": 5}
+    found = compare(train(job_of(model, VARIANTS["PP2"], 10), TRAIN, python), train(job_of(model, SINGLE, 10)))
+    assert found.within(), found
+
+
+@pytest.mark.parametrize("layout", [SINGLE.name, "DP2 x TP2", "PP2"])
+def test_dropout_repeats_itself(layout, python):
+    model = {**MODELS["gpt"], "hidden_dropout": 0.1, "attention_dropout": 0.1}
+    job = job_of(model, VARIANTS[layout], 4)
+    curve = train(job, TRAIN, python)
+    assert train(job, TRAIN, python) == curve
+    assert curve.losses != train(job_of(MODELS["gpt"], SINGLE, 4), TRAIN, python).losses
+
+
+@pytest.mark.parametrize("family", sorted(MODELS))
+@pytest.mark.parametrize("layout", [SINGLE.name, "DP2 x TP2", "TP2 x PP2"])
+def test_saved_weights_are_torchs(family, layout, tmp_path, python):
+    for name, variant, script, interpreter in (
+        ("torch", SINGLE, None, None),
+        ("oneflow", VARIANTS[layout], TRAIN, python),
+    ):
+        (tmp_path / name).mkdir()
+        job = {**job_of(MODELS[family], variant, 3), "save_weights_dir": str(tmp_path / name)}
+        assert not any(end.returncode for end in launch(job, tmp_path, script, interpreter))
+    same_arrays(tmp_path / "torch", tmp_path / "oneflow", 2e-5)
+
+
+@pytest.mark.parametrize("family", sorted(MODELS))
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_captured_tensors_are_torchs(family, recompute, tmp_path, python):
+    for name, script, interpreter in (("torch", None, None), ("oneflow", TRAIN, python)):
+        job = job_of(MODELS[family], Variant("captured", recompute=recompute), 2)
+        job["capture"] = {"step": 2, "folder": str(tmp_path / name)}
+        assert [end.returncode for end in launch(job, tmp_path, script, interpreter)] == [0]
+    assert (tmp_path / "oneflow" / "logits.npy").exists()
+    same_arrays(tmp_path / "torch", tmp_path / "oneflow", 1e-4)
+
+
+def same_arrays(folder: Path, other: Path, limit: float) -> None:
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*.npy")}
+    assert names == {str(path.relative_to(other)) for path in other.rglob("*.npy")}
+    for name in names:
+        one, two = np.load(folder / name), np.load(other / name)
+        assert one.shape == two.shape, name
+        assert np.linalg.norm(one - two) < limit * max(np.linalg.norm(one), 1.0), name
+
+
+# ---- planted faults
+
+
+def test_queries_that_share_a_key_taken_in_the_wrong_order_are_seen(tmp_path, python, differs):
+    """Query heads dealt out to the keys by turns instead of one after another."""
+    fault = """
+import attention
+right = attention.Attention.mix
+def dealt(self, query, key, value, mask):
+    order = [head for turn in range(self.groups) for head in range(turn, query.shape[1], self.groups)]
+    mixed = right(self, attention.flow.stack([query[:, head] for head in order], 1), key, value, mask)
+    heads = mixed.reshape(*mixed.shape[:2], len(order), self.head_size)
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return attention.flow.stack([heads[:, :, place] for place in back], 2).flatten(2)
+attention.Attention.mix = dealt
+"""
+    found = differs(tmp_path, "oneflow", python, fault, family="llama")
+    assert found.same_weights
+    assert not found.within()
+
+
+def test_weight_decay_on_norms_and_biases_is_seen(tmp_path, python, differs):
+    fault = """
+import optimizer
+right = optimizer.flow.optim.AdamW
+def everywhere(groups, **settings):
+    return right([{**group, "weight_decay": groups[0]["weight_decay"]} for group in groups], **settings)
+optimizer.flow.optim.AdamW = everywhere
+"""
+    found = differs(tmp_path, "oneflow", python, fault, steps=40)
+    assert found.loss > 1e-5
+    assert not found.within()
+
+
+def test_a_shard_taken_for_the_whole_batch_is_seen(tmp_path, python, differs):
+    """Each data-parallel process's batch called equal to the others': OneFlow then takes the first one's for all."""
+    fault = """
+import stages
+stages.Stage.batch = lambda self, array: stages.flow.tensor(array).to_global(
+    placement=self.placement, sbp=stages.flow.sbp.broadcast)
+"""
+    found = differs(tmp_path, "oneflow", python, fault, variant=VARIANTS["DP2"])
+    assert found.same_tokens  # they were read, only not used
+    assert found.first_loss > 1e-6
+    assert not found.within()
+
+
+def test_gradients_of_one_tensor_rank_alone_are_seen(tmp_path, python, differs):
+    """The clipping's norm without what the other tensor-parallel process holds."""
+    fault = """
+import training
+right = training.Trainer.total
+def alone(self, figures):
+    return right(self, figures if self.place.tensor == 0 or len(figures) == 1 else [figures[0], 0.0])
+training.Trainer.total = alone
+"""
+    found = differs(tmp_path, "oneflow", python, fault, variant=VARIANTS["TP2"])
+    assert found.total_norm > 1e-2
+    assert not found.within()
+
+
+# ---- what it is, and is not
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layout": {"tensor": 3}}, "heads 4"),
+        ({"layout": {"pipeline": 5}}, "4 layers"),
+        ({"layout": {"data": 2, "sharding_stage": 1, "sharding_degree": 2}}, "plain data parallelism"),
+        ({"layout": {"tensor": 2, "sequence_parallel": True}}, "sequence parallelism"),
+        ({"tuning": {"recompute": "selective"}}, "selective"),
+        ({"tuning": {"recompute": "full"}, "model": {"hidden_dropout": 0.1}}, "other random numbers"),
+        ({"tuning": {"compile": True}}, "eagerly"),
+        ({"tuning": {"attention": "flash_attn"}}, "flash_attn"),
+        ({"precision": "bf16"}, "fp32 only"),
+    ],
+)
+def test_what_cannot_be_done_is_unsupported(change, words, tmp_path, python):
+    variant = Variant("unsupported", change.get("layout", {}))
+    model = {**MODELS["gpt"], **change.get("model", {})}
+    job = job_of(model, variant, 2, precision=change.get("precision", "fp32"))
+    job["tuning"].update(change.get("tuning", {}))
+    assert {end.returncode for end in launch(job, tmp_path, TRAIN, python)} == {1}
+    error = events(tmp_path, 0)[-1]
+    assert error["class"] == "unsupported"
+    assert words in error["message"]
+
+
+def test_the_framework_says_what_it_is(tmp_path, python):
+    launch(job_of(MODELS["gpt"], SINGLE, 2), tmp_path, TRAIN, python)
+    said = next(event for event in events(tmp_path, 0) if event["event"] == "framework")
+    assert (said["name"], said["version"], said["device"]) == ("oneflow", "0.9.0", "cpu")
+
+
+def test_a_planted_fault_that_does_nothing_leaves_the_curve(tmp_path, reference, python):
+    curve = train(job_of(MODELS["gpt"], SINGLE), planted(tmp_path, "oneflow", "pass"), python)
+    assert compare(curve, reference("gpt")).within()
