@@ -30,6 +30,9 @@ def test_same_curve_as_torch_in_one_process(asked, reference, interpreter_of):
         ("paddle", SINGLE.name),
         ("paddle", "TP2"),
         ("paddle", "DP2 x PP2"),
+        ("oneflow", SINGLE.name),
+        ("oneflow", "TP2"),
+        ("oneflow", "PP2"),
     ],
 )
 def test_learned_positions_biases_and_a_tied_head_in_llama(framework, name, interpreter_of):
