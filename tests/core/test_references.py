@@ -145,6 +145,14 @@ def test_align_says_each_layer_and_exits_4_unless_aligned(run, twin, capsys):
     assert capsys.readouterr().out.startswith("diverged: first at step")
 
 
+@pytest.mark.parametrize("behind", [True, False])
+def test_the_runs_folder_may_be_named_before_the_action_and_after_it(behind, run, tmp_path, capsys):
+    runs = ["--runs", str(tmp_path / "nowhere")]
+    promote = ["promote", run.root.name, "--why", "x"]
+    assert main(["references", *promote, *runs] if behind else ["references", *runs, *promote]) == 2
+    assert str(tmp_path / "nowhere") in " ".join(capsys.readouterr().err.split())
+
+
 def test_calibrate_without_a_case_and_promote_without_a_run_are_wrong_usage(capsys):
     assert main(["align", "calibrate"]) == 2
     assert "give a case" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import argparse
 import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import levelfield
 
@@ -65,13 +66,22 @@ def _later(name: str) -> Callable[[argparse.Namespace], int]:
     return call
 
 
-def _shared(parser: argparse.ArgumentParser) -> None:
+def _shared(parser: argparse.ArgumentParser, behind_an_action: bool = False) -> None:
+    """behind_an_action: `references list --runs DIR` as well as `references --runs DIR list`; what is not given there
+    leaves what was given before."""
+    absent: dict[str, Any] = {"default": argparse.SUPPRESS} if behind_an_action else {}
     group = parser.add_argument_group("common")
     group.add_argument(
-        "--plugins", type=Path, action="append", default=[], metavar="DIR", help="more vendors, models and cases"
+        "--plugins",
+        type=Path,
+        action="append",
+        metavar="DIR",
+        help="more vendors, models and cases",
+        **(absent or {"default": []}),
     )
-    group.add_argument("--runs", type=Path, metavar="DIR", help="where runs lie (default: runs/)")
-    group.add_argument("--version", action="version", version=f"levelfield {levelfield.__version__}")
+    group.add_argument("--runs", type=Path, metavar="DIR", help="where runs lie (default: runs/)", **absent)
+    if not behind_an_action:
+        group.add_argument("--version", action="version", version=f"levelfield {levelfield.__version__}")
 
 
 def _run(parser: argparse.ArgumentParser) -> None:
@@ -166,6 +176,8 @@ def _references(parser: argparse.ArgumentParser) -> None:
     noise = actions.add_parser("noise", help="record how far runs come that differ in arithmetic only")
     noise.add_argument("name", metavar="NAME", help="the reference")
     noise.add_argument("run", nargs="+", help="valid runs of the same case: another layout, thread count or framework")
+    for action in actions.choices.values():
+        _shared(action, behind_an_action=True)
 
 
 def _data(parser: argparse.ArgumentParser) -> None:
@@ -180,6 +192,8 @@ def _data(parser: argparse.ArgumentParser) -> None:
     prepare.add_argument("--force", action="store_true", help="replace an existing corpus")
     check = actions.add_parser("check", help="read a whole corpus and say what it is")
     check.add_argument("prefix", metavar="PREFIX")
+    for action in actions.choices.values():
+        _shared(action, behind_an_action=True)
 
 
 def _export(parser: argparse.ArgumentParser) -> None:
