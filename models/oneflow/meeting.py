@@ -8,6 +8,12 @@ PATIENCE_SECONDS = 60.0
 PERIOD_SECONDS = 0.05
 
 
+def forget_proxies():
+    """The ranks speak to each other as to web servers, and would look for each other behind the user's proxy."""
+    for name in [name for name in os.environ if name.lower() in ("grpc_proxy", "http_proxy", "https_proxy")]:
+        del os.environ[name]
+
+
 def await_master(job):
     """Wait until rank 0 answers: a rank that asks too early is made to wait ten seconds by OneFlow."""
     address = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "0"))

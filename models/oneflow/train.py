@@ -1,7 +1,7 @@
 """One rank of a training: run by path, one process for each device."""
 
 from levelfield.worker import run
-from meeting import await_master
+from meeting import await_master, forget_proxies
 from offered import check
 from processor import choose_products
 
@@ -18,6 +18,7 @@ def prepare(job):
     """Before OneFlow is imported."""
     check(job)
     choose_products()
+    forget_proxies()
     await_master(job)
 
 

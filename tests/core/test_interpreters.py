@@ -13,7 +13,7 @@ from levelfield.interpreters import Interpreter, find_interpreter
 from levelfield.registry import Registry
 from levelfield.runtimes import environments
 from levelfield.runtimes.environments import environment_in_use
-from levelfield.specs.implementation import ImplementationFile, takes_python
+from levelfield.specs.implementation import ImplementationFile, Requirements, takes_python
 from levelfield.specs.plan import EnvironmentPlan
 from levelfield.specs.tuning import Tuning
 
@@ -147,6 +147,11 @@ def test_clauses(wanted: str, fitting: list[tuple[int, int]]) -> None:
 def test_other_clauses_are_refused(wanted: str) -> None:
     with pytest.raises(ValueError, match="expected clauses like"):
         takes_python(wanted, (3, 11))
+
+
+def test_other_clauses_are_refused_where_requirements_are_read() -> None:
+    with pytest.raises(ValueError, match=r"python: found '3\.10'"):
+        Requirements(packages=("a==1",), python="3.10", verified="none")
 
 
 # -- in a plan

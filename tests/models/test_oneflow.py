@@ -157,6 +157,12 @@ def test_what_cannot_be_done_is_unsupported(change, words, tmp_path, python):
     assert words in error["message"]
 
 
+def test_ranks_find_each_other_where_a_proxy_is_set(monkeypatch, python):
+    for name in ("http_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert len(train(job_of(MODELS["gpt"], VARIANTS["DP2"], 2), TRAIN, python).losses) == 2
+
+
 def test_the_framework_says_what_it_is(tmp_path, python):
     launch(job_of(MODELS["gpt"], SINGLE, 2), tmp_path, TRAIN, python)
     said = next(event for event in events(tmp_path, 0) if event["event"] == "framework")
