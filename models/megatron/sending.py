@@ -8,7 +8,7 @@ def hold_what_is_sent():
 
     Megatron frees a stage's output as soon as its sending has begun, by giving the tensor other memory. A send holds
     the tensor, but no longer the memory that it still reads, which the next values are written to: the next stage then
-    trains on these, without a word. Here a send gets a tensor of its own over the same memory.
+    trains on these, or on what is no number. Here a send gets a tensor of its own over the same memory.
     """
     start = p2p_communication._p2p_ops
 

@@ -69,6 +69,10 @@ VARIANTS = {
         Variant("ZeRO 3, DP2 x TP2", _zero(3, tensor=2)),
         Variant("ZeRO 1, DP2 x PP2", _zero(1, pipeline=2)),
         Variant("ZeRO 1, DP2 x PP2, recompute full", _zero(1, pipeline=2), recompute="full"),
+        Variant("PP2 interleaved", {"pipeline": 2}, virtual_pipeline=2),
+        Variant("DP2 x PP2 interleaved", {"data": 2, "pipeline": 2}, virtual_pipeline=2),
+        Variant("TP2 x PP2 interleaved", {"tensor": 2, "pipeline": 2}, virtual_pipeline=2),
+        Variant("ZeRO 1, DP2 x PP2 interleaved", _zero(1, pipeline=2), virtual_pipeline=2),
         Variant("ZeRO 2, DP2 x PP2", _zero(2, pipeline=2)),
         Variant("ZeRO 3, DP2 x PP2", _zero(3, pipeline=2)),
         Variant("TP2 sequence parallel x PP2, recompute full", {**_SEQUENCE, "pipeline": 2}, recompute="full"),
@@ -76,6 +80,9 @@ VARIANTS = {
 }
 BASIC = ("DP2", "TP2", "PP2", "DP2 x TP2", "DP2 x PP2", "TP2 x PP2")
 ZERO = ("ZeRO 1, DP2", "ZeRO 2, DP2", "ZeRO 3, DP2")
+INTERLEAVED = (
+    "PP2 interleaved", "DP2 x PP2 interleaved", "TP2 x PP2 interleaved", "ZeRO 1, DP2 x PP2 interleaved",
+)  # fmt: skip
 # What each framework runs in float32, after one process.
 FLOAT32: dict[str, tuple[str, ...]] = {
     "torch": (
@@ -87,7 +94,7 @@ FLOAT32: dict[str, tuple[str, ...]] = {
     "megatron": (
         "accumulation 1", "recompute selective", "recompute full", *BASIC, "ZeRO 1, DP2", "TP2 sequence parallel",
         "PP4", "ZeRO 1, DP2 x TP2 sequence parallel", "ZeRO 1, DP2 x PP2",
-        "TP2 sequence parallel x PP2, recompute full",
+        "TP2 sequence parallel x PP2, recompute full", *INTERLEAVED,
     ),
     "paddle": (
         "accumulation 1", "recompute full", *BASIC, "ZeRO 1, DP2", "PP4", "ZeRO 1 over 2 of DP4", "ZeRO 1, DP2 x TP2",

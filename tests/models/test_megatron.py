@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from layouts import MODELS, SINGLE, compare, events, job_of, launch, script_of, train
+from layouts import MODELS, SINGLE, Variant, compare, events, job_of, launch, script_of, train
 from matrix import VARIANTS
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
@@ -53,7 +53,14 @@ def test_dropout_trains_and_repeats_itself(python):
     assert curve.losses != train(job_of(MODELS["gpt"], SINGLE, 4), TRAIN, python).losses
 
 
-@pytest.mark.parametrize(("family", "layout"), [("gpt", "TP2 x PP2"), ("llama", "ZeRO 1, DP2 x TP2 sequence parallel")])
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        ("gpt", "TP2 x PP2"),
+        ("llama", "ZeRO 1, DP2 x TP2 sequence parallel"),
+        ("llama", "ZeRO 1, DP2 x PP2 interleaved"),
+    ],
+)
 def test_saved_weights_are_torchs(family, layout, tmp_path, python):
     for name, variant, script, interpreter in (
         ("torch", SINGLE, None, None),
@@ -137,6 +144,63 @@ local_norm.LocalNorm.__new__ = unmarked
     found = differs(tmp_path, "megatron", python, fault, variant=VARIANTS["TP2 sequence parallel"])
     assert found.parameter_norm > 1e-2
     assert not found.within()
+
+
+def test_what_interleaved_stages_pass_in_one_batch_is_seen(tmp_path, python, differs):
+    """Megatron's default, which it does not refuse: activations and gradients between two stages change places."""
+    fault = """
+import model
+passing = model.passing
+model.passing = lambda job: {**passing(job), "overlap_p2p_comm": False, "batch_p2p_comm": True}
+"""
+    found = differs(tmp_path, "megatron", python, fault, variant=VARIANTS["PP2 interleaved"])
+    assert found.same_weights
+    assert found.loss > 1e-3
+    assert not found.within()
+
+
+def test_what_is_freed_while_it_is_sent_is_seen(tmp_path, python, differs):
+    """What lies in freed memory is anything: a run goes wrong by a little, by much, or ends at a loss of nan."""
+    fault = """
+import sending
+sending._own = lambda tensor: tensor
+"""
+    try:
+        found = differs(tmp_path, "megatron", python, fault, variant=VARIANTS["PP2 interleaved"])
+    except RuntimeError as error:
+        assert "non-finite: step" in str(error)
+    else:
+        assert not found.within()
+
+
+def test_chunks_of_a_stage_that_are_exchanged_are_seen(tmp_path, python, differs):
+    """Each chunk with the other one's layers: all weights are there, and in the wrong order."""
+    fault = """
+import canonical
+made = canonical.Correspondence.__init__
+def exchanged(self, model, shapes, ranks, rank, first_layer):
+    made(self, model, shapes, ranks, rank, (first_layer + 2) % 4)
+canonical.Correspondence.__init__ = exchanged
+"""
+    found = differs(tmp_path, "megatron", python, fault, variant=VARIANTS["PP2 interleaved"])
+    assert found.same_weights
+    assert found.parameter_norm > 1e-2
+    assert not found.within()
+
+
+@pytest.mark.parametrize(
+    ("layout", "micro_batch", "says"),
+    [
+        ({}, 2, "interleaves the stages of a pipeline; this has one"),
+        ({"pipeline": 4}, 2, "4 layers cannot be divided into 2 chunks for each of 4 stages"),
+        ({"pipeline": 2}, 8, "1 micro-batches are no multiple of 2 stages"),
+    ],
+)
+def test_what_cannot_be_interleaved_is_refused(layout, micro_batch, says, tmp_path, python):
+    variant = Variant("impossible", layout, micro_batch=micro_batch, virtual_pipeline=2)
+    ends = launch(job_of(MODELS["gpt"], variant, 2), tmp_path, TRAIN, python)
+    assert all(end.returncode for end in ends)
+    assert says in next(event for event in events(tmp_path, 0) if event["event"] == "error")["message"]
 
 
 def test_the_framework_says_what_it_is(tmp_path, python):
