@@ -21,6 +21,7 @@ OF_FRAMEWORK = {
     "megatron": OF_TORCH | {"megatron"},
     "deepspeed": OF_TORCH | {"deepspeed"},
     "paddle": {"paddle", "numpy"},
+    "oneflow": {"oneflow", "numpy"},
     "fake": set(),
 }
 # What an adapter may use to reach its maker's devices.
