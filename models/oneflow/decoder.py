@@ -48,8 +48,8 @@ class Decoder(nn.Module):
         x = self.embedding(tokens)
         if self.model.positions == "learned":
             x = x + self.position.weight
-        keep("embedding", x)
         x = dropout(x, self.model.hidden_dropout)
+        keep("embedding", x)
         for index, block in enumerate(self.layers):
             x = block(block.stage.take(x), self.tables[id(block.stage)])
             keep(f"layers.{index}", x)

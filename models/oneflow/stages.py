@@ -44,7 +44,7 @@ class Stage:
         return local.to_global(placement=self.placement, sbp=self.sbp(flow.sbp.split(0), WHOLE))
 
     def take(self, x):
-        """The hidden state or the batch `x` on this stage, from whichever it lies on; its gradient goes back there."""
+        """x on this stage, split as it is, from whichever stage it lies on; its gradient goes back there."""
         if x.placement == self.placement:
             return x
         return x.to_global(placement=self.placement, sbp=x.sbp)
