@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-import numpy as np
 import pytest
 from layouts import MODELS, SINGLE, Variant, compare, events, job_of, launch, script_of, train
 from matrix import VARIANTS
@@ -51,43 +50,6 @@ def test_dropout_trains_and_repeats_itself(python):
     curve = train(job, TRAIN, python)
     assert train(job, TRAIN, python) == curve
     assert curve.losses != train(job_of(MODELS["gpt"], SINGLE, 4), TRAIN, python).losses
-
-
-@pytest.mark.parametrize(
-    ("family", "layout"),
-    [
-        ("gpt", "TP2 x PP2"),
-        ("llama", "ZeRO 1, DP2 x TP2 sequence parallel"),
-        ("llama", "ZeRO 1, DP2 x PP2 interleaved"),
-    ],
-)
-def test_saved_weights_are_torchs(family, layout, tmp_path, python):
-    for name, variant, script, interpreter in (
-        ("torch", SINGLE, None, None),
-        ("megatron", VARIANTS[layout], TRAIN, python),
-    ):
-        (tmp_path / name).mkdir()
-        job = {**job_of(MODELS[family], variant, 3), "save_weights_dir": str(tmp_path / name)}
-        assert not any(end.returncode for end in launch(job, tmp_path, script, interpreter))
-    saved = {path.name for path in (tmp_path / "torch").iterdir()}
-    assert saved == {path.name for path in (tmp_path / "megatron").iterdir()}
-    for name in saved:
-        one, other = (np.load(tmp_path / run / name) for run in ("torch", "megatron"))
-        np.testing.assert_allclose(one, other, atol=2e-5, err_msg=name)
-
-
-@pytest.mark.parametrize("family", sorted(MODELS))
-def test_captured_tensors_are_torchs(family, tmp_path, python):
-    for name, script, interpreter in (("torch", None, None), ("megatron", TRAIN, python)):
-        job = job_of(MODELS[family], SINGLE, 2)
-        job["capture"] = {"step": 2, "folder": str(tmp_path / name)}
-        assert [end.returncode for end in launch(job, tmp_path, script, interpreter)] == [0]
-    captured = {path.name for path in (tmp_path / "torch").iterdir()}
-    assert {"embedding.npy", "layers.3.npy", "final_norm.npy", "logits.npy"} < captured
-    assert captured == {path.name for path in (tmp_path / "megatron").iterdir()}
-    for name in captured:
-        one, other = (np.load(tmp_path / run / name) for run in ("torch", "megatron"))
-        assert np.linalg.norm(one - other) < 1e-4 * max(np.linalg.norm(one), 1e-4), name
 
 
 # ---- planted faults

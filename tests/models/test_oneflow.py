@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from layouts import MODELS, SINGLE, Variant, compare, events, job_of, launch, planted, script_of, train
 from matrix import VARIANTS
@@ -33,39 +32,6 @@ def test_dropout_repeats_itself(layout, python):
     curve = train(job, TRAIN, python)
     assert train(job, TRAIN, python) == curve
     assert curve.losses != train(job_of(MODELS["gpt"], SINGLE, 4), TRAIN, python).losses
-
-
-@pytest.mark.parametrize("family", sorted(MODELS))
-@pytest.mark.parametrize("layout", [SINGLE.name, "DP2 x TP2", "TP2 x PP2"])
-def test_saved_weights_are_torchs(family, layout, tmp_path, python):
-    for name, variant, script, interpreter in (
-        ("torch", SINGLE, None, None),
-        ("oneflow", VARIANTS[layout], TRAIN, python),
-    ):
-        (tmp_path / name).mkdir()
-        job = {**job_of(MODELS[family], variant, 3), "save_weights_dir": str(tmp_path / name)}
-        assert not any(end.returncode for end in launch(job, tmp_path, script, interpreter))
-    same_arrays(tmp_path / "torch", tmp_path / "oneflow", 2e-5)
-
-
-@pytest.mark.parametrize("family", sorted(MODELS))
-@pytest.mark.parametrize("recompute", ["none", "full"])
-def test_captured_tensors_are_torchs(family, recompute, tmp_path, python):
-    for name, script, interpreter in (("torch", None, None), ("oneflow", TRAIN, python)):
-        job = job_of(MODELS[family], Variant("captured", recompute=recompute), 2)
-        job["capture"] = {"step": 2, "folder": str(tmp_path / name)}
-        assert [end.returncode for end in launch(job, tmp_path, script, interpreter)] == [0]
-    assert (tmp_path / "oneflow" / "logits.npy").exists()
-    same_arrays(tmp_path / "torch", tmp_path / "oneflow", 1e-4)
-
-
-def same_arrays(folder: Path, other: Path, limit: float) -> None:
-    names = {str(path.relative_to(folder)) for path in folder.rglob("*.npy")}
-    assert names == {str(path.relative_to(other)) for path in other.rglob("*.npy")}
-    for name in names:
-        one, two = np.load(folder / name), np.load(other / name)
-        assert one.shape == two.shape, name
-        assert np.linalg.norm(one - two) < limit * max(np.linalg.norm(one), 1.0), name
 
 
 # ---- planted faults

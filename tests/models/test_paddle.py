@@ -38,39 +38,6 @@ def test_dropout_repeats_itself_and_recomputes_the_same(layout, python):
     np.testing.assert_allclose(recomputed.losses, curve.losses, rtol=1e-6)
 
 
-@pytest.mark.parametrize("family", sorted(MODELS))
-@pytest.mark.parametrize("layout", [SINGLE.name, "ZeRO 1, DP2 x TP2", "TP2 x PP2"])
-def test_saved_weights_are_torchs(family, layout, tmp_path, python):
-    for name, variant, script, interpreter in (
-        ("torch", SINGLE, None, None),
-        ("paddle", VARIANTS[layout], TRAIN, python),
-    ):
-        (tmp_path / name).mkdir()
-        job = {**job_of(MODELS[family], variant, 3), "save_weights_dir": str(tmp_path / name)}
-        assert not any(end.returncode for end in launch(job, tmp_path, script, interpreter))
-    same_arrays(tmp_path / "torch", tmp_path / "paddle", 2e-5)
-
-
-@pytest.mark.parametrize("family", sorted(MODELS))
-@pytest.mark.parametrize("recompute", ["none", "full"])
-def test_captured_tensors_are_torchs(family, recompute, tmp_path, python):
-    for name, script, interpreter in (("torch", None, None), ("paddle", TRAIN, python)):
-        job = job_of(MODELS[family], dataclasses.replace(SINGLE, recompute=recompute), 2)
-        job["capture"] = {"step": 2, "folder": str(tmp_path / name)}
-        assert [end.returncode for end in launch(job, tmp_path, script, interpreter)] == [0]
-    assert (tmp_path / "paddle" / "logits.npy").exists()
-    same_arrays(tmp_path / "torch", tmp_path / "paddle", 1e-4)
-
-
-def same_arrays(folder: Path, other: Path, limit: float) -> None:
-    names = {path.name for path in folder.iterdir()}
-    assert names == {path.name for path in other.iterdir()}
-    for name in names:
-        one, two = np.load(folder / name), np.load(other / name)
-        assert one.shape == two.shape, name
-        assert np.linalg.norm(one - two) < limit * max(np.linalg.norm(one), 1.0), name
-
-
 # ---- planted faults
 
 

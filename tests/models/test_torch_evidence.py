@@ -19,7 +19,7 @@ def captured(folder, model, variant=SINGLE, **training):
     job = {**job_of(model, variant, 3, **training), "capture": {"step": 2, "folder": str(folder / "capture")}}
     (end,) = launch(job, folder)
     assert end.returncode == 0, end.stderr[-3000:]
-    tensors = {path.name.removesuffix(".npy"): np.load(path) for path in (folder / "capture").iterdir()}
+    tensors = {path.name.removesuffix(".npy"): np.load(path) for path in (folder / "capture").glob("*.npy")}
     return tensors, events(folder, 0)
 
 

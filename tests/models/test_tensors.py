@@ -1,0 +1,83 @@
+"""What every framework writes: the captured tensors of a step and the saved weights are torch's, by canonical name."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from layouts import MODELS, SINGLE, Variant, job_of, launch, script_of
+from matrix import VARIANTS
+
+pytestmark = [pytest.mark.layouts, pytest.mark.torch]
+
+SAVED = (
+    ("paddle", "gpt", SINGLE.name),
+    ("paddle", "llama", "ZeRO 1, DP2 x TP2"),
+    ("paddle", "gpt", "TP2 x PP2"),
+    ("megatron", "gpt", "TP2 x PP2"),
+    ("megatron", "llama", "ZeRO 1, DP2 x TP2 sequence parallel"),
+    ("megatron", "llama", "ZeRO 1, DP2 x PP2 interleaved"),
+    ("deepspeed", "gpt", SINGLE.name),
+    ("deepspeed", "llama", "ZeRO 3, DP2"),
+    ("oneflow", "llama", SINGLE.name),
+    ("oneflow", "gpt", "DP2 x TP2"),
+    ("oneflow", "llama", "TP2 x PP2"),
+)
+CAPTURED = (
+    ("paddle", "gpt", "none"),
+    ("paddle", "llama", "full"),
+    ("megatron", "gpt", "none"),
+    ("megatron", "llama", "none"),
+    ("deepspeed", "gpt", "none"),
+    ("deepspeed", "llama", "none"),
+    ("oneflow", "gpt", "full"),
+    ("oneflow", "llama", "none"),
+)
+
+
+def written(folder: Path, framework: str, job: dict, key: str, python: Path | None) -> dict[str, np.ndarray]:
+    """The arrays that a run leaves where job[key] says, by name."""
+    place = folder / framework
+    place.mkdir()
+    job = {**job, key: {"step": 2, "folder": str(place)} if key == "capture" else str(place)}
+    ends = launch(job, folder, script_of(framework), python)
+    assert not any(end.returncode for end in ends), ends[0].stderr[-2000:]
+    return {str(path.relative_to(place).with_suffix("")): np.load(path) for path in place.rglob("*.npy")}
+
+
+def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], limit: float) -> None:
+    assert set(found) == set(expected)
+    for name, right in expected.items():
+        assert found[name].shape == right.shape, name
+        assert np.linalg.norm(found[name] - right) < limit * max(np.linalg.norm(right), 1.0), name
+
+
+@pytest.mark.parametrize(("framework", "family", "layout"), SAVED)
+def test_saved_weights_are_torchs(framework, family, layout, tmp_path, interpreter_of):
+    right = written(tmp_path, "torch", job_of(MODELS[family], SINGLE, 3), "save_weights_dir", None)
+    job = job_of(MODELS[family], VARIANTS[layout], 3)
+    assert_same(written(tmp_path, framework, job, "save_weights_dir", interpreter_of(framework)), right, 2e-5)
+
+
+@pytest.mark.parametrize(("framework", "family", "recompute"), CAPTURED)
+def test_captured_tensors_are_torchs(framework, family, recompute, tmp_path, interpreter_of):
+    right = written(tmp_path, "torch", job_of(MODELS[family], SINGLE, 3), "capture", None)
+    assert {"embedding", "layers.3", "final_norm", "logits", "updated/embedding.weight"} < set(right)
+    variant: Variant = dataclasses.replace(SINGLE, recompute=recompute)
+    found = written(tmp_path, framework, job_of(MODELS[family], variant, 3), "capture", interpreter_of(framework))
+    assert_same(found, right, 1e-4)
+
+
+@pytest.mark.parametrize("fault", ["missing", "another shape", "1 % larger"])
+def test_the_comparison_sees_a_planted_fault(fault):
+    right = {"embedding": np.ones((4, 4)), "logits": np.ones((4, 8))}
+    wrong = {
+        "missing": {"embedding": right["embedding"]},
+        "another shape": {**right, "logits": np.ones((8, 4))},
+        "1 % larger": {**right, "logits": right["logits"] * 1.01},
+    }
+    assert_same(dict(right), right, 1e-4)
+    with pytest.raises(AssertionError):
+        assert_same(wrong[fault], right, 1e-4)
