@@ -96,7 +96,7 @@ def table(found: list[Row]) -> list[str]:
         cells = {key: words[state] for key, state in row.cells.items()}
         lines.append(_line(row.framework, row.family, row.precision, cells))
     lines += ["", *(f"  {words[state]:<6}{meaning}" for state, meaning in STATES.items())]
-    return [*lines, "  Z1 to Z3: ZeRO stages 1 to 3 over all data-parallel ranks; SP: sequence"]
+    return [*lines, "  Z1 to Z3: ZeRO stages 1 to 3; SP: sequence parallel"]
 
 
 def _line(framework: str, family: str, precision: str, cells: dict[str, str]) -> str:
