@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from layouts import MODELS, SINGLE, compare, job_of, script_of, train
+from layouts import MODELS, SINGLE, compare, first_steps, job_of, script_of, train
 from levelfield.registry import Registry
 from levelfield.specs.base import load
 from levelfield.specs.tested import LayoutRuns
@@ -42,6 +42,35 @@ def test_learned_positions_biases_and_a_tied_head_in_llama(framework, name, inte
     curve = train(job_of(model, VARIANTS[name], 10), script_of(framework), interpreter_of(framework))
     found = compare(curve, train(job_of(model, SINGLE, 10)))
     assert found.within(), found
+
+
+@pytest.mark.parametrize("framework", ["paddle", "oneflow"])
+def test_five_layers_over_two_stages(framework, interpreter_of):
+    """A remainder: the first stage has three blocks, the last two."""
+    model = {**MODELS["gpt"], "layers": 5}
+    curve = train(job_of(model, VARIANTS["PP2"], 10), script_of(framework), interpreter_of(framework))
+    found = compare(curve, train(job_of(model, SINGLE, 10)))
+    assert found.within(), found
+
+
+@pytest.mark.parametrize(
+    ("framework", "name"),
+    [
+        ("paddle", SINGLE.name),
+        ("paddle", "TP2"),
+        ("paddle", "PP2"),
+        ("megatron", "TP2 sequence parallel"),
+        ("oneflow", SINGLE.name),
+        ("oneflow", "DP2 x TP2"),
+        ("oneflow", "PP2"),
+    ],
+)
+def test_dropout_changes_the_curve_and_repeats_itself(framework, name, interpreter_of, reference):
+    model = {**MODELS["gpt"], "hidden_dropout": 0.1, "attention_dropout": 0.1}
+    job, run = job_of(model, VARIANTS[name], 4), (script_of(framework), interpreter_of(framework))
+    curve = train(job, *run)
+    assert train(job, *run) == curve
+    assert not compare(curve, first_steps(reference("gpt"), 4)).loss < 1e-5
 
 
 # ---- what is written down

@@ -44,14 +44,6 @@ def test_an_overflow_in_fp16_skips_the_step_and_training_goes_on(tmp_path, pytho
     assert steps[-1]["loss"] < steps[0]["loss"]
 
 
-def test_dropout_trains_and_repeats_itself(python):
-    model = {**MODELS["gpt"], "hidden_dropout": 0.1, "attention_dropout": 0.1}
-    job = job_of(model, VARIANTS["TP2 sequence parallel"], 4)
-    curve = train(job, TRAIN, python)
-    assert train(job, TRAIN, python) == curve
-    assert curve.losses != train(job_of(MODELS["gpt"], SINGLE, 4), TRAIN, python).losses
-
-
 # ---- planted faults
 
 

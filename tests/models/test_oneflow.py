@@ -18,22 +18,6 @@ def python(interpreter_of) -> Path:
     return interpreter_of("oneflow")
 
 
-def test_five_layers_over_two_stages(python):
-    """A remainder: the first stage has three blocks, the last two."""
-    model = {**MODELS["gpt"], "layers": 5}
-    found = compare(train(job_of(model, VARIANTS["PP2"], 10), TRAIN, python), train(job_of(model, SINGLE, 10)))
-    assert found.within(), found
-
-
-@pytest.mark.parametrize("layout", [SINGLE.name, "DP2 x TP2", "PP2"])
-def test_dropout_repeats_itself(layout, python):
-    model = {**MODELS["gpt"], "hidden_dropout": 0.1, "attention_dropout": 0.1}
-    job = job_of(model, VARIANTS[layout], 4)
-    curve = train(job, TRAIN, python)
-    assert train(job, TRAIN, python) == curve
-    assert curve.losses != train(job_of(MODELS["gpt"], SINGLE, 4), TRAIN, python).losses
-
-
 # ---- planted faults
 
 
