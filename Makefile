@@ -4,11 +4,15 @@ DEV := .venvs/dev
 PY := $(DEV)/bin/python
 STAMP := $(DEV)/levelfield-locks.sha256
 
-.PHONY: test quick lint bench gpu-check matrix clean
+.PHONY: test quick lint bench gpu-check matrix thorough clean
 
 test: lint
-	PYTHONPATH=platform $(PY) -m pytest -n 2 -m "not e2e"
+	PYTHONPATH=platform $(PY) -m pytest -n 2 -m "not e2e and not thorough"
 	PYTHONPATH=platform $(PY) -m pytest -m e2e  # these use all cores themselves, so one after another
+
+# What make test leaves out: further runs of the same kinds.
+thorough: $(STAMP)
+	PYTHONPATH=platform $(PY) -m pytest -n 2 -m thorough
 
 quick: $(STAMP)
 	PYTHONPATH=platform $(PY) -m pytest -n 2 tests/core tests/vendors

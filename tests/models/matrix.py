@@ -12,7 +12,7 @@ import argparse
 import datetime
 import itertools
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -139,6 +139,12 @@ def reduced() -> Iterator[Asked]:
         alone = [] if framework == "torch" else [(family, SINGLE.name) for family in sorted(MODELS)]
         for family, name in (*alone, *zip(families, names, strict=False)):
             yield Asked(framework, family, "fp32", VARIANTS[name])
+
+
+def every_second_of_four_ranks(runs: Iterable[Asked]) -> list[Asked]:
+    """What `make test` leaves to `make thorough`: four processes take two cores longest."""
+    wide = [asked for asked in runs if asked.variant.ranks > 2]
+    return wide[::2]
 
 
 def difference(asked: Asked, python: Path | None, reference: Curve) -> Difference:

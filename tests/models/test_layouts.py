@@ -9,12 +9,17 @@ from layouts import MODELS, SINGLE, compare, first_steps, job_of, script_of, tra
 from levelfield.registry import Registry
 from levelfield.specs.base import load
 from levelfield.specs.tested import LayoutRuns
-from matrix import FLOAT32, PAGE, VARIANTS, difference, matrix, page, reduced
+from matrix import FLOAT32, PAGE, VARIANTS, difference, every_second_of_four_ranks, matrix, page, reduced
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 
 
-@pytest.mark.parametrize("asked", list(reduced()), ids=str)
+LATER = every_second_of_four_ranks(reduced())
+
+
+@pytest.mark.parametrize(
+    "asked", [pytest.param(a, marks=[pytest.mark.thorough] if a in LATER else []) for a in reduced()], ids=str
+)
 def test_same_curve_as_torch_in_one_process(asked, reference, interpreter_of):
     found = difference(asked, interpreter_of(asked.framework), reference(asked.family))
     assert found.within(), found
