@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
-from levelfield.contracts.vendor import ContainerOptions, Device, Sample
+from levelfield.contracts.vendor import ContainerOptions, Device, Sample, container_options
 from levelfield.specs.vendor import VendorFile
 
 _SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
@@ -48,7 +48,7 @@ class Adapter:
         return (Device(index=0, chip=self.spec.chips[0].name, description=model_name(self._root), memory_bytes=memory),)
 
     def container(self, devices: Sequence[Device]) -> ContainerOptions:
-        return ContainerOptions()
+        return container_options(self.spec.container, devices)
 
     def sample(self, devices: Sequence[Device]) -> Sequence[Sample]:
         return [self._sample(device) for device in devices]

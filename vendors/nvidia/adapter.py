@@ -15,7 +15,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from levelfield.contracts.vendor import ContainerOptions, Device, Sample
+from levelfield.contracts.vendor import ContainerOptions, Device, Sample, container_options
 from levelfield.specs.vendor import VendorFile
 
 MEBIBYTE = 2**20
@@ -75,8 +75,7 @@ class Adapter:
 
     def container(self, devices: Sequence[Device]) -> ContainerOptions:
         """A device request by UUID; within the container CUDA counts as NVML does."""
-        wanted = tuple(device.identity or str(device.index) for device in devices)
-        return ContainerOptions(device_request=wanted, environment={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+        return container_options(self.spec.container, devices)
 
     def sample(self, devices: Sequence[Device]) -> Sequence[Sample]:
         indices = [device.index for device in devices]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from levelfield.specs.vendor import VendorFile
+from levelfield.specs.vendor import ContainerAccess, VendorFile
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,54 @@ class Sample:
 
 @dataclass(frozen=True)
 class ContainerOptions:
-    """What a container needs to see exactly the chosen devices; built without side effect."""
+    """What a container needs to see exactly the chosen devices; built without side effect.
+
+    device_request: identities for the driver `request_driver`. groups: names or numbers. security_options,
+    capabilities: each has its reason in vendor.yaml. The meaning of all is that of specs.vendor.ContainerAccess.
+    """
 
     device_nodes: tuple[str, ...] = ()
     read_only_mounts: tuple[str, ...] = ()
     device_request: tuple[str, ...] = ()
+    request_driver: str | None = None
     groups: tuple[str, ...] = ()
+    engine_runtime: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
+    capabilities: tuple[str, ...] = ()
+    security_options: tuple[str, ...] = ()
+    host_ipc: bool = False
+    shm_bytes: int | None = None
+    network: str = "none"
+    ulimits: dict[str, int] = field(default_factory=dict)
+
+
+def container_options(access: ContainerAccess, devices: Sequence[Device]) -> ContainerOptions:
+    """vendor.yaml's `container`, for these devices: `{index}` filled in for each of them, once what is common."""
+    requested = tuple(device.identity or str(device.index) for device in devices)
+    return ContainerOptions(
+        device_nodes=_for_each(access.device_nodes, devices),
+        read_only_mounts=tuple(mount.path for mount in access.mounts),
+        device_request=requested if access.device_request else (),
+        request_driver=access.device_request,
+        groups=access.groups,
+        engine_runtime=access.engine_runtime,
+        environment={name: _listed(text, devices) for name, text in access.environment.items()},
+        capabilities=tuple(access.capabilities),
+        security_options=tuple(access.security_options),
+        host_ipc=access.host_ipc,
+        shm_bytes=access.shm_bytes,
+        network=access.network,
+        ulimits=dict(access.ulimits),
+    )
+
+
+def _for_each(texts: Sequence[str], devices: Sequence[Device]) -> tuple[str, ...]:
+    filled = [text.replace("{index}", str(d.index)) for text in texts for d in devices]
+    return tuple(dict.fromkeys(filled))
+
+
+def _listed(text: str, devices: Sequence[Device]) -> str:
+    return text.replace("{index}", ",".join(str(d.index) for d in devices))
 
 
 class Vendor(Protocol):

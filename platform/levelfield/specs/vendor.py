@@ -43,11 +43,66 @@ class FrameworkAccess(Value):
     preload: tuple[str, ...] = ()
 
 
+class Mount(Value):
+    """A folder or file of the host that a container needs, at the same path, read-only."""
+
+    path: str = Field(pattern="^/")
+    why: str = Field(min_length=3)
+
+
+class ContainerAccess(Value):
+    """How a container is shown exactly the chosen devices. `{index}` in a text stands for each device's index.
+
+    device_request: the engine is asked for the devices by their identities, by this driver (`docker run --gpus`).
+    device_nodes: files under /dev; one with `{index}` is there once for each device.
+    renumbered: within the container the devices count from 0, so the visible-devices variable is not passed on.
+    capabilities, security_options: beyond what an engine gives, by name, each with the reason. Nothing is privileged.
+    ulimits: -1 is unlimited. An engine that refuses one starts the container without it, and the result says so.
+    """
+
+    device_request: str | None = None
+    device_nodes: tuple[str, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    groups: tuple[str, ...] = ()
+    engine_runtime: str | None = None
+    environment: dict[str, str] = Field(default_factory=dict)
+    renumbered: bool = False
+    capabilities: dict[str, str] = Field(default_factory=dict)
+    security_options: dict[str, str] = Field(default_factory=dict)
+    host_ipc: bool = False
+    shm_bytes: int | None = Field(default=None, gt=0)
+    network: Literal["none", "host"] = "none"
+    ulimits: dict[str, int] = Field(default_factory=dict)
+
+
+class Image(Value):
+    """An image to build on. With a digest it is that image for ever; without, `source` says where the tag is from.
+
+    python: the interpreter in it. python_version: what wheels are chosen for. system_packages: Debian's, to be
+    installed first. has_framework: it brings the framework, so the implementation's requirements are not installed.
+    """
+
+    image: str = Field(min_length=1)
+    digest: str | None = Field(default=None, pattern="^sha256:[0-9a-f]{64}$")
+    python: str = "python3"
+    python_version: str = Field(default="3.11", pattern=r"^3\.\d+$")
+    system_packages: tuple[str, ...] = ()
+    has_framework: bool = False
+    source: str = Field(min_length=3)
+
+    @property
+    def reference(self) -> str:
+        """What FROM takes."""
+        return f"{self.image}@{self.digest}" if self.digest else self.image
+
+
 class VendorFile(Document):
     """vendors/<vendor>/vendor.yaml
 
     device_kind: the key under which implementations list their requirements (`cpu`, `nvidia`, ...).
     divisible: one machine may be divided into any number of devices (true of the cpu only).
+    images: what containers are built on, by framework; `base` where a framework has none of its own.
+    environment: variables for every training process.
     """
 
     KIND: ClassVar[str] = "vendor"
@@ -59,6 +114,9 @@ class VendorFile(Document):
     visible_devices_variable: str | None = None
     frameworks: dict[str, FrameworkAccess]
     chips: tuple[Chip, ...]
+    container: ContainerAccess = ContainerAccess()
+    images: dict[str, Image] = Field(default_factory=dict)
+    environment: dict[str, str] = Field(default_factory=dict)
     verified: str
 
     @model_validator(mode="after")
