@@ -15,6 +15,7 @@ import pytest
 from levelfield.contracts.execution import NodeWork, Outcome, ProcessWork, Request
 from levelfield.launchers import local
 from levelfield.launchers.local import LocalLauncher
+from levelfield.worker import node
 
 MARK = "LEVELFIELD_TEST_MARK"
 LONG = "import time\ntime.sleep(600)\n"
@@ -86,8 +87,9 @@ class Drill:
 
 @pytest.fixture
 def drill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drill]:
-    monkeypatch.setattr(local, "SETTLE_SECONDS", 0.3)
-    monkeypatch.setattr(local, "TERMINATE_SECONDS", 1.0)
+    monkeypatch.setattr(node, "SETTLE_SECONDS", 0.3)
+    monkeypatch.setattr(node, "TERMINATE_SECONDS", 1.0)
+    monkeypatch.setattr(node, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(local, "POLL_SECONDS", 0.02)
     found = Drill(tmp_path)
     yield found
@@ -144,7 +146,7 @@ def test_a_rank_that_fails_last_is_named_too(drill: Drill) -> None:
 
 
 def test_the_other_ranks_have_a_moment_for_their_own_words(drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "SETTLE_SECONDS", 30.0)
+    monkeypatch.setattr(node, "SETTLE_SECONDS", 30.0)
     outcome = drill.execute(
         "import time; time.sleep(0.3); print('my peer is gone'); raise SystemExit(1)", "raise SystemExit(1)"
     )
@@ -198,15 +200,15 @@ def test_an_interrupt_stops_every_rank(drill: Drill) -> None:
 
 
 def test_a_second_interrupt_while_stopping_leaves_no_process(drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, raised = local._signal_groups, []
+    real, raised = node.Ranks._signal, []
 
-    def impatient(*arguments: object) -> None:
-        real(*arguments)  # type: ignore[arg-type]
+    def impatient(ranks: node.Ranks, *arguments: object) -> None:
+        real(ranks, *arguments)  # type: ignore[arg-type]
         if not raised:
             raised.append(True)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(local, "_signal_groups", impatient)
+    monkeypatch.setattr(node.Ranks, "_signal", impatient)
     with pytest.raises(KeyboardInterrupt):
         drill.execute(BEATING, STUBBORN, watch=drill.when("ready1", interrupt))
 

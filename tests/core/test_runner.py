@@ -29,7 +29,7 @@ def train(runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     """train(*arguments): run `tiny:fake` on two dies and return the exit code and the results."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(runs.parent / "cache"))
     monkeypatch.setenv("FAKE_DEVICES", "2")
-    monkeypatch.setattr("levelfield.launchers.local.SETTLE_SECONDS", 0.5)
+    monkeypatch.setattr("levelfield.worker.node.SETTLE_SECONDS", 0.5)
 
     def run(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
         given = ["--case", "tiny:fake:F1", "--scale", "smoke", "--python", sys.executable, "--json"]

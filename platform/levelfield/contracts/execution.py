@@ -5,16 +5,18 @@ A request is built without side effect and is what --dry-run prints; only `execu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
+from levelfield.contracts.vendor import ContainerOptions
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
 PORT_CHOSEN_AT_START = "{port}"
 Watch = Callable[[], None]
+Cause = Literal["exited", "rank-failed", "hang", "interrupted", "launch-error", "environment", "engine", "device-taken"]
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,35 @@ class ProcessWork:
 
 
 @dataclass(frozen=True)
+class ContainerWork:
+    """The container that a node's processes run in. Folders of the host are at the same path within.
+
+    image: its id, or the tag it would have. argv: its first process. user: numbers, "user:group". mounts: path to
+    "rw" or "ro". network: "none", "host", or the name of the run's own network, in which this node is `address`.
+    memory_bytes: the limit; None for none. The rest has the meaning of contracts.vendor.ContainerOptions.
+    """
+
+    name: str
+    image: str
+    argv: tuple[str, ...]
+    user: str
+    environment: dict[str, str]
+    mounts: dict[str, str]
+    network: str
+    labels: dict[str, str]
+    options: ContainerOptions
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class NodeWork:
-    """What one node runs."""
+    """What one node runs; `ends`: where its first process writes how each rank ended, if it is a container's."""
 
     node_rank: int
     address: str
     processes: tuple[ProcessWork, ...]
+    container: ContainerWork | None = None
+    ends: str | None = None
 
 
 @dataclass(frozen=True)
@@ -67,9 +92,10 @@ class ProcessEnd:
 class Outcome:
     """cause `exited`: all by themselves; `rank-failed`: one did not end well and the others were stopped;
     `hang`: no heartbeat or no step in time; `interrupted`: by the user; `launch-error`: nothing could be started;
-    `environment`: it could not be made ready."""
+    `environment`: it could not be made ready; `engine`: the container engine went away; `device-taken`: another run
+    uses a device. extra: `oom_kills`, and `warnings`, a line each, for the result."""
 
-    cause: Literal["exited", "rank-failed", "hang", "interrupted", "launch-error", "environment"]
+    cause: Cause
     ends: tuple[ProcessEnd, ...] = ()
     evidence: str | None = None
     extra: dict[str, str] = field(default_factory=dict)
@@ -89,6 +115,14 @@ class Runtime(Protocol):
 
     def process(self, plan: Plan, paths: RunPaths, rank: int) -> ProcessWork:
         """The work of one rank, without side effect."""
+        ...
+
+    def output(self, plan: Plan, argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
+        """What a short command prints in the environment. Raises OSError or subprocess.SubprocessError."""
+        ...
+
+    def identity(self, plan: Plan) -> dict[str, Any]:
+        """What the processes run in, as it is now, for provenance: package versions, image, engine."""
         ...
 
 

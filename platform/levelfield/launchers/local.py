@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
-import subprocess
 import time
-from pathlib import Path
+from typing import Any
 
 from levelfield.contracts.execution import (
     PORT_CHOSEN_AT_START,
+    Cause,
     NodeWork,
     Outcome,
     ProcessEnd,
@@ -23,10 +22,7 @@ from levelfield.launchers.progress import Liveness
 from levelfield.runtimes.process import REMOVED_VARIABLES, inherited
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-
-POLL_SECONDS = 0.1
-SETTLE_SECONDS = 3.0  # for the other ranks to write what they saw, after one has failed
-TERMINATE_SECONDS = 2.0  # between asking and killing; with the above well under the five seconds of Ctrl-C
+from levelfield.worker.node import POLL_SECONDS, Ranks
 
 
 class LocalLauncher:
@@ -35,69 +31,76 @@ class LocalLauncher:
     def request(self, plan: Plan, paths: RunPaths, runtime: Runtime) -> Request:
         """One node with every rank. Pure."""
         processes = tuple(runtime.process(plan, paths, rank) for rank in range(plan.world_size))
-        limits = plan.work.limits
-        return Request(
-            launcher=self.name,
-            runtime=runtime.name,
-            nodes=(NodeWork(0, "127.0.0.1", processes),),
-            events_dir=str(paths.events),
-            start_seconds=limits.start_seconds,
-            step_seconds=limits.step_seconds,
-            heartbeat_seconds=limits.heartbeat_seconds,
-            removed_variables=REMOVED_VARIABLES,
-        )
+        return request_of(plan, paths, self.name, runtime, (NodeWork(0, "127.0.0.1", processes),))
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
         """Start all ranks and wait. Ends every process group it started before it returns or raises."""
-        port = _free_port()
-        running: dict[int, subprocess.Popen[bytes]] = {}
+        port = free_port()
+        ranks = Ranks()
         try:
             for process in request.nodes[0].processes:
-                running[process.rank] = _start(process, port)
-            return _supervise(running, Liveness(request), watch)
+                environment = {**inherited(), **with_port(process, port)}
+                ranks.start(process.rank, list(process.argv), environment, process.log)
+            return _supervise(ranks, Liveness(request), watch)
         except OSError as error:
-            stopped = _stop_all(running)
-            return Outcome("launch-error", _ends(running, stopped), f"{error.filename or 'process'}: {error.strerror}")
+            return _stopped(ranks, "launch-error", f"{error.filename or 'process'}: {error.strerror}")
         except KeyboardInterrupt:
-            stopped = _stop_all(running)
-            return Outcome("interrupted", _ends(running, stopped), "interrupted by the user")
+            return _stopped(ranks, "interrupted", "interrupted by the user")
         finally:
-            _stop_all(running)
+            ranks.stop()
 
 
-def _supervise(running: dict[int, subprocess.Popen[bytes]], liveness: Liveness, watch: Watch) -> Outcome:
-    while any(p.poll() is None for p in running.values()):
+def request_of(plan: Plan, paths: RunPaths, launcher: str, runtime: Runtime, nodes: tuple[NodeWork, ...]) -> Request:
+    """A request for these nodes with the case's limits. Pure."""
+    limits = plan.work.limits
+    return Request(
+        launcher=launcher,
+        runtime=runtime.name,
+        nodes=nodes,
+        events_dir=str(paths.events),
+        start_seconds=limits.start_seconds,
+        step_seconds=limits.step_seconds,
+        heartbeat_seconds=limits.heartbeat_seconds,
+        removed_variables=REMOVED_VARIABLES,
+    )
+
+
+def with_port(process: ProcessWork, port: int) -> dict[str, str]:
+    return {key: value.replace(PORT_CHOSEN_AT_START, str(port)) for key, value in process.environment.items()}
+
+
+def _supervise(ranks: Ranks, liveness: Liveness, watch: Watch) -> Outcome:
+    while alive := ranks.alive():
         watch()
-        failed = [rank for rank, p in running.items() if p.poll() not in (None, 0)]
-        if failed:
-            return _after_failure(running, failed[0], watch)
-        if evidence := liveness.hang(alive=[rank for rank, p in running.items() if p.poll() is None]):
-            stopped = _stop_all(running)
-            return Outcome("hang", _ends(running, stopped), evidence)
+        if ranks.failed() is not None:
+            break
+        if evidence := liveness.hang(alive):
+            return _stopped(ranks, "hang", evidence)
         time.sleep(POLL_SECONDS)
+    failed = ranks.failed()
+    if failed is not None:
+        ranks.settle()
     watch()
-    failed = [rank for rank, p in running.items() if p.returncode]
-    if failed:
-        return Outcome("rank-failed", _ends(running, set()), _evidence(running, failed[0]))
-    return Outcome("exited", _ends(running, set()))
+    if failed is None:
+        return Outcome("exited", ends_of(ranks.ends()))
+    return _stopped(ranks, "rank-failed", evidence_of(ends_of(ranks.ends()), failed))
 
 
-def _after_failure(running: dict[int, subprocess.Popen[bytes]], rank: int, watch: Watch) -> Outcome:
-    """A rank has failed: the others wait for it in vain, so give them a moment for their own words and stop them."""
-    deadline = time.monotonic() + SETTLE_SECONDS
-    while time.monotonic() < deadline and any(p.poll() is None for p in running.values()):
-        time.sleep(POLL_SECONDS)
-    watch()
-    evidence = _evidence(running, rank)
-    stopped = _stop_all(running)
-    return Outcome("rank-failed", _ends(running, stopped), evidence)
+def _stopped(ranks: Ranks, cause: Cause, evidence: str | None) -> Outcome:
+    ranks.stop()
+    return Outcome(cause, ends_of(ranks.ends()), evidence)
 
 
-def _evidence(running: dict[int, subprocess.Popen[bytes]], rank: int) -> str:
-    code = running[rank].returncode
-    if code is not None and code < 0:
-        return f"rank {rank} was ended by {_signal_name(-code)}"
-    return f"rank {rank} ended with exit code {code}"
+def ends_of(listed: list[dict[str, Any]]) -> tuple[ProcessEnd, ...]:
+    return tuple(ProcessEnd(**end) for end in listed)
+
+
+def evidence_of(ends: tuple[ProcessEnd, ...], rank: int) -> str:
+    """What is to be said of a rank that did not end well."""
+    end = next(end for end in ends if end.rank == rank)
+    if end.signal is not None:
+        return f"rank {rank} was ended by {_signal_name(end.signal)}"
+    return f"rank {rank} ended with exit code {end.exit_code}"
 
 
 def _signal_name(number: int) -> str:
@@ -107,53 +110,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _start(process: ProcessWork, port: int) -> subprocess.Popen[bytes]:
-    """Its own session: Ctrl-C reaches the platform alone, and the whole group can be ended together."""
-    added = {key: value.replace(PORT_CHOSEN_AT_START, str(port)) for key, value in process.environment.items()}
-    with Path(process.log).open("wb") as log:
-        return subprocess.Popen(
-            process.argv,
-            env={**inherited(), **added},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-
-def _stop_all(running: dict[int, subprocess.Popen[bytes]]) -> set[int]:
-    """End every process group that is left: ask, wait, kill. Returns the ranks that had not ended by themselves."""
-    left = {rank for rank, p in running.items() if p.poll() is None}
-    for number in (signal.SIGTERM, signal.SIGCONT):  # a stopped process sees the request once it continues
-        _signal_groups(running, left, number)
-    deadline = time.monotonic() + TERMINATE_SECONDS
-    while time.monotonic() < deadline and any(running[rank].poll() is None for rank in left):
-        time.sleep(POLL_SECONDS / 2)
-    _signal_groups(running, set(running), signal.SIGKILL)
-    for rank in left:
-        running[rank].wait()
-    return left
-
-
-def _signal_groups(running: dict[int, subprocess.Popen[bytes]], ranks: set[int], number: int) -> None:
-    for rank in ranks:
-        try:
-            os.killpg(running[rank].pid, number)
-        except (ProcessLookupError, PermissionError):
-            continue
-
-
-def _ends(running: dict[int, subprocess.Popen[bytes]], stopped: set[int]) -> tuple[ProcessEnd, ...]:
-    return tuple(_end(rank, p.poll(), rank in stopped) for rank, p in sorted(running.items()))
-
-
-def _end(rank: int, code: int | None, stopped: bool) -> ProcessEnd:
-    if code is not None and code < 0:
-        return ProcessEnd(rank, None, -code, stopped)
-    return ProcessEnd(rank, code, None, stopped)
-
-
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

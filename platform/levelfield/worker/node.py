@@ -1,0 +1,125 @@
+"""One node's ranks as processes: started together, ended together, each end written down.
+
+The launchers use `Ranks`. As a script (`python node.py nodes/node0.json`) it is the first process of a container: it
+needs nothing but the standard library, and ends everything when its standard input is closed, which the platform does,
+or the system does for a platform that was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+POLL_SECONDS = 0.1
+SETTLE_SECONDS = 3.0  # for the other ranks to write what they saw, after one has failed
+TERMINATE_SECONDS = 2.0  # between asking and killing; with the above well under the five seconds of Ctrl-C
+
+
+class Ranks:
+    """Processes by rank. Each leads a session of its own, so that its whole group can be ended."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._stopped: set[int] = set()
+
+    def start(self, rank: int, argv: list[str], environment: dict[str, str], log: str) -> None:
+        """Start one rank with exactly this environment. Raises OSError when it cannot be started."""
+        with Path(log).open("wb") as output:
+            self._running[rank] = subprocess.Popen(
+                argv,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def alive(self) -> list[int]:
+        return [rank for rank, process in self._running.items() if process.poll() is None]
+
+    def failed(self) -> int | None:
+        """The first rank that did not end well, if any."""
+        return next((rank for rank, process in self._running.items() if process.poll() not in (None, 0)), None)
+
+    def settle(self) -> None:
+        """After one has failed the others wait for it in vain: a moment for their own words, then they are stopped."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while self.alive() and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+
+    def stop(self) -> None:
+        """End every process group that is left: ask, wait, kill."""
+        left = set(self.alive())
+        for number in (signal.SIGTERM, signal.SIGCONT):  # a stopped process sees the request once it continues
+            self._signal(left, number)
+        deadline = time.monotonic() + TERMINATE_SECONDS
+        while time.monotonic() < deadline and left & set(self.alive()):
+            time.sleep(POLL_SECONDS / 2)
+        self._signal(set(self._running), signal.SIGKILL)
+        for rank in left:
+            self._running[rank].wait()
+        self._stopped |= left
+
+    def ends(self) -> list[dict[str, Any]]:
+        """How each rank ended, in order: an exit code, or the signal that ended it, and whether `stop` did."""
+        return [_end(rank, p.poll(), rank in self._stopped) for rank, p in sorted(self._running.items())]
+
+    def _signal(self, ranks: set[int], number: int) -> None:
+        for rank in ranks:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._running[rank].pid, number)
+
+
+def _end(rank: int, code: int | None, stopped: bool) -> dict[str, Any]:
+    by_signal = code is not None and code < 0
+    return {
+        "rank": rank,
+        "exit_code": None if by_signal else code,
+        "signal": -code if by_signal and code is not None else None,
+        "stopped_by_us": stopped,
+    }
+
+
+def main(path: str) -> int:
+    """Run the ranks that the file lists, and write their ends beside it; 0 when all ended well."""
+    work = json.loads(Path(path).read_text(encoding="utf-8"))
+    ranks, told = Ranks(), threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: told.set())
+    threading.Thread(target=_until_closed, args=(told,), daemon=True).start()
+    try:
+        for process in work["processes"]:
+            environment = {**os.environ, **process["environment"]}
+            ranks.start(process["rank"], process["argv"], environment, process["log"])
+        while ranks.alive() and ranks.failed() is None and not told.wait(POLL_SECONDS):
+            pass
+        if ranks.failed() is not None:
+            ranks.settle()
+    finally:
+        ranks.stop()
+        _write_ends(Path(work["ends"]), ranks.ends())
+    return 0 if ranks.failed() is None else 1
+
+
+def _until_closed(told: threading.Event) -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    told.set()
+
+
+def _write_ends(path: Path, ends: list[dict[str, Any]]) -> None:
+    """Whole or not at all: the platform reads it as soon as it is there."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(ends), encoding="utf-8")
+    part.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
