@@ -7,7 +7,7 @@ STAMP := $(DEV)/levelfield-locks.sha256
 .PHONY: test quick lint bench gpu-check matrix thorough clean
 
 test: lint
-	PYTHONPATH=platform $(PY) -m pytest -n 2 -m "not e2e and not thorough"
+	PYTHONPATH=platform $(PY) -m pytest -n 4 -m "not e2e and not thorough"  # gloo's ranks mostly wait: four on two cores
 	PYTHONPATH=platform $(PY) -m pytest -m e2e  # these use all cores themselves, so one after another
 
 # What make test leaves out: further runs of the same kinds.

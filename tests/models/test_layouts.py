@@ -9,12 +9,12 @@ from layouts import MODELS, SINGLE, compare, first_steps, job_of, script_of, tra
 from levelfield.registry import Registry
 from levelfield.specs.base import load
 from levelfield.specs.tested import LayoutRuns
-from matrix import FLOAT32, PAGE, VARIANTS, difference, every_second_of_four_ranks, matrix, page, reduced
+from matrix import FLOAT32, PAGE, VARIANTS, difference, left_to_thorough, matrix, page, reduced
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 
 
-LATER = every_second_of_four_ranks(reduced())
+LATER = left_to_thorough(reduced())
 
 
 @pytest.mark.parametrize(
