@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar, cast
 
+from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.vendor import Vendor
 from levelfield.errors import DocumentError, UnknownName, UsageError
 from levelfield.specs.base import load
@@ -92,9 +93,14 @@ class Registry:
         return _named(found, found.name, name, path)
 
     def vendor(self, name: str) -> Vendor:
-        """The vendor's adapter, made with its vendor.yaml. Raises DocumentError when adapter.py has no Adapter."""
+        """The vendor's adapter, made with its vendor.yaml: its own, or without adapter.py the generic one.
+
+        Raises DocumentError when adapter.py has no Adapter, or when there is neither code nor a way to find devices.
+        """
         spec = self.vendor_file(name)
         path = self.vendors[name].with_name("adapter.py")
+        if not path.exists():
+            return _declared(spec, self.vendors[name])
         module = _load_module(f"levelfield_vendor_{name}", path)
         if not hasattr(module, "Adapter"):
             raise DocumentError(f"{path}: found no class 'Adapter', expected one as in levelfield.contracts.vendor")
@@ -122,6 +128,15 @@ def _named(document: T, inside: str, outside: str, path: Path) -> T:
     return document
 
 
+def _declared(spec: VendorFile, path: Path) -> Vendor:
+    if spec.discovery is None and spec.monitor is None:
+        raise DocumentError(
+            f"{path}: keys 'discovery' and 'monitor': missing both, and {path.with_name('adapter.py')} is missing too; "
+            "expected one of the three to find devices"
+        )
+    return DeclaredVendor(spec)
+
+
 def _package_folder(module: str) -> Path | None:
     spec = importlib.util.find_spec(module)
     return Path(spec.origin).parent if spec and spec.origin else None
@@ -130,7 +145,7 @@ def _package_folder(module: str) -> Path | None:
 def _load_module(name: str, path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise DocumentError(f"{path}: missing; a vendor needs an adapter")
+        raise DocumentError(f"{path}: not a file of Python; expected the vendor's adapter, or nothing there")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

@@ -217,6 +217,7 @@ def _hardware(found: Found, nodes: int, devices: int, asked: Asked) -> Hardware:
         device_indices=() if found.vendor.divisible else tuple(d.index for d in found.devices[:devices]),
         memory_bytes_per_device=memory,
         visible=_visible(found, devices),
+        environment=found.vendor.environment,
         assumed=assumed,
     )
 

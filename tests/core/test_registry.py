@@ -95,7 +95,7 @@ def test_a_name_like_no_other_lists_all_there_are(registry: Registry) -> None:
         ("1 / 0", "cannot be loaded: ZeroDivisionError"),
         ("def (", "cannot be loaded: SyntaxError"),
         ("x = 1", "found no class 'Adapter', expected one as in levelfield.contracts.vendor"),
-        (None, "missing; a vendor needs an adapter"),
+        (None, "missing too; expected one of the three to find devices"),
     ],
 )
 def test_a_broken_adapter_is_named_by_its_file(plugins: Path, code: str | None, says: str) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
+from levelfield.contracts.command import ask
+from levelfield.contracts.readings import Read, chip_named, number, sample_of, shown, take, without
 from levelfield.contracts.vendor import ContainerOptions, Device, Sample, container_options
 from levelfield.specs.vendor import VendorFile
 
@@ -25,15 +25,6 @@ SMI_FIELDS = (
     *("index", "uuid", "name", "memory.total", "memory.used"),
     *("power.draw", "utilization.gpu", "temperature.gpu", "mig.mode.current", "driver_version"),
 )
-_LIMITS = {
-    "power_watts": (0, 10_000),
-    "energy_joules": (0, 2**63),
-    "memory_bytes": (1, 2**43),
-    "memory_used_bytes": (0, 2**43),
-    "utilisation": (0, 1),
-    "temperature_celsius": (-50, 150),
-}
-Read = Callable[[], float]
 _GONE = "the tool no longer shows this device"
 
 
@@ -70,8 +61,10 @@ class Adapter:
 
     def devices(self) -> Sequence[Device]:
         """The cards that CUDA_VISIBLE_DEVICES leaves, without those in MIG mode: see README.md."""
-        gpus = visible(self._gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-        return [self._device(gpu) for gpu in gpus if not gpu.partitioned]
+        gpus = self._gpus()
+        partitioned = [gpu.position for gpu in gpus if gpu.partitioned]
+        left = shown([self._device(gpu) for gpu in gpus], os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return [device for device in left if device.index not in partitioned]
 
     def container(self, devices: Sequence[Device]) -> ContainerOptions:
         """A device request by UUID; within the container CUDA counts as NVML does."""
@@ -93,54 +86,7 @@ class Adapter:
         return self._tool.gpus() if self._tool else ()
 
     def _device(self, gpu: Gpu) -> Device:
-        chip = next((c.name for c in self.spec.chips if is_named(gpu.name, c.match)), None)
-        return Device(gpu.position, chip, gpu.name, gpu.memory_bytes, gpu.uuid)
-
-
-def is_named(name: str, ends: Iterable[str]) -> bool:
-    """Whether `name` ends in one of `ends`, any case."""
-    return any(name.strip().lower().endswith(end.lower()) for end in ends)
-
-
-def visible(gpus: Sequence[Gpu], variable: str | None) -> list[Gpu]:
-    """What CUDA would show: listed by index or by the beginning of a UUID, up to the first entry that is no device."""
-    if variable is None:
-        return list(gpus)
-    found: list[Gpu] = []
-    for entry in map(str.strip, variable.split(",")):
-        by_uuid = entry.startswith("GPU-")
-        match = [g for g in gpus if (g.uuid.startswith(entry) if by_uuid else str(g.position) == entry)]
-        if len(match) != 1 or match[0] in found:
-            break
-        found += match
-    return found
-
-
-def take(field: str, read: Read, reasons: dict[str, str]) -> float | None:
-    """What `read` gives, or None with the reason: it failed, or the value cannot be right."""
-    least, most = _LIMITS[field]
-    try:
-        value = read()
-    except Exception as error:  # the bindings raise their own tree, AttributeError and OSError by driver version
-        reasons[field] = f"{type(error).__name__}: {error}".rstrip(": ")
-        return None
-    if least <= value <= most:
-        return value
-    reasons[field] = f"found {value:g}, expected {least:g} to {most:g}"
-    return None
-
-
-def sample_of(index: int, reads: Mapping[str, Read], reasons: Mapping[str, str] = MappingProxyType({})) -> Sample:
-    """A sample from one reading function per field; `reasons` for the fields that the tool does not have."""
-    why = dict(reasons)
-    values = {field: take(field, read, why) for field, read in reads.items()}
-    used = values.pop("memory_used_bytes")
-    return Sample(index=index, memory_used_bytes=None if used is None else int(used), reasons=why, **values)
-
-
-def without(index: int, reason: str) -> Sample:
-    """A sample of no values."""
-    return Sample(index=index, reasons=dict.fromkeys((f for f in _LIMITS if f != "memory_bytes"), reason))
+        return Device(gpu.position, chip_named(self.spec, gpu.name), gpu.name, gpu.memory_bytes, gpu.uuid)
 
 
 class Nvml:
@@ -252,12 +198,7 @@ def find_smi() -> Smi | None:
 def ask_smi(path: str) -> str:
     """What nvidia-smi prints, in the C locale; "" when it fails or does not answer within five seconds."""
     argv = [path, f"--query-gpu={','.join(SMI_FIELDS)}", "--format=csv,noheader,nounits"]
-    environment = {**os.environ, "LC_ALL": "C"}
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=SMI_TIMEOUT_SECONDS, env=environment)
-    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+    return ask(argv, SMI_TIMEOUT_SECONDS).text or ""
 
 
 def parse(output: str) -> list[dict[str, str]]:
@@ -276,13 +217,6 @@ def _split(line: str) -> list[str]:
 
 def _is_row(parts: Sequence[str]) -> bool:
     return len(parts) == len(SMI_FIELDS) and parts[0].isdecimal() and parts[1].startswith("GPU-")
-
-
-def number(found: str) -> float:
-    """A bare decimal number. Raises ValueError for a word (`[N/A]`, `[Not Supported]`), a unit or a comma."""
-    if not found.replace(".", "", 1).isdecimal() or not found.isascii():
-        raise ValueError(f"found '{found}', expected a number")
-    return float(found)
 
 
 def text(value: object) -> str:

@@ -41,6 +41,7 @@ class ProcessRuntime:
                 **_threads(plan),
                 **plan.hardware.visible,
                 **own,
+                **plan.hardware.environment,
                 **plan.tuning.environment,
             }
             | {"LEVELFIELD_JOB": str(paths.job), "PYTHONPATH": str(checkout() / "platform")},

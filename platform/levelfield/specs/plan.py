@@ -17,7 +17,8 @@ from levelfield.specs.vendor import Chip, FrameworkAccess
 class Hardware(Value):
     """The devices of the plan. `assumed`: they are not here, and the plan can only be looked at.
 
-    visible: the variables that show the training's processes these devices and no others.
+    visible: the variables that show the training's processes these devices and no others. environment: what the
+    vendor sets beside them for every process.
     """
 
     vendor: str
@@ -29,6 +30,7 @@ class Hardware(Value):
     device_indices: tuple[int, ...]
     memory_bytes_per_device: int | None
     visible: dict[str, str]
+    environment: dict[str, str] = Field(default_factory=dict)
     assumed: bool
 
 

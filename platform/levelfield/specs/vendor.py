@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from levelfield.specs.base import Document, Value
+from levelfield.specs.tool import Discovery, Tool, VersionCommand
 
 PeakDtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8"]
 
@@ -18,10 +19,19 @@ class Peak(Value):
     source: str = Field(min_length=3)
 
 
+class Interconnect(Value):
+    """What joins devices of this chip in one node, and how fast: as the source counts it (`both directions`, ...)."""
+
+    description: str = Field(min_length=3)
+    bytes_per_second: float | None = Field(default=None, gt=0)
+    source: str = Field(min_length=3)
+
+
 class Chip(Value):
     """One device as the framework sees it. `device_is` says whether that is a card or a die of one.
 
-    match: substrings (any case) of the name that the maker's tool prints, to recognise the chip.
+    match: ends (any case) of the name that the maker's tool prints, to recognise the chip. Ends, because what follows
+    a chip's name makes it another: "H200 NVL" is no H200.
     """
 
     name: str
@@ -32,6 +42,7 @@ class Chip(Value):
     memory_source: str | None = None
     memory_bandwidth_bytes_per_second: float | None = Field(default=None, gt=0)
     bandwidth_source: str | None = None
+    interconnect: Interconnect | None = None
     peaks: dict[PeakDtype, Peak] = Field(default_factory=dict)
 
 
@@ -103,6 +114,8 @@ class VendorFile(Document):
     divisible: one machine may be divided into any number of devices (true of the cpu only).
     images: what containers are built on, by framework; `base` where a framework has none of its own.
     environment: variables for every training process.
+    discovery, monitor, software: how the maker's tools are read, where no adapter.py does it. Without `discovery` the
+    devices are those of the monitor's records.
     """
 
     KIND: ClassVar[str] = "vendor"
@@ -117,6 +130,9 @@ class VendorFile(Document):
     container: ContainerAccess = ContainerAccess()
     images: dict[str, Image] = Field(default_factory=dict)
     environment: dict[str, str] = Field(default_factory=dict)
+    discovery: Discovery | None = None
+    monitor: Tool | None = None
+    software: dict[str, VersionCommand] = Field(default_factory=dict)
     verified: str
 
     @model_validator(mode="after")

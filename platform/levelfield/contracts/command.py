@@ -1,0 +1,66 @@
+"""Asking a maker's tool, which may be missing, slow, failing or talking in another encoding. Nothing raises."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+LEAVE_SECONDS = 1.0  # how long a killed tool may take to end; one stuck in its driver never does
+
+
+class Answer(NamedTuple):
+    """What a tool printed; None when there is nothing to be read, and then `reason` says why."""
+
+    text: str | None
+    reason: str = ""
+
+
+Ask = Callable[[Sequence[str], float], Answer]
+
+
+def ask(argv: Sequence[str], timeout_seconds: float) -> Answer:
+    """Run a tool, found by PATH, in the C locale, and give what it printed. One that does not end in time is ended."""
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "LC_ALL": "C"},
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        return Answer(None, f"{argv[0]} cannot be started: {getattr(error, 'strerror', None) or error}")
+    try:
+        printed, complaint = process.communicate(timeout=timeout_seconds)
+    except subprocess.TimeoutExpired:
+        return Answer(None, f"{argv[0]} did not answer within {timeout_seconds:g} s")
+    finally:
+        if process.returncode is None:
+            _end(process)
+    return _answer(argv[0], process.returncode, printed, complaint)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the tool and whatever it started: they have a session of their own."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(LEAVE_SECONDS)
+    for stream in (process.stdout, process.stderr):
+        if stream:
+            stream.close()
+
+
+def _answer(name: str, code: int, printed: bytes, complaint: bytes) -> Answer:
+    if code != 0:
+        said = complaint.decode(errors="replace").strip().partition("\n")[0][:120]
+        return Answer(None, f"{name} ended with exit code {code}" + (f": {said}" if said else ""))
+    try:
+        return Answer(printed.decode())
+    except UnicodeDecodeError as error:
+        return Answer(None, f"{name} printed no UTF-8 text: byte {error.start}")

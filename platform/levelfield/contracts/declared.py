@@ -1,0 +1,113 @@
+"""The adapter of a vendor whose vendor.yaml says everything: devices, containers, samples and versions, without code.
+
+An adapter.py that needs only a little of its own takes DeclaredVendor as its base and says the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from levelfield.contracts.command import Ask, ask
+from levelfield.contracts.readings import Read, chip_named, sample_of, shown, take, without
+from levelfield.contracts.records import Parsed, Record, parse
+from levelfield.contracts.vendor import ContainerOptions, Device, Sample, container_options
+from levelfield.specs.tool import FieldName, Tool, VersionCommand
+from levelfield.specs.vendor import VendorFile
+
+_FIELDS: dict[str, FieldName] = {
+    "power_watts": "power",
+    "energy_joules": "energy",
+    "memory_used_bytes": "memory_used",
+    "utilisation": "utilisation",
+    "temperature_celsius": "temperature",
+}
+
+
+class DeclaredVendor:
+    """`ask` runs a tool: another one replays what was recorded. `root`: where the host's /dev is looked for."""
+
+    def __init__(self, spec: VendorFile, ask: Ask = ask, root: Path = Path("/")) -> None:
+        self.spec = spec
+        self._ask = ask
+        self._root = root
+
+    def devices(self) -> Sequence[Device]:
+        """What the maker's tool or the device nodes show, by index, less what the visible-devices variable hides."""
+        variable = self.spec.visible_devices_variable
+        return shown(self._all_devices(), os.environ.get(variable) if variable else None)
+
+    def container(self, devices: Sequence[Device]) -> ContainerOptions:
+        return container_options(self.spec.container, devices)
+
+    def sample(self, devices: Sequence[Device]) -> Sequence[Sample]:
+        """One answer of the monitor for all devices; every value that it does not give is None with the reason."""
+        if self.spec.monitor is None:
+            return [without(device.index, "vendor.yaml has no monitor") for device in devices]
+        parsed = self._records(self.spec.monitor)
+        return [self._sample(device, parsed) for device in devices]
+
+    def software(self) -> dict[str, str]:
+        found = {"kernel": f"{platform.system()} {platform.release()}"}
+        return found | {name: self._version(command) for name, command in self.spec.software.items()}
+
+    def _records(self, tool: Tool) -> Parsed:
+        answer = self._ask(tool.command, tool.timeout_seconds)
+        return parse(tool, answer.text) if answer.text is not None else Parsed({}, silence=answer.reason)
+
+    def _all_devices(self) -> list[Device]:
+        """Discovery says which there are; the monitor's record of the same index, what discovery leaves open."""
+        discovery, seen = self.spec.discovery, self._seen(self.spec.monitor)
+        own = self._seen(discovery.tool) if discovery else seen
+        indices = self._nodes(discovery.device_nodes) if discovery and discovery.device_nodes else set(own)
+        return [self._device(index, [r[index] for r in (own, seen) if index in r]) for index in sorted(indices)]
+
+    def _seen(self, tool: Tool | None) -> Mapping[int, Record]:
+        return self._records(tool).records if tool else {}
+
+    def _nodes(self, pattern: str) -> set[int]:
+        names = (path.name for path in self._root.glob(pattern.lstrip("/")))
+        return {int(match[0]) for name in names if (match := re.search("[0-9]+$", name))}
+
+    def _device(self, index: int, records: Sequence[Record]) -> Device:
+        """A device by the first of its records that says each thing."""
+        name = next((word for record in records if (word := record.word("name"))), None)
+        identity = next((word for record in records if (word := record.word("identity"))), None)
+        sizes = (take("memory_bytes", _read(record, "memory_total"), {}) for record in records)
+        memory = next((int(size) for size in sizes if size is not None), None)
+        chip = chip_named(self.spec, name) if name else None
+        return Device(index, chip, name or f"{self.spec.name} device {index}", memory, identity)
+
+    def _sample(self, device: Device, parsed: Parsed) -> Sample:
+        record = parsed.records.get(device.index)
+        if record is None:
+            return without(device.index, parsed.why_not(device.index))
+        identity = record.word("identity")
+        if identity and device.identity and identity != device.identity:
+            return without(device.index, f"index {device.index} is another device now: {identity}")
+        reads = {name: _read(record, field) for name, field in _FIELDS.items()}
+        return sample_of(device.index, {**reads, "memory_used_bytes": lambda: _used(record, device)})
+
+    def _version(self, command: VersionCommand) -> str:
+        answer = self._ask(command.command, command.timeout_seconds)
+        if answer.text is None:
+            return f"unreadable: {answer.reason}"
+        match = re.search(command.pattern, answer.text, re.MULTILINE)
+        if match is None:
+            return f"unreadable: nothing in {command.command[0]}'s output matches {command.pattern}"
+        return (match[1] if match.re.groups else match[0]) or "unreadable: an empty text"
+
+
+def _read(record: Record, field: FieldName) -> Read:
+    return lambda: record.quantity(field)
+
+
+def _used(record: Record, device: Device) -> float:
+    """Memory in use. Raises ValueError also for more than the device has: that is another unit or another column."""
+    used = record.quantity("memory_used")
+    if device.memory_bytes is not None and used > device.memory_bytes:
+        raise ValueError(f"found {used:.0f} bytes in use, expected at most the device's {device.memory_bytes}")
+    return used

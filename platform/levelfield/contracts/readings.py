@@ -1,0 +1,92 @@
+"""What every adapter does with values: believe only those that can be right, and say why of the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+from levelfield.contracts.vendor import Device, Sample
+from levelfield.specs.vendor import VendorFile
+
+# Beyond these a number is in another unit than its tool says, or damaged.
+LIMITS: dict[str, tuple[float, float]] = {
+    "power_watts": (0, 10_000),
+    "energy_joules": (0, 2**63),
+    "memory_bytes": (1, 2**43),
+    "memory_used_bytes": (0, 2**43),
+    "utilisation": (0, 1),
+    "temperature_celsius": (-50, 150),
+}
+SAMPLED = tuple(field for field in LIMITS if field != "memory_bytes")
+Read = Callable[[], float]
+
+
+def number(found: str) -> float:
+    """A bare decimal number. Raises ValueError for a word (`[N/A]`, `[Not Supported]`), a unit or a comma."""
+    if not re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", found):
+        raise ValueError(f"found '{found}', expected a number")
+    return float(found)
+
+
+def take(field: str, read: Read, reasons: dict[str, str]) -> float | None:
+    """What `read` gives, or None with the reason: it failed, or the value cannot be right."""
+    least, most = LIMITS[field]
+    try:
+        value = read()
+    except ValueError as error:
+        reasons[field] = str(error)
+        return None
+    except Exception as error:  # makers' bindings raise their own tree, AttributeError and OSError by driver version
+        reasons[field] = f"{type(error).__name__}: {error}".rstrip(": ")
+        return None
+    if least <= value <= most:
+        return value
+    reasons[field] = f"found {value:g}, expected {least:g} to {most:g}"
+    return None
+
+
+def sample_of(index: int, reads: Mapping[str, Read], reasons: Mapping[str, str] = MappingProxyType({})) -> Sample:
+    """A sample from one reading function per field; `reasons` for the fields that the tool does not have."""
+    why = dict(reasons)
+    values = {field: take(field, read, why) for field, read in reads.items()}
+    used = values.pop("memory_used_bytes", None)
+    return Sample(index=index, memory_used_bytes=None if used is None else int(used), reasons=why, **values)
+
+
+def without(index: int, reason: str) -> Sample:
+    """A sample of no values."""
+    return Sample(index=index, reasons=dict.fromkeys(SAMPLED, reason))
+
+
+def chip_named(spec: VendorFile, name: str) -> str | None:
+    """The chip of vendor.yaml that the tool's name for a device ends in; None when it is none of them."""
+    return next((chip.name for chip in spec.chips if is_named(name, chip.match)), None)
+
+
+def is_named(name: str, ends: Iterable[str]) -> bool:
+    """Whether `name` ends in one of `ends`, any case."""
+    return any(name.strip().lower().endswith(end.lower()) for end in ends)
+
+
+def shown(devices: Sequence[Device], variable: str | None) -> list[Device]:
+    """What a visible-devices variable of this text leaves, in its order; None is a variable that is not set.
+
+    An entry is an index or the beginning of an identity; what follows the first that is no device is not seen, as
+    makers' runtimes have it.
+    """
+    if variable is None:
+        return list(devices)
+    found: list[Device] = []
+    for entry in map(str.strip, variable.split(",")):
+        match = [device for device in devices if entry and _is_entry(device, entry)]
+        if len(match) != 1 or match[0] in found:
+            break
+        found += match
+    return found
+
+
+def _is_entry(device: Device, entry: str) -> bool:
+    if entry.isdecimal():
+        return str(device.index) == entry
+    return device.identity is not None and device.identity.startswith(entry)

@@ -1,0 +1,103 @@
+"""From what a tool printed to one record for each device. What is not whole is passed over, never guessed at."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+
+from levelfield.contracts.formats import Texts, texts
+from levelfield.contracts.readings import number
+from levelfield.specs.tool import FieldName, Tool, units_of
+
+
+@dataclass(frozen=True)
+class Record:
+    """One device's record, as its tool printed it."""
+
+    tool: Tool
+    index: int
+    texts: Texts
+
+    def word(self, field: FieldName) -> str | None:
+        """A name or an identity; None where there is none."""
+        text = self.texts.found.get(field)
+        return None if text is None or self._is_unavailable(text) else value_in(self.tool, field, text)
+
+    def quantity(self, field: FieldName) -> float:
+        """The value in the contract's unit. Raises ValueError that says why there is none."""
+        text = self.texts.found.get(field)
+        if text is None:
+            raise ValueError(self.texts.problems.get(field, "vendor.yaml does not say where the tool has it"))
+        if self._is_unavailable(text):
+            raise ValueError(f"the tool says '{text}'")
+        value, where = value_in(self.tool, field, text), self.tool.fields[field]
+        if not value.endswith(where.printed):
+            raise ValueError(f"found '{value}', expected a number with '{where.printed}' behind it")
+        bare = value.removesuffix(where.printed).rstrip()
+        number(bare)
+        return float(Decimal(bare) * Decimal(units_of(field)[where.unit or ""]))
+
+    def _is_unavailable(self, text: str) -> bool:
+        return text.lower() in (word.lower() for word in self.tool.not_available)
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """The whole records by index, and why others were passed over. silence: why there was no output at all."""
+
+    records: Mapping[int, Record]
+    passed_over: tuple[str, ...] = ()
+    silence: str | None = None
+
+    def why_not(self, index: int) -> str:
+        """Why there is no record of this device."""
+        if self.silence:
+            return self.silence
+        first = f"; passed over: {self.passed_over[0]}" if self.passed_over else ""
+        return f"the tool shows no whole record of device {index}{first}"
+
+
+def parse(tool: Tool, output: str) -> Parsed:
+    """All records of an output. Two records of one device void both: which one is right cannot be known."""
+    found: list[Record] = []
+    damage: list[str] = []
+    try:
+        for candidate in texts(tool, output):
+            try:
+                found.append(_record(tool, candidate))
+            except ValueError as error:
+                damage.append(str(error))
+    except ValueError as error:
+        return Parsed({}, (str(error),))
+    keys: tuple[FieldName, ...] = ("index", "identity")
+    for key in keys:
+        counts = Counter(record.word(key) for record in found)
+        twice = {word for word, count in counts.items() if word and count > 1}
+        damage += [f"more than one record of {key} '{word}'" for word in sorted(twice)]
+        found = [record for record in found if record.word(key) not in twice]
+    return Parsed({record.index: record for record in found}, tuple(damage))
+
+
+def _record(tool: Tool, candidate: Texts) -> Record:
+    """A record whose marks (index, name, identity) are as they must be. Raises ValueError with what was found."""
+    if candidate.damage:
+        raise ValueError(candidate.damage)
+    marks = {field: candidate.found.get(field, "") for field in tool.fields if not units_of(field)}
+    values = {field: value_in(tool, field, text) for field, text in marks.items()}
+    if not re.fullmatch("[0-9]{1,6}", values["index"]):
+        raise ValueError(f"found the index '{values['index']}', expected a number")
+    return Record(tool, int(values["index"]), candidate)
+
+
+def value_in(tool: Tool, field: FieldName, text: str) -> str:
+    """The value within a field's text. Raises ValueError when the text is not what `matching` asks for."""
+    pattern = tool.fields[field].matching
+    if pattern is None:
+        return text
+    match = re.fullmatch(pattern, text)
+    if match is None:
+        raise ValueError(f"found the {field} '{text}', expected what matches {pattern}")
+    return (match[1] if match.re.groups else text) or ""
