@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import pytest
+
+os.environ["XDG_CONFIG_HOME"] = os.devnull  # nobody's private chips have a part in these tests
 
 
 @pytest.hookimpl(trylast=True)

@@ -11,6 +11,7 @@ from levelfield.errors import UnknownName, UsageError
 from levelfield.registry import Registry
 from levelfield.specs.base import load
 from levelfield.specs.case import Case
+from levelfield.specs.chips import OverlayUsed
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.selector import Selector
 from levelfield.specs.tuning import TuningFile, TuningRow
@@ -21,7 +22,7 @@ FALLBACK_VENDOR = "cpu"
 
 @dataclass(frozen=True)
 class Found:
-    """All that one selector leads to. `devices` empty: none of this chip are here."""
+    """All that one selector leads to. `devices` empty: none of this chip are here. overlay: what is private of it."""
 
     case: Case
     implementation: ImplementationFile
@@ -30,6 +31,7 @@ class Found:
     chip: Chip
     devices: tuple[Device, ...]
     tuning_rows: tuple[TuningRow, ...]
+    overlay: OverlayUsed | None = None
 
 
 def find(registry: Registry, selector: Selector) -> Found:
@@ -38,7 +40,9 @@ def find(registry: Registry, selector: Selector) -> Found:
     implementation, folder = registry.implementation(selector.framework)
     vendor, chip, devices = find_hardware(registry, selector.target)
     _check_supported(case, implementation, vendor)
-    return Found(case, implementation, folder, vendor, chip, devices, tuning_rows(registry, vendor.name, case.name))
+    rows = tuning_rows(registry, vendor.name, case.name)
+    overlay = registry.overlay.used(vendor, chip) if registry.overlay else None
+    return Found(case, implementation, folder, vendor, chip, devices, rows, overlay)
 
 
 def find_hardware(registry: Registry, target: str | None) -> tuple[VendorFile, Chip, tuple[Device, ...]]:
@@ -99,8 +103,8 @@ def _check_supported(case: Case, implementation: ImplementationFile, vendor: Ven
     name = implementation.framework
     if case.model.family not in implementation.families:
         raise UsageError(f"{name} has no {case.model.family} model; it has {', '.join(implementation.families)}")
-    if vendor.device_kind not in implementation.requirements:
-        known = ", ".join(implementation.requirements)
+    if not implementation.offered_precisions(vendor.device_kind):
+        known = ", ".join(implementation.precisions)
         raise UsageError(f"{name} says nothing about device kind '{vendor.device_kind}'; it has {known}")
     if name not in vendor.frameworks:
         known = ", ".join(vendor.frameworks)

@@ -22,6 +22,7 @@ from levelfield.contracts.vendor import Vendor
 from levelfield.errors import DocumentError, UnknownName, UsageError
 from levelfield.specs.base import load
 from levelfield.specs.case import Case
+from levelfield.specs.chips import ChipOverlay, read_overlay
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.reference import Reference
 from levelfield.specs.suite import Suite
@@ -36,11 +37,23 @@ def checkout() -> Path:
     return Path(os.environ.get("LEVELFIELD_ROOT") or Path(__file__).resolve().parents[2])
 
 
-class Registry:
-    """All plugins by kind and name."""
+def private_chips(given: Path | None) -> Path | None:
+    """The chips file in use: the one of --chips, else the user's own where there is one."""
+    if given is not None:
+        if not given.is_file():
+            raise UsageError(f"--chips {given}: no such file; expected a document of schema levelfield.chips/1")
+        return given
+    config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    own = Path(config) / "levelfield" / "chips.yaml"
+    return own if own.exists() else None
 
-    def __init__(self, extra: Iterable[Path] = ()) -> None:
+
+class Registry:
+    """All plugins by kind and name; vendors' chips as `chips`, a private file, corrects them."""
+
+    def __init__(self, extra: Iterable[Path] = (), chips: Path | None = None) -> None:
         self._extra = tuple(extra)
+        self._chips = chips
         for folder in self._extra:
             if not folder.is_dir():
                 raise UsageError(f"--plugins {folder}: no such folder; expected one with vendors/, models/ or configs/")
@@ -87,10 +100,23 @@ class Registry:
         found = load(ImplementationFile, path)
         return _named(found, found.framework, name, path), path.parent
 
+    @cached_property
+    def overlay(self) -> ChipOverlay | None:
+        """The private chips file. Raises DocumentError when it is wrong or names a vendor that is not there."""
+        if self._chips is None:
+            return None
+        found = read_overlay(self._chips)
+        for name in found.content.vendors:
+            if name not in self.vendors:
+                raise DocumentError(f"{self._chips}: key 'vendors.{name}': {UnknownName('vendor', name, self.vendors)}")
+        return found
+
     def vendor_file(self, name: str) -> VendorFile:
+        """vendor.yaml, with the chips that the private file adds or corrects."""
         path = self._path("vendor", name, self.vendors)
         found = load(VendorFile, path)
-        return _named(found, found.name, name, path)
+        _named(found, found.name, name, path)
+        return self.overlay.applied(found) if self.overlay else found
 
     def vendor(self, name: str) -> Vendor:
         """The vendor's adapter, made with its vendor.yaml: its own, or without adapter.py the generic one.

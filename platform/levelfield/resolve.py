@@ -219,6 +219,7 @@ def _hardware(found: Found, nodes: int, devices: int, asked: Asked) -> Hardware:
         visible=_visible(found, devices),
         environment=found.vendor.environment,
         assumed=assumed,
+        overlay=found.overlay,
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from levelfield.alignment import against, judged, training_of, training_of_reference
 from levelfield.cli.calibrate import calibrate
+from levelfield.cli.plugins import registry_of
 from levelfield.collect import collect
 from levelfield.errors import GateFailed
 from levelfield.raw import read_raw
@@ -23,7 +24,7 @@ def execute(options: argparse.Namespace) -> int:
     """0 when the run is aligned, else 4."""
     if options.run == "calibrate":
         return calibrate(options)
-    runs, registry = options.runs or default_runs(), Registry(options.plugins)
+    runs, registry = options.runs or default_runs(), registry_of(options)
     found = _verdict(find_run(runs, options.run), options.reference, registry, runs)
     print(found.to_json() if options.json else "\n".join(lines(found)))
     return 0 if found.verdict == "aligned" else GateFailed.exit_code

@@ -84,6 +84,16 @@ def _shared(parser: argparse.ArgumentParser, behind_an_action: bool = False) -> 
         group.add_argument("--version", action="version", version=f"levelfield {levelfield.__version__}")
 
 
+def _chips(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """For commands that look chips up; what a run had stays in its plan, so reports have no use for it."""
+    parser.add_argument(
+        "--chips",
+        type=Path,
+        metavar="FILE",
+        help="private chips and corrections (default: ~/.config/levelfield/chips.yaml if it is there)",
+    )
+
+
 def _run(parser: argparse.ArgumentParser) -> None:
     parser.description = _RUN_HELP
     parser.usage = "run_benchmarks.py --case CASE:FRAMEWORK[:...] [options]\n       run_benchmarks.py COMMAND --help"
@@ -107,6 +117,7 @@ def _run(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--python", metavar="PATH", help="train with this interpreter instead of a made environment")
     how.add_argument("--probe", action="store_true", help="measure the matmul peak, beside a published one too")
     how.add_argument("--save-weights", action="store_true", help="keep the weights after the last step")
+    _chips(how)
     _output(how)
 
 
@@ -119,6 +130,7 @@ def _list(parser: argparse.ArgumentParser) -> None:
     parser.description = "List what there is. Without KIND: everything."
     parser.add_argument("kind", nargs="?", choices=("cases", "frameworks", "vendors", "chips", "suites", "runs"))
     parser.add_argument("--json", action="store_true", help="machine-readable output")
+    _chips(parser)
 
 
 def _show(parser: argparse.ArgumentParser) -> None:
@@ -126,6 +138,7 @@ def _show(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("case")
     parser.add_argument("--scale", choices=("full", "smoke"), help="only this scale (default: both)")
     parser.add_argument("--json", action="store_true", help="machine-readable output")
+    _chips(parser)
 
 
 def _report(parser: argparse.ArgumentParser) -> None:
@@ -150,6 +163,7 @@ def _align(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("case", nargs="?", help="with calibrate: a case string")
     parser.add_argument("--reference", metavar="RUN|NAME", help="another run, or a reference's name (default: its own)")
     parser.add_argument("--json", action="store_true", help="machine-readable output")
+    _chips(parser)
 
 
 def _diagnose(parser: argparse.ArgumentParser) -> None:
@@ -163,6 +177,7 @@ def _diagnose(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--python", metavar="PATH", help="the other side's interpreter, instead of a made environment")
     parser.add_argument("--step", type=int, metavar="N", help="search steps 1 to N (default: the first beyond noise)")
     parser.add_argument("--json", action="store_true", help="machine-readable output, with every tensor")
+    _chips(parser)
 
 
 def _references(parser: argparse.ArgumentParser) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from levelfield import scheduler
+from levelfield.cli.plugins import registry_of
 from levelfield.cli.references_command import write
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import RunFailed, UsageError
@@ -22,7 +23,7 @@ LAYOUTS = {"data": "DP2", "tensor": "TP2", "pipeline": "PP2", "zero1": "DP2SH1SP
 
 def calibrate(options: argparse.Namespace) -> int:
     """Record one row of noise for every variation that the implementation offers. 3 when one of its runs fails."""
-    registry, runs = Registry(options.plugins), options.runs or default_runs()
+    registry, runs = registry_of(options), options.runs or default_runs()
     plan, reference = _start(registry, options.case)
     terminal, failed = Terminal(quiet=options.json), []
     jobs = scheduler.jobs(registry, _variations(registry, plan), None, None)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from levelfield.alignment import first_step_beyond
+from levelfield.cli.plugins import registry_of
 from levelfield.cli.terminal import Terminal
 from levelfield.collect import collect
 from levelfield.corpus import CorpusFacts, check
@@ -32,7 +33,7 @@ USUAL_SUSPECT = 10  # where no curve says when two runs part: late enough for wh
 
 def execute(options: argparse.Namespace) -> int:
     """0 when all agrees in one process, 4 when something differs, 3 when a training does not run."""
-    registry = Registry(options.plugins)
+    registry = registry_of(options)
     paths = find_run(options.runs or default_runs(), options.run)
     plan = read_plan(paths)
     reference = reference_of(registry, plan)

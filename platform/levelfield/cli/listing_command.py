@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
 from levelfield import support
+from levelfield.cli.plugins import registry_of
 from levelfield.registry import Registry
+from levelfield.report.words import wrapped
 from levelfield.rundir import default_runs
 
 Row = dict[str, Any]
 
 
 def execute(options: argparse.Namespace) -> int:
-    registry = Registry(options.plugins)
+    registry = registry_of(options)
     runs = options.runs or default_runs()
     kinds: dict[str, Callable[[], list[Row]]] = {
         "cases": lambda: _cases(registry),
@@ -42,7 +44,9 @@ def _text(found: dict[str, list[Row]]) -> list[str]:
     for kind, rows in found.items():
         width = max((len(r["name"]) for r in rows), default=0)
         lines = [f"  {r['name']:<{width}}  {r['says']}" for r in rows] or ["  none"]
-        blocks.append("\n".join([kind, *(line if len(line) <= 80 else line[:77] + "..." for line in lines)]))
+        short = [line if len(line) <= 80 else line[:77] + "..." for line in lines]
+        notes = [wrapped(note, 4) for note in _private(rows)] if kind == "chips" else []
+        blocks.append("\n".join([kind, *short, *notes]))
     return blocks
 
 
@@ -75,11 +79,21 @@ def _vendors(registry: Registry) -> list[Row]:
 def _chips(registry: Registry) -> list[Row]:
     rows = []
     for vendor in sorted(registry.vendors):
-        for chip in registry.vendor_file(vendor).chips:
+        spec = registry.vendor_file(vendor)
+        for chip in spec.chips:
+            overlay = registry.overlay.used(spec, chip) if registry.overlay else None
             peaks = ", ".join(f"{d} {p.tflops:g}" for d, p in chip.peaks.items()) or "none published"
-            says = f"{vendor}; a {chip.device_is}; TFLOP/s: {peaks}"
-            rows.append({"name": chip.name, "says": says, "peaks": {d: p.model_dump() for d, p in chip.peaks.items()}})
+            says = f"{'private; ' if overlay else ''}{vendor}; a {chip.device_is}; TFLOP/s: {peaks}"
+            row: Row = {"name": chip.name, "says": says, "peaks": {d: p.model_dump() for d, p in chip.peaks.items()}}
+            rows.append({**row, "overlay": overlay.model_dump(mode="json") if overlay else None})
     return rows
+
+
+def _private(chips: list[Row]) -> Iterator[str]:
+    """Which chips a private file had a hand in, and in what."""
+    for row in chips:
+        if row["overlay"]:
+            yield f"  private: {row['name']}: {', '.join(row['overlay']['fields'])}, by {row['overlay']['file']}"
 
 
 def _state(path: Any) -> str:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from levelfield import scheduler
 from levelfield.cli import dry_run
+from levelfield.cli.plugins import registry_of
 from levelfield.cli.terminal import Terminal
 from levelfield.corpus import CorpusFacts
 from levelfield.errors import INTERRUPTED, GateFailed, RunFailed, UsageError
-from levelfield.registry import Registry
 from levelfield.report.tables import as_json
 from levelfield.resolve import Asked
 from levelfield.rundir import default_runs
@@ -26,7 +26,7 @@ def execute(options: argparse.Namespace) -> int:
     """Run everything that was asked for: 0 when all is well, 3 when a run is not valid, 4 when one is valid and does
     not train as its reference does, 130 when interrupted."""
     terminal = Terminal(quiet=options.quiet or options.json)
-    registry = Registry(options.plugins)
+    registry = registry_of(options)
     work = scheduler.entries(registry, options.case, options.suite, _asked(options))
     if options.repeat is not None and options.repeat < 1:
         raise UsageError(f"--repeat: found {options.repeat}, expected 1 or more")

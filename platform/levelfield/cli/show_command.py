@@ -7,13 +7,13 @@ import json
 
 import yaml
 
+from levelfield.cli.plugins import registry_of
 from levelfield.measure.parameters import parameters
-from levelfield.registry import Registry
 from levelfield.specs.case import Case, Scale
 
 
 def execute(options: argparse.Namespace) -> int:
-    case = Registry(options.plugins).case(options.case)
+    case = registry_of(options).case(options.case)
     scales: list[Scale] = [options.scale] if options.scale else ["full", "smoke"]
     content: dict[str, object] = {
         "name": case.name,

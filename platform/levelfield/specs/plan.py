@@ -8,6 +8,7 @@ from pydantic import Field
 
 from levelfield.specs.base import Document, Value
 from levelfield.specs.case import Scale, Work
+from levelfield.specs.chips import OverlayUsed
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.selector import Selector
 from levelfield.specs.tuning import Tuning
@@ -18,7 +19,8 @@ class Hardware(Value):
     """The devices of the plan. `assumed`: they are not here, and the plan can only be looked at.
 
     visible: the variables that show the training's processes these devices and no others. environment: what the
-    vendor sets beside them for every process.
+    vendor sets beside them for every process. overlay: the private file that gave some of the chip's fields; None when
+    vendor.yaml gave all.
     """
 
     vendor: str
@@ -32,6 +34,7 @@ class Hardware(Value):
     visible: dict[str, str]
     environment: dict[str, str] = Field(default_factory=dict)
     assumed: bool
+    overlay: OverlayUsed | None = None
 
 
 class PeakUsed(Value):

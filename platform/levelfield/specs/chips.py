@@ -1,0 +1,112 @@
+"""chips.yaml: a private overlay that adds chips to vendors or corrects fields of theirs, without a commit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import model_validator
+
+from levelfield.errors import DocumentError
+from levelfield.specs.base import Document, Value, load, parse
+from levelfield.specs.vendor import Chip, VendorFile
+
+SOURCES = {"memory_bytes": "memory_source", "memory_bandwidth_bytes_per_second": "bandwidth_source"}
+
+
+class ChipCorrection(Chip):
+    """Any of a chip's fields; what is not written stays as it is. `name` may be an alias of the chip.
+
+    Peaks are corrected dtype by dtype. A number that is given has its source beside it, as in vendor.yaml.
+    """
+
+    device_is: Literal["card", "die", "host share"] | None = None  # type: ignore[assignment]
+
+    @model_validator(mode="after")
+    def _numbers_have_sources(self) -> ChipCorrection:
+        for number, source in SOURCES.items():
+            if getattr(self, number) is not None and not getattr(self, source):
+                raise ValueError(f"{number} is given without {source}; say where the number comes from")
+        return self
+
+
+class ChipsFile(Document):
+    """~/.config/levelfield/chips.yaml, or the file of --chips: corrections by vendor."""
+
+    KIND: ClassVar[str] = "chips"
+
+    vendors: dict[str, tuple[ChipCorrection, ...]]
+
+
+class OverlayUsed(Value):
+    """The private file that a chip's data comes from in part: where it was, its digest, and the fields it gave."""
+
+    file: str
+    digest: str
+    fields: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ChipOverlay:
+    """A chips file and its place. Sources from it begin with `label`, so that every figure shows what is private."""
+
+    path: Path
+    content: ChipsFile
+
+    @property
+    def label(self) -> str:
+        return f"private ({self.path.name})"
+
+    def applied(self, vendor: VendorFile) -> VendorFile:
+        """The vendor with its chips corrected and new ones behind them. Raises DocumentError naming file and key."""
+        chips = {chip.name: chip for chip in vendor.chips}
+        done: set[str] = set()
+        for number, correction in enumerate(self.content.vendors.get(vendor.name, ())):
+            where = f"vendors.{vendor.name}.{number}"
+            chip = self._chip(vendor.chip(correction.name), correction, vendor, where)
+            if chip.name in done:
+                raise DocumentError(f"{self.path}: key '{where}.name': '{chip.name}' is there twice; write it once")
+            done.add(chip.name)
+            chips[chip.name] = chip
+        whole = {**vendor.model_dump(), "schema": vendor.schema_name(), "chips": tuple(chips.values())}
+        return parse(VendorFile, whole, f"{self.path}: vendors.{vendor.name}, with its vendor.yaml")
+
+    def used(self, vendor: VendorFile, chip: Chip) -> OverlayUsed | None:
+        """What this file gave to a chip of the vendor; None when nothing."""
+        for correction in self.content.vendors.get(vendor.name, ()):
+            if vendor.chip(correction.name) == chip:
+                return OverlayUsed(
+                    file=str(self.path), digest=self.content.fingerprint(), fields=tuple(_fields(correction))
+                )
+        return None
+
+    def _chip(self, known: Chip | None, correction: ChipCorrection, vendor: VendorFile, where: str) -> Chip:
+        if known is None and correction.device_is is None:
+            names = ", ".join(chip.name for chip in vendor.chips)
+            raise DocumentError(
+                f"{self.path}: key '{where}.device_is': missing; {vendor.name} has no chip '{correction.name}', "
+                f"so this is a new one and needs it (card, die or host share). Chips it has: {names}"
+            )
+        given = _marked(correction.model_dump(exclude_unset=True), self.label)
+        before = known.model_dump() if known else {}
+        peaks = {**before.get("peaks", {}), **given.get("peaks", {})}
+        name = known.name if known else correction.name
+        return Chip.model_validate({**before, **given, "peaks": peaks, "name": name})
+
+
+def read_overlay(path: Path) -> ChipOverlay:
+    """Raises DocumentError when the file is missing, unreadable or wrong."""
+    return ChipOverlay(path, load(ChipsFile, path))
+
+
+def _fields(correction: ChipCorrection) -> list[str]:
+    given = sorted(correction.model_fields_set - {"name", "peaks"})
+    return [*given, *(f"peaks.{dtype}" for dtype in correction.peaks)]
+
+
+def _marked(given: dict[str, Any], label: str) -> dict[str, Any]:
+    """The correction's content with `label` before each source."""
+    sources = {key: f"{label}: {given[key]}" for key in SOURCES.values() if given.get(key)}
+    peaks = {d: {**peak, "source": f"{label}: {peak['source']}"} for d, peak in given.get("peaks", {}).items()}
+    return {**given, **sources, "peaks": peaks}
