@@ -103,8 +103,8 @@ def _check_supported(case: Case, implementation: ImplementationFile, vendor: Ven
     name = implementation.framework
     if case.model.family not in implementation.families:
         raise UsageError(f"{name} has no {case.model.family} model; it has {', '.join(implementation.families)}")
-    if not implementation.offered_precisions(vendor.device_kind):
-        known = ", ".join(implementation.precisions)
+    if vendor.device_kind not in implementation.requirements:
+        known = ", ".join(implementation.requirements)
         raise UsageError(f"{name} says nothing about device kind '{vendor.device_kind}'; it has {known}")
     if name not in vendor.frameworks:
         known = ", ".join(vendor.frameworks)
