@@ -1,0 +1,217 @@
+"""The generic adapter around its tools: missing, slow, failing; discovery, versions, and what a spec may say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+from declared_specs import CSV, KEYED, LIST, MX, NPU, recorded, spec_of
+from levelfield.contracts.command import Answer, ask
+from levelfield.contracts.declared import DeclaredVendor
+from levelfield.contracts.readings import SAMPLED
+from levelfield.contracts.vendor import Device
+from levelfield.errors import DocumentError
+from levelfield.specs.base import parse
+from levelfield.specs.vendor import Chip
+
+MIB = 2**20
+Script = Callable[[str, str], None]
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
+    """script(name, body): a tool of this name, first on PATH."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("ACME_VISIBLE_DEVICES", raising=False)
+
+    def write(name: str, body: str) -> None:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+
+    return write
+
+
+def replay(**outputs: str) -> Callable[[Sequence[str], float], Answer]:
+    """An `ask` that answers by the tool's name, `_` for `-`."""
+    return lambda argv, timeout_seconds: Answer(outputs[argv[0].replace("-", "_")])
+
+
+# -- the tool itself
+
+
+def test_a_tool_is_found_by_path_and_run_with_its_arguments_in_the_c_locale(script: Script) -> None:
+    script("acme-smi", 'echo "$1 $LC_ALL"; cat')
+    assert ask(["acme-smi", "--query"], 5) == Answer("--query C\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (None, "acme-smi cannot be started: No such file or directory"),
+        ("exit 9", "acme-smi ended with exit code 9"),
+        ("echo 12; echo 'no driver' >&2; echo more >&2; exit 1", "acme-smi ended with exit code 1: no driver"),
+        ("kill -9 $$", "acme-smi ended with exit code -9"),
+        ("printf '0\\377'", "acme-smi printed no UTF-8 text: byte 1"),
+        ("exec sleep 30", "acme-smi did not answer within 0.3 s"),
+        ("sleep 30 & wait", "acme-smi did not answer within 0.3 s"),
+    ],
+)
+def test_a_tool_without_an_answer_gives_the_reason_for_every_value(
+    script: Script, body: str | None, reason: str
+) -> None:
+    if body is not None:
+        script("acme-smi", body)
+    adapter = DeclaredVendor(spec_of(CSV.replace("timeout_seconds: 2", "timeout_seconds: 0.3")))
+    before = time.monotonic()
+    assert adapter.devices() == []
+    (sample,) = adapter.sample([Device(0, None, "", None)])
+    assert time.monotonic() - before < 10
+    assert sample.reasons == dict.fromkeys(SAMPLED, reason)
+
+
+def test_a_tool_that_is_too_slow_is_ended_with_what_it_started(script: Script, tmp_path: Path) -> None:
+    script("acme-smi", f"sleep 30 & echo $! > {tmp_path}/child; wait")
+    assert ask(["acme-smi"], 0.5).text is None
+    child = int((tmp_path / "child").read_text())
+    deadline = time.monotonic() + 10
+    while _lives(child) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _lives(child)
+
+
+def _lives(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_file_that_is_no_program_is_no_tool(script: Script, tmp_path: Path) -> None:
+    script("acme-smi", "")
+    (tmp_path / "acme-smi").chmod(0o644)
+    assert "Permission denied" in ask(["acme-smi"], 1).reason
+
+
+# -- discovery
+
+
+def test_a_second_command_says_which_devices_there_are_and_the_monitor_the_rest() -> None:
+    spec = spec_of(
+        KEYED,
+        """
+discovery:
+  tool:
+    command: [acme-list]
+    format: csv
+    columns: 3
+    fields: {index: {column: 1}, name: {column: 2}, memory_total: {column: 3, unit: GiB, printed: GB}}
+""",
+    )
+    adapter = DeclaredVendor(spec, replay(acme_list="1, MXC500, 64 GB\n", acme_smi=recorded("keyed")))
+    assert adapter.devices() == [Device(1, "X", "MXC500", 64 * 2**30)]
+    assert adapter.sample(adapter.devices())[0].power_watts == 58.5
+
+
+def test_device_nodes_are_devices_and_the_monitor_names_them(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    for name in ("davinci10", "davinci4", "davinci_manager", "davinci4x", "tty0"):
+        (tmp_path / "dev" / name).touch()
+    spec = spec_of(NPU, "\ndiscovery: {device_nodes: /dev/davinci*}\n")
+    adapter = DeclaredVendor(spec, replay(npu_smi=recorded("npu")), root=tmp_path)
+    known = Device(4, "X", "910A", 21534 * MIB, "0000:81:00.0")
+    assert adapter.devices() == [known, Device(10, None, "acme device 10", None)]
+    second = adapter.sample(adapter.devices())[1]
+    assert second.power_watts is None and "no whole record of device 10" in second.reasons["power_watts"]
+    assert DeclaredVendor(spec, replay(npu_smi=recorded("npu")), root=tmp_path / "absent").devices() == []
+
+
+def test_a_vendor_without_a_monitor_has_devices_and_samples_of_reasons(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/acme0").touch()
+    adapter = DeclaredVendor(spec_of("discovery: {device_nodes: '/dev/acme[0-9]*'}\n"), root=tmp_path)
+    (sample,) = adapter.sample(adapter.devices())
+    assert set(sample.reasons.values()) == {"vendor.yaml has no monitor"}
+    assert DeclaredVendor(spec_of("")).devices() == []
+
+
+# -- versions
+
+
+def test_versions_are_what_the_first_group_matches_else_the_reason(script: Script) -> None:
+    script("acme-smi", "echo 'Driver Version: 6.7.0'; echo 'Firmware: '")
+    found = DeclaredVendor(
+        spec_of(
+            r"""
+software:
+  driver: {command: [acme-smi], pattern: 'Driver Version: (\S+)'}
+  whole: {command: [acme-smi], pattern: '^Driver.*$'}
+  firmware: {command: [acme-smi], pattern: '^Firmware: (\w+)'}
+  kit: {command: [acme-kit], pattern: '\d+'}
+"""
+        )
+    ).software()
+    assert found.pop("kernel").startswith("Linux")
+    assert found == {
+        "driver": "6.7.0",
+        "whole": "Driver Version: 6.7.0",
+        "firmware": r"unreadable: nothing in acme-smi's output matches ^Firmware: (\w+)",
+        "kit": "unreadable: acme-kit cannot be started: No such file or directory",
+    }
+
+
+# -- what a vendor.yaml may say
+
+
+@pytest.mark.parametrize(
+    ("part", "old", "new", "says"),
+    [
+        (CSV, "format: csv", "format: xml", "key 'monitor.format': found 'xml', expected: input should be 'csv'"),
+        (CSV, "[acme-smi, --query]", "acme-smi", "key 'monitor.command': found 'acme-smi'"),
+        (CSV, "[acme-smi, --query]", "[]", "key 'monitor.command': found []"),
+        (CSV, "timeout_seconds: 2", "timeout_seconds: 0", "key 'monitor.timeout_seconds': found 0"),
+        (CSV, "timeout_seconds", "timeout", "key 'monitor.timeout': unknown key"),
+        (CSV, "power:", "watts:", "key 'monitor.fields.watts"),
+        (CSV, "unit: W}", "unit: kW}", "key 'monitor': fields.power.unit: found 'kW', expected one of W, mW"),
+        (CSV, ", unit: W}", "}", "key 'monitor': fields.power.unit: found None, expected one of W, mW"),
+        (CSV, "index: {column: 1}", "index: {column: 1, unit: W}", "fields.index.unit: found 'W', expected none"),
+        (CSV, "    index: {column: 1}\n", "", "fields.index: missing; a record without the device's index"),
+        (CSV, "column: 1}", "column: 0}", "key 'monitor.fields.index.column"),
+        (CSV, "column: 1}", "path: [gpu]}", "fields.index.column: missing; format csv needs it"),
+        (CSV, "column: 1}", "column: gpu}", "numbers and names of columns, expected one kind"),
+        (CSV, "  columns: 10\n", "", "key 'monitor': columns: missing"),
+        (CSV, "columns: 10", "columns: 7", "found column 8, expected at most 7"),
+        (CSV, "GPU-.*", "GPU-(", "key 'monitor.fields.identity.matching': found 'GPU-(', no regular expression"),
+        (CSV, "GPU-.*", ".*", "found '.*', which an empty text matches too"),
+        (LIST, "path: [gpu]", "column: 1", "fields.index.path: missing; format json needs it"),
+        (LIST, "path: [gpu]", "path: [gpu], column: 1", "fields.index: format json knows 'path' only"),
+        (LIST, "path: [gpu]", "path: []", "key 'monitor.fields.index.path': found []"),
+        (NPU, "    power: {unit: W}\n", "", "found the groups index, name, power, temperature, identity"),
+        (NPU, "index: {}", "index: {column: 1}", "format pattern knows neither 'column' nor 'path'"),
+        (NPU, r"(?P<identity>\S+)", r"(?P<index>\S+)", "found the groups index, name, power, temperature, index"),
+        (MX, r"(?P<index>\d+)", r"(?P<index>\d+", "no regular expression"),
+        ("discovery: {}", "", "", "key 'discovery': expected one of the keys 'tool' and 'device_nodes'"),
+        ("discovery: {device_nodes: davinci*}", "", "", "key 'discovery.device_nodes': found 'davinci*'"),
+        ("software: {driver: {command: [x]}}", "", "", "key 'software.driver.pattern': missing"),
+    ],
+)
+def test_a_wrong_spec_is_refused_naming_the_key(part: str, old: str, new: str, says: str) -> None:
+    assert old in part
+    with pytest.raises(DocumentError) as caught:
+        spec_of(part.replace(old, new, 1) if old else part)
+    assert str(caught.value).startswith("vendor.yaml: key '") and says in str(caught.value)
+
+
+def test_a_pattern_without_patterns_is_refused() -> None:
+    with pytest.raises(DocumentError, match="found the groups none"):
+        spec_of("monitor: {command: [x], format: pattern, fields: {index: {}}}")
+    with pytest.raises(DocumentError, match="the first begins a record"):
+        spec_of("monitor: {command: [x], format: pattern, patterns: ['G', '(?P<index>[0-9])'], fields: {index: {}}}")
+
+
+def test_an_interconnect_says_its_source() -> None:
+    link = {"description": "Link 4, both directions", "bytes_per_second": 9e11, "source": "a datasheet"}
+    chip = parse(Chip, {"name": "X", "device_is": "card", "interconnect": link}, "chip")
+    assert chip.interconnect and chip.interconnect.bytes_per_second == 9e11
+    del link["source"]
+    with pytest.raises(DocumentError, match=r"'interconnect.source': missing"):
+        parse(Chip, {"name": "X", "device_is": "card", "interconnect": link}, "chip")
