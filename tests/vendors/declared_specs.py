@@ -83,8 +83,8 @@ monitor:
   command: [mx-smi]
   format: pattern
   patterns:
-    - '^\| +(?P<index>\d+) +(?P<name>MX\w+) +\| (?P<identity>\S+) +\| (?P<utilisation>\S+) +\|\n\| +(?P<temperature>\S+)'
-    - ' +(?P<power>\S+) +\| (?P<memory_used>\d+)/(?P<memory_total>\d+) MiB +\|$'
+    - '^\| +(?P<index>\d+) +(?P<name>MX\w+) +\| (?P<identity>\S+) +\| (?P<utilisation>\S+) +\|\n\| +(?P<temperature>\S+)
+      +(?P<power>\S+) +\| (?P<memory_used>\d+)/(?P<memory_total>\d+) MiB +\|$'
   fields:
     index: {}
     name: {}

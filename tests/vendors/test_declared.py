@@ -95,3 +95,140 @@ def test_no_truncation_gives_a_wrong_value(shape: str, data: st.DataObject) -> N
         for field, value in values(found).items():
             assert value is None or value == getattr(right, field)
             assert value is not None or found.reasons[field]
+
+
+@pytest.mark.parametrize("shape", ["csv", "npu", "mx", "headed"])
+@given(data=st.data())
+def test_no_line_lost_twice_or_elsewhere_gives_a_wrong_value(shape: str, data: st.DataObject) -> None:
+    lines = recorded(shape).splitlines(keepends=True)
+    at, to = (data.draw(st.integers(0, len(lines) - 1)) for _ in range(2))
+    # In mx's table only the first of two lines says whose they are: second lines that changed places leave no trace.
+    change = data.draw(st.sampled_from(["lose", "repeat"] if shape == "mx" else ["lose", "repeat", "swap"]))
+    if change == "swap":
+        lines[at], lines[to] = lines[to], lines[at]
+    else:
+        lines[at : at + 1] = lines[at : at + 1] * (2 if change == "repeat" else 0)
+    for found, right in zip(samples(shape, "".join(lines)), samples(shape), strict=True):
+        assert all(value in (None, getattr(right, field)) for field, value in values(found).items())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@given(output=st.text(max_size=200))
+def test_no_text_makes_the_adapter_raise(shape: str, output: str) -> None:
+    adapter = vendor(shape, output)
+    assert all(d.memory_bytes is None or d.memory_bytes > 0 for d in adapter.devices())
+    assert [s.index for s in adapter.sample([Device(0, None, "", None)])] == [0]
+
+
+# One damage to the recording of a shape, the device it is done to, and which of its fields must be None for it.
+# None in place of fields: all.
+DAMAGES: list[tuple[str, str, str, tuple[str, ...] | None, str]] = [
+    # decimal commas
+    ("csv", "57.00", "57,00", None, "11 columns, expected 10"),
+    ("keyed", '"57.0"', '"57,0"', ("power_watts",), "found '57,0'"),
+    ("headed", "96.0W", "96,0W", ("power_watts",), "found '96,0'"),
+    ("mx", "56W", "56,0W", ("power_watts",), "found '56,0'"),
+    # other units
+    ("csv", "57.00", "57 W", ("power_watts",), "found '57 W'"),
+    ("csv", "57.00", "57000", ("power_watts",), "found 57000, expected 0 to 10000"),
+    ("csv", ", 15,", ", 15728640,", ("memory_used_bytes",), "expected"),
+    ("csv", ", 15,", ", 40537,", ("memory_used_bytes",), "expected at most the device's"),
+    ("mx", "56W", "56000mW", ("power_watts",), "found '56000m'"),
+    ("mx", "65536 MiB", "65536 GiB", None, "no whole record"),
+    ("mx", "35C", "95F", ("temperature_celsius",), "found '95F'"),
+    ("headed", " 0% Normal", " 0.0 Normal", ("utilisation",), "'%' behind it"),
+    ("list", '146, "unit": "W"', '146, "unit": "mW"', ("power_watts",), "found '146 m'"),
+    ("list", '"value": 283, "unit": "MB"', '"value": 283, "unit": "GB"', ("memory_used_bytes",), "found '283 GB'"),
+    ("keyed", '"11264000"', '"11264000 B"', ("memory_used_bytes",), "found '11264000 B'"),
+    ("keyed", "GPU use (%)", "GPU use", ("utilisation",), "found nothing at ['GPU use (%)']"),
+    ("npu", "| 0 861", "| 101 861", ("utilisation",), "found 1.01, expected 0 to 1"),
+    # words for what is not available
+    ("csv", "57.00", "[Not Supported]", ("power_watts",), "the tool says '[Not Supported]'"),
+    ("csv", "57.00", "n/a", ("power_watts",), "the tool says 'n/a'"),
+    ("csv", "57.00", "ERR!", ("power_watts",), "found 'ERR!'"),
+    ("list", '{"value": 12, "unit": "%"}', "null", ("utilisation",), "the tool says 'null'"),
+    ("list", '"value": 41', '"value": "N/A"', ("temperature_celsius",), "the tool says 'N/A C'"),
+    # values that are none
+    ("list", "1532.25", "NaN", ("energy_joules",), "found 'NaN'"),
+    ("list", "1532.25", "true", ("energy_joules",), "found true"),
+    ("list", "1532.25", "[1532.25]", ("energy_joules",), "found [1532.25]"),
+    ("list", '{"value": 146, "unit": "W"}', '{"value": 146}', ("power_watts",), 'found {"value": 146}'),
+    ("keyed", '"57.0"', '"-57.0"', ("power_watts",), "found -57"),
+    # records that are none, or another device's
+    ("csv", "GPU-0000", "MIG-0000", None, "found the identity 'MIG-0000"),
+    ("csv", "0, GPU-0", "x0, GPU-0", None, "found the index 'x0'"),
+    ("csv", "0, GPU-0", "7, GPU-0", None, "no whole record of device 0"),
+    ("csv", "Disabled, 470", "Disabled, more, 470", None, "11 columns"),
+    ("csv", "GPU-00000000", "GPU-99999999", None, "another device now: GPU-99999999"),
+    ("csv", "1, GPU-1", "0, GPU-2", None, "more than one record of index '0'"),
+    ("csv", "GPU-11111111-aaaa-bbbb-cccc-111111111111", "GPU-00000000-aaaa-bbbb-cccc-000000000000", None, "identity"),
+    ("keyed", "card1", "card0", None, "a key is there twice"),
+    ("list", '"gpu": 1', '"gpu": 0', None, "more than one record of index '0'"),
+    ("list", "gpu_data", "gpu_datum", None, "found nothing at ['gpu_data']"),
+    ("list", "{", "[", None, "no JSON as it should be"),
+    ("headed", "AvgPwr", "Puissance", None, "found no header with each of the columns DCU, AvgPwr"),
+    ("headed", "DCU% Mode", "DCU% DCU%", None, "found no header"),
+    ("headed", "0% 0% Normal", "0% Normal", None, "a line of 7 columns, expected 8"),
+    ("mx", "|  35C", "\n|  35C", None, "no whole record of device 0"),
+    ("npu", "| 0 0 |", "| lost |", ("memory_used_bytes", "utilisation", "energy_joules"), "not in this form"),
+]
+
+
+@pytest.mark.parametrize(("shape", "old", "new", "fields", "says"), DAMAGES)
+def test_what_is_damaged_is_passed_over_with_the_reason(
+    shape: str, old: str, new: str, fields: tuple[str, ...] | None, says: str
+) -> None:
+    whole = recorded(shape)
+    assert old in whole
+    first, right = samples(shape, whole.replace(old, new, 1))[0], samples(shape)[0]
+    missing = set(SAMPLED) if fields is None else {*fields, *right.reasons}
+    assert {field for field, value in values(first).items() if value is None} == missing == set(first.reasons)
+    assert all(values(first)[field] == getattr(right, field) for field in set(SAMPLED) - missing)
+    assert says in first.reasons[fields[0] if fields else "power_watts"]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_windows_line_ends_and_blank_lines_change_nothing(shape: str) -> None:
+    assert samples(shape, "\n" + recorded(shape).replace("\n", "\r\n") + "\n\n") == samples(shape)
+
+
+def test_damage_to_one_device_leaves_the_others() -> None:
+    assert samples("csv", recorded("csv").replace("57.00", "57,00"))[1] == samples("csv")[1]
+    assert samples("mx", recorded("mx").replace("56W", ""))[1] == samples("mx")[1]
+
+
+def test_devices_are_found_by_index_in_any_order_and_among_others() -> None:
+    lines = recorded("csv").splitlines(keepends=True)
+    more = lines[0].replace("0, GPU-0", "7, GPU-7", 1)
+    assert samples("csv", more + lines[1] + lines[0]) == samples("csv")
+    assert [d.index for d in vendor("csv", more + lines[1] + lines[0]).devices()] == [0, 1, 7]
+
+
+def test_a_record_whose_first_line_is_lost_is_not_mixed_with_the_one_before() -> None:
+    lines = recorded("npu").splitlines(keepends=True)
+    first, second = samples("npu", lines[0] + lines[1] + lines[3])
+    assert first.memory_used_bytes is None and "more than once" in first.reasons["memory_used_bytes"]
+    assert first.temperature_celsius == 43.0 and second.temperature_celsius is None
+
+
+@pytest.mark.parametrize(
+    ("variable", "indices"),
+    [
+        *(
+            (None, [0, 1]),
+            ("1", [1]),
+            ("1,0", [1, 0]),
+            ("0,9,1", [0]),
+            ("0,0", [0]),
+            (" 1 , 0 ", [1, 0]),
+            ("1,,0", [1]),
+        ),
+        *(("GPU-1", [1]), ("GPU-", []), ("", []), ("-1", []), ("all", [])),
+    ],
+)
+def test_what_the_visible_devices_variable_leaves(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, indices: list[int]
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("ACME_VISIBLE_DEVICES", variable)
+    assert [d.index for d in devices("csv")] == indices

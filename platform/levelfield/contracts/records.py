@@ -37,6 +37,8 @@ class Record:
         if not value.endswith(where.printed):
             raise ValueError(f"found '{value}', expected a number with '{where.printed}' behind it")
         bare = value.removesuffix(where.printed).rstrip()
+        if self._is_unavailable(bare):
+            raise ValueError(f"the tool says '{text}'")
         number(bare)
         return float(Decimal(bare) * Decimal(units_of(field)[where.unit or ""]))
 

@@ -33,7 +33,7 @@ def _compiles(text: str) -> str:
     except re.error as error:
         raise ValueError(f"found '{text}', no regular expression: {error}") from None
     if found.fullmatch(""):
-        raise ValueError(f"found '{text}', which nothing at all would match; it must ask for something")
+        raise ValueError(f"found '{text}', which an empty text matches too; expected one that asks for something")
     return text
 
 
@@ -62,7 +62,8 @@ class Tool(Value):
     csv: one record a line, split at `separator` (" ": at any white space) into exactly `columns` parts.
     json: `records` leads to a list or a mapping of records; empty, the whole document is that.
     pattern: regular expressions with a named group for each field, `^` and `$` at every line. Each match of the first
-    begins a record; the others are looked for behind it, up to the next, and must be there once.
+    begins a record; the others are looked for behind it, up to the next, and must be there once. Adjacent lines are
+    safest in one pattern with \\n between: a line that is lost then never lets two records run into one.
     Lines count only when their end is there. not_available: words, any case, that say a value cannot be read.
     """
 
@@ -134,7 +135,8 @@ class Discovery(Value):
     """How devices are found where the monitor's own records do not say it: by exactly one of these.
 
     tool: another command. device_nodes: a glob under /dev; the digits that a name ends in are the device's index.
-    What it does not say (name, identity, memory) is taken from the monitor's record of the same index.
+    What it does not say (name, identity, memory) is taken from the monitor's record of the same index. Where both say
+    an identity it must be the same text: another one means that the index has changed hands, and samples stay empty.
     """
 
     tool: Tool | None = None
