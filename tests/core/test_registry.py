@@ -33,6 +33,17 @@ def test_an_adapter_is_made_with_its_vendor_file(registry: Registry) -> None:
     assert vendor.spec == registry.vendor_file("fake") and vendor.devices() == []
 
 
+def test_an_adapter_may_add_to_the_generic_one(plugins: Path) -> None:
+    (plugins / "vendors/fake/adapter.py").write_text(
+        "from levelfield.contracts.declared import DeclaredVendor\n\n\n"
+        "class Adapter(DeclaredVendor):\n"
+        "    def software(self):\n"
+        "        return {**super().software(), 'board': 'B2'}\n"
+    )
+    vendor = Registry([plugins]).vendor("fake")
+    assert vendor.devices() == [] and vendor.software()["board"] == "B2"
+
+
 @pytest.mark.parametrize(
     ("kind", "attribute", "path"),
     [

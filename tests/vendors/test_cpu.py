@@ -13,6 +13,7 @@ import pytest
 from adapters import load_adapter, load_spec
 from hypothesis import given
 from hypothesis import strategies as st
+from levelfield.contracts.vendor import ContainerOptions
 
 CPU: ModuleType = load_adapter("cpu")
 GIB = 2**30
@@ -47,7 +48,7 @@ def test_this_machine() -> None:
     assert sample.power_watts is None and {"power_watts", "utilisation"} <= set(sample.reasons)
     assert all(getattr(sample, field) is None for field in sample.reasons)
     assert here.software()["kernel"] == f"{platform.system()} {platform.release()}"
-    assert here.container([device]) == CPU.ContainerOptions()
+    assert here.container([device]) == ContainerOptions()
 
 
 def test_nobodys_peak_is_written_down() -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
-from levelfield.contracts.vendor import ContainerOptions, Device, Sample, container_options
+from levelfield.contracts.declared import DeclaredVendor
+from levelfield.contracts.vendor import Device, Sample
 from levelfield.specs.vendor import VendorFile
 
 _SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
@@ -34,12 +35,11 @@ class Zone(NamedTuple):
     range_microjoules: int
 
 
-class Adapter:
+class Adapter(DeclaredVendor):
     """`root` is where the host's file system begins: another folder when files are replayed."""
 
     def __init__(self, spec: VendorFile, root: Path = Path("/")) -> None:
-        self.spec = spec
-        self._root = root
+        super().__init__(spec, root=root)
         self._energy = EnergyCounter(root)
         self._times: tuple[float, float] | None = None
 
@@ -47,15 +47,12 @@ class Adapter:
         memory = allowance(self._root).limit_bytes
         return (Device(index=0, chip=self.spec.chips[0].name, description=model_name(self._root), memory_bytes=memory),)
 
-    def container(self, devices: Sequence[Device]) -> ContainerOptions:
-        return container_options(self.spec.container, devices)
-
     def sample(self, devices: Sequence[Device]) -> Sequence[Sample]:
         return [self._sample(device) for device in devices]
 
     def software(self) -> dict[str, str]:
         return {
-            "kernel": f"{platform.system()} {platform.release()}",
+            **super().software(),
             "processor": model_name(self._root),
             "libc": " ".join(platform.libc_ver()).strip() or "unknown",
             "cores": core_text(self._root),

@@ -7,15 +7,15 @@ Nothing here raises for absent hardware: no driver, no devices.
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 from levelfield.contracts.command import ask
+from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.readings import Read, chip_named, number, sample_of, shown, take, without
-from levelfield.contracts.vendor import ContainerOptions, Device, Sample, container_options
+from levelfield.contracts.vendor import Device, Sample
 from levelfield.specs.vendor import VendorFile
 
 MEBIBYTE = 2**20
@@ -48,11 +48,14 @@ class Tool(Protocol):
     def versions(self) -> dict[str, str]: ...
 
 
-class Adapter:
-    """`tool` is found when first needed; a test gives one that replays recorded values."""
+class Adapter(DeclaredVendor):
+    """`tool` is found when first needed; a test gives one that replays recorded values.
+
+    Containers get a device request by UUID; within them CUDA counts as NVML does.
+    """
 
     def __init__(self, spec: VendorFile, tool: Tool | None = None) -> None:
-        self.spec = spec
+        super().__init__(spec)
         self._given = tool
 
     @cached_property
@@ -66,10 +69,6 @@ class Adapter:
         left = shown([self._device(gpu) for gpu in gpus], os.environ.get("CUDA_VISIBLE_DEVICES"))
         return [device for device in left if device.index not in partitioned]
 
-    def container(self, devices: Sequence[Device]) -> ContainerOptions:
-        """A device request by UUID; within the container CUDA counts as NVML does."""
-        return container_options(self.spec.container, devices)
-
     def sample(self, devices: Sequence[Device]) -> Sequence[Sample]:
         indices = [device.index for device in devices]
         if self._tool is None:
@@ -77,7 +76,7 @@ class Adapter:
         return self._tool.samples(indices)
 
     def software(self) -> dict[str, str]:
-        found = {"kernel": f"{platform.system()} {platform.release()}"}
+        found = super().software()
         found |= self._tool.versions() if self._tool else {"driver": "not found"}
         partitioned = [str(gpu.position) for gpu in self._gpus() if gpu.partitioned]
         return found | ({"in MIG mode, left out": ", ".join(partitioned)} if partitioned else {})

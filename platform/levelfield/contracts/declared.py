@@ -48,7 +48,7 @@ class DeclaredVendor:
         if self.spec.monitor is None:
             return [without(device.index, "vendor.yaml has no monitor") for device in devices]
         parsed = self._records(self.spec.monitor)
-        return [self._sample(device, parsed) for device in devices]
+        return [_sample(device, parsed) for device in devices]
 
     def software(self) -> dict[str, str]:
         found = {"kernel": f"{platform.system()} {platform.release()}"}
@@ -63,7 +63,7 @@ class DeclaredVendor:
         discovery, seen = self.spec.discovery, self._seen(self.spec.monitor)
         own = self._seen(discovery.tool) if discovery else seen
         indices = self._nodes(discovery.device_nodes) if discovery and discovery.device_nodes else set(own)
-        return [self._device(index, [r[index] for r in (own, seen) if index in r]) for index in sorted(indices)]
+        return [_device(self.spec, index, [r[index] for r in (own, seen) if index in r]) for index in sorted(indices)]
 
     def _seen(self, tool: Tool | None) -> Mapping[int, Record]:
         return self._records(tool).records if tool else {}
@@ -71,25 +71,6 @@ class DeclaredVendor:
     def _nodes(self, pattern: str) -> set[int]:
         names = (path.name for path in self._root.glob(pattern.lstrip("/")))
         return {int(match[0]) for name in names if (match := re.search("[0-9]+$", name))}
-
-    def _device(self, index: int, records: Sequence[Record]) -> Device:
-        """A device by the first of its records that says each thing."""
-        name = next((word for record in records if (word := record.word("name"))), None)
-        identity = next((word for record in records if (word := record.word("identity"))), None)
-        sizes = (take("memory_bytes", _read(record, "memory_total"), {}) for record in records)
-        memory = next((int(size) for size in sizes if size is not None), None)
-        chip = chip_named(self.spec, name) if name else None
-        return Device(index, chip, name or f"{self.spec.name} device {index}", memory, identity)
-
-    def _sample(self, device: Device, parsed: Parsed) -> Sample:
-        record = parsed.records.get(device.index)
-        if record is None:
-            return without(device.index, parsed.why_not(device.index))
-        identity = record.word("identity")
-        if identity and device.identity and identity != device.identity:
-            return without(device.index, f"index {device.index} is another device now: {identity}")
-        reads = {name: _read(record, field) for name, field in _FIELDS.items()}
-        return sample_of(device.index, {**reads, "memory_used_bytes": lambda: _used(record, device)})
 
     def _version(self, command: VersionCommand) -> str:
         answer = self._ask(command.command, command.timeout_seconds)
@@ -99,6 +80,27 @@ class DeclaredVendor:
         if match is None:
             return f"unreadable: nothing in {command.command[0]}'s output matches {command.pattern}"
         return (match[1] if match.re.groups else match[0]) or "unreadable: an empty text"
+
+
+def _device(spec: VendorFile, index: int, records: Sequence[Record]) -> Device:
+    """A device by the first of its records that says each thing."""
+    name = next((word for record in records if (word := record.word("name"))), None)
+    identity = next((word for record in records if (word := record.word("identity"))), None)
+    sizes = (take("memory_bytes", _read(record, "memory_total"), {}) for record in records)
+    memory = next((int(size) for size in sizes if size is not None), None)
+    chip = chip_named(spec, name) if name else None
+    return Device(index, chip, name or f"{spec.name} device {index}", memory, identity)
+
+
+def _sample(device: Device, parsed: Parsed) -> Sample:
+    record = parsed.records.get(device.index)
+    if record is None:
+        return without(device.index, parsed.why_not(device.index))
+    identity = record.word("identity")
+    if identity and device.identity and identity != device.identity:
+        return without(device.index, f"index {device.index} is another device now: {identity}")
+    reads = {name: _read(record, field) for name, field in _FIELDS.items()}
+    return sample_of(device.index, {**reads, "memory_used_bytes": lambda: _used(record, device)})
 
 
 def _read(record: Record, field: FieldName) -> Read:

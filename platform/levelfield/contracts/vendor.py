@@ -94,7 +94,8 @@ def _listed(text: str, devices: Sequence[Device]) -> str:
 
 
 class Vendor(Protocol):
-    """An adapter. `vendors/<name>/adapter.py` holds a class `Adapter` with this shape, made with its vendor.yaml.
+    """An adapter, made with its vendor.yaml: contracts.declared.DeclaredVendor, or the class `Adapter` of the vendor's
+    adapter.py, which has this shape and may take DeclaredVendor as its base.
 
     No method raises for absent hardware: `devices()` is then empty and samples are empty of values.
     """
