@@ -28,6 +28,7 @@ other commands (each has --help):
   list       cases, frameworks, vendors, chips and suites
   show       a case, resolved, with its smoke scale
   report     one run or many: table, markdown, csv, json
+  reveal     check withheld values against their commitments
   collect    compute a run's result again from its raw files
   align      a run's training against a reference, layer by layer
   diagnose   the first step and tensor in which two frameworks part
@@ -39,7 +40,7 @@ exit codes: 0 good, 2 wrong usage or configuration, 3 a run failed, 4 a gate
 refused, 5 the platform's own fault, 130 interrupted
 """
 
-COMMANDS = ("run", "list", "show", "report", "collect", "align", "diagnose", "references", "data", "export")
+COMMANDS = ("run", "list", "show", "report", "reveal", "collect", "align", "diagnose", "references", "data", "export")
 
 
 def parser_of(arguments: Sequence[str]) -> argparse.Namespace:
@@ -119,6 +120,18 @@ def _run(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--save-weights", action="store_true", help="keep the weights after the last step")
     _chips(how)
     _output(how)
+    where = parser.add_argument_group("where it runs")
+    where.add_argument(
+        "--runtime",
+        choices=("process", "docker", "inside"),
+        default="process",
+        help="process: an environment made here; docker: a container; inside: this machine is a container already",
+    )
+    where.add_argument(
+        "--base-image", metavar="IMAGE", default=os.environ.get("LEVELFIELD_BASE_IMAGE"), help="build on it"
+    )
+    where.add_argument("--offline", action="store_true", help="fetch neither wheels nor images")
+    where.add_argument("--container-memory", type=bytes_of, metavar="SIZE", help="limit of each container, as 8G")
 
 
 def _output(group: argparse._ArgumentGroup) -> None:
@@ -146,6 +159,25 @@ def _report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="+")
     parser.add_argument("--format", choices=("table", "markdown", "csv", "json"), default="table")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write there instead of stdout")
+    private = parser.add_argument_group("for publishing some of it")
+    private.add_argument(
+        "--withhold", metavar="FIELDS", help="mfu,peak: these read 'withheld', with a commitment to each"
+    )
+    private.add_argument("--bundle", type=Path, metavar="DIR", help="the folder to publish: every format, commitments")
+    private.add_argument("--reveal", type=Path, metavar="FILE", help="what you keep (default: DIR.reveal.json)")
+
+
+def _reveal(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Check values that a publisher reveals against the commitments that came with the table; exit 4 when one is "
+        "not the value that was committed to."
+    )
+    actions = parser.add_subparsers(dest="action", required=True)
+    check = actions.add_parser("check", help="say for every cell whether it matches")
+    check.add_argument("commitments", type=Path, metavar="COMMITMENTS", help="commitments.json of the bundle")
+    check.add_argument("revealed", type=Path, metavar="REVEAL", help="the reveal, or a part of it")
+    check.add_argument("--json", action="store_true", help="machine-readable output")
+    _shared(check, behind_an_action=True)
 
 
 def _collect(parser: argparse.ArgumentParser) -> None:
@@ -224,6 +256,7 @@ _BUILDERS = {
     "list": _list,
     "show": _show,
     "report": _report,
+    "reveal": _reveal,
     "collect": _collect,
     "align": _align,
     "diagnose": _diagnose,

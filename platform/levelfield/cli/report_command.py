@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from levelfield.cli.publishing import publish
 from levelfield.cli.terminal import result_lines
 from levelfield.collect import collect
 from levelfield.errors import UsageError
@@ -17,6 +18,9 @@ def execute(options: argparse.Namespace) -> int:
     """Results are computed from the raw files, so that an edited result.json changes no report."""
     paths = [find_run(options.runs or default_runs(), name) for name in options.run]
     results = [collect(p) for p in paths]
+    if options.withhold or options.bundle or options.reveal:
+        print(publish(options, results, [read_plan(p) for p in paths]), end="")
+        return 0
     alone = len(results) == 1
     writers = {
         "table": lambda: "\n".join(result_lines(results[0])) + "\n" if alone else as_text(results),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from levelfield.report.words import COLUMNS, WIDTH, cell, wrapped
 from levelfield.specs.result import Result
 
 FORMATS = ("table", "markdown", "csv", "json")
 _NARROW = ("case", "scale", "framework", "layout", "status", "tokens/s/device", "MFU (palm)", "loss")
+Columns = Mapping[str, Callable[[Result], str]]
 
 
 def as_json(results: Sequence[Result]) -> str:
@@ -22,7 +23,11 @@ def as_json(results: Sequence[Result]) -> str:
 
 def as_csv(results: Sequence[Result]) -> str:
     """One row a run with raw numbers and units in the names: for programs, so nothing is rounded."""
-    rows = [_plain(r) for r in results]
+    return csv_text([plain(r) for r in results])
+
+
+def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
+    """Rows as CSV, with every column that one of them has."""
     out = io.StringIO()
     names = dict.fromkeys(name for row in rows for name in row)  # a run without figures lacks their columns
     writer = csv.DictWriter(out, fieldnames=list(names) or ["run_id"], lineterminator="\n")
@@ -31,21 +36,22 @@ def as_csv(results: Sequence[Result]) -> str:
     return out.getvalue()
 
 
-def as_markdown(results: Sequence[Result]) -> str:
+def as_markdown(results: Sequence[Result], columns: Columns = COLUMNS) -> str:
     """A table with every column, and under it why runs have no figures."""
-    header = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
-    rows = [f"| {' | '.join(cell(write(r)) for write in COLUMNS.values())} |" for r in results]
+    header = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    rows = [f"| {' | '.join(cell(write(r)) for write in columns.values())} |" for r in results]
     return "\n".join([*header, *rows, *_notes(results)]) + "\n"
 
 
-def as_text(results: Sequence[Result], width: int = WIDTH) -> str:
+def as_text(results: Sequence[Result], width: int = WIDTH, columns: Columns = COLUMNS) -> str:
     """Fits `width` columns: two lines a run when one is not enough."""
-    rows = [{name: COLUMNS[name](r) for name in _NARROW} for r in results]
-    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in _NARROW} if rows else {}
+    names = [name for name in (*_NARROW, "peak") if name in columns]
+    rows = [{name: columns[name](r) for name in names} for r in results]
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names} if rows else {}
     if sum(widths.values()) + 2 * len(widths) <= width:
         lines = [_padded({n: n for n in widths}, widths), *(_padded(row, widths) for row in rows)]
     else:
-        lines = [wrapped(line, 4) for r in results for line in _two_lines(r)]
+        lines = [wrapped(line, 4) for r in results for line in _two_lines(r, columns)]
     notes = [wrapped(note, 2) for note in _notes(results)]
     return "\n".join([*lines, *notes]) + "\n"
 
@@ -54,11 +60,12 @@ def _padded(row: dict[str, str], widths: dict[str, int]) -> str:
     return "  ".join(row[name].ljust(size) for name, size in widths.items()).rstrip()
 
 
-def _two_lines(result: Result) -> list[str]:
-    said = {name: write(result) for name, write in COLUMNS.items()}
+def _two_lines(result: Result, columns: Columns) -> list[str]:
+    said = {name: write(result) for name, write in columns.items()}
+    peak = f"peak {said['peak']}  " if "peak" in said else ""
     return [
         f"{said['case']} ({said['scale']})  {said['framework']}  {said['chip']}  {said['layout']}",
-        f"  {said['status']}  {said['tokens/s/device']} tokens/s/device  MFU {said['MFU (palm)']}  "
+        f"  {said['status']}  {said['tokens/s/device']} tokens/s/device  MFU {said['MFU (palm)']}  {peak}"
         f"{said['memory']}  loss {said['loss']}",
     ]
 
@@ -68,7 +75,8 @@ def _notes(results: Sequence[Result]) -> list[str]:
     return ["", *notes] if notes else []
 
 
-def _plain(result: Result) -> dict[str, object]:
+def plain(result: Result) -> dict[str, object]:
+    """A result's figures in one row, by names with units."""
     throughput = result.throughput
     return {
         "run_id": result.run_id,

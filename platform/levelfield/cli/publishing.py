@@ -1,0 +1,64 @@
+"""`report --withhold`: a folder to hand on, and the reveal that stays."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from levelfield.errors import UsageError
+from levelfield.report.published import FILES, published
+from levelfield.report.withholding import commit, parse_fields, refuse_leaks
+from levelfield.report.words import wrapped
+from levelfield.specs.base import dump
+from levelfield.specs.plan import Plan
+from levelfield.specs.result import Result
+
+
+def publish(options: argparse.Namespace, results: Sequence[Result], plans: Sequence[Plan]) -> str:
+    """Write the bundle and the reveal; the text to print. Raises UsageError before anything is written."""
+    folder, reveal = _places(options)
+    fields = parse_fields(options.withhold)
+    _refuse_twice([result.run_id for result in results])
+    for plan in plans:
+        refuse_leaks(plan, fields)
+    commitments, secret = commit(results, plans, fields)
+    texts = published(results, fields)
+    files = {FILES[name]: text for name, text in texts.items()} | {"commitments.json": dump(commitments)}
+    try:
+        _write(folder, files, reveal, dump(secret))
+    except OSError as error:
+        raise UsageError(f"{error.filename or folder}: cannot be written: {error.strerror}") from None
+    said = (f"published  {folder}: {', '.join(files)}", f"keep       {reveal}: salts and values, for nobody else")
+    return texts[options.format] + "\n".join(wrapped(line, 11) for line in said) + "\n"
+
+
+def _places(options: argparse.Namespace) -> tuple[Path, Path]:
+    """The bundle and the reveal, neither there yet: a reveal that is written over is lost for its commitments."""
+    if not options.bundle or not options.withhold:
+        raise UsageError("report: --withhold FIELDS and --bundle DIR go together; the bundle holds the commitments")
+    if options.output:
+        raise UsageError(f"--output {options.output}: a table with withheld cells goes into --bundle, in every format")
+    folder: Path = options.bundle
+    reveal: Path = options.reveal or folder.absolute().with_name(f"{folder.absolute().name}.reveal.json")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"--bundle {folder}: already there and not empty; name a new folder")
+    if reveal.exists():
+        raise UsageError(f"--reveal {reveal}: already there, and the only key to its commitments; name another file")
+    return folder, reveal
+
+
+def _refuse_twice(runs: list[str]) -> None:
+    if twice := sorted({run for run in runs if runs.count(run) > 1}):
+        raise UsageError(f"report: run given twice: {', '.join(twice)}")
+
+
+def _write(folder: Path, files: dict[str, str], reveal: Path, secret: str) -> None:
+    """The reveal first: without it a bundle is worth nothing to its publisher."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(reveal, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(secret)
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")

@@ -1,0 +1,156 @@
+"""Which figures a field names, which other figures would give it away, and results without them.
+
+MFU = FLOPs per token x tokens/s per device / peak, and the case gives the FLOPs per token: any two of the other three
+give the third. Joules per token and watts give tokens/s.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from levelfield.errors import UnknownName, UsageError
+from levelfield.specs.plan import Plan
+from levelfield.specs.result import Result
+from levelfield.specs.vendor import PeakDtype
+from levelfield.specs.withheld import SALT_BYTES, Commitment, Commitments, Reveal, RevealedCell, Withheld
+
+WORD = "withheld"
+FIELDS: tuple[Withheld, ...] = get_args(Withheld)
+# Every key of a result that is published; a new one is decided on before it appears in a bundle.
+PUBLISHED = (
+    "run_id", "case", "scale", "framework", "framework_version", "vendor", "chip", "device_is", "nodes", "devices",
+    "precision", "layout", "micro_batch", "virtual_pipeline", "accumulation", "recompute", "compile", "parameters",
+    "repeat", "status", "steps_done", "steps_planned", "window", "loss", "throughput", "utilisation", "memory",
+    "energy", "identity", "alignment", "deviations",
+)  # fmt: skip
+# HFU is MFU times a number that the case gives, so `mfu` names both. A reason may repeat a peak or a ratio to it.
+_UTILISATION: dict[Withheld, tuple[str, ...]] = {
+    "mfu": ("value", "low", "high", "reason"),
+    "peak": ("peak_tflops", "peak_source", "reason"),
+    "throughput": ("achieved_tflops",),
+}
+_SECTIONS: dict[Withheld, tuple[str, ...]] = {
+    "energy": ("joules", "joules_per_token", "mean_watts"),
+    "memory": ("device_used_peak", "allocated_peak", "reserved_peak", "process_peak"),
+}
+_SAID: dict[Withheld, str] = {"mfu": "MFU", "peak": "the peak", "throughput": "tokens/s", "energy": "the energy"}
+
+
+@dataclass(frozen=True)
+class Leak:
+    """Whoever has all of `through` has `field`."""
+
+    field: Withheld
+    through: tuple[Withheld, ...]
+
+
+LEAKS = (
+    Leak("peak", ("mfu", "throughput")),
+    Leak("mfu", ("peak", "throughput")),
+    Leak("throughput", ("mfu", "peak")),
+    Leak("throughput", ("energy",)),
+)
+
+
+def parse_fields(text: str) -> tuple[Withheld, ...]:
+    """`mfu,peak` as fields, in the platform's order. Raises UnknownName or UsageError."""
+    asked = [name.strip() for name in text.split(",") if name.strip()]
+    for name in asked:
+        if name not in FIELDS:
+            raise UnknownName("field", name, FIELDS, hint=f"--withhold takes {', '.join(FIELDS)}.")
+    if not asked:
+        raise UsageError(f"--withhold: found nothing, expected one or more of {', '.join(FIELDS)}, joined by commas")
+    return tuple(field for field in FIELDS if field in asked)
+
+
+def refuse_leaks(plan: Plan, fields: Sequence[Withheld]) -> None:
+    """Raises UsageError when a chosen field is public anyway, or follows from what would be published."""
+    used, public = _peak_dtypes(plan), _public_peaks(plan)
+    chosen, where = f"--withhold {','.join(fields)}", f"{plan.run_id} on {plan.hardware.chip.name}"
+    if "peak" in fields and used and used == public:
+        raise UsageError(
+            f"{chosen}: {where}: the peak hides nothing: {_sources(plan)} is in the vendor's public file. Withhold "
+            "mfu, throughput and energy instead"
+        )
+    hidden = [field for field in fields if field != "peak" or not public]
+    for leak in LEAKS:
+        if leak.field in fields and not set(leak.through) & set(hidden):
+            raise UsageError(f"{chosen}: {where}: {_explained(leak, bool(public))}")
+
+
+def _explained(leak: Leak, peak_is_public: bool) -> str:
+    known = [f"{_SAID[f]} (public)" if f == "peak" and peak_is_public else _SAID[f] for f in leak.through]
+    add = [f for f in leak.through if f != "peak" or not peak_is_public]
+    also = " and the FLOPs per token of the case" if "energy" not in leak.through else ""
+    return f"{_SAID[leak.field]} follows from {', '.join(known)}{also}; withhold {' or '.join(add)} too"
+
+
+def _peak_dtypes(plan: Plan) -> set[PeakDtype]:
+    """The dtypes whose peaks utilisation is taken against, as far as the chip has them."""
+    precision, peaks = plan.work.training.precision, plan.hardware.chip.peaks
+    sixteen: PeakDtype = "bf16" if "bf16" in peaks else "fp16"
+    used: tuple[PeakDtype, ...] = (sixteen, "fp8") if precision == "fp8" else (precision,)
+    return {dtype for dtype in used if dtype in peaks}
+
+
+def _public_peaks(plan: Plan) -> set[PeakDtype]:
+    """Those of them that vendor.yaml gives; a private file's and a measured one are nobody's knowledge yet."""
+    overlay = plan.hardware.overlay
+    return {dtype for dtype in _peak_dtypes(plan) if not overlay or f"peaks.{dtype}" not in overlay.fields}
+
+
+def _sources(plan: Plan) -> str:
+    return ", ".join(f"{d} ({plan.hardware.chip.peaks[d].source})" for d in sorted(_public_peaks(plan)))
+
+
+def hidden(result: Result, fields: Iterable[Withheld], word: str | None) -> dict[str, Any]:
+    """The result's published content with `word` in every figure that the fields name.
+
+    Reasons and evidence of the status go too: they are sentences, lines of logs among them, that may repeat a figure.
+    """
+    row = {key: value for key, value in result.model_dump(mode="json").items() if key in PUBLISHED}
+    row["status"].update(reasons=[], evidence=None)
+    for field in fields:
+        if field == "throughput":
+            row["throughput"] = word
+        for utilisation in row["utilisation"]:
+            utilisation.update(dict.fromkeys(_UTILISATION.get(field, ()), word))
+        for name in _SECTIONS.get(field, ()):
+            row[field][name].update(value=word, reason=word)
+    return row
+
+
+def without(result: Result, fields: Iterable[Withheld]) -> Result:
+    """The result with nothing where the fields' figures were, so that no table can print them."""
+    return Result.model_validate(hidden(result, fields, None))
+
+
+def commit(
+    results: Sequence[Result], plans: Sequence[Plan], fields: tuple[Withheld, ...]
+) -> tuple[Commitments, Reveal]:
+    """A commitment to every field of every run, and what reveals it; each cell has a salt of its own."""
+    cells = tuple(
+        RevealedCell(
+            run_id=result.run_id, field=field, salt=secrets.token_hex(SALT_BYTES), value=_value(result, plan, field)
+        )
+        for result, plan in zip(results, plans, strict=True)
+        for field in fields
+    )
+    public = tuple(Commitment(run_id=c.run_id, field=c.field, digest=c.digest()) for c in cells)
+    runs = tuple(result.run_id for result in results)
+    return Commitments(runs=runs, fields=fields, cells=public), Reveal(cells=cells)
+
+
+def _value(result: Result, plan: Plan, field: Withheld) -> Any:
+    """All figures that the field names, as in result.json and plan.json."""
+    row = result.model_dump(mode="json")
+    if field == "peak":
+        used = next((u.peak_source for u in result.utilisation if u.peak_source), None)
+        return {**plan.peak.model_dump(mode="json"), "used_source": used}
+    if field == "mfu":
+        keys = ("formula", "kind", *_UTILISATION["mfu"])
+        return [{key: u[key] for key in keys} for u in row["utilisation"]]
+    return {name: row[field][name] for name in _SECTIONS[field]} if field in _SECTIONS else row[field]

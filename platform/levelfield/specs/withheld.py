@@ -1,0 +1,88 @@
+"""What a publisher withholds: commitments that everyone may have, and the reveal that the publisher keeps.
+
+A commitment binds run, field and value: sha256 over a name of its own, and the canonical JSON of all of them with a
+salt of 32 random bytes, without which no value can be tried out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from levelfield.specs.base import Document, Value
+
+Withheld = Literal["mfu", "peak", "throughput", "energy", "memory"]
+DOMAIN = "levelfield.withheld-cell/1"
+SALT_BYTES = 32
+
+
+def commitment(run_id: str, field: str, salt: str, value: Any) -> str:
+    """The digest of one cell. Raises ValueError for a value that is no JSON, such as NaN."""
+    cell = {"run_id": run_id, "field": field, "salt": salt, "value": value}
+    text = json.dumps(cell, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return "sha256:" + hashlib.sha256(f"{DOMAIN}\0{text}".encode()).hexdigest()
+
+
+class Commitment(Value):
+    run_id: str
+    field: Withheld
+    digest: str = Field(pattern="^sha256:[0-9a-f]{64}$")
+
+
+class Commitments(Document):
+    """commitments.json: public. One cell for each field of each run, or the document is not whole."""
+
+    KIND: ClassVar[str] = "commitments"
+
+    runs: tuple[str, ...] = Field(min_length=1)
+    fields: tuple[Withheld, ...] = Field(min_length=1)
+    cells: tuple[Commitment, ...]
+
+    @model_validator(mode="after")
+    def _whole(self) -> Commitments:
+        expected = [(run, field) for run in self.runs for field in self.fields]
+        found = [(cell.run_id, cell.field) for cell in self.cells]
+        _refuse("missing", set(expected) - set(found))
+        _refuse("not of these runs and fields", set(found) - set(expected))
+        _refuse("there twice", {cell for cell in found if found.count(cell) > 1})
+        return self
+
+
+class RevealedCell(Value):
+    """A withheld value and its salt, in hexadecimal digits."""
+
+    run_id: str
+    field: Withheld
+    salt: str = Field(pattern="^[0-9a-f]{64}$")
+    value: Any
+
+    @model_validator(mode="after")
+    def _is_json(self) -> RevealedCell:
+        self.digest()
+        return self
+
+    def digest(self) -> str:
+        return commitment(self.run_id, self.field, self.salt, self.value)
+
+
+class Reveal(Document):
+    """reveal.json: private until the publisher hands it on, whole or only some of its cells."""
+
+    KIND: ClassVar[str] = "reveal"
+
+    cells: tuple[RevealedCell, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _once(self) -> Reveal:
+        found = [(cell.run_id, cell.field) for cell in self.cells]
+        _refuse("there twice", {cell for cell in found if found.count(cell) > 1})
+        return self
+
+
+def _refuse(what: str, cells: set[tuple[str, Withheld]]) -> None:
+    if cells:
+        named = ", ".join(f"{field} of {run}" for run, field in sorted(cells))
+        raise ValueError(f"cells: {what}: {named}")
