@@ -120,18 +120,6 @@ def _run(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--save-weights", action="store_true", help="keep the weights after the last step")
     _chips(how)
     _output(how)
-    where = parser.add_argument_group("where it runs")
-    where.add_argument(
-        "--runtime",
-        choices=("process", "docker", "inside"),
-        default="process",
-        help="process: an environment made here; docker: a container; inside: this machine is a container already",
-    )
-    where.add_argument(
-        "--base-image", metavar="IMAGE", default=os.environ.get("LEVELFIELD_BASE_IMAGE"), help="build on it"
-    )
-    where.add_argument("--offline", action="store_true", help="fetch neither wheels nor images")
-    where.add_argument("--container-memory", type=bytes_of, metavar="SIZE", help="limit of each container, as 8G")
 
 
 def _output(group: argparse._ArgumentGroup) -> None:

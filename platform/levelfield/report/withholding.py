@@ -19,13 +19,14 @@ from levelfield.specs.withheld import SALT_BYTES, Commitment, Commitments, Revea
 
 WORD = "withheld"
 FIELDS: tuple[Withheld, ...] = get_args(Withheld)
-# Every key of a result that is published; a new one is decided on before it appears in a bundle.
+# The keys of a result that are published, and those that never are; a new one is put into one of both on purpose.
 PUBLISHED = (
     "run_id", "case", "scale", "framework", "framework_version", "vendor", "chip", "device_is", "nodes", "devices",
     "precision", "layout", "micro_batch", "virtual_pipeline", "accumulation", "recompute", "compile", "parameters",
     "repeat", "status", "steps_done", "steps_planned", "window", "loss", "throughput", "utilisation", "memory",
-    "energy", "identity", "alignment", "deviations",
+    "energy", "identity", "alignment", "deviations", "runtime",
 )  # fmt: skip
+LEFT_OUT = ("warnings",)  # sentences of an engine or a tool
 # HFU is MFU times a number that the case gives, so `mfu` names both. A reason may repeat a peak or a ratio to it.
 _UTILISATION: dict[Withheld, tuple[str, ...]] = {
     "mfu": ("value", "low", "high", "reason"),
