@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from levelfield.contracts.vendor import Device, Vendor
-from levelfield.errors import UnknownName, UsageError
+from levelfield.contracts.vendor import ContainerOptions, Device, Vendor
+from levelfield.errors import DocumentError, LayoutError, UnknownName, UsageError
 from levelfield.registry import Registry
 from levelfield.specs.base import load
 from levelfield.specs.case import Case
 from levelfield.specs.chips import OverlayUsed
 from levelfield.specs.implementation import ImplementationFile
+from levelfield.specs.layout import parse_layout
 from levelfield.specs.selector import Selector
 from levelfield.specs.tuning import TuningFile, TuningRow
 from levelfield.specs.vendor import Chip, VendorFile
@@ -22,7 +23,10 @@ FALLBACK_VENDOR = "cpu"
 
 @dataclass(frozen=True)
 class Found:
-    """All that one selector leads to. `devices` empty: none of this chip are here. overlay: what is private of it."""
+    """All that one selector leads to. `devices` empty: none of this chip are here. overlay: what is private of it.
+
+    expose: the vendor's adapter's `container`, which says how a container is shown devices.
+    """
 
     case: Case
     implementation: ImplementationFile
@@ -32,6 +36,7 @@ class Found:
     devices: tuple[Device, ...]
     tuning_rows: tuple[TuningRow, ...]
     overlay: OverlayUsed | None = None
+    expose: Callable[[Sequence[Device]], ContainerOptions] | None = None
 
 
 def find(registry: Registry, selector: Selector) -> Found:
@@ -42,7 +47,8 @@ def find(registry: Registry, selector: Selector) -> Found:
     _check_supported(case, implementation, vendor)
     rows = tuning_rows(registry, vendor.name, case.name)
     overlay = registry.overlay.used(vendor, chip) if registry.overlay else None
-    return Found(case, implementation, folder, vendor, chip, devices, rows, overlay)
+    expose = registry.vendor(vendor.name).container
+    return Found(case, implementation, folder, vendor, chip, devices, rows, overlay, expose)
 
 
 def find_hardware(registry: Registry, target: str | None) -> tuple[VendorFile, Chip, tuple[Device, ...]]:
@@ -85,7 +91,31 @@ def tuning_rows(registry: Registry, vendor: str, case: str) -> tuple[TuningRow, 
     file = load(TuningFile, path)
     if file.case != case:
         raise UsageError(f"{path}: key 'case': found '{file.case}', expected '{case}' as its name says")
+    for number, row in enumerate(file.rows):
+        _check_row(registry, registry.vendor_file(vendor), row, f"{path}: key 'rows.{number}")
     return file.rows
+
+
+def check_tuning(registry: Registry, vendor: str) -> None:
+    """Every tuning file of a vendor. Raises UsageError naming the first that is wrong, or for a case nobody has."""
+    for path in sorted((registry.vendors[vendor].parent / "tuning").glob("*.yaml")):
+        if path.stem not in registry.cases:
+            raise DocumentError(f"{path}: {UnknownName('case', path.stem, registry.cases)}")
+        tuning_rows(registry, vendor, path.stem)
+
+
+def _check_row(registry: Registry, vendor: VendorFile, row: TuningRow, where: str) -> None:
+    """A row that could never apply, or whose layout nobody could read, is somebody's mistake."""
+    chips = [chip.name for chip in vendor.chips]
+    if row.chip is not None and row.chip not in chips:
+        raise DocumentError(f"{where}.chip': {UnknownName(f'chip of {vendor.name}', row.chip, chips)}")
+    if row.framework is not None and row.framework not in registry.frameworks:
+        raise DocumentError(f"{where}.framework': {UnknownName('framework', row.framework, registry.frameworks)}")
+    if row.set.layout is not None:
+        try:
+            parse_layout(row.set.layout)
+        except LayoutError as error:
+            raise DocumentError(f"{where}.set.layout': {error}") from None
 
 
 def _chip_of(spec: VendorFile, devices: Sequence[Device]) -> tuple[Chip, tuple[Device, ...]]:
@@ -103,8 +133,8 @@ def _check_supported(case: Case, implementation: ImplementationFile, vendor: Ven
     name = implementation.framework
     if case.model.family not in implementation.families:
         raise UsageError(f"{name} has no {case.model.family} model; it has {', '.join(implementation.families)}")
-    if vendor.device_kind not in implementation.requirements:
-        known = ", ".join(implementation.requirements)
+    if not implementation.offered_precisions(vendor.device_kind):
+        known = ", ".join(implementation.precisions)
         raise UsageError(f"{name} says nothing about device kind '{vendor.device_kind}'; it has {known}")
     if name not in vendor.frameworks:
         known = ", ".join(vendor.frameworks)

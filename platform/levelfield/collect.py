@@ -78,6 +78,8 @@ def collect(paths: RunPaths) -> Result:
         identity=identity,
         alignment=judged(plan.work.training.steps, raw, identity, _reference(paths)),
         deviations=plan.deviations,
+        runtime=plan.runtime,
+        warnings=tuple(str(raw.outcome.get("extra", {}).get("warnings", "")).splitlines()),
     )
 
 

@@ -10,8 +10,9 @@ from levelfield.errors import UsageError
 from levelfield.interpreters import Interpreter, find_interpreter
 from levelfield.registry import checkout
 from levelfield.specs.case import Work
+from levelfield.specs.container import ImagePlan
 from levelfield.specs.implementation import ImplementationFile
-from levelfield.specs.plan import EnvironmentPlan, ImplementationUsed
+from levelfield.specs.plan import EnvironmentPlan, ImplementationUsed, RuntimeName
 from levelfield.specs.selector import Selector
 from levelfield.specs.tuning import Tuning
 
@@ -27,9 +28,9 @@ def check_offered(implementation: ImplementationFile, work: Work, tuning: Tuning
         f"zero{layout.sharding_stage}": layout.sharding_stage > 0,
         "data": layout.data > 1,
     }
-    offered = implementation.parallelism.get(kind, ())
+    offered = implementation.offered_parallelism(kind)
     lacking = [f"{name} on {kind}" for name, used in needed.items() if used and name not in offered]
-    if work.training.precision not in implementation.precisions.get(kind, ()):
+    if work.training.precision not in implementation.offered_precisions(kind):
         lacking.append(f"precision {work.training.precision} on {kind}")
     if tuning.recompute not in implementation.recompute:
         lacking.append(f"recomputation {tuning.recompute}")
@@ -60,23 +61,24 @@ def folder_digest(folder: Path) -> str:
 
 
 def environment_of(
-    file: ImplementationFile, kind: str, tuning: Tuning, work: Work, python: str | None
+    file: ImplementationFile, kind: str, requirements: tuple[str, ...], python: str | None, runtime: RuntimeName
 ) -> EnvironmentPlan:
-    """The Python environment: made by the platform from pinned requirements, or one that the user names.
+    """The Python environment: made by the platform from pinned requirements, or one that is there already.
 
-    Raises UsageError when the machine has no Python that the requirements exist for.
+    Raises UsageError when there is none: the machine has no Python that the requirements exist for, or the
+    implementation has no requirements for this kind of device.
     """
+    if runtime == "inside":
+        python = python or "python3"
     if python:
-        if not shutil.which(python):
-            raise UsageError(f"--python {python}: found no interpreter there")
-        return EnvironmentPlan(name="given", folder="", python=python, requirements=(), digest="")
-    needs = file.requirements[kind]
-    wanted = {"flash-attn": tuning.attention == "flash_attn", "transformer-engine": work.training.precision == "fp8"}
-    optional = tuple(p for p in needs.optional if any(used and p.startswith(name) for name, used in wanted.items()))
-    requirements = (*needs.packages, *optional)
+        return _given(python)
+    if kind not in file.requirements:
+        raise UsageError(
+            f"{file.framework} on {kind}: the vendor's own Python brings the framework. Name it with --python, or use "
+            "--runtime inside in the vendor's container, or --runtime docker with the vendor's image"
+        )
     interpreter = interpreter_for(file, kind)
     version = ".".join(map(str, interpreter.version))
-    digest = hashlib.sha256("\n".join((version, *requirements)).encode()).hexdigest()
     folder = checkout() / ".venvs" / f"{file.framework}-{kind}"
     return EnvironmentPlan(
         name=folder.name,
@@ -84,8 +86,36 @@ def environment_of(
         python=str(folder / "bin" / "python"),
         made_with=interpreter.python,
         requirements=requirements,
-        digest="sha256:" + digest,
+        digest=_digest((version, *requirements)),
     )
+
+
+def _given(python: str) -> EnvironmentPlan:
+    if not shutil.which(python):
+        raise UsageError(f"--python {python}: found no interpreter there")
+    return EnvironmentPlan(name="given", folder="", python=python, requirements=(), digest="")
+
+
+def image_environment(image: ImagePlan) -> EnvironmentPlan:
+    """The Python of a container: part of the image, so that nothing is made on the host."""
+    digest = _digest((image.dockerfile, *image.requirements))
+    return EnvironmentPlan(
+        name=f"image {image.name}", folder="", python=image.python, requirements=image.requirements, digest=digest
+    )
+
+
+def requirements_of(file: ImplementationFile, kind: str, tuning: Tuning, work: Work) -> tuple[str, ...]:
+    """The pinned requirements that this choice needs; empty where the vendor brings the framework."""
+    if kind not in file.requirements:
+        return ()
+    needs = file.requirements[kind]
+    wanted = {"flash-attn": tuning.attention == "flash_attn", "transformer-engine": work.training.precision == "fp8"}
+    optional = tuple(p for p in needs.optional if any(used and p.startswith(name) for name, used in wanted.items()))
+    return (*needs.packages, *optional)
+
+
+def _digest(lines: tuple[str, ...]) -> str:
+    return "sha256:" + hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def interpreter_for(file: ImplementationFile, kind: str) -> Interpreter:

@@ -10,9 +10,20 @@ from levelfield.measure.validity import check
 from levelfield.raw import Raw
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.result import Status
+from levelfield.specs.result import Status, Word
 
 _WORDS_OF_CLASSES = {"oom": "oom", "non-finite": "invalid", "unsupported": "unsupported"}
+
+
+# How a run ended that says nothing about its training: word, class of failure, reason.
+_WORDS_OF_CAUSES: dict[str, tuple[Word, str | None, str]] = {
+    "interrupted": ("failed", "interrupted", "interrupted by the user"),
+    "environment": ("failed", "environment", "the environment is not usable"),
+    "launch-error": ("failed", "launch", "no process could be started"),
+    "engine": ("failed", "engine", "the container engine went away"),
+    "device-taken": ("not-run", None, "a device is in use"),
+    "hang": ("timeout", "hang", "the run hung"),
+}
 
 
 def judge(plan: Plan, raw: Raw, paths: RunPaths) -> Status:
@@ -20,28 +31,18 @@ def judge(plan: Plan, raw: Raw, paths: RunPaths) -> Status:
     cause = raw.outcome.get("cause")
     if cause is None:
         return _without_outcome(raw)
-    if cause == "interrupted":
-        return Status(
-            word="failed", failure="interrupted", reasons=("interrupted by the user",), evidence=_steps_done(raw)
-        )
-    if cause == "environment":
-        evidence = raw.outcome.get("evidence")
-        return Status(
-            word="failed", failure="environment", reasons=("the environment is not usable",), evidence=evidence
-        )
-    if cause == "launch-error":
-        return Status(
-            word="failed",
-            failure="launch",
-            reasons=("no process could be started",),
-            evidence=raw.outcome.get("evidence"),
-        )
-    if cause == "hang":
-        evidence = f"{raw.outcome.get('evidence')}; {_steps_done(raw)}"
-        return Status(word="timeout", failure="hang", reasons=("the run hung",), evidence=evidence)
+    if cause in _WORDS_OF_CAUSES:
+        word, failure, reason = _WORDS_OF_CAUSES[cause]
+        return Status(word=word, failure=failure, reasons=(reason,), evidence=_evidence(raw))
     if raw.errors or cause == "rank-failed":
         return _failed(raw, paths)
     return _validity(plan, raw)
+
+
+def _evidence(raw: Raw) -> str:
+    """What the launcher saw, and how far the run had come by then."""
+    said = raw.outcome.get("evidence") if raw.outcome["cause"] != "interrupted" else None
+    return "; ".join(part for part in (said, _steps_done(raw) if raw.steps_done or not said else None) if part)
 
 
 def _without_outcome(raw: Raw) -> Status:

@@ -13,9 +13,9 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from levelfield.contracts.execution import Runtime
 from levelfield.measured import Measured, usable_cores
 from levelfield.rundir import write_atomically
-from levelfield.runtimes.process import inherited
 from levelfield.specs.plan import Plan
 
 SECONDS_PER_DTYPE = 3.0
@@ -32,22 +32,16 @@ def known_peaks(plan: Plan, machine: str) -> Measured:
     return _measured(plan, found) if found else Measured()
 
 
-def measure_peaks(plan: Plan, machine: str, say: Callable[[str], None]) -> Measured:
+def measure_peaks(plan: Plan, machine: str, runtime: Runtime, say: Callable[[str], None]) -> Measured:
     """Run the implementation's probe and remember its answer; a probe that fails leaves the peak unknown, and why."""
     precision = plan.work.training.precision
     if not plan.implementation.peak_probe:
         return Measured(how=f"{plan.implementation.framework} has no probe")
     say(f"measuring this machine's {precision} matmul peak, once ({SECONDS_PER_DTYPE:g} s)")
     try:
-        done = subprocess.run(
-            [*_argv(plan), "--dtype", precision, "--seconds", str(SECONDS_PER_DTYPE)],
-            env={**inherited(), "OMP_NUM_THREADS": str(usable_cores())},
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_SECONDS,
-            check=True,
-        )
-        peaks = _peaks(json.loads(done.stdout.splitlines()[-1]))
+        argv = [*_argv(plan), "--dtype", precision, "--seconds", str(SECONDS_PER_DTYPE)]
+        printed = runtime.output(plan, argv, {"OMP_NUM_THREADS": str(usable_cores())}, LIMIT_SECONDS)
+        peaks = _peaks(json.loads(printed.splitlines()[-1]))
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         return Measured(how=f"the probe failed: {type(error).__name__}")
     _remember(_path(plan, machine), peaks)
@@ -73,7 +67,7 @@ def _argv(plan: Plan) -> list[str]:
 
 def _measured(plan: Plan, peaks: dict[str, float]) -> Measured:
     """Per device: a host that is divided into shares has its peak divided with it."""
-    shares = 1 if plan.hardware.device_indices else plan.hardware.devices_per_node
+    shares = 1 if plan.hardware.device_indices else plan.world_size
     name = f"{plan.implementation.framework} {plan.implementation.version}"
     how = f"best matmul rate of {name} with {usable_cores()} threads, divided by {shares} device(s)"
     return Measured(tflops={dtype: value / shares for dtype, value in peaks.items()}, how=how)
@@ -103,6 +97,7 @@ def _path(plan: Plan, machine: str) -> Path:
         plan.implementation.framework,
         plan.implementation.version,
         plan.access.device,
+        plan.runtime,
         str(usable_cores()),
     )
     return cache_folder() / (hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16] + ".json")

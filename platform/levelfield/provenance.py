@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from levelfield.contracts.execution import Runtime
 from levelfield.contracts.vendor import Vendor
 from levelfield.registry import checkout
 from levelfield.specs.plan import Plan
@@ -34,13 +35,13 @@ _PREFIXES = (
 _OWN_PACKAGES = ("pydantic", "numpy", "psutil", "PyYAML", "Jinja2")
 
 
-def provenance(plan: Plan, vendor: Vendor) -> dict[str, Any]:
+def provenance(plan: Plan, vendor: Vendor, runtime: Runtime) -> dict[str, Any]:
     """Everything about the surroundings of a run that could change its figures."""
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "source": source(checkout()),
         "platform": {"python": sys.version.split()[0], **{name: version(name) for name in _OWN_PACKAGES}},
-        "environment_packages": packages(plan.environment.python),
+        **runtime.identity(plan),
         "machine": machine(),
         "vendor_software": _software(vendor),
         "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_PREFIXES)},
@@ -66,18 +67,6 @@ def machine() -> dict[str, Any]:
         "memory_bytes": psutil.virtual_memory().total,
         "load_average": list(os.getloadavg()),
     }
-
-
-def packages(python: str) -> dict[str, str] | None:
-    """Names and versions in the training's environment; None when it cannot be asked."""
-    listing = (
-        "from importlib.metadata import distributions as d; print(*sorted({f'{x.name}=={x.version}' for x in d()}))"
-    )
-    try:
-        done = subprocess.run([python, "-I", "-c", listing], capture_output=True, text=True, timeout=60, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return dict(item.split("==", 1) for item in done.stdout.split())
 
 
 def _software(vendor: Vendor) -> dict[str, str]:

@@ -4,24 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import levelfield
 from levelfield import relations
 from levelfield.catalog import Found
+from levelfield.contracts.vendor import Device, container_options
 from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import CorpusError, DoesNotFit, UsageError
-from levelfield.implementations import check_offered, deviations, environment_of, implementation_used
+from levelfield.implementations import (
+    check_offered,
+    deviations,
+    environment_of,
+    image_environment,
+    implementation_used,
+    requirements_of,
+)
 from levelfield.measure.footprint import expected_memory
 from levelfield.measure.parameters import parameters
 from levelfield.measured import Measured, peak_of, usable_cores
+from levelfield.recipes import image_plan
 from levelfield.specs.case import Scale, Work
+from levelfield.specs.container import ContainerPlan
 from levelfield.specs.layout import Layout, LayoutText, parse_layout
 from levelfield.specs.plan import (
     CorpusUsed,
     Hardware,
     MemoryExpected,
     Plan,
+    RuntimeName,
 )
 from levelfield.specs.selector import Selector
 from levelfield.specs.tuning import Tuning, TuningChoice, TuningRow
@@ -35,7 +47,7 @@ class Asked:
     """What the command line says beside the case string.
 
     python: an interpreter to use as it is. assume: plan for devices that are not here. probe: measure the peak anew.
-    capture_step: the step whose tensors are kept, if any.
+    capture_step: the step whose tensors are kept, if any. The last three are of runtime docker.
     """
 
     scale: Literal["auto", "smoke", "full"] = "auto"
@@ -45,6 +57,10 @@ class Asked:
     save_weights: bool = False
     capture_step: int | None = None
     probe: bool = False
+    runtime: RuntimeName = "process"
+    base_image: str | None = None
+    offline: bool = False
+    container_memory_bytes: int | None = None
 
 
 def resolve(
@@ -105,13 +121,16 @@ def _plan(
     work = found.case.work(scale)
     choice, origins = choose(found, selector, asked, scale)
     layout, nodes, devices = _place(found, selector, choice, origins)
-    tuning = _tuning(choice, layout, found, devices, origins)
+    shares = nodes * devices if found.vendor.divisible else devices
+    tuning = _tuning(choice, layout, found, shares, origins)
     if check:
         relations.require(work, layout, tuning.micro_batch, nodes, devices, tuning.virtual_pipeline)
         check_offered(found.implementation, work, tuning, found.vendor.device_kind)
     hardware = _hardware(found, nodes, devices, asked)
     implementation = found.implementation
     memory = expected_memory(work.model, work.training, layout, tuning, found.vendor.device_kind)
+    requirements = requirements_of(implementation, found.vendor.device_kind, tuning, work)
+    container = _container(found, hardware, requirements, asked)
     return Plan(
         run_id=run_id,
         asked=text,
@@ -130,8 +149,12 @@ def _plan(
         origins=origins,
         accumulation=max(1, relations.accumulation(work, layout, tuning.micro_batch)),
         corpus=_corpus(corpus, work, scale),
-        environment=environment_of(implementation, found.vendor.device_kind, tuning, work, asked.python),
-        peak=peak_of(hardware.chip, work, measured, devices),
+        environment=image_environment(container.image)
+        if container
+        else environment_of(implementation, found.vendor.device_kind, requirements, asked.python, asked.runtime),
+        runtime=asked.runtime,
+        container=container,
+        peak=peak_of(hardware.chip, work, measured, shares),
         expected_memory=MemoryExpected(
             parts=memory.parts(), total_bytes=memory.total, available_bytes=hardware.memory_bytes_per_device
         ),
@@ -140,7 +163,7 @@ def _plan(
         save_weights=asked.save_weights,
         capture_step=asked.capture_step,
         probe_peak=asked.probe,
-        deviations=deviations(selector, implementation),
+        deviations=(*deviations(selector, implementation), *_shared_machine(nodes, asked)),
         platform_version=levelfield.__version__,
     )
 
@@ -166,9 +189,7 @@ def choose(found: Found, selector: Selector, asked: Asked, scale: Scale) -> tupl
 def _rows(found: Found, selector: Selector, scale: Scale) -> Iterator[TuningRow]:
     devices = selector.devices or len(found.devices)
     for row in found.tuning_rows:
-        chip_matches = row.chip is None or row.chip == found.chip.name
-        framework_matches = row.framework is None or row.framework == found.implementation.framework
-        if chip_matches and framework_matches and row.scale == scale and row.devices in (None, devices):
+        if row.applies(scale, found.chip.name, found.implementation.framework, devices):
             yield row
 
 
@@ -189,24 +210,25 @@ def _devices_for(written: LayoutText | None, nodes: int, found: Found) -> int:
     return max(1, written.layout.world_size // nodes)
 
 
-def _tuning(choice: TuningChoice, layout: Layout, found: Found, devices: int, origins: dict[str, str]) -> Tuning:
+def _tuning(choice: TuningChoice, layout: Layout, found: Found, shares: int, origins: dict[str, str]) -> Tuning:
     fields = choice.model_dump(exclude_none=True, exclude={"layout"})
     if "threads" not in fields and found.vendor.divisible:
-        fields["threads"] = max(1, usable_cores() // devices)
-        origins["threads"] = f"default: {usable_cores()} usable cores over {devices} process(es)"
+        fields["threads"] = max(1, usable_cores() // shares)
+        origins["threads"] = f"default: {usable_cores()} usable cores over {shares} process(es)"
     return Tuning(layout=layout, **fields)
 
 
 def _hardware(found: Found, nodes: int, devices: int, asked: Asked) -> Hardware:
     here = len(found.devices) * (10**6 if found.vendor.divisible else 1)
-    assumed = nodes > 1 or devices > here
+    within = found.vendor.divisible and asked.runtime == "docker"  # containers divide the host into nodes
+    assumed = (nodes > 1 and not within) or devices > here
     if assumed and not asked.assume:
         raise UsageError(_absent(found, nodes, devices))
     memory = found.chip.memory_bytes
     if found.devices:
         memory = found.devices[0].memory_bytes or memory
     if found.vendor.divisible and memory:
-        memory //= devices
+        memory //= devices * nodes
     return Hardware(
         vendor=found.vendor.name,
         device_kind=found.vendor.device_kind,
@@ -229,9 +251,41 @@ def _visible(found: Found, devices: int) -> dict[str, str]:
     return {variable: indices} if variable and indices else {}
 
 
+def _container(found: Found, hardware: Hardware, requirements: tuple[str, ...], asked: Asked) -> ContainerPlan | None:
+    """How a node's container is made and what it is shown; None for another runtime. Raises UsageError."""
+    if asked.runtime != "docker":
+        given = {"--base-image": asked.base_image, "--container-memory": asked.container_memory_bytes}
+        given |= {"--offline": asked.offline}
+        if unused := [name for name, value in given.items() if value]:
+            raise UsageError(f"{', '.join(unused)}: of use with --runtime docker only")
+        return None
+    if asked.python:
+        raise UsageError("--python: a container has its own; leave it out, or use --runtime inside or process")
+    indices = hardware.device_indices or range(hardware.devices_per_node)
+    chosen = [d for d in found.devices if d.index in hardware.device_indices]
+    devices = chosen or [Device(i, found.chip.name, found.chip.name, None) for i in indices]
+    expose = found.expose or partial(container_options, found.vendor.container)
+    return ContainerPlan(
+        image=image_plan(found.implementation, found.folder, found.vendor, requirements, asked.base_image),
+        options=expose(devices),
+        visible={} if found.vendor.container.renumbered else hardware.visible,
+        memory_bytes=asked.container_memory_bytes,
+        offline=asked.offline,
+    )
+
+
+def _shared_machine(nodes: int, asked: Asked) -> tuple[str, ...]:
+    if nodes == 1 or asked.assume or asked.runtime != "docker":
+        return ()
+    return (f"{nodes} nodes were asked for; they are {nodes} containers of one machine",)
+
+
 def _absent(found: Found, nodes: int, devices: int) -> str:
     if nodes > 1:
-        return f"{nodes} nodes were asked for; the local launcher reaches one. --dry-run shows the plan"
+        return (
+            f"{nodes} nodes were asked for; the local launcher reaches one. --dry-run shows the plan; for vendor cpu "
+            "--runtime docker takes a container for each"
+        )
     return (
         f"{devices} x {found.chip.name} (vendor {found.vendor.name}) asked for, {len(found.devices)} found here. "
         "`list vendors` shows what is here; --dry-run shows the plan without the hardware"

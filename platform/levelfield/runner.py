@@ -17,17 +17,17 @@ from typing import NoReturn
 
 from levelfield import peaks, rundir
 from levelfield.collect import collect
-from levelfield.contracts.execution import Outcome, Runtime
+from levelfield.contracts.execution import Launcher, Outcome, Runtime
 from levelfield.contracts.vendor import Device, Vendor
+from levelfield.device_locks import DeviceTaken, devices_locked
 from levelfield.errors import RunFailed
-from levelfield.launchers.local import LocalLauncher
+from levelfield.launchers import means
 from levelfield.live import Follower, Progress
 from levelfield.measure.utilisation import ABOVE_PEAK
 from levelfield.measured import Measured
 from levelfield.monitor import watching
 from levelfield.provenance import provenance
 from levelfield.report.markdown import run_report
-from levelfield.runtimes.process import ProcessRuntime
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
@@ -106,33 +106,37 @@ def _attempt(
 ) -> Outcome:
     rundir.write_atomically(paths.plan, dump(plan))
     rundir.write_status(paths, "environment", "running")
-    runtime = ProcessRuntime()
+    runtime, launcher = means(plan)
     try:
-        with runtime.in_use(plan, listener.say):
-            plan = plan_with(_measured(plan, machine, listener))
+        with devices_locked(plan), runtime.in_use(plan, listener.say):
+            plan = plan_with(_measured(plan, machine, runtime, listener))
             rundir.write_atomically(paths.plan, dump(plan))
-            return _execute(plan, vendor, paths, listener, runtime)
+            return _execute(plan, vendor, paths, listener, runtime, launcher)
+    except DeviceTaken as error:
+        return Outcome("device-taken", (), str(error))
     except RunFailed as error:
         return Outcome("environment", (), " ".join(str(error).split()))
     except KeyboardInterrupt:
         return Outcome("interrupted", (), "interrupted before the training started")
 
 
-def _measured(plan: Plan, machine: str, listener: Listener) -> Measured:
+def _measured(plan: Plan, machine: str, runtime: Runtime, listener: Listener) -> Measured:
     """A measured peak where the chip has no published one or one is asked for; from the cache if it is there."""
     known = peaks.known_peaks(plan, machine)
     enough = plan.work.training.precision in known.tflops or plan.peak.tflops is not None
     if enough and not plan.probe_peak:
         return known
-    return peaks.measure_peaks(plan, machine, listener.say)
+    return peaks.measure_peaks(plan, machine, runtime, listener.say)
 
 
-def _execute(plan: Plan, vendor: Vendor, paths: RunPaths, listener: Listener, runtime: Runtime) -> Outcome:
-    launcher = LocalLauncher()
+def _execute(
+    plan: Plan, vendor: Vendor, paths: RunPaths, listener: Listener, runtime: Runtime, launcher: Launcher
+) -> Outcome:
     request = launcher.request(plan, paths, runtime)
+    runtime.keep(plan, paths)
     rundir.write_json(paths.job, job_of(plan, paths))
     rundir.write_json(paths.request, request.to_dict())
-    rundir.write_json(paths.provenance, provenance(plan, vendor))
+    rundir.write_json(paths.provenance, provenance(plan, vendor, runtime))
     rundir.write_status(paths, "running", "running")
     listener.say(f"training {plan.work.training.steps} steps on {plan.world_size} device(s)")
     follower = Follower(paths.events, plan)

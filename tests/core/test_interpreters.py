@@ -15,7 +15,6 @@ from levelfield.runtimes import environments
 from levelfield.runtimes.environments import environment_in_use
 from levelfield.specs.implementation import ImplementationFile, Requirements, takes_python
 from levelfield.specs.plan import EnvironmentPlan
-from levelfield.specs.tuning import Tuning
 
 OWN = sys.version_info[:2]
 OTHER = "3.29"  # no machine has it
@@ -162,7 +161,7 @@ def oneflow() -> ImplementationFile:
 
 
 def environment(file: ImplementationFile, python: str | None = None) -> EnvironmentPlan:
-    return environment_of(file, "cpu", Tuning(), Registry().case("gpt3_6.7B").work("smoke"), python)
+    return environment_of(file, "cpu", file.requirements["cpu"].packages, python, "process")
 
 
 def test_a_plan_says_what_makes_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:

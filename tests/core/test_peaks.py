@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from levelfield import peaks
 from levelfield.measured import Measured
+from levelfield.runtimes.process import ProcessRuntime
 from levelfield.specs.plan import Plan
 
 Make = Callable[..., Plan]
@@ -22,7 +23,7 @@ def plan(plan_for: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pla
 
 
 def measure(plan: Plan, machine: str = "here") -> Measured:
-    return peaks.measure_peaks(plan, machine, lambda text: None)
+    return peaks.measure_peaks(plan, machine, ProcessRuntime(), lambda text: None)
 
 
 def test_a_probe_is_remembered_for_this_machine_only(plan: Plan) -> None:
@@ -35,7 +36,7 @@ def test_a_probe_is_remembered_for_this_machine_only(plan: Plan) -> None:
 
 def test_the_user_is_told_that_it_takes_a_moment(plan: Plan) -> None:
     said: list[str] = []
-    peaks.measure_peaks(plan, "here", said.append)
+    peaks.measure_peaks(plan, "here", ProcessRuntime(), said.append)
     assert said == ["measuring this machine's fp32 matmul peak, once (3 s)"]
 
 

@@ -320,7 +320,7 @@ def test_the_job_says_what_the_worker_needs_and_nothing_of_vendors(plan_for: Mak
 
 def test_each_rank_gets_its_place_and_sees_only_its_devices(plan_for: Make, tmp_path: Path) -> None:
     plan = plan_for("tiny:fake:F1:1:2", scale="smoke", environment={"EXTRA": "1"}, threads=3)
-    work = ProcessRuntime().process(plan, RunPaths(tmp_path), 1)
+    work = ProcessRuntime().node(plan, RunPaths(tmp_path), 0).processes[1]
     assert work.argv[0] == plan.environment.python and work.argv[1].endswith("plugins/models/fake/train.py")
     wanted = {
         "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0",

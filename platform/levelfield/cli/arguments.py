@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,14 @@ def _chips(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     )
 
 
+def size_in_bytes(text: str) -> int:
+    """A size as engines write it: 512M, 8G, or bytes. Raises ArgumentTypeError."""
+    match = re.fullmatch(r"(\d+)([kmg]?)b?", text.strip().lower())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"found '{text}', expected a size such as 512M or 8G")
+    return int(match[1]) * {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}[match[2]]
+
+
 def _run(parser: argparse.ArgumentParser) -> None:
     parser.description = _RUN_HELP
     parser.usage = "run_benchmarks.py --case CASE:FRAMEWORK[:...] [options]\n       run_benchmarks.py COMMAND --help"
@@ -120,6 +129,16 @@ def _run(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--save-weights", action="store_true", help="keep the weights after the last step")
     _chips(how)
     _output(how)
+    where = parser.add_argument_group("where it runs")
+    where.add_argument(
+        "--runtime",
+        choices=("process", "docker", "inside"),
+        default="process",
+        help="process: an environment made here; docker: a container; inside: this machine is a container already",
+    )
+    where.add_argument("--base-image", metavar="IMAGE", help="build on it (else LEVELFIELD_BASE_IMAGE, the vendor's)")
+    where.add_argument("--offline", action="store_true", help="fetch neither wheels nor images")
+    where.add_argument("--container-memory", type=size_in_bytes, metavar="SIZE", help="limit of each container, as 8G")
 
 
 def _output(group: argparse._ArgumentGroup) -> None:
@@ -135,9 +154,17 @@ def _list(parser: argparse.ArgumentParser) -> None:
 
 
 def _show(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Show a case, resolved: everything it fixes, at full and at smoke scale."
+    parser.description = (
+        "Show a case, resolved: everything it fixes, at full and at smoke scale. With --vendor: also what the vendor's "
+        "tuning makes of its free fields; --diff shows only that, row by row, and why."
+    )
     parser.add_argument("case")
     parser.add_argument("--scale", choices=("full", "smoke"), help="only this scale (default: both)")
+    parser.add_argument("--vendor", metavar="NAME", help="with this vendor's tuning")
+    parser.add_argument("--diff", action="store_true", help="what the vendor changes, from what to what, and why")
+    parser.add_argument("--framework", metavar="NAME", help="rows for this framework")
+    parser.add_argument("--chip", metavar="NAME", help="rows for this chip")
+    parser.add_argument("--devices", type=int, metavar="N", help="rows for so many devices of a node")
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     _chips(parser)
 

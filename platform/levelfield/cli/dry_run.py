@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-from levelfield.contracts.execution import Request
-from levelfield.launchers.local import LocalLauncher
+from levelfield.contracts.execution import ContainerWork, Request
+from levelfield.launchers import means
 from levelfield.report.words import gib, wrapped
 from levelfield.runtimes.environments import is_ready
-from levelfield.runtimes.process import ProcessRuntime
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
 
@@ -31,7 +31,8 @@ def show(plans: Sequence[Plan], runs: Path, as_json: bool) -> int:
 
 def _request(plan: Plan, runs: Path) -> tuple[Request, RunPaths]:
     paths = RunPaths(runs.absolute() / plan.run_id)
-    return LocalLauncher().request(plan, paths, ProcessRuntime()), paths
+    runtime, launcher = means(plan)
+    return launcher.request(plan, paths, runtime), paths
 
 
 def _everything(plan: Plan, runs: Path) -> dict[str, object]:
@@ -61,17 +62,37 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
     yield "             " + ", ".join(f"{name} {gib(size)}" for name, size in memory.parts.items())
     peak = f"{plan.peak.tflops:.4g} TFLOP/s" if plan.peak.tflops else "unknown"
     yield f"peak         {plan.peak.dtype} {peak}: {plan.peak.source}"
-    ready = "ready" if is_ready(plan.environment) else "would be made"
-    yield f"environment  {plan.environment.name} ({ready}): {', '.join(plan.environment.requirements)}"
+    ready = "" if plan.container else " (ready)" if is_ready(plan.environment) else " (would be made)"
+    yield f"environment  {plan.environment.name}{ready}: {', '.join(plan.environment.requirements)}"
     yield f"run          {paths.root}"
     yield "files        plan.json request.json job.json provenance.json events/ telemetry.jsonl logs/"
     yield "             outcome.json status.json result.json report.md"
     for deviation in plan.deviations:
         yield f"differs      {deviation}"
-    for process in request.nodes[0].processes:
-        yield f"rank {process.rank:<7} {shlex.join(process.argv)}"
-        yield from (f"             {name}={shlex.quote(value)}" for name, value in sorted(process.environment.items()))
+    for node in request.nodes:
+        if node.container:
+            yield from _container(node.node_rank, node.container)
+        for process in node.processes:
+            yield f"rank {process.rank:<7} {shlex.join(process.argv)}"
+            yield from (
+                f"             {name}={shlex.quote(value)}" for name, value in sorted(process.environment.items())
+            )
     yield f"             without {' '.join(request.removed_variables)}"
+
+
+def _container(node_rank: int, work: ContainerWork) -> Iterator[str]:
+    """A node's container: what it is made from, and all that it is shown."""
+    yield f"node {node_rank:<7} container {work.name} from {work.image}"
+    yield f"             {shlex.join(work.argv)}"
+    yield f"             user {work.user}, network {work.network}, memory {gib(work.memory_bytes)}"
+    yield from (f"             {mode} {path}" for path, mode in sorted(work.mounts.items()))
+    shown = {key: value for key, value in asdict(work.options).items() if value and key != "environment"}
+    yield from (f"             {key}: {value}" for key, value in shown.items())
+    yield from _variables(work.environment)
+
+
+def _variables(environment: dict[str, str]) -> Iterator[str]:
+    yield from (f"             {name}={shlex.quote(value)}" for name, value in sorted(environment.items()))
 
 
 def _said(value: object) -> str:

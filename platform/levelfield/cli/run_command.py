@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,6 +69,7 @@ def _asked(options: argparse.Namespace) -> Asked:
         "threads": options.threads,
         "environment": dict(_variable(text) for text in options.env) or None,
     }
+    containers = options.runtime == "docker"
     choice = parse(TuningChoice, {k: v for k, v in fields.items() if v is not None}, "command line")
     return Asked(
         scale=options.scale,
@@ -76,6 +78,10 @@ def _asked(options: argparse.Namespace) -> Asked:
         assume=options.dry_run,
         save_weights=options.save_weights,
         probe=options.probe,
+        runtime=options.runtime,
+        base_image=options.base_image or (os.environ.get("LEVELFIELD_BASE_IMAGE") if containers else None),
+        offline=options.offline,
+        container_memory_bytes=options.container_memory,
     )
 
 

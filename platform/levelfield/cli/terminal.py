@@ -146,6 +146,7 @@ def result_lines(result: Result) -> list[str]:
         lines += [f"         {mfu.peak_source or mfu.reason}"]
     lines.append(f"memory   {words.gib(memory)} ({name}), expected {words.gib(result.memory.expected_bytes)}")
     lines.append(f"loss     {words.number(result.loss.first, 4)} -> {words.number(result.loss.tail_mean, 4)}")
+    lines += [f"warning  {warning}" for warning in result.warnings]
     lines.append(f"aligned  {result.alignment.verdict}: {result.alignment.reason}")
     return [words.wrapped(line, 9) for line in lines]
 

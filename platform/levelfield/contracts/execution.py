@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
-from levelfield.contracts.vendor import ContainerOptions
+from levelfield.specs.container import ContainerOptions
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
@@ -52,12 +52,14 @@ class ContainerWork:
 
 @dataclass(frozen=True)
 class NodeWork:
-    """What one node runs; `ends`: where its first process writes how each rank ended, if it is a container's."""
+    """What one node runs. Of a container, `file` tells its first process what to start, and it writes to `ends` how
+    each rank ended."""
 
     node_rank: int
     address: str
     processes: tuple[ProcessWork, ...]
     container: ContainerWork | None = None
+    file: str | None = None
     ends: str | None = None
 
 
@@ -113,12 +115,16 @@ class Runtime(Protocol):
         """Make the plan's environment ready beside other runs, and keep it so. Raises RunFailed or UsageError."""
         ...
 
-    def process(self, plan: Plan, paths: RunPaths, rank: int) -> ProcessWork:
-        """The work of one rank, without side effect."""
+    def node(self, plan: Plan, paths: RunPaths, node_rank: int) -> NodeWork:
+        """The work of one node, without side effect."""
         ...
 
     def output(self, plan: Plan, argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
         """What a short command prints in the environment. Raises OSError or subprocess.SubprocessError."""
+        ...
+
+    def keep(self, plan: Plan, paths: RunPaths) -> None:
+        """Leave in the run directory what else belongs to it, such as an image's recipe."""
         ...
 
     def identity(self, plan: Plan) -> dict[str, Any]:

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from levelfield.specs.container import ContainerOptions
 from levelfield.specs.vendor import ContainerAccess, VendorFile
+
+__all__ = ["ContainerOptions", "Device", "Sample", "Vendor", "container_options"]
 
 
 @dataclass(frozen=True)
@@ -39,29 +42,6 @@ class Sample:
     utilisation: float | None = None
     temperature_celsius: float | None = None
     reasons: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ContainerOptions:
-    """What a container needs to see exactly the chosen devices; built without side effect.
-
-    device_request: identities for the driver `request_driver`. groups: names or numbers. security_options,
-    capabilities: each has its reason in vendor.yaml. The meaning of all is that of specs.vendor.ContainerAccess.
-    """
-
-    device_nodes: tuple[str, ...] = ()
-    read_only_mounts: tuple[str, ...] = ()
-    device_request: tuple[str, ...] = ()
-    request_driver: str | None = None
-    groups: tuple[str, ...] = ()
-    engine_runtime: str | None = None
-    environment: dict[str, str] = field(default_factory=dict)
-    capabilities: tuple[str, ...] = ()
-    security_options: tuple[str, ...] = ()
-    host_ipc: bool = False
-    shm_bytes: int | None = None
-    network: str = "none"
-    ulimits: dict[str, int] = field(default_factory=dict)
 
 
 def container_options(access: ContainerAccess, devices: Sequence[Device]) -> ContainerOptions:

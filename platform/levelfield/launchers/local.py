@@ -10,7 +10,6 @@ from typing import Any
 from levelfield.contracts.execution import (
     PORT_CHOSEN_AT_START,
     Cause,
-    NodeWork,
     Outcome,
     ProcessEnd,
     ProcessWork,
@@ -30,8 +29,7 @@ class LocalLauncher:
 
     def request(self, plan: Plan, paths: RunPaths, runtime: Runtime) -> Request:
         """One node with every rank. Pure."""
-        processes = tuple(runtime.process(plan, paths, rank) for rank in range(plan.world_size))
-        return request_of(plan, paths, self.name, runtime, (NodeWork(0, "127.0.0.1", processes),))
+        return request_of(plan, paths, self.name, runtime, nodes=1)
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
         """Start all ranks and wait. Ends every process group it started before it returns or raises."""
@@ -50,13 +48,13 @@ class LocalLauncher:
             ranks.stop()
 
 
-def request_of(plan: Plan, paths: RunPaths, launcher: str, runtime: Runtime, nodes: tuple[NodeWork, ...]) -> Request:
-    """A request for these nodes with the case's limits. Pure."""
+def request_of(plan: Plan, paths: RunPaths, launcher: str, runtime: Runtime, nodes: int) -> Request:
+    """A request for so many nodes, with the case's limits. Pure."""
     limits = plan.work.limits
     return Request(
         launcher=launcher,
         runtime=runtime.name,
-        nodes=nodes,
+        nodes=tuple(runtime.node(plan, paths, node_rank) for node_rank in range(nodes)),
         events_dir=str(paths.events),
         start_seconds=limits.start_seconds,
         step_seconds=limits.step_seconds,

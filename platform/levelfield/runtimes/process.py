@@ -1,16 +1,24 @@
-"""Runtime `process`: a rank is a process of this machine, in the framework's own Python environment."""
+"""Runtimes `process` and `inside`: a rank is a process of this machine, in the framework's own Python environment.
+
+`inside` is for a machine that is a container already: the vendor's image has the framework, and nothing is made.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
 
-from levelfield.contracts.execution import PORT_CHOSEN_AT_START, ProcessWork
-from levelfield.registry import checkout
+from levelfield.contracts.execution import NodeWork
 from levelfield.runtimes.environments import environment_in_use
+from levelfield.runtimes.ranks import LISTING, packages, rank_work, ranks_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
+
+LISTING_SECONDS = 60.0
 
 
 class ProcessRuntime:
@@ -21,51 +29,35 @@ class ProcessRuntime:
     def in_use(self, plan: Plan, say: Callable[[str], None]) -> AbstractContextManager[None]:
         return environment_in_use(plan.environment, say)
 
-    def process(self, plan: Plan, paths: RunPaths, rank: int) -> ProcessWork:
-        """The work of one rank: argv filled in, and all variables it gets beside the user's own."""
-        per_node = plan.hardware.devices_per_node
-        values = {
-            "python": plan.environment.python,
-            "folder": plan.implementation.folder,
-            "rank": rank,
-            "local_rank": rank % per_node,
-            "node_rank": rank // per_node,
-            "world_size": plan.world_size,
-        }
-        own = {key: text.format_map(values) for key, text in plan.implementation.environment.items()}
-        return ProcessWork(
-            rank=rank,
-            argv=tuple(text.format_map(values) for text in plan.implementation.argv),
-            environment={
-                **_ranks(plan, rank),
-                **_threads(plan),
-                **plan.hardware.visible,
-                **own,
-                **plan.hardware.environment,
-                **plan.tuning.environment,
-            }
-            | {"LEVELFIELD_JOB": str(paths.job), "PYTHONPATH": str(checkout() / "platform")},
-            log=str(paths.logs / f"rank{rank}.log"),
+    def node(self, plan: Plan, paths: RunPaths, node_rank: int) -> NodeWork:
+        ranks = ranks_of(plan, node_rank)
+        work = (rank_work(plan, paths, rank, "127.0.0.1", plan.hardware.visible) for rank in ranks)
+        return NodeWork(node_rank, "127.0.0.1", tuple(work))
+
+    def output(self, plan: Plan, argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
+        done = subprocess.run(
+            list(argv), env={**inherited(), **environment}, capture_output=True, text=True, timeout=seconds, check=True
         )
+        return done.stdout
+
+    def keep(self, plan: Plan, paths: RunPaths) -> None:
+        """Nothing beside what every run leaves."""
+
+    def identity(self, plan: Plan) -> dict[str, Any]:
+        try:
+            listed = packages(self.output(plan, [plan.environment.python, *LISTING], {}, LISTING_SECONDS))
+        except (OSError, subprocess.SubprocessError, ValueError):
+            return {"environment_packages": None}
+        return {"environment_packages": listed}
 
 
-def _ranks(plan: Plan, rank: int) -> dict[str, str]:
-    per_node = plan.hardware.devices_per_node
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(plan.world_size),
-        "LOCAL_RANK": str(rank % per_node),
-        "LOCAL_WORLD_SIZE": str(per_node),
-        "NODE_RANK": str(rank // per_node),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": PORT_CHOSEN_AT_START,
-        "PYTHONUNBUFFERED": "1",
-    }
+class InsideRuntime(ProcessRuntime):
+    name = "inside"
 
-
-def _threads(plan: Plan) -> dict[str, str]:
-    threads = plan.tuning.threads
-    return {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    def identity(self, plan: Plan) -> dict[str, Any]:
+        """Beside the packages, what shows that this is a container."""
+        signs = [path for path in ("/.dockerenv", "/run/.containerenv") if Path(path).exists()]
+        return {**super().identity(plan), "container": {"signs": signs}}
 
 
 def inherited(environment: dict[str, str] | None = None) -> dict[str, str]:

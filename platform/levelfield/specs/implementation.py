@@ -12,6 +12,7 @@ from levelfield.specs.case import Family, Precision
 
 Parallelism = Literal["data", "tensor", "pipeline", "interleaved", "sequence", "zero1", "zero2", "zero3"]
 
+ANY_ACCELERATOR = "accelerator"
 PythonVersion = tuple[int, int]
 
 _CLAUSE = re.compile(r"(>=|<)(\d+)\.(\d+)|(==)(\d+)\.(\d+)\.\*")
@@ -74,7 +75,11 @@ class Launch(Value):
 
 
 class ImplementationFile(Document):
-    """models/<framework>/implementation.yaml; precisions, parallelism and requirements by device kind."""
+    """models/<framework>/implementation.yaml; precisions, parallelism and requirements by device kind.
+
+    `accelerator` in precisions and parallelism stands for every kind but the cpu that is not named. Of such a kind the
+    vendor's image, or the user's own Python, brings the framework, so it has no requirements.
+    """
 
     KIND: ClassVar[str] = "implementation"
 
@@ -87,3 +92,13 @@ class ImplementationFile(Document):
     recompute: tuple[Literal["none", "selective", "full"], ...]
     requirements: dict[str, Requirements]
     launch: Launch
+
+    def offered_precisions(self, kind: str) -> tuple[Precision, ...]:
+        return self.precisions.get(kind) or self.precisions.get(_stand_in(kind), ())
+
+    def offered_parallelism(self, kind: str) -> tuple[Parallelism, ...]:
+        return self.parallelism.get(kind) or self.parallelism.get(_stand_in(kind), ())
+
+
+def _stand_in(kind: str) -> str:
+    return "" if kind == "cpu" else ANY_ACCELERATOR

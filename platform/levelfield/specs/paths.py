@@ -41,6 +41,16 @@ class RunPaths:
         return self.root / "logs"
 
     @property
+    def nodes(self) -> Path:
+        """What each node's container is told to start, and how its ranks ended."""
+        return self.root / "nodes"
+
+    @property
+    def image(self) -> Path:
+        """Of a run in containers: the Dockerfile, and the log of the build if it was built for this run."""
+        return self.root / "image"
+
+    @property
     def outcome(self) -> Path:
         """How each process ended: raw, like the events."""
         return self.root / "outcome.json"

@@ -9,10 +9,13 @@ from pydantic import Field
 from levelfield.specs.base import Document, Value
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.chips import OverlayUsed
+from levelfield.specs.container import ContainerPlan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.selector import Selector
 from levelfield.specs.tuning import Tuning
 from levelfield.specs.vendor import Chip, FrameworkAccess
+
+RuntimeName = Literal["process", "inside", "docker"]
 
 
 class Hardware(Value):
@@ -114,6 +117,8 @@ class Plan(Document):
     accumulation: int = Field(ge=1)
     corpus: CorpusUsed
     environment: EnvironmentPlan
+    runtime: RuntimeName = "process"
+    container: ContainerPlan | None = None
     peak: PeakUsed
     expected_memory: MemoryExpected
     repeat: int = Field(ge=1)

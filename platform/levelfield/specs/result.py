@@ -130,6 +130,8 @@ class Alignment(Value):
 
 
 class Result(Document):
+    """runtime: what the processes ran in. warnings: what was refused and did not hinder the run."""
+
     KIND: ClassVar[str] = "result"
 
     run_id: str
@@ -163,3 +165,5 @@ class Result(Document):
     identity: Identity
     alignment: Alignment
     deviations: tuple[str, ...]
+    runtime: str = "process"
+    warnings: tuple[str, ...] = ()
