@@ -150,7 +150,7 @@ def test_tuning_that_sets_a_locked_field_is_refused_by_its_name(registry: Regist
         (folder / name).write_text((Path(__file__).parent / "plugins/vendors/fake" / name).read_text())
     with pytest.raises(DocumentError) as caught:
         find(registry, parse_selector("tiny:fake:F1"))
-    assert f"{file}: key 'rows.0.set.global_batch': unknown key" in str(caught.value)
+    assert f"{file}: key 'rows.0.set': 'global_batch' is locked, the case fixes it: the tokens" in str(caught.value)
 
 
 # -- what cannot be

@@ -1,4 +1,4 @@
-"""`show`: a case with nothing left implicit."""
+"""`show`: a case with nothing left implicit, and what a vendor's tuning makes of it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,32 @@ import json
 
 import yaml
 
+from levelfield import catalog
 from levelfield.cli.plugins import registry_of
+from levelfield.cli.vendor_changes import print_changes
+from levelfield.errors import UnknownName, UsageError
 from levelfield.measure.parameters import parameters
+from levelfield.registry import Registry
 from levelfield.specs.case import Case, Scale
+from levelfield.specs.tuning import TuningRow
+from levelfield.tuned import Place, tuned
 
 
 def execute(options: argparse.Namespace) -> int:
-    case = registry_of(options).case(options.case)
+    registry = registry_of(options)
+    case = registry.case(options.case)
     scales: list[Scale] = [options.scale] if options.scale else ["full", "smoke"]
+    place = _place(options, registry)
+    rows = catalog.tuning_rows(registry, options.vendor, case.name) if options.vendor else ()
+    if options.diff:
+        return print_changes(case, options.vendor, rows, scales, place, as_json=options.json)
     content: dict[str, object] = {
         "name": case.name,
         "title": case.title,
         "source": case.source,
         "tokenizer": case.tokenizer,
         "digest": case.fingerprint(),
-        **{scale: _work(case, scale) for scale in scales},
+        **{scale: _work(case, scale) | _tuned(options.vendor, case, rows, scale, place) for scale in scales},
     }
     if options.json:
         print(json.dumps(content, indent=2, ensure_ascii=False))
@@ -30,9 +41,43 @@ def execute(options: argparse.Namespace) -> int:
     return 0
 
 
+def _place(options: argparse.Namespace, registry: Registry) -> Place:
+    """Where rows are looked for. Raises UsageError for what there is not, or without a vendor."""
+    if options.vendor is None:
+        given = {"--diff": options.diff, "--framework": options.framework, "--chip": options.chip}
+        given["--devices"] = options.devices is not None
+        if alone := [name for name, value in given.items() if value]:
+            raise UsageError(f"show: {', '.join(alone)}: give --vendor NAME too; known: {', '.join(registry.vendors)}")
+        return Place()
+    vendor = registry.vendor_file(options.vendor)
+    chip = vendor.chip(options.chip) if options.chip else None
+    if options.chip and chip is None:
+        raise UnknownName(f"chip of {vendor.name}", options.chip, [c.name for c in vendor.chips])
+    if options.framework and options.framework not in registry.frameworks:
+        raise UnknownName("framework", options.framework, registry.frameworks)
+    if options.devices is not None and options.devices < 1:
+        raise UsageError(f"--devices: found {options.devices}, expected 1 or more")
+    return Place(chip.name if chip else None, options.framework, options.devices)
+
+
 def _work(case: Case, scale: Scale) -> dict[str, object]:
     work = case.work(scale)
     count = parameters(work.model, work.training.sequence_length).total
     tuning = case.tuning.get(scale)
     chosen = tuning.model_dump(exclude_none=True) if tuning else {}
     return {"parameters": count, "digest": work.fingerprint(), **work.model_dump(mode="json"), "default_tuning": chosen}
+
+
+def _tuned(
+    vendor: str | None, case: Case, rows: tuple[TuningRow, ...], scale: Scale, place: Place
+) -> dict[str, object]:
+    """The free fields with the vendor's rows that apply, and which rows need more to be known."""
+    if vendor is None:
+        return {}
+    here = [row for row in rows if row.scale == scale and place.admits(row)]
+    return {
+        "vendor": vendor,
+        "tuning": tuned(case, rows, scale, place),
+        "rows_applied": [row.why for row in here if place.meets(row, scale)],
+        "rows_elsewhere": [row.conditions for row in here if not place.meets(row, scale)],
+    }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from levelfield.specs.base import Document, Value
+from levelfield.specs.fence import reason, refuse_locked
 from levelfield.specs.layout import Layout
 
 Recompute = Literal["none", "selective", "full"]
@@ -45,6 +46,13 @@ class TuningChoice(Value):
     threads: int | None = Field(default=None, ge=1)
     environment: dict[str, str] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _only_free_fields(cls, content: Any) -> Any:
+        if isinstance(content, dict):
+            refuse_locked(map(str, content), cls.model_fields)
+        return content
+
 
 class TuningRow(Value):
     """What a vendor chooses for a chip, a framework and a number of devices per node (None: any), and why."""
@@ -54,7 +62,26 @@ class TuningRow(Value):
     devices: int | None = Field(default=None, ge=1)
     scale: Literal["full", "smoke"] = "full"
     set: TuningChoice
-    why: str
+    why: str = Field(min_length=3)
+
+    def applies(self, scale: str, chip: str | None, framework: str | None, devices: int | None) -> bool:
+        """Whether every condition of the row holds; one on what is not known (None) does not."""
+        holds = (self.chip in (None, chip), self.framework in (None, framework), self.devices in (None, devices))
+        return self.scale == scale and all(holds)
+
+    @property
+    def conditions(self) -> dict[str, str | int]:
+        """What has to hold beside the scale, by name; empty for a row that always applies."""
+        named = {"chip": self.chip, "framework": self.framework, "devices": self.devices}
+        return {name: value for name, value in named.items() if value is not None}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _conditions_are_not_locked_fields(cls, content: Any) -> Any:
+        for name in content if isinstance(content, dict) else ():
+            if name not in cls.model_fields and (why := reason(str(name))):
+                raise ValueError(f"'{name}' is locked, the case fixes it: {why}")
+        return content
 
 
 class TuningFile(Document):
