@@ -194,6 +194,15 @@ def test_a_ratio_to_the_peak_in_a_reason_goes_with_either(valid: Result) -> None
         assert "7 x the peak" not in json.dumps(hidden(odd, fields, WORD))  # type: ignore[arg-type]
 
 
+def test_times_of_starts_tell_no_durations_where_throughput_is_withheld(valid: Result, plan: Plan) -> None:
+    later = valid.model_copy(update={"run_id": valid.run_id.replace("T030405Z", "T040506Z")})
+    fields: Fields = ("mfu", "throughput", "energy")
+    assert published([later], fields) == published([valid], fields)
+    public, secret = commit([valid], [plan], fields)
+    assert public.runs == ("tiny_fake_fake_abcdef",) == tuple({cell.run_id for cell in secret.cells})
+    assert commit([valid], [plan], ("memory",))[0].runs == (valid.run_id,)
+
+
 def test_no_result_without_them_holds_a_figure(valid: Result) -> None:
     bare = without(valid, FIELDS)
     assert bare.throughput is None and {u.value for u in bare.utilisation} == {u.peak_tflops for u in bare.utilisation}

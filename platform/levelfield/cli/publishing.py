@@ -9,7 +9,7 @@ from pathlib import Path
 
 from levelfield.errors import UsageError
 from levelfield.report.published import FILES, published
-from levelfield.report.withholding import commit, parse_fields, refuse_leaks
+from levelfield.report.withholding import commit, parse_fields, published_id, refuse_leaks
 from levelfield.report.words import wrapped
 from levelfield.specs.base import dump
 from levelfield.specs.plan import Plan
@@ -20,7 +20,7 @@ def publish(options: argparse.Namespace, results: Sequence[Result], plans: Seque
     """Write the bundle and the reveal; the text to print. Raises UsageError before anything is written."""
     folder, reveal = _places(options)
     fields = parse_fields(options.withhold)
-    _refuse_twice([result.run_id for result in results])
+    _refuse_twice([published_id(result.run_id, fields) for result in results])
     for plan in plans:
         refuse_leaks(plan, fields)
     commitments, secret = commit(results, plans, fields)

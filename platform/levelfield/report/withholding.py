@@ -6,6 +6,7 @@ give the third. Joules per token and watts give tokens/s.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ _SECTIONS: dict[Withheld, tuple[str, ...]] = {
     "energy": ("joules", "joules_per_token", "mean_watts"),
     "memory": ("device_used_peak", "allocated_peak", "reserved_peak", "process_peak"),
 }
+_STARTED = re.compile(r"^\d{8}T\d{6}Z_")
 _SAID: dict[Withheld, str] = {"mfu": "MFU", "peak": "the peak", "throughput": "tokens/s", "energy": "the energy"}
 
 
@@ -112,7 +114,9 @@ def hidden(result: Result, fields: Iterable[Withheld], word: str | None) -> dict
 
     Reasons and evidence of the status go too: they are sentences, lines of logs among them, that may repeat a figure.
     """
+    fields = tuple(fields)
     row = {key: value for key, value in result.model_dump(mode="json").items() if key in PUBLISHED}
+    row["run_id"] = published_id(result.run_id, fields)
     row["status"].update(reasons=[], evidence=None)
     for field in fields:
         if field == "throughput":
@@ -124,6 +128,11 @@ def hidden(result: Result, fields: Iterable[Withheld], word: str | None) -> dict
     return row
 
 
+def published_id(run_id: str, fields: Sequence[Withheld]) -> str:
+    """The run's id, less the time of its start where that of the next run would tell how long this one took."""
+    return _STARTED.sub("", run_id) if "throughput" in fields else run_id
+
+
 def without(result: Result, fields: Iterable[Withheld]) -> Result:
     """The result with nothing where the fields' figures were, so that no table can print them."""
     return Result.model_validate(hidden(result, fields, None))
@@ -133,15 +142,13 @@ def commit(
     results: Sequence[Result], plans: Sequence[Plan], fields: tuple[Withheld, ...]
 ) -> tuple[Commitments, Reveal]:
     """A commitment to every field of every run, and what reveals it; each cell has a salt of its own."""
+    runs = tuple(published_id(result.run_id, fields) for result in results)
     cells = tuple(
-        RevealedCell(
-            run_id=result.run_id, field=field, salt=secrets.token_hex(SALT_BYTES), value=_value(result, plan, field)
-        )
-        for result, plan in zip(results, plans, strict=True)
+        RevealedCell(run_id=run, field=field, salt=secrets.token_hex(SALT_BYTES), value=_value(result, plan, field))
+        for run, result, plan in zip(runs, results, plans, strict=True)
         for field in fields
     )
     public = tuple(Commitment(run_id=c.run_id, field=c.field, digest=c.digest()) for c in cells)
-    runs = tuple(result.run_id for result in results)
     return Commitments(runs=runs, fields=fields, cells=public), Reveal(cells=cells)
 
 
