@@ -34,6 +34,7 @@ other commands (each has --help):
   align      a run's training against a reference, layer by layer
   diagnose   the first step and tensor in which two frameworks part
   references what runs are held against: list, promote
+  image      images for --runtime docker: build, list, prune, export
   data       prepare a corpus from text, or check one
   export     a case's initial weights in the format of others
 
@@ -41,7 +42,20 @@ exit codes: 0 good, 2 wrong usage or configuration, 3 a run failed, 4 a gate
 refused, 5 the platform's own fault, 130 interrupted
 """
 
-COMMANDS = ("run", "list", "show", "report", "reveal", "collect", "align", "diagnose", "references", "data", "export")
+COMMANDS = (
+    "run",
+    "list",
+    "show",
+    "report",
+    "reveal",
+    "collect",
+    "align",
+    "diagnose",
+    "references",
+    "image",
+    "data",
+    "export",
+)
 
 
 def parser_of(arguments: Sequence[str]) -> argparse.Namespace:
@@ -242,6 +256,30 @@ def _references(parser: argparse.ArgumentParser) -> None:
         _shared(action, behind_an_action=True)
 
 
+def _image(parser: argparse.ArgumentParser) -> None:
+    parser.description = "The images that --runtime docker runs in; a run builds its own when it is not there."
+    actions = parser.add_subparsers(dest="action", required=True)
+    build = actions.add_parser("build", help="build now what runs of these frameworks will need")
+    build.add_argument("framework", nargs="+")
+    show = actions.add_parser("show", help="print the Dockerfile")
+    show.add_argument("framework")
+    listing = actions.add_parser("list", help="images of ours on the engine")
+    listing.add_argument("--json", action="store_true", help="machine-readable output")
+    prune = actions.add_parser("prune", help="remove all but the newest of each, and what stopped builds left")
+    prune.add_argument("--all", action="store_true", help="remove every image of ours")
+    export = actions.add_parser("export", help="write an image, or what it is built from, to a file")
+    export.add_argument("framework")
+    export.add_argument("--output", type=Path, required=True, metavar="FILE", help="a tar file")
+    export.add_argument("--context", action="store_true", help="Dockerfile and wheels, to build elsewhere; no engine")
+    for name in ("build", "show", "export"):
+        of = actions.choices[name]
+        of.add_argument("--vendor", default="cpu", help="for this vendor's devices (default: cpu)")
+        of.add_argument("--base-image", metavar="IMAGE", help="build on it (else LEVELFIELD_BASE_IMAGE, the vendor's)")
+        of.add_argument("--offline", action="store_true", help="fetch neither wheels nor images")
+    for action in actions.choices.values():
+        _shared(action, behind_an_action=True)
+
+
 def _data(parser: argparse.ArgumentParser) -> None:
     parser.description = "Prepare a corpus from text, or check one."
     actions = parser.add_subparsers(dest="action", required=True)
@@ -276,6 +314,7 @@ _BUILDERS = {
     "align": _align,
     "diagnose": _diagnose,
     "references": _references,
+    "image": _image,
     "data": _data,
     "export": _export,
 }

@@ -12,7 +12,7 @@ import tarfile
 import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -162,3 +162,54 @@ def _add(tar: tarfile.TarFile, name: str, text: str) -> None:
     member = tarfile.TarInfo(name)
     member.size = len(content)
     tar.addfile(member, io.BytesIO(content))
+
+
+@dataclass(frozen=True)
+class Listed:
+    """An image of ours on the engine. created: ISO 8601, as the engine says it."""
+
+    tag: str
+    id: str
+    size_bytes: int
+    created: str
+
+
+def listed(client: DockerClient) -> list[Listed]:
+    """Every tagged image of ours, by name, the newest of each name first."""
+    found = [
+        Listed(tag, str(image.id), int(image.attrs["Size"]), str(image.attrs["Created"]))
+        for image in client.images.list(filters={"label": IMAGE_LABEL})
+        for tag in image.tags
+        if tag.startswith("levelfield/")
+    ]
+    newest_first = sorted(found, key=lambda image: image.created, reverse=True)
+    return sorted(newest_first, key=lambda image: image.tag.partition(":")[0])
+
+
+def prune(client: DockerClient, everything: bool) -> tuple[list[str], int]:
+    """Remove all but the newest of each name, or everything of ours, and what stopped builds left. One that a container
+    uses stays. Returns the tags that went and the bytes that the engine says it has freed."""
+    from docker.errors import APIError
+
+    images = listed(client)
+    names = [image.tag.partition(":")[0] for image in images]
+    gone = []
+    for position, image in enumerate(images):
+        if everything or names[position] in names[:position]:
+            with suppress(APIError):
+                client.images.remove(image.tag)
+                gone.append(image.tag)
+    freed = client.images.prune(filters={"dangling": True, "label": IMAGE_LABEL})["SpaceReclaimed"]
+    return gone, sum(i.size_bytes for i in images if i.tag in gone) + int(freed)
+
+
+def export(client: DockerClient, tag: str, path: Path) -> None:
+    """Write the image as `docker load` reads it, whole or not at all. Raises OSError."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            for block in client.images.get(tag).save(named=True):
+                file.write(block)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
