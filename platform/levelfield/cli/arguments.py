@@ -34,6 +34,7 @@ other commands (each has --help):
   align      a run's training against a reference, layer by layer
   diagnose   the first step and tensor in which two frameworks part
   references what runs are held against: list, promote
+  vendor     a maker's chips: begin a folder, check it, record its tools
   image      images for --runtime docker: build, list, prune, export
   data       prepare a corpus from text, or check one
   export     a case's initial weights in the format of others
@@ -52,6 +53,7 @@ COMMANDS = (
     "align",
     "diagnose",
     "references",
+    "vendor",
     "image",
     "data",
     "export",
@@ -256,6 +258,25 @@ def _references(parser: argparse.ArgumentParser) -> None:
         _shared(action, behind_an_action=True)
 
 
+def _vendor(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Bring a maker's chips: docs/writing-a-vendor.md goes through it."
+    actions = parser.add_subparsers(dest="action", required=True)
+    new = actions.add_parser("new", help="write a vendor's folder, to be filled in")
+    new.add_argument("--package", action="store_true", help="a package that pip installs, instead of a folder")
+    new.add_argument("--output", type=Path, metavar="DIR", help="DIR/vendors/NAME; with --package DIR/levelfield-NAME")
+    check = actions.add_parser("check", help="the conformance suite, without the chip; exit 4 unless all is well")
+    check.add_argument("--json", action="store_true", help="machine-readable output")
+    check.add_argument("--fast", action="store_true", help="without the checks that train or wait (seconds)")
+    record = actions.add_parser("record", help="on a machine with the chip: keep what the maker's tools print")
+    record.add_argument(
+        "--redact", action="store_true", help="replace serial numbers and UUIDs by others of their form"
+    )
+    record.add_argument("--force", action="store_true", help="replace recordings that are there")
+    for action in actions.choices.values():
+        action.add_argument("name", metavar="NAME")
+        _shared(action, behind_an_action=True)
+
+
 def _image(parser: argparse.ArgumentParser) -> None:
     parser.description = "The images that --runtime docker runs in; a run builds its own when it is not there."
     actions = parser.add_subparsers(dest="action", required=True)
@@ -314,6 +335,7 @@ _BUILDERS = {
     "align": _align,
     "diagnose": _diagnose,
     "references": _references,
+    "vendor": _vendor,
     "image": _image,
     "data": _data,
     "export": _export,

@@ -1,0 +1,88 @@
+"""`vendor`: begin one, check one, record what its tools print."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from levelfield.cli.terminal import shown
+from levelfield.errors import GateFailed
+from levelfield.registry import Registry, checkout
+from levelfield.report.words import wrapped
+from levelfield.testing.capture import record
+from levelfield.testing.findings import Finding
+from levelfield.testing.scaffold import new_package, new_vendor
+from levelfield.testing.subject import Subject
+from levelfield.testing.suite import check
+
+INDENT = 25  # of what follows a check's name
+LABELS = {"ok": "ok", "missing": "missing", "fails": "FAILS", "not applicable": "n/a"}
+
+
+def execute(options: argparse.Namespace) -> int:
+    return {"new": _new, "check": _check, "record": _record}[options.action](options)
+
+
+def _new(options: argparse.Namespace) -> int:
+    registry = Registry(options.plugins)
+    if options.package:
+        made = new_package(options.name, options.output or Path.cwd(), registry)
+        folder = made[0].parent
+        _say(f"made     {shown(folder)}, a package. Next:")
+        _say(f"         pip install -e {shown(folder)}")
+        _say(f"         run_benchmarks.py vendor check {options.name}")
+        return 0
+    made = new_vendor(options.name, options.output or checkout(), registry)
+    where = f" --plugins {shown(options.output)}" if options.output else ""
+    _say(f"made     {shown(made[0].parent)}. Next:")
+    _say(f"         fill in {shown(made[0])}")
+    _say(f"         run_benchmarks.py vendor check {options.name}{where}")
+    return 0
+
+
+def _record(options: argparse.Namespace) -> int:
+    registry = Registry(options.plugins)
+    subject = Subject(options.name, options.plugins)
+    for sentence in record(registry.vendor(options.name), subject.folder, options.redact, options.force):
+        _say(sentence)
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    found: list[Finding] = []
+    for finding in check(Subject(options.name, options.plugins), options.fast):
+        if not options.json:
+            _show(finding, found)
+        found.append(finding)
+    bad = [finding for finding in found if not finding.is_good]
+    if options.json:
+        report = {"vendor": options.name, "passes": not bad, "checks": [asdict(finding) for finding in found]}
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        _conclude(options.name, found, bad)
+    return GateFailed.exit_code if bad else 0
+
+
+def _show(finding: Finding, before: Sequence[Finding]) -> None:
+    """A line for each check; what an earlier one said already is not said again."""
+    same = next((f.check for f in before if (f.says, f.do) == (finding.says, finding.do)), None)
+    if same:
+        finding = replace(finding, says=f"as {same}", do="")
+    _say(f"{LABELS[finding.status]:<8} {finding.check:<15} {' '.join(finding.says.split())}", INDENT)
+    if finding.do:
+        _say(f"{'':<{INDENT - 2}}> {finding.do}", INDENT)
+
+
+def _conclude(name: str, found: Sequence[Finding], bad: Sequence[Finding]) -> None:
+    if bad:
+        _say(f"{name}: {len(bad)} of {len(found)} checks are not well: {', '.join(f.check for f in bad)}")
+    else:
+        applied = sum(finding.status == "ok" for finding in found)
+        _say(f"{name}: all {applied} checks that apply are well; {len(found) - applied} do not apply")
+
+
+def _say(text: str, indent: int = 9) -> None:
+    print(wrapped(text, indent), flush=True)

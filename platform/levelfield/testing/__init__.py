@@ -1,0 +1,11 @@
+"""What plugin authors check their work with: `vendor check`, or a class for their own tests.
+
+from levelfield.testing import VendorConformance
+
+class TestAcme(VendorConformance):
+    vendor = "acme"
+"""
+
+from levelfield.testing.conformance import VendorConformance
+
+__all__ = ["VendorConformance"]

@@ -1,0 +1,138 @@
+"""`vendor record`: what the maker's tools print on this machine, kept as the vendor's recordings."""
+
+from __future__ import annotations
+
+import platform
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from levelfield.contracts.command import Answer, ask
+from levelfield.contracts.records import Parsed, parse
+from levelfield.contracts.vendor import Vendor
+from levelfield.errors import RunFailed, UsageError
+from levelfield.specs.tool import Tool
+from levelfield.testing.recordings import ORIGINS, commands, file_name
+from levelfield.testing.redaction import redacted
+
+HEADING = "# Where the recorded output comes from\n"
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One tool's output as it is to be kept. problem: why there is none."""
+
+    role: str
+    argv: tuple[str, ...]
+    file: str
+    text: str | None
+    tool: Tool | None
+    problem: str = ""
+
+
+def record(vendor: Vendor, folder: Path, redact: bool, force: bool) -> list[str]:
+    """Run each command of vendor.yaml, write recorded/, and give what was done in sentences.
+
+    Raises UsageError for recordings that are there already (without `force`), RunFailed when a tool that devices or
+    samples come from does not answer.
+    """
+    known = commands(vendor.spec)
+    if not any(tool for _, tool in known.values()):
+        raise UsageError(f"{folder}: vendor.yaml names no tool to record; add monitor, or record adapter.py's by hand")
+    _refuse_overwriting(folder / "recorded", list(known), force)
+    captured = [_captured(role, argv, tool) for role, (argv, tool) in known.items()]
+    _must_answer(captured)
+    said = list(_identities_said(captured, redact))
+    kept = redacted(captured_texts(captured), _tools(captured)) if redact else captured_texts(captured)
+    _write(folder / "recorded", vendor, captured, kept, redact)
+    return [*_written_said(folder / "recorded", captured), *said]
+
+
+def captured_texts(captured: list[Captured]) -> dict[str, str]:
+    return {item.file: item.text for item in captured if item.text is not None}
+
+
+def _tools(captured: list[Captured]) -> dict[str, Tool]:
+    return {item.file: item.tool for item in captured if item.tool}
+
+
+def _refuse_overwriting(folder: Path, roles: list[str], force: bool) -> None:
+    there = [path for role in roles for path in sorted(folder.glob(f"{role}.*"))]
+    if there and not force:
+        raise UsageError(f"{there[0]} is there already; --force replaces it, and the line about it in {ORIGINS}")
+
+
+def _captured(role: str, argv: tuple[str, ...], tool: Tool | None) -> Captured:
+    answer: Answer = ask(argv, 60)
+    return Captured(role, argv, file_name(role, tool), answer.text, tool, answer.reason)
+
+
+def _must_answer(captured: list[Captured]) -> None:
+    for item in captured:
+        if item.tool is None:
+            continue
+        command = shlex.join(item.argv)
+        if item.text is None:
+            raise RunFailed(
+                f"failed (tool): {item.problem}. Run this on a machine with the chip, its driver and the maker's tools "
+                f"on PATH, where `{command}` answers"
+            )
+        if not item.text.strip():
+            raise RunFailed(f"failed (tool): `{command}` printed nothing; is a device there, and may this user see it?")
+
+
+def _identities_said(captured: list[Captured], redact: bool) -> Iterator[str]:
+    for item in captured:
+        if item.tool is None or item.text is None:
+            continue
+        found: Parsed = parse(item.tool, item.text)
+        if not found.records:
+            why = f": {found.passed_over[0]}" if found.passed_over else ""
+            yield f"{item.file}: vendor.yaml reads no device from it{why}; `vendor check` says more"
+        if not redact and any(record.word("identity") for record in found.records.values()):
+            yield f"{item.file} holds identities of devices; --redact --force replaces them"
+
+
+def _written_said(folder: Path, captured: list[Captured]) -> Iterator[str]:
+    for item in captured:
+        if item.text is None:
+            yield f"{item.role}: not recorded: {item.problem}"
+        else:
+            yield f"{folder / item.file}: {len(item.text.splitlines())} line(s) of `{shlex.join(item.argv)}`"
+
+
+def _write(folder: Path, vendor: Vendor, captured: list[Captured], kept: dict[str, str], redact: bool) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for item in captured:
+            for old in folder.glob(f"{item.role}.*"):
+                old.unlink()
+        for name, text in kept.items():
+            (folder / name).write_text(text, encoding="utf-8", newline="")
+        origins = folder / ORIGINS
+        before = origins.read_text(encoding="utf-8") if origins.is_file() else HEADING + "\n"
+        origins.write_text(_with_origins(before, vendor, captured, list(kept), redact), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror}; copy the vendor's folder elsewhere") from None
+
+
+def _with_origins(before: str, vendor: Vendor, captured: list[Captured], kept: list[str], redact: bool) -> str:
+    """The text with one line for each recording, in the place of an earlier one about the same file."""
+    names = "|".join(map(re.escape, kept))
+    lines = [line for line in before.splitlines() if not re.match(rf"- `({names})`", line)]
+    lines = lines if not lines or lines[-1].startswith("- ") or not lines[-1].strip() else [*lines, ""]
+    made = [item for item in captured if item.file in kept]
+    return "\n".join([*lines, *(_origin(item, vendor, redact) for item in made)]) + "\n"
+
+
+def _origin(item: Captured, vendor: Vendor, redact: bool) -> str:
+    day = datetime.now(timezone.utc).date().isoformat()
+    devices = vendor.devices()
+    chips = f"{len(devices)} x {devices[0].description}" if devices else "no device that vendor.yaml recognises"
+    software = "; ".join(f"{name} {version}" for name, version in vendor.software().items())
+    ending = "; identities replaced" if redact else ""
+    where = f"{platform.system()} {platform.machine()}"
+    return f"- `{item.file}`: `{shlex.join(item.argv)}`, {day}, {where}, {chips}; {software}{ending}"

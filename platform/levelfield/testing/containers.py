@@ -1,0 +1,108 @@
+"""Checks of what a container is shown: the chosen devices, no privilege without a reason, an image to build on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from levelfield.contracts.vendor import ContainerOptions, Device
+from levelfield.testing.findings import Fails, Missing, NotApplicable
+from levelfield.testing.subject import Subject
+
+HOST_ITSELF = ("/", "/dev", "/proc", "/sys", "/etc", "/root", "/home", "/var", "/run", "/var/run")
+EVERYTHING = ("ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO")
+
+
+def options(subject: Subject) -> str:
+    """container() is pure, and shows exactly the devices that it is given."""
+    known = subject.devices_or_two()
+    adapter = subject.adapter()
+    shown = adapter.container(known)
+    if not isinstance(shown, ContainerOptions):
+        raise Fails(f"container() gives {type(shown).__name__}", "give ContainerOptions")
+    if adapter.container(known) != shown or subject.adapter().container(known) != shown:
+        raise Fails("container() gives something else when it is asked again", "compute it from its arguments alone")
+    _are_nodes(shown)
+    if subject.spec.divisible:
+        return "one machine that is divided; nothing of it is shown apart"
+    for device in known:
+        _shows_only(subject, device, known)
+    return _told_apart(subject, known)
+
+
+def _are_nodes(shown: ContainerOptions) -> None:
+    for node in shown.device_nodes:
+        if not node.startswith("/dev/") or "{" in node or "*" in node:
+            raise Fails(f"device node '{node}'", "a file under /dev; '{index}' is the only thing in braces")
+    for name, text in shown.environment.items():
+        if "{" in text:
+            raise Fails(f"container.environment.{name}: '{text}'", "'{index}' is the only thing in braces")
+
+
+def _shows_only(subject: Subject, device: Device, known: Sequence[Device]) -> None:
+    """What one device is shown by is part of what all are shown by, and holds nothing that only others have."""
+    one, everything = subject.adapter().container([device]), subject.adapter().container(known)
+    others = subject.adapter().container([other for other in known if other != device])
+    if not set(one.device_nodes) <= set(everything.device_nodes):
+        raise Fails(f"device {device.index} alone has nodes that all together have not", "one rule for any choice")
+    for field in ("device_nodes", "device_request"):
+        alone, rest, whole = (set(getattr(o, field)) for o in (one, others, everything))
+        if whole - rest and not whole - rest <= alone:
+            raise Fails(f"{field} of device {device.index}: {sorted(alone)}, expected {sorted(whole - rest)} too", "")
+    if one.request_driver and len(one.device_request) != 1:
+        raise Fails(f"one device is asked for as {one.device_request}", "one identity for each device")
+
+
+def _told_apart(subject: Subject, known: Sequence[Device]) -> str:
+    """How the choice of devices reaches into the container. Raises Fails when it does not."""
+    spec, variable = subject.spec, subject.spec.visible_devices_variable
+    first, second = [asdict(subject.adapter().container([d])) for d in _two(known)]
+    by = sorted(field for field in first if first[field] != second[field])
+    if by:
+        return f"devices are told apart by {', '.join(by)}"
+    if variable and not spec.container.renumbered:
+        return f"all devices are shown; processes are kept to theirs by {variable} alone"
+    raise Fails(
+        "the container is shown the same whichever device is chosen",
+        "use {index} in device_nodes or environment, or device_request; or leave renumbered out and name the variable",
+    )
+
+
+def _two(known: Sequence[Device]) -> list[Device]:
+    first = known[0]
+    other = Device(first.index + 1, first.chip, first.description, first.memory_bytes, f"{first.identity}-other")
+    return [first, known[1] if len(known) > 1 else other]
+
+
+def privileges(subject: Subject) -> str:
+    """Nothing beyond what an engine gives, but by name and with a reason; nothing that is the host itself."""
+    access = subject.spec.container
+    shown = subject.adapter().container(subject.devices_or_two())
+    reasons = {**access.capabilities, **access.security_options, **{mount.path: mount.why for mount in access.mounts}}
+    for name in (*shown.capabilities, *shown.security_options, *shown.read_only_mounts):
+        if len(reasons.get(name, "").strip()) < 3:
+            raise Missing(f"container: {name} has no reason", "write why it is needed in vendor.yaml, or leave it out")
+    for name in shown.capabilities:
+        if name.upper().removeprefix("CAP_") in EVERYTHING:
+            raise Fails(
+                f"container.capabilities: {name} is as good as the whole host", "ask for what is needed by name"
+            )
+    for path in shown.read_only_mounts:
+        if path.rstrip("/") in ("", *HOST_ITSELF) or path.endswith(".sock"):
+            raise Fails(f"container.mounts: {path} is the host itself", "mount the folders of the driver alone")
+    return f"{len(shown.capabilities) + len(shown.security_options)} privilege(s), each with its reason"
+
+
+def images(subject: Subject) -> str:
+    """Images belong to frameworks that vendor.yaml names, and say where they are from."""
+    found = subject.spec.images
+    if not found:
+        raise NotApplicable("no image is named: runs in containers need --base-image")
+    unknown = sorted(set(found) - set(subject.spec.frameworks) - {"base"})
+    if unknown:
+        raise Fails(
+            f"images: {', '.join(unknown)} is no framework of this vendor", "use the frameworks' names, or base"
+        )
+    loose = [name for name, image in found.items() if not image.digest]
+    note = f"; without a digest, so what they are may change: {', '.join(loose)}" if loose else ""
+    return f"{len(found)} image(s){note}"

@@ -1,0 +1,132 @@
+"""Damaged copies of a tool's output. Pure: text in, texts out."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from levelfield.testing.recordings import Recording
+
+MOST_COPIES = 150
+MOST_NUMBERS = 400
+_UNIT = re.compile(r'\s?(%|(?:[mk]?W|[CF]|[mu]?J|(?:[KMG]i|[kMG])?B)\b)|"?,\s*"unit":\s*"([^"]*)"')
+FOREIGN = {
+    "power_watts": "kW",
+    "energy_joules": "kWh",
+    "memory_used_bytes": "TiB",
+    "memory_bytes": "TiB",
+    "utilisation": "ppm",
+    "temperature_celsius": "F",
+}
+
+
+class Number(NamedTuple):
+    """A number in a text: where it stands, and where the unit stands that is printed behind it, if one is."""
+
+    start: int
+    end: int
+    unit: tuple[int, int] | None
+
+
+def truncated(text: str) -> Iterator[str]:
+    """Cut off at many places: evenly over the whole, and at each of the last characters."""
+    stride = max(1, len(text) // MOST_COPIES)
+    places = {*range(0, len(text), stride), *range(max(0, len(text) - 20), len(text))}
+    return (text[:place] for place in sorted(places))
+
+
+def reordered(recording: Recording) -> Iterator[str]:
+    """Whole records, and whatever else may stand in any order, in another one."""
+    text = recording.text
+    if recording.is_json:
+        yield from _json_reordered(text)
+    elif recording.line_is_record:
+        lines = text.splitlines(keepends=True)
+        yield "".join(reversed(lines))
+        yield from ("".join([*lines[:at], *reversed(lines[at : at + 2]), *lines[at + 2 :]]) for at in range(len(lines)))
+    elif recording.tool:
+        starts = [match.start() for match in re.finditer(recording.tool.patterns[0], text, re.MULTILINE)]
+        blocks = [text[a:b] for a, b in zip(starts, [*starts[1:], len(text)], strict=True)]
+        yield text[: starts[0]] + "".join(reversed(blocks)) if starts else text
+
+
+def _json_reordered(text: str) -> Iterator[str]:
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return
+    yield json.dumps(_turned(document))
+
+
+def _turned(value: Any) -> Any:
+    """Keys of every object backwards; lists as they are, since a place in a list may have a meaning."""
+    if isinstance(value, dict):
+        return {key: _turned(value[key]) for key in reversed(value)}
+    return [_turned(item) for item in value] if isinstance(value, list) else value
+
+
+def repeated(text: str) -> Iterator[str]:
+    """The whole output twice, and each line twice."""
+    yield text + text
+    lines = text.splitlines(keepends=True)
+    stride = max(1, len(lines) // MOST_COPIES)
+    yield from ("".join([*lines[: at + 1], *lines[at:]]) for at in range(0, len(lines), stride))
+
+
+def lines_lost(text: str) -> Iterator[str]:
+    """Each line left out once."""
+    lines = text.splitlines(keepends=True)
+    stride = max(1, len(lines) // MOST_COPIES)
+    yield from ("".join([*lines[:at], *lines[at + 1 :]]) for at in range(0, len(lines), stride))
+
+
+def numbers(text: str) -> list[Number]:
+    """The first numbers of a text that stand alone or before a unit; not those within names and identities."""
+    found: list[Number] = []
+    for match in re.finditer(r"-?[0-9]+(?:\.[0-9]+)?", text):
+        if len(found) == MOST_NUMBERS:
+            break
+        unit = _UNIT.match(text, match.end())
+        span = (unit.span(1) if unit[1] else unit.span(2)) if unit else None
+        found.append(Number(match.start(), match.end(), span))
+    return found
+
+
+def nudged(text: str, number: Number) -> str:
+    """The same text with another number of the same form in this place."""
+    old = text[number.start : number.end]
+    at = next(i for i, char in enumerate(old) if char.isdigit())
+    new = old[:at] + str(int(old[at]) % 9 + 1) + old[at + 1 :]
+    return text[: number.start] + new + text[number.end :]
+
+
+def with_comma(text: str, number: Number) -> str:
+    """Decimals behind a comma, as another locale prints them; never zeros, so that leaving them out shows."""
+    whole = text[number.start : number.end].partition(".")[0]
+    return f"{text[: number.start]}{whole},93{text[number.end :]}"
+
+
+def unavailable(text: str, number: Number) -> str:
+    """NA in the place of the number and its unit."""
+    end = number.unit[1] if number.unit and text[number.end : number.unit[0]].strip() == "" else number.end
+    quoted = _is_bare_json(text, number)
+    return f"{text[: number.start]}{_quoted('NA', quoted)}{text[end:]}"
+
+
+def in_another_unit(text: str, number: Number, field: str) -> str:
+    """A unit of which the value cannot be meant, in the place of the printed one, or behind a number without."""
+    if number.unit:
+        return text[: number.unit[0]] + FOREIGN[field] + text[number.unit[1] :]
+    shown = _quoted(f"{text[number.start : number.end]} {FOREIGN[field]}", _is_bare_json(text, number))
+    return text[: number.start] + shown + text[number.end :]
+
+
+def _is_bare_json(text: str, number: Number) -> bool:
+    """Whether the number is a JSON value without quotes."""
+    return re.search(r'":\s*$', text[: number.start]) is not None
+
+
+def _quoted(text: str, needed: bool) -> str:
+    return f'"{text}"' if needed else text

@@ -1,0 +1,48 @@
+"""A training that only pretends: real batches, initial weights and events, and a loss that falls by itself.
+
+DRILL_FAULT breaks it on purpose, on the last rank at step 3: `killed` or `nan`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from types import SimpleNamespace
+
+from levelfield.worker import Batches, Initializer, Recorder, coordinates, learning_rate, run
+
+FAULT_STEP = 3
+
+
+def main(job: SimpleNamespace, recorder: Recorder) -> None:
+    recorder.framework(name="drill", version="1.0.0", device=job.device)
+    initializer = Initializer(job)
+    recorder.weights(
+        (name, spec.shape, None, initializer.array(name, spec.shape, std=spec.std, fill=spec.fill))
+        for name, spec in initializer.parameters(job.model).items()
+    )
+    recorder.begin()
+    for batch in Batches(job, coordinates(job).data):
+        time.sleep(0.01)  # so that no step takes no time
+        recorder.step(
+            batch.step,
+            loss=loss(job, batch.step),
+            grad_norm=1.0,
+            tokens=batch.tokens,
+            learning_rate=learning_rate(job.training.schedule, batch.step),
+            tokens_checksum=batch.checksum,
+            memory={"allocated_peak_bytes": None, "reserved_peak_bytes": None, "process_peak_bytes": 10**6},
+        )
+
+
+def loss(job: SimpleNamespace, step: int) -> float:
+    """What is asked for at the step of the fault, else a loss that falls."""
+    fault = os.environ.get("DRILL_FAULT") if step == FAULT_STEP and job.rank == job.world_size - 1 else None
+    if fault == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return float("nan") if fault == "nan" else float(4.0 * 0.9**step)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,96 @@
+"""Checks of what the author wrote down: vendor.yaml, README.md, recorded/README.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from levelfield.contracts.readings import is_named
+from levelfield.errors import DocumentError, UsageError
+from levelfield.specs.vendor import Chip
+from levelfield.testing.findings import Fails, Missing, NotApplicable
+from levelfield.testing.recordings import ORIGINS
+from levelfield.testing.subject import Subject
+
+BLANK = "FILL IN"
+
+
+def schema(subject: Subject) -> str:
+    """vendor.yaml is whole, the adapter can be made, and nothing is left to be filled in."""
+    try:
+        spec = subject.spec
+        subject.registry.vendor(subject.name)
+    except UsageError as error:
+        raise Fails(str(error), "correct the key that is named" if isinstance(error, DocumentError) else "") from None
+    _is_filled_in(subject.file)
+    for key in ("title", "verified"):
+        if not getattr(spec, key).strip():
+            raise Missing(f"key '{key}' is empty", "`verified: none` is an honest value")
+    return f"{spec.schema_name()}; verified: {spec.verified}"
+
+
+def readme(subject: Subject) -> str:
+    """README.md says what is known from where."""
+    path = subject.folder / "README.md"
+    if not path.is_file() or not path.read_text(encoding="utf-8", errors="replace").strip():
+        raise Missing("there is no README.md", "say what is known from where, and what has run on the chip")
+    _is_filled_in(path)
+    return f"README.md has {len(path.read_text(encoding='utf-8', errors='replace').splitlines())} lines"
+
+
+def _is_filled_in(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    blank = [str(number) for number, line in enumerate(lines, 1) if BLANK in line]
+    if blank:
+        raise Missing(
+            f"{path.name} still says '{BLANK}' in line {', '.join(blank)}",
+            f"write what is meant there and remove '{BLANK}'; what is unknown stays away or null",
+        )
+
+
+def chips(subject: Subject) -> str:
+    """Every number of a chip has its source, and the tool's own names lead to the chips."""
+    known = subject.spec.chips
+    if not known:
+        raise Missing("vendor.yaml has no chips", "add one: name, match, device_is, memory_bytes and memory_source")
+    for chip in known:
+        _has_sources(chip)
+    _are_told_apart(known)
+    without = [chip.name for chip in known if not chip.peaks]
+    note = f"; no peak, so no MFU: {', '.join(without)}" if without else ""
+    return f"{len(known)} chip(s){note}"
+
+
+def _has_sources(chip: Chip) -> None:
+    for number, source in (
+        ("memory_bytes", "memory_source"),
+        ("memory_bandwidth_bytes_per_second", "bandwidth_source"),
+    ):
+        if getattr(chip, number) is not None and not (getattr(chip, source) or "").strip():
+            raise Missing(f"chip {chip.name}: {number} has no {source}", "say which document the number is from")
+    if any(not end.strip() for end in chip.match):
+        raise Fails(f"chip {chip.name}: match holds an empty text, which every name ends in", "remove it")
+
+
+def _are_told_apart(known: tuple[Chip, ...]) -> None:
+    """No name of one chip is taken for an earlier one."""
+    for at, chip in enumerate(known):
+        for other in known[:at]:
+            if taken := next((end for end in chip.match if is_named(end, other.match)), None):
+                raise Fails(f"a device named '{taken}' is taken for {other.name}, not {chip.name}", "make match longer")
+
+
+def origins(subject: Subject) -> str:
+    """recorded/README.md says of each recording where and when it was made."""
+    if not subject.recordings:
+        subject.needs_recordings()
+        raise NotApplicable("there are no recordings")
+    path = subject.folder / "recorded" / ORIGINS
+    if not path.is_file():
+        raise Missing("there is no recorded/README.md", "say of each recording: which machine, chip, driver and date")
+    _is_filled_in(path)
+    text = path.read_text(encoding="utf-8", errors="replace")
+    unnamed = [r.path.name for r in subject.recordings if not re.search(rf"\b{re.escape(r.path.name)}", text)]
+    if unnamed:
+        raise Missing(f"recorded/README.md does not name {', '.join(unnamed)}", "say where it was recorded")
+    return f"{len(subject.recordings)} recording(s): {', '.join(r.path.name for r in subject.recordings)}"

@@ -1,0 +1,86 @@
+"""Checks of what a training would be started with: a plan for each framework that vendor.yaml names."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+
+from levelfield import catalog, resolve
+from levelfield.contracts.execution import ProcessWork
+from levelfield.errors import UsageError
+from levelfield.launchers.local import LocalLauncher
+from levelfield.resolve import Asked
+from levelfield.runtimes.process import ProcessRuntime
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan, job_of
+from levelfield.specs.selector import Selector
+from levelfield.testing.findings import Fails, Missing
+from levelfield.testing.subject import Subject
+
+DEVICES = 2
+PLATFORMS_OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def launch(subject: Subject) -> str:
+    """Each framework has a plan, and its processes get argv, variables, device and backend as declared."""
+    if not subject.spec.frameworks:
+        raise Missing("frameworks: none", "name the torch device and the collective backend of each framework")
+    subject.stage.replay(subject.outputs)
+    for framework in subject.spec.frameworks:
+        _check_framework(subject, framework)
+    return f"argv, variables, device and backend of {', '.join(subject.spec.frameworks)}"
+
+
+def _check_framework(subject: Subject, framework: str) -> None:
+    plan = _plan(subject, framework)
+    access, paths = subject.spec.frameworks[framework], RunPaths(subject.stage.runs / "launch")
+    strange = [m for m in access.preload if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", m)]
+    if strange or not access.device.strip() or not access.backend.strip():
+        raise Fails(f"frameworks.{framework}: {access}", "device, backend and the names of modules to import")
+    job = job_of(plan, paths)
+    if (job["device"], job["backend"], job["preload"]) != (access.device, access.backend, list(access.preload)):
+        raise Fails(f"frameworks.{framework}: job.json says {job['device']}/{job['backend']}", "report this")
+    request = LocalLauncher().request(plan, paths, ProcessRuntime())
+    for process in request.nodes[0].processes:
+        _check_process(framework, plan, process)
+
+
+def _check_process(framework: str, plan: Plan, process: ProcessWork) -> None:
+    if process.argv[0] != sys.executable or any(re.search(r"\{\w*\}", text) for text in process.argv):
+        raise Fails(f"{framework}: argv {' '.join(process.argv)}", "correct launch.argv of implementation.yaml")
+    expected = {"RANK": str(process.rank), "WORLD_SIZE": str(plan.world_size), **plan.hardware.visible}
+    for name, value in {**plan.hardware.environment, **expected}.items():
+        if process.environment.get(name) != value:
+            raise Fails(f"{framework}: {name} is {process.environment.get(name)}, expected {value}", _whose(name))
+    if taken := [name for name in PLATFORMS_OWN if name in plan.hardware.environment]:
+        raise Fails(f"environment sets {', '.join(taken)}, which the platform sets for each process", _whose(taken[0]))
+
+
+def _whose(name: str) -> str:
+    return f"take {name} out of vendor.yaml's environment"
+
+
+def _plan(subject: Subject, framework: str) -> Plan:
+    """A plan for devices that need not be here, of the first case that the framework offers on this kind."""
+    registry = subject.registry
+    if framework not in registry.frameworks:
+        known = ", ".join(registry.frameworks)
+        raise Fails(f"frameworks: there is no '{framework}' here; known: {known}", "correct the name or leave it out")
+    why = "no case fits"
+    for name in sorted(registry.cases):
+        selector = Selector(case=name, framework=framework, target=subject.name, devices=DEVICES)
+        try:
+            return _resolved(subject, selector)
+        except UsageError as error:
+            why = str(error)
+    raise Fails(f"frameworks: no plan for {framework}: {why}", "leave the framework out, or ask its authors for it")
+
+
+def _resolved(subject: Subject, selector: Selector) -> Plan:
+    found = catalog.find(subject.registry, selector)
+    asked = Asked(scale="smoke", assume=True, python=sys.executable)
+    plan = resolve.resolve(found, selector, selector.case, asked, "launch")
+    if {"base", selector.framework} & set(subject.spec.images):
+        resolve.resolve(found, selector, selector.case, replace(asked, python=None, runtime="docker"), "launch")
+    return plan

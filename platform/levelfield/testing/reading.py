@@ -1,0 +1,210 @@
+"""Checks of devices and samples: on the author's recordings, and on damaged copies of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from levelfield.contracts.records import parse
+from levelfield.contracts.vendor import Device
+from levelfield.specs.tool import FieldName, units_of
+from levelfield.testing import damage
+from levelfield.testing.damage import Number
+from levelfield.testing.findings import Fails, NotApplicable
+from levelfield.testing.outcomes import Key, lost, outcome, without_reason, wrong
+from levelfield.testing.recordings import Recording
+from levelfield.testing.subject import Subject
+
+COMPARE = "compare vendor.yaml with the recording"
+TIGHTEN = "make the pattern stricter: anchors, `printed`, `matching`, `columns`"
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the recordings say when they are whole: the measure of every damaged copy."""
+
+    devices: tuple[Device, ...]
+    values: dict[Key, Any]
+
+
+def told(subject: Subject) -> Told:
+    devices = subject.devices()
+    return Told(tuple(devices), outcome(subject.over(subject.outputs), devices))
+
+
+def after(subject: Subject, right: Told, recording: Recording, text: str | bytes) -> dict[Key, Any]:
+    """The outcome when one of the tools prints this instead."""
+    content = text if isinstance(text, bytes) else text.encode()
+    return outcome(subject.over({**subject.outputs, recording.argv: content}), right.devices)
+
+
+def devices(subject: Subject) -> str:
+    """The recordings show devices of known chips."""
+    found = subject.devices()
+    if not found:
+        raise Fails(f"no device is found in the recordings{_why_not(subject)}", COMPARE)
+    unknown = next((d for d in found if d.chip is None and d.description != f"{subject.name} device {d.index}"), None)
+    if unknown:
+        raise Fails(
+            f"the tool says '{unknown.description}', and no chip's match is its end", "add it to a chip's match"
+        )
+    named = sorted({d.chip or "a chip without a name" for d in found})
+    return f"{len(found)} device(s): {', '.join(named)}"
+
+
+def _why_not(subject: Subject) -> str:
+    parsed = (parse(r.tool, r.text) for r in subject.recordings if r.tool)
+    return next((f": {why}" for found in parsed for why in found.passed_over), "")
+
+
+def values(subject: Subject) -> str:
+    """Every quantity that vendor.yaml declares is read on some device; each null has its reason."""
+    right = told(subject)
+    samples = list(subject.over(subject.outputs).sample(right.devices))
+    if blank := without_reason(samples):
+        raise Fails(blank, "give a reason in Sample.reasons")
+    for recording in subject.needs_recordings():
+        _is_read_throughout(recording)
+    fields = sorted({field for _, field in right.values} - {"chip", "identity"})
+    if not fields:
+        raise Fails("no device has any value", COMPARE)
+    return f"read: {', '.join(fields)}"
+
+
+def _is_read_throughout(recording: Recording) -> None:
+    if recording.tool is None:
+        return
+    records = parse(recording.tool, recording.text).records.values()
+    for field in (name for name in recording.tool.fields if units_of(name)):
+        problems = [problem for record in records if (problem := _problem(record, field))]
+        if problems and len(problems) == len(records):
+            raise Fails(
+                f"{recording.role}.fields.{field} is read on no device: {problems[0]}",
+                "compare its place and unit with the recording",
+            )
+
+
+def _problem(record: Any, field: FieldName) -> str | None:
+    """Why a field is not read; None where it is, or where the tool itself says that it is not available."""
+    try:
+        record.quantity(field)
+    except ValueError as error:
+        return None if str(error).startswith("the tool says") else str(error)
+    return None
+
+
+def _never_wrong(subject: Subject, copies: Iterable[tuple[Recording, str]], what: str) -> str:
+    """No copy gives a value that the whole recording does not give."""
+    right, count = told(subject), 0
+    for recording, text in copies:
+        count += 1
+        if error := wrong(after(subject, right, recording, text), right.values):
+            raise Fails(f"{recording.path.name} {what}: {error}", TIGHTEN)
+    if not count:
+        raise NotApplicable("no recording has records that could be moved")
+    return f"{count} copies {what}: no wrong value"
+
+
+def truncated(subject: Subject) -> str:
+    pairs = [(r, text) for r in subject.needs_recordings() for text in damage.truncated(r.text)]
+    return _never_wrong(subject, pairs, "truncated")
+
+
+def reordered(subject: Subject) -> str:
+    pairs = [(r, text) for r in subject.needs_recordings() for text in damage.reordered(r)]
+    return _never_wrong(subject, pairs, "reordered")
+
+
+def repeated(subject: Subject) -> str:
+    """Lines that are there twice, or lost."""
+    pairs = [
+        (r, text) for r in subject.needs_recordings() for text in (*damage.repeated(r.text), *damage.lines_lost(r.text))
+    ]
+    return _never_wrong(subject, pairs, "with lines twice or lost")
+
+
+def _quantities(subject: Subject, right: Told) -> Iterator[tuple[Recording, Number, Key]]:
+    """The numbers of the recordings that exactly one value depends on: found by changing each."""
+    for recording in subject.needs_recordings():
+        for number in damage.numbers(recording.text):
+            found = after(subject, right, recording, damage.nudged(recording.text, number))
+            changed = [key for key in {*right.values, *found} if right.values.get(key) != found.get(key)]
+            if len(changed) == 1 and changed[0][1] in damage.FOREIGN:
+                yield recording, number, changed[0]
+
+
+def quantities(subject: Subject) -> tuple[Told, list[tuple[Recording, Number, Key]]]:
+    """Raises Fails when the recordings hold none: then nothing was read from them."""
+    if "quantities" not in subject.kept:
+        right = told(subject)
+        subject.kept["quantities"] = (right, list(_quantities(subject, right)))
+    right, found = cast(tuple[Told, list[tuple[Recording, Number, Key]]], subject.kept["quantities"])
+    if not found:
+        raise Fails("no number of the recordings leads to a value", COMPARE)
+    return right, found
+
+
+def _must_be_null(subject: Subject, what: str, damaged: Callable[[str, Number, str], str]) -> str:
+    """Each quantity, damaged in turn, is null, and no other value is wrong."""
+    right, found = quantities(subject)
+    for recording, number, (index, field) in found:
+        text = damaged(recording.text, number, field)
+        seen = after(subject, right, recording, text)
+        where = f"{recording.path.name} {what}"
+        line = text[text.rfind("\n", 0, number.start) + 1 :].partition("\n")[0].strip()[:60]
+        if (index, field) in seen:
+            raise Fails(f"{where}: device {index}: {field} is {seen[index, field]} for '{line}'", TIGHTEN)
+        if error := wrong(seen, right.values):
+            raise Fails(f"{where}: {error} for '{line}'", TIGHTEN)
+    return f"{len(found)} number(s) {what}: each null"
+
+
+def with_comma(subject: Subject) -> str:
+    return _must_be_null(subject, "with a decimal comma", lambda text, number, field: damage.with_comma(text, number))
+
+
+def unavailable(subject: Subject) -> str:
+    return _must_be_null(subject, "with NA", lambda text, number, field: damage.unavailable(text, number))
+
+
+def in_another_unit(subject: Subject) -> str:
+    return _must_be_null(subject, "in another unit", damage.in_another_unit)
+
+
+def extra_devices(subject: Subject) -> str:
+    """A sample is asked of some devices while the tool shows more, and of one that the tool does not show."""
+    right = told(subject)
+    for device in right.devices:
+        seen = outcome(subject.over(subject.outputs), [device])
+        own = {key: value for key, value in seen.items() if key[0] == device.index}
+        if error := wrong(own, right.values) or next((f"no {f}" for _, f in lost(own, _of(right, device))), None):
+            raise Fails(f"device {device.index} alone of {len(right.devices)}: {error}", "pick records by index")
+    absent = Device(max((d.index for d in right.devices), default=0) + 90, None, "", None)
+    (sample,) = subject.over(subject.outputs).sample([absent])
+    if sample.index != absent.index or any((absent.index, k) in _values(sample) for k in damage.FOREIGN):
+        raise Fails(f"device {absent.index}, which the tool does not show, has values", "pick records by index")
+    if blank := without_reason([sample]):
+        raise Fails(blank, "give a reason in Sample.reasons")
+    return f"{len(right.devices)} device(s) one by one; one that is not there is null"
+
+
+def _of(right: Told, device: Device) -> dict[Key, Any]:
+    return {key: value for key, value in right.values.items() if key[0] == device.index}
+
+
+def _values(sample: Any) -> set[Key]:
+    return {(sample.index, field) for field in damage.FOREIGN if getattr(sample, field, None) is not None}
+
+
+def no_text(subject: Subject) -> str:
+    """Nothing, blank lines, and bytes that are no text: no devices, and nulls with reasons."""
+    right = told(subject)
+    for recording in subject.needs_recordings():
+        for content in (b"", b"\n\n\n", b"\xff\xfe" + recording.content, recording.content.replace(b"\n", b"\xff\n")):
+            if error := wrong(after(subject, right, recording, content), right.values):
+                raise Fails(f"{recording.path.name}, empty or no UTF-8: {error}", "take such output for none")
+    adapter = subject.over({recording.argv: b"" for recording in subject.recordings})
+    if blank := without_reason(list(adapter.sample(right.devices))):
+        raise Fails(f"the tool prints nothing: {blank}", "give a reason in Sample.reasons")
+    return "empty and other than UTF-8: no wrong value"

@@ -1,0 +1,64 @@
+"""What the maker's tools printed on a real machine: the files of a vendor's `recorded` folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from levelfield.specs.tool import Tool
+from levelfield.specs.vendor import VendorFile
+
+SUFFIXES = {"csv": ".csv", "json": ".json", "pattern": ".txt"}
+ORIGINS = "README.md"
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One tool's output. argv: its command; the name alone stands for any arguments (a tool that adapter.py runs)."""
+
+    role: str
+    path: Path
+    argv: tuple[str, ...]
+    content: bytes
+    tool: Tool | None = None
+
+    @property
+    def text(self) -> str:
+        return self.content.decode()
+
+    @property
+    def is_json(self) -> bool:
+        return self.tool.format == "json" if self.tool else self.path.suffix == ".json"
+
+    @property
+    def line_is_record(self) -> bool:
+        """Whether each line is a device's, so that lines may change places."""
+        if self.tool is None or self.tool.format == "csv":
+            return self.path.suffix == ".csv" or self.tool is not None
+        return len(self.tool.patterns) == 1 and "\\n" not in self.tool.patterns[0]
+
+
+def commands(spec: VendorFile) -> dict[str, tuple[tuple[str, ...], Tool | None]]:
+    """The commands of vendor.yaml by the name of their recording."""
+    found: dict[str, tuple[tuple[str, ...], Tool | None]] = {}
+    if spec.monitor:
+        found["monitor"] = (spec.monitor.command, spec.monitor)
+    if spec.discovery and spec.discovery.tool:
+        found["discovery"] = (spec.discovery.tool.command, spec.discovery.tool)
+    found |= {f"software.{name}": (version.command, None) for name, version in spec.software.items()}
+    return found
+
+
+def file_name(role: str, tool: Tool | None) -> str:
+    return role + (SUFFIXES[tool.format] if tool else ".txt")
+
+
+def recordings(folder: Path, spec: VendorFile) -> tuple[Recording, ...]:
+    """The recordings of vendor.yaml's commands, and those of tools that adapter.py runs: tool.<executable>.<suffix>."""
+    found = []
+    for role, (argv, tool) in commands(spec).items():
+        for path in sorted(folder.glob(f"{role}.*"))[:1]:
+            found.append(Recording(role, path, argv, path.read_bytes(), tool))
+    for path in sorted(folder.glob("tool.*.*")):
+        found.append(Recording("tool", path, (path.stem.removeprefix("tool."),), path.read_bytes()))
+    return tuple(found)

@@ -1,0 +1,107 @@
+"""A whole run of a tiny training with the vendor's tools replayed: plan, processes, telemetry, result.
+
+The training knows nothing of the vendor, and vendor.yaml nothing of the training: the run is of a copy of the vendor's
+folder, in which that one framework is named, on the processor.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from levelfield import scheduler
+from levelfield.contracts.vendor import Device
+from levelfield.errors import LevelfieldError
+from levelfield.registry import Registry
+from levelfield.resolve import Asked
+from levelfield.runner import Listener
+from levelfield.specs.base import read_mapping
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.result import Result
+from levelfield.specs.tuning import TuningChoice
+from levelfield.testing.findings import Fails, NotApplicable
+from levelfield.testing.subject import Subject
+
+DRILL = Path(__file__).with_name("drill")
+MOST_DEVICES = 2
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A run that has ended. left: what still ran then, and files that were not there before."""
+
+    result: Result
+    paths: RunPaths
+    left: tuple[str, ...]
+
+    def samples(self) -> list[dict[str, Any]]:
+        """Every sample of the telemetry. Raises Fails for a reading that the adapter's error took the place of."""
+        lines = [json.loads(line) for line in self.paths.telemetry.read_text().splitlines()]
+        if error := next((line["error"] for line in lines if "error" in line), None):
+            raise Fails(f"sample() raised in the run: {error}", "give nulls with reasons instead")
+        return [sample for line in lines for sample in line["samples"]]
+
+
+def rehearse(subject: Subject, fault: str) -> Rehearsal:
+    """Run once, and once only for each fault: `none`, `killed` or `nan`. Raises Fails when there is no result."""
+    kept = subject.kept.get(f"run {fault}")
+    if not isinstance(kept, Rehearsal):
+        kept = subject.kept[f"run {fault}"] = _rehearse(subject, fault)
+    return kept
+
+
+def devices_of(subject: Subject) -> list[Device]:
+    """The devices that the rehearsal runs on: the first two of the recordings, or of a vendor that needs no tool."""
+    try:
+        found = subject.devices()
+    except NotApplicable:
+        found = list(subject.adapter().devices())
+    if not found:
+        raise NotApplicable("no device to run on: neither in recordings nor without them")
+    return found[:MOST_DEVICES]
+
+
+def _rehearse(subject: Subject, fault: str) -> Rehearsal:
+    count, folder = len(devices_of(subject)), _copy(subject)
+    subject.stage.replay(subject.outputs)
+    before = _files(subject, folder)
+    asked = Asked(scale="smoke", python=sys.executable, choice=TuningChoice(environment={"DRILL_FAULT": fault}))
+    text = f"drill:drill:{folder.name}:1:{count}"
+    try:
+        registry = Registry([DRILL, folder.parent.parent, *subject.plugins])
+        work = scheduler.jobs(registry, [scheduler.Entry(text, asked)], None, None)
+        (result,) = scheduler.run_all(work, subject.stage.runs, Listener(lambda said: None, lambda plan, step: None))
+    except LevelfieldError as error:
+        raise Fails(f"the run was refused: {error}", "see `--dry-run` with this vendor") from None
+    left = [f"process {p.pid} ({p.name()})" for p in subject.stage.processes()]
+    subject.stage.end_all()
+    left += [f"file {path}" for path in sorted(_files(subject, folder) - before)]
+    return Rehearsal(result, RunPaths(subject.stage.runs / result.run_id), tuple(left))
+
+
+def _copy(subject: Subject) -> Path:
+    """The vendor's folder under another name, with the drill as its one framework."""
+    folder = subject.stage.root / "plugins/vendors" / f"{subject.name}-drill"
+    if folder.exists():
+        return folder
+    shutil.copytree(subject.folder, folder, ignore=shutil.ignore_patterns("tuning", "recorded", "__pycache__"))
+    content = read_mapping(subject.file)
+    content |= {"name": folder.name, "frameworks": {"drill": {"device": "cpu", "backend": "gloo"}}}
+    if "device_nodes" in (content.get("discovery") or {}):
+        del content["discovery"]  # this machine has no such nodes; the monitor's records are the devices
+    (folder / "vendor.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    return folder
+
+
+def _files(subject: Subject, copy: Path) -> set[str]:
+    """Everything in the vendor's folder, its copy, the folder for temporary files and the one we are in."""
+    roots = (subject.folder, copy, subject.stage.temporary)
+    below = {str(path) for root in roots for path in root.rglob("*") if "__pycache__" not in path.parts}
+    return below | {entry.path for entry in os.scandir(".") if entry.name != "__pycache__"}

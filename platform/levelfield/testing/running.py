@@ -1,0 +1,68 @@
+"""Checks by whole runs with replayed tools: telemetry, what is left behind, and the words for runs that fail."""
+
+from __future__ import annotations
+
+from levelfield.contracts.readings import SAMPLED
+from levelfield.testing.findings import Fails, Missing, NotApplicable
+from levelfield.testing.reading import told
+from levelfield.testing.rehearsal import devices_of, rehearse
+from levelfield.testing.subject import Subject
+
+FAULTS = {"killed": ("failed", "killed"), "nan": ("invalid", None)}
+
+
+def telemetry(subject: Subject) -> str:
+    """A valid run, whose telemetry holds what the recordings say of its devices."""
+    run = rehearse(subject, "none")
+    status = run.result.status
+    if status.word != "valid":
+        words = f"{status.word}: {'; '.join(status.reasons)}; {status.evidence}"
+        raise Fails(f"the run is {words}", _advice(status.evidence))
+    samples, devices = run.samples(), devices_of(subject)
+    if {s["index"] for s in samples} != {d.index for d in devices}:
+        raise Fails(f"samples of {sorted({s['index'] for s in samples})}, expected one of each device", "")
+    values = {(s["index"], field): s[field] for s in samples for field in SAMPLED if s[field] is not None}
+    _as_recorded(subject, values)
+    peak = run.result.memory.device_used_peak.value
+    used = [value for (_, field), value in values.items() if field == "memory_used_bytes"]
+    if peak is not None and peak not in used:
+        raise Fails(f"the result's memory is {peak}, and no sample of the telemetry's is", "")
+    return f"a valid run, {len(samples)} sample(s), {len(values)} value(s)"
+
+
+def _advice(evidence: str | None) -> str:
+    return "look at vendor.yaml's environment: every training process gets it" if evidence else ""
+
+
+def _as_recorded(subject: Subject, values: dict[tuple[int, str], object]) -> None:
+    """Nothing else than the recordings say, and all that they say of these devices."""
+    try:
+        right = told(subject).values
+    except NotApplicable:
+        return
+    indices = {index for index, _ in values} | {device.index for device in devices_of(subject)}
+    known = {key: value for key, value in right.items() if key[0] in indices and key[1] in SAMPLED}
+    if values != known:
+        key = next(key for key in {*values, *known} if values.get(key) != known.get(key))
+        raise Fails(f"telemetry: device {key[0]}: {key[1]} is {values.get(key)}, recorded {known.get(key)}", "")
+    if not values:
+        raise Missing("the telemetry has no value", "compare vendor.yaml with the recording")
+
+
+def failures(subject: Subject) -> str:
+    """A rank that is killed and a loss that is no number get their own words, whatever the vendor adds."""
+    for fault, expected in FAULTS.items():
+        status = rehearse(subject, fault).result.status
+        found = (status.word, status.failure)
+        if found[0] != expected[0] or (expected[1] and found[1] != expected[1]):
+            words = f"{found[0]} ({found[1]}): {'; '.join(status.reasons)}; {status.evidence}"
+            raise Fails(f"a run with fault '{fault}' is {words}, expected {expected[0]}", _advice(status.evidence))
+    return "a killed rank is failed (killed), a NaN invalid"
+
+
+def cleanup(subject: Subject) -> str:
+    """After the runs: no process, and no file beyond the run directory."""
+    left = [item for fault in ("none", *FAULTS) for item in rehearse(subject, fault).left]
+    if left:
+        raise Fails(f"left behind: {', '.join(left[:3])}", "end what the adapter starts; write nothing on the host")
+    return "no process and no file is left"

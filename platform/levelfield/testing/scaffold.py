@@ -1,0 +1,79 @@
+"""`vendor new`: a vendor's folder, or a package that holds one, to be filled in."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import jinja2
+
+from levelfield.errors import UsageError
+from levelfield.registry import Registry
+
+NAME = re.compile("[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_TEMPLATES = Path(__file__).with_name("templates")
+
+
+def new_vendor(name: str, plugins: Path, registry: Registry) -> list[Path]:
+    """Write vendors/<name>/ below `plugins` and give the files. Raises UsageError for a name or place taken."""
+    _check_name(name, registry)
+    return _write(plugins / "vendors" / name, _folder(name))
+
+
+def new_package(name: str, parent: Path, registry: Registry) -> list[Path]:
+    """Write a package levelfield-<name>/ in `parent`, to be installed by pip, and give the files."""
+    _check_name(name, registry)
+    module = f"levelfield_{name.replace('-', '_')}"
+    vendor = {f"{module}/vendors/{name}/{file}": text for file, text in _folder(name).items()}
+    made = {
+        "pyproject.toml": _render("pyproject.toml.j2", name),
+        f"{module}/__init__.py": f'"""The vendor {name} for Levelfield: data in vendors/{name}/."""\n',
+        f"tests/test_{name.replace('-', '_')}.py": _render("test_vendor.py.j2", name),
+    }
+    return _write(parent / f"levelfield-{name}", {**made, **vendor})
+
+
+def _check_name(name: str, registry: Registry) -> None:
+    if not NAME.fullmatch(name) or len(name) > 40:
+        raise UsageError(f"vendor new: found the name '{name}', expected lower-case letters, digits and single hyphens")
+    if name in registry.vendors:
+        raise UsageError(
+            f"vendor new: the vendor '{name}' is there already: {registry.vendors[name]}; use another name"
+        )
+
+
+def _folder(name: str) -> dict[str, str]:
+    texts = {"vendor.yaml": "vendor.yaml.j2", "README.md": "README.md.j2", "recorded/README.md": "recorded.md.j2"}
+    tuning = "# tuning\n\nOne file for each case that this vendor tunes: <case>.yaml, free fields only.\n"
+    return {**{file: _render(template, name) for file, template in texts.items()}, "tuning/README.md": tuning}
+
+
+def _render(template: str, name: str) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,  # configuration and code, not HTML
+    )
+    words = name.split("-")
+    return environment.get_template(template).render(
+        name=name,
+        upper=name.upper().replace("-", "_"),
+        title=" ".join(words).title(),
+        module="levelfield_" + "_".join(words),
+        distribution=f"levelfield-{name}",
+        class_name="".join(word.capitalize() for word in words),
+    )
+
+
+def _write(folder: Path, files: dict[str, str]) -> list[Path]:
+    if folder.exists():
+        raise UsageError(f"vendor new: {folder} is there already; remove it, or give another --output")
+    try:
+        for name, text in files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"vendor new: {folder} cannot be written: {error.strerror}; give another --output") from None
+    return [folder / name for name in files]

@@ -1,0 +1,126 @@
+"""The vendor that is checked: its folder, its recordings, and adapters made with its tools replaced by them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+from levelfield.contracts.command import Answer
+from levelfield.contracts.declared import DeclaredVendor
+from levelfield.contracts.vendor import Device, Vendor
+from levelfield.errors import UnknownName
+from levelfield.registry import Registry
+from levelfield.specs.vendor import VendorFile
+from levelfield.testing.findings import Missing, NotApplicable
+from levelfield.testing.recordings import SUFFIXES, Recording, recordings
+from levelfield.testing.stage import Outputs, Stage, fake_nodes
+
+
+class Subject:
+    """What all checks of one vendor share. Raises UnknownName for a vendor that is not there."""
+
+    def __init__(self, name: str, plugins: Sequence[Path] = ()) -> None:
+        self.name = name
+        self.plugins = tuple(plugins)
+        self.registry = Registry(plugins)
+        if name not in self.registry.vendors:
+            raise UnknownName("vendor", name, self.registry.vendors, hint="`vendor new NAME` makes one.")
+        self.file = self.registry.vendors[name]
+        self.folder = self.file.parent
+        self.stage = Stage()
+        self.kept: dict[str, object] = {}  # what one check found and others use
+
+    @cached_property
+    def spec(self) -> VendorFile:
+        """Raises DocumentError when vendor.yaml is not what its schema asks for."""
+        return self.registry.vendor_file(self.name)
+
+    @property
+    def has_adapter(self) -> bool:
+        return (self.folder / "adapter.py").exists()
+
+    @cached_property
+    def recordings(self) -> tuple[Recording, ...]:
+        return recordings(self.folder / "recorded", self.spec)
+
+    @property
+    def outputs(self) -> dict[tuple[str, ...], bytes]:
+        return {recording.argv: recording.content for recording in self.recordings}
+
+    @contextmanager
+    def surroundings(self, **variables: str) -> Iterator[None]:
+        with self.stage.entered(self.spec.visible_devices_variable, **variables):
+            yield
+
+    def adapter(self, spec: VendorFile | None = None) -> Vendor:
+        """A new adapter, with another spec if one is given; tools are what is on PATH."""
+        made = self.registry.vendor(self.name)
+        if type(made) is not DeclaredVendor:
+            return made if spec is None else type(made)(spec)  # type: ignore[call-arg]
+        return DeclaredVendor(spec or self.spec, root=self._root(self.outputs))
+
+    def over(self, outputs: Outputs) -> Vendor:
+        """A new adapter whose tools print these outputs: at once where they are data, else by fake tools on PATH."""
+        made = self.registry.vendor(self.name)
+        if type(made) is not DeclaredVendor:
+            self.stage.replay(outputs)
+            return made
+        answers = {argv: _answer(content) for argv, content in outputs.items()}
+        return DeclaredVendor(
+            self.spec,
+            lambda argv, seconds: answers.get(tuple(argv)) or Answer(None, "not recorded"),
+            self._root(self.outputs),
+        )
+
+    def needs_recordings(self) -> tuple[Recording, ...]:
+        """Recordings of the tools that devices and samples come from. Raises Missing or NotApplicable without."""
+        found = tuple(r for r in self.recordings if not r.role.startswith("software."))
+        if found and not any(r.content.strip() for r in found):
+            raise Missing(f"{found[0].path.name} is empty", f"vendor record {self.name} --force, on a machine with it")
+        if found:
+            return found
+        if self.has_adapter and self.spec.monitor is None:
+            raise NotApplicable("adapter.py runs no tool that recorded/ has (recorded/tool.<name>.<suffix>)")
+        if self.spec.monitor is None:
+            raise Missing("vendor.yaml has no monitor", "add the command that prints power, memory and so on")
+        suffix = SUFFIXES[self.spec.monitor.format]
+        raise Missing(
+            f"no recorded/monitor{suffix}",
+            f"on a machine with the chip: run_benchmarks.py vendor record {self.name}; or keep there, whole, what "
+            f"`{' '.join(self.spec.monitor.command)}` printed",
+        )
+
+    def devices(self) -> list[Device]:
+        """The devices of the recordings."""
+        self.needs_recordings()
+        return list(self.over(self.outputs).devices())
+
+    def devices_or_two(self) -> list[Device]:
+        """The recordings' devices, or two that might be, to try what does not depend on a tool."""
+        try:
+            found = self.devices()
+        except (Missing, NotApplicable):
+            found = []
+        return found or [
+            Device(index, None, f"{self.name} device {index}", None, f"device-{index}") for index in (0, 1)
+        ]
+
+    def _root(self, outputs: Mapping[tuple[str, ...], bytes]) -> Path:
+        """Where /dev is looked for: nodes for the devices that the monitor's recording shows."""
+        discovery, root = self.spec.discovery, self.stage.root / "host"
+        if discovery and discovery.device_nodes and not root.exists():
+            seen = DeclaredVendor(
+                self.spec.model_copy(update={"discovery": None}),
+                lambda argv, seconds: _answer(outputs.get(tuple(argv), b"")),
+            )
+            fake_nodes(root, discovery.device_nodes, [device.index for device in seen._all_devices()])
+        return root
+
+
+def _answer(content: bytes) -> Answer:
+    try:
+        return Answer(content.decode())
+    except UnicodeDecodeError as error:
+        return Answer(None, f"the tool printed no UTF-8 text: byte {error.start}")

@@ -1,0 +1,74 @@
+"""The conformance suite: every check of a vendor, in the order in which an author meets them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from levelfield.errors import UsageError
+from levelfield.testing import containers, files, launching, reading, running, tools
+from levelfield.testing.findings import Finding, NotOk
+from levelfield.testing.subject import Subject
+
+
+@dataclass(frozen=True)
+class Check:
+    """run gives what is well, in a sentence, or raises NotOk. whole: it trains or waits, which takes seconds."""
+
+    name: str
+    run: Callable[[Subject], str]
+    whole: bool = False
+
+
+CHECKS = (
+    Check("schema", files.schema),
+    Check("readme", files.readme),
+    Check("chips", files.chips),
+    Check("recordings", files.origins),
+    Check("devices", reading.devices),
+    Check("values", reading.values),
+    Check("truncated", reading.truncated),
+    Check("reordered", reading.reordered),
+    Check("repeated", reading.repeated),
+    Check("decimal-comma", reading.with_comma),
+    Check("not-available", reading.unavailable),
+    Check("other-units", reading.in_another_unit),
+    Check("extra-devices", reading.extra_devices),
+    Check("no-text", reading.no_text),
+    Check("tool-missing", tools.missing),
+    Check("tool-failing", tools.failing),
+    Check("tool-slow", tools.slow, whole=True),
+    Check("versions", tools.versions),
+    Check("visible", tools.visible),
+    Check("container", containers.options),
+    Check("privileges", containers.privileges),
+    Check("images", containers.images),
+    Check("launch", launching.launch),
+    Check("telemetry", running.telemetry, whole=True),
+    Check("failures", running.failures, whole=True),
+    Check("cleanup", running.cleanup, whole=True),
+)
+
+
+def check(subject: Subject, fast: bool = False) -> Iterator[Finding]:
+    """Every finding, as it comes; a wrong vendor.yaml is the last. fast: without the checks that train or wait."""
+    for item in CHECKS:
+        if fast and item.whole:
+            continue
+        finding = find(subject, item)
+        yield finding
+        if item.name == "schema" and finding.status == "fails":
+            return
+
+
+def find(subject: Subject, item: Check) -> Finding:
+    """One finding. An adapter that raises fails the check; nothing that it does ends the suite."""
+    try:
+        with subject.surroundings():
+            return Finding(item.name, "ok", item.run(subject))
+    except NotOk as found:
+        return Finding(item.name, found.status, found.says, found.do)
+    except UsageError as error:
+        return Finding(item.name, "fails", str(error), "correct what is named")
+    except Exception as error:  # an adapter is somebody's code
+        return Finding(item.name, "fails", f"raised {type(error).__name__}: {error}", "give nulls with reasons instead")

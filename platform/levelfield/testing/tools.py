@@ -1,0 +1,130 @@
+"""Checks of what happens around a tool: when it is missing, fails or is slow; versions; the choice of devices."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+
+from levelfield.contracts.readings import SAMPLED
+from levelfield.contracts.vendor import Device
+from levelfield.specs.vendor import VendorFile
+from levelfield.testing.findings import Fails, Missing, NotApplicable
+from levelfield.testing.outcomes import without_reason
+from levelfield.testing.subject import Subject
+
+SLOW_TOOL_SECONDS = 0.3  # the limit that the suite gives a tool that it makes slow
+MOST_SECONDS = 20.0
+DEVICE = Device(0, None, "a device", None)
+
+
+def names_of_tools(subject: Subject) -> list[str]:
+    """The executables that devices and samples come from. Raises NotApplicable without, Fails for one with a folder."""
+    spec = subject.spec
+    tools = [tool for tool in (spec.monitor, spec.discovery.tool if spec.discovery else None) if tool]
+    names = [tool.command[0] for tool in tools] + [r.argv[0] for r in subject.recordings if r.role == "tool"]
+    if not names:
+        raise NotApplicable("no tool is run: neither monitor nor recorded/tool.<name>.<suffix>")
+    for name in names:
+        if "/" in name:
+            raise Fails(f"command {name} is a path", "name the tool alone, so that PATH finds it, and fakes of it")
+    return names
+
+
+def missing(subject: Subject) -> str:
+    names = names_of_tools(subject)
+    subject.stage.clear()
+    _is_silent(subject, subject.spec, "is missing")
+    subject.adapter().software()  # must not raise either
+    return f"{', '.join(names)} missing: no devices, samples of nulls with reasons"
+
+
+def failing(subject: Subject) -> str:
+    """A tool that ends with an error, with and without having printed what would otherwise be right."""
+    names = names_of_tools(subject)
+    good = next((r.path for r in subject.recordings if not r.role.startswith("software.")), None)
+    show = f"{shutil.which('cat', path='/bin:/usr/bin')} '{good}'; " if good else ""
+    for body in ("echo no driver >&2; exit 9", f"{show}exit 1", "kill -9 $$"):
+        subject.stage.clear()
+        for name in names:
+            subject.stage.tool(name, body)
+        _is_silent(subject, subject.spec, "fails")
+        subject.adapter().software()
+    return f"{', '.join(names)} failing: no devices, samples of nulls with reasons"
+
+
+def slow(subject: Subject) -> str:
+    """A tool that does not answer is given up in time, and nothing of it is left."""
+    names = names_of_tools(subject)
+    sleep = shutil.which("sleep", path="/bin:/usr/bin")
+    subject.stage.clear()
+    for name in names:
+        subject.stage.tool(name, f"{sleep} 300 & wait")
+    _is_silent(subject, _impatient(subject.spec), "does not answer")
+    if left := subject.stage.processes():
+        subject.stage.end_all()
+        raise Fails(f"{len(left)} process(es) of a slow tool still run", "end the tool and what it started")
+    return f"{', '.join(names)} not answering: given up, nothing left"
+
+
+def _is_silent(subject: Subject, spec: VendorFile, how: str) -> None:
+    """Without an answer there are no devices, and a null with a reason for every value, and all that in time."""
+    adapter, before = subject.adapter(spec), time.monotonic()
+    found = adapter.devices()
+    samples = list(adapter.sample([DEVICE]))
+    seconds = time.monotonic() - before
+    if found and not (spec.discovery and spec.discovery.device_nodes):
+        raise Fails(f"the tool {how}, and there are {len(found)} devices", "without an answer there are none")
+    if [s.index for s in samples] != [DEVICE.index]:
+        raise Fails(f"the tool {how}: {len(samples)} samples for one device", "one sample for each device asked for")
+    if value := next((field for field in SAMPLED if getattr(samples[0], field) is not None), None):
+        raise Fails(f"the tool {how}, and {value} is {getattr(samples[0], value)}", "make it null, with the reason")
+    if blank := without_reason(samples):
+        raise Fails(f"the tool {how}: {blank}", "give a reason in Sample.reasons")
+    if seconds > MOST_SECONDS:
+        raise Fails(f"the tool {how}, and that took {seconds:.0f} s", "lower timeout_seconds")
+
+
+def _impatient(spec: VendorFile) -> VendorFile:
+    """The same declarations with short limits."""
+    less = {"timeout_seconds": SLOW_TOOL_SECONDS}
+    tool = spec.discovery.tool if spec.discovery else None
+    found = spec.discovery and spec.discovery.model_copy(update={"tool": tool and tool.model_copy(update=less)})
+    versions = {name: version.model_copy(update=less) for name, version in spec.software.items()}
+    monitor = spec.monitor and spec.monitor.model_copy(update=less)
+    return spec.model_copy(update={"monitor": monitor, "discovery": found, "software": versions})
+
+
+def versions(subject: Subject) -> str:
+    """Where a version's output was recorded, the pattern finds the version in it."""
+    if not subject.spec.software:
+        raise NotApplicable("vendor.yaml has no software: runs will not say which driver they ran with")
+    known = {r.role.removeprefix("software.") for r in subject.recordings if r.role.startswith("software.")}
+    if not known:
+        raise NotApplicable("no recorded/software.<name>.txt; `vendor record` makes them")
+    found = subject.over(subject.outputs).software()
+    for name in sorted(known):
+        if found[name].startswith("unreadable"):
+            raise Fails(f"software.{name}: {found[name]}", "correct its pattern")
+    return ", ".join(f"{name} {found[name]}" for name in sorted(known))
+
+
+def visible(subject: Subject) -> str:
+    """The visible-devices variable leaves exactly the devices that it names."""
+    variable = subject.spec.visible_devices_variable
+    if variable is None:
+        if subject.spec.divisible:
+            raise NotApplicable("one machine that is divided, not chosen from")
+        raise Missing("no visible_devices_variable", "name the variable by which a process is shown some devices only")
+    if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", variable):
+        raise Fails(f"'{variable}' is no name of a variable", "such as ACME_VISIBLE_DEVICES")
+    found = subject.devices()
+    if not found:
+        raise NotApplicable("the recordings show no device")
+    last = str(found[-1].index)
+    for text, expected in ((last, [found[-1].index]), ("", []), ("99999", [])):
+        with subject.surroundings(**{variable: text}):
+            seen = [device.index for device in subject.over(subject.outputs).devices()]
+        if seen != expected:
+            raise Fails(f"{variable}='{text}': devices {seen}, expected {expected}", "let it choose by index")
+    return f"{variable} chooses among {len(found)} device(s)"
