@@ -63,7 +63,7 @@ def _row(row: list[str], places: dict[str, int], width: int | None) -> Texts:
 def _json(tool: Tool, output: str) -> Iterator[Texts]:
     try:
         document = json.loads(output, object_pairs_hook=_once)
-        records = _descend(document, tool.records)
+        records = document if _is_bare(document, tool) else _descend(document, tool.records)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"found no JSON as it should be: {error}") from None
     if isinstance(records, dict):
@@ -72,6 +72,11 @@ def _json(tool: Tool, output: str) -> Iterator[Texts]:
     if not isinstance(records, list):
         raise ValueError(f"found {type(records).__name__} at {list(tool.records)}, expected a list or a mapping")
     return (_object(tool, value) for value in records)
+
+
+def _is_bare(document: Any, tool: Tool) -> bool:
+    """Whether the document is itself the list that another release of the tool puts under a key."""
+    return isinstance(document, list) and isinstance(next(iter(tool.records), None), str)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

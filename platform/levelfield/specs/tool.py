@@ -60,7 +60,8 @@ class Tool(Value):
     """A command that prints a record for each device, run in the C locale.
 
     csv: one record a line, split at `separator` (" ": at any white space) into exactly `columns` parts.
-    json: `records` leads to a list or a mapping of records; empty, the whole document is that.
+    json: `records` leads to a list or a mapping of records; empty, the whole document is that. A document that is a
+    list where `records` begins with a key is the records: releases of one tool differ in that.
     pattern: regular expressions with a named group for each field, `^` and `$` at every line. Each match of the first
     begins a record; the others are looked for behind it, up to the next, and must be there once. Adjacent lines are
     safest in one pattern with \\n between: a line that is lost then never lets two records run into one.
