@@ -1,80 +1,14 @@
-"""Drives run_benchmarks.py in a process of its own, as a user does, with runs and caches in a temporary folder."""
+"""Runs and caches in temporary folders; see driving.py."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
+from driving import Benchmark
 
-ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = Path(__file__).parent / "plugins"
-LIMIT_SECONDS = 900
-
-
-class Benchmark:
-    """One runs folder; `start` gives a process, `run` waits for it."""
-
-    def __init__(self, runs: Path, cache: Path) -> None:
-        self.runs = runs
-        self._environment = {**os.environ, "LEVELFIELD_NO_BOOTSTRAP": "1", "XDG_CACHE_HOME": str(cache)}
-        self._environment["LEVELFIELD_RUNS"] = str(runs)
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        argv = [sys.executable, str(ROOT / "run_benchmarks.py"), *arguments]
-        return subprocess.Popen(
-            argv, env=self._environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        process = self.start(*arguments)
-        return finished(process)
-
-    def only_run(self) -> Path:
-        (folder,) = [p.parent for p in self.runs.glob("*/plan.json")]
-        return folder
-
-    def result(self) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((self.only_run() / "result.json").read_text())
-        return content
-
-    def wait_for_step(self, process: subprocess.Popen[str], step: int) -> None:
-        """Until rank 0 has finished this step; fails with what the process said when it ends before."""
-        deadline = time.monotonic() + LIMIT_SECONDS
-        while not any(f'"step":{step},' in p.read_text() for p in self.runs.glob("*/events/rank0.jsonl")):
-            assert process.poll() is None and time.monotonic() < deadline, finished(process).stderr
-            time.sleep(0.1)
-
-
-def finished(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
-    try:
-        out, err = process.communicate(timeout=LIMIT_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
-        raise
-    assert "Traceback" not in out + err, err
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def trainings(runs: Path) -> dict[int, psutil.Process]:
-    """The training processes of the runs in this folder, by rank."""
-    found = {}
-    for process in psutil.process_iter():
-        try:
-            variables = process.environ()
-        except psutil.Error:
-            continue
-        if variables.get("LEVELFIELD_JOB", "").startswith(str(runs)) and process.status() != psutil.STATUS_ZOMBIE:
-            found[int(variables["RANK"])] = process
-    return found
 
 
 @pytest.fixture(scope="session")
@@ -83,5 +17,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def benchmark(tmp_path: Path, cache: Path) -> Benchmark:
-    return Benchmark(tmp_path / "runs", cache)
+def benchmark(tmp_path: Path, cache: Path) -> Iterator[Benchmark]:
+    found = Benchmark(tmp_path / "runs", cache)
+    yield found
+    found.stop()

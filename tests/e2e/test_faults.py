@@ -9,7 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import PLUGINS, Benchmark, finished, trainings
+from driving import Benchmark, finished, trainings
+
+PLUGINS = Path(__file__).parent / "plugins"
 
 pytestmark = pytest.mark.e2e
 DRILL = ("--case", "drill:torch:cpu:1:2", "--plugins", str(PLUGINS), "--threads", "1")

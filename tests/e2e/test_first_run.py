@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Benchmark
+from driving import ROOT, Benchmark
 
 pytestmark = pytest.mark.e2e
 

@@ -1,6 +1,7 @@
 """A training that only pretends: real batches, initial weights and events, and a loss that falls by itself.
 
-FAKE_FAULT breaks it on purpose, on the last rank at step 6: `nan`, `oom`, `unsupported` or `die`.
+FAKE_FAULT breaks it on purpose, on the last rank at step 6: `nan`, `oom` (says so), `eat` (takes memory until the
+kernel ends it), `unsupported` or `die`.
 """
 
 import os
@@ -40,6 +41,8 @@ def break_on_purpose(job, step):
         return None
     if fault == "oom":
         raise MemoryError("cannot allocate 7 GiB")
+    if fault == "eat":
+        return sum(len(block) for block in [bytes([1]) * 2**20 for _ in range(2**14)])
     if fault == "unsupported":
         raise Unsupported("fp8 needs another chip")
     if fault == "die":

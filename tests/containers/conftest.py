@@ -1,0 +1,56 @@
+"""A container engine for the tests that need one, and what it must not keep of them.
+
+They take the engine that DOCKER_HOST names and the local image LEVELFIELD_BASE_IMAGE; `.ci/engine up` gives both.
+Without them these tests are skipped by name; with LEVELFIELD_REQUIRE_ENGINE, as in CI, they fail.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from containers_shared import kept
+from docker.errors import DockerException, ImageNotFound
+from driving import Benchmark
+
+from docker import DockerClient
+
+
+def _unavailable(why: str) -> None:
+    if os.environ.get("LEVELFIELD_REQUIRE_ENGINE"):
+        pytest.fail(f"{why}, and LEVELFIELD_REQUIRE_ENGINE is set")
+    pytest.skip(f"{why}; `.ci/engine up` starts one and prints the variables to set")
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[DockerClient]:
+    try:
+        client = DockerClient.from_env()
+        client.ping()
+    except (DockerException, OSError):
+        _unavailable("no container engine answers")
+    base = os.environ.get("LEVELFIELD_BASE_IMAGE", "")
+    try:
+        client.images.get(base or "none")
+    except ImageNotFound:
+        _unavailable(f"the engine has no image LEVELFIELD_BASE_IMAGE='{base}'")
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def images_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all tests, so that wheels are fetched and packages listed once."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+@pytest.fixture
+def benchmark(engine: DockerClient, images_cache: Path, tmp_path: Path) -> Iterator[Benchmark]:
+    """Nothing of a test's runs may be left on the engine."""
+    found = Benchmark(tmp_path / "runs", images_cache, FAKE_DEVICES="2", LEVELFIELD_LOCKS=str(tmp_path / "locks"))
+    yield found
+    found.stop()
+    runs = [p.parent.name for p in found.runs.glob("*/plan.json")]
+    assert kept(engine, runs) == []

@@ -1,0 +1,145 @@
+"""What goes wrong with runs in containers: each ends with its word and exit code, and leaves nothing on the engine.
+
+The training only pretends, but its container, image, processes, signals and memory are real.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from containers_shared import IN_CONTAINERS, PRETENDING, kept
+from driving import Benchmark, finished, trainings
+
+from docker import DockerClient
+
+pytestmark = pytest.mark.containers
+LONG = ("--case", "long:fake:fake:1:2", *PRETENDING, *IN_CONTAINERS)
+
+
+def broken(benchmark: Benchmark, breaking: Callable[[], object], *more: str) -> tuple[int, dict]:
+    """Start a long run, break it after some steps, and see it end with no process left."""
+    process = benchmark.start(*LONG, *more)
+    benchmark.wait_for_step(process, 5)
+    breaking()
+    done = finished(process)
+    assert trainings(benchmark.runs) == {}
+    return done.returncode, benchmark.result()
+
+
+def container_of(engine: DockerClient, benchmark: Benchmark) -> str:
+    (name,) = kept(engine, [benchmark.only_run().name])
+    return name
+
+
+def test_a_killed_rank_is_named(benchmark: Benchmark) -> None:
+    code, result = broken(benchmark, lambda: trainings(benchmark.runs)[1].kill())
+    assert (code, result["status"]["word"], result["status"]["failure"]) == (3, "failed", "killed")
+    assert "rank 1 was ended by SIGKILL" in result["status"]["evidence"]
+    assert result["steps_done"] >= 5
+
+
+def test_a_stopped_rank_is_a_hang(benchmark: Benchmark) -> None:
+    code, result = broken(benchmark, lambda: trainings(benchmark.runs)[1].suspend())
+    assert (code, result["status"]["word"]) == (3, "timeout")
+    assert "rank 1 gave no heartbeat" in result["status"]["evidence"]
+
+
+def test_a_killed_container_is_a_killed_run_and_not_out_of_memory(benchmark: Benchmark, engine: DockerClient) -> None:
+    code, result = broken(benchmark, lambda: engine.containers.get(container_of(engine, benchmark)).kill())
+    assert (code, result["status"]["word"], result["status"]["failure"]) == (3, "failed", "killed")
+    assert result["steps_done"] >= 5
+
+
+def test_memory_beyond_the_containers_limit_is_oom(benchmark: Benchmark) -> None:
+    done = benchmark.run(*LONG, "--container-memory", "200M", "--env", "FAKE_FAULT=eat")
+    result = benchmark.result()
+    assert (done.returncode, result["status"]["word"]) == (3, "oom")
+    assert "SIGKILL" in result["status"]["evidence"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_stops_everything(benchmark: Benchmark, number: int) -> None:
+    process = benchmark.start(*LONG)
+    benchmark.wait_for_step(process, 3)
+    process.send_signal(number)
+    assert finished(process).returncode == 130
+    assert trainings(benchmark.runs) == {}
+    assert benchmark.result()["status"]["failure"] == "interrupted"
+
+
+def test_a_killed_platform_ends_its_ranks_and_the_next_start_removes_the_container(
+    benchmark: Benchmark, engine: DockerClient
+) -> None:
+    process = benchmark.start(*LONG)
+    benchmark.wait_for_step(process, 3)
+    process.kill()
+    process.communicate()
+    until(lambda: trainings(benchmark.runs) == {})
+    run = benchmark.only_run().name
+    assert kept(engine, [run]) != []
+    assert benchmark.run("collect", run).returncode == 0
+    assert (benchmark.result()["status"]["word"], benchmark.result()["status"]["failure"]) == ("failed", "platform")
+    done = benchmark.run("--case", "tiny:fake:fake:1:1", *PRETENDING, *IN_CONTAINERS)
+    assert done.returncode == 0 and "which a killed run left" in done.stderr
+    assert kept(engine, [run]) == []
+
+
+def test_a_full_disk_keeps_the_steps(benchmark: Benchmark) -> None:
+    benchmark.runs.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(benchmark.runs)])
+    if mounted.returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        done = benchmark.run(*LONG)
+        assert done.returncode == 3
+        assert "storage" in done.stderr and trainings(benchmark.runs) == {}
+        subprocess.run(["mount", "-o", "remount,size=4m", str(benchmark.runs)], check=True)
+        assert benchmark.run("collect", "latest").returncode == 0
+        assert benchmark.result()["steps_done"] >= 3
+    finally:
+        subprocess.run(["umount", str(benchmark.runs)], check=True)
+
+
+def test_a_device_that_is_taken(benchmark: Benchmark) -> None:
+    first = benchmark.start(*LONG)
+    benchmark.wait_for_step(first, 3)
+    holder = benchmark.only_run()
+    done = benchmark.run(*LONG)
+    (second,) = [p.parent for p in benchmark.runs.glob("*/result.json") if p.parent != holder]
+    assert done.returncode == 3
+    assert f"device fake-0 is in use by run {holder.name}" in " ".join(done.stderr.split())
+    assert '"word": "not-run"' in (second / "result.json").read_text()
+    assert len(trainings(benchmark.runs)) == 2, "the first goes on"
+    first.send_signal(signal.SIGINT)
+    assert finished(first).returncode == 130
+
+
+def test_two_runs_at_once_do_not_meet(benchmark: Benchmark, engine: DockerClient, tmp_path: Path) -> None:
+    other = Benchmark(tmp_path / "other", Path(benchmark.variables["XDG_CACHE_HOME"]), FAKE_DEVICES="2")
+    one = benchmark.start(*LONG)
+    two = other.start(*LONG, "--env", "FAKE_FAULT=die")
+    benchmark.wait_for_step(one, 50)
+    assert finished(two).returncode == 3
+    assert len(trainings(benchmark.runs)) == 2, "the fault of one is not the other's"
+    one.send_signal(signal.SIGINT)
+    assert finished(one).returncode == 130
+    assert kept(engine, [other.only_run().name]) == []
+
+
+def test_no_engine_is_said_with_what_to_do(benchmark: Benchmark) -> None:
+    benchmark.variables["DOCKER_HOST"] = "unix:///nowhere/docker.sock"
+    done = benchmark.run(*LONG)
+    assert done.returncode == 3
+    assert "no container engine answers at unix:///nowhere/docker.sock" in " ".join(done.stderr.split())
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert holds()

@@ -1,0 +1,85 @@
+"""Drives run_benchmarks.py in a process of its own, as a user does, with runs and caches in a folder of the test's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT_SECONDS = 900
+
+
+class Benchmark:
+    """One runs folder; `start` gives a process, `run` waits for it."""
+
+    def __init__(self, runs: Path, cache: Path, **variables: str) -> None:
+        self.runs = runs
+        self._started: list[subprocess.Popen[str]] = []
+        self.variables = {**os.environ, "LEVELFIELD_NO_BOOTSTRAP": "1", "XDG_CACHE_HOME": str(cache), **variables}
+        self.variables["LEVELFIELD_RUNS"] = str(runs)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        argv = [sys.executable, str(ROOT / "run_benchmarks.py"), *arguments]
+        process = subprocess.Popen(
+            argv, env=self.variables, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self._started.append(process)
+        return process
+
+    def stop(self) -> None:
+        """End what a failed test left running."""
+        for process in self._started:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                process.communicate(timeout=60)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(*arguments)
+        return finished(process)
+
+    def only_run(self) -> Path:
+        (folder,) = [p.parent for p in self.runs.glob("*/plan.json")]
+        return folder
+
+    def result(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.only_run() / "result.json").read_text())
+        return content
+
+    def wait_for_step(self, process: subprocess.Popen[str], step: int) -> None:
+        """Until rank 0 has finished this step; fails with what the process said when it ends before."""
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while not any(f'"step":{step},' in p.read_text() for p in self.runs.glob("*/events/rank0.jsonl")):
+            assert process.poll() is None and time.monotonic() < deadline, finished(process).stderr
+            time.sleep(0.1)
+
+
+def finished(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        out, err = process.communicate(timeout=LIMIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+        raise
+    assert "Traceback" not in out + err, err
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def trainings(runs: Path) -> dict[int, psutil.Process]:
+    """The training processes of the runs in this folder, by rank."""
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            variables = process.environ()
+        except psutil.Error:
+            continue
+        if variables.get("LEVELFIELD_JOB", "").startswith(str(runs)) and process.status() != psutil.STATUS_ZOMBIE:
+            found[int(variables["RANK"])] = process
+    return found
