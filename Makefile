@@ -7,8 +7,8 @@ STAMP := $(DEV)/levelfield-locks.sha256
 .PHONY: test quick lint bench gpu-check matrix thorough clean
 
 test: lint
-	PYTHONPATH=platform $(PY) -m pytest -n 4 -m "not e2e and not thorough"  # gloo's ranks mostly wait: four on two cores
-	PYTHONPATH=platform $(PY) -m pytest -m e2e  # these use all cores themselves, so one after another
+	PYTHONPATH=platform $(PY) -m pytest -n 4 -m "not e2e and not containers and not thorough"  # gloo's ranks mostly wait
+	PYTHONPATH=platform $(PY) -m pytest -m "(e2e or containers) and not thorough"  # these use all cores: one by one
 
 # What make test leaves out: further runs of the same kinds.
 thorough: $(STAMP)

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 from containers_shared import kept
+from docker import DockerClient
 from docker.errors import DockerException, ImageNotFound
 from driving import Benchmark
-
-from docker import DockerClient
 
 
 def _unavailable(why: str) -> None:

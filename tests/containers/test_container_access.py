@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from docker import DockerClient
 from docker.errors import APIError
 from levelfield.contracts.execution import ContainerWork
 from levelfield.contracts.vendor import Device, container_options
@@ -16,8 +17,6 @@ from levelfield.runtimes.containers import started
 from levelfield.runtimes.engine import OWNER_LABEL, owner
 from levelfield.specs.container import ContainerOptions
 from levelfield.specs.vendor import ContainerAccess
-
-from docker import DockerClient
 
 pytestmark = pytest.mark.containers
 

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 from containers_shared import IN_CONTAINERS, PRETENDING, kept
-from driving import Benchmark, finished, trainings
-
 from docker import DockerClient
+from driving import Benchmark, finished, trainings
 
 pytestmark = pytest.mark.containers
 LONG = ("--case", "long:fake:fake:1:2", *PRETENDING, *IN_CONTAINERS)

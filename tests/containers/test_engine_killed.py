@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 from containers_shared import IN_CONTAINERS, PRETENDING, kept
-from driving import ROOT, Benchmark, finished, trainings
-
 from docker import DockerClient
+from driving import ROOT, Benchmark, finished, trainings
 
 pytestmark = pytest.mark.containers
 NAME = "levelfield-drill"

@@ -21,9 +21,8 @@ from levelfield.specs.plan import Plan
 from levelfield.worker.node import SETTLE_SECONDS, TERMINATE_SECONDS
 
 if TYPE_CHECKING:
-    from docker.models.containers import Container
-
     from docker import DockerClient
+    from docker.models.containers import Container
 
 POLL_SECONDS = 0.3
 STOP_SECONDS = int(SETTLE_SECONDS + TERMINATE_SECONDS + 2)

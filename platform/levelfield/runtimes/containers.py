@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
+from docker import DockerClient
 from docker.errors import APIError
 from docker.models.containers import Container
 from docker.types import DeviceRequest, Ulimit
 
-from docker import DockerClient
 from levelfield.contracts.execution import ContainerWork
 from levelfield.specs.container import ContainerOptions
 

@@ -29,9 +29,8 @@ class EngineGone(Exception):
 @contextmanager
 def connect() -> Iterator[DockerClient]:
     """The engine that DOCKER_HOST names, else the local one. Raises RunFailed, saying how to get one."""
-    from docker.errors import DockerException
-
     from docker import DockerClient
+    from docker.errors import DockerException
 
     try:
         client = DockerClient.from_env(timeout=PATIENCE_SECONDS)
