@@ -11,10 +11,11 @@ from typing import Any
 from levelfield import support
 from levelfield.cli.plugins import registry_of
 from levelfield.registry import Registry
-from levelfield.report.words import wrapped
+from levelfield.report.words import WIDTH, wrapped
 from levelfield.rundir import default_runs
 
 Row = dict[str, Any]
+HERE_WIDTH = 28
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -42,12 +43,29 @@ def execute(options: argparse.Namespace) -> int:
 def _text(found: dict[str, list[Row]]) -> list[str]:
     blocks = []
     for kind, rows in found.items():
-        width = max((len(r["name"]) for r in rows), default=0)
-        lines = [f"  {r['name']:<{width}}  {r['says']}" for r in rows] or ["  none"]
-        short = [line if len(line) <= 80 else line[:77] + "..." for line in lines]
+        lines = _vendor_lines(rows) if kind == "vendors" else _lines(rows)
         notes = [wrapped(note, 4) for note in _private(rows)] if kind == "chips" else []
-        blocks.append("\n".join([kind, *short, *notes]))
+        blocks.append("\n".join([kind, *lines, *notes]))
     return blocks
+
+
+def _lines(rows: list[Row]) -> list[str]:
+    width = max((len(r["name"]) for r in rows), default=0)
+    lines = [f"  {r['name']:<{width}}  {r['says']}" for r in rows] or ["  none"]
+    return [_cut(line, WIDTH) for line in lines]
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _vendor_lines(rows: list[Row]) -> list[str]:
+    """Name, what is here, and what the vendor was verified on: whole, on further lines where it is long."""
+    table = [{"name": "name", "here": "here", "verified": "verified on"}, *rows]
+    name = max(len(r["name"]) for r in table)
+    here = min(HERE_WIDTH, max(len(r["here"]) for r in table))
+    lines = [f"  {r['name']:<{name}}  {_cut(r['here'], here):<{here}}  {r['verified']}" for r in table]
+    return [wrapped(line, name + here + 6) for line in lines]
 
 
 def _cases(registry: Registry) -> list[Row]:
@@ -71,8 +89,10 @@ def _vendors(registry: Registry) -> list[Row]:
     for name in sorted(registry.vendors):
         vendor = registry.vendor(name)
         devices = vendor.devices()
-        here = f"{len(devices)} here ({devices[0].description})" if devices else "none here"
-        rows.append({"name": name, "says": f"{here}; verified: {vendor.spec.verified}", "devices": len(devices)})
+        here = f"{len(devices)} ({devices[0].description})" if devices else "no"
+        says = f"here: {here}; verified: {vendor.spec.verified}"
+        listed: Row = {"name": name, "says": says, "devices": len(devices)}
+        rows.append({**listed, "here": here, "verified": vendor.spec.verified})
     return rows
 
 
