@@ -153,7 +153,7 @@ def test_list_names_everything_in_eighty_columns(command: Command) -> None:
         "A100-SXM4-80GB",
         "F1",
         "pair",
-        "2 here (Fake F1 8GB)",
+        "2 (Fake F1 8GB)",
     ):
         assert name in done.out
 
