@@ -60,6 +60,9 @@ def _told_apart(subject: Subject, known: Sequence[Device]) -> str:
     by = sorted(field for field in first if first[field] != second[field])
     if by:
         return f"devices are told apart by {', '.join(by)}"
+    declared = [*spec.container.device_nodes, *spec.container.environment.values()]
+    if any("{index}" in text for text in declared) or spec.container.device_request:
+        raise Fails("vendor.yaml tells devices apart, and container() does not", "show the devices that are given")
     if variable and not spec.container.renumbered:
         return f"all devices are shown; processes are kept to theirs by {variable} alone"
     raise Fails(

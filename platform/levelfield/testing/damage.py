@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from levelfield.testing.recordings import Recording
 
-MOST_COPIES = 150
+MOST_COPIES = 80
 MOST_NUMBERS = 400
 _UNIT = re.compile(r'\s?(%|(?:[mk]?W|[CF]|[mu]?J|(?:[KMG]i|[kMG])?B)\b)|"?,\s*"unit":\s*"([^"]*)"')
 FOREIGN = {

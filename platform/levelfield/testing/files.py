@@ -8,7 +8,7 @@ from pathlib import Path
 from levelfield.contracts.readings import is_named
 from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.vendor import Chip
-from levelfield.testing.findings import Fails, Missing, NotApplicable
+from levelfield.testing.findings import Fails, Missing
 from levelfield.testing.recordings import ORIGINS
 from levelfield.testing.subject import Subject
 
@@ -82,9 +82,7 @@ def _are_told_apart(known: tuple[Chip, ...]) -> None:
 
 def origins(subject: Subject) -> str:
     """recorded/README.md says of each recording where and when it was made."""
-    if not subject.recordings:
-        subject.needs_recordings()
-        raise NotApplicable("there are no recordings")
+    subject.needs_recordings()
     path = subject.folder / "recorded" / ORIGINS
     if not path.is_file():
         raise Missing("there is no recorded/README.md", "say of each recording: which machine, chip, driver and date")

@@ -16,13 +16,15 @@ _LABELLED = re.compile(
     r"host[ _-]?name|sn)\b\.?[\"']?\s*[:=]\s*[\"']?([A-Za-z0-9][A-Za-z0-9:._-]{3,})"
 )
 _BUS = re.compile(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]")
-_RUN = re.compile(r"[0-9a-fA-F]{4,}|[A-Za-z0-9]{6,}")
+_PREFIX = re.compile(r"[A-Za-z]+[-_ ]|")
 
 
 def redacted(texts: Mapping[str, str], tools: Mapping[str, Tool]) -> dict[str, str]:
     """The texts by file without identities. Raises UsageError when one would then be read in another way."""
     found = dict.fromkeys(word for name, text in texts.items() for word in _identities(text, tools.get(name)))
-    masks = {word: _mask(word, number) for number, word in enumerate(found)}
+    masks = {word: _mask(word, number) for number, word in enumerate(found, 1)}
+    if len(set(masks.values())) < len(masks):
+        raise UsageError("--redact: some identities are too short to stay apart; record without it, and replace them")
     made = {name: _replaced(text, masks) for name, text in texts.items()}
     for name, tool in tools.items():
         if name in texts and _meaning(tool, texts[name]) != _meaning(tool, made[name]):
@@ -45,17 +47,27 @@ def _identities(text: str, tool: Tool | None) -> Iterator[str]:
 
 
 def _mask(word: str, number: int) -> str:
-    """The same form with other content: every run of digits and letters becomes the number, in hexadecimal digits.
+    """The same form with other content: `number`, in digits where digits were and in a to f where letters were.
 
     Of a word like GPU-4711 the prefix stays, so that a pattern that asks for it still matches.
     """
-    return _RUN.sub(lambda run: f"{number + 1:x}".rjust(len(run.group()), "0")[-len(run.group()) :], word)
+    prefix = _PREFIX.match(word)
+    made: list[str] = []
+    for char in reversed(word[prefix.end() if prefix else 0 :]):
+        digits = "0123456789" if char.isdigit() else "abcdef" if char.islower() else "ABCDEF"
+        if char.isalnum():
+            number, digit = divmod(number, len(digits))
+            char = digits[digit]
+        made.append(char)
+    return (prefix.group() if prefix else "") + "".join(reversed(made))
 
 
 def _replaced(text: str, masks: Mapping[str, str]) -> str:
-    for word in sorted(masks, key=len, reverse=True):
-        text = text.replace(word, masks[word])
-    return text
+    """All at once, so that no mask is taken for another identity."""
+    if not masks:
+        return text
+    words = sorted(masks, key=len, reverse=True)
+    return re.sub("|".join(map(re.escape, words)), lambda match: masks[match.group()], text)
 
 
 def _meaning(tool: Tool, text: str) -> list[object]:

@@ -14,7 +14,7 @@ from levelfield.errors import UnknownName
 from levelfield.registry import Registry
 from levelfield.specs.vendor import VendorFile
 from levelfield.testing.findings import Missing, NotApplicable
-from levelfield.testing.recordings import SUFFIXES, Recording, recordings
+from levelfield.testing.recordings import Recording, commands, file_name, recordings
 from levelfield.testing.stage import Outputs, Stage, fake_nodes
 
 
@@ -77,19 +77,21 @@ class Subject:
     def needs_recordings(self) -> tuple[Recording, ...]:
         """Recordings of the tools that devices and samples come from. Raises Missing or NotApplicable without."""
         found = tuple(r for r in self.recordings if not r.role.startswith("software."))
-        if found and not any(r.content.strip() for r in found):
-            raise Missing(f"{found[0].path.name} is empty", f"vendor record {self.name} --force, on a machine with it")
+        for role, (argv, tool) in commands(self.spec).items():
+            if tool and role not in [recording.role for recording in found]:
+                raise Missing(f"no recorded/{file_name(role, tool)}", self._how_to_record(argv))
+        if blank := next((r for r in found if not r.content.strip()), None):
+            raise Missing(f"recorded/{blank.path.name} is empty", self._how_to_record(blank.argv))
         if found:
             return found
-        if self.has_adapter and self.spec.monitor is None:
+        if self.has_adapter:
             raise NotApplicable("adapter.py runs no tool that recorded/ has (recorded/tool.<name>.<suffix>)")
-        if self.spec.monitor is None:
-            raise Missing("vendor.yaml has no monitor", "add the command that prints power, memory and so on")
-        suffix = SUFFIXES[self.spec.monitor.format]
-        raise Missing(
-            f"no recorded/monitor{suffix}",
+        raise Missing("vendor.yaml has no monitor", "add the command that prints power, memory and so on")
+
+    def _how_to_record(self, argv: Sequence[str]) -> str:
+        return (
             f"on a machine with the chip: run_benchmarks.py vendor record {self.name}; or keep there, whole, what "
-            f"`{' '.join(self.spec.monitor.command)}` printed",
+            f"`{' '.join(argv)}` printed"
         )
 
     def devices(self) -> list[Device]:

@@ -1,0 +1,50 @@
+"""Every vendor of the checkout passes the conformance suite, with its tools replayed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from levelfield.registry import Registry
+from levelfield.testing.conformance import VendorConformance
+from levelfield.testing.subject import Subject
+from levelfield.testing.suite import CHECKS, check
+
+VENDORS = sorted(Registry().vendors)
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_a_vendor_of_the_checkout_passes(vendor: str) -> None:
+    found = list(check(Subject(vendor)))
+    assert [f"{f.check}: {f.says}" for f in found if not f.is_good] == []
+    assert len(found) == len(CHECKS)
+
+
+def test_only_the_cpu_has_nothing_to_replay() -> None:
+    assert [name for name in VENDORS if not Subject(name).recordings] == ["cpu"]
+
+
+class TestIluvatar(VendorConformance):
+    """The class of tests, as an author uses it."""
+
+    vendor = "iluvatar"
+    fast = True
+
+
+def test_the_class_has_a_test_for_each_check_and_needs_no_pytest(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "from levelfield.testing import VendorConformance\n"
+        "class TestAll(VendorConformance):\n    vendor = 'nvidia'\n"
+        "class TestFast(TestAll):\n    fast = True\n"
+    )
+    listed = output("-m", "pytest", "--collect-only", "-q", str(tmp_path))
+    for item in CHECKS:
+        assert f"TestAll::test_conformance[{item.name}]" in listed
+        assert (f"TestFast::test_conformance[{item.name}]" in listed) is not item.whole
+    assert output("-c", "import sys, levelfield.testing; print('pytest' in sys.modules)").strip() == "False"
+
+
+def output(*arguments: str) -> str:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True).stdout

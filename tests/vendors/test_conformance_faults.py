@@ -1,0 +1,250 @@
+"""Every check of the conformance suite, on a vendor that is broken in just the way that it is there to find."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from acme_folder import VENDOR, replace, write_acme
+from levelfield.testing import tools
+from levelfield.testing.findings import Finding
+from levelfield.testing.subject import Subject
+from levelfield.testing.suite import CHECKS, check, find
+
+HEAD = """
+import subprocess
+from pathlib import Path
+from levelfield.contracts.declared import DeclaredVendor
+from levelfield.contracts.vendor import ContainerOptions, Device, Sample
+from levelfield.contracts.readings import SAMPLED, without
+
+
+class Adapter(DeclaredVendor):
+"""
+# An adapter that reads its tool's lines by itself, and badly. `{}` is what it does with them.
+READS = (
+    HEAD
+    + """
+    def lines(self):
+        done = subprocess.run(["acme-smi", "--query"], capture_output=True)
+        return [line.split(",") for line in done.stdout.decode(errors="replace").splitlines()]
+
+    def devices(self):
+        return [Device(i, "A1", "Acme A1", 64 * 2**30, f"SN-10{i}") for i, _ in enumerate(self.lines())]
+
+    def sample(self, devices):
+        lines, made = self.lines(), []
+        for device in devices:
+            values = dict.fromkeys(SAMPLED)
+            try:
+                values["power_watts"] = power(lines, device)
+            except (ValueError, IndexError):
+                pass
+            made.append(Sample(device.index, **values, reasons={f: "none" for f in SAMPLED if values[f] is None}))
+        return made
+
+
+def power(lines, device):
+    %s
+"""
+)
+BY_PLACE = READS % "return float(lines[device.index][5])"
+BY_INDEX = "row = next((row for row in lines if row[0] == str(device.index)), [])\n    "
+LOOSE = r"""monitor:
+  command: [acme-smi, --query]
+  format: pattern
+  patterns: ['^(?P<index>\d+), (?P<identity>\S+), (?P<name>[^,]+), .*?, (?P<power>[0-9.]+|N/A)']
+  fields: {index: {}, identity: {}, name: {}, power: {unit: W}}
+"""
+SAMPLES = HEAD + "    def sample(self, devices):\n        %s\n        return super().sample(devices)\n"
+LATE = HEAD + "    def sample(self, devices):\n        if len(devices) == 2: raise OSError('gone')\n"
+
+
+class Plant(NamedTuple):
+    """One fault: which check finds it, the file that is changed, how, and what the finding says.
+
+    old "" and new: the file is written whole; new None: it is removed.
+    """
+
+    check: str
+    file: str
+    old: str
+    new: str | None
+    says: str
+
+
+PLANTS = [
+    Plant("schema", "vendor.yaml", "device_kind: acme\n", "", "key 'device_kind': missing"),
+    Plant("schema", "vendor.yaml", "verified: none", "verified: none  # FILL IN", "'FILL IN' in line 36"),
+    Plant("schema", "vendor.yaml", "verified: none", "verified: ''", "key 'verified' is empty"),
+    Plant("schema", "adapter.py", "", "import nothing_of_this_name", "cannot be loaded"),
+    Plant("schema", "vendor.yaml", VENDOR[VENDOR.index("monitor:") : VENDOR.index("software:")], "", "missing both"),
+    Plant("readme", "README.md", "", None, "there is no README.md"),
+    Plant("readme", "README.md", "Made up", "FILL IN", "'FILL IN' in line 3"),
+    Plant("chips", "vendor.yaml", "    memory_source: made up\n", "", "memory_bytes has no memory_source"),
+    Plant("chips", "vendor.yaml", "match: [Acme A1]", "match: ['']", "empty text"),
+    Plant(
+        "chips", "vendor.yaml", "container:", "  - {name: B, match: [New Acme A1], device_is: card}\ncontainer:", "A1"
+    ),
+    Plant(
+        "chips", "vendor.yaml", VENDOR[VENDOR.index("chips:") : VENDOR.index("container:")], "chips: []\n", "no chips"
+    ),
+    Plant("recordings", "recorded/monitor.csv", "", None, "no recorded/monitor.csv"),
+    Plant("recordings", "recorded/README.md", "", None, "no recorded/README.md"),
+    Plant("recordings", "recorded/README.md", "`monitor.csv`", "one", "does not name monitor.csv"),
+    Plant("devices", "recorded/monitor.csv", "", "another tool\n", "no device is found in the recordings"),
+    Plant("devices", "recorded/monitor.csv", "", None, "no recorded/monitor.csv"),
+    Plant("devices", "recorded/monitor.csv", "", "", "monitor.csv is empty"),
+    Plant("devices", "vendor.yaml", "match: [Acme A1]", "match: [Acme A2]", "'Acme A1', and no chip"),
+    Plant(
+        "values", "vendor.yaml", "power: {column: 6", "power: {column: 3", "monitor.fields.power is read on no device"
+    ),
+    Plant("values", "vendor.yaml", "printed: C", "printed: F", "monitor.fields.temperature is read on no device"),
+    Plant(
+        "values", "adapter.py", "", HEAD + "    def sample(self, d): return [Sample(x.index) for x in d]\n", "reason"
+    ),
+    Plant("truncated", "adapter.py", "", BY_PLACE, "expected null or 250.5"),
+    Plant("reordered", "adapter.py", "", BY_PLACE, "expected null or"),
+    Plant("repeated", "adapter.py", "", BY_PLACE, "expected null or"),
+    Plant("decimal-comma", "adapter.py", "", READS % (BY_INDEX + "return float(row[5])"), "power_watts is"),
+    Plant("decimal-comma", "vendor.yaml", VENDOR[VENDOR.index("monitor:") : VENDOR.index("software:")], LOOSE, "is"),
+    Plant(
+        "not-available",
+        *("adapter.py", "", READS % (BY_INDEX + "return 0.0 if row[5].strip() == 'NA' else float(row[5])")),
+        "power_watts is 0.0",
+    ),
+    Plant("other-units", "vendor.yaml", "unit: W}", "unit: W, matching: '([0-9.]+|N/A).*'}", "power_watts is 250.5"),
+    Plant("extra-devices", "adapter.py", "", READS % "return float(lines[0][5])", "has values"),
+    Plant("no-text", "adapter.py", "", READS % "return 0.0 if not lines else float(lines[device.index][5])", "is 0"),
+    Plant("tool-missing", "adapter.py", "", BY_PLACE, "FileNotFoundError"),
+    Plant("tool-failing", "adapter.py", "", BY_PLACE, "the tool fails, and there are 3 devices"),
+    Plant("tool-slow", "adapter.py", "", BY_PLACE, "still waited for its tool after 2 s"),
+    Plant(
+        "tool-slow",
+        "adapter.py",
+        "",
+        HEAD + "    def devices(self): subprocess.Popen(['acme-smi'], start_new_session=True); return []\n",
+        "process(es) of a slow tool still run",
+    ),
+    Plant("versions", "vendor.yaml", "driver ([0-9.]+)", "Driver: ([0-9.]+)", "software.driver: unreadable"),
+    Plant("visible", "vendor.yaml", "visible_devices_variable: ACME_VISIBLE_DEVICES\n", "", "no visible_devices"),
+    Plant("visible", "vendor.yaml", "ACME_VISIBLE_DEVICES", "ACME-VISIBLE", "no name of a variable"),
+    Plant(
+        "visible", "adapter.py", "", HEAD + "    def devices(self): return self._all_devices()\n", "devices [0, 1, 2]"
+    ),
+    Plant("container", "vendor.yaml", '"/dev/acme{index}"', '"/dev/acme{number}"', "device node '/dev/acme{number}'"),
+    Plant("container", "vendor.yaml", '"/dev/acme{index}"', "/srv/acme0", "device node '/srv/acme0'"),
+    Plant(
+        "container",
+        "vendor.yaml",
+        'device_nodes: ["/dev/acme{index}", /dev/acmectl]',
+        "renumbered: true",
+        "the same whichever device is chosen",
+    ),
+    Plant(
+        "container",
+        "adapter.py",
+        "",
+        HEAD + "    def container(self, d): return ContainerOptions(device_nodes=('/dev/acme0', '/dev/acme1'))\n",
+        "vendor.yaml tells devices apart, and container() does not",
+    ),
+    Plant(
+        "container",
+        "adapter.py",
+        "",
+        HEAD
+        + "    count = 0\n    def container(self, d):\n        Adapter.count += 1\n"
+        + "        return ContainerOptions(device_nodes=(f'/dev/acme{Adapter.count}',))\n",
+        "something else when it is asked again",
+    ),
+    Plant("privileges", "vendor.yaml", "the driver raises its threads' priority", "''", "SYS_NICE has no reason"),
+    Plant("privileges", "vendor.yaml", "SYS_NICE", "CAP_SYS_ADMIN", "as good as the whole host"),
+    Plant("privileges", "vendor.yaml", "/opt/acme/lib", "/", "is the host itself"),
+    Plant("privileges", "vendor.yaml", "/opt/acme/lib", "/srv/docker.sock", "is the host itself"),
+    Plant(
+        "privileges",
+        "adapter.py",
+        "",
+        HEAD + "    def container(self, d): return ContainerOptions(capabilities=('NET_ADMIN',))\n",
+        "NET_ADMIN has no reason",
+    ),
+    Plant("images", "vendor.yaml", "  torch: {image", "  tensorflow: {image", "tensorflow is no framework"),
+    Plant("launch", "vendor.yaml", "  torch: {device", "  tensorflow: {device", "there is no 'tensorflow' here"),
+    Plant("launch", "vendor.yaml", "[torch_acme]", "[torch-acme]", "frameworks.torch"),
+    Plant("launch", "vendor.yaml", "has_framework: true, ", "", "no plan for torch"),
+    Plant("launch", "vendor.yaml", "verified:", "environment: {RANK: '0'}\nverified:", "RANK"),
+    Plant("launch", "vendor.yaml", "verified:", "environment: {ACME_VISIBLE_DEVICES: '9'}\nverified:", "ACME_VISIBLE"),
+    Plant(
+        "telemetry", "vendor.yaml", "verified:", "environment: {PYTHONHOME: /nowhere}\nverified:", "the run is failed"
+    ),
+    Plant(
+        "telemetry", "adapter.py", "", LATE + "        return super().sample(devices)\n", "sample() raised in the run"
+    ),
+    Plant(
+        "failures", "vendor.yaml", "verified:", "environment: {PYTHONHOME: /nowhere}\nverified:", "fault 'killed' is"
+    ),
+    Plant(
+        "cleanup",
+        "adapter.py",
+        "",
+        SAMPLES % "subprocess.Popen(['/bin/sleep', '60'])",
+        "left behind: process",
+    ),
+    Plant(
+        "cleanup",
+        "adapter.py",
+        "",
+        SAMPLES % "Path(__file__).with_name('cache').touch()",
+        "left behind: file",
+    ),
+]
+
+
+def found(plugins: Path, name: str) -> Finding:
+    return find(Subject("acme", [plugins]), next(item for item in CHECKS if item.name == name))
+
+
+def test_there_is_a_plant_for_every_check() -> None:
+    assert {plant.check for plant in PLANTS} == {item.name for item in CHECKS}
+
+
+def test_the_vendor_is_well_before_it_is_broken(tmp_path: Path) -> None:
+    write_acme(tmp_path)
+    assert [(f.check, f.status, f.says) for f in check(Subject("acme", [tmp_path])) if f.status != "ok"] == []
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: f"{plant.check}: {plant.says}")
+def test_the_check_finds_what_was_planted(plant: Plant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "MOST_SECONDS", 2.0)
+    path = write_acme(tmp_path) / plant.file
+    if plant.new is None:
+        path.unlink()
+    elif plant.old:
+        replace(path, plant.old, plant.new)
+    else:
+        path.write_text(plant.new)
+    finding = found(tmp_path, plant.check)
+    assert plant.says in finding.says, finding
+    assert finding.status in ("missing", "fails")
+
+
+def test_a_container_that_is_shown_all_devices_is_said_to_be(tmp_path: Path) -> None:
+    replace(write_acme(tmp_path) / "vendor.yaml", '"/dev/acme{index}"', "/dev/acme")
+    finding = found(tmp_path, "container")
+    assert (finding.status, "kept to theirs by ACME_VISIBLE_DEVICES alone" in finding.says) == ("ok", True)
+
+
+def test_a_wrong_vendor_yaml_ends_the_suite(tmp_path: Path) -> None:
+    replace(write_acme(tmp_path) / "vendor.yaml", "chips:", "chip:")
+    assert [finding.check for finding in check(Subject("acme", [tmp_path]))] == ["schema"]
+
+
+def test_what_is_left_behind_is_ended(tmp_path: Path) -> None:
+    write_acme(tmp_path)
+    (tmp_path / "vendors/acme/adapter.py").write_text(
+        next(p.new for p in PLANTS if p.says == "left behind: process") or ""
+    )
+    subject = Subject("acme", [tmp_path])
+    find(subject, next(item for item in CHECKS if item.name == "cleanup"))
+    assert subject.stage.processes() == []
