@@ -1,0 +1,204 @@
+"""The vendors of this repository: their folders, which devices they find, and what containers are shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from adapters import VENDORS, load_spec
+from levelfield.catalog import detect, find_chip
+from levelfield.contracts.declared import DeclaredVendor
+from levelfield.contracts.vendor import Device
+from levelfield.registry import Registry
+from shipped import ALL, DECLARED, WHOLE, devices
+
+
+@pytest.fixture(autouse=True)
+def all_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in DECLARED:
+        monkeypatch.delenv(load_spec(name).visible_devices_variable or "NONE", raising=False)
+
+
+# -- the folders
+
+
+def test_there_are_eleven_and_two_need_code() -> None:
+    assert tuple(sorted(p.parent.name for p in VENDORS.glob("*/vendor.yaml"))) == ALL
+    assert sorted(p.parent.name for p in VENDORS.glob("*/adapter.py")) == ["cpu", "nvidia"]
+    assert all((VENDORS / name / "README.md").is_file() for name in ALL)
+
+
+def test_names_of_chips_and_their_aliases_are_unique_over_all_vendors() -> None:
+    names = [n.lower() for v in ALL for chip in load_spec(v).chips for n in (chip.name, *chip.aliases)]
+    assert sorted(names) == sorted({*names}) and not {*names} & {*ALL}.difference({"cpu"})
+
+
+@pytest.mark.parametrize(
+    ("name", "vendor"),
+    [("mi300x", "amd"), ("910C", "ascend"), ("MLU370-X8", "cambricon"), ("K100-AI", "hygon"), ("BI100", "iluvatar")]
+    + [("HL-325L", "intel"), ("P800", "kunlunxin"), ("mxc500", "metax"), ("S4000", "mthreads"), ("A100", "nvidia")],
+)
+def test_a_chip_is_found_among_all_vendors(name: str, vendor: str) -> None:
+    assert find_chip(Registry(), name)[0].name == vendor
+
+
+@pytest.mark.parametrize("vendor", ALL)
+def test_every_figure_of_a_chip_has_its_source(vendor: str) -> None:
+    for chip in load_spec(vendor).chips:
+        assert all(len(peak.source) > 10 for peak in chip.peaks.values())
+        assert (chip.memory_bytes is None) or chip.memory_source or vendor == "cpu"
+        assert (chip.memory_bandwidth_bytes_per_second is None) == (chip.bandwidth_source is None)
+
+
+@pytest.mark.parametrize("vendor", DECLARED)
+def test_what_ran_nowhere_says_so(vendor: str) -> None:
+    assert load_spec(vendor).verified == "none"
+    assert "Nothing here has run on" in (VENDORS / vendor / "README.md").read_text()
+    assert "No " in (origins := (VENDORS / vendor / "recorded/README.md").read_text()) or "not recorded" in origins
+    assert all(p.name in origins for p in (VENDORS / vendor / "recorded").iterdir() if p.suffix != ".md")
+
+
+def test_peaks_that_public_figures_disagree_on_are_unknown() -> None:
+    with_peaks = {chip.name for v in DECLARED for chip in load_spec(v).chips if chip.peaks}
+    assert with_peaks == {"MI325X", "MI300X", "MI250X", "MI250", "MI210", "BI-V100", "Gaudi2", "Gaudi3"}
+
+
+@pytest.mark.parametrize(
+    ("vendor", "dies"),
+    [
+        ("amd", {"MI250X", "MI250"}),
+        ("ascend", {"Ascend-910C"}),
+        ("cambricon", {"MLU370-X8"}),
+        ("iluvatar", {"BI-V150"}),
+    ],
+)
+def test_what_is_a_die_is_said_and_explained(vendor: str, dies: set[str]) -> None:
+    assert {chip.name for chip in load_spec(vendor).chips if chip.device_is == "die"} == dies
+    assert "**Device** is" in (VENDORS / vendor / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("vendor", "name", "chip"),
+    [
+        ("amd", "AMD Instinct MI300X", "MI300X"),
+        ("amd", "AMD Instinct MI300X VF", None),
+        ("amd", "AMD Instinct MI300A", None),
+        ("amd", "AMD Instinct MI250X", "MI250X"),
+        ("amd", "AMD Instinct MI250X/MI250", None),
+        ("ascend", "910B4-1", "Ascend-910B4-1"),
+        ("ascend", "910B4", "Ascend-910B4"),
+        ("ascend", "910ProB", None),
+        ("cambricon", "MLU370-S4", None),
+        ("intel", "HL-225C", None),
+        ("metax", "MetaX C500X", None),
+        ("mthreads", "MTT S80", None),
+    ],
+)
+def test_a_chip_is_known_by_the_end_of_its_name(vendor: str, name: str, chip: str | None) -> None:
+    spec = load_spec(vendor)
+    found = [c.name for c in spec.chips if any(name.lower().endswith(end.lower()) for end in c.match)]
+    assert found[:1] == ([chip] if chip else [])
+
+
+# -- which devices, and what containers are shown
+
+
+@pytest.mark.parametrize("recording", WHOLE)
+def test_the_visible_devices_variable_chooses(recording: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    variable = load_spec(recording.split("/")[0]).visible_devices_variable
+    assert variable
+    for text, indices in {"1": [1], "1,0": [1, 0], "7": [], "": []}.items():
+        monkeypatch.setenv(variable, text)
+        assert [d.index for d in devices(recording)] == indices
+
+
+NODES = {
+    "amd": ("/dev/kfd", "/dev/dri"),
+    "ascend": ("/dev/davinci0", "/dev/davinci2", "/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"),
+    "cambricon": ("/dev/cambricon_dev0", "/dev/cambricon_dev2", "/dev/cambricon_ctl"),
+    "hygon": ("/dev/kfd", "/dev/dri"),
+    "iluvatar": ("/dev/iluvatar0", "/dev/iluvatar2"),
+    "intel": (),
+    "kunlunxin": ("/dev/xpu0", "/dev/xpu2", "/dev/xpuctrl"),
+    "metax": ("/dev/dri", "/dev/mxcd"),
+    "mthreads": (),
+}
+
+
+@pytest.mark.parametrize("vendor", DECLARED)
+def test_containers_are_shown_devices_0_and_2(vendor: str) -> None:
+    spec = load_spec(vendor)
+    options = DeclaredVendor(spec).container([Device(0, None, "", None), Device(2, None, "", None)])
+    assert options.device_nodes == NODES[vendor]
+    told_apart = any("2" in text for text in (*options.device_nodes, *options.environment.values()))
+    assert told_apart == spec.container.renumbered, "either only these are there, or the variable is passed on"
+    assert all(
+        len(why) > 5 for why in (*spec.container.capabilities.values(), *spec.container.security_options.values())
+    )
+
+
+def test_the_containers_of_makers_runtimes() -> None:
+    two = [Device(0, None, "", None), Device(2, None, "", None)]
+    mthreads = DeclaredVendor(load_spec("mthreads")).container(two)
+    assert (mthreads.engine_runtime, mthreads.environment) == ("mthreads", {"MTHREADS_VISIBLE_DEVICES": "0,2"})
+    intel = DeclaredVendor(load_spec("intel")).container(two)
+    assert (intel.engine_runtime, intel.environment) == ("habana", {"HABANA_VISIBLE_DEVICES": "all"})
+
+
+# -- detection among all of them
+
+
+def tool(folder: Path, name: str, body: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is all of PATH, but for what a shell needs."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/cat").symlink_to("/bin/cat")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return tmp_path / "bin"
+
+
+def test_where_no_tool_is_there_the_cpu_is_what_is_found(tools: Path) -> None:
+    assert detect(Registry()).spec.name == "cpu"
+
+
+@pytest.mark.parametrize("recording", WHOLE)
+def test_each_vendors_tool_is_that_vendors_alone(recording: str, tools: Path) -> None:
+    vendor = recording.split("/")[0]
+    spec = load_spec(vendor)
+    assert spec.monitor
+    lines = [f"cat {VENDORS / recording.replace('/', '/recorded/')}"]
+    if spec.discovery and spec.discovery.tool:
+        words = " ".join(spec.discovery.tool.command[1:])
+        lines.insert(0, f'[ "$*" = "{words}" ] && exec cat {VENDORS / vendor / "recorded/discovery.json"}')
+    tool(tools, spec.monitor.command[0], "\n".join(lines))
+    registry = Registry()
+    assert [v for v in registry.vendors if v != "cpu" and registry.vendor(v).devices()] == [vendor]
+    assert detect(registry).spec.name == vendor
+
+
+def test_no_two_vendors_ask_one_tool() -> None:
+    commands = [s.monitor.command[0] for v in DECLARED if (s := load_spec(v)).monitor]
+    assert len({*commands}) == len(commands) and not {"rocm-smi", "nvidia-smi"} & {*commands}
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("xpu-smi", '[ "$1" = -m ] && { echo "The following argument was not expected: -m" >&2; exit 109; }; echo ok'),
+        ("mx-smi", 'echo "│Card1  S30  700MHz  930mV   53C  110W 99%  0:2d:00.0 111MiB/61440MiB 2023243080104│"'),
+        ("amd-smi", "exit 255"),
+        ("rocm-smi", """echo '{"card0": {"Average Graphics Package Power (W)": "57.0"}}'"""),
+        ("ixsmi", "echo error while loading shared libraries >&2; exit 127"),
+        ("npu-smi", "echo 'dcmi module initialize failed. ret is -8005'"),
+        ("cnmon", "printf '\\377'"),
+    ],
+)
+def test_another_makers_tool_of_that_name_or_a_broken_one_is_no_device(name: str, body: str, tools: Path) -> None:
+    tool(tools, name, body)
+    assert detect(Registry()).spec.name == "cpu"
