@@ -35,8 +35,16 @@ def test_names_of_chips_and_their_aliases_are_unique_over_all_vendors() -> None:
 
 @pytest.mark.parametrize(
     ("name", "vendor"),
-    [("mi300x", "amd"), ("910C", "ascend"), ("MLU370-X8", "cambricon"), ("K100-AI", "hygon"), ("BI100", "iluvatar")]
-    + [("HL-325L", "intel"), ("P800", "kunlunxin"), ("mxc500", "metax"), ("S4000", "mthreads"), ("A100", "nvidia")],
+    [
+        *(
+            ("mi300x", "amd"),
+            ("910C", "ascend"),
+            ("MLU370-X8", "cambricon"),
+            ("K100-AI", "hygon"),
+            ("BI100", "iluvatar"),
+        ),
+        *(("HL-325L", "intel"), ("P800", "kunlunxin"), ("mxc500", "metax"), ("S4000", "mthreads"), ("A100", "nvidia")),
+    ],
 )
 def test_a_chip_is_found_among_all_vendors(name: str, vendor: str) -> None:
     assert find_chip(Registry(), name)[0].name == vendor
