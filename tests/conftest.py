@@ -7,6 +7,8 @@ from collections import Counter
 
 import pytest
 
+collect_ignore = ["packages"]  # their own tests, which need them installed; vendors/test_example_package.py runs them
+
 os.environ["XDG_CONFIG_HOME"] = os.devnull  # nobody's private chips have a part in these tests
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -32,7 +33,7 @@ def _new(options: argparse.Namespace) -> int:
         made = new_package(options.name, options.output or Path.cwd(), registry)
         folder = made[0].parent
         _say(f"made     {shown(folder)}, a package. Next:")
-        _say(f"         pip install -e {shown(folder)}")
+        _say(f"         {shown(Path(sys.executable))} -m pip install -e {shown(folder)}", 11)
         _say(f"         run_benchmarks.py vendor check {options.name}")
         return 0
     made = new_vendor(options.name, options.output or checkout(), registry)

@@ -1,0 +1,1 @@
+"""The vendor acme for Levelfield: data in vendors/acme/."""

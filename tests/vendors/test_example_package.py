@@ -1,0 +1,82 @@
+"""The example of docs/writing-a-vendor.md, as a package that pip installs and the platform finds by its entry point."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from levelfield.registry import Registry
+from levelfield.testing.scaffold import new_package, new_vendor
+from levelfield.testing.subject import Subject
+from levelfield.testing.suite import check
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "tests/packages/levelfield-acme"
+PIP = ("-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation")
+
+
+def installed(package: Path, folder: Path) -> Path:
+    """Where a copy of the package is installed: building writes beside the sources."""
+    copy = shutil.copytree(package, folder / "source")
+    subprocess.run([sys.executable, *PIP, "--target", str(folder / "site"), str(copy)], check=True, timeout=120)
+    return folder / "site"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed(PACKAGE, tmp_path_factory.mktemp("acme"))
+
+
+def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join([str(site), str(ROOT / "platform")])
+    environment = {**os.environ, "PYTHONPATH": paths, "LEVELFIELD_NO_BOOTSTRAP": "1"}
+    return subprocess.run(
+        [sys.executable, *arguments], env=environment, cwd=site, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_an_installed_vendor_is_listed_and_passes(site: Path) -> None:
+    listed = run(site, str(ROOT / "run_benchmarks.py"), "list", "vendors")
+    assert listed.returncode == 0 and "acme" in listed.stdout, listed.stderr
+    checked = run(site, str(ROOT / "run_benchmarks.py"), "vendor", "check", "acme")
+    assert checked.returncode == 0 and "acme: all 25 checks that apply are well" in checked.stdout, checked.stdout
+
+
+def test_without_the_package_there_is_no_such_vendor(tmp_path: Path) -> None:
+    found = run(tmp_path, str(ROOT / "run_benchmarks.py"), "vendor", "check", "acme")
+    assert found.returncode == 2 and "unknown vendor 'acme'" in found.stderr
+
+
+def test_the_package_s_own_tests_pass(site: Path) -> None:
+    done = run(site, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(PACKAGE / "tests"))
+    assert done.returncode == 0 and "25 passed, 1 skipped" in done.stdout, done.stdout
+
+
+def test_the_example_is_what_vendor_new_writes_but_for_the_vendor(tmp_path: Path) -> None:
+    """So that the example does not fall behind: its frame is the scaffold's."""
+    for path in new_package("acme", tmp_path, Registry()):
+        if "vendors" not in path.parts:
+            ours = (PACKAGE / path.relative_to(tmp_path / PACKAGE.name)).read_text()
+            assert _without_description(ours) == _without_description(path.read_text())
+
+
+def _without_description(text: str) -> list[str]:
+    return [line for line in text.splitlines() if not line.startswith("description")]
+
+
+def test_the_page_shows_the_example_as_it_is() -> None:
+    page = (ROOT / "docs/writing-a-vendor.md").read_text()
+    folder = PACKAGE / "levelfield_acme/vendors/acme"
+    for name in ("vendor.yaml", "recorded/monitor.csv"):
+        assert (folder / name).read_text() in page, name
+
+
+def test_the_page_shows_what_a_new_folder_s_check_says(tmp_path: Path) -> None:
+    new_vendor("acme", tmp_path, Registry())
+    finding = next(check(Subject("acme", [tmp_path])))
+    page = " ".join((ROOT / "docs/writing-a-vendor.md").read_text().split())
+    assert finding.status == "missing" and finding.says in page and finding.do in page
