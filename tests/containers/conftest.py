@@ -15,6 +15,7 @@ from containers_shared import kept
 from docker import DockerClient
 from docker.errors import DockerException, ImageNotFound
 from driving import Benchmark
+from levelfield.runtimes.engine import IMAGE_LABEL
 
 
 def _unavailable(why: str) -> None:
@@ -36,6 +37,8 @@ def engine() -> Iterator[DockerClient]:
     except ImageNotFound:
         _unavailable(f"the engine has no image LEVELFIELD_BASE_IMAGE='{base}'")
     yield client
+    for image in client.images.list(filters={"label": f"{IMAGE_LABEL}=fake-fake"}):
+        client.images.remove(image.id, force=True)
     client.close()
 
 

@@ -62,8 +62,7 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
     yield "             " + ", ".join(f"{name} {gib(size)}" for name, size in memory.parts.items())
     peak = f"{plan.peak.tflops:.4g} TFLOP/s" if plan.peak.tflops else "unknown"
     yield f"peak         {plan.peak.dtype} {peak}: {plan.peak.source}"
-    ready = "" if plan.container else " (ready)" if is_ready(plan.environment) else " (would be made)"
-    yield f"environment  {plan.environment.name}{ready}: {', '.join(plan.environment.requirements)}"
+    yield f"environment  {_place(plan)}: {', '.join(plan.environment.requirements)}"
     yield f"run          {paths.root}"
     yield "files        plan.json request.json job.json provenance.json events/ telemetry.jsonl logs/"
     yield "             outcome.json status.json result.json report.md"
@@ -77,16 +76,26 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
             yield from (
                 f"             {name}={shlex.quote(value)}" for name, value in sorted(process.environment.items())
             )
-    yield f"             without {' '.join(request.removed_variables)}"
+    yield f"             without {' '.join(request.removed_variables) or 'any variable of yours'}"
+
+
+def _place(plan: Plan) -> str:
+    """Where the packages are."""
+    if plan.container:
+        return f"{plan.environment.name} on {plan.container.image.base.reference} (`image show` prints the Dockerfile)"
+    return f"{plan.environment.name} ({'ready' if is_ready(plan.environment) else 'would be made'})"
 
 
 def _container(node_rank: int, work: ContainerWork) -> Iterator[str]:
     """A node's container: what it is made from, and all that it is shown."""
     yield f"node {node_rank:<7} container {work.name} from {work.image}"
     yield f"             {shlex.join(work.argv)}"
-    yield f"             user {work.user}, network {work.network}, memory {gib(work.memory_bytes)}"
+    limit = f"memory {gib(work.memory_bytes)}" if work.memory_bytes else "no memory limit"
+    yield f"             user {work.user}, network {work.network}, {limit}"
     yield from (f"             {mode} {path}" for path, mode in sorted(work.mounts.items()))
-    shown = {key: value for key, value in asdict(work.options).items() if value and key != "environment"}
+    shown = {
+        key: value for key, value in asdict(work.options).items() if value and key not in ("environment", "network")
+    }
     yield from (f"             {key}: {value}" for key, value in shown.items())
     yield from _variables(work.environment)
 

@@ -29,7 +29,7 @@ class LocalLauncher:
 
     def request(self, plan: Plan, paths: RunPaths, runtime: Runtime) -> Request:
         """One node with every rank. Pure."""
-        return request_of(plan, paths, self.name, runtime, nodes=1)
+        return request_of(plan, paths, self.name, runtime, nodes=1, removed=REMOVED_VARIABLES)
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
         """Start all ranks and wait. Ends every process group it started before it returns or raises."""
@@ -48,8 +48,10 @@ class LocalLauncher:
             ranks.stop()
 
 
-def request_of(plan: Plan, paths: RunPaths, launcher: str, runtime: Runtime, nodes: int) -> Request:
-    """A request for so many nodes, with the case's limits. Pure."""
+def request_of(
+    plan: Plan, paths: RunPaths, launcher: str, runtime: Runtime, nodes: int, removed: tuple[str, ...] = ()
+) -> Request:
+    """A request for so many nodes, with the case's limits. `removed`: the user's variables that ranks do not get. Pure."""
     limits = plan.work.limits
     return Request(
         launcher=launcher,
@@ -59,7 +61,7 @@ def request_of(plan: Plan, paths: RunPaths, launcher: str, runtime: Runtime, nod
         start_seconds=limits.start_seconds,
         step_seconds=limits.step_seconds,
         heartbeat_seconds=limits.heartbeat_seconds,
-        removed_variables=REMOVED_VARIABLES,
+        removed_variables=removed,
     )
 
 

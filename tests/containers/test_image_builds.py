@@ -1,0 +1,96 @@
+"""Building: a framework of elsewhere with a template of its own, a build that fails, and one that is cancelled."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from containers_shared import PRETENDING
+from docker import DockerClient
+from driving import Benchmark, finished
+
+pytestmark = pytest.mark.containers
+FAKE = Path(PRETENDING[1])
+
+
+@pytest.fixture
+def plugins(tmp_path: Path) -> Path:
+    """The pretending framework and its vendor, in a folder whose template a test may write."""
+    shutil.copytree(FAKE, tmp_path / "plugins")
+    return tmp_path / "plugins"
+
+
+def template(plugins: Path, line: str) -> None:
+    own = '{% extends "base.Dockerfile.j2" %}\n{% block check %}' + line + "{% endblock %}\n"
+    (plugins / "models" / "fake" / "Dockerfile.j2").write_text(own)
+
+
+def build(plugins: Path) -> tuple[str, ...]:
+    return ("image", "build", "fake", "--vendor", "fake", "--plugins", str(plugins))
+
+
+def tags(engine: DockerClient) -> set[str]:
+    return {tag for image in engine.images.list() for tag in image.tags}
+
+
+def test_a_build_that_fails_says_why_and_leaves_no_image(
+    benchmark: Benchmark, engine: DockerClient, plugins: Path
+) -> None:
+    template(plugins, "import a_module_that_is_not_there")
+    before = tags(engine)
+    done = benchmark.run(*build(plugins))
+    assert done.returncode == 3
+    assert "No module named 'a_module_that_is_not_there'" in " ".join(done.stderr.split())
+    assert "The log is" in done.stderr and tags(engine) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_cancelled_build_stops_the_engines_work(
+    number: int, benchmark: Benchmark, engine: DockerClient, plugins: Path
+) -> None:
+    template(plugins, f"import time; print('{number} sleeps', flush=True); time.sleep(300)")
+    before = tags(engine)
+    process = benchmark.start(*build(plugins))
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "sleeps" in line:
+            break
+    working = {str(c.id) for c in engine.containers.list()}
+    process.send_signal(number)
+    assert finished(process).returncode in (130, -signal.SIGTERM)
+    deadline = time.monotonic() + 30
+    while working & {str(c.id) for c in engine.containers.list()} and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not working & {str(c.id) for c in engine.containers.list()} and tags(engine) == before
+
+
+def test_export_writes_what_docker_loads_and_what_docker_builds(
+    benchmark: Benchmark, engine: DockerClient, tmp_path: Path
+) -> None:
+    fake = ("fake", "--vendor", "fake", "--plugins", str(FAKE))
+    image, context = tmp_path / "image.tar", tmp_path / "context.tar"
+    assert benchmark.run("image", "export", *fake, "--output", str(image)).returncode == 0
+    with image.open("rb") as file:
+        (loaded,) = engine.images.load(file)
+    assert any(tag.startswith("levelfield/fake-fake:") for tag in loaded.tags)
+    assert benchmark.run("image", "export", *fake, "--output", str(context), "--context").returncode == 0
+    with context.open("rb") as file:
+        built, _ = engine.images.build(fileobj=file, custom_context=True, network_mode="none", rm=True)
+    try:
+        assert engine.containers.run(built.id, ["/opt/levelfield/bin/python", "-c", "import numpy"], remove=True) == b""
+    finally:
+        engine.images.prune(filters={"dangling": True, "label": "levelfield.image=fake-fake"})
+
+
+def test_prune_keeps_the_newest_of_each_name(benchmark: Benchmark, engine: DockerClient, plugins: Path) -> None:
+    for line in ("import numpy", "import numpy, json"):
+        template(plugins, line)
+        assert benchmark.run(*build(plugins)).returncode == 0
+    made = [tag for tag in tags(engine) if tag.startswith("levelfield/fake-fake:")]
+    done = benchmark.run("image", "prune")
+    kept = [tag for tag in tags(engine) if tag.startswith("levelfield/fake-fake:")]
+    assert done.returncode == 0 and len(made) >= 2 and len(kept) == 1
+    assert all(f"removed {tag}" in done.stdout for tag in set(made) - set(kept))
