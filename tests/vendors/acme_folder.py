@@ -45,9 +45,15 @@ MONITOR = """0, SN-100, Acme A1, 64, 1024, 250.5, 41C
 1, SN-101, Acme A1, 64, 1030, N/A, 42C
 2, SN-102, Acme A1, 64, 2048, 252.0, 43C
 """
+TUNING = """schema: levelfield.tuning/1
+case: gpt3_6.7B
+rows:
+  - {chip: A1, set: {micro_batch: 2}, why: made up}
+"""
 FILES = {
     "vendor.yaml": VENDOR,
     "README.md": "# acme\n\nMade up for the tests.\n",
+    "tuning/gpt3_6.7B.yaml": TUNING,
     "recorded/monitor.csv": MONITOR,
     "recorded/software.driver.txt": "acme-smi 2\ndriver 6.7.0\n",
     "recorded/README.md": "- `monitor.csv`: made up\n- `software.driver.txt`: made up\n",
@@ -67,4 +73,4 @@ def replace(path: Path, old: str, new: str) -> None:
     """Raises AssertionError when the text to be replaced is not there."""
     text = path.read_text()
     assert old in text, old
-    path.write_text(text.replace(old, new, 1))
+    path.write_text(text.replace(old, new, 1), errors="surrogateescape")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from acme_folder import VENDOR, replace, write_acme
+from acme_folder import MONITOR, VENDOR, replace, write_acme
 from levelfield.testing import tools
 from levelfield.testing.findings import Finding
 from levelfield.testing.subject import Subject
@@ -96,6 +96,7 @@ PLANTS = [
     Plant("devices", "recorded/monitor.csv", "", "another tool\n", "no device is found in the recordings"),
     Plant("devices", "recorded/monitor.csv", "", None, "no recorded/monitor.csv"),
     Plant("devices", "recorded/monitor.csv", "", "", "monitor.csv is empty"),
+    Plant("devices", "recorded/monitor.csv", MONITOR, MONITOR.replace("Acme", "Acm\udce9"), "is no UTF-8 text"),
     Plant("devices", "vendor.yaml", "match: [Acme A1]", "match: [Acme A2]", "'Acme A1', and no chip"),
     Plant(
         "values", "vendor.yaml", "power: {column: 6", "power: {column: 3", "monitor.fields.power is read on no device"
@@ -170,6 +171,9 @@ PLANTS = [
         "NET_ADMIN has no reason",
     ),
     Plant("images", "vendor.yaml", "  torch: {image", "  tensorflow: {image", "tensorflow is no framework"),
+    Plant("tuning", "tuning/nothing.yaml", "", "case: nothing\n", "unknown case 'nothing'"),
+    Plant("tuning", "tuning/gpt3_6.7B.yaml", "chip: A1", "chip: A9", "unknown chip of acme 'A9'"),
+    Plant("tuning", "tuning/gpt3_6.7B.yaml", "micro_batch: 2", "global_batch: 2", "global_batch"),
     Plant("launch", "vendor.yaml", "  torch: {device", "  tensorflow: {device", "there is no 'tensorflow' here"),
     Plant("launch", "vendor.yaml", "[torch_acme]", "[torch-acme]", "frameworks.torch"),
     Plant("launch", "vendor.yaml", "has_framework: true, ", "", "no plan for torch"),
@@ -198,6 +202,7 @@ PLANTS = [
         SAMPLES % "Path(__file__).with_name('cache').touch()",
         "left behind: file",
     ),
+    Plant("cleanup", "adapter.py", "", SAMPLES % "Path('cache').touch()", "left behind: file"),
 ]
 
 

@@ -14,6 +14,17 @@ from levelfield.specs.vendor import VendorFile
 from levelfield.testing.redaction import redacted
 from levelfield.testing.subject import Subject
 
+INTERRUPTING = """
+import os, signal
+from levelfield.contracts.declared import DeclaredVendor
+
+
+class Adapter(DeclaredVendor):
+    def sample(self, devices):
+        if len(devices) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().sample(devices)
+"""
 Said = pytest.CaptureFixture[str]
 
 
@@ -78,7 +89,7 @@ def test_a_whole_vendor_passes(tmp_path: Path, capsys: Said) -> None:
     write_acme(tmp_path)
     assert run("check", "acme", "--plugins", tmp_path) == 0
     said = capsys.readouterr().out
-    assert "acme: all 26 checks that apply are well" in said
+    assert "acme: all 27 checks that apply are well" in said
     assert all(len(line) <= 80 for line in said.splitlines())
 
 
@@ -101,6 +112,20 @@ def test_the_user_s_choice_of_devices_has_no_part(tmp_path: Path, monkeypatch: p
     write_acme(tmp_path)
     monkeypatch.setenv("ACME_VISIBLE_DEVICES", "7")
     assert run("check", "acme", "--fast", "--plugins", tmp_path) == 0
+
+
+def test_an_interrupt_in_a_run_ends_the_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if Ctrl-C was pressed when the run's monitor asks for the first time."""
+    folder = write_acme(tmp_path)
+    (folder / "adapter.py").write_text(INTERRUPTING)
+    assert run("check", "acme", "--plugins", tmp_path) == 130
+    assert Path.cwd().is_dir() and "levelfield-check-" not in str(Path.cwd())
+
+
+def test_plugins_may_be_named_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_acme(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    assert run("check", "acme", "--plugins", "mine") == 0
 
 
 # -- record

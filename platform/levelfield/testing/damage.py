@@ -41,7 +41,7 @@ def reordered(recording: Recording) -> Iterator[str]:
     """Whole records, and whatever else may stand in any order, in another one."""
     text = recording.text
     if recording.is_json:
-        yield from _json_reordered(text)
+        yield from _json_reordered(text, recording.tool.records if recording.tool else ())
     elif recording.line_is_record:
         lines = text.splitlines(keepends=True)
         yield "".join(reversed(lines))
@@ -52,12 +52,18 @@ def reordered(recording: Recording) -> Iterator[str]:
         yield text[: starts[0]] + "".join(reversed(blocks)) if starts else text
 
 
-def _json_reordered(text: str) -> Iterator[str]:
+def _json_reordered(text: str, records: tuple[int | str, ...]) -> Iterator[str]:
+    """Keys backwards; and the records backwards, where they are a list."""
     try:
-        document = json.loads(text)
-    except ValueError:
+        document = found = json.loads(text)
+        yield json.dumps(_turned(document))
+        for key in records:
+            found = found[key]
+    except (ValueError, LookupError, TypeError):
         return
-    yield json.dumps(_turned(document))
+    if isinstance(found, list):
+        found.reverse()
+        yield json.dumps(document)
 
 
 def _turned(value: Any) -> Any:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from levelfield import catalog
 from levelfield.contracts.readings import is_named
 from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.vendor import Chip
-from levelfield.testing.findings import Fails, Missing
+from levelfield.testing.findings import Fails, Missing, NotApplicable
 from levelfield.testing.recordings import ORIGINS
 from levelfield.testing.subject import Subject
 
@@ -46,6 +47,17 @@ def _is_filled_in(path: Path) -> None:
             f"{path.name} still says '{BLANK}' in line {', '.join(blank)}",
             f"write what is meant there and remove '{BLANK}'; what is unknown stays away or null",
         )
+
+
+def tuning(subject: Subject) -> str:
+    """Each file of tuning/ is of a case that there is, and chooses free fields only."""
+    files = sorted((subject.folder / "tuning").glob("*.yaml"))
+    if not files:
+        raise NotApplicable("no tuning/<case>.yaml: cases run as they are")
+    for path in files:
+        subject.registry.case(path.stem)
+        catalog.tuning_rows(subject.registry, subject.name, path.stem)
+    return f"{len(files)} case(s): {', '.join(path.stem for path in files)}"
 
 
 def chips(subject: Subject) -> str:

@@ -27,6 +27,13 @@ class Recording:
         return self.content.decode()
 
     @property
+    def is_text(self) -> bool:
+        try:
+            return bool(self.text)
+        except UnicodeDecodeError:
+            return False
+
+    @property
     def is_json(self) -> bool:
         return self.tool.format == "json" if self.tool else self.path.suffix == ".json"
 

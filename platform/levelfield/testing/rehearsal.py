@@ -7,7 +7,6 @@ folder, in which that one framework is named, on the processor.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from dataclasses import dataclass
@@ -80,6 +79,8 @@ def _rehearse(subject: Subject, fault: str) -> Rehearsal:
         (result,) = scheduler.run_all(work, subject.stage.runs, Listener(lambda said: None, lambda plan, step: None))
     except LevelfieldError as error:
         raise Fails(f"the run was refused: {error}", "see `--dry-run` with this vendor") from None
+    if result.status.failure == "interrupted":
+        raise KeyboardInterrupt
     left = [f"process {p.pid} ({p.name()})" for p in subject.stage.processes()]
     subject.stage.end_all()
     left += [f"file {path}" for path in sorted(_files(subject, folder) - before)]
@@ -101,7 +102,6 @@ def _copy(subject: Subject) -> Path:
 
 
 def _files(subject: Subject, copy: Path) -> set[str]:
-    """Everything in the vendor's folder, its copy, the folder for temporary files and the one we are in."""
-    roots = (subject.folder, copy, subject.stage.temporary)
-    below = {str(path) for root in roots for path in root.rglob("*") if "__pycache__" not in path.parts}
-    return below | {entry.path for entry in os.scandir(".") if entry.name != "__pycache__"}
+    """Everything in the vendor's folder, its copy, the folder for temporary files and the current one."""
+    roots = (subject.folder, copy, subject.stage.temporary, subject.stage.here)
+    return {str(path) for root in roots for path in root.rglob("*") if "__pycache__" not in path.parts}

@@ -7,39 +7,46 @@ import os
 import shlex
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
+from levelfield.registry import checkout
+
 MARK = "LEVELFIELD_CHECK"
 Outputs = Mapping[tuple[str, ...], bytes]
 
 
 class Stage:
-    """bin: the only folder on PATH. temporary: what adapters and tools are given for temporary files."""
+    """bin: the only folder on PATH. temporary, here: for temporary files, and the current folder; both stay empty."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="levelfield-check-")
         self.root = Path(self._folder.name)
-        self.bin, self.temporary, self.runs = self.root / "bin", self.root / "tmp", self.root / "runs"
-        for folder in (self.bin, self.temporary, self.runs):
+        self.bin, self.runs = self.root / "bin", self.root / "runs"
+        self.temporary, self.here = self.root / "tmp", self.root / "here"
+        for folder in (self.bin, self.runs, self.temporary, self.here):
             folder.mkdir()
 
     @contextmanager
     def entered(self, without: str | None, **variables: str) -> Iterator[None]:
         """The surroundings of every check. without: a variable that the user's own choice of devices is in."""
-        before, directory = dict(os.environ), tempfile.tempdir
+        before, directory, folder = dict(os.environ), tempfile.tempdir, Path.cwd()
         mine = {"PATH": str(self.bin), "TMPDIR": str(self.temporary), MARK: str(self.root)}
         mine |= {"XDG_CACHE_HOME": str(self.root / "cache"), "LEVELFIELD_LOCKS": str(self.root / "locks")}
+        mine |= {"LEVELFIELD_ROOT": str(checkout().absolute())}
         os.environ.update({**mine, **variables})
         if without and without not in variables:
             os.environ.pop(without, None)
         tempfile.tempdir = str(self.temporary)
+        os.chdir(self.here)
         try:
             yield
         finally:
+            os.chdir(folder)
             tempfile.tempdir = directory
             os.environ.clear()
             os.environ.update(before)
@@ -60,12 +67,17 @@ class Stage:
         for path in self.bin.iterdir():
             path.unlink()
 
-    def processes(self) -> list[psutil.Process]:
-        """What was started from here, directly or not, and still runs."""
-        return [process for process in psutil.process_iter() if _is_ours(process, str(self.root))]
+    def processes(self, patience_seconds: float = 2.0) -> list[psutil.Process]:
+        """What was started from here, directly or not, and still runs: what was just killed has time to go."""
+        deadline = time.monotonic() + patience_seconds
+        while True:
+            found = [process for process in psutil.process_iter() if _is_ours(process, str(self.root))]
+            if not found or time.monotonic() > deadline:
+                return found
+            time.sleep(0.05)
 
     def end_all(self) -> None:
-        for process in self.processes():
+        for process in self.processes(patience_seconds=0):
             with suppress(psutil.Error):
                 process.kill()
 

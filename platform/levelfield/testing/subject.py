@@ -13,7 +13,7 @@ from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import UnknownName
 from levelfield.registry import Registry
 from levelfield.specs.vendor import VendorFile
-from levelfield.testing.findings import Missing, NotApplicable
+from levelfield.testing.findings import Fails, Missing, NotApplicable
 from levelfield.testing.recordings import Recording, commands, file_name, recordings
 from levelfield.testing.stage import Outputs, Stage, fake_nodes
 
@@ -23,8 +23,8 @@ class Subject:
 
     def __init__(self, name: str, plugins: Sequence[Path] = ()) -> None:
         self.name = name
-        self.plugins = tuple(plugins)
-        self.registry = Registry(plugins)
+        self.plugins = tuple(folder.absolute() for folder in plugins)
+        self.registry = Registry(self.plugins)
         if name not in self.registry.vendors:
             raise UnknownName("vendor", name, self.registry.vendors, hint="`vendor new NAME` makes one.")
         self.file = self.registry.vendors[name]
@@ -82,6 +82,8 @@ class Subject:
                 raise Missing(f"no recorded/{file_name(role, tool)}", self._how_to_record(argv))
         if blank := next((r for r in found if not r.content.strip()), None):
             raise Missing(f"recorded/{blank.path.name} is empty", self._how_to_record(blank.argv))
+        if foreign := next((r for r in found if not r.is_text), None):
+            raise Fails(f"recorded/{foreign.path.name} is no UTF-8 text", self._how_to_record(foreign.argv))
         if found:
             return found
         if self.has_adapter:

@@ -43,6 +43,7 @@ CHECKS = (
     Check("container", containers.options),
     Check("privileges", containers.privileges),
     Check("images", containers.images),
+    Check("tuning", files.tuning),
     Check("launch", launching.launch),
     Check("telemetry", running.telemetry, whole=True),
     Check("failures", running.failures, whole=True),
