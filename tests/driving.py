@@ -53,10 +53,10 @@ class Benchmark:
         content: dict[str, Any] = json.loads((self.only_run() / "result.json").read_text())
         return content
 
-    def wait_for_step(self, process: subprocess.Popen[str], step: int) -> None:
-        """Until rank 0 has finished this step; fails with what the process said when it ends before."""
+    def wait_for_step(self, process: subprocess.Popen[str], step: int, rank: int = 0) -> None:
+        """Until the rank has finished this step; fails with what the process said when it ends before."""
         deadline = time.monotonic() + LIMIT_SECONDS
-        while not any(f'"step":{step},' in p.read_text() for p in self.runs.glob("*/events/rank0.jsonl")):
+        while not any(f'"step":{step},' in p.read_text() for p in self.runs.glob(f"*/events/rank{rank}.jsonl")):
             assert process.poll() is None and time.monotonic() < deadline, finished(process).stderr
             time.sleep(0.1)
 

@@ -23,7 +23,8 @@ LONG = ("--case", "long:fake:fake:1:2", *PRETENDING, *IN_CONTAINERS)
 def broken(benchmark: Benchmark, breaking: Callable[[], object], *more: str) -> tuple[int, dict]:
     """Start a long run, break it after some steps, and see it end with no process left."""
     process = benchmark.start(*LONG, *more)
-    benchmark.wait_for_step(process, 5)
+    for rank in (0, 1):  # they do not wait for each other
+        benchmark.wait_for_step(process, 5, rank)
     breaking()
     done = finished(process)
     assert trainings(benchmark.runs) == {}
@@ -64,7 +65,8 @@ def test_memory_beyond_the_containers_limit_is_oom(benchmark: Benchmark) -> None
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_stops_everything(benchmark: Benchmark, number: int) -> None:
     process = benchmark.start(*LONG)
-    benchmark.wait_for_step(process, 3)
+    for rank in (0, 1):
+        benchmark.wait_for_step(process, 3, rank)
     process.send_signal(number)
     assert finished(process).returncode == 130
     assert trainings(benchmark.runs) == {}
@@ -75,7 +77,8 @@ def test_a_killed_platform_ends_its_ranks_and_the_next_start_removes_the_contain
     benchmark: Benchmark, engine: DockerClient
 ) -> None:
     process = benchmark.start(*LONG)
-    benchmark.wait_for_step(process, 3)
+    for rank in (0, 1):
+        benchmark.wait_for_step(process, 3, rank)
     process.kill()
     process.communicate()
     until(lambda: trainings(benchmark.runs) == {})
@@ -106,7 +109,8 @@ def test_a_full_disk_keeps_the_steps(benchmark: Benchmark) -> None:
 
 def test_a_device_that_is_taken(benchmark: Benchmark) -> None:
     first = benchmark.start(*LONG)
-    benchmark.wait_for_step(first, 3)
+    for rank in (0, 1):
+        benchmark.wait_for_step(first, 3, rank)
     holder = benchmark.only_run()
     done = benchmark.run(*LONG)
     (second,) = [p.parent for p in benchmark.runs.glob("*/result.json") if p.parent != holder]

@@ -42,7 +42,8 @@ def test_a_killed_engine_ends_the_run_and_its_next_start_leaves_nothing(
 ) -> None:
     benchmark = Benchmark(tmp_path / "runs", images_cache, FAKE_DEVICES="2", DOCKER_HOST=second_engine)
     process = benchmark.start("--case", "long:fake:fake:1:2", *PRETENDING, *IN_CONTAINERS)
-    benchmark.wait_for_step(process, 5)
+    for rank in (0, 1):
+        benchmark.wait_for_step(process, 5, rank)
     os.kill(int((STATE / "docker.pid").read_text()), signal.SIGKILL)
     done = finished(process)
     result = benchmark.result()

@@ -99,12 +99,11 @@ def _tell(request: Request) -> None:
 
 
 def _supervise(request: Request, running: dict[int, Container], liveness: Liveness, watch: Watch) -> Outcome:
-    while alive := [rank for rank, container in running.items() if _is_running(container)]:
+    while any([_is_running(container) for container in running.values()]):  # a list: each is asked
         watch()
         if any(_failed(container) for container in running.values()):
             break
-        ranks = [p.rank for node in request.nodes if node.node_rank in alive for p in node.processes]
-        if evidence := liveness.hang(ranks):
+        if evidence := liveness.hang(_alive(request)):
             return _stopped(request, running, "hang", evidence)
         time.sleep(POLL_SECONDS)
     _settle(running)
@@ -114,6 +113,20 @@ def _supervise(request: Request, running: dict[int, Container], liveness: Livene
     if failed is None:
         return Outcome("exited", ends)
     return _stopped(request, running, "rank-failed", evidence_of(ends, failed.rank))
+
+
+def _alive(request: Request) -> list[int]:
+    """Ranks that have not ended: one that has beats no more."""
+    return [end.rank for node in request.nodes for end in _written(node) if (end.exit_code, end.signal) == (None, None)]
+
+
+def _written(node: NodeWork) -> tuple[ProcessEnd, ...]:
+    """How each rank of a node ended by what its first process wrote; nothing is known of one that runs or was lost."""
+    try:
+        known = {end.rank: end for end in ends_of(json.loads(Path(str(node.ends)).read_text()))}
+    except (OSError, ValueError, TypeError):
+        known = {}
+    return tuple(known.get(p.rank, ProcessEnd(p.rank, None, None, False)) for p in node.processes)
 
 
 def _is_running(container: Container) -> bool:
@@ -142,15 +155,13 @@ def _stopped(request: Request, running: dict[int, Container], cause: Cause, evid
 
 
 def _ends(request: Request, running: dict[int, Container], stopped: set[int] | None = None) -> tuple[ProcessEnd, ...]:
-    """What each node's first process wrote; where it was killed, its ranks went with it."""
-    found: list[ProcessEnd] = []
+    """What each node's first process wrote; where it was killed, the ranks that ran went with it."""
+    found = []
     for node in request.nodes:
-        try:
-            found += ends_of(json.loads(Path(str(node.ends)).read_text()))
-        except (OSError, ValueError):
-            code = running[node.node_rank].attrs["State"]["ExitCode"] if node.node_rank in running else None
-            by_us = node.node_rank in (stopped or ())
-            found += [_lost(process.rank, code, by_us) for process in node.processes]
+        code = running[node.node_rank].attrs["State"]["ExitCode"] if node.node_rank in running else None
+        by_us = node.node_rank in (stopped or ())
+        known = _written(node)
+        found += [_lost(e.rank, code, by_us) if (e.exit_code, e.signal) == (None, None) else e for e in known]
     return tuple(found)
 
 

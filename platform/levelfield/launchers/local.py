@@ -51,7 +51,7 @@ class LocalLauncher:
 def request_of(
     plan: Plan, paths: RunPaths, launcher: str, runtime: Runtime, nodes: int, removed: tuple[str, ...] = ()
 ) -> Request:
-    """A request for so many nodes, with the case's limits. `removed`: the user's variables that ranks do not get. Pure."""
+    """A request for so many nodes, with the case's limits. removed: the user's variables that no rank gets. Pure."""
     limits = plan.work.limits
     return Request(
         launcher=launcher,

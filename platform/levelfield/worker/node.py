@@ -91,7 +91,7 @@ def _end(rank: int, code: int | None, stopped: bool) -> dict[str, Any]:
 def main(path: str) -> int:
     """Run the ranks that the file lists, and write their ends beside it; 0 when all ended well."""
     work = json.loads(Path(path).read_text(encoding="utf-8"))
-    ranks, told = Ranks(), threading.Event()
+    ranks, told, ends = Ranks(), threading.Event(), Path(work["ends"])
     signal.signal(signal.SIGTERM, lambda number, frame: told.set())
     threading.Thread(target=_until_closed, args=(told,), daemon=True).start()
     try:
@@ -99,12 +99,12 @@ def main(path: str) -> int:
             environment = {**os.environ, **process["environment"]}
             ranks.start(process["rank"], process["argv"], environment, process["log"])
         while ranks.alive() and ranks.failed() is None and not told.wait(POLL_SECONDS):
-            pass
+            _write_ends(ends, ranks.ends())
         if ranks.failed() is not None:
             ranks.settle()
     finally:
         ranks.stop()
-        _write_ends(Path(work["ends"]), ranks.ends())
+        _write_ends(ends, ranks.ends())
     return 0 if ranks.failed() is None else 1
 
 
@@ -115,9 +115,12 @@ def _until_closed(told: threading.Event) -> None:
 
 
 def _write_ends(path: Path, ends: list[dict[str, Any]]) -> None:
-    """Whole or not at all: the platform reads it as soon as it is there."""
+    """Whole or not at all, and only what is new: the platform reads it all the while, to know who has ended."""
+    text = json.dumps(ends)
+    if path.exists() and path.read_text(encoding="utf-8") == text:
+        return
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(ends), encoding="utf-8")
+    part.write_text(text, encoding="utf-8")
     part.replace(path)
 
 
