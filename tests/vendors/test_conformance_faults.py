@@ -125,7 +125,7 @@ PLANTS = [
         "tool-slow",
         "adapter.py",
         "",
-        HEAD + "    def devices(self): subprocess.Popen(['acme-smi'], start_new_session=True); return []\n",
+        SAMPLES % "subprocess.Popen(['acme-smi'], start_new_session=True)",
         "process(es) of a slow tool still run",
     ),
     Plant("versions", "vendor.yaml", "driver ([0-9.]+)", "Driver: ([0-9.]+)", "software.driver: unreadable"),
@@ -232,6 +232,23 @@ def test_the_check_finds_what_was_planted(plant: Plant, tmp_path: Path, monkeypa
     finding = found(tmp_path, plant.check)
     assert plant.says in finding.says, finding
     assert finding.status in ("missing", "fails")
+
+
+UNASKED = HEAD + "    def devices(self): return [Device(0, 'A1', 'Acme A1', None)][:%d]\n"
+
+
+def test_devices_of_the_machine_itself_are_not_judged_by_recordings(tmp_path: Path) -> None:
+    """As NVML's are where there is an NVIDIA GPU: nvidia-smi is then not asked."""
+    (write_acme(tmp_path) / "adapter.py").write_text(UNASKED % 1)
+    for name in ("devices", "truncated", "tool-missing"):
+        finding = found(tmp_path, name)
+        assert (finding.status, "reads devices of this machine" in finding.says) == ("not applicable", True)
+
+
+def test_an_adapter_that_asks_no_recorded_tool_is_told(tmp_path: Path) -> None:
+    (write_acme(tmp_path) / "adapter.py").write_text(UNASKED % 0)
+    finding = found(tmp_path, "devices")
+    assert (finding.status, "runs none of the recorded tools" in finding.says) == ("fails", True)
 
 
 def test_a_container_that_is_shown_all_devices_is_said_to_be(tmp_path: Path) -> None:

@@ -21,13 +21,15 @@ Outputs = Mapping[tuple[str, ...], bytes]
 
 
 class Stage:
-    """bin: the only folder on PATH. temporary, here: for temporary files, and the current folder; both stay empty."""
+    """bin: the only folder on PATH. temporary, here: for temporary files, and the current folder; both stay empty.
+    asked: a file that is there once a replayed tool was run."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="levelfield-check-")
         self.root = Path(self._folder.name)
         self.bin, self.runs = self.root / "bin", self.root / "runs"
         self.temporary, self.here = self.root / "tmp", self.root / "here"
+        self.asked = self.root / "asked"
         for folder in (self.bin, self.runs, self.temporary, self.here):
             folder.mkdir()
 
@@ -56,7 +58,7 @@ class Stage:
         self.clear()
         for name in {argv[0] for argv in outputs}:
             own = {argv: content for argv, content in outputs.items() if argv[0] == name}
-            self.tool(name, "\n".join(_answers(self.root, own)))
+            self.tool(name, "\n".join([f": > {shlex.quote(str(self.asked))}", *_answers(self.root, own)]))
 
     def tool(self, name: str, body: str) -> None:
         path = self.bin / Path(name).name

@@ -85,10 +85,23 @@ class Subject:
         if foreign := next((r for r in found if not r.is_text), None):
             raise Fails(f"recorded/{foreign.path.name} is no UTF-8 text", self._how_to_record(foreign.argv))
         if found:
+            self.asks_its_tools()
             return found
         if self.has_adapter:
             raise NotApplicable("adapter.py runs no tool that recorded/ has (recorded/tool.<name>.<suffix>)")
         raise Missing("vendor.yaml has no monitor", "add the command that prints power, memory and so on")
+
+    def asks_its_tools(self) -> None:
+        """Raises NotApplicable for an adapter that finds devices without its replayed tools: this machine has the
+        hardware, and another way to it. Raises Fails for one that neither asks them nor finds anything."""
+        if not self.has_adapter or self.stage.asked.exists() or not self.recordings:
+            return
+        found = self.over(self.outputs).devices()
+        if not self.stage.asked.exists():
+            if found:
+                raise NotApplicable("adapter.py reads devices of this machine, not the recorded tools")
+            names = ", ".join(recording.path.name for recording in self.recordings)
+            raise Fails("adapter.py runs none of the recorded tools", f"run them by name, found by PATH: {names}")
 
     def _how_to_record(self, argv: Sequence[str]) -> str:
         return (

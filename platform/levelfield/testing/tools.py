@@ -21,6 +21,7 @@ DEVICE = Device(0, None, "a device", None)
 
 def names_of_tools(subject: Subject) -> list[str]:
     """The executables that devices and samples come from. Raises NotApplicable without, Fails for one with a folder."""
+    subject.asks_its_tools()
     spec = subject.spec
     tools = [tool for tool in (spec.monitor, spec.discovery.tool if spec.discovery else None) if tool]
     names = [tool.command[0] for tool in tools] + [r.argv[0] for r in subject.recordings if r.role == "tool"]
