@@ -19,16 +19,18 @@ def memory(job):
     process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE
     if job.device == "cpu":
         return {"allocated_peak_bytes": None, "reserved_peak_bytes": None, "process_peak_bytes": process}
+    # XPUs and the devices of plugins count in modules of their own
+    counters = paddle.device.cuda if job.device == "gpu" else paddle.device.get_device_module(job.device)
     return {
-        "allocated_peak_bytes": paddle.device.cuda.max_memory_allocated(),
-        "reserved_peak_bytes": paddle.device.cuda.max_memory_reserved(),
+        "allocated_peak_bytes": counters.max_memory_allocated(),
+        "reserved_peak_bytes": counters.max_memory_reserved(),
         "process_peak_bytes": process,
     }
 
 
 def describe(job):
     """The device's name, and details of the build."""
-    name = "cpu" if job.device == "cpu" else paddle.device.cuda.get_device_name()
+    name = paddle.device.cuda.get_device_name() if job.device == "gpu" else job.device
     details = {
         "build": f"{paddle.version.full_version} {paddle.version.commit}",
         "threads": int(os.environ.get("OMP_NUM_THREADS", 0)) or None,

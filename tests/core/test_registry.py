@@ -95,7 +95,7 @@ def test_unknown_names_list_the_nearest(registry: Registry, kind: str) -> None:
 
 
 def test_a_name_like_no_other_lists_all_there_are(registry: Registry) -> None:
-    with pytest.raises(UnknownName, match="known: amd, ascend, .*, cpu, fake, .*, nvidia"):
+    with pytest.raises(UnknownName, match=r"known: amd, ascend, .*, cpu, fake, .*, nvidia"):
         registry.vendor("zzz")
 
 
