@@ -61,18 +61,25 @@ def folder_digest(folder: Path) -> str:
 
 
 def environment_of(
-    file: ImplementationFile, kind: str, requirements: tuple[str, ...], python: str | None, runtime: RuntimeName
+    file: ImplementationFile,
+    kind: str,
+    requirements: tuple[str, ...],
+    python: str | None,
+    runtime: RuntimeName,
+    assume: bool = False,
 ) -> EnvironmentPlan:
     """The Python environment: made by the platform from pinned requirements, or one that is there already.
 
     Raises UsageError when there is none: the machine has no Python that the requirements exist for, or the
-    implementation has no requirements for this kind of device.
+    implementation has no requirements for this kind of device. `assume`: a plan to look at names the vendor's own then.
     """
     if runtime == "inside":
         python = python or "python3"
     if python:
         return _given(python)
     if kind not in file.requirements:
+        if assume:
+            return EnvironmentPlan(name="the vendor's own", folder="", python="python3", requirements=(), digest="")
         raise UsageError(
             f"{file.framework} on {kind}: the vendor's own Python brings the framework. Name it with --python, or use "
             "--runtime inside in the vendor's container, or --runtime docker with the vendor's image"

@@ -29,8 +29,11 @@ def image_plan(
     given: str | None,
 ) -> ImagePlan:
     """The recipe for one framework on one vendor. `given`: an image of the user's to build on, which has all that the
-    system needs. Raises UsageError when neither the vendor nor the user names one."""
-    base = _base(implementation.framework, vendor, given)
+    system needs, and the framework where there are no requirements.
+
+    Raises UsageError when neither the vendor nor the user names one.
+    """
+    base = _base(implementation.framework, vendor, given, bool(requirements))
     needed = () if base.has_framework else requirements
     if not needed and not base.has_framework:
         raise UsageError(
@@ -46,11 +49,11 @@ def image_plan(
     )
 
 
-def _base(framework: str, vendor: VendorFile, given: str | None) -> Image:
+def _base(framework: str, vendor: VendorFile, given: str | None, installs: bool) -> Image:
     named = vendor.images.get(framework) or vendor.images.get("base")
     if given:
         version = named.python_version if named else "3.11"
-        return Image(image=given, python_version=version, source="given by the user")
+        return Image(image=given, python_version=version, has_framework=not installs, source="given by the user")
     if named is None:
         raise UsageError(
             f"vendor {vendor.name} names no image for {framework}: add one to images in its vendor.yaml, or name one "

@@ -151,7 +151,9 @@ def _plan(
         corpus=_corpus(corpus, work, scale),
         environment=image_environment(container.image)
         if container
-        else environment_of(implementation, found.vendor.device_kind, requirements, asked.python, asked.runtime),
+        else environment_of(
+            implementation, found.vendor.device_kind, requirements, asked.python, asked.runtime, asked.assume
+        ),
         runtime=asked.runtime,
         container=container,
         peak=peak_of(hardware.chip, work, measured, shares),

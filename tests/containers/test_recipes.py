@@ -139,6 +139,12 @@ def test_an_image_that_brings_the_framework_gets_no_wheels() -> None:
     assert "COPY" not in image.dockerfile and wheels_of(image, offline=True, say=print) == Wheels(Path(), {})
 
 
+def test_a_given_image_brings_the_framework_where_nothing_is_installed() -> None:
+    assert recipe("cpu", "torch", given="mine:1").requirements != ()
+    brings = recipe("ascend", "torch", given="mine:1")
+    assert (brings.requirements, brings.python) == ((), "python3") and brings.dockerfile.startswith("FROM mine:1 ")
+
+
 def test_requirements_for_nothing_need_an_image_that_brings_the_framework() -> None:
     registry = Registry()
     implementation, folder = registry.implementation("torch")

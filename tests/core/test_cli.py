@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 from levelfield.cli import listing_command
-from levelfield.cli.arguments import COMMANDS
+from levelfield.cli.arguments import COMMANDS, size_in_bytes
 from levelfield.cli.main import main
 from levelfield.runner import finish
 from levelfield.specs.paths import RunPaths
@@ -208,6 +209,38 @@ def test_a_dry_run_is_readable_for_programs(command: Command) -> None:
     first = found[0]
     assert len(first["request"]["nodes"][0]["processes"]) == first["plan"]["hardware"]["devices_per_node"] == 2
     assert first["job"]["schema"] == "levelfield.job/1"
+
+
+def test_a_vendors_own_python_is_named_where_the_framework_comes_with_it(command: Command) -> None:
+    shown = " ".join(command("--case", "gpt3_6.7B:torch:ascend:1:2", "--dry-run").out.split())
+    assert "reached as device npu, backend hccl, importing torch_npu" in shown
+    assert "environment the vendor's own: python3, as it is" in shown
+
+
+def test_a_dry_run_in_containers_shows_what_each_is_given(command: Command) -> None:
+    done = command("--case", "gpt3_6.7B:torch:ascend:1:2", "--dry-run", "--runtime", "docker", "--base-image", "mine:1")
+    shown = " ".join(done.out.split())
+    assert done.code == 0 and "environment image levelfield/torch-ascend on mine:1" in shown
+    assert "'/dev/davinci0', '/dev/davinci1', '/dev/davinci_manager'" in shown and "davinci2" not in shown
+    assert "ro /usr/local/Ascend/driver" in shown and "ulimits: {'memlock': -1}" in shown
+    assert "network none, no memory limit" in shown and "ASCEND_RT_VISIBLE_DEVICES" not in shown
+
+
+@pytest.mark.parametrize("option", [("--offline",), ("--base-image", "x"), ("--container-memory", "8G")])
+def test_options_of_containers_are_refused_elsewhere(option: tuple[str, ...], command: Command) -> None:
+    done = command("--case", "tiny:fake:F1", *option)
+    assert done.code == 2 and f"{option[0]}: of use with --runtime docker only" in done.err
+
+
+@pytest.mark.parametrize("size", ["8", "8k", "8M", "8gb"])
+def test_sizes_are_read_as_engines_write_them(size: str) -> None:
+    assert size_in_bytes(size) == {"8": 8, "8k": 8 * 2**10, "8M": 8 * 2**20, "8gb": 8 * 2**30}[size]
+
+
+@pytest.mark.parametrize("size", ["", "G", "-8G", "8T", "8.5G", "8 G B"])
+def test_other_sizes_are_refused(size: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="expected a size such as 512M or 8G"):
+        size_in_bytes(size)
 
 
 def test_hardware_that_is_not_here_can_be_looked_at(command: Command) -> None:

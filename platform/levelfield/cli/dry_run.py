@@ -52,6 +52,7 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
     yield f"             sequences of {training.sequence_length}, {training.global_batch} a step, {training.precision}"
     yield f"corpus       {plan.corpus.kind} {plan.corpus.prefix or ''} {plan.corpus.digest[:19]}"
     yield f"hardware     {hardware.nodes} x {hardware.devices_per_node} {hardware.chip.name} ({hardware.description})"
+    yield f"reached as   {_reached(plan)}"
     if hardware.assumed:
         yield "             ASSUMED: these devices are not here; this plan can only be looked at"
     for field in TUNING_FIELDS:
@@ -62,7 +63,7 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
     yield "             " + ", ".join(f"{name} {gib(size)}" for name, size in memory.parts.items())
     peak = f"{plan.peak.tflops:.4g} TFLOP/s" if plan.peak.tflops else "unknown"
     yield f"peak         {plan.peak.dtype} {peak}: {plan.peak.source}"
-    yield f"environment  {_place(plan)}: {', '.join(plan.environment.requirements)}"
+    yield f"environment  {_place(plan)}"
     yield f"run          {paths.root}"
     yield "files        plan.json request.json job.json provenance.json events/ telemetry.jsonl logs/"
     yield "             outcome.json status.json result.json report.md"
@@ -79,11 +80,21 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
     yield f"             without {' '.join(request.removed_variables) or 'any variable of yours'}"
 
 
+def _reached(plan: Plan) -> str:
+    """What the training calls its device and collectives, and what it imports first."""
+    preload = f", importing {', '.join(plan.access.preload)}" if plan.access.preload else ""
+    return f"device {plan.access.device}, backend {plan.access.backend}{preload}"
+
+
 def _place(plan: Plan) -> str:
-    """Where the packages are."""
+    """Where the packages are, and which they are."""
+    environment, packages = plan.environment, ", ".join(plan.environment.requirements)
     if plan.container:
-        return f"{plan.environment.name} on {plan.container.image.base.reference} (`image show` prints the Dockerfile)"
-    return f"{plan.environment.name} ({'ready' if is_ready(plan.environment) else 'would be made'})"
+        base = plan.container.image.base.reference
+        return f"{environment.name} on {base} (`image show` prints the Dockerfile): {packages}"
+    if not packages:
+        return f"{environment.name}: {environment.python}, as it is; a run names it with --python or --runtime inside"
+    return f"{environment.name} ({'ready' if is_ready(environment) else 'would be made'}): {packages}"
 
 
 def _container(node_rank: int, work: ContainerWork) -> Iterator[str]:
