@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 
 import pytest
 
 collect_ignore = ["packages"]  # their own tests, which need them installed; vendors/test_example_package.py runs them
 
+# Tests press Ctrl-C; a shell that starts them in the background has it ignored, by them and by all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["XDG_CONFIG_HOME"] = os.devnull  # nobody's private chips have a part in these tests
 
 

@@ -17,7 +17,6 @@ from levelfield.implementations import environment_of
 from levelfield.registry import Registry
 from levelfield.runtimes.environments import environment_in_use
 from levelfield.specs.tested import Difference
-from levelfield.specs.tuning import Tuning
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "models" / "torch"))
 sys.path.insert(0, str(Path(__file__).parent))
@@ -30,13 +29,12 @@ def interpreter_of() -> Iterator[Callable[[str], Path]]:
     Several pytest processes may ask at once: one makes it, the others wait.
     """
     registry = Registry()
-    work = registry.case("gpt3_6.7B").work("smoke")
     with contextlib.ExitStack() as in_use:
 
         @functools.cache
         def interpreter(framework: str) -> Path:
             implementation, _folder = registry.implementation(framework)
-            plan = environment_of(implementation, "cpu", Tuning(), work, None)
+            plan = environment_of(implementation, "cpu", implementation.requirements["cpu"].packages, None, "process")
             in_use.enter_context(environment_in_use(plan, print))
             return Path(plan.python)
 

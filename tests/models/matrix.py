@@ -24,7 +24,6 @@ from levelfield.specs.base import dump, load
 from levelfield.specs.case import Family, Precision
 from levelfield.specs.layout import Layout
 from levelfield.specs.tested import Difference, LayoutRuns, Run
-from levelfield.specs.tuning import Tuning
 from levelfield.support import rows, table
 
 STEPS = 40
@@ -159,7 +158,7 @@ def difference(asked: Asked, python: Path | None, reference: Curve) -> Differenc
 def measure(registry: Registry, framework: str, references: dict[str, Curve]) -> LayoutRuns:
     """Run the framework's whole matrix on the cpu."""
     implementation, _ = registry.implementation(framework)
-    environment = environment_of(implementation, "cpu", Tuning(), registry.case("gpt3_6.7B").work("smoke"), None)
+    environment = environment_of(implementation, "cpu", implementation.requirements["cpu"].packages, None, "process")
     runs = []
     with environment_in_use(environment, print):
         for asked in matrix(framework, implementation.precisions["cpu"]):

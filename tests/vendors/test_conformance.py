@@ -26,10 +26,10 @@ def test_only_the_cpu_has_nothing_to_replay() -> None:
     assert [name for name in VENDORS if not Subject(name).recordings] == ["cpu"]
 
 
-class TestIluvatar(VendorConformance):
+class TestAscend(VendorConformance):
     """The class of tests, as an author uses it."""
 
-    vendor = "iluvatar"
+    vendor = "ascend"
     fast = True
 
 
