@@ -18,6 +18,7 @@ from levelfield.testing.findings import Finding
 from levelfield.testing.scaffold import new_package, new_vendor
 from levelfield.testing.subject import Subject
 from levelfield.testing.suite import check
+from levelfield.testing.values import readings
 
 INDENT = 25  # of what follows a check's name
 LABELS = {"ok": "ok", "missing": "missing", "fails": "FAILS", "not applicable": "n/a"}
@@ -75,6 +76,8 @@ def _show(finding: Finding, before: Sequence[Finding]) -> None:
     _say(f"{LABELS[finding.status]:<8} {finding.check:<15} {' '.join(finding.says.split())}", INDENT)
     if finding.do:
         _say(f"{'':<{INDENT - 2}}> {finding.do}", INDENT)
+    for line in readings(finding.rows):
+        _say(f"{'':<9}{line}", 11)
 
 
 def _conclude(name: str, found: Sequence[Finding], bad: Sequence[Finding]) -> None:

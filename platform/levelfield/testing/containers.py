@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -64,11 +65,27 @@ def _told_apart(subject: Subject, known: Sequence[Device]) -> str:
     if any("{index}" in text for text in declared) or spec.container.device_request:
         raise Fails("vendor.yaml tells devices apart, and container() does not", "show the devices that are given")
     if variable and not spec.container.renumbered:
+        _all_are_shown(subject, known)
         return f"all devices are shown; processes are kept to theirs by {variable} alone"
     raise Fails(
         "the container is shown the same whichever device is chosen",
         "use {index} in device_nodes or environment, or device_request; or leave renumbered out and name the variable",
     )
+
+
+def _all_are_shown(subject: Subject, known: Sequence[Device]) -> None:
+    """Raises Missing when nothing is shown, Fails when a node is one device's own and another device has none."""
+    shown = subject.adapter().container(known)
+    if not (shown.device_nodes or shown.device_request or shown.engine_runtime or shown.environment):
+        raise Missing("container: no device is shown to it", "add device_nodes, device_request or engine_runtime")
+    numbered = [match for node in shown.device_nodes if (match := re.fullmatch("(.*?)([0-9]+)", node))]
+    for node in numbered:
+        own = {int(other[2]) for other in numbered if other[1] == node[1]}
+        if hidden := [device.index for device in known if device.index not in own]:
+            raise Fails(
+                f"device {hidden[0]}'s node is never shown: {node[0]} is one device's own, whichever is chosen",
+                f"write {node[1]}{{index}} in device_nodes",
+            )
 
 
 def _two(known: Sequence[Device]) -> list[Device]:

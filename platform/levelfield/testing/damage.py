@@ -129,6 +129,14 @@ def in_another_unit(text: str, number: Number, field: str) -> str:
     return text[: number.start] + shown + text[number.end :]
 
 
+def without_unit(text: str, number: Number) -> str:
+    """The number alone, where a unit stood behind it."""
+    if number.unit is None:
+        return text
+    stands_behind = text[number.end : number.unit[0]].strip() == ""
+    return text[: number.end if stands_behind else number.unit[0]] + text[number.unit[1] :]
+
+
 def _is_bare_json(text: str, number: Number) -> bool:
     """Whether the number is a JSON value without quotes."""
     return re.search(r'":\s*$', text[: number.start]) is not None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from levelfield.contracts.records import parse
 from levelfield.contracts.vendor import Device
-from levelfield.specs.tool import FieldName, units_of
 from levelfield.testing import damage
 from levelfield.testing.damage import Number
 from levelfield.testing.findings import Fails, NotApplicable
@@ -18,6 +17,8 @@ from levelfield.testing.subject import Subject
 
 COMPARE = "compare vendor.yaml with the recording"
 TIGHTEN = "make the pattern stricter: anchors, `printed`, `matching`, `columns`"
+
+Quantity = tuple[Recording, Number, Key]
 
 
 @dataclass(frozen=True)
@@ -58,42 +59,6 @@ def _why_not(subject: Subject) -> str:
     return next((f": {why}" for found in parsed for why in found.passed_over), "")
 
 
-def values(subject: Subject) -> str:
-    """Every quantity that vendor.yaml declares is read on some device; each null has its reason."""
-    right = told(subject)
-    samples = list(subject.over(subject.outputs).sample(right.devices))
-    if blank := without_reason(samples):
-        raise Fails(blank, "give a reason in Sample.reasons")
-    for recording in subject.needs_recordings():
-        _is_read_throughout(recording)
-    fields = sorted({field for _, field in right.values} - {"chip", "identity"})
-    if not fields:
-        raise Fails("no device has any value", COMPARE)
-    return f"read: {', '.join(fields)}"
-
-
-def _is_read_throughout(recording: Recording) -> None:
-    if recording.tool is None:
-        return
-    records = parse(recording.tool, recording.text).records.values()
-    for field in (name for name in recording.tool.fields if units_of(name)):
-        problems = [problem for record in records if (problem := _problem(record, field))]
-        if problems and len(problems) == len(records):
-            raise Fails(
-                f"{recording.role}.fields.{field} is read on no device: {problems[0]}",
-                "compare its place and unit with the recording",
-            )
-
-
-def _problem(record: Any, field: FieldName) -> str | None:
-    """Why a field is not read; None where it is, or where the tool itself says that it is not available."""
-    try:
-        record.quantity(field)
-    except ValueError as error:
-        return None if str(error).startswith("the tool says") else str(error)
-    return None
-
-
 def _never_wrong(subject: Subject, copies: Iterable[tuple[Recording, str]], what: str) -> str:
     """No copy gives a value that the whole recording does not give."""
     right, count = told(subject), 0
@@ -124,7 +89,7 @@ def repeated(subject: Subject) -> str:
     return _never_wrong(subject, pairs, "with lines twice or lost")
 
 
-def _quantities(subject: Subject, right: Told) -> Iterator[tuple[Recording, Number, Key]]:
+def _quantities(subject: Subject, right: Told) -> Iterator[Quantity]:
     """The numbers of the recordings that exactly one value depends on: found by changing each."""
     for recording in subject.needs_recordings():
         for number in damage.numbers(recording.text):
@@ -134,25 +99,30 @@ def _quantities(subject: Subject, right: Told) -> Iterator[tuple[Recording, Numb
                 yield recording, number, changed[0]
 
 
-def quantities(subject: Subject) -> tuple[Told, list[tuple[Recording, Number, Key]]]:
+def quantities(subject: Subject) -> tuple[Told, list[Quantity]]:
     """Raises Fails when the recordings hold none: then nothing was read from them."""
     if "quantities" not in subject.kept:
         right = told(subject)
         subject.kept["quantities"] = (right, list(_quantities(subject, right)))
-    right, found = cast(tuple[Told, list[tuple[Recording, Number, Key]]], subject.kept["quantities"])
+    right, found = cast(tuple[Told, list[Quantity]], subject.kept["quantities"])
     if not found:
         raise Fails("no number of the recordings leads to a value", COMPARE)
     return right, found
 
 
-def _must_be_null(subject: Subject, what: str, damaged: Callable[[str, Number, str], str]) -> str:
-    """Each quantity, damaged in turn, is null, and no other value is wrong."""
+def _must_be_null(
+    subject: Subject,
+    what: str,
+    damaged: Callable[[str, Number, str], str],
+    chosen: Sequence[Quantity] | None = None,
+) -> str:
+    """Each quantity, or each of `chosen`, damaged in turn, is null, and no other value is wrong."""
     right, found = quantities(subject)
-    for recording, number, (index, field) in found:
+    for recording, number, (index, field) in found if chosen is None else chosen:
         text = damaged(recording.text, number, field)
         seen = after(subject, right, recording, text)
         where = f"{recording.path.name} {what}"
-        line = text[text.rfind("\n", 0, number.start) + 1 :].partition("\n")[0].strip()[:60]
+        line = text[text.rfind("\n", 0, number.start) + 1 :].partition("\n")[0].strip()[:50]
         if (index, field) in seen:
             raise Fails(f"{where}: device {index}: {field} is {seen[index, field]} for '{line}'", TIGHTEN)
         if error := wrong(seen, right.values):
@@ -169,6 +139,11 @@ def unavailable(subject: Subject) -> str:
 
 
 def in_another_unit(subject: Subject) -> str:
+    """Another unit in the place of the printed one; or none, where the tool always prints one."""
+    found = quantities(subject)[1]
+    bare = {(recording.role, key[1]) for recording, number, key in found if number.unit is None}
+    chosen = [item for item in found if (item[0].role, item[2][1]) not in bare]
+    _must_be_null(subject, "without its unit", lambda text, number, field: damage.without_unit(text, number), chosen)
     return _must_be_null(subject, "in another unit", damage.in_another_unit)
 
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from levelfield.errors import UsageError
-from levelfield.testing import containers, files, launching, reading, running, tools
-from levelfield.testing.findings import Finding, NotOk
+from levelfield.testing import containers, files, launching, reading, running, tools, values
+from levelfield.testing.findings import Finding, NotOk, Row
 from levelfield.testing.subject import Subject
 
 
 @dataclass(frozen=True)
 class Check:
-    """run gives what is well, in a sentence, or raises NotOk. whole: it trains or waits, which takes seconds."""
+    """run gives what is well, in a sentence, or raises NotOk. whole: it trains or waits, which takes seconds.
+    rows: what the author is shown beside the sentence."""
 
     name: str
     run: Callable[[Subject], str]
     whole: bool = False
+    rows: Callable[[Subject], tuple[Row, ...]] | None = None
 
 
 CHECKS = (
@@ -26,7 +29,7 @@ CHECKS = (
     Check("chips", files.chips),
     Check("recordings", files.origins),
     Check("devices", reading.devices),
-    Check("values", reading.values),
+    Check("values", values.values, rows=values.rows),
     Check("truncated", reading.truncated),
     Check("reordered", reading.reordered),
     Check("repeated", reading.repeated),
@@ -63,7 +66,17 @@ def check(subject: Subject, fast: bool = False) -> Iterator[Finding]:
 
 
 def find(subject: Subject, item: Check) -> Finding:
-    """One finding. An adapter that raises fails the check; nothing that it does ends the suite."""
+    """One finding, with its rows where there are any."""
+    finding = _found(subject, item)
+    if item.rows is None:
+        return finding
+    with suppress(Exception), subject.surroundings():  # what hinders them is what the finding says
+        return replace(finding, rows=item.rows(subject))
+    return finding
+
+
+def _found(subject: Subject, item: Check) -> Finding:
+    """An adapter that raises fails the check; nothing that it does ends the suite."""
     try:
         with subject.surroundings():
             return Finding(item.name, "ok", item.run(subject))

@@ -1,0 +1,180 @@
+"""The check of values: what is read of each device of the recordings, field by field, and what must not be null."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from typing import Any
+
+from levelfield.contracts.readings import without
+from levelfield.contracts.records import parse
+from levelfield.contracts.vendor import Device, Sample
+from levelfield.specs.tool import FieldName, units_of
+from levelfield.testing.findings import Fails, Row
+from levelfield.testing.outcomes import without_reason
+from levelfield.testing.recordings import Recording
+from levelfield.testing.subject import Subject
+
+SAMPLED: dict[FieldName, str] = {
+    "memory_used": "memory_used_bytes",
+    "power": "power_watts",
+    "energy": "energy_joules",
+    "utilisation": "utilisation",
+    "temperature": "temperature_celsius",
+}
+MEMORY_TOLERANCE = 0.03  # less than lies between MB and MiB (4.9 %), more than drivers keep for themselves (1 %)
+COMPARE = "compare its place and unit with the recording"
+
+
+def rows(subject: Subject) -> tuple[Row, ...]:
+    """Every field that vendor.yaml declares, or that adapter.py reads of any device, for each device."""
+    devices = subject.devices()
+    samples = {sample.index: sample for sample in subject.over(subject.outputs).sample(devices)}
+    silent = "sample() gives none of this device"
+    read = [(device, samples.get(device.index) or without(device.index, silent)) for device in devices]
+    seen = {device.index: _seen(subject, device, sample) for device, sample in read}
+    declared = _declared(subject)
+    fields = list(declared) or [f for f in ("memory_total", *SAMPLED) if any(v[f] is not None for v in seen.values())]
+    return tuple(_row(device.index, seen[device.index], sample, fields, declared) for device, sample in read)
+
+
+def _declared(subject: Subject) -> dict[FieldName, Recording]:
+    """Fields by the recording that they are read from; the monitor's before discovery's."""
+    tools = sorted((r for r in subject.needs_recordings() if r.tool), key=lambda r: r.role == "monitor")
+    return {field: r for r in tools if r.tool for field in r.tool.fields if field != "index"}
+
+
+def _seen(subject: Subject, device: Device, sample: Sample) -> dict[FieldName, Any]:
+    named = device.description != f"{subject.name} device {device.index}"
+    own: dict[FieldName, Any] = {
+        "name": device.description if named else None,
+        "identity": device.identity,
+        "memory_total": device.memory_bytes,
+    }
+    return own | {field: getattr(sample, name) for field, name in SAMPLED.items()}
+
+
+def _row(
+    index: int, seen: dict[FieldName, Any], sample: Sample, fields: Sequence[Any], declared: dict[FieldName, Recording]
+) -> Row:
+    lacking = [field for field in fields if seen[field] is None]
+    reasons = {f: sample.reasons.get(SAMPLED[f]) if f in SAMPLED else _why(declared.get(f), index, f) for f in lacking}
+    return Row(index, {field: seen[field] for field in fields}, {f: why or "no reason" for f, why in reasons.items()})
+
+
+def _why(recording: Recording | None, index: int, field: FieldName) -> str:
+    """Why what is no sample, such as the whole memory, is not read."""
+    if recording is None or recording.tool is None:
+        return "adapter.py gives none"
+    parsed = parse(recording.tool, recording.text)
+    if index not in parsed.records:
+        return parsed.why_not(index)
+    record = parsed.records[index]
+    text = record.texts.found.get(field)
+    if text is None:
+        return record.texts.problems.get(field, "the record does not say")
+    if not units_of(field):
+        return f"the tool says '{text}'"
+    try:
+        return f"found {record.quantity(field):g}"
+    except ValueError as error:
+        return str(error)
+
+
+def values(subject: Subject) -> str:
+    """Every field that vendor.yaml declares is read on some device, and on each that shows it; nulls have reasons."""
+    found, declared = rows(subject), _declared(subject)
+    if blank := without_reason(list(subject.over(subject.outputs).sample(subject.devices()))):
+        raise Fails(blank, "give a reason in Sample.reasons")
+    _are_read(found, declared)
+    _is_the_chip_s_memory(subject, declared.get("memory_total"))
+    _are_lost_nowhere(found, declared)
+    fields = sorted({f for row in found for f, value in row.values.items() if value is not None} - {"name", "identity"})
+    if not fields:
+        raise Fails("no device has any value", "compare vendor.yaml with the recording")
+    return f"read: {', '.join(fields)}"
+
+
+def _are_read(found: Sequence[Row], declared: dict[FieldName, Recording]) -> None:
+    for field, recording in declared.items():
+        if found and all(row.values[field] is None for row in found):
+            why = "; ".join(list(dict.fromkeys(row.reasons[field] for row in found))[:2])
+            raise Fails(
+                f"{recording.role}.fields.{field} is read on no device: {why}",
+                f"{COMPARE}; record a device that has it, or leave it out",
+            )
+
+
+def _are_lost_nowhere(found: Sequence[Row], declared: dict[FieldName, Recording]) -> None:
+    """A value that some devices have is null on others only where the record itself says so."""
+    read = {field for row in found for field in declared if row.values[field] is not None}
+    for row in found:
+        lost = [f for f in declared if f in read and row.values[f] is None and not _is_said(row.reasons[f])]
+        if lost:
+            raise Fails(
+                f"device {row.device}: {', '.join(lost)}: null, where another device has a value: "
+                f"{row.reasons[lost[0]]}",
+                f"{COMPARE} of this device; where it says in a word that there is none, take the word too",
+            )
+
+
+def _is_said(reason: str) -> bool:
+    """Whether the record says that there is no value, or does not speak of it where vendor.yaml lets it be silent."""
+    return reason.startswith(("the tool says", "found nothing at")) or reason == "the record does not say"
+
+
+def _is_the_chip_s_memory(subject: Subject, recording: Recording | None) -> None:
+    """What the tool says a device has is what vendor.yaml says of its chip."""
+    known = {chip.name: chip.memory_bytes for chip in subject.spec.chips}
+    for device in subject.devices():
+        right, found = known.get(device.chip or ""), device.memory_bytes
+        if right and found and abs(found / right - 1) > MEMORY_TOLERANCE:
+            raise Fails(
+                f"device {device.index}: the tool's memory_total is {found} bytes, and memory_bytes of chip "
+                f"{device.chip} is {right}: {abs(found / right - 1):.1%} apart{_mixed_up(recording, found, right)}",
+                "correct the place or unit of memory_total, or memory_bytes; where a device keeps a part for itself "
+                "(ECC), memory_bytes is what is left, and memory_source says so",
+            )
+
+
+def _mixed_up(recording: Recording | None, found: int, right: int) -> str:
+    """The unit with which both would agree, if there is one."""
+    if recording is None or recording.tool is None:
+        return ""
+    unit, units = recording.tool.fields["memory_total"].unit or "", units_of("memory_total")
+    gaps = {
+        name: abs(float(Decimal(found) * Decimal(size) / Decimal(units[unit]) / right) - 1)
+        for name, size in units.items()
+    }
+    best = min(gaps, key=lambda name: gaps[name])
+    return f"; with {best} in the place of {unit} they would agree" if gaps[best] <= MEMORY_TOLERANCE else ""
+
+
+def readings(found: Sequence[Row]) -> Iterator[str]:
+    """A table of the quantities, a line for each device, and behind it why some are null."""
+    if not found:
+        return
+    fields = [field for field in HEADINGS if field in found[0].values]
+    cells = [[HEADINGS[field][0] for field in fields], *([_cell(row, field) for field in fields] for row in found)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for first, line in zip(["device", *(str(row.device) for row in found)], cells, strict=True):
+        yield "  ".join([first.rjust(6), *(cell.rjust(width) for cell, width in zip(line, widths, strict=True))])
+    nulls = dict.fromkeys(null for row in found for null in row.reasons.items())
+    for field, why in nulls:
+        which = ", ".join(str(row.device) for row in found if row.reasons.get(field) == why)
+        yield f"device {which}: {field} null ({why})"
+
+
+HEADINGS = {
+    "memory_total": ("total MiB", 2**20),
+    "memory_used": ("used MiB", 2**20),
+    "power": ("power W", 1),
+    "energy": ("energy J", 1),
+    "utilisation": ("load %", 0.01),
+    "temperature": ("temp C", 1),
+}
+
+
+def _cell(row: Row, field: str) -> str:
+    value = row.values[field]
+    return "null" if value is None else f"{float(value) / HEADINGS[field][1]:.8g}"

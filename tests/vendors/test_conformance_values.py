@@ -1,0 +1,99 @@
+"""What `vendor check` shows of a table for people, the page's own, and what it finds when the table is read badly."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from acme_folder import VENDOR, replace, write_acme
+from levelfield.cli.main import main
+from levelfield.testing.findings import Finding
+from levelfield.testing.subject import Subject
+from levelfield.testing.suite import CHECKS, check, find
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs/writing-a-vendor.md").read_text()
+OUTPUT, SHOWN = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
+MONITOR = next(block for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) if block.startswith("monitor:"))
+Said = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The vendor whose tool prints the page's table."""
+    made = write_acme(tmp_path)
+    declared = VENDOR[VENDOR.index("monitor:") : VENDOR.index("software:")]
+    replace(made / "vendor.yaml", declared, MONITOR)
+    (made / "recorded/monitor.csv").unlink()
+    (made / "recorded/monitor.txt").write_text(OUTPUT)
+    replace(made / "recorded/README.md", "monitor.csv", "monitor.txt")
+    return made
+
+
+def found(folder: Path, name: str) -> Finding:
+    subject = Subject(folder.name, [folder.parents[1]])
+    return find(subject, next(item for item in CHECKS if item.name == name))
+
+
+def test_the_page_s_table_is_read_and_shown_as_the_page_says(folder: Path, capsys: Said) -> None:
+    assert main(["vendor", "check", "acme", "--plugins", str(folder.parents[1])]) == 0
+    said = capsys.readouterr().out
+    assert SHOWN in said and all(len(line) <= 80 for line in said.splitlines())
+
+
+def test_what_is_read_is_data_for_programs(folder: Path, capsys: Said) -> None:
+    assert main(["vendor", "check", "acme", "--fast", "--json", "--plugins", str(folder.parents[1])]) == 0
+    report = {item["check"]: item for item in json.loads(capsys.readouterr().out)["checks"]}
+    first, second = report["values"]["rows"]
+    assert (first["device"], first["values"]["power"], first["values"]["identity"]) == (0, 183.5, "0000:3b:00.0")
+    assert second["values"]["temperature"] is None and second["reasons"] == {"temperature": "the tool says 'N/A'"}
+    assert not report["devices"]["rows"]
+
+
+SWAPPED = (("<memory_used>", "<x>"), ("<memory_total>", "<memory_used>"), ("<x>", "<memory_total>"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "check_name", "says"),
+    [
+        (SWAPPED, "values", "monitor.fields.memory_used is read on no device: found 68719476736 bytes in use"),
+        ([("degC|N/A)", "degC)")], "values", "device 1: power, temperature: null, where another"),
+        ([(r"busy (?P<utilisation>\d+", r"busy (?P<utilisation>\d\d+")], "values", "device 1: memory_total, memory_used, "),
+        ([("{unit: W, printed: W}", "{unit: W, printed: mW}")], "values", "power is read on no device: found '183"),
+        ([("memory_total: {unit: MiB}", "memory_total: {unit: MB}")], "values", "with MiB in the place of MB they"),
+        ([("memory_bytes: 68719476736", "memory_bytes: 64000000000")], "values", "7.4% apart"),
+        ([("[0-9.]+ W|N/A)", "[0-9.]+|N/A)(?: W)?"), (", printed: W", "")], "other-units", "without its unit: dev"),
+        ([('"/dev/acme{index}"', "/dev/acme0")], "container", "device 1's node is never shown: /dev/acme0"),
+        ([('"/dev/acme{index}", ', "/dev/acme0, /dev/acme2, ")], "container", "device 1's node is never shown"),
+        ([('  device_nodes: ["/dev/acme{index}", /dev/acmectl]\n', "")], "container", "no device is shown to it"),
+    ],
+)  # fmt: skip
+def test_a_table_that_is_read_badly_is_found(
+    folder: Path, changes: list[tuple[str, str]], check_name: str, says: str
+) -> None:
+    for old, new in changes:
+        replace(folder / "vendor.yaml", old, new)
+    finding = found(folder, check_name)
+    assert says in finding.says and finding.status in ("fails", "missing") and finding.do, finding
+
+
+def test_a_field_that_no_recorded_device_has_is_told(folder: Path) -> None:
+    (folder / "recorded/monitor.txt").write_text(OUTPUT.replace("61 degC", "N/A"))
+    finding = found(folder, "values")
+    assert "monitor.fields.temperature is read on no device: the tool says 'N/A'" in finding.says
+    assert all(row.values["temperature"] is None for row in finding.rows) and len(finding.rows) == 2
+
+
+def test_a_node_for_each_recorded_device_shows_them_all(folder: Path) -> None:
+    replace(folder / "vendor.yaml", '"/dev/acme{index}"', "/dev/acme0, /dev/acme1")
+    assert found(folder, "container").says.startswith("all devices are shown")
+
+
+def test_a_number_that_never_had_a_unit_may_stand_without(folder: Path) -> None:
+    """Memory in use has its unit at the other number of the line only."""
+    assert found(folder, "other-units").status == "ok"
+
+
+def test_all_is_well_before_it_is_broken(folder: Path) -> None:
+    assert [f.says for f in check(Subject("acme", [folder.parents[1]]), fast=True) if f.status != "ok"] == []
