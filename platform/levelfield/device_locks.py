@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from levelfield.errors import RunFailed
 from levelfield.specs.plan import Plan
 
 
@@ -25,7 +26,8 @@ def lock_folder() -> Path:
 
 @contextmanager
 def devices_locked(plan: Plan) -> Iterator[None]:
-    """Hold the plan's devices. A host that is divided into shares has none to hold. Raises DeviceTaken or OSError."""
+    """Hold the plan's devices. A host that is divided into shares has none to hold. Raises DeviceTaken, or RunFailed
+    where no lock can be made."""
     with ExitStack() as stack:
         for index in plan.hardware.device_indices:
             stack.enter_context(_locked(f"{plan.hardware.vendor}-{index}", plan.run_id))
@@ -34,14 +36,14 @@ def devices_locked(plan: Plan) -> Iterator[None]:
 
 @contextmanager
 def _locked(device: str, run_id: str) -> Iterator[None]:
-    folder = lock_folder()
-    with suppress(PermissionError):  # another user made it, for everyone
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o1777)
-    descriptor = os.open(folder / f"{device}.lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        descriptor = _opened(lock_folder() / f"{device}.lock")
+    except OSError as error:
+        raise RunFailed(
+            f"device {device} cannot be locked: {error.filename}: {error.strerror}; set LEVELFIELD_LOCKS to a folder "
+            "that all users of the machine can write"
+        ) from None
     with os.fdopen(descriptor, "r+") as file:
-        with suppress(PermissionError):
-            os.fchmod(descriptor, 0o666)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -54,3 +56,17 @@ def _locked(device: str, run_id: str) -> Iterator[None]:
         file.write(f"run {run_id} (process {os.getpid()})")
         file.flush()
         yield
+
+
+def _opened(path: Path) -> int:
+    """For reading and writing by everyone, whoever made it."""
+    try:
+        # Not to be created: in such a folder Linux refuses that for a file that another user has made.
+        return os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(PermissionError):  # another user's folder
+            path.parent.chmod(0o1777)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        os.fchmod(descriptor, 0o666)
+        return descriptor

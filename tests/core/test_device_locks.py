@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from levelfield.device_locks import DeviceTaken, devices_locked
+from levelfield.device_locks import DeviceTaken, _locked, devices_locked
+from levelfield.errors import RunFailed
 from levelfield.registry import Registry
 from levelfield.specs.plan import Plan
 from plans import PLUGINS, make_plan
@@ -65,3 +67,39 @@ def test_a_lock_file_is_everybodys(folder: Path) -> None:
 def test_a_host_that_is_divided_is_not_locked(folder: Path) -> None:
     with devices_locked(plan_of("gpt3_6.7B:torch:cpu:1:2")):
         assert not folder.exists()
+
+
+def test_locks_that_cannot_be_made_say_where(folder: Path) -> None:
+    folder.write_text("a file where the folder should be")
+    refused = pytest.raises(RunFailed, match=r"fake-0 cannot be locked: .*locks.*set LEVELFIELD_LOCKS")
+    with refused, devices_locked(plan_of("tiny:fake:F1:1:1")):
+        pytest.fail("it has no lock")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="to act as another user needs root")
+def test_another_user_is_told_and_gets_the_device_afterwards(folder: Path) -> None:
+    for parent in [*folder.parents][:3]:
+        parent.chmod(parent.stat().st_mode | 0o711)
+    plan = plan_of("tiny:fake:F1:1:1")
+    with devices_locked(plan):
+        assert as_another_user(folder) == "taken"
+    assert as_another_user(folder) == "held"
+
+
+def as_another_user(folder: Path) -> str:
+    """What user 12345 gets when it opens the lock as the platform does."""
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.setuid(12345)
+        try:
+            with _locked("fake-0", "another"):
+                os.write(write, b"held")
+        except DeviceTaken:
+            os.write(write, b"taken")
+        except BaseException as error:
+            os.write(write, repr(error).encode())
+        os._exit(0)
+    os.wait()
+    os.close(write)
+    with os.fdopen(read) as said:
+        return said.read()
