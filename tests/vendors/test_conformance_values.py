@@ -59,7 +59,7 @@ SWAPPED = (("<memory_used>", "<x>"), ("<memory_total>", "<memory_used>"), ("<x>"
     [
         (SWAPPED, "values", "monitor.fields.memory_used is read on no device: found 68719476736 bytes in use"),
         ([("degC|N/A)", "degC)")], "values", "device 1: power, temperature: null, where another"),
-        ([(r"busy (?P<utilisation>\d+", r"busy (?P<utilisation>\d\d+")], "values", "device 1: memory_total, memory_used, "),
+        ([(r"busy (?P<utilisation>\d+", r"busy (?P<utilisation>\d\d+")], "values", "device 1: memory_total, memory_us"),
         ([("{unit: W, printed: W}", "{unit: W, printed: mW}")], "values", "power is read on no device: found '183"),
         ([("memory_total: {unit: MiB}", "memory_total: {unit: MB}")], "values", "with MiB in the place of MB they"),
         ([("memory_bytes: 68719476736", "memory_bytes: 64000000000")], "values", "7.4% apart"),

@@ -187,6 +187,27 @@ def test_identities_are_replaced_and_nothing_else(machine: Path) -> None:
     assert run("check", "acme", "--fast", "--plugins", machine.parents[2]) == 0
 
 
+def test_what_was_replaced_is_said_and_nothing_else(machine: Path, capsys: Said) -> None:
+    assert record(machine, "--redact") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "monitor.csv: 3 identities replaced, now SN-" in said and "SN-100" not in said
+    assert "driver" in said and "software.driver.txt: 3" not in said
+    (line,) = [line for line in (machine / "README.md").read_text().splitlines() if "software.driver" in line]
+    assert "identities replaced" not in line
+
+
+def test_nothing_to_replace_is_said(machine: Path, capsys: Said) -> None:
+    """Places on the bus as identities: they stay, with and without --redact, and nobody is told to replace them."""
+    output = machine.parents[2] / "monitor"
+    output.write_text(MONITOR.replace("SN-10", "0000:3b:00."))
+    for options in (["--redact"], ["--force"]):
+        assert record(machine, *options) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("found nothing to replace" in said) is ("--redact" in options) and "holds identities" not in said
+        assert "replaced" not in said and "identities replaced" not in (machine / "README.md").read_text()
+        assert (machine / "monitor.csv").read_text() == output.read_text()
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [

@@ -16,7 +16,7 @@ from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import RunFailed, UsageError
 from levelfield.specs.tool import Tool
 from levelfield.testing.recordings import ORIGINS, commands, file_name
-from levelfield.testing.redaction import redacted
+from levelfield.testing.redaction import identities, redacted, replacements
 
 HEADING = "# Where the recorded output comes from\n"
 
@@ -45,10 +45,10 @@ def record(vendor: Vendor, folder: Path, redact: bool, force: bool) -> list[str]
     _refuse_overwriting(folder / "recorded", list(known), force)
     captured = [_captured(role, argv, tool) for role, (argv, tool) in known.items()]
     _must_answer(captured)
-    said = list(_identities_said(captured, redact))
     kept = redacted(captured_texts(captured), _tools(captured)) if redact else captured_texts(captured)
-    _write(folder / "recorded", vendor, captured, kept, redact)
-    return [*_written_said(folder / "recorded", captured), *said]
+    _write(folder / "recorded", vendor, captured, kept)
+    said = _replaced_said(captured) if redact else _identities_said(captured)
+    return [*_written_said(folder / "recorded", captured), *_unread_said(captured), *said]
 
 
 def captured_texts(captured: list[Captured]) -> dict[str, str]:
@@ -84,7 +84,7 @@ def _must_answer(captured: list[Captured]) -> None:
             raise RunFailed(f"failed (tool): `{command}` printed nothing; is a device there, and may this user see it?")
 
 
-def _identities_said(captured: list[Captured], redact: bool) -> Iterator[str]:
+def _unread_said(captured: list[Captured]) -> Iterator[str]:
     for item in captured:
         if item.tool is None or item.text is None:
             continue
@@ -92,8 +92,26 @@ def _identities_said(captured: list[Captured], redact: bool) -> Iterator[str]:
         if not found.records:
             why = f": {found.passed_over[0]}" if found.passed_over else ""
             yield f"{item.file}: vendor.yaml reads no device from it{why}; `vendor check` says more"
-        if not redact and any(record.word("identity") for record in found.records.values()):
+
+
+def _identities_said(captured: list[Captured]) -> Iterator[str]:
+    for item in captured:
+        if item.text is not None and any(identities(item.text, item.tool)):
             yield f"{item.file} holds identities of devices; --redact --force replaces them"
+
+
+def _replaced_said(captured: list[Captured]) -> Iterator[str]:
+    """What stands in the place of identities now; the identities themselves are not said again."""
+    masks = replacements(captured_texts(captured), _tools(captured))
+    for item in captured:
+        here = [mask for word, mask in masks.items() if item.text is not None and word in item.text]
+        if here:
+            more = ", ..." if len(here) > 3 else ""
+            identity = "identity" if len(here) == 1 else "identities"
+            yield f"{item.file}: {len(here)} {identity} replaced, now {', '.join(here[:3])}{more}"
+    if not masks:
+        yield "--redact found nothing to replace: no serial number, UUID or name of this machine"
+    yield "a place on the PCI bus is no secret and stays; read the files before you publish them"
 
 
 def _written_said(folder: Path, captured: list[Captured]) -> Iterator[str]:
@@ -104,7 +122,7 @@ def _written_said(folder: Path, captured: list[Captured]) -> Iterator[str]:
             yield f"{folder / item.file}: {len(item.text.splitlines())} line(s) of `{shlex.join(item.argv)}`"
 
 
-def _write(folder: Path, vendor: Vendor, captured: list[Captured], kept: dict[str, str], redact: bool) -> None:
+def _write(folder: Path, vendor: Vendor, captured: list[Captured], kept: dict[str, str]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for item in captured:
@@ -114,18 +132,18 @@ def _write(folder: Path, vendor: Vendor, captured: list[Captured], kept: dict[st
             (folder / name).write_text(text, encoding="utf-8", newline="")
         origins = folder / ORIGINS
         before = origins.read_text(encoding="utf-8") if origins.is_file() else HEADING + "\n"
-        origins.write_text(_with_origins(before, vendor, captured, list(kept), redact), encoding="utf-8")
+        origins.write_text(_with_origins(before, vendor, captured, kept), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror}; copy the vendor's folder elsewhere") from None
 
 
-def _with_origins(before: str, vendor: Vendor, captured: list[Captured], kept: list[str], redact: bool) -> str:
+def _with_origins(before: str, vendor: Vendor, captured: list[Captured], kept: dict[str, str]) -> str:
     """The text with one line for each recording, in the place of an earlier one about the same file."""
     names = "|".join(map(re.escape, kept))
     lines = [line for line in before.splitlines() if not re.match(rf"- `({names})`", line)]
     lines = lines if not lines or lines[-1].startswith("- ") or not lines[-1].strip() else [*lines, ""]
     made = [item for item in captured if item.file in kept]
-    return "\n".join([*lines, *(_origin(item, vendor, redact) for item in made)]) + "\n"
+    return "\n".join([*lines, *(_origin(item, vendor, kept[item.file] != item.text) for item in made)]) + "\n"
 
 
 def _devices(vendor: Vendor) -> Sequence[Device]:
@@ -135,11 +153,11 @@ def _devices(vendor: Vendor) -> Sequence[Device]:
         return ()
 
 
-def _origin(item: Captured, vendor: Vendor, redact: bool) -> str:
+def _origin(item: Captured, vendor: Vendor, is_redacted: bool) -> str:
     day = datetime.now(timezone.utc).date().isoformat()
     devices = _devices(vendor)
     chips = f"{len(devices)} x {devices[0].description}" if devices else "no device that vendor.yaml recognises"
     software = "; ".join(f"{name} {version}" for name, version in vendor.software().items())
-    ending = "; identities replaced" if redact else ""
+    ending = "; identities replaced" if is_redacted else ""
     where = f"{platform.system()} {platform.machine()}"
     return f"- `{item.file}`: `{shlex.join(item.argv)}`, {day}, {where}, {chips}; {software}{ending}"

@@ -19,12 +19,18 @@ _BUS = re.compile(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-f
 _PREFIX = re.compile(r"[A-Za-z]+[-_ ]|")
 
 
-def redacted(texts: Mapping[str, str], tools: Mapping[str, Tool]) -> dict[str, str]:
-    """The texts by file without identities. Raises UsageError when one would then be read in another way."""
-    found = dict.fromkeys(word for name, text in texts.items() for word in _identities(text, tools.get(name)))
+def replacements(texts: Mapping[str, str], tools: Mapping[str, Tool]) -> dict[str, str]:
+    """What is to stand in the place of each identity. Raises UsageError when two would become one."""
+    found = dict.fromkeys(word for name, text in texts.items() for word in identities(text, tools.get(name)))
     masks = {word: _mask(word, number) for number, word in enumerate(found, 1)}
     if len(set(masks.values())) < len(masks):
         raise UsageError("--redact: some identities are too short to stay apart; record without it, and replace them")
+    return masks
+
+
+def redacted(texts: Mapping[str, str], tools: Mapping[str, Tool]) -> dict[str, str]:
+    """The texts by file without identities. Raises UsageError when one would then be read in another way."""
+    masks = replacements(texts, tools)
     made = {name: _replaced(text, masks) for name, text in texts.items()}
     for name, tool in tools.items():
         if name in texts and _meaning(tool, texts[name]) != _meaning(tool, made[name]):
@@ -35,7 +41,7 @@ def redacted(texts: Mapping[str, str], tools: Mapping[str, Tool]) -> dict[str, s
     return made
 
 
-def _identities(text: str, tool: Tool | None) -> Iterator[str]:
+def identities(text: str, tool: Tool | None) -> Iterator[str]:
     """UUIDs, what stands behind a label such as Serial Number, identities by vendor.yaml, and this machine's name.
     Places on the bus are no identities: they are the same on every machine of a kind."""
     yield from (match.group() for match in _UUID.finditer(text))
