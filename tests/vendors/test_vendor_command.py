@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 from acme_folder import MONITOR, replace, write_acme
 from levelfield.cli.main import main
+from levelfield.cli.vendor_command import _show
 from levelfield.errors import UsageError
 from levelfield.specs.base import load
 from levelfield.specs.vendor import VendorFile
+from levelfield.testing.findings import Finding
 from levelfield.testing.redaction import redacted
 from levelfield.testing.subject import Subject
 
@@ -39,7 +42,7 @@ def test_a_new_folder_loads_and_the_check_says_what_is_missing(tmp_path: Path, c
     assert run("new", "zeta", "--output", tmp_path) == 0
     folder = tmp_path / "vendors/zeta"
     assert load(VendorFile, folder / "vendor.yaml").name == "zeta" and (folder / "tuning").is_dir()
-    assert "vendor check zeta --plugins" in capsys.readouterr().out
+    assert "python run_benchmarks.py vendor check zeta" in capsys.readouterr().out
     assert run("check", "zeta", "--fast", "--plugins", tmp_path) == 4
     said = capsys.readouterr().out
     assert "still says 'FILL IN' in line" in said and "no recorded/monitor.csv" in said and "FAILS" not in said
@@ -80,6 +83,16 @@ def test_a_package_holds_the_folder_an_entry_point_and_a_test(tmp_path: Path) ->
     assert (folder / "levelfield_zeta_two/vendors/zeta-two/vendor.yaml").is_file()
     assert "class TestZetaTwo(VendorConformance)" in (folder / "tests/test_zeta_two.py").read_text()
     assert run("check", "zeta-two", "--fast", "--plugins", folder / "levelfield_zeta_two") == 4
+    assert "build/" in (folder / ".gitignore").read_text() and "zeta-two" in (folder / "README.md").read_text()
+
+
+def test_the_next_command_can_be_pasted(tmp_path: Path, capsys: Said) -> None:
+    deep = tmp_path / "a-folder-with-a-name-that-leaves-no-place-for-more-in-a-line"
+    assert run("new", "zeta", "--output", deep) == 0
+    said = capsys.readouterr().out.partition("python run_benchmarks.py ")[2]
+    words = shlex.split(said.replace("\\\n", ""))
+    assert words[:4] == ["vendor", "check", "zeta", "--plugins"] and " \\\n" in said
+    assert main([*words[:4], str(Path(words[4]).expanduser()), "--fast"]) == 4
 
 
 # -- check
@@ -106,6 +119,49 @@ def test_an_unknown_vendor_is_wrong_usage(tmp_path: Path, capsys: Said) -> None:
     write_acme(tmp_path)
     assert run("check", "acmee", "--plugins", tmp_path) == 2
     assert "unknown vendor 'acmee'; nearest: acme" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("given", "holds"), [("pk", "pk/inner"), (".", "pk/inner"), ("pk/inner/vendors", "pk/inner")])
+def test_a_folder_around_or_within_the_one_that_is_meant_is_told(
+    given: str, holds: str, tmp_path: Path, capsys: Said
+) -> None:
+    write_acme(tmp_path / "pk/inner")
+    for action in (["check"], ["record"]):
+        assert run(*action, "acme", "--plugins", tmp_path / given) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"give --plugins {tmp_path / holds}, or install" in said and "vendor new" not in said
+    assert run("check", "acme", "--fast", "--plugins", tmp_path / holds) == 0
+
+
+def test_one_check_that_is_not_well_and_what_the_chips_match(tmp_path: Path, capsys: Said) -> None:
+    replace(write_acme(tmp_path) / "vendor.yaml", "memory_source: made up", "memory_source: ''")
+    assert run("check", "acme", "--fast", "--plugins", tmp_path) == 4
+    assert "checks is not well: chips" in capsys.readouterr().out
+    replace(tmp_path / "vendors/acme/vendor.yaml", "match: [Acme A1]", "match: [Acme A2, Acme B7]")
+    assert run("check", "acme", "--fast", "--plugins", tmp_path) == 4
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no chip's match is its end: 'Acme A2', 'Acme B7'" in said and "checks are not well" in said
+
+
+def test_what_is_quoted_keeps_its_blanks(capsys: Said) -> None:
+    """Also where a line of the report ends, and in a text that is longer than a line."""
+    for width in range(1, 50):
+        _show(Finding("values", "fails", f"{'x' * width} 'temp   54 C    load  7'\nand more", "write a    b"), [])
+        said = capsys.readouterr().out
+        assert "temp   54" in said and "C    load  7'" in said and "a    b" in said and "\0" not in said
+        assert all(len(line) <= 80 for line in said.splitlines())
+    _show(Finding("values", "fails", "a  b " + "c  " * 60, ""), [])
+    assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines())
+
+
+def test_what_was_made_by_hand_is_told_how_to_name(tmp_path: Path, capsys: Said) -> None:
+    folder = write_acme(tmp_path)
+    (folder / "recorded/software.driver.txt").unlink()
+    replace(folder / "recorded/README.md", "`monitor.csv`", "one")
+    assert run("check", "acme", "--fast", "--plugins", tmp_path) == 4
+    said = " ".join(capsys.readouterr().out.split())
+    assert "add a line for each: - `monitor.csv`: `acme-smi --query`, its date" in said
+    assert "no recorded/software.driver.txt: `vendor record` makes it, or keep there by hand" in said
 
 
 def test_the_user_s_choice_of_devices_has_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -21,6 +22,8 @@ from levelfield.testing.suite import check
 from levelfield.testing.values import readings
 
 INDENT = 25  # of what follows a check's name
+BLANK = "\0"  # a blank that is no place to break a line
+CONTINUED = " \\\n           "
 LABELS = {"ok": "ok", "missing": "missing", "fails": "FAILS", "not applicable": "n/a"}
 
 
@@ -34,15 +37,21 @@ def _new(options: argparse.Namespace) -> int:
         made = new_package(options.name, options.output or Path.cwd(), registry)
         folder = made[0].parent
         _say(f"made     {shown(folder)}, a package. Next:")
-        _say(f"         {shown(Path(sys.executable))} -m pip install -e {shown(folder)}", 11)
-        _say(f"         run_benchmarks.py vendor check {options.name}")
+        _say_command(f"{shown(Path(sys.executable))} -m pip install -e", shown(folder))
+        _say_command(f"python run_benchmarks.py vendor check {options.name}")
         return 0
     made = new_vendor(options.name, options.output or checkout(), registry)
-    where = f" --plugins {shown(options.output)}" if options.output else ""
+    where = [f"--plugins {shown(options.output)}"] if options.output else []
     _say(f"made     {shown(made[0].parent)}. Next:")
     _say(f"         fill in {shown(made[0])}")
-    _say(f"         run_benchmarks.py vendor check {options.name}{where}")
+    _say_command(f"python run_benchmarks.py vendor check {options.name}", *where)
     return 0
+
+
+def _say_command(*parts: str) -> None:
+    """A command that can be pasted: broken, where it is too long for a line, as the shell takes it."""
+    line = " ".join(parts)
+    print(f"         {line if len(line) <= 80 - 9 else CONTINUED.join(parts)}", flush=True)
 
 
 def _record(options: argparse.Namespace) -> int:
@@ -73,20 +82,27 @@ def _show(finding: Finding, before: Sequence[Finding]) -> None:
     same = next((f.check for f in before if (f.says, f.do) == (finding.says, finding.do)), None)
     if same:
         finding = replace(finding, says=f"as {same}", do="")
-    _say(f"{LABELS[finding.status]:<8} {finding.check:<15} {' '.join(finding.says.split())}", INDENT)
+    _say(f"{LABELS[finding.status]:<8} {finding.check:<15} {_whole(finding.says)}", INDENT)
     if finding.do:
-        _say(f"{'':<{INDENT - 2}}> {finding.do}", INDENT)
+        _say(f"{'':<{INDENT - 2}}> {_whole(finding.do)}", INDENT)
     for line in readings(finding.rows):
         _say(f"{'':<9}{line}", 11)
 
 
+def _whole(text: str) -> str:
+    """One line of a text; runs of blanks are marked, where they fit a line, since wrapping loses those at an end."""
+    line = re.sub(r"\s*\n\s*", " ", text)
+    return re.sub(r"\S+(?: {2,}\S+)+", lambda m: m[0].replace(" ", BLANK) if len(m[0]) <= 80 - INDENT else m[0], line)
+
+
 def _conclude(name: str, found: Sequence[Finding], bad: Sequence[Finding]) -> None:
     if bad:
-        _say(f"{name}: {len(bad)} of {len(found)} checks are not well: {', '.join(f.check for f in bad)}")
+        are = "is" if len(bad) == 1 else "are"
+        _say(f"{name}: {len(bad)} of {len(found)} checks {are} not well: {', '.join(f.check for f in bad)}")
     else:
         applied = sum(finding.status == "ok" for finding in found)
         _say(f"{name}: all {applied} checks that apply are well; {len(found) - applied} do not apply")
 
 
 def _say(text: str, indent: int = 9) -> None:
-    print(wrapped(text, indent), flush=True)
+    print(wrapped(text, indent).replace(BLANK, " "), flush=True)

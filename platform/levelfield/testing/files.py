@@ -10,7 +10,7 @@ from levelfield.contracts.readings import is_named
 from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.vendor import Chip
 from levelfield.testing.findings import Fails, Missing, NotApplicable
-from levelfield.testing.recordings import ORIGINS
+from levelfield.testing.recordings import ORIGINS, Recording
 from levelfield.testing.subject import Subject
 
 BLANK = "FILL IN"
@@ -97,10 +97,17 @@ def origins(subject: Subject) -> str:
     subject.needs_recordings()
     path = subject.folder / "recorded" / ORIGINS
     if not path.is_file():
-        raise Missing("there is no recorded/README.md", "say of each recording: which machine, chip, driver and date")
+        names = ", ".join(r.path.name for r in subject.recordings)
+        raise Missing(f"there is no recorded/README.md, which names {names}", _a_line(subject.recordings[0]))
     _is_filled_in(path)
     text = path.read_text(encoding="utf-8", errors="replace")
-    unnamed = [r.path.name for r in subject.recordings if not re.search(rf"\b{re.escape(r.path.name)}", text)]
+    unnamed = [r for r in subject.recordings if not re.search(rf"\b{re.escape(r.path.name)}", text)]
     if unnamed:
-        raise Missing(f"recorded/README.md does not name {', '.join(unnamed)}", "say where it was recorded")
+        names = ", ".join(r.path.name for r in unnamed)
+        raise Missing(f"recorded/README.md does not name {names}", _a_line(unnamed[0]))
     return f"{len(subject.recordings)} recording(s): {', '.join(r.path.name for r in subject.recordings)}"
+
+
+def _a_line(recording: Recording) -> str:
+    command = " ".join(recording.argv)
+    return f"add a line for each: - `{recording.path.name}`: `{command}`, its date, machine, chips, driver; whose it is"

@@ -47,8 +47,9 @@ def devices(subject: Subject) -> str:
         raise Fails(f"no device is found in the recordings{_why_not(subject)}", COMPARE)
     unknown = next((d for d in found if d.chip is None and d.description != f"{subject.name} device {d.index}"), None)
     if unknown:
+        ends = ", ".join(f"'{end}'" for chip in subject.spec.chips for end in chip.match) or "there is none"
         raise Fails(
-            f"the tool says '{unknown.description}', and no chip's match is its end", "add it to a chip's match"
+            f"the tool says '{unknown.description}', and no chip's match is its end: {ends}", "add it to a chip's match"
         )
     named = sorted({d.chip or "a chip without a name" for d in found})
     return f"{len(found)} device(s): {', '.join(named)}"

@@ -27,6 +27,8 @@ def new_package(name: str, parent: Path, registry: Registry) -> list[Path]:
     vendor = {f"{module}/vendors/{name}/{file}": text for file, text in _folder(name).items()}
     made = {
         "pyproject.toml": _render("pyproject.toml.j2", name),
+        "README.md": _render("package.md.j2", name),
+        ".gitignore": _render("gitignore.j2", name),
         f"{module}/__init__.py": f'"""The vendor {name} for Levelfield: data in vendors/{name}/."""\n',
         f"tests/test_{name.replace('-', '_')}.py": _render("test_vendor.py.j2", name),
     }

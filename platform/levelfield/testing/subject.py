@@ -26,7 +26,7 @@ class Subject:
         self.plugins = tuple(folder.absolute() for folder in plugins)
         self.registry = Registry(self.plugins)
         if name not in self.registry.vendors:
-            raise UnknownName("vendor", name, self.registry.vendors, hint="`vendor new NAME` makes one.")
+            raise UnknownName("vendor", name, self.registry.vendors, hint=_where_it_may_be(name, self.plugins))
         self.file = self.registry.vendors[name]
         self.folder = self.file.parent
         self.stage = Stage()
@@ -134,6 +134,16 @@ class Subject:
             )
             fake_nodes(root, discovery.device_nodes, [device.index for device in seen._all_devices()])
         return root
+
+
+def _where_it_may_be(name: str, plugins: Sequence[Path]) -> str:
+    """What to do about a vendor that is not found: it may lie deeper than --plugins says, as in a package."""
+    places = ("*/vendors", "*/*/vendors", ".")  # the last: the folder `vendors` itself was given
+    found = (path for folder in plugins for place in places for path in folder.glob(f"{place}/{name}/vendor.yaml"))
+    root = next((path.parents[2] for path in found if path.parents[1].name == "vendors"), None)
+    if root is None:
+        return "`vendor new NAME` makes one."
+    return f"--plugins is the folder that holds vendors/: give --plugins {root}, or install the package by pip."
 
 
 def _answer(content: bytes) -> Answer:

@@ -121,7 +121,8 @@ def versions(subject: Subject) -> str:
         raise NotApplicable("vendor.yaml has no software: runs will not say which driver they ran with")
     known = {r.role.removeprefix("software.") for r in subject.recordings if r.role.startswith("software.")}
     if not known:
-        raise NotApplicable("no recorded/software.<name>.txt; `vendor record` makes them")
+        names = ", ".join(f"recorded/software.{name}.txt" for name in subject.spec.software)
+        raise NotApplicable(f"no {names}: `vendor record` makes it, or keep there by hand what the command printed")
     found = subject.over(subject.outputs).software()
     for name in sorted(known):
         if found[name].startswith("unreadable"):
