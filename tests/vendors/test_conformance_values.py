@@ -90,6 +90,14 @@ def test_a_node_for_each_recorded_device_shows_them_all(folder: Path) -> None:
     assert found(folder, "container").says.startswith("all devices are shown")
 
 
+def test_an_optional_unit_is_told_how_to_be_asked_for(folder: Path) -> None:
+    replace(folder / "vendor.yaml", "[0-9.]+ W|N/A)", "[0-9.]+|N/A)(?: W)?")
+    replace(folder / "vendor.yaml", ", printed: W", "")
+    finding = found(folder, "other-units")
+    assert "power_watts is 183.5 for 'temp 61 degC   power 183.5 of 350 W'" in finding.says
+    assert "say the unit in `printed`" in finding.do
+
+
 def test_a_number_that_never_had_a_unit_may_stand_without(folder: Path) -> None:
     """Memory in use has its unit at the other number of the line only."""
     assert found(folder, "other-units").status == "ok"

@@ -101,7 +101,9 @@ def _conclude(name: str, found: Sequence[Finding], bad: Sequence[Finding]) -> No
         _say(f"{name}: {len(bad)} of {len(found)} checks {are} not well: {', '.join(f.check for f in bad)}")
     else:
         applied = sum(finding.status == "ok" for finding in found)
-        _say(f"{name}: all {applied} checks that apply are well; {len(found) - applied} do not apply")
+        others = len(found) - applied
+        do = "does" if others == 1 else "do"
+        _say(f"{name}: all {applied} checks that apply are well; {others} {do} not apply")
 
 
 def _say(text: str, indent: int = 9) -> None:

@@ -16,6 +16,7 @@ from levelfield.testing.recordings import Recording
 from levelfield.testing.subject import Subject
 
 COMPARE = "compare vendor.yaml with the recording"
+WITH_UNIT = "take number and unit into the group or column, and say the unit in `printed`"
 TIGHTEN = "make the pattern stricter: anchors, `printed`, `matching`, `columns`"
 
 Quantity = tuple[Recording, Number, Key]
@@ -116,6 +117,7 @@ def _must_be_null(
     what: str,
     damaged: Callable[[str, Number, str], str],
     chosen: Sequence[Quantity] | None = None,
+    do: str = TIGHTEN,
 ) -> str:
     """Each quantity, or each of `chosen`, damaged in turn, is null, and no other value is wrong."""
     right, found = quantities(subject)
@@ -125,9 +127,9 @@ def _must_be_null(
         where = f"{recording.path.name} {what}"
         line = text[text.rfind("\n", 0, number.start) + 1 :].partition("\n")[0].strip()[:50]
         if (index, field) in seen:
-            raise Fails(f"{where}: device {index}: {field} is {seen[index, field]} for '{line}'", TIGHTEN)
+            raise Fails(f"{where}: device {index}: {field} is {seen[index, field]} for '{line}'", do)
         if error := wrong(seen, right.values):
-            raise Fails(f"{where}: {error} for '{line}'", TIGHTEN)
+            raise Fails(f"{where}: {error} for '{line}'", do)
     return f"{len(found)} number(s) {what}: each null"
 
 
@@ -144,7 +146,9 @@ def in_another_unit(subject: Subject) -> str:
     found = quantities(subject)[1]
     bare = {(recording.role, key[1]) for recording, number, key in found if number.unit is None}
     chosen = [item for item in found if (item[0].role, item[2][1]) not in bare]
-    _must_be_null(subject, "without its unit", lambda text, number, field: damage.without_unit(text, number), chosen)
+    _must_be_null(
+        subject, "without its unit", lambda text, number, _: damage.without_unit(text, number), chosen, WITH_UNIT
+    )
     return _must_be_null(subject, "in another unit", damage.in_another_unit)
 
 
