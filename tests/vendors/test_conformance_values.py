@@ -85,6 +85,14 @@ def test_a_field_that_no_recorded_device_has_is_told(folder: Path) -> None:
     assert all(row.values["temperature"] is None for row in finding.rows) and len(finding.rows) == 2
 
 
+def test_a_record_that_may_be_silent_is_shown_and_not_told(folder: Path) -> None:
+    """vendor.yaml itself lets the group be absent; the table has the null."""
+    replace(folder / "vendor.yaml", r"busy (?P<utilisation>\d+ %|N/A)", r"(?:busy (?P<utilisation>\d+ %)|idle)")
+    replace(folder / "recorded/monitor.txt", "busy 0 %", "idle")
+    finding = found(folder, "values")
+    assert finding.status == "ok" and finding.rows[1].reasons["utilisation"] == "the record does not say"
+
+
 def test_a_node_for_each_recorded_device_shows_them_all(folder: Path) -> None:
     replace(folder / "vendor.yaml", '"/dev/acme{index}"', "/dev/acme0, /dev/acme1")
     assert found(folder, "container").says.startswith("all devices are shown")

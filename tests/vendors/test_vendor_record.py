@@ -1,0 +1,164 @@
+"""`vendor record` from the command line, and identities out of what it keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from acme_folder import MONITOR, replace, write_acme
+from levelfield.cli.main import main
+from levelfield.errors import UsageError
+from levelfield.testing.redaction import redacted
+from levelfield.testing.subject import Subject
+
+Said = pytest.CaptureFixture[str]
+
+
+def run(*arguments: object) -> int:
+    return main(["vendor", *map(str, arguments)])
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A vendor without recordings, on a machine with its tool. Gives the folder of recordings."""
+    folder = write_acme(tmp_path)
+    for path in (folder / "recorded").iterdir():
+        path.unlink()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "monitor").write_text(MONITOR)
+    tool(tmp_path, f'[ "$1" = --version ] && echo "driver 6.7.0" || cat {tmp_path}/monitor')
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.delenv("ACME_VISIBLE_DEVICES", raising=False)
+    return folder / "recorded"
+
+
+def tool(folder: Path, body: str) -> None:
+    (folder / "bin/acme-smi").write_text(f"#!/bin/sh\n{body}\n")
+    (folder / "bin/acme-smi").chmod(0o755)
+
+
+def record(machine: Path, *options: str) -> int:
+    return run("record", "acme", "--plugins", machine.parents[2], *options)
+
+
+def test_what_the_tools_print_is_kept_with_its_origin(machine: Path, capsys: Said) -> None:
+    assert record(machine) == 0
+    assert (machine / "monitor.csv").read_text() == MONITOR
+    assert (machine / "software.driver.txt").read_text() == "driver 6.7.0\n"
+    origins = (machine / "README.md").read_text()
+    assert "- `monitor.csv`: `acme-smi --query`, 20" in origins and "3 x Acme A1" in origins and "6.7.0" in origins
+    assert "monitor.csv holds identities of devices" in capsys.readouterr().out
+    assert run("check", "acme", "--fast", "--plugins", machine.parents[2]) == 0
+
+
+def test_what_is_there_is_replaced_by_force_only(machine: Path, capsys: Said) -> None:
+    assert record(machine) == 0
+    (machine / "README.md").write_text((machine / "README.md").read_text() + "\nWords of the author's.\n")
+    (machine.parents[2] / "monitor").write_text(MONITOR.replace("250.5", "260.5"))
+    assert record(machine) == 2
+    assert "--force replaces it" in capsys.readouterr().err and "250.5" in (machine / "monitor.csv").read_text()
+    assert record(machine, "--force") == 0
+    origins = (machine / "README.md").read_text()
+    assert "260.5" in (machine / "monitor.csv").read_text()
+    assert origins.count("- `monitor.csv`") == 1 and "Words of the author's." in origins
+
+
+def test_identities_are_replaced_and_nothing_else(machine: Path) -> None:
+    assert record(machine, "--redact") == 0
+    kept = (machine / "monitor.csv").read_text()
+    assert (
+        "SN-100" not in kept and "250.5, 41C" in kept and "identities replaced" in (machine / "README.md").read_text()
+    )
+    identities = [line.split(", ")[1] for line in kept.splitlines()]
+    assert len(set(identities)) == 3 and all(identity.startswith("SN-") for identity in identities)
+    assert run("check", "acme", "--fast", "--plugins", machine.parents[2]) == 0
+
+
+def test_what_was_replaced_is_said_and_nothing_else(machine: Path, capsys: Said) -> None:
+    assert record(machine, "--redact") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "monitor.csv: 3 identities replaced, now SN-" in said and "SN-100" not in said
+    assert "driver" in said and "software.driver.txt: 3" not in said
+    (line,) = [line for line in (machine / "README.md").read_text().splitlines() if "software.driver" in line]
+    assert "identities replaced" not in line
+
+
+def test_nothing_to_replace_is_said(machine: Path, capsys: Said) -> None:
+    """Places on the bus as identities: they stay, with and without --redact, and nobody is told to replace them."""
+    output = machine.parents[2] / "monitor"
+    output.write_text(MONITOR.replace("SN-10", "0000:3b:00."))
+    for options in (["--redact"], ["--force"]):
+        assert record(machine, *options) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("found nothing to replace" in said) is ("--redact" in options) and "holds identities" not in said
+        assert "replaced" not in said and "identities replaced" not in (machine / "README.md").read_text()
+        assert (machine / "monitor.csv").read_text() == output.read_text()
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (None, "acme-smi cannot be started: No such file or directory"),
+        ("echo no driver >&2; exit 9", "acme-smi ended with exit code 9: no driver"),
+        ("exit 0", "`acme-smi --query` printed nothing"),
+    ],
+)
+def test_a_tool_that_does_not_answer_leaves_nothing(machine: Path, capsys: Said, body: str | None, says: str) -> None:
+    if body is None:
+        (machine.parents[2] / "bin/acme-smi").unlink()
+    else:
+        tool(machine.parents[2], body)
+    assert record(machine) == 3
+    said = capsys.readouterr().err
+    assert says in said and (body == "exit 0" or "on a machine with the chip" in said)
+    assert list(machine.iterdir()) == []
+
+
+def test_output_that_vendor_yaml_does_not_read_is_kept_and_said(machine: Path, capsys: Said) -> None:
+    (machine.parents[2] / "monitor").write_text("0, SN-100, Acme A1, 64\n")
+    assert record(machine) == 0
+    assert "reads no device from it: a line of 4 columns" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_vendor_without_a_tool_has_nothing_to_record(tmp_path: Path, capsys: Said) -> None:
+    assert run("record", "cpu") == 2
+    assert "vendor.yaml names no tool to record" in capsys.readouterr().err
+
+
+# -- redaction
+
+FIRST, SECOND = "470a7e3c-8d6f-4b1e-9a55-0123456789ab", "470a7e3c-8d6f-4b1e-9a55-0123456789ac"
+UUIDS = f"GPU 0: {FIRST}\nGPU 1: {SECOND}\nUUID: {FIRST}\n"
+
+
+def test_one_identity_is_one_everywhere_and_two_stay_two() -> None:
+    lines = redacted({"a.txt": UUIDS, "b.txt": UUIDS}, {})["b.txt"].splitlines()
+    first, second, again = (line.split(": ")[1] for line in lines)
+    assert first == again != second and "470a7e3c" not in "".join(lines) and len(first) == 36
+
+
+@pytest.mark.parametrize("label", ["Serial Number : {}", '"serial": "{}"', "SN: {}", "Board ID={}", "MAC Address : {}"])
+def test_what_stands_behind_a_label_is_an_identity(label: str) -> None:
+    made = redacted({"a.txt": label.format("1C:34:DA:77:AB:09") + "\nPower : 45.00 W\n"}, {})["a.txt"]
+    assert "DA:77" not in made and made.endswith("\nPower : 45.00 W\n")
+
+
+def test_places_on_the_bus_stay() -> None:
+    text = "| 0 | 0000:81:00.0 | Bus-Id 00000000:3D:00.0 |\n"
+    assert redacted({"a.txt": text}, {}) == {"a.txt": text}
+
+
+def test_a_redaction_that_would_change_what_is_read_is_refused(tmp_path: Path) -> None:
+    replace(write_acme(tmp_path) / "vendor.yaml", "identity: {column: 2}", "identity: {column: 5}")
+    tool = Subject("acme", [tmp_path]).spec.monitor
+    assert tool is not None
+    with pytest.raises(UsageError, match="would be read in another way"):
+        redacted({"monitor.csv": MONITOR}, {"monitor.csv": tool})
+
+
+def test_identities_that_would_become_one_are_refused(tmp_path: Path) -> None:
+    tool = Subject("acme", [write_acme(tmp_path).parents[1]]).spec.monitor
+    assert tool is not None
+    many = "".join(f"{n}, {chr(65 + n)}, Acme A1, 64, 1, 1, 1C\n" for n in range(7))
+    with pytest.raises(UsageError, match="too short to stay apart"):
+        redacted({"monitor.csv": many}, {"monitor.csv": tool})
