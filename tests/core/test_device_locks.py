@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from levelfield.device_locks import DeviceTaken, _locked, devices_locked
@@ -77,16 +78,17 @@ def test_locks_that_cannot_be_made_say_where(folder: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="to act as another user needs root")
-def test_another_user_is_told_and_gets_the_device_afterwards(folder: Path) -> None:
-    for parent in [*folder.parents][:3]:
-        parent.chmod(parent.stat().st_mode | 0o711)
+def test_another_user_is_told_and_gets_the_device_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of("tiny:fake:F1:1:1")
-    with devices_locked(plan):
-        assert as_another_user(folder) == "taken"
-    assert as_another_user(folder) == "held"
+    with TemporaryDirectory() as folder:  # another user gets into no folder of pytest's
+        Path(folder).chmod(0o711)
+        monkeypatch.setenv("LEVELFIELD_LOCKS", f"{folder}/locks")
+        with devices_locked(plan):
+            assert as_another_user() == "taken"
+        assert as_another_user() == "held"
 
 
-def as_another_user(folder: Path) -> str:
+def as_another_user() -> str:
     """What user 12345 gets when it opens the lock as the platform does."""
     read, write = os.pipe()
     if os.fork() == 0:
