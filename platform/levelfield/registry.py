@@ -20,9 +20,10 @@ from typing import TypeVar, cast
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.vendor import Vendor
 from levelfield.errors import DocumentError, UnknownName, UsageError
-from levelfield.specs.base import load
+from levelfield.specs.base import load, parse, read_mapping
 from levelfield.specs.case import Case
 from levelfield.specs.chips import ChipOverlay, read_overlay
+from levelfield.specs.extension import Extension
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.reference import Reference
 from levelfield.specs.suite import Suite
@@ -84,8 +85,32 @@ class Registry:
         return self._collect("vendor", "vendors/*/vendor.yaml", lambda p: p.parent.name)
 
     def case(self, name: str) -> Case:
-        found = load(Case, self._path("case", name, self.cases))
+        """The whole case, where it extends another one too. Raises UnknownName or DocumentError."""
+        extension = self.extension(name)
+        if extension:
+            return extension.applied(self._extended(extension, self.cases[name]), str(self.cases[name]))
+        found = load(Case, self.cases[name])
         return _named(found, found.name, name, self.cases[name])
+
+    def extension(self, name: str) -> Extension | None:
+        """What the case's file changes of another case; None for a case that stands by itself."""
+        path = self._path("case", name, self.cases)
+        content = read_mapping(path)
+        if not isinstance(content, dict) or "extends" not in content:
+            return None
+        found = parse(Extension, content, str(path))
+        return _named(found, found.name, name, path)
+
+    def _extended(self, extension: Extension, path: Path) -> Case:
+        """The case below an extension: one that stands by itself, so that two files say everything."""
+        if extension.extends not in self.cases:
+            raise DocumentError(f"{path}: key 'extends': {UnknownName('case', extension.extends, self.cases)}")
+        if below := self.extension(extension.extends):
+            raise DocumentError(
+                f"{path}: key 'extends': found '{extension.extends}', which extends '{below.extends}' itself; expected "
+                f"a case that stands by itself: extend '{below.extends}' and repeat the changes"
+            )
+        return self.case(extension.extends)
 
     def suite(self, name: str) -> Suite:
         return load(Suite, self._path("suite", name, self.suites))

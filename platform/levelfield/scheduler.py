@@ -88,9 +88,13 @@ def _jobs_of(registry: Registry, entry: Entry, repeat: int | None, corpus: Corpu
 
 
 def reference_of(registry: Registry, plan: Plan) -> Reference | None:
-    """The reference of the plan's case, scale and precision, if any. Raises DocumentError for a damaged one."""
+    """The reference of the plan's case, scale and precision; without one, that of another case that fixes the very
+    same work, as cases do that differ at full scale only. Raises DocumentError for a damaged one."""
     name = reference_name(plan.case, plan.scale, plan.work.training.precision)
-    return registry.reference(name) if name in registry.references else None
+    if name in registry.references:
+        return registry.reference(name)
+    others = (registry.reference(other) for other in sorted(registry.references))
+    return next((found for found in others if found.identity.work == plan.work_digest), None)
 
 
 def _suite(registry: Registry, name: str) -> Suite:

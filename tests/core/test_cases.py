@@ -34,6 +34,12 @@ def test_the_cases_of_the_reports_are_there() -> None:
         ("llama3_8b", 8.03),
         ("flagperf_llama3_8b", 7.54),
         ("gpt2_small", 0.124),
+        ("gpt2_small_b8", 0.124),
+        ("oneflow_1536x16_b2", 0.534),
+        ("oneflow_768x12_b8", 0.1255),
+        ("oneflow_2304x24_b512", 1.651),
+        ("oneflow_3072x32_b16", 3.787),
+        ("llama3_70b", 70.55),
     ],
 )
 def test_a_full_case_has_the_parameters_of_its_name(name: str, billions: float) -> None:

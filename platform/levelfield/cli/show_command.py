@@ -32,6 +32,7 @@ def execute(options: argparse.Namespace) -> int:
         "source": case.source,
         "tokenizer": case.tokenizer,
         "digest": case.fingerprint(),
+        **_extended(registry, case.name),
         **{scale: _work(case, scale) | _tuned(options.vendor, case, rows, scale, place) for scale in scales},
     }
     if options.json:
@@ -39,6 +40,15 @@ def execute(options: argparse.Namespace) -> int:
     else:
         print(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=80), end="")
     return 0
+
+
+def _extended(registry: Registry, name: str) -> dict[str, object]:
+    """Which case this one extends and what it changes; nothing for one that stands by itself."""
+    extension = registry.extension(name)
+    if extension is None:
+        return {}
+    beside = {"smoke": extension.smoke, "tuning": extension.tuning}
+    return {"extends": extension.extends, "changes": {**extension.changes, **{k: v for k, v in beside.items() if v}}}
 
 
 def _place(options: argparse.Namespace, registry: Registry) -> Place:

@@ -208,7 +208,7 @@ class Case(Document):
     def work(self, scale: Scale) -> Work:
         """The work at `scale`. Raises pydantic.ValidationError when the smoke block makes no valid work."""
         full = {name: getattr(self, name).model_dump() for name in Work.model_fields}
-        return Work.model_validate(_merged(full, self.smoke) if scale == "smoke" else full)
+        return Work.model_validate(merged(full, self.smoke) if scale == "smoke" else full)
 
     @model_validator(mode="after")
     def _both_scales_are_valid(self) -> Case:
@@ -228,9 +228,10 @@ def _flat(error: ValidationError) -> str:
     return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'work'}: {e['msg']}" for e in error.errors())
 
 
-def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`base` with single keys replaced, mapping by mapping; their neighbours stay."""
     result = dict(base)
     for key, value in changes.items():
         nested = isinstance(value, dict) and isinstance(result.get(key), dict)
-        result[key] = _merged(result[key], value) if nested else value
+        result[key] = merged(result[key], value) if nested else value
     return result
