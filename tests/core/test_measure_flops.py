@@ -12,6 +12,7 @@ import pytest
 from levelfield.measure.flops import FORMULAS, FormulaError, flops_per_step, flops_per_token, versioned
 from levelfield.measure.parameters import parameter_shapes, parameters
 from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range
+from levelfield.registry import Registry
 from levelfield.specs.base import load
 from levelfield.specs.case import Case, Model
 from levelfield.specs.vendor import Peak
@@ -119,9 +120,9 @@ def test_the_parts_of_a_count_add_up(name: str) -> None:
     assert len(parameter_shapes(model(name), 1024)) == len(set(parameter_shapes(model(name), 1024)))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "cases").glob("*.yaml")), ids=lambda p: p.stem)
-def test_the_counted_parameters_are_those_that_the_worker_makes(path: Path) -> None:
-    case = load(Case, path)
+@pytest.mark.parametrize("name", sorted(Registry().cases))
+def test_the_counted_parameters_are_those_that_the_worker_makes(name: str) -> None:
+    case = Registry().case(name)
     for work in (case.work("full"), case.work("smoke")):
         made = list_parameters(SimpleNamespace(**work.model.model_dump()), work.training.sequence_length)
         counted = parameter_shapes(work.model, work.training.sequence_length)
