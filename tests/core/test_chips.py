@@ -58,6 +58,18 @@ def test_a_correction_changes_its_fields_and_no_others(registry: Registry, chips
     assert after.peaks["bf16"].source == after.peaks["fp32"].source == "private (chips.yaml): our own sheet"
 
 
+def test_links_and_reached_rates_are_corrected_and_marked(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    link = "interconnect: {description: a switch, each_way_bytes_per_second: 2.0e+11, source: a mail}"
+    path.write_text(HEAD + f"  fake: [{{name: F1, achievable: {{fp16: {{tflops: 99, source: a bench}}}}, {link}}}]\n")
+    private = Registry([PLUGINS], path)
+    found = chip(private, "F1")
+    assert found.interconnect is not None and found.interconnect.source == "private (mine.yaml): a mail"
+    assert found.achievable["fp16"].source == "private (mine.yaml): a bench"
+    used = private.overlay.used(private.vendor_file("fake"), found)  # type: ignore[union-attr]
+    assert used is not None and used.fields == ("interconnect", "achievable.fp16")
+
+
 def test_other_chips_and_vendors_stay_as_they_are(registry: Registry, chips: Path) -> None:
     private = Registry([PLUGINS], chips)
     assert chip(private, "F2") == chip(registry, "F2")
@@ -109,6 +121,14 @@ def test_every_field_of_a_chip_can_be_corrected() -> None:
         (
             HEAD + "  fake: [{name: F1, memory_bandwidth_bytes_per_second: 5}]\n",
             "memory_bandwidth_bytes_per_second is given without bandwidth_source",
+        ),
+        (
+            HEAD + "  fake: [{name: F1, achievable: {bf16: {tflops: 1}}}]\n",
+            "key 'vendors.fake.0.achievable.bf16.source': missing; it is required",
+        ),
+        (
+            HEAD + "  fake: [{name: F1, achievable: {fp16: {tflops: 121, source: made up}}}]\n",
+            "document: achievable.fp16.tflops: found 121, expected at most the peak, 120",
         ),
         (HEAD + "  fake: [{name: F8}]\n", "key 'vendors.fake.0.device_is': missing; fake has no chip 'F8'"),
         (
@@ -211,6 +231,15 @@ def test_list_chips_marks_them_for_programs(chips: Path, capsys: pytest.CaptureF
     rows = {row["name"]: row for row in json.loads(listed(capsys, "--chips", str(chips), "--json"))["chips"]}
     assert rows["F2"]["overlay"] is None and rows["F9"]["overlay"]["file"] == str(chips)
     assert rows["F1"]["overlay"]["fields"] == ["memory_bytes", "memory_source", "peaks.fp32", "peaks.bf16"]
+
+
+def test_list_chips_has_links_and_reached_rates(capsys: pytest.CaptureFixture[str]) -> None:
+    text = " ".join(listed(capsys).split())
+    assert "fp16 125; reached: fp16 83; links: 150 GB/s each way; of a pair: 25 A100-SXM4-40GB" in text
+    rows = {row["name"]: row for row in json.loads(listed(capsys, "--json"))["chips"]}
+    assert rows["H100-SXM5-80GB"]["interconnect"]["each_way_bytes_per_second"] == 450e9
+    assert rows["H100-SXM5-80GB"]["achievable"]["bf16"]["tflops"] == 794.5
+    assert rows["A800-SXM4-80GB"]["achievable"] == {} and rows["cpu"]["interconnect"] is None
 
 
 @pytest.mark.parametrize("command", [["list", "chips"], ["--case", "tiny:fake:F1", "--dry-run"], ["show", "tiny"]])

@@ -83,6 +83,11 @@ PLANTS = [
     Plant("readme", "README.md", "", None, "there is no README.md"),
     Plant("readme", "README.md", "Made up", "FILL IN", "'FILL IN' in line 3"),
     Plant("chips", "vendor.yaml", "    memory_source: made up\n", "", "memory_bytes has no memory_source"),
+    Plant(
+        *("chips", "vendor.yaml", "    memory_source: made up\n"),
+        "    memory_source: made up\n    interconnect: {description: links, bytes_per_second: 9.0e+11, source: a b}\n",
+        "interconnect.bytes_per_second does not say whether it counts both ways",
+    ),
     Plant("chips", "vendor.yaml", "match: [Acme A1]", "match: ['']", "empty text"),
     Plant(
         "chips", "vendor.yaml", "container:", "  - {name: B, match: [New Acme A1], device_is: card}\ncontainer:", "A1"

@@ -14,8 +14,6 @@ from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.readings import SAMPLED
 from levelfield.contracts.vendor import Device
 from levelfield.errors import DocumentError
-from levelfield.specs.base import parse
-from levelfield.specs.vendor import Chip
 
 MIB = 2**20
 Script = Callable[[str, str], None]
@@ -206,12 +204,3 @@ def test_a_pattern_without_patterns_is_refused() -> None:
         spec_of("monitor: {command: [x], format: pattern, fields: {index: {}}}")
     with pytest.raises(DocumentError, match="the first begins a record"):
         spec_of("monitor: {command: [x], format: pattern, patterns: ['G', '(?P<index>[0-9])'], fields: {index: {}}}")
-
-
-def test_an_interconnect_says_its_source() -> None:
-    link = {"description": "Link 4, both directions", "bytes_per_second": 9e11, "source": "a datasheet"}
-    chip = parse(Chip, {"name": "X", "device_is": "card", "interconnect": link}, "chip")
-    assert chip.interconnect and chip.interconnect.bytes_per_second == 9e11
-    del link["source"]
-    with pytest.raises(DocumentError, match=r"'interconnect.source': missing"):
-        parse(Chip, {"name": "X", "device_is": "card", "interconnect": link}, "chip")

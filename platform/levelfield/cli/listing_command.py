@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -13,9 +13,11 @@ from levelfield.cli.plugins import registry_of
 from levelfield.registry import Registry
 from levelfield.report.words import WIDTH, wrapped
 from levelfield.rundir import default_runs
+from levelfield.specs.vendor import Achieved, Chip, Peak, PeakDtype
 
 Row = dict[str, Any]
 HERE_WIDTH = 28
+CHIP_DATA = {"peaks", "achievable", "interconnect"}
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -43,7 +45,7 @@ def execute(options: argparse.Namespace) -> int:
 def _text(found: dict[str, list[Row]]) -> list[str]:
     blocks = []
     for kind, rows in found.items():
-        lines = _vendor_lines(rows) if kind == "vendors" else _lines(rows)
+        lines = {"vendors": _vendor_lines, "chips": _chip_lines}.get(kind, _lines)(rows)
         notes = [wrapped(note, 4) for note in _private(rows)] if kind == "chips" else []
         blocks.append("\n".join([kind, *lines, *notes]))
     return blocks
@@ -53,6 +55,12 @@ def _lines(rows: list[Row]) -> list[str]:
     width = max((len(r["name"]) for r in rows), default=0)
     lines = [f"  {r['name']:<{width}}  {r['says']}" for r in rows] or ["  none"]
     return [_cut(line, WIDTH) for line in lines]
+
+
+def _chip_lines(rows: list[Row]) -> list[str]:
+    """Whole, on further lines where it is long: a number that is cut is another number."""
+    width = max((len(r["name"]) for r in rows), default=0)
+    return [wrapped(f"  {r['name']:<{width}}  {r['says']}", width + 4) for r in rows] or ["  none"]
 
 
 def _cut(text: str, width: int) -> str:
@@ -102,11 +110,26 @@ def _chips(registry: Registry) -> list[Row]:
         spec = registry.vendor_file(vendor)
         for chip in spec.chips:
             overlay = registry.overlay.used(spec, chip) if registry.overlay else None
-            peaks = ", ".join(f"{d} {p.tflops:g}" for d, p in chip.peaks.items()) or "none published"
-            says = f"{'private; ' if overlay else ''}{vendor}; a {chip.device_is}; TFLOP/s: {peaks}"
-            row: Row = {"name": chip.name, "says": says, "peaks": {d: p.model_dump() for d, p in chip.peaks.items()}}
+            says = f"{'private; ' if overlay else ''}{vendor}; a {chip.device_is}; {_rates(chip)}"
+            row: Row = {"name": chip.name, "says": says, **chip.model_dump(mode="json", include=CHIP_DATA)}
             rows.append({**row, "overlay": overlay.model_dump(mode="json") if overlay else None})
     return rows
+
+
+def _rates(chip: Chip) -> str:
+    """Peaks in TFLOP/s, what was measured of them, and the links in GB/s each way."""
+    said = [f"TFLOP/s: {_by_dtype(chip.peaks) or 'none published'}"]
+    said += [f"reached: {_by_dtype(chip.achievable)}"] if chip.achievable else []
+    link = chip.interconnect
+    if link and link.each_way_bytes_per_second:
+        said.append(f"links: {link.each_way_bytes_per_second / 1e9:g} GB/s each way")
+    if link and link.pair_each_way_bytes_per_second:
+        said.append(f"of a pair: {link.pair_each_way_bytes_per_second / 1e9:g}")
+    return "; ".join(said)
+
+
+def _by_dtype(rates: Mapping[PeakDtype, Peak | Achieved]) -> str:
+    return ", ".join(f"{dtype} {rate.tflops:g}" for dtype, rate in rates.items())
 
 
 def _private(chips: list[Row]) -> Iterator[str]:

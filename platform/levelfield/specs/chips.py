@@ -13,12 +13,14 @@ from levelfield.specs.base import Document, Value, load, parse
 from levelfield.specs.vendor import Chip, VendorFile
 
 SOURCES = {"memory_bytes": "memory_source", "memory_bandwidth_bytes_per_second": "bandwidth_source"}
+RATES = ("peaks", "achievable")
 
 
 class ChipCorrection(Chip):
     """Any of a chip's fields; what is not written stays as it is. `name` may be an alias of the chip.
 
-    Peaks are corrected dtype by dtype. A number that is given has its source beside it, as in vendor.yaml.
+    Peaks and achievable rates are corrected dtype by dtype, an interconnect as a whole. A number that is given has its
+    source beside it, as in vendor.yaml.
     """
 
     device_is: Literal["card", "die", "host share"] | None = None  # type: ignore[assignment]
@@ -90,9 +92,9 @@ class ChipOverlay:
             )
         given = _marked(correction.model_dump(exclude_unset=True), self.label)
         before = known.model_dump() if known else {}
-        peaks = {**before.get("peaks", {}), **given.get("peaks", {})}
+        rates = {key: {**before.get(key, {}), **given.get(key, {})} for key in RATES}
         name = known.name if known else correction.name
-        return Chip.model_validate({**before, **given, "peaks": peaks, "name": name})
+        return parse(Chip, {**before, **given, **rates, "name": name}, f"{self.path}: {where}, with its vendor.yaml")
 
 
 def read_overlay(path: Path) -> ChipOverlay:
@@ -101,12 +103,17 @@ def read_overlay(path: Path) -> ChipOverlay:
 
 
 def _fields(correction: ChipCorrection) -> list[str]:
-    given = sorted(correction.model_fields_set - {"name", "peaks"})
-    return [*given, *(f"peaks.{dtype}" for dtype in correction.peaks)]
+    given = sorted(correction.model_fields_set - {"name", *RATES})
+    return [*given, *(f"{key}.{dtype}" for key in RATES for dtype in getattr(correction, key))]
 
 
 def _marked(given: dict[str, Any], label: str) -> dict[str, Any]:
     """The correction's content with `label` before each source."""
+
+    def marked(sourced: dict[str, Any]) -> dict[str, Any]:
+        return {**sourced, "source": f"{label}: {sourced['source']}"}
+
     sources = {key: f"{label}: {given[key]}" for key in SOURCES.values() if given.get(key)}
-    peaks = {d: {**peak, "source": f"{label}: {peak['source']}"} for d, peak in given.get("peaks", {}).items()}
-    return {**given, **sources, "peaks": peaks}
+    rates = {key: {dtype: marked(rate) for dtype, rate in given.get(key, {}).items()} for key in RATES}
+    links = {"interconnect": marked(given["interconnect"])} if given.get("interconnect") else {}
+    return {**given, **sources, **rates, **links}

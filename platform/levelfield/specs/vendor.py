@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -19,12 +20,52 @@ class Peak(Value):
     source: str = Field(min_length=3)
 
 
+class Achieved(Value):
+    """A rate of large matrix products that somebody measured, in TFLOP/s, and who: what a peak is worth in practice."""
+
+    tflops: float = Field(gt=0)
+    source: str = Field(min_length=3)
+
+
 class Interconnect(Value):
-    """What joins devices of this chip in one node, and how fast: as the source counts it (`both directions`, ...)."""
+    """What joins devices of this chip in one node, and how fast.
+
+    each_way_bytes_per_second: what one device sends over all of its links, while it may receive as much.
+    pair_each_way_bytes_per_second: what it sends to one other device, where only some of the links lead there (a mesh
+    without a switch); absent where all of them do. Of uneven links the slowest.
+    bytes_per_second: the number that the source prints, and source_counts how it counts: often both ways together.
+    """
 
     description: str = Field(min_length=3)
+    each_way_bytes_per_second: float | None = Field(default=None, gt=0)
+    pair_each_way_bytes_per_second: float | None = Field(default=None, gt=0)
     bytes_per_second: float | None = Field(default=None, gt=0)
+    source_counts: Literal["each way", "both ways"] | None = None
     source: str = Field(min_length=3)
+
+    @model_validator(mode="after")
+    def _is_counted_as_said(self) -> Interconnect:
+        if self.bytes_per_second is None or self.each_way_bytes_per_second is None:
+            return self
+        if self.source_counts is None:
+            raise ValueError("source_counts: missing; say whether bytes_per_second is `each way` or `both ways`")
+        expected = self.each_way_bytes_per_second * (2 if self.source_counts == "both ways" else 1)
+        if not math.isclose(self.bytes_per_second, expected):
+            raise ValueError(
+                f"bytes_per_second: found {self.bytes_per_second:g}, expected {expected:g}, which is "
+                f"each_way_bytes_per_second counted {self.source_counts}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _pair_is_part_of_all(self) -> Interconnect:
+        pair, all_links = self.pair_each_way_bytes_per_second, self.each_way_bytes_per_second
+        if pair is not None and (all_links is None or not pair < all_links):
+            raise ValueError(
+                f"pair_each_way_bytes_per_second: found {pair:g}, expected less than each_way_bytes_per_second "
+                f"({'absent' if all_links is None else f'{all_links:g}'}); leave it out where a pair has all links"
+            )
+        return self
 
 
 class Chip(Value):
@@ -32,6 +73,7 @@ class Chip(Value):
 
     match: ends (any case) of the name that the maker's tool prints, to recognise the chip. Ends, because what follows
     a chip's name makes it another: "H200 NVL" is no H200.
+    achievable: by dtype, the matrix-multiplication rate that public measurements reached; never above the peak.
     """
 
     name: str
@@ -44,6 +86,18 @@ class Chip(Value):
     bandwidth_source: str | None = None
     interconnect: Interconnect | None = None
     peaks: dict[PeakDtype, Peak] = Field(default_factory=dict)
+    achievable: dict[PeakDtype, Achieved] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _no_more_than_the_peak(self) -> Chip:
+        for dtype, achieved in self.achievable.items():
+            peak = self.peaks.get(dtype)
+            if peak is not None and not achieved.tflops <= peak.tflops:
+                raise ValueError(
+                    f"achievable.{dtype}.tflops: found {achieved.tflops:g}, expected at most the peak, "
+                    f"{peak.tflops:g}; compare units, sparsity and chip of both sources"
+                )
+        return self
 
 
 class FrameworkAccess(Value):

@@ -80,6 +80,12 @@ def _has_sources(chip: Chip) -> None:
     ):
         if getattr(chip, number) is not None and not (getattr(chip, source) or "").strip():
             raise Missing(f"chip {chip.name}: {number} has no {source}", "say which document the number is from")
+    link = chip.interconnect
+    if link is not None and link.bytes_per_second is not None and link.each_way_bytes_per_second is None:
+        raise Missing(
+            f"chip {chip.name}: interconnect.bytes_per_second does not say whether it counts both ways",
+            "give each_way_bytes_per_second, and source_counts: each way, or both ways",
+        )
     if any(not end.strip() for end in chip.match):
         raise Fails(f"chip {chip.name}: match holds an empty text, which every name ends in", "remove it")
 
