@@ -2,8 +2,8 @@
 or parsed before it is asked for; a name that two places claim is refused, naming both.
 
 A folder of plugins has the checkout's own shape: vendors/<name>/, models/<name>/, configs/cases/<name>.yaml,
-configs/suites/<name>.yaml. An installed package names such a folder by an entry point of group `levelfield.plugins`:
-a module, whose own folder it is.
+configs/suites/<name>.yaml, configs/published/<name>.yaml. An installed package names such a folder by an entry point
+of group `levelfield.plugins`: a module, whose own folder it is.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from levelfield.specs.base import load, parse, read_mapping
 from levelfield.specs.case import Case
 from levelfield.specs.chips import ChipOverlay, read_overlay
 from levelfield.specs.extension import Extension
+from levelfield.specs.figures import FigureSet
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.reference import Reference
 from levelfield.specs.suite import Suite
@@ -77,6 +78,10 @@ class Registry:
         return self._collect("reference", "configs/references/*.json", lambda p: p.stem)
 
     @cached_property
+    def published(self) -> dict[str, Path]:
+        return self._collect("published set", "configs/published/*.yaml", lambda p: p.stem)
+
+    @cached_property
     def frameworks(self) -> dict[str, Path]:
         return self._collect("framework", "models/*/implementation.yaml", lambda p: p.parent.name)
 
@@ -118,6 +123,12 @@ class Registry:
     def reference(self, name: str) -> Reference:
         path = self._path("reference", name, self.references)
         found = load(Reference, path)
+        return _named(found, found.name, name, path)
+
+    def figures(self, name: str) -> FigureSet:
+        """Figures that others published."""
+        path = self._path("published set", name, self.published)
+        found = load(FigureSet, path)
         return _named(found, found.name, name, path)
 
     def implementation(self, name: str) -> tuple[ImplementationFile, Path]:

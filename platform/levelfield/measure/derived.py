@@ -1,0 +1,233 @@
+"""Derived figures of published tables, computed again from their own row: exactly, in SI units, with the arithmetic.
+
+Inputs are taken as printed. Where a table was computed from more digits than it shows, a figure may be off by its last
+digit; the file then says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from levelfield.measure.flops import flops_per_token
+from levelfield.specs.case import Model
+from levelfield.specs.figures import ChipAsPublished, Column, Formula, PublishedFigure, Row
+from levelfield.specs.setting import Setting, Shape
+
+
+class Underivable(Exception):
+    """The row does not hold what the formula needs; the message says what."""
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A value in SI units and the numbers that it was computed from."""
+
+    value: Fraction
+    arithmetic: str
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The figure that a formula reads: its numbers in SI units, and its text with its unit."""
+
+    numbers: tuple[Fraction, ...] = ()
+    text: str = ""
+
+    @classmethod
+    def of(cls, figure: PublishedFigure | None) -> Reading:
+        if figure is None:
+            return cls()
+        return cls(figure.numbers, f"{', '.join(figure.texts)} {figure.unit}".replace(" pieces", ""))
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a formula may use: the row's setting, the figure that its column names, and the same of the baseline."""
+
+    setting: Setting
+    column: Column
+    read: Reading
+    before: Reading
+    chip: ChipAsPublished | None
+
+    @property
+    def number(self) -> Fraction:
+        """The one number of the figure that is read. Raises Underivable."""
+        return _one(self.read, f"this row prints no {self.column.of}")
+
+    @property
+    def baseline(self) -> Fraction:
+        return _one(self.before, f"there is no {self.column.of} of a baseline")
+
+    @property
+    def peak(self) -> Fraction:
+        """FLOP/s of one device, as the report takes it. Raises Underivable."""
+        dtype = self.column.peak
+        found = self.chip.peaks_tflops.get(dtype) if self.chip and dtype else None
+        if found is None:
+            raise Underivable(f"no {dtype} peak of {self.setting.chip or 'a withheld chip'} under `chips`")
+        return Fraction(found) * 10**12
+
+
+def derive(
+    column: Column, row: Row, baseline: Row | None, chip: ChipAsPublished | None, logged: Reading | None = None
+) -> Derived:
+    """What the column's formula gives for this row; `logged`: what `of: log.NAME` names. Raises Underivable."""
+    if column.formula is None:
+        raise Underivable("no formula is given")
+    name = column.of or ""
+    before = Reading.of(baseline.figures.get(name)) if baseline else Reading()
+    inputs = Inputs(row.setting, column, logged or Reading.of(row.figures.get(name)), before, chip)
+    return FORMULAS[column.formula](inputs)
+
+
+def _one(reading: Reading, problem: str) -> Fraction:
+    if len(reading.numbers) != 1 or reading.numbers[0] == 0:
+        raise Underivable(problem)
+    return reading.numbers[0]
+
+
+def step_seconds(i: Inputs) -> Derived:
+    batch = i.setting.global_batch
+    return Derived(batch / i.number, f"{batch} / {i.read.text}")
+
+
+def samples_per_second(i: Inputs) -> Derived:
+    batch = i.setting.global_batch
+    return Derived(batch / i.number, f"{batch} / {i.read.text}")
+
+
+def tokens_per_second_per_device(i: Inputs) -> Derived:
+    length, devices = i.setting.sequence_length, i.setting.devices
+    return Derived(i.number * length / devices, f"{i.read.text} x {length} / {devices}")
+
+
+def tokens_per_step(i: Inputs) -> Derived:
+    batch, length = i.setting.global_batch, i.setting.sequence_length
+    return Derived(Fraction(batch * length), f"{batch} x {length}")
+
+
+def micro_batch_times_data(i: Inputs) -> Derived:
+    batch, data = i.setting.micro_batch, i.setting.parallel.data
+    return Derived(Fraction(batch * data), f"{batch} x {data}")
+
+
+def megatron_2021(i: Inputs) -> Derived:
+    """FLOP/s of one device by Narayanan et al. (2021), with the vocabulary that the report took."""
+    s, vocab = i.setting, int(i.column.constants["vocab_size"])
+    if s.model is None:
+        raise Underivable("the setting has no `model`")
+    flops = flops_per_token("megatron-2021", _gpt(s.model, vocab), s.sequence_length, recompute="full")
+    tokens = s.global_batch * s.sequence_length
+    sizes = f"B {s.global_batch}, S {s.sequence_length}, L {s.model.layers}, h {s.model.hidden_size}, V {vocab}"
+    return Derived(
+        Fraction(flops) * tokens / i.number / s.devices,
+        f"96 B S L h^2 (1 + S/6h + V/16Lh) / {i.read.text} / {s.devices}; {sizes}",
+    )
+
+
+def _gpt(shape: Shape, vocab_size: int) -> Model:
+    """A GPT of this shape; what else a model has does not enter the formula."""
+    return Model(
+        family="gpt",
+        layers=shape.layers,
+        hidden_size=shape.hidden_size,
+        ffn_hidden_size=4 * shape.hidden_size,
+        heads=shape.heads,
+        kv_heads=shape.heads,
+        vocab_size=vocab_size,
+        positions="learned",
+        norm="layernorm",
+        norm_eps=1e-5,
+        activation="gelu",
+        bias=True,
+        tied_embeddings=True,
+        hidden_dropout=0,
+        attention_dropout=0,
+        init_std=0.02,
+        scaled_residual_init=False,
+    )
+
+
+def share_of_peak(i: Inputs) -> Derived:
+    return Derived(i.number / i.peak, f"{i.read.text} / {_tera(i.peak)}")
+
+
+def aggregate(i: Inputs) -> Derived:
+    return Derived(i.number * i.setting.devices, f"{i.read.text} x {i.setting.devices}")
+
+
+def six_n(i: Inputs) -> Derived:
+    """FlagPerf's MFU: no attention, and the parameters as the report rounds them."""
+    count = Fraction(i.column.constants["parameters"])
+    return Derived(6 * count * i.number / i.peak, f"6 x {float(count):.10g} x {i.read.text} / {_tera(i.peak)}")
+
+
+def chip_memory(i: Inputs) -> Derived:
+    if i.chip is None or i.chip.memory_gib is None:
+        raise Underivable(f"no memory of {i.setting.chip or 'a withheld chip'} under `chips`")
+    return Derived(Fraction(i.chip.memory_gib) * 2**30, f"the memory of {i.setting.chip}, {i.chip.memory_gib:g} GiB")
+
+
+def change(i: Inputs) -> Derived:
+    return Derived(i.number - i.baseline, f"{i.read.text} - {i.before.text}")
+
+
+def relative_change(i: Inputs) -> Derived:
+    return Derived(i.number / i.baseline - 1, f"{i.read.text} / {i.before.text} - 1")
+
+
+def same(i: Inputs) -> Derived:
+    return Derived(i.number, f"{i.read.text}, with fewer digits")
+
+
+def largest(i: Inputs) -> Derived:
+    return Derived(max(_all(i)), f"the largest of {len(i.read.numbers)}")
+
+
+def mean_of_last_five(i: Inputs) -> Derived:
+    last = _all(i)[-5:]
+    return Derived(sum(last, Fraction(0)) / len(last), f"the mean of the last {len(last)} of {len(i.read.numbers)}")
+
+
+def batches_times_accumulation(i: Inputs) -> Derived:
+    count = i.setting.accumulation
+    return Derived(i.number * count, f"{i.read.text} x {count}")
+
+
+def batches_times_global_batch(i: Inputs) -> Derived:
+    batch = i.setting.global_batch
+    return Derived(i.number * batch, f"{i.read.text} x {batch}")
+
+
+FORMULAS: dict[Formula, Callable[[Inputs], Derived]] = {
+    "samples-per-second": samples_per_second,
+    "step-seconds": step_seconds,
+    "tokens-per-second-per-device": tokens_per_second_per_device,
+    "tokens-per-step": tokens_per_step,
+    "micro-batch-times-data": micro_batch_times_data,
+    "megatron-2021": megatron_2021,
+    "share-of-peak": share_of_peak,
+    "aggregate": aggregate,
+    "6n": six_n,
+    "chip-memory": chip_memory,
+    "change": change,
+    "relative-change": relative_change,
+    "same": same,
+    "largest": largest,
+    "mean-of-last-five": mean_of_last_five,
+    "batches-times-accumulation": batches_times_accumulation,
+    "batches-times-global-batch": batches_times_global_batch,
+}
+
+
+def _all(i: Inputs) -> Sequence[Fraction]:
+    if not i.read.numbers:
+        raise Underivable(f"there is no {i.column.of}")
+    return i.read.numbers
+
+
+def _tera(flops_per_second: Fraction) -> str:
+    return f"{float(flops_per_second) / 1e12:g} TFLOP/s"

@@ -1,0 +1,67 @@
+"""The relations that a published setting has to satisfy by itself: batches, devices, heads, layers, its printed layout.
+
+The first five are those that OneFlow's GPT report asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from levelfield.specs.layout import Layout, LayoutText, parse_layout
+from levelfield.specs.setting import Setting, Shape
+
+
+@dataclass(frozen=True)
+class Relation:
+    """`found` and `expected` are the numbers of its two sides, as text."""
+
+    name: str
+    holds: bool
+    found: str
+    expected: str
+
+
+def relations(s: Setting) -> Iterator[Relation]:
+    """Every relation of the setting, whether it holds or not."""
+    layout = s.parallel
+    product = s.micro_batch * layout.data * s.accumulation
+    yield _equal(
+        "global_batch", product, s.global_batch, f"{s.micro_batch} x data {layout.data} x {s.accumulation} = {product}"
+    )
+    sizes = f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} = {layout.world_size}"
+    yield _equal("devices", layout.world_size, s.devices, sizes)
+    if s.model:
+        yield from _cuts(s.model, layout)
+    if s.layout_printed:
+        yield from _printed(s, parse_layout(s.layout_printed))
+
+
+def _cuts(model: Shape, layout: Layout) -> Iterator[Relation]:
+    yield _divides("hidden_size over heads", model.hidden_size, model.heads)
+    yield _divides("heads over tensor", model.heads, layout.tensor)
+    yield _divides("layers over pipeline", model.layers, layout.pipeline)
+
+
+def _printed(s: Setting, said: LayoutText) -> Iterator[Relation]:
+    """The layout as printed may leave parts out; what it says has to be what ran."""
+    ran = s.parallel
+    pairs = {
+        "data": (said.layout.data, ran.data),
+        "tensor": (said.layout.tensor, ran.tensor),
+        "pipeline": (said.layout.pipeline, ran.pipeline),
+        "sharding_stage": (said.layout.sharding_stage or ran.sharding_stage, ran.sharding_stage),
+        "nodes": (said.nodes or s.nodes, s.nodes),
+        "devices_per_node": (said.devices or s.devices_per_node, s.devices_per_node),
+        "micro_batch": (said.micro_batch or s.micro_batch, s.micro_batch),
+    }
+    for part, (printed, setting) in pairs.items():
+        yield _equal(f"layout_printed, {part}", printed, setting, f"{s.layout_printed} says {printed}")
+
+
+def _equal(name: str, found: int, expected: int, text: str) -> Relation:
+    return Relation(name, found == expected, text, f"{expected}")
+
+
+def _divides(name: str, whole: int, by: int) -> Relation:
+    return Relation(name, whole % by == 0, f"{whole} / {by}", "a whole number")

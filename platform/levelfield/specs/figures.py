@@ -1,0 +1,243 @@
+"""Published figures: what others measured, on what, as they printed it, and the formula each derived one follows.
+
+A set's `defaults` fill what its rows share: `setting` and, by figure, `columns`. A figure is named after its quantity
+in SI units (memory_bytes, step_seconds), whatever unit the report printed.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from levelfield.specs.base import Document, Value
+from levelfield.specs.printed import UNITS, Cut, read_number
+from levelfield.specs.setting import Setting
+from levelfield.specs.vendor import PeakDtype
+
+FigureStatus = Literal["published", "oom", "reference-only", "withheld", "baseline", "not-published"]
+Formula = Literal[
+    "samples-per-second",
+    "step-seconds",
+    "tokens-per-second-per-device",
+    "tokens-per-step",
+    "micro-batch-times-data",
+    "megatron-2021",
+    "share-of-peak",
+    "aggregate",
+    "6n",
+    "chip-memory",
+    "change",
+    "relative-change",
+    "same",
+    "largest",
+    "mean-of-last-five",
+    "batches-times-accumulation",
+    "batches-times-global-batch",
+]
+
+
+class Source(Value):
+    """A report: where it is public, and what to know about it."""
+
+    title: str
+    where: str
+    note: str | None = None
+
+
+class Column(Value):
+    """How figures of one name are printed. unit None: words, not numbers.
+
+    header: the report's own heading. means: the unit that the printed one stands for, where it is another.
+    decimals: so many are printed, trailing zeros dropped; None: as many as the text has.
+    formula, of: how it follows from the row, and the figure that the formula reads. peak: whose peak of the chip.
+    """
+
+    unit: str | None = None
+    header: str | None = None
+    source: str | None = None
+    means: str | None = None
+    formula: Formula | None = None
+    of: str | None = None
+    constants: dict[str, float] = Field(default_factory=dict)
+    peak: PeakDtype | None = None
+    printed: Cut = "rounded"
+    decimals: int | None = Field(default=None, ge=0)
+    note: str | None = None
+
+    @property
+    def scale(self) -> Fraction:
+        """What one of the unit is in SI units."""
+        return UNITS[self.means or self.unit or "pieces"]
+
+    @model_validator(mode="after")
+    def _known(self) -> Column:
+        if self.means and self.means not in UNITS:
+            raise ValueError(f"means: found '{self.means}', expected one of {', '.join(UNITS)}")
+        if self.unit and not self.means and self.unit not in UNITS:
+            raise ValueError(f"unit: found '{self.unit}', expected one of {', '.join(UNITS)}, or `means` beside it")
+        if needs := _needs(self.formula) - {name for name in ("of", "peak") if getattr(self, name)} - {*self.constants}:
+            raise ValueError(f"formula '{self.formula}' needs {', '.join(sorted(needs))} beside it")
+        return self
+
+
+class Disagreement(Value):
+    """A printed figure that does not follow: by how much, in its unit and digits, and what is known of it."""
+
+    by: str
+    why: str = Field(min_length=3)
+
+
+class PublishedFigure(Column):
+    """One cell, or a list of them (memory by pipeline stage): the text exactly as printed, without its unit."""
+
+    text: str | tuple[str, ...]
+    status: FigureStatus = "published"
+    disagrees: Disagreement | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return (self.text,) if isinstance(self.text, str) else self.text
+
+    @property
+    def numbers(self) -> tuple[Fraction, ...]:
+        """In SI units; empty where there is no number: words, or not published."""
+        if self.unit is None or self.status not in ("published", "reference-only", "baseline"):
+            return ()
+        return tuple(read_number(text).value * self.scale for text in self.texts)
+
+    @model_validator(mode="after")
+    def _readable(self) -> PublishedFigure:
+        if self.disagrees and not self.formula:
+            raise ValueError("disagrees: there is no formula that it could disagree with")
+        _ = self.numbers
+        return self
+
+
+class Row(Value):
+    """One configuration. baseline: the row that `change` and `relative-change` are against.
+
+    disagrees: by relation, why the setting does not satisfy it.
+    """
+
+    name: str
+    group: str | None = None
+    status: FigureStatus = "published"
+    setting: Setting
+    baseline: str | None = None
+    figures: dict[str, PublishedFigure] = Field(default_factory=dict)
+    disagrees: dict[str, str] = Field(default_factory=dict)
+    note: str | None = None
+
+    def figure(self, name: str) -> float | None:
+        """The figure in SI units, of a list the largest; None where the row has no such number."""
+        return max(self.values(name), default=None)
+
+    def values(self, name: str) -> tuple[float, ...]:
+        """The figure's numbers in SI units: one, or one by pipeline stage; empty where there is none."""
+        found = self.figures.get(name)
+        return tuple(float(number) for number in found.numbers) if found else ()
+
+
+class Log(Value):
+    """What one row's run printed as it went: a line is figures by name."""
+
+    of: str
+    columns: dict[str, Column]
+    lines: tuple[dict[str, PublishedFigure], ...]
+
+
+class ChipAsPublished(Value):
+    """What a report takes a chip for; Levelfield's own data is in vendors/*."""
+
+    peaks_tflops: dict[PeakDtype, float] = Field(default_factory=dict)
+    memory_gib: float | None = Field(default=None, gt=0)
+    source: str
+
+
+class Defaults(Value):
+    setting: dict[str, Any] = Field(default_factory=dict)
+    columns: dict[str, Column] = Field(default_factory=dict)
+
+
+class FigureSet(Document):
+    """configs/published/<name>.yaml. `conventions`: what holds for all figures, as sentences."""
+
+    KIND: ClassVar[str] = "figures"
+
+    name: str
+    title: str
+    sources: dict[str, Source] = Field(min_length=1)
+    conventions: tuple[str, ...] = ()
+    chips: dict[str, ChipAsPublished] = Field(default_factory=dict)
+    defaults: Defaults = Defaults()
+    rows: tuple[Row, ...] = Field(min_length=1)
+    logs: tuple[Log, ...] = ()
+
+    def row(self, name: str) -> Row:
+        return next(row for row in self.rows if row.name == name)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _filled(cls, content: Any) -> Any:
+        try:
+            return _filled(content)
+        except (AttributeError, TypeError):
+            return content  # of another form than the schema, which says so better
+
+    @model_validator(mode="after")
+    def _names_are_known(self) -> FigureSet:
+        names = [row.name for row in self.rows]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"rows: found the name '{twice[0]}' twice, expected another for each row")
+        pointed = [("baseline", row.baseline) for row in self.rows] + [("logs.of", log.of) for log in self.logs]
+        for key, name in pointed:
+            if name is not None and name not in names:
+                raise ValueError(f"{key}: found '{name}', expected the name of a row")
+        columns = [*self.defaults.columns.values(), *(c for log in self.logs for c in log.columns.values())]
+        for source in filter(None, (column.source for column in columns)):
+            if source not in self.sources:
+                raise ValueError(f"columns: found source '{source}', expected one of {', '.join(self.sources)}")
+        return self
+
+
+_NEEDS: dict[Formula, set[str]] = {
+    "megatron-2021": {"of", "vocab_size"},
+    "share-of-peak": {"of", "peak"},
+    "6n": {"of", "peak", "parameters"},
+    "tokens-per-step": set(),
+    "micro-batch-times-data": set(),
+    "chip-memory": set(),
+}
+
+
+def _needs(formula: Formula | None) -> set[str]:
+    return _NEEDS.get(formula, {"of"}) if formula else set()
+
+
+def _filled(content: dict[str, Any]) -> dict[str, Any]:
+    """The document with each row's setting and figures completed from the defaults and the columns."""
+    defaults = content.get("defaults") or {}
+    try:
+        Defaults.model_validate(defaults)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"defaults.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    columns, setting = defaults.get("columns", {}), defaults.get("setting", {})
+    rows = [
+        {**row, "setting": {**setting, **row.get("setting", {})}, "figures": _cells(row.get("figures", {}), columns)}
+        for row in content["rows"]
+    ]
+    logs = [
+        {**log, "lines": [_cells(line, log["columns"]) for line in log["lines"]]} for log in content.get("logs", ())
+    ]
+    return {**content, "rows": rows, "logs": logs}
+
+
+def _cells(figures: dict[str, Any], columns: dict[str, Any]) -> dict[str, Any]:
+    """Figures with what their columns say; a figure's own keys win. A bare text is a figure's text."""
+    return {
+        name: {**columns.get(name, {}), **(cell if isinstance(cell, dict) else {"text": cell})}
+        for name, cell in figures.items()
+    }
