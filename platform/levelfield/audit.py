@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
 from levelfield.measure.derived import Derived, Reading, Underivable, derive
 from levelfield.measure.settings import Relation, relations
+from levelfield.registry import Registry
+from levelfield.specs.case import Work
 from levelfield.specs.figures import Disagreement, FigureSet, Log, PublishedFigure, Row
 from levelfield.specs.printed import cut, read_number, written
 
@@ -56,16 +58,26 @@ class Audit:
         return self.of(*FAULTS)
 
 
-def audited(figures: FigureSet) -> Audit:
-    """Every derived figure and every relation of the set."""
-    findings = [finding for row in figures.rows for finding in _row(figures, row)]
+def works_of(registry: Registry, figures: FigureSet) -> dict[str, Work]:
+    """The full work of every case that the set names. Raises UnknownName."""
+    names = {row.setting.case for row in figures.rows if row.setting.case}
+    return {name: registry.case(name).work("full") for name in sorted(names)}
+
+
+def audited(figures: FigureSet, works: Mapping[str, Work]) -> Audit:
+    """Every derived figure and every relation of the set; `works` holds each case that it names."""
+    findings = [finding for row in figures.rows for finding in _relations(row, works.get(row.setting.case or ""))]
+    findings += [finding for row in figures.rows for finding in _row(figures, row)]
     findings += [finding for log in figures.logs for finding in _log(figures, log)]
     lines = [row.figures for row in figures.rows] + [line for log in figures.logs for line in log.lines]
     return Audit(figures.name, tuple(findings), sum(not cell.formula for line in lines for cell in line.values()))
 
 
+def _relations(row: Row, work: Work | None) -> Iterator[Finding]:
+    return (_relation(row, relation) for relation in relations(row.setting, work))
+
+
 def _row(figures: FigureSet, row: Row) -> Iterator[Finding]:
-    yield from (_relation(row, relation) for relation in relations(row.setting))
     baseline = figures.row(row.baseline) if row.baseline else None
     for name, figure in row.figures.items():
         if figure.formula:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,23 +14,18 @@ from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range
 from levelfield.registry import Registry
 from levelfield.specs.base import load
 from levelfield.specs.case import Case, Model
+from levelfield.specs.figures import Row
 from levelfield.specs.vendor import Peak
 from levelfield.worker.parameters import list_parameters
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA = Path(__file__).with_name("data")
 V100, A100 = Peak(tflops=125, source="datasheet"), Peak(tflops=312, source="datasheet")
 H100, H100_FP8 = Peak(tflops=989, source="the table's note"), Peak(tflops=1979, source="the table's note")
 TABLE_VOCABULARY = 51200
 
 
-def table(name: str) -> list[dict[str, str]]:
-    lines = (DATA / name).read_text(encoding="utf-8").splitlines()
-    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
-
-
-ONEFLOW = table("oneflow_gpt.csv")
-FLAGPERF = table("flagperf_llama3_8b.csv")
+ONEFLOW = Registry([]).figures("oneflow_gpt").rows
+FLAGPERF = [row for row in Registry([]).figures("flagperf_llama3").rows if row.setting.chip and row.status != "oom"]
 
 
 def model(name: str, **changes: Any) -> Model:
@@ -39,10 +33,16 @@ def model(name: str, **changes: Any) -> Model:
     return found.model_copy(update=changes)
 
 
-def gpt(row: dict[str, str], vocabulary: int = TABLE_VOCABULARY) -> Model:
-    hidden = int(row["hidden_size"])
-    shape = {"layers": int(row["layers"]), "heads": int(row["heads"]), "kv_heads": int(row["heads"])}
-    return model("gpt2_small", hidden_size=hidden, ffn_hidden_size=4 * hidden, vocab_size=vocabulary, **shape)
+def gpt(row: Row, vocabulary: int = TABLE_VOCABULARY) -> Model:
+    shape = row.setting.model
+    assert shape is not None
+    sizes = {"hidden_size": shape.hidden_size, "ffn_hidden_size": 4 * shape.hidden_size, "layers": shape.layers}
+    return model("gpt2_small", vocab_size=vocabulary, heads=shape.heads, kv_heads=shape.heads, **sizes)
+
+
+def printed(row: Row, name: str) -> str:
+    (text,) = row.figures[name].texts
+    return text
 
 
 def printed_like(value: float, cell: str, digits: int = 2) -> bool:
@@ -51,29 +51,30 @@ def printed_like(value: float, cell: str, digits: int = 2) -> bool:
     return rounded == Decimal(cell)
 
 
-def tokens_per_second_per_device(row: dict[str, str], milliseconds: float = 1e-3) -> float:
-    return int(row["global_batch"]) * 2048 / (float(row["latency_ms"]) * milliseconds) / int(row["devices"])
+def tokens_per_second_per_device(row: Row, milliseconds: float = 1e-3) -> float:
+    seconds = float(printed(row, "step_seconds")) * milliseconds
+    return row.setting.global_batch * 2048 / seconds / row.setting.devices
 
 
-def achieved(row: dict[str, str], vocabulary: int = TABLE_VOCABULARY) -> float:
+def achieved(row: Row, vocabulary: int = TABLE_VOCABULARY) -> float:
     flops = flops_per_token("megatron-2021", gpt(row, vocabulary), 2048, recompute="full")
     return flops * tokens_per_second_per_device(row) / 1e12
 
 
-@pytest.mark.parametrize("row", ONEFLOW, ids=[r["case"] for r in ONEFLOW])
-def test_every_oneflow_row_is_reproduced_to_its_last_digit(row: dict[str, str]) -> None:
+@pytest.mark.parametrize("row", ONEFLOW, ids=[r.name for r in ONEFLOW])
+def test_every_oneflow_row_is_reproduced_to_its_last_digit(row: Row) -> None:
     rate = tokens_per_second_per_device(row)
     found = hfu("megatron-2021", gpt(row), 2048, rate, PeakRange(V100), "full")
     assert found.achieved_tflops is not None and found.value is not None
-    assert printed_like(found.achieved_tflops, row["achieved_tflops"])
-    assert printed_like(100 * found.value, row["percent_of_peak"], digits=0)
-    assert printed_like(found.achieved_tflops * int(row["devices"]) / 1000, row["aggregate_petaflops"])
-    assert printed_like(rate * int(row["devices"]) / 2048, row["samples_per_second"])
+    assert printed_like(found.achieved_tflops, printed(row, "flops_per_second"))
+    assert printed_like(100 * found.value, printed(row, "share_of_peak"), digits=0)
+    assert printed_like(found.achieved_tflops * row.setting.devices / 1000, printed(row, "aggregate_flops_per_second"))
+    assert printed_like(rate * row.setting.devices / 2048, printed(row, "samples_per_second"))
 
 
 def test_the_oneflow_test_sees_one_percent_and_another_vocabulary() -> None:
-    assert not any(printed_like(1.01 * achieved(row), row["achieved_tflops"]) for row in ONEFLOW)
-    assert not all(printed_like(achieved(row, vocabulary=50688), row["achieved_tflops"]) for row in ONEFLOW)
+    assert not any(printed_like(1.01 * achieved(row), printed(row, "flops_per_second")) for row in ONEFLOW)
+    assert not all(printed_like(achieved(row, vocabulary=50688), printed(row, "flops_per_second")) for row in ONEFLOW)
 
 
 def test_flops_of_a_step_are_those_of_its_tokens() -> None:
@@ -83,16 +84,18 @@ def test_flops_of_a_step_are_those_of_its_tokens() -> None:
     assert flops_per_step("megatron-2021", gpt(row), s, b) == pytest.approx(expected, rel=1e-14)
 
 
-def flagperf_cells(row: dict[str, str]) -> list[tuple[str, float, str]]:
+def flagperf_cells(row: Row) -> list[tuple[str, float, str]]:
     """(where, computed per cent, printed per cent) of each MFU of a row; a range is fp8's low and 16-bit's high."""
-    chip = row["devices"].split()[0]
-    mixed = row["precision"] == "bf16+fp8"
-    peaks = PeakRange({"A100": A100, "H100": H100}[chip], H100_FP8 if mixed else None, mixed=mixed)
-    found = mfu("6n", model("llama3_8b"), 8192, float(row["tokens_per_second_per_device"]), peaks, 8e9)
+    mixed = row.setting.precision == "fp8"
+    peaks = PeakRange(H100 if row.name.startswith("H100") else A100, H100_FP8 if mixed else None, mixed=mixed)
+    rate = row.figure("tokens_per_second_per_device")
+    assert rate is not None
+    found = mfu("6n", model("llama3_8b"), 8192, rate, peaks, 8e9)
     assert found.low is not None and found.high is not None
-    name = f"{row['devices']} {row['precision']} {row['parallel']}"
-    cells = [(name, 100 * found.low, row["mfu_percent"])]
-    return [*cells, (f"{name} high", 100 * found.high, row["mfu_percent_high"])] if mixed else cells
+    if not mixed:
+        return [(row.name, 100 * found.high, printed(row, "mfu"))]
+    low = (row.name, 100 * found.low, printed(row, "mfu_low"))
+    return [low, (f"{row.name} high", 100 * found.high, printed(row, "mfu_high"))]
 
 
 def test_two_cells_of_the_llama3_table_do_not_agree_with_their_own_row() -> None:
@@ -100,8 +103,8 @@ def test_two_cells_of_the_llama3_table_do_not_agree_with_their_own_row() -> None
     wrong = {where: (round(found, 1), cell) for where, found, cell in cells if not printed_like(found, cell, digits=1)}
     assert len(cells) == 14
     assert wrong == {
-        "H100 x 8 bf16+fp8 PP1DP4TP2 high": (50.9, "50.6"),
-        "A100 x 8 bf16 PP4DP2TP1": (50.9, "50.0"),
+        "H100 1x8 bf16+fp8 PP1DP4TP2 high": (50.9, "50.6"),
+        "ablation PP4DP2TP1": (50.9, "50.0"),
     }
 
 

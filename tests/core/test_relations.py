@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,16 +11,12 @@ from levelfield.errors import LayoutError
 from levelfield.registry import Registry
 from levelfield.relations import accumulation, broken, nearest, require
 from levelfield.specs.case import Work
+from levelfield.specs.figures import Row
 from levelfield.specs.layout import Layout, parse_layout
 
 GPT: Work = Registry().case("gpt3_6.7B").work("full")  # 1024 sequences, 32 heads, 32 layers, vocabulary 50304
 LLAMA: Work = Registry().case("llama3_8b").work("full")  # 8 key-value heads
-TABLE = Path(__file__).parent / "data" / "oneflow_layouts.csv"
-
-
-def rows() -> list[dict[str, str]]:
-    lines = [line for line in TABLE.read_text().splitlines() if not line.startswith("#")]
-    return list(csv.DictReader(lines))
+ROWS = Registry().figures("oneflow_gpt").rows
 
 
 def shaped(work: Work, batch: int = 1024, length: int = 2048, **model: int) -> Work:
@@ -31,24 +25,27 @@ def shaped(work: Work, batch: int = 1024, length: int = 2048, **model: int) -> W
     return work.model_copy(update={"model": work.model.model_copy(update=model), "training": training})
 
 
-def work_of(row: dict[str, str]) -> Work:
-    hidden, heads = int(row["hidden_size"]), int(row["heads"])
-    sizes = {"hidden_size": hidden, "ffn_hidden_size": 4 * hidden, "heads": heads, "kv_heads": heads}
-    return shaped(GPT, int(row["global_batch"]), layers=int(row["layers"]), vocab_size=50688, **sizes)
+def work_of(row: Row) -> Work:
+    shape = row.setting.model
+    assert shape is not None
+    sizes = {"hidden_size": shape.hidden_size, "ffn_hidden_size": 4 * shape.hidden_size, "layers": shape.layers}
+    heads = {"heads": shape.heads, "kv_heads": shape.heads}
+    return shaped(GPT, row.setting.global_batch, vocab_size=50688, **sizes, **heads)
 
 
-@pytest.mark.parametrize("row", rows(), ids=lambda row: row["case"])
-def test_the_published_configurations_satisfy_all_relations(row: dict[str, str]) -> None:
-    n = {k: int(v) for k, v in row.items() if k != "case"}
-    layout = parse_layout(row["case"].split("_")[-3]).layout
-    assert layout == Layout(data=n["data"], tensor=n["tensor"], pipeline=n["pipeline"])
-    assert n["micro_batch"] * layout.data == n["micro_batch_times_data"]
-    assert broken(work_of(row), layout, n["micro_batch"], n["nodes"], n["devices"]) == []
-    assert accumulation(work_of(row), layout, n["micro_batch"]) == n["accumulation"]
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_the_published_configurations_satisfy_all_relations(row: Row) -> None:
+    setting, model = row.setting, row.setting.model
+    *_, layout, batch, sizes = row.name.split("_")
+    assert model is not None and sizes == f"{model.hidden_size}x{model.layers}"
+    assert parse_layout(layout).layout == setting.parallel and int(batch) == setting.global_batch
+    sides = setting.nodes, setting.devices_per_node
+    assert broken(work_of(row), setting.parallel, setting.micro_batch, *sides) == []
+    assert accumulation(work_of(row), setting.parallel, setting.micro_batch) == setting.accumulation
 
 
 def test_the_published_table_has_eighteen_rows() -> None:
-    assert len(rows()) == 18
+    assert len(ROWS) == 18
 
 
 @pytest.mark.parametrize(

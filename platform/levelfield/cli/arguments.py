@@ -34,6 +34,7 @@ other commands (each has --help):
   align      a run's training against a reference, layer by layer
   diagnose   the first step and tensor in which two frameworks part
   references what runs are held against: list, promote
+  audit      published figures, computed again from their own rows
   vendor     a maker's chips: begin a folder, check it, record its tools
   image      images for --runtime docker: build, list, prune, export
   data       prepare a corpus from text, or check one
@@ -53,6 +54,7 @@ COMMANDS = (
     "align",
     "diagnose",
     "references",
+    "audit",
     "vendor",
     "image",
     "data",
@@ -82,6 +84,15 @@ def _later(name: str) -> Callable[[argparse.Namespace], int]:
         return code
 
     return call
+
+
+def _described_by(name: str) -> Callable[[argparse.ArgumentParser], None]:
+    """The builder of a command whose own module describes it."""
+
+    def build(parser: argparse.ArgumentParser) -> None:
+        importlib.import_module(f"levelfield.cli.{name}_command").arguments(parser)
+
+    return build
 
 
 def _shared(parser: argparse.ArgumentParser, behind_an_action: bool = False) -> None:
@@ -335,6 +346,7 @@ _BUILDERS = {
     "align": _align,
     "diagnose": _diagnose,
     "references": _references,
+    "audit": _described_by("audit"),
     "vendor": _vendor,
     "image": _image,
     "data": _data,

@@ -119,6 +119,8 @@ def megatron_2021(i: Inputs) -> Derived:
     s, vocab = i.setting, int(i.column.constants["vocab_size"])
     if s.model is None:
         raise Underivable("the setting has no `model`")
+    if vocab < 2:
+        raise Underivable(f"constants.vocab_size: found {vocab}, expected 2 or more")
     flops = flops_per_token("megatron-2021", _gpt(s.model, vocab), s.sequence_length, recompute="full")
     tokens = s.global_batch * s.sequence_length
     sizes = f"B {s.global_batch}, S {s.sequence_length}, L {s.model.layers}, h {s.model.hidden_size}, V {vocab}"
@@ -135,8 +137,8 @@ def _gpt(shape: Shape, vocab_size: int) -> Model:
         layers=shape.layers,
         hidden_size=shape.hidden_size,
         ffn_hidden_size=4 * shape.hidden_size,
-        heads=shape.heads,
-        kv_heads=shape.heads,
+        heads=1,
+        kv_heads=1,
         vocab_size=vocab_size,
         positions="learned",
         norm="layernorm",

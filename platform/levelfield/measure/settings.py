@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from levelfield.specs.case import Work
 from levelfield.specs.layout import Layout, LayoutText, parse_layout
 from levelfield.specs.setting import Setting, Shape
 
@@ -22,8 +23,8 @@ class Relation:
     expected: str
 
 
-def relations(s: Setting) -> Iterator[Relation]:
-    """Every relation of the setting, whether it holds or not."""
+def relations(s: Setting, work: Work | None = None) -> Iterator[Relation]:
+    """Every relation of the setting, whether it holds or not; with `work`, also to the case that it names."""
     layout = s.parallel
     product = s.micro_batch * layout.data * s.accumulation
     yield _equal(
@@ -31,8 +32,10 @@ def relations(s: Setting) -> Iterator[Relation]:
     )
     sizes = f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} = {layout.world_size}"
     yield _equal("devices", layout.world_size, s.devices, sizes)
-    if s.model:
-        yield from _cuts(s.model, layout)
+    if shape := s.model or (_shape(work) if work else None):
+        yield from _cuts(shape, layout)
+    if work:
+        yield from _case(s, work)
     if s.layout_printed:
         yield from _printed(s, parse_layout(s.layout_printed))
 
@@ -43,20 +46,38 @@ def _cuts(model: Shape, layout: Layout) -> Iterator[Relation]:
     yield _divides("layers over pipeline", model.layers, layout.pipeline)
 
 
+def _case(s: Setting, work: Work) -> Iterator[Relation]:
+    """The case that is said to be the same work has the same numbers."""
+    training, shape = work.training, _shape(work)
+    pairs: dict[str, tuple[object, object]] = {
+        "global_batch": (s.global_batch, training.global_batch),
+        "sequence_length": (s.sequence_length, training.sequence_length),
+        "precision": (s.precision, training.precision),
+        **{name: (getattr(s.model or shape, name), getattr(shape, name)) for name in Shape.model_fields},
+    }
+    for name, (said, is_) in pairs.items():
+        yield Relation(f"{name} of {s.case}", said == is_, f"{said}", f"{is_}")
+
+
+def _shape(work: Work) -> Shape:
+    return Shape(layers=work.model.layers, hidden_size=work.model.hidden_size, heads=work.model.heads)
+
+
 def _printed(s: Setting, said: LayoutText) -> Iterator[Relation]:
     """The layout as printed may leave parts out; what it says has to be what ran."""
     ran = s.parallel
-    pairs = {
+    pairs: dict[str, tuple[int | None, int]] = {
         "data": (said.layout.data, ran.data),
         "tensor": (said.layout.tensor, ran.tensor),
         "pipeline": (said.layout.pipeline, ran.pipeline),
-        "sharding_stage": (said.layout.sharding_stage or ran.sharding_stage, ran.sharding_stage),
-        "nodes": (said.nodes or s.nodes, s.nodes),
-        "devices_per_node": (said.devices or s.devices_per_node, s.devices_per_node),
-        "micro_batch": (said.micro_batch or s.micro_batch, s.micro_batch),
+        "sharding_stage": (said.layout.sharding_stage or None, ran.sharding_stage),
+        "nodes": (said.nodes, s.nodes),
+        "devices_per_node": (said.devices, s.devices_per_node),
+        "micro_batch": (said.micro_batch, s.micro_batch),
     }
     for part, (printed, setting) in pairs.items():
-        yield _equal(f"layout_printed, {part}", printed, setting, f"{s.layout_printed} says {printed}")
+        if printed is not None:
+            yield _equal(f"layout_printed, {part}", printed, setting, f"{s.layout_printed} says {printed}")
 
 
 def _equal(name: str, found: int, expected: int, text: str) -> Relation:
