@@ -23,6 +23,7 @@ from levelfield.errors import DocumentError, UnknownName, UsageError
 from levelfield.specs.base import load, parse, read_mapping
 from levelfield.specs.case import Case
 from levelfield.specs.chips import ChipOverlay, read_overlay
+from levelfield.specs.constants import Constants
 from levelfield.specs.extension import Extension
 from levelfield.specs.figures import FigureSet
 from levelfield.specs.implementation import ImplementationFile
@@ -82,6 +83,10 @@ class Registry:
         return self._collect("published set", "configs/published/*.yaml", lambda p: p.stem)
 
     @cached_property
+    def constants_files(self) -> dict[str, Path]:
+        return self._collect("planner's constants", "configs/planner/*.yaml", lambda p: p.stem)
+
+    @cached_property
     def frameworks(self) -> dict[str, Path]:
         return self._collect("framework", "models/*/implementation.yaml", lambda p: p.parent.name)
 
@@ -135,6 +140,14 @@ class Registry:
         path = self._path("framework", name, self.frameworks)
         found = load(ImplementationFile, path)
         return _named(found, found.framework, name, path), path.parent
+
+    def constants(self, framework: str) -> Constants | None:
+        """What the planner knows of a framework; None where nobody wrote it down."""
+        if framework not in self.constants_files:
+            return None
+        path = self.constants_files[framework]
+        found = load(Constants, path)
+        return _named(found, found.framework, framework, path)
 
     @cached_property
     def overlay(self) -> ChipOverlay | None:

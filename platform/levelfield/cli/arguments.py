@@ -28,6 +28,7 @@ layouts: DP4TP2PP1, PP2DP4TP1, 8x1x4 (data x tensor x pipeline), TP1PP1SH2SP8
 other commands (each has --help):
   list       cases, frameworks, vendors, chips and suites
   show       a case, resolved, with its smoke scale
+  plan       every layout of a case on any devices: memory and tokens/s
   report     one run or many: table, markdown, csv, json
   reveal     check withheld values against their commitments
   collect    compute a run's result again from its raw files
@@ -48,6 +49,7 @@ COMMANDS = (
     "run",
     "list",
     "show",
+    "plan",
     "report",
     "reveal",
     "collect",
@@ -340,6 +342,7 @@ _BUILDERS = {
     "run": _run,
     "list": _list,
     "show": _show,
+    "plan": _described_by("plan"),
     "report": _report,
     "reveal": _reveal,
     "collect": _collect,

@@ -1,0 +1,54 @@
+#!/usr/bin/env python3
+"""How long a question to the planner takes: every dimension, on 8, 1,024 and 16,384 devices.
+
+Quoted: the best of five, in seconds and as a ratio to eight devices in the same run.
+"""
+
+from __future__ import annotations
+
+import time
+
+from levelfield import machines, planner
+from levelfield.catalog import find_chip
+from levelfield.registry import Registry
+
+DIMENSIONS = frozenset({"data", "tensor", "pipeline", "sequence", "interleaved", "zero1", "zero2", "zero3"})
+
+
+def main() -> None:
+    first = None
+    for devices in (8, 1024, 16384):
+        question = question_of(devices)
+        seconds, found = min((timed(question) for _ in range(5)), key=lambda pair: pair[0])
+        first = first or seconds
+        print(
+            f"{devices:>6} devices: {seconds:.2f} s ({seconds / first:.1f} x), {found.considered:,} layouts, "
+            f"{len(found.rows):,} fit"
+        )
+
+
+def question_of(devices: int) -> planner.Question:
+    registry = Registry()
+    _, chip = find_chip(registry, "H100")
+    constants = registry.constants("megatron")
+    if constants is None:
+        raise SystemExit("configs/planner/megatron.yaml is missing")
+    return planner.Question(
+        work=registry.case("llama3_70b").work("full"),
+        machine=machines.machine_of(chip, "bf16", 8, 8 * machines.ASSUMED_PORT_BYTES_PER_SECOND),
+        constants=constants,
+        offer=planner.Offer(DIMENSIONS, planner.RECOMPUTATIONS),
+        device_kind="nvidia",
+        devices=devices,
+        capacity_bytes=chip.memory_bytes,
+    )
+
+
+def timed(question: planner.Question) -> tuple[float, planner.Answer]:
+    start = time.perf_counter()
+    found = planner.answer(question)
+    return time.perf_counter() - start, found
+
+
+if __name__ == "__main__":
+    main()

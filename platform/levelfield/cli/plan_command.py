@@ -1,0 +1,238 @@
+"""`plan`: which layouts a case could have on devices that need not be here, and what each will need."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from levelfield import machines
+from levelfield.catalog import find_chip
+from levelfield.cli.plugins import registry_of
+from levelfield.errors import UsageError
+from levelfield.explanation import Term, memory_terms, time_terms
+from levelfield.measure.flops import flops_per_token
+from levelfield.measure.timing import UnknownLink
+from levelfield.planner import Answer, Offer, Question, Row, answer
+from levelfield.registry import Registry
+from levelfield.report.words import GIB, wrapped
+from levelfield.specs.vendor import Chip
+
+DESCRIPTION = """\
+Say beforehand what a case will need: every layout that the case, the framework
+and the devices allow, with the memory of the fullest device by part and the
+tokens/s that are to be expected, fastest first. Nothing has to be here.
+
+examples:
+  run_benchmarks.py plan gpt3_6.7B --chip A100-SXM4-80GB --devices 8
+  run_benchmarks.py plan llama3_70b --chip H100 --devices 16384 --framework megatron
+  run_benchmarks.py plan llama3_8b --chip H100 --nodes 4 --network 8x400Gb/s --explain 1
+
+docs/planner.md says how it computes and how far published figures are from it.
+"""
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What was not said and is taken to be so; each is printed."""
+
+    nodes: int
+    devices_per_node: int
+    network_bytes_per_second: float | None
+    remarks: tuple[str, ...]
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = DESCRIPTION
+    parser.add_argument("case")
+    parser.add_argument("--chip", required=True, metavar="NAME", help="a chip of `list chips`")
+    parser.add_argument("--nodes", type=int, metavar="N", help="nodes; without it --devices are all there are")
+    parser.add_argument("--devices", type=int, metavar="N", help="devices of a node, or without --nodes of all nodes")
+    parser.add_argument("--framework", default="torch", metavar="NAME", help="default: torch")
+    parser.add_argument(
+        "--network", metavar="RATE", help="of one node: 100Gb/s, 8x400Gb/s (default: 200 Gb/s a device)"
+    )
+    parser.add_argument("--scale", choices=("full", "smoke"), default="full")
+    parser.add_argument("--top", type=int, default=10, metavar="N", help="rows to show (default: 10)")
+    parser.add_argument("--explain", type=int, metavar="ROW", help="the arithmetic of one row, with its sources")
+    parser.add_argument("--json", action="store_true", help="machine-readable output, with every part")
+    parser.add_argument("--chips", type=Path, metavar="FILE", help="private chips and corrections")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Always 0 when an answer could be computed, also when nothing fits: that is an answer."""
+    registry = registry_of(options)
+    vendor, chip = find_chip(registry, options.chip)
+    place = _place(options)
+    question = _question(options, registry, vendor.device_kind, chip, place)
+    found = _answered(question, chip)
+    if options.explain is not None:
+        return _explain(question, _row(found, options.explain), options)
+    if options.json:
+        print(json.dumps(_content(question, chip, place, found, options.top), indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(_lines(question, chip, place, found, options)))
+    return 0
+
+
+def _answered(question: Question, chip: Chip) -> Answer:
+    try:
+        return answer(question)
+    except UnknownLink as error:
+        raise UsageError(
+            f"{chip.name}: {error}. Put `interconnect` with `each_way_bytes_per_second` and its source into a private "
+            "chips file (--chips, docs/private-chips.md), or plan for one device"
+        ) from None
+
+
+def _place(options: argparse.Namespace) -> Assumed:
+    """Raises UsageError for counts that make no nodes."""
+    for name in ("nodes", "devices", "top"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name}: found {value}, expected 1 or more")
+    remarks = []
+    if options.nodes is None:
+        devices = options.devices or machines.DEVICES_PER_NODE
+        per_node = min(devices, machines.DEVICES_PER_NODE)
+        if devices % per_node:
+            raise UsageError(
+                f"--devices {devices}: not a multiple of the {per_node} devices that a node is taken to have; "
+                "say --nodes N and --devices of each node"
+            )
+        nodes = devices // per_node
+        if nodes > 1:
+            remarks.append(f"nodes of {per_node} devices are assumed; --nodes and --devices say otherwise")
+    else:
+        nodes, per_node = options.nodes, options.devices or machines.DEVICES_PER_NODE
+    network = machines.network_rate(options.network) if options.network else None
+    if nodes > 1 and network is None:
+        network = machines.ASSUMED_PORT_BYTES_PER_SECOND * per_node
+        remarks.append(f"a network of {per_node} x 200 Gb/s a node is assumed; --network says otherwise")
+    return Assumed(nodes, per_node, network, tuple(remarks))
+
+
+def _question(
+    options: argparse.Namespace, registry: Registry, device_kind: str, chip: Chip, place: Assumed
+) -> Question:
+    implementation, _ = registry.implementation(options.framework)
+    constants = registry.constants(implementation.framework)
+    if constants is None:
+        raise UsageError(
+            f"--framework {options.framework}: configs/planner/{options.framework}.yaml is missing, so its pace is not "
+            f"known; known: {', '.join(registry.constants_files)}"
+        )
+    work = registry.case(options.case).work(options.scale)
+    return Question(
+        work=work,
+        machine=machines.machine_of(
+            chip, work.training.precision, place.devices_per_node, place.network_bytes_per_second
+        ),
+        constants=constants,
+        offer=Offer(frozenset(implementation.offered_parallelism(device_kind)), implementation.recompute),
+        device_kind=device_kind,
+        devices=place.nodes * place.devices_per_node,
+        capacity_bytes=chip.memory_bytes,
+    )
+
+
+def _row(found: Answer, number: int) -> Row:
+    if not 1 <= number <= len(found.rows):
+        raise UsageError(f"--explain {number}: there are {len(found.rows)} rows that fit, numbered from 1")
+    return found.rows[number - 1]
+
+
+def _lines(question: Question, chip: Chip, place: Assumed, found: Answer, options: argparse.Namespace) -> Iterator[str]:
+    capacity = f"{question.capacity_bytes / GIB:.0f} GiB each" if question.capacity_bytes else "memory unknown"
+    yield f"{options.case} ({options.scale}) by {options.framework} on {place.nodes} x {place.devices_per_node}"
+    yield f"{chip.name}, {capacity}; predicted, not measured"
+    yield from (wrapped(f"assumed: {remark}", 2) for remark in place.remarks)
+    yield ""
+    if not found.rows:
+        yield from _nothing(question, found)
+        return
+    yield f"{'row':>3} {'layout':<26} {'micro':>5} {'chunks':>6} {'again':<9} {'GiB':>5} {'tokens/s':>8} {'MFU':>5}"
+    for number, row in enumerate(found.rows[: options.top], 1):
+        tuning = row.tuning
+        yield (
+            f"{number:>3} {row.layout!s:<26} {tuning.micro_batch:>5} {tuning.virtual_pipeline:>6} "
+            f"{tuning.recompute:<9} {row.memory.total / GIB:>5.1f} {row.tokens_per_second:>8,.0f} "
+            f"{_utilisation(question, chip, row)}"
+        )
+    yield ""
+    yield wrapped(
+        f"{len(found.rows):,} of {found.considered:,} layouts fit. tokens/s is of one device; GiB of the fullest; "
+        "again: what is recomputed; chunks: of each pipeline stage. MFU is palm's. --explain ROW shows the arithmetic",
+        0,
+    )
+
+
+def _nothing(question: Question, found: Answer) -> Iterator[str]:
+    if found.nearest is None:
+        yield f"no layout of {question.devices} devices is possible: heads, layers and global batch do not divide"
+        return
+    need, have = found.nearest.memory.total / GIB, (question.capacity_bytes or 0) / GIB
+    yield "nothing fits: the smallest is"
+    yield f"  {found.nearest.layout} micro-batch {found.nearest.tuning.micro_batch}: {need:.1f} GiB, of {have:.1f} GiB"
+
+
+def _utilisation(question: Question, chip: Chip, row: Row) -> str:
+    training = question.work.training
+    peak = chip.peaks.get(training.precision)
+    if peak is None:
+        return f"{'-':>5}"
+    flops = flops_per_token("palm", question.work.model, training.sequence_length)
+    return f"{row.tokens_per_second * flops / (peak.tflops * 1e12):>5.1%}"
+
+
+def _explain(question: Question, row: Row, options: argparse.Namespace) -> int:
+    memory, time = memory_terms(question, row), time_terms(question, row)
+    if options.json:
+        print(json.dumps({"memory": [asdict(t) for t in memory], "time": [asdict(t) for t in time]}, indent=2))
+        return 0
+    print(f"{row.layout}, micro-batch {row.tuning.micro_batch}, recomputed: {row.tuning.recompute}")
+    print(f"\nmemory of the fullest device: {row.memory.total / GIB:.2f} GiB\n")
+    print("\n".join(_term_lines(memory, GIB, "GiB")))
+    print(f"\ntime of a step: {row.time.total:.4g} s, so {row.tokens_per_second:,.1f} tokens/s on each device\n")
+    print("\n".join(_term_lines(time, 1, "s")))
+    return 0
+
+
+def _term_lines(terms: list[Term], unit: float, name: str) -> Iterator[str]:
+    for term in terms:
+        yield f"{term.part:<17} {term.value / unit:>9.3f} {name} = {term.arithmetic}"
+        yield wrapped(f"    {term.words} [{term.source}]", 4)
+
+
+def _content(question: Question, chip: Chip, place: Assumed, found: Answer, top: int) -> dict[str, object]:
+    return {
+        "schema": "levelfield.planned/1",
+        "chip": chip.name,
+        "nodes": place.nodes,
+        "devices_per_node": place.devices_per_node,
+        "network_bytes_per_second": place.network_bytes_per_second,
+        "assumed": list(place.remarks),
+        "capacity_bytes": question.capacity_bytes,
+        "fitting": len(found.rows),
+        "considered": found.considered,
+        "nearest": _row_content(found.nearest) if found.nearest else None,
+        "rows": [_row_content(row) for row in found.rows[:top]],
+    }
+
+
+def _row_content(row: Row) -> dict[str, object]:
+    tuning = row.tuning
+    return {
+        "layout": str(row.layout),
+        "micro_batch": tuning.micro_batch,
+        "virtual_pipeline": tuning.virtual_pipeline,
+        "recompute": tuning.recompute,
+        "memory_bytes": row.memory.total,
+        "memory_parts_bytes": row.memory.parts(),
+        "step_seconds": row.time.total,
+        "step_parts_seconds": row.time.parts(),
+        "tokens_per_second_per_device": row.tokens_per_second,
+    }

@@ -1,0 +1,91 @@
+"""`plan` as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from levelfield.cli.main import main
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["plan", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["plan", *arguments]) == 2
+    return capsys.readouterr().err
+
+
+def test_a_table_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "llama3_70b", "--chip", "H100", "--devices", "16384", "--framework", "megatron")
+    assert max(map(len, text.splitlines())) <= 80
+    assert "predicted, not measured" in text
+    assert "nodes of 8 devices are assumed" in text and "8 x 200 Gb/s a node is assumed" in text
+
+
+def test_what_is_said_is_not_assumed(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "gpt3_6.7B", "--chip", "A100", "--nodes", "2", "--network", "8x400Gb/s", "--top", "3")
+    assert "assumed" not in text and "on 2 x 8" in text
+    assert [line.split()[0] for line in text.splitlines() if line[:3].strip().isdecimal()] == ["1", "2", "3"]
+
+
+def test_json_has_every_part(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(said(capsys, "gpt3_6.7B", "--chip", "A100", "--devices", "8", "--json", "--top", "2"))
+    assert found["schema"] == "levelfield.planned/1" and len(found["rows"]) == 2
+    for row in found["rows"]:
+        assert sum(row["memory_parts_bytes"].values()) == row["memory_bytes"] <= found["capacity_bytes"]
+        assert sum(row["step_parts_seconds"].values()) == pytest.approx(row["step_seconds"])
+
+
+def test_the_arithmetic_of_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "llama3_8b", "--chip", "H100", "--devices", "8", "--explain", "2")
+    assert "Korthikanti et al." in text and "optimizer_states" in text
+    found = json.loads(said(capsys, "llama3_8b", "--chip", "H100", "--devices", "8", "--explain", "2", "--json"))
+    assert {term["part"] for term in found["time"]} >= {"compute", "bubble", "tensor", "data"}
+    assert "numbered from 1" in refused(capsys, "llama3_8b", "--chip", "H100", "--devices", "8", "--explain", "0")
+
+
+def test_nothing_fits_is_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "llama3_70b", "--chip", "A100", "--devices", "1")
+    assert "nothing fits" in text and "of 80.0 GiB" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("gpt3_6.7B", "--chip", "A1000"), "unknown vendor or chip 'A1000'"),
+        (("gpt3_7B", "--chip", "A100"), "unknown case 'gpt3_7B'"),
+        (("gpt3_6.7B", "--chip", "A100", "--framework", "jax"), "unknown framework 'jax'"),
+        (("gpt3_6.7B", "--chip", "A100", "--devices", "0"), "--devices: found 0"),
+        (("gpt3_6.7B", "--chip", "A100", "--devices", "12"), "not a multiple of the 8 devices"),
+        (("gpt3_6.7B", "--chip", "A100", "--network", "fast"), "--network: found 'fast'"),
+        (("llama3_8b", "--chip", "V100"), "V100-SXM2-16GB has no published bf16 peak"),
+    ],
+)
+def test_wrong_questions(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], says: str) -> None:
+    assert says in refused(capsys, *arguments)
+
+
+def test_a_private_chip_can_be_planned_on(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    chips = tmp_path / "chips.yaml"
+    chips.write_text(
+        "schema: levelfield.chips/1\n"
+        "vendors:\n"
+        "  ascend:\n"
+        "    - name: ours\n"
+        "      device_is: card\n"
+        "      memory_bytes: 68719476736\n"
+        "      memory_source: a letter\n"
+        "      memory_bandwidth_bytes_per_second: 1.6e12\n"
+        "      bandwidth_source: a letter\n"
+        "      interconnect: {description: a mesh, each_way_bytes_per_second: 196.0e9, source: a letter}\n"
+        "      peaks: {bf16: {tflops: 300, source: a letter}}\n"
+    )
+    said(capsys, "llama3_8b", "--chip", "ours", "--chips", str(chips), "--devices", "1")
+    chips.write_text(chips.read_text().replace("each_way_bytes_per_second: 196.0e9, ", ""))
+    assert "what joins devices of a node" in refused(capsys, "llama3_8b", "--chip", "ours", "--chips", str(chips))
+    chips.write_text(chips.read_text().replace("a mesh,", "a mesh, each_way_bytes_per_second: 196.0e9,"))
+    assert "ours, 64 GiB each" in said(capsys, "llama3_8b", "--chip", "ours", "--chips", str(chips))
