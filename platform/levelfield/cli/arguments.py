@@ -201,7 +201,16 @@ def _show(parser: argparse.ArgumentParser) -> None:
 def _report(parser: argparse.ArgumentParser) -> None:
     parser.description = "Report runs: one in full, several side by side. RUN: a path, an id, a part of one, or latest."
     parser.add_argument("run", nargs="+")
-    parser.add_argument("--format", choices=("table", "markdown", "csv", "json"), default="table")
+    parser.add_argument(
+        "--format",
+        choices=("table", "markdown", "csv", "json", "flagperf", "oneflow", "osdi"),
+        default="table",
+        metavar="FORMAT",
+        help="table, markdown, csv, json; flagperf, oneflow, osdi: in exactly the columns of these reports",
+    )
+    parser.add_argument(
+        "--with-published", action="store_true", help="published rows of the same case beside it, by one convention"
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write there instead of stdout")
     private = parser.add_argument_group("for publishing some of it")
     private.add_argument(

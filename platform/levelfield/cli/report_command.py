@@ -3,24 +3,57 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from levelfield.cli.publishing import publish
 from levelfield.cli.terminal import result_lines
 from levelfield.collect import collect
 from levelfield.errors import UsageError
+from levelfield.registry import Registry
+from levelfield.report.beside_tables import beside_published
+from levelfield.report.foreign import runs_of
+from levelfield.report.foreign_columns import FORMATS as FOREIGN
+from levelfield.report.foreign_columns import as_report
 from levelfield.report.markdown import run_report
 from levelfield.report.tables import as_csv, as_json, as_markdown, as_text
 from levelfield.rundir import default_runs, find_run, read_plan, write_atomically
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.result import Result
 
 
 def execute(options: argparse.Namespace) -> int:
     """Results are computed from the raw files, so that an edited result.json changes no report."""
+    _refuse_together(options)
     paths = [find_run(options.runs or default_runs(), name) for name in options.run]
     results = [collect(p) for p in paths]
     if options.withhold or options.bundle or options.reveal:
         print(publish(options, results, [read_plan(p) for p in paths]), end="")
         return 0
+    text = _text(options, paths, results)
+    if options.output:
+        _write(options.output, text)
+    else:
+        print(text, end="")
+    return 0
+
+
+def _refuse_together(options: argparse.Namespace) -> None:
+    """Raises UsageError for options that would each make another table."""
+    private = [f"--{name}" for name in ("withhold", "bundle", "reveal") if getattr(options, name)]
+    columns = [f"--format {options.format}"] if options.format in FOREIGN else []
+    beside = ["--with-published"] if options.with_published else []
+    if sum(map(bool, (private, columns, beside))) > 1:
+        given = ", ".join([*private, *columns, *beside])
+        raise UsageError(f"report: {given} make different tables; give one of them at a time")
+
+
+def _text(options: argparse.Namespace, paths: Sequence[RunPaths], results: Sequence[Result]) -> str:
+    if options.format in FOREIGN:
+        registry = Registry(options.plugins)
+        return as_report(options.format, runs_of(results, [read_plan(p) for p in paths], registry))
+    if options.with_published:
+        return beside_published(options.format, results, Registry(options.plugins))
     alone = len(results) == 1
     writers = {
         "table": lambda: "\n".join(result_lines(results[0])) + "\n" if alone else as_text(results),
@@ -28,12 +61,7 @@ def execute(options: argparse.Namespace) -> int:
         "csv": lambda: as_csv(results),
         "json": lambda: as_json(results),
     }
-    text = writers[options.format]()
-    if options.output:
-        _write(options.output, text)
-    else:
-        print(text, end="")
-    return 0
+    return writers[options.format]()
 
 
 def _write(path: Path, text: str) -> None:
