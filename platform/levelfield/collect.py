@@ -78,6 +78,7 @@ def collect(paths: RunPaths) -> Result:
         identity=identity,
         alignment=judged(plan.work.training.steps, raw, identity, _reference(paths)),
         deviations=plan.deviations,
+        entry=plan.entry,
         runtime=plan.runtime,
         warnings=tuple(str(raw.outcome.get("extra", {}).get("warnings", "")).splitlines()),
     )

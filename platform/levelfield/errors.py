@@ -6,6 +6,7 @@ LevelfieldError
  │   ├─ UnknownName       2  no such case, framework, vendor, chip, suite or run
  │   ├─ LayoutError       2  a parallel layout that cannot be
  │   ├─ CorpusError       2  a corpus that is damaged or does not fit the case
+ │   ├─ NotHere           2  what is asked for is right, and this machine cannot run it
  │   └─ DoesNotFit        2  the full case was asked for where it cannot run
  ├─ RunFailed             3  a run was started and did not end valid
  ├─ GateFailed            4  a gate found a regression or a misalignment
@@ -51,6 +52,10 @@ class LayoutError(UsageError):
 
 class CorpusError(UsageError):
     pass
+
+
+class NotHere(UsageError):
+    """In a suite it is a result, `unsupported`, and the other entries run."""
 
 
 class DoesNotFit(UsageError):

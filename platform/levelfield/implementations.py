@@ -6,7 +6,7 @@ import hashlib
 import shutil
 from pathlib import Path
 
-from levelfield.errors import UsageError
+from levelfield.errors import NotHere, UsageError
 from levelfield.interpreters import Interpreter, find_interpreter
 from levelfield.registry import checkout
 from levelfield.specs.case import Work
@@ -18,7 +18,7 @@ from levelfield.specs.tuning import Tuning
 
 
 def check_offered(implementation: ImplementationFile, work: Work, tuning: Tuning, kind: str) -> None:
-    """Raises UsageError for a precision, recomputation or parallelism that the implementation does not declare."""
+    """Raises NotHere for a precision, recomputation or parallelism that the implementation does not declare."""
     layout = tuning.layout
     needed = {
         "tensor": layout.tensor > 1,
@@ -35,7 +35,7 @@ def check_offered(implementation: ImplementationFile, work: Work, tuning: Tuning
     if tuning.recompute not in implementation.recompute:
         lacking.append(f"recomputation {tuning.recompute}")
     if lacking:
-        raise UsageError(f"{implementation.framework} does not offer: {', '.join(lacking)}")
+        raise NotHere(f"{implementation.framework} does not offer: {', '.join(lacking)}")
 
 
 def implementation_used(file: ImplementationFile, folder: Path) -> ImplementationUsed:
@@ -70,8 +70,9 @@ def environment_of(
 ) -> EnvironmentPlan:
     """The Python environment: made by the platform from pinned requirements, or one that is there already.
 
-    Raises UsageError when there is none: the machine has no Python that the requirements exist for, or the
-    implementation has no requirements for this kind of device. `assume`: a plan to look at names the vendor's own then.
+    Raises NotHere when there is none: the machine has no Python that the requirements exist for, or the implementation
+    has no requirements for this kind of device. `assume`: a plan to look at names the vendor's own then, or says why
+    this machine cannot make one.
     """
     if runtime == "inside":
         python = python or "python3"
@@ -80,21 +81,32 @@ def environment_of(
     if kind not in file.requirements:
         if assume:
             return EnvironmentPlan(name="the vendor's own", folder="", python="python3", requirements=(), digest="")
-        raise UsageError(
+        raise NotHere(
             f"{file.framework} on {kind}: the vendor's own Python brings the framework. Name it with --python, or use "
             "--runtime inside in the vendor's container, or --runtime docker with the vendor's image"
         )
-    interpreter = interpreter_for(file, kind)
-    version = ".".join(map(str, interpreter.version))
     folder = checkout() / ".venvs" / f"{file.framework}-{kind}"
+    interpreter, lacking = _interpreter(file, kind, assume)
+    version = ".".join(map(str, interpreter.version)) if interpreter else file.requirements[kind].python
     return EnvironmentPlan(
         name=folder.name,
         folder=str(folder),
         python=str(folder / "bin" / "python"),
-        made_with=interpreter.python,
+        made_with=interpreter.python if interpreter else None,
         requirements=requirements,
         digest=_digest((version, *requirements)),
+        lacking=lacking,
     )
+
+
+def _interpreter(file: ImplementationFile, kind: str, assume: bool) -> tuple[Interpreter | None, str | None]:
+    """The interpreter to make the environment with, or why there is none where that may be."""
+    try:
+        return interpreter_for(file, kind), None
+    except NotHere as error:
+        if assume:
+            return None, str(error)
+        raise
 
 
 def _given(python: str) -> EnvironmentPlan:
@@ -129,7 +141,7 @@ def interpreter_for(file: ImplementationFile, kind: str) -> Interpreter:
     try:
         return find_interpreter(file.requirements[kind].python)
     except UsageError as error:
-        raise UsageError(f"{file.framework} on {kind}: {error}") from None
+        raise NotHere(f"{file.framework} on {kind}: {error}") from None
 
 
 def deviations(selector: Selector, implementation: ImplementationFile) -> tuple[str, ...]:

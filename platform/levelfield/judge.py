@@ -22,6 +22,7 @@ _WORDS_OF_CAUSES: dict[str, tuple[Word, str | None, str]] = {
     "launch-error": ("failed", "launch", "no process could be started"),
     "engine": ("failed", "engine", "the container engine went away"),
     "device-taken": ("not-run", None, "a device is in use"),
+    "unsupported": ("unsupported", None, "this machine cannot run it"),
     "hang": ("timeout", "hang", "the run hung"),
 }
 

@@ -27,6 +27,7 @@ from levelfield.measured import Measured, peak_of, usable_cores
 from levelfield.recipes import image_plan
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.container import ContainerPlan
+from levelfield.specs.hardware import NamedHardware
 from levelfield.specs.layout import Layout, LayoutText, parse_layout
 from levelfield.specs.plan import (
     CorpusUsed,
@@ -36,6 +37,7 @@ from levelfield.specs.plan import (
     RuntimeName,
 )
 from levelfield.specs.selector import Selector
+from levelfield.specs.suite import EntryUsed
 from levelfield.specs.tuning import Tuning, TuningChoice, TuningRow
 from levelfield.worker.synthetic import synthetic_entropy
 
@@ -47,7 +49,10 @@ class Asked:
     """What the command line says beside the case string.
 
     python: an interpreter to use as it is. assume: plan for devices that are not here. probe: measure the peak anew.
-    capture_step: the step whose tensors are kept, if any. The last three are of runtime docker.
+    capture_step: the step whose tensors are kept, if any. The three of containers are of runtime docker.
+    hardware: what --assume-hardware names. suggested, suggested_by: what a suite's entry chooses; the command line wins
+    over it.
+    why_scale: why the scale is the one asked for. for_record: a plan of what was refused, so nothing is checked again.
     """
 
     scale: Literal["auto", "smoke", "full"] = "auto"
@@ -61,6 +66,13 @@ class Asked:
     base_image: str | None = None
     offline: bool = False
     container_memory_bytes: int | None = None
+    hardware: NamedHardware | None = None
+    suggested: TuningChoice = field(default_factory=TuningChoice)
+    suggested_by: str = ""
+    why_scale: str | None = None
+    deviations: tuple[str, ...] = ()
+    entry: EntryUsed | None = None
+    for_record: bool = False
 
 
 def resolve(
@@ -81,12 +93,12 @@ def resolve(
 def choose_scale(found: Found, selector: Selector, asked: Asked) -> tuple[Scale, str]:
     """The scale and why, in a sentence with the numbers. Raises DoesNotFit for `--scale full` that cannot be."""
     if asked.scale == "smoke":
-        return "smoke", "asked for with --scale smoke"
+        return "smoke", asked.why_scale or "asked for with --scale smoke"
     refusal = _why_not_full(found, selector, asked)
     if asked.scale == "full":
         if refusal and not asked.assume:
             raise DoesNotFit(f"--scale full: {refusal}. Use --scale smoke, another --layout, or more devices")
-        return "full", "asked for with --scale full"
+        return "full", asked.why_scale or "asked for with --scale full"
     accelerator = found.vendor.device_kind != "cpu"
     if refusal is None and accelerator:
         return "full", "the estimate says that it fits"
@@ -123,7 +135,7 @@ def _plan(
     layout, nodes, devices = _place(found, selector, choice, origins)
     shares = nodes * devices if found.vendor.divisible else devices
     tuning = _tuning(choice, layout, found, shares, origins)
-    if check:
+    if check and not asked.for_record:
         relations.require(work, layout, tuning.micro_batch, nodes, devices, tuning.virtual_pipeline)
         check_offered(found.implementation, work, tuning, found.vendor.device_kind)
     hardware = _hardware(found, nodes, devices, asked)
@@ -165,18 +177,20 @@ def _plan(
         save_weights=asked.save_weights,
         capture_step=asked.capture_step,
         probe_peak=asked.probe,
-        deviations=(*deviations(selector, implementation), *_shared_machine(nodes, asked)),
+        deviations=(*deviations(selector, implementation), *_shared_machine(nodes, asked), *asked.deviations),
+        entry=asked.entry,
         platform_version=levelfield.__version__,
     )
 
 
 def choose(found: Found, selector: Selector, asked: Asked, scale: Scale) -> tuple[TuningChoice, dict[str, str]]:
-    """The free fields by who chose last: case, vendor's tuning, case string, command line; and who that was."""
+    """The free fields by who chose last: case, vendor's tuning, case string, suite, command line; and who that was."""
     named = TuningChoice(layout=selector.layout)
     sources = [
         (f"case {found.case.name}", found.case.tuning.get(scale, TuningChoice())),
         *((f"vendor {found.vendor.name}: {row.why}", row.set) for row in _rows(found, selector, scale)),
         ("case string", named),
+        (asked.suggested_by, asked.suggested),
         ("command line", asked.choice),
     ]
     merged: dict[str, object] = {}

@@ -70,6 +70,13 @@ def run(
     return result
 
 
+def refuse(plan: Plan, runs: Path, reason: str) -> Result:
+    """The result of a plan that this machine cannot run: a run directory that says why; nothing is started."""
+    paths = rundir.create(runs, plan.run_id)
+    rundir.write_atomically(paths.plan, dump(plan))
+    return _finished(paths, Outcome("unsupported", (), " ".join(reason.split())))
+
+
 def _finished(paths: RunPaths, outcome: Outcome) -> Result:
     """Raises RunFailed when the disk takes no more: what was measured is there, and `collect` goes on from it."""
     try:

@@ -4,47 +4,51 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from levelfield import catalog, peaks, resolve, rundir, runner
+from levelfield import peaks, resolve, rundir, runner
 from levelfield.contracts.vendor import Vendor
 from levelfield.corpus import CorpusFacts
-from levelfield.errors import UsageError
+from levelfield.errors import NotHere, UsageError
 from levelfield.measured import Measured
+from levelfield.placement import place
 from levelfield.registry import Registry
 from levelfield.resolve import Asked
 from levelfield.specs.base import load
+from levelfield.specs.hardware import NamedHardware
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference, reference_name
 from levelfield.specs.result import Result
 from levelfield.specs.selector import parse_selector
-from levelfield.specs.suite import Suite, SuiteEntry
-from levelfield.specs.tuning import TuningChoice
+from levelfield.specs.suite import EntryUsed, Suite, SuiteEntry
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of work: a case string and what was asked beside it."""
+    """One line of work: a case string, what was asked beside it, and the hardware that a suite names for it."""
 
     text: str
     asked: Asked
+    hardware: NamedHardware | None = None
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run to come: makes its plan when the machine's measured peaks are known."""
+    """One run to come: makes its plan when the machine's measured peaks are known. refusal: why it cannot run here."""
 
     plan_with: Callable[[Measured], Plan]
     vendor: Vendor
     reference_of: Callable[[Plan], Reference | None]
+    refusal: str | None = None
 
 
 def entries(registry: Registry, cases: Sequence[str], suites: Sequence[str], asked: Asked) -> list[Entry]:
     """All work in the order it was asked for. What the command line says wins over a suite's entry."""
     found = [Entry(text, asked) for text in cases]
     for name in suites:
-        found += [_entry(e, asked) for e in _suite(registry, name).entries]
+        found += _entries_of(registry, name, asked)
     if not found:
         raise UsageError("nothing to run: give --case CASE:FRAMEWORK or --suite NAME (`list` shows what there is)")
     return found
@@ -52,10 +56,22 @@ def entries(registry: Registry, cases: Sequence[str], suites: Sequence[str], ask
 
 def jobs(registry: Registry, work: Sequence[Entry], repeat: int | None, corpus: CorpusFacts | None) -> Iterator[Job]:
     """Every run of every entry. All are checked before the first is handed out: a typing error costs no run."""
-    made = [job for entry in work for job in _jobs_of(registry, entry, repeat, corpus)]
-    for job in made:
-        job.plan_with(Measured())
+    made: list[Job] = []
+    for entry in work:
+        with _blamed(entry.asked.entry):
+            made += _jobs_of(registry, entry, repeat, corpus)
     yield from made
+
+
+@contextmanager
+def _blamed(entry: EntryUsed | None) -> Iterator[None]:
+    """Errors name the suite's entry that they come from."""
+    try:
+        yield
+    except UsageError as error:
+        if entry is None:
+            raise
+        raise UsageError(f"suite {entry.suite}, entry '{entry.name}': {error}") from None
 
 
 def planned(job: Job) -> Plan:
@@ -67,7 +83,10 @@ def planned(job: Job) -> Plan:
 def run_all(work: Iterator[Job], runs: Path, listener: runner.Listener) -> Iterator[Result]:
     """Run one after another, handing out each result as it comes; an interrupted run is the last one."""
     for job in work:
-        result = runner.run(job.plan_with, job.vendor, runs, listener, platform.node(), job.reference_of)
+        if job.refusal:
+            result = runner.refuse(job.plan_with(Measured()), runs, job.refusal)
+        else:
+            result = runner.run(job.plan_with, job.vendor, runs, listener, platform.node(), job.reference_of)
         yield result
         if result.status.failure == "interrupted":
             return
@@ -76,15 +95,33 @@ def run_all(work: Iterator[Job], runs: Path, listener: runner.Listener) -> Itera
 def _jobs_of(registry: Registry, entry: Entry, repeat: int | None, corpus: CorpusFacts | None) -> Iterator[Job]:
     selector = parse_selector(entry.text)
     selector = selector.model_copy(update={"repeats": repeat or selector.repeats})
-    found = catalog.find(registry, selector)
+    placed = place(registry, selector, entry.asked, entry.hardware)
+    found = placed.found
     vendor = registry.vendor(found.vendor.name)
     for number in range(1, selector.repeats + 1):
         run_id = rundir.new_run_id(found.case.name, found.implementation.framework, found.vendor.name)
 
-        def plan_with(measured: Measured, run_id: str = run_id, number: int = number) -> Plan:
-            return resolve.resolve(found, selector, entry.text, entry.asked, run_id, corpus, measured, number)
+        def plan_with(measured: Measured, asked: Asked, run_id: str = run_id, number: int = number) -> Plan:
+            return resolve.resolve(found, placed.selector, entry.text, asked, run_id, corpus, measured, number)
 
-        yield Job(plan_with, vendor, lambda plan: reference_of(registry, plan))
+        yield _checked(plan_with, placed.asked, vendor, lambda plan: reference_of(registry, plan))
+
+
+def _checked(
+    plan_with: Callable[[Measured, Asked], Plan],
+    asked: Asked,
+    vendor: Vendor,
+    reference: Callable[[Plan], Reference | None],
+) -> Job:
+    """The job, once its plan has been made. Of a suite's entry that cannot run here: one that says so instead."""
+    try:
+        plan_with(Measured(), asked)
+        return Job(lambda measured: plan_with(measured, asked), vendor, reference)
+    except NotHere as error:
+        if asked.entry is None or asked.assume:
+            raise
+        recorded = replace(asked, assume=True, for_record=True)
+        return Job(lambda measured: plan_with(measured, recorded), vendor, reference, str(error))
 
 
 def reference_of(registry: Registry, plan: Plan) -> Reference | None:
@@ -102,8 +139,13 @@ def _suite(registry: Registry, name: str) -> Suite:
     return load(Suite, path) if path.suffix in (".yaml", ".yml", ".json") else registry.suite(name)
 
 
-def _entry(entry: SuiteEntry, asked: Asked) -> Entry:
-    own = entry.set.model_dump(exclude_none=True)
-    choice = TuningChoice.model_validate({**own, **asked.choice.model_dump(exclude_none=True)})
-    scale = entry.scale if asked.scale == "auto" else asked.scale
-    return Entry(entry.case, replace(asked, scale=scale, choice=choice))
+def _entries_of(registry: Registry, name: str, asked: Asked) -> list[Entry]:
+    suite = _suite(registry, name)
+    return [_entry(Path(name).stem, e, e.hardware or suite.hardware, asked) for e in suite.entries]
+
+
+def _entry(suite: str, entry: SuiteEntry, hardware: NamedHardware | None, asked: Asked) -> Entry:
+    if asked.scale == "auto" and entry.scale != "auto":
+        asked = replace(asked, scale=entry.scale, why_scale=f"the suite {suite} asks for it")
+    used = EntryUsed(suite=suite, name=entry.label, group=entry.group, note=entry.note)
+    return Entry(entry.case, replace(asked, suggested=entry.set, suggested_by=f"suite {suite}", entry=used), hardware)

@@ -19,6 +19,7 @@ examples:
   run_benchmarks.py --case llama3_8b:torch:cpu:1:2  two processes
   run_benchmarks.py --case gpt3_6.7B:torch --layout TP2PP1 --dry-run
   run_benchmarks.py --suite smoke --repeat 3
+  run_benchmarks.py --suite oneflow_gpt --dry-run   as a table
 
 a case string:
   case:framework[_version][:vendor-or-chip[:nodes[:devices[:repeats]]]]
@@ -153,6 +154,11 @@ def _run(parser: argparse.ArgumentParser) -> None:
     free.add_argument("--env", action="append", default=[], metavar="K=V", help="a variable for the training process")
     how = parser.add_argument_group("how")
     how.add_argument("--dry-run", action="store_true", help="show exactly what would run, and run nothing")
+    how.add_argument(
+        "--assume-hardware",
+        metavar="HARDWARE",
+        help='with --dry-run: plan for "4x8 V100-SXM2-16GB", four nodes of eight, wherever this is',
+    )
     how.add_argument("--python", metavar="PATH", help="train with this interpreter instead of a made environment")
     how.add_argument("--probe", action="store_true", help="measure the matmul peak, beside a published one too")
     how.add_argument("--save-weights", action="store_true", help="keep the weights after the last step")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from levelfield.contracts.execution import ContainerWork, Request
 from levelfield.launchers import means
+from levelfield.report import suites
 from levelfield.report.words import gib, wrapped
 from levelfield.runtimes.environments import is_ready
 from levelfield.specs.paths import RunPaths
@@ -21,11 +22,14 @@ TUNING_FIELDS = (
 
 
 def show(plans: Sequence[Plan], runs: Path, as_json: bool) -> int:
-    """Print every plan with its request and job. Always 0: what cannot be planned has raised before."""
+    """Print every plan with its request and job, and those of suites as tables. Always 0: what cannot be planned has
+    raised before."""
     if as_json:
         print(json.dumps([_everything(plan, runs) for plan in plans], indent=2, ensure_ascii=False))
     else:
-        print("\n\n".join("\n".join(wrapped(line, 13) for line in _lines(plan, runs)) for plan in plans))
+        alone = ["\n".join(wrapped(line, 13) for line in _lines(p, runs)) for p in plans if p.entry is None]
+        tables = ["\n".join(suites.planned(listed)) for listed in suites.by_suite(plans)]
+        print("\n\n".join([*alone, *tables]))
     return 0
 
 
@@ -64,6 +68,8 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
     peak = f"{plan.peak.tflops:.4g} TFLOP/s" if plan.peak.tflops else "unknown"
     yield f"peak         {plan.peak.dtype} {peak}: {plan.peak.source}"
     yield f"environment  {_place(plan)}"
+    if plan.environment.lacking:
+        yield f"             CANNOT BE MADE here: {plan.environment.lacking}"
     yield f"run          {paths.root}"
     yield "files        plan.json request.json job.json provenance.json events/ telemetry.jsonl logs/"
     yield "             outcome.json status.json result.json report.md"

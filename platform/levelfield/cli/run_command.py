@@ -17,6 +17,7 @@ from levelfield.report.tables import as_json
 from levelfield.resolve import Asked
 from levelfield.rundir import default_runs
 from levelfield.specs.base import parse
+from levelfield.specs.hardware import NamedHardware, read_hardware
 from levelfield.specs.result import Result
 from levelfield.specs.tuning import TuningChoice
 
@@ -82,7 +83,19 @@ def _asked(options: argparse.Namespace) -> Asked:
         base_image=options.base_image or (os.environ.get("LEVELFIELD_BASE_IMAGE") if containers else None),
         offline=options.offline,
         container_memory_bytes=options.container_memory,
+        hardware=_hardware(options.assume_hardware, options.dry_run),
     )
+
+
+def _hardware(text: str | None, dry_run: bool) -> NamedHardware | None:
+    if text is None:
+        return None
+    if not dry_run:
+        raise UsageError("--assume-hardware: of use with --dry-run only; a run uses what is here")
+    try:
+        return read_hardware(text)
+    except ValueError as error:
+        raise UsageError(f"--assume-hardware: {error}") from None
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from levelfield.live import Progress
 from levelfield.measured import Measured
-from levelfield.report import tables, words
+from levelfield.report import suites, tables, words
 from levelfield.runner import Listener
 from levelfield.scheduler import Job
 from levelfield.specs.plan import Plan
@@ -69,12 +69,14 @@ class Terminal:
             self.say(f"{words.status(result)}: {result.status.evidence}")
 
     def summary(self, results: Sequence[Result], runs: Path) -> None:
-        """The table at the end: one run in full, several side by side, and where everything is."""
-        for result in results:
-            if len(results) == 1:
-                print("\n".join(result_lines(result)))
-        if len(results) > 1:
-            print(tables.as_text(results), end="")
+        """The table at the end: one run in full, several side by side, suites by entry, and where everything is."""
+        alone = [result for result in results if result.entry is None]
+        if len(alone) == 1:
+            print("\n".join(result_lines(alone[0])))
+        elif alone:
+            print(tables.as_text(alone), end="")
+        for listed in suites.by_suite(results):
+            print("\n".join(suites.ran(listed)))
         for result in results:
             print(f"run      {shown(runs / result.run_id)}")
 
@@ -101,7 +103,8 @@ class Terminal:
 def announcement(plan: Plan) -> list[str]:
     """What will run, in sentences: nothing that matters is left to the files."""
     hardware = plan.hardware
-    lines = [
+    lines = [f"suite {plan.entry.suite}, entry {plan.entry.name}"] if plan.entry else []
+    lines += [
         f"{plan.case} with {plan.implementation.framework} {plan.implementation.version} on {hardware.nodes} x "
         f"{hardware.devices_per_node} {hardware.chip.name} ({hardware.description}), {plan.tuning.layout}",
     ]
@@ -144,7 +147,8 @@ def result_lines(result: Result) -> list[str]:
         peak = f"of {mfu.peak_tflops:.4g} TFLOP/s" if mfu.peak_tflops else ""
         lines.append(f"MFU      {words.percent(mfu)} {mfu.formula} {peak}".rstrip())
         lines += [f"         {mfu.peak_source or mfu.reason}"]
-    lines.append(f"memory   {words.gib(memory)} ({name}), expected {words.gib(result.memory.expected_bytes)}")
+    lines.append(f"memory   {words.gib(memory)} ({name}), expected {words.expectation(result)}")
+    lines += [f"         remark: {remark}" for remark in words.memory_remarks(result)]
     lines.append(f"loss     {words.number(result.loss.first, 4)} -> {words.number(result.loss.tail_mean, 4)}")
     lines += [f"warning  {warning}" for warning in result.warnings]
     lines.append(f"aligned  {result.alignment.verdict}: {result.alignment.reason}")

@@ -16,7 +16,10 @@ from levelfield.specs.plan import Plan
 
 PORT_CHOSEN_AT_START = "{port}"
 Watch = Callable[[], None]
-Cause = Literal["exited", "rank-failed", "hang", "interrupted", "launch-error", "environment", "engine", "device-taken"]
+Cause = Literal[
+    "exited", "rank-failed", "hang", "interrupted", "launch-error", "environment", "engine", "device-taken",
+    "unsupported",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,8 @@ class Outcome:
     """cause `exited`: all by themselves; `rank-failed`: one did not end well and the others were stopped;
     `hang`: no heartbeat or no step in time; `interrupted`: by the user; `launch-error`: nothing could be started;
     `environment`: it could not be made ready; `engine`: the container engine went away; `device-taken`: another run
-    uses a device. extra: `oom_kills`, and `warnings`, a line each, for the result."""
+    uses a device; `unsupported`: this machine cannot run it.
+    extra: `oom_kills`, and `warnings`, a line each, for the result."""
 
     cause: Cause
     ends: tuple[ProcessEnd, ...] = ()

@@ -27,7 +27,7 @@ PUBLISHED = (
     "repeat", "status", "steps_done", "steps_planned", "window", "loss", "throughput", "utilisation", "memory",
     "energy", "identity", "alignment", "deviations", "runtime",
 )  # fmt: skip
-LEFT_OUT = ("warnings",)  # sentences of an engine or a tool
+LEFT_OUT = ("entry", "warnings")  # words of whoever wrote the suite; sentences of an engine or a tool
 # HFU is MFU times a number that the case gives, so `mfu` names both. A reason may repeat a peak or a ratio to it.
 _UTILISATION: dict[Withheld, tuple[str, ...]] = {
     "mfu": ("value", "low", "high", "reason"),

@@ -12,6 +12,7 @@ from levelfield.specs.chips import OverlayUsed
 from levelfield.specs.container import ContainerPlan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.selector import Selector
+from levelfield.specs.suite import EntryUsed
 from levelfield.specs.tuning import Tuning
 from levelfield.specs.vendor import Chip, FrameworkAccess
 
@@ -65,7 +66,8 @@ class ImplementationUsed(Value):
 class EnvironmentPlan(Value):
     """The Python that the training runs in. `requirements` empty: a Python of the user's, taken as it is.
 
-    made_with: the interpreter that makes the environment; None for one that nobody makes.
+    made_with: the interpreter that makes the environment; None for one that nobody makes. lacking: why this machine
+    cannot make it, in a plan that is only looked at.
     """
 
     name: str
@@ -74,6 +76,7 @@ class EnvironmentPlan(Value):
     made_with: str | None = None
     requirements: tuple[str, ...]
     digest: str
+    lacking: str | None = None
 
 
 class CorpusUsed(Value):
@@ -95,7 +98,8 @@ class MemoryExpected(Value):
 
 
 class Plan(Document):
-    """`origins` says who chose each free field; `deviations` what differs from what was asked for."""
+    """`origins` says who chose each free field; `deviations` what differs from what was asked for; `entry` which of a
+    suite this is."""
 
     KIND: ClassVar[str] = "plan"
 
@@ -127,6 +131,7 @@ class Plan(Document):
     capture_step: int | None = None
     probe_peak: bool = False
     deviations: tuple[str, ...] = ()
+    entry: EntryUsed | None = None
     platform_version: str
 
     @property

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from levelfield.specs.base import Document, Value
 from levelfield.specs.case import Precision, Scale
 from levelfield.specs.layout import Layout
+from levelfield.specs.suite import EntryUsed
 
 Word = Literal["valid", "invalid", "oom", "failed", "timeout", "unsupported", "withheld", "not-run", "reference-only"]
 
@@ -130,7 +131,8 @@ class Alignment(Value):
 
 
 class Result(Document):
-    """runtime: what the processes ran in. warnings: what was refused and did not hinder the run."""
+    """entry: which of a suite this is. runtime: what the processes ran in. warnings: what was refused and did not
+    hinder the run."""
 
     KIND: ClassVar[str] = "result"
 
@@ -165,5 +167,6 @@ class Result(Document):
     identity: Identity
     alignment: Alignment
     deviations: tuple[str, ...]
+    entry: EntryUsed | None = None
     runtime: str = "process"
     warnings: tuple[str, ...] = ()

@@ -1,0 +1,54 @@
+"""A layout for many devices, cut down to a few, so that every kind of parallelism in it is still tried."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from levelfield.specs.case import Work
+from levelfield.specs.layout import Layout
+
+
+def scaled(layout: Layout, devices: int, work: Work, micro_batch: int, offered: Collection[str]) -> Layout:
+    """The layout with its largest dimension halved again and again until it fits `devices` and the work's sizes.
+
+    Of equal dimensions data goes first, then tensor, then pipeline. offered: parallelism that the implementation has
+    on the devices; a sharding stage that it lacks becomes the next lower one that it has.
+    """
+    sizes = _within(work, micro_batch, {n: getattr(layout, n) for n in ("data", "tensor", "pipeline")})
+    while math.prod(sizes.values()) > devices:
+        largest = max(sizes, key=lambda name: sizes[name])
+        sizes[largest] = _halved(sizes[largest])
+    return Layout(
+        **sizes,
+        sequence_parallel=layout.sequence_parallel and sizes["tensor"] > 1 and "sequence" in offered,
+        **_sharding(layout, sizes["data"], offered),
+    )
+
+
+def _within(work: Work, micro_batch: int, sizes: dict[str, int]) -> dict[str, int]:
+    """Each dimension halved until it divides what it cuts."""
+    model, training = work.model, work.training
+    cut = {
+        "data": max(1, training.global_batch // micro_batch),
+        "tensor": math.gcd(model.kv_heads, model.heads, model.ffn_hidden_size, model.vocab_size),
+        "pipeline": model.layers,
+    }
+    return {name: _dividing(size, cut[name]) for name, size in sizes.items()}
+
+
+def _dividing(size: int, whole: int) -> int:
+    return size if whole % size == 0 else _dividing(_halved(size), whole)
+
+
+def _halved(size: int) -> int:
+    """The largest power of two below."""
+    return 1 << ((size - 1).bit_length() - 1)
+
+
+def _sharding(layout: Layout, data: int, offered: Collection[str]) -> dict[str, int]:
+    stages = [stage for stage in range(1, layout.sharding_stage + 1) if f"zero{stage}" in offered]
+    degree = math.gcd(data, layout.sharding_degree) if layout.sharding_degree < layout.data else data
+    if not stages or degree == 1:
+        return {}
+    return {"sharding_stage": stages[-1], "sharding_degree": degree}

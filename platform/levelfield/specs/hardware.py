@@ -1,0 +1,39 @@
+"""Hardware by its size and chip: "4x8 V100-SXM2-16GB" is four nodes of eight."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from levelfield.specs.base import Value
+
+WITHHELD = "withheld"
+_FORM = re.compile(r"(\d+)x(\d+) +(\S.*)")
+
+
+class NamedHardware(Value):
+    """`chip`: a name or an alias of vendor.yaml; the word `withheld` where a report does not say which it is."""
+
+    nodes: int = Field(ge=1)
+    devices: int = Field(ge=1)
+    chip: str
+
+    def __str__(self) -> str:
+        return f"{self.nodes}x{self.devices} {self.chip}"
+
+
+def read_hardware(text: str) -> NamedHardware:
+    """Raises ValueError with what was found and expected."""
+    match = _FORM.fullmatch(text.strip())
+    if match is None or 0 in (int(match[1]), int(match[2])):
+        raise ValueError(f"found '{text}', expected nodes x devices of each and a chip, as in '4x8 V100-SXM2-16GB'")
+    return NamedHardware(nodes=int(match[1]), devices=int(match[2]), chip=match[3])
+
+
+def _from_text(value: Any) -> Any:
+    return read_hardware(value) if isinstance(value, str) else value
+
+
+HardwareText = Annotated[NamedHardware, BeforeValidator(_from_text)]
