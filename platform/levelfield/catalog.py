@@ -12,6 +12,7 @@ from levelfield.registry import Registry
 from levelfield.specs.base import load
 from levelfield.specs.case import Case
 from levelfield.specs.chips import OverlayUsed
+from levelfield.specs.constants import Keeping
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.selector import Selector
@@ -25,7 +26,8 @@ FALLBACK_VENDOR = "cpu"
 class Found:
     """All that one selector leads to. `devices` empty: none of this chip are here. overlay: what is private of it.
 
-    expose: the vendor's adapter's `container`, which says how a container is shown devices.
+    expose: the vendor's adapter's `container`, which says how a container is shown devices. keeping: what the
+    framework is known to keep in memory; None where nobody wrote it down.
     """
 
     case: Case
@@ -37,6 +39,7 @@ class Found:
     tuning_rows: tuple[TuningRow, ...]
     overlay: OverlayUsed | None = None
     expose: Callable[[Sequence[Device]], ContainerOptions] | None = None
+    keeping: Keeping | None = None
 
 
 def find(registry: Registry, selector: Selector) -> Found:
@@ -48,7 +51,9 @@ def find(registry: Registry, selector: Selector) -> Found:
     rows = tuning_rows(registry, vendor.name, case.name)
     overlay = registry.overlay.used(vendor, chip) if registry.overlay else None
     expose = registry.vendor(vendor.name).container
-    return Found(case, implementation, folder, vendor, chip, devices, rows, overlay, expose)
+    constants = registry.constants(implementation.framework)
+    keeping = constants.keeping if constants else None
+    return Found(case, implementation, folder, vendor, chip, devices, rows, overlay, expose, keeping)
 
 
 def find_hardware(registry: Registry, target: str | None) -> tuple[VendorFile, Chip, tuple[Device, ...]]:

@@ -140,7 +140,7 @@ def _plan(
         check_offered(found.implementation, work, tuning, found.vendor.device_kind)
     hardware = _hardware(found, nodes, devices, asked)
     implementation = found.implementation
-    memory = expected_memory(work.model, work.training, layout, tuning, found.vendor.device_kind)
+    memory = expected_memory(work.model, work.training, layout, tuning, found.vendor.device_kind, found.keeping)
     requirements = requirements_of(implementation, found.vendor.device_kind, tuning, work)
     container = _container(found, hardware, requirements, asked)
     return Plan(

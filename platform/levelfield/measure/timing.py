@@ -9,6 +9,7 @@ the framework's stated overlap is hidden behind compute; nothing of tensor paral
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from levelfield.measure.collectives import Link, all_reduce_seconds, gather_seconds, send_seconds
@@ -16,6 +17,7 @@ from levelfield.measure.operations import BACKWARD, Cost, Slice, embedding_forwa
 from levelfield.measure.parameters import parameters
 from levelfield.specs.case import Model, Training
 from levelfield.specs.constants import Keeping, Pace
+from levelfield.specs.host_rates import interpolated
 from levelfield.specs.layout import Layout
 from levelfield.specs.tuning import Tuning
 
@@ -31,7 +33,8 @@ class Machine:
     matmul: the achievable rate where one is known, else the peak; fp8_matmul: the same in fp8, None where there is
     none. node: between devices of one node; pair: what one device sends to a single other, where only some links lead
     there. network: between nodes, bytes per second of one whole node. None where unknown.
-    operation_seconds: what launching one operation costs beside its work.
+    operation_seconds: what launching one operation costs beside its work. matmul_by_edge, memory_by_array: rates by
+    the size of a product's edge and by the bytes of an array, where they were measured and differ much.
     """
 
     matmul_flops_per_second: float
@@ -42,6 +45,14 @@ class Machine:
     devices_per_node: int
     pair_bytes_per_second: float | None = None
     operation_seconds: float = 0.0
+    matmul_by_edge: Mapping[int, float] | None = None
+    memory_by_array: Mapping[int, float] | None = None
+
+    def matmul_rate(self, edge: float) -> float:
+        return interpolated(self.matmul_by_edge, edge) if self.matmul_by_edge else self.matmul_flops_per_second
+
+    def memory_rate(self, array_bytes: float) -> float:
+        return interpolated(self.memory_by_array, array_bytes) if self.memory_by_array else self.memory_bytes_per_second
 
 
 @dataclass(frozen=True)
@@ -145,7 +156,7 @@ def _computes(s: _Setting) -> list[float]:
 
 
 def _seconds(s: _Setting, cost: Cost) -> float:
-    rate = s.machine.matmul_flops_per_second
+    rate = s.machine.matmul_rate(cost.edge)
     weights_rate = (s.machine.fp8_matmul_flops_per_second or rate) if s.fp8 else rate
     computed = (cost.matmul_flops / weights_rate + cost.core_flops / rate) / s.pace.matmul_efficiency
     return (
