@@ -13,6 +13,7 @@ from levelfield.alignment import judged
 from levelfield.judge import judge
 from levelfield.measure import energy as energies
 from levelfield.measure import memory as memories
+from levelfield.measure.expectation import against_expected
 from levelfield.measure.flops import FORMULAS
 from levelfield.measure.throughput import Throughput as MeasuredThroughput
 from levelfield.measure.throughput import WindowError, step_times, window
@@ -31,6 +32,7 @@ from levelfield.specs.result import (
     Identity,
     Loss,
     Memory,
+    MemoryExpectation,
     Result,
     Status,
     StepTimes,
@@ -73,7 +75,7 @@ def collect(paths: RunPaths) -> Result:
         loss=_loss(plan, raw),
         throughput=_as_result(throughput) if throughput else None,
         utilisation=_utilisation(plan, throughput),
-        memory=_memory(plan, raw),
+        memory=_memory(plan, raw, status),
         energy=_energy(plan, raw, throughput, why_none),
         identity=identity,
         alignment=judged(plan.work.training.steps, raw, identity, _reference(paths)),
@@ -128,7 +130,7 @@ def _peaks(plan: Plan) -> PeakRange:
     return peak_range(precision, peaks)
 
 
-def _memory(plan: Plan, raw: Raw) -> Memory:
+def _memory(plan: Plan, raw: Raw, status: Status) -> Memory:
     devices = _devices(plan, raw)
     capacity, shares = plan.hardware.memory_bytes_per_device, plan.hardware.devices_per_node // len(devices)
     whole = capacity * max(1, shares) if capacity else None  # the tool reads a divided host as one device
@@ -140,7 +142,16 @@ def _memory(plan: Plan, raw: Raw) -> Memory:
         process_peak=_bytes(measured.process.peak_bytes, measured.process.reason),
         capacity_bytes=capacity,
         expected_bytes=plan.expected_memory.total_bytes,
+        expectation=_expectation(plan, measured, status),
     )
+
+
+def _expectation(plan: Plan, measured: memories.Memory, status: Status) -> MemoryExpectation:
+    """A run that broke off may never have come to its peak, so only a valid one is compared."""
+    why_none = None if status.word == "valid" else f"the run is {status.word}"
+    found = against_expected(plan.expected_memory.total_bytes, measured, plan.hardware.device_kind, why_none)
+    figure = _bytes(found.measured_bytes, found.reason)
+    return MemoryExpectation(figure=found.figure, measured=figure, ratio=found.ratio, remark=found.remark)
 
 
 def _bytes(value: int | None, reason: str | None) -> Figure:

@@ -160,6 +160,8 @@ def other_memory(result: Result) -> Result:
     memory = result.memory.model_dump()
     for name in ("device_used_peak", "allocated_peak", "reserved_peak", "process_peak"):
         memory[name].update(value=123456789, reason="123456789")
+    figure = {"value": 123456789, "unit": "B", "reason": None}
+    memory["expectation"] = {"figure": "process peak", "measured": figure, "ratio": 1.23, "remark": "1.23 times"}
     return Result.model_validate(result.model_dump() | {"memory": memory})
 
 

@@ -24,7 +24,7 @@ _CSV_NAMES: dict[Withheld, tuple[str, ...]] = {
     "peak": ("peak_",),
     "throughput": ("tokens_per_second", "step_seconds"),
     "energy": ("joules",),
-    "memory": ("device_used_peak", "process_peak"),
+    "memory": ("device_used_peak", "process_peak", "memory_over_expected"),
 }
 
 

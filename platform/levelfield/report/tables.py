@@ -100,6 +100,8 @@ def plain(result: Result) -> dict[str, object]:
         **{f"{u.kind.lower()}_{u.formula}": u.value for u in result.utilisation},
         "device_used_peak_bytes": result.memory.device_used_peak.value,
         "process_peak_bytes": result.memory.process_peak.value,
+        "expected_memory_bytes": result.memory.expected_bytes,
+        "memory_over_expected": result.memory.expectation and result.memory.expectation.ratio,
         "joules_per_token": result.energy.joules_per_token.value,
         "loss_first": result.loss.first,
         "loss_tail_mean": result.loss.tail_mean,

@@ -125,6 +125,8 @@ def hidden(result: Result, fields: Iterable[Withheld], word: str | None) -> dict
             utilisation.update(dict.fromkeys(_UTILISATION.get(field, ()), word))
         for name in _SECTIONS.get(field, ()):
             row[field][name].update(value=word, reason=word)
+        if field == "memory":
+            row["memory"]["expectation"] = word  # its ratio to the estimate, which is published, is the peak
     return row
 
 

@@ -67,6 +67,19 @@ def worst_memory(result: Result) -> tuple[str, float | None]:
     return next(((name, figure.value) for name, figure in order if figure.value is not None), ("memory", None))
 
 
+def expectation(result: Result) -> str:
+    """The expected memory, and how many times that was measured: `0.41 GiB (1.12 times that)`."""
+    found = result.memory.expectation
+    expected = gib(result.memory.expected_bytes)
+    return expected if found is None or found.ratio is None else f"{expected} ({number(found.ratio, 2)} times that)"
+
+
+def memory_remarks(result: Result) -> tuple[str, ...]:
+    """What to know of memory that is far from the expected; mostly nothing."""
+    found = result.memory.expectation
+    return (found.remark,) if found and found.remark else ()
+
+
 def status(result: Result) -> str:
     failure = result.status.failure
     return f"{result.status.word} ({failure})" if failure and failure != result.status.word else result.status.word

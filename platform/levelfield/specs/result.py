@@ -70,8 +70,23 @@ class Utilisation(Value):
     reason: str | None
 
 
+class MemoryExpectation(Value):
+    """The plan's estimate against `measured`, the figure that it is of. ratio: measured over expected, null with it.
+
+    remark: what to know where they are more than 20 % apart; it makes no run invalid.
+    """
+
+    figure: str
+    measured: Figure
+    ratio: float | None
+    remark: str | None
+
+
 class Memory(Value):
-    """Bytes of the worst rank or device; each null has its reason. `expected_bytes` is the plan's estimate."""
+    """Bytes of the worst rank or device; each null has its reason. `expected_bytes` is the plan's estimate.
+
+    expectation: how that did; None in results from before it was kept, and where memory is withheld.
+    """
 
     device_used_peak: Figure
     allocated_peak: Figure
@@ -79,6 +94,7 @@ class Memory(Value):
     process_peak: Figure
     capacity_bytes: int | None
     expected_bytes: int
+    expectation: MemoryExpectation | None = None
 
 
 class Energy(Value):
