@@ -19,8 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import yaml
@@ -36,6 +38,7 @@ from levelfield.specs.result import Result
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "configs" / "planner" / "host_runs.json"
+T = TypeVar("T")
 STEPS, WARM_UP = 20, 5
 LIMIT_SECONDS = 180
 QUIET_CORES, QUIET_LOAD, WAIT_SECONDS = 0.1, 1.0, 1800
@@ -157,11 +160,29 @@ def run(setting: Setting, plugins: Path, runs: Path) -> HostRun:
     argv = [sys.executable, str(ROOT / "run_benchmarks.py"), "--scale", "smoke", "--plugins", str(plugins)]
     argv += ["--case", f"{setting.case}:torch:cpu:1:{processes}", "--layout", setting.layout, "--runs", str(folder)]
     argv += ["--micro-batch", str(setting.micro_batch), "--threads", str(setting.threads)]
+    _, others = beside_others(
+        lambda: subprocess.run(argv, stdout=subprocess.DEVNULL, timeout=LIMIT_SECONDS, check=False)
+    )
+    return measured(setting.name, folder, load_before, others)
+
+
+def beside_others(work: Callable[[], T]) -> tuple[T, float]:
+    """What the work gives, and how many cores others kept busy meanwhile."""
     busy, own, start = _busy_seconds(), _own_seconds(), time.monotonic()
-    subprocess.run(argv, stdout=subprocess.DEVNULL, timeout=LIMIT_SECONDS, check=False)
-    wall = time.monotonic() - start
-    others = (_busy_seconds() - busy - (_own_seconds() - own)) / wall
-    return measured(setting.name, folder, load_before, round(others, 3))
+    found = work()
+    others = _busy_seconds() - busy - (_own_seconds() - own)
+    return found, round(others / (time.monotonic() - start), 3)
+
+
+def undisturbed_rates(registry: Registry) -> HostRates:
+    """Raises SystemExit when the machine is never left alone for a minute."""
+    for _ in range(ATTEMPTS):
+        wait_until_quiet()
+        rates, others = beside_others(lambda: measure_host_rates(registry, print))
+        if others <= DISTURBED_CORES:
+            return rates
+        print(f"others kept {others} cores busy meanwhile; once more", flush=True)
+    raise SystemExit("others use the machine; run it when they do not")
 
 
 def measured(name: str, folder: Path, load_before: float, other_cores: float) -> HostRun:
@@ -256,8 +277,7 @@ def main() -> None:
         before = load(HostRuns, PAGE)
         measure_all(before.rates, {r.name: r for r in before.runs if r.status == "valid" and not is_disturbed(r)})
     else:
-        wait_until_quiet()
-        measure_all(measure_host_rates(Registry(), print), {})
+        measure_all(undisturbed_rates(Registry()), {})
 
 
 if __name__ == "__main__":
