@@ -212,6 +212,14 @@ def test_figures_without_their_inputs_are_open_and_say_why() -> None:
     }
 
 
+def test_nothing_is_divided_by_zero() -> None:
+    figures = SETS["osdi_gpt2"]
+    zero = with_cell(figures.rows[0], "memory_bytes", text="0")
+    found = audited(figures.model_copy(update={"rows": (figures.rows[1], zero)}), {})
+    said = {f.figure: f.arithmetic for f in found.of("open")}
+    assert said == {"memory_change": "memory_bytes is 0, which nothing can be divided by"}
+
+
 def test_every_formula_has_a_function_and_a_published_figure() -> None:
     used = {c.formula for s in SETS.values() for row in s.rows for c in row.figures.values()}
     used |= {c.formula for s in SETS.values() for log in s.logs for c in log.columns.values()}

@@ -143,6 +143,19 @@ FAULTS: dict[str, tuple[Any, str]] = {
         lambda c: c["defaults"]["columns"]["memory_bytes"].update(source="elsewhere"),
         "found source 'elsewhere', expected one of readme",
     ),
+    "a list that would follow": (
+        lambda c: c["rows"][1]["figures"].update(memory_change=["↓31.3", "↓31.3"]),
+        "text: found a list of 2, expected one number",
+    ),
+    "a peak of nothing": (
+        lambda c: c.update(chips={"V100-SXM2-16GB": {"peaks_tflops": {"fp16": 0}, "source": "nobody"}}),
+        "key 'chips.V100-SXM2-16GB.peaks_tflops.fp16': found 0, expected",
+    ),
+    "rows missing": (lambda c: c.pop("rows"), "key 'rows': missing"),
+    "a log without columns": (
+        lambda c: c.update(logs=[{"of": "test-10-1", "lines": []}]),
+        "key 'logs.0.columns': missing",
+    ),
     "no rows": (lambda c: c.update(rows=[]), "key 'rows'"),
     "rows of another form": (lambda c: c.update(rows="none"), "key 'rows'"),
 }

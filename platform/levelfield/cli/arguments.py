@@ -183,7 +183,8 @@ def _output(group: argparse._ArgumentGroup) -> None:
 
 def _list(parser: argparse.ArgumentParser) -> None:
     parser.description = "List what there is. Without KIND: everything."
-    parser.add_argument("kind", nargs="?", choices=("cases", "frameworks", "vendors", "chips", "suites", "runs"))
+    kinds = ("cases", "frameworks", "vendors", "chips", "suites", "published", "runs")
+    parser.add_argument("kind", nargs="?", choices=kinds, metavar="KIND", help=", ".join(kinds))
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     _chips(parser)
 

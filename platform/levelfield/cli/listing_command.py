@@ -29,6 +29,7 @@ def execute(options: argparse.Namespace) -> int:
         "vendors": lambda: _vendors(registry),
         "chips": lambda: _chips(registry),
         "suites": lambda: [{"name": n, "says": registry.suite(n).title} for n in sorted(registry.suites)],
+        "published": lambda: [{"name": n, "says": registry.figures(n).title} for n in sorted(registry.published)],
         "runs": lambda: [{"name": p.parent.name, "says": _state(p)} for p in sorted(runs.glob("*/status.json"))],
     }
     wanted = [options.kind] if options.kind else [k for k in kinds if k != "runs"]

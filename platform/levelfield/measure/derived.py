@@ -84,19 +84,25 @@ def derive(
 
 
 def _one(reading: Reading, problem: str) -> Fraction:
-    if len(reading.numbers) != 1 or reading.numbers[0] == 0:
+    if len(reading.numbers) != 1:
         raise Underivable(problem)
     return reading.numbers[0]
 
 
+def _over(whole: Fraction | int, by: Fraction, name: str | None) -> Fraction:
+    if by == 0:
+        raise Underivable(f"{name} is 0, which nothing can be divided by")
+    return whole / by
+
+
 def step_seconds(i: Inputs) -> Derived:
     batch = i.setting.global_batch
-    return Derived(batch / i.number, f"{batch} / {i.read.text}")
+    return Derived(_over(batch, i.number, i.column.of), f"{batch} / {i.read.text}")
 
 
 def samples_per_second(i: Inputs) -> Derived:
     batch = i.setting.global_batch
-    return Derived(batch / i.number, f"{batch} / {i.read.text}")
+    return Derived(_over(batch, i.number, i.column.of), f"{batch} / {i.read.text}")
 
 
 def tokens_per_second_per_device(i: Inputs) -> Derived:
@@ -125,7 +131,7 @@ def megatron_2021(i: Inputs) -> Derived:
     tokens = s.global_batch * s.sequence_length
     sizes = f"B {s.global_batch}, S {s.sequence_length}, L {s.model.layers}, h {s.model.hidden_size}, V {vocab}"
     return Derived(
-        Fraction(flops) * tokens / i.number / s.devices,
+        _over(Fraction(flops) * tokens, i.number, i.column.of) / s.devices,
         f"96 B S L h^2 (1 + S/6h + V/16Lh) / {i.read.text} / {s.devices}; {sizes}",
     )
 
@@ -178,7 +184,7 @@ def change(i: Inputs) -> Derived:
 
 
 def relative_change(i: Inputs) -> Derived:
-    return Derived(i.number / i.baseline - 1, f"{i.read.text} / {i.before.text} - 1")
+    return Derived(_over(i.number, i.baseline, i.column.of) - 1, f"{i.read.text} / {i.before.text} - 1")
 
 
 def same(i: Inputs) -> Derived:

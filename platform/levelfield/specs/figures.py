@@ -9,7 +9,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
 from levelfield.specs.base import Document, Value
 from levelfield.specs.printed import UNITS, Cut, read_number
@@ -60,10 +60,10 @@ class Column(Value):
     means: str | None = None
     formula: Formula | None = None
     of: str | None = None
-    constants: dict[str, float] = Field(default_factory=dict)
+    constants: dict[str, PositiveFloat] = Field(default_factory=dict)
     peak: PeakDtype | None = None
     printed: Cut = "rounded"
-    decimals: int | None = Field(default=None, ge=0)
+    decimals: int | None = Field(default=None, ge=0, le=12)
     note: str | None = None
 
     @property
@@ -111,6 +111,8 @@ class PublishedFigure(Column):
     def _readable(self) -> PublishedFigure:
         if self.disagrees and not self.formula:
             raise ValueError("disagrees: there is no formula that it could disagree with")
+        if self.formula and not isinstance(self.text, str):
+            raise ValueError(f"text: found a list of {len(self.text)}, expected one number, as it follows by a formula")
         _ = self.numbers
         return self
 
@@ -151,7 +153,7 @@ class Log(Value):
 class ChipAsPublished(Value):
     """What a report takes a chip for; Levelfield's own data is in vendors/*."""
 
-    peaks_tflops: dict[PeakDtype, float] = Field(default_factory=dict)
+    peaks_tflops: dict[PeakDtype, PositiveFloat] = Field(default_factory=dict)
     memory_gib: float | None = Field(default=None, gt=0)
     source: str
 
@@ -183,7 +185,7 @@ class FigureSet(Document):
     def _filled(cls, content: Any) -> Any:
         try:
             return _filled(content)
-        except (AttributeError, TypeError):
+        except (AttributeError, KeyError, TypeError):
             return content  # of another form than the schema, which says so better
 
     @model_validator(mode="after")
