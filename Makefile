@@ -4,7 +4,7 @@ DEV := .venvs/dev
 PY := $(DEV)/bin/python
 STAMP := $(DEV)/levelfield-locks.sha256
 
-.PHONY: test quick lint bench gpu-check matrix thorough clean
+.PHONY: test quick lint bench gpu-check matrix host-runs thorough clean
 
 test: lint
 	PYTHONPATH=platform $(PY) -m pytest -n 4 -m "not e2e and not containers and not thorough"  # gloo's ranks mostly wait
@@ -32,6 +32,10 @@ bench: $(STAMP)
 # Every framework in every layout, to models/*/tested.json and docs/frameworks.md: about half an hour on two cores.
 matrix: $(STAMP)
 	PYTHONPATH=platform $(PY) tests/models/matrix.py
+
+# What predictions of runs on a processor are held to: a quarter of an hour on a machine that does nothing else.
+host-runs: $(STAMP)
+	PYTHONPATH=platform $(PY) tests/models/host_runs.py
 
 # On a machine with an accelerator: what only a chip can show, written to gpu-check/.
 gpu-check:
