@@ -188,7 +188,7 @@ def relative_change(i: Inputs) -> Derived:
 
 
 def same(i: Inputs) -> Derived:
-    return Derived(i.number, f"{i.read.text}, with fewer digits")
+    return Derived(i.number, f"{i.read.text}, as printed there")
 
 
 def largest(i: Inputs) -> Derived:
