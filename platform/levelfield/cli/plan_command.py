@@ -8,17 +8,18 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from levelfield import machines
-from levelfield.catalog import find_chip
+from levelfield import catalog, machines, questions
 from levelfield.cli.plugins import registry_of
+from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
 from levelfield.explanation import Term, memory_terms, time_terms
 from levelfield.measure.flops import flops_per_token
 from levelfield.measure.timing import UnknownLink
-from levelfield.planner import Answer, Offer, Question, Row, answer
+from levelfield.planner import Answer, Question, Row, answer
 from levelfield.registry import Registry
 from levelfield.report.words import GIB, wrapped
-from levelfield.specs.vendor import Chip
+from levelfield.specs.selector import Selector
+from levelfield.specs.vendor import Chip, VendorFile
 
 DESCRIPTION = """\
 Say beforehand what a case will need: every layout that the case, the framework
@@ -48,7 +49,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = DESCRIPTION
     parser.add_argument("case")
-    parser.add_argument("--chip", required=True, metavar="NAME", help="a chip of `list chips`")
+    parser.add_argument("--chip", required=True, metavar="NAME", help="of `list chips`; cpu: this host, measured")
     parser.add_argument("--nodes", type=int, metavar="N", help="nodes; without it --devices are all there are")
     parser.add_argument("--devices", type=int, metavar="N", help="devices of a node, or without --nodes of all nodes")
     parser.add_argument("--framework", default="torch", metavar="NAME", help="default: torch")
@@ -65,9 +66,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Always 0 when an answer could be computed, also when nothing fits: that is an answer."""
     registry = registry_of(options)
-    vendor, chip = find_chip(registry, options.chip)
+    vendor, chip = catalog.find_chip(registry, options.chip)
     place = _place(options)
-    question = _question(options, registry, vendor.device_kind, chip, place)
+    question = _question(options, registry, vendor, chip, place)
     found = _answered(question, chip)
     if options.explain is not None:
         return _explain(question, _row(found, options.explain), options)
@@ -116,27 +117,23 @@ def _place(options: argparse.Namespace) -> Assumed:
 
 
 def _question(
-    options: argparse.Namespace, registry: Registry, device_kind: str, chip: Chip, place: Assumed
+    options: argparse.Namespace, registry: Registry, vendor: VendorFile, chip: Chip, place: Assumed
 ) -> Question:
-    implementation, _ = registry.implementation(options.framework)
-    constants = registry.constants(implementation.framework)
-    if constants is None:
-        raise UsageError(
-            f"--framework {options.framework}: configs/planner/{options.framework}.yaml is missing, so its pace is not "
-            f"known; known: {', '.join(registry.constants_files)}"
-        )
     work = registry.case(options.case).work(options.scale)
-    return Question(
-        work=work,
-        machine=machines.machine_of(
-            chip, work.training.precision, place.devices_per_node, place.network_bytes_per_second
-        ),
-        constants=constants,
-        offer=Offer(frozenset(implementation.offered_parallelism(device_kind)), implementation.recompute),
-        device_kind=device_kind,
-        devices=place.nodes * place.devices_per_node,
-        capacity_bytes=chip.memory_bytes,
-    )
+    if not vendor.divisible:
+        return questions.question_on_chip(
+            registry,
+            options.framework,
+            work,
+            chip,
+            vendor.device_kind,
+            place.nodes,
+            place.devices_per_node,
+            place.network_bytes_per_second,
+        )
+    found = catalog.find(registry, Selector(case=options.case, framework=options.framework, target=vendor.name))
+    say = Terminal(quiet=options.json).say
+    return questions.question_here(registry, found, work, place.nodes * place.devices_per_node, say)
 
 
 def _row(found: Answer, number: int) -> Row:

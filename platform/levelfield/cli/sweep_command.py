@@ -1,0 +1,167 @@
+"""`sweep`: run the planner's best layouts for real, and show what was predicted beside what was measured."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from levelfield import catalog, questions, resolve, scheduler
+from levelfield.cli.plugins import registry_of
+from levelfield.cli.terminal import Terminal
+from levelfield.errors import INTERRUPTED, RunFailed, UsageError
+from levelfield.planner import Row, answer
+from levelfield.report.words import GIB, NONE, status, worst_memory, wrapped
+from levelfield.resolve import Asked
+from levelfield.rundir import default_runs
+from levelfield.specs.case import Scale
+from levelfield.specs.result import Result
+from levelfield.specs.selector import Selector, parse_selector
+from levelfield.specs.tuning import TuningChoice
+
+DESCRIPTION = """\
+Run the best rows of the plan on the devices that are here, one after another,
+and show what was predicted beside what was measured. Rows that differ only in
+what the prediction does not tell apart are run once.
+
+examples:
+  run_benchmarks.py sweep gpt3_6.7B:torch:cpu:1:2 --top 4
+  run_benchmarks.py sweep llama3_8b:megatron --top 3
+"""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A row of the plan and what its run gave; None while it has not run."""
+
+    row: Row
+    result: Result | None = None
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = DESCRIPTION
+    parser.add_argument("case", metavar="CASE", help="a case string: case:framework[:chip[:nodes[:devices]]]")
+    parser.add_argument("--top", type=int, default=3, metavar="N", help="how many rows to run (default: 3)")
+    parser.add_argument("--scale", choices=("auto", "smoke", "full"), default="auto", help="auto: full where it fits")
+    parser.add_argument("--dry-run", action="store_true", help="show the rows and run nothing")
+    parser.add_argument("--python", metavar="PATH", help="train with this interpreter instead of a made environment")
+    parser.add_argument("--chips", type=Path, metavar="FILE", help="private chips and corrections")
+    parser.add_argument("--json", action="store_true", help="machine-readable output on stdout")
+    parser.add_argument("--quiet", action="store_true", help="only the result")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """0 when all ran, 3 when a run is not valid, 130 when interrupted."""
+    if options.top < 1:
+        raise UsageError(f"--top: found {options.top}, expected 1 or more")
+    terminal = Terminal(quiet=options.quiet or options.json)
+    registry, selector = registry_of(options), parse_selector(options.case)
+    if selector.layout or selector.nodes > 1:
+        raise UsageError(f"sweep {options.case}: layouts are what is swept, on one node; leave both out")
+    found = catalog.find(registry, selector)
+    asked = Asked(scale=options.scale, python=options.python)
+    scale, _ = resolve.choose_scale(found, selector, asked)
+    devices = selector.devices or (1 if found.vendor.divisible else max(1, len(found.devices)))
+    question = questions.question_here(registry, found, found.case.work(scale), devices, terminal.say)
+    rows = _distinct(answer(question).rows)[: options.top]
+    if not rows:
+        raise UsageError(f"sweep {options.case}: no layout fits; `plan` says what the smallest would need")
+    pairs = [Pair(row) for row in rows]
+    if not options.dry_run:
+        runs = options.runs or default_runs()
+        text = _text(selector, found.vendor.name, devices)
+        work = [scheduler.Entry(text, _chosen(asked, scale, row)) for row in rows]
+        jobs = scheduler.jobs(registry, work, None, None)
+        results = []
+        for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener()):
+            terminal.finished(result, runs)
+            results.append(result)
+        pairs = [Pair(row, result) for row, result in zip(rows, results, strict=False)]
+    _show(pairs, options)
+    return _exit_code([pair.result for pair in pairs if pair.result])
+
+
+def _text(selector: Selector, vendor: str, devices: int) -> str:
+    """The case string with the number of devices, which the layouts were made for."""
+    framework = f"{selector.framework}_{selector.version}" if selector.version else selector.framework
+    return f"{selector.case}:{framework}:{selector.target or vendor}:1:{devices}"
+
+
+def _chosen(asked: Asked, scale: Scale, row: Row) -> Asked:
+    choice = TuningChoice(
+        layout=str(row.layout),
+        micro_batch=row.tuning.micro_batch,
+        recompute=row.tuning.recompute,
+        virtual_pipeline=row.tuning.virtual_pipeline,
+    )
+    return replace(asked, scale=scale, choice=choice)
+
+
+def _distinct(rows: Sequence[Row]) -> list[Row]:
+    """The first of those whose predicted time and memory are the same."""
+    seen: set[tuple[float, int]] = set()
+    found = []
+    for row in rows:
+        key = (row.time.total, row.memory.total)
+        if key not in seen:
+            seen.add(key)
+            found.append(row)
+    return found
+
+
+def _show(pairs: Sequence[Pair], options: argparse.Namespace) -> None:
+    if options.json:
+        content = {"schema": "levelfield.sweep/1", "rows": [_content(pair) for pair in pairs]}
+        print(json.dumps(content, indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(_lines(pairs)))
+
+
+def _lines(pairs: Sequence[Pair]) -> Iterator[str]:
+    yield f"{'':37}{'tokens/s/device':>21}  {'GiB':>12}"
+    yield "layout                micro again     predicted  measured   off  pred.  meas."
+    for pair in pairs:
+        row, rate, memory = pair.row, measured_rate(pair), measured_memory(pair)
+        off = f"{100 * (row.tokens_per_second / rate - 1):+.0f}%" if rate else NONE
+        yield (
+            f"{row.layout!s:<21} {row.tuning.micro_batch:>5} {row.tuning.recompute:<9}{row.tokens_per_second:>10,.0f} "
+            f"{f'{rate:,.0f}' if rate else NONE:>9} {off:>5} {row.memory.total / GIB:>6.2f} "
+            f"{f'{memory / GIB:.2f}' if memory else NONE:>6}"
+        )
+    for pair in pairs:
+        if pair.result and pair.result.status.word != "valid":
+            yield wrapped(f"{pair.row.layout}: {status(pair.result)}: {pair.result.status.evidence or ''}", 4)
+
+
+def measured_rate(pair: Pair) -> float | None:
+    throughput = pair.result.throughput if pair.result else None
+    return throughput.tokens_per_second_per_device if throughput else None
+
+
+def measured_memory(pair: Pair) -> float | None:
+    return worst_memory(pair.result)[1] if pair.result else None
+
+
+def _content(pair: Pair) -> dict[str, object]:
+    row = pair.row
+    return {
+        "layout": str(row.layout),
+        "micro_batch": row.tuning.micro_batch,
+        "recompute": row.tuning.recompute,
+        "virtual_pipeline": row.tuning.virtual_pipeline,
+        "predicted_tokens_per_second_per_device": row.tokens_per_second,
+        "measured_tokens_per_second_per_device": measured_rate(pair),
+        "predicted_memory_bytes": row.memory.total,
+        "measured_memory_bytes": measured_memory(pair),
+        "run": pair.result.run_id if pair.result else None,
+        "status": pair.result.status.word if pair.result else "not-run",
+    }
+
+
+def _exit_code(results: Sequence[Result]) -> int:
+    if any(r.status.failure == "interrupted" for r in results):
+        return INTERRUPTED
+    return RunFailed.exit_code if any(r.status.word != "valid" for r in results) else 0
