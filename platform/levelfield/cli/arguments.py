@@ -30,6 +30,7 @@ other commands (each has --help):
   list       cases, frameworks, vendors, chips and suites
   show       a case, resolved, with its smoke scale
   plan       every layout of a case on any devices: memory and tokens/s
+  sweep      run the plan's best, predicted beside measured
   report     one run or many: table, markdown, csv, json
   reveal     check withheld values against their commitments
   collect    compute a run's result again from its raw files
@@ -51,6 +52,7 @@ COMMANDS = (
     "list",
     "show",
     "plan",
+    "sweep",
     "report",
     "reveal",
     "collect",
@@ -359,6 +361,7 @@ _BUILDERS = {
     "list": _list,
     "show": _show,
     "plan": _described_by("plan"),
+    "sweep": _described_by("sweep"),
     "report": _report,
     "reveal": _reveal,
     "collect": _collect,
