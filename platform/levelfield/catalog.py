@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from levelfield.contracts.vendor import ContainerOptions, Device, Vendor
-from levelfield.errors import DocumentError, LayoutError, UnknownName, UsageError
+from levelfield.errors import DocumentError, LayoutError, NotHere, UnknownName, UsageError
 from levelfield.registry import Registry
 from levelfield.specs.base import load
 from levelfield.specs.case import Case
@@ -42,12 +42,16 @@ class Found:
     keeping: Keeping | None = None
 
 
-def find(registry: Registry, selector: Selector) -> Found:
-    """Look everything up. Raises UnknownName, DocumentError or UsageError; never falls back to another name."""
+def find(registry: Registry, selector: Selector, check: bool = True) -> Found:
+    """Look everything up. Raises UnknownName, DocumentError or UsageError; never falls back to another name.
+
+    check: raise NotHere where the framework has not the family, or the vendor not the framework.
+    """
     case = registry.case(selector.case)
     implementation, folder = registry.implementation(selector.framework)
     vendor, chip, devices = find_hardware(registry, selector.target)
-    _check_supported(case, implementation, vendor)
+    if check:
+        _check_supported(case, implementation, vendor)
     rows = tuning_rows(registry, vendor.name, case.name)
     overlay = registry.overlay.used(vendor, chip) if registry.overlay else None
     expose = registry.vendor(vendor.name).container
@@ -137,10 +141,10 @@ def _chip_of(spec: VendorFile, devices: Sequence[Device]) -> tuple[Chip, tuple[D
 def _check_supported(case: Case, implementation: ImplementationFile, vendor: VendorFile) -> None:
     name = implementation.framework
     if case.model.family not in implementation.families:
-        raise UsageError(f"{name} has no {case.model.family} model; it has {', '.join(implementation.families)}")
+        raise NotHere(f"{name} has no {case.model.family} model; it has {', '.join(implementation.families)}")
     if not implementation.offered_precisions(vendor.device_kind):
         known = ", ".join(implementation.precisions)
-        raise UsageError(f"{name} says nothing about device kind '{vendor.device_kind}'; it has {known}")
+        raise NotHere(f"{name} says nothing about device kind '{vendor.device_kind}'; it has {known}")
     if name not in vendor.frameworks:
         known = ", ".join(vendor.frameworks)
-        raise UsageError(f"vendor {vendor.name} does not say how {name} reaches its devices; it has {known}")
+        raise NotHere(f"vendor {vendor.name} does not say how {name} reaches its devices; it has {known}")

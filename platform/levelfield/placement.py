@@ -34,7 +34,7 @@ def place(registry: Registry, selector: Selector, asked: Asked, named: NamedHard
     """
     wanted = asked.hardware or named
     if wanted is None:
-        return Placed(selector, asked, catalog.find(registry, selector))
+        return Placed(selector, asked, catalog.find(registry, selector, check=asked.refusal is None))
     _refuse_second_name(selector, wanted)
     if wanted.chip == WITHHELD:
         return _here(registry, selector, asked, wanted)
@@ -60,7 +60,7 @@ def _placed_on(registry: Registry, selector: Selector, asked: Asked, named: Name
     _, chip = catalog.find_chip(registry, named.chip)
     there = {"target": chip.name, "nodes": named.nodes, "devices": named.devices}
     selector = selector.model_copy(update=there)
-    return Placed(selector, asked, catalog.find(registry, selector))
+    return Placed(selector, asked, catalog.find(registry, selector, check=asked.refusal is None))
 
 
 def _is_here(found: Found, named: NamedHardware) -> bool:
@@ -80,7 +80,7 @@ def _here(registry: Registry, selector: Selector, asked: Asked, named: NamedHard
     """On what is here, at smoke scale, with the layout cut down to it unless the command line gives one."""
     if asked.scale == "full":
         raise DoesNotFit(f"--scale full: {named} is not here. Without it the entry runs at smoke scale on what is here")
-    found = catalog.find(registry, selector)
+    found = catalog.find(registry, selector, check=asked.refusal is None)
     suggested = asked.suggested.model_dump(exclude_none=True, exclude={"micro_batch"})
     why = f"{named} is not here" if named.chip != WITHHELD else f"the chip of {named.nodes}x{named.devices} is withheld"
     said: tuple[str, ...] = (f"{why}: smoke scale on {found.chip.name}",)

@@ -39,9 +39,11 @@ from levelfield.specs.plan import (
 from levelfield.specs.selector import Selector
 from levelfield.specs.suite import EntryUsed
 from levelfield.specs.tuning import Tuning, TuningChoice, TuningRow
+from levelfield.specs.vendor import FrameworkAccess
 from levelfield.worker.synthetic import synthetic_entropy
 
 GIB = 2**30
+NO_ACCESS = FrameworkAccess(device="none", backend="none")  # of a refused plan: the vendor has not this framework
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class Asked:
     capture_step: the step whose tensors are kept, if any. The three of containers are of runtime docker.
     hardware: what --assume-hardware names. suggested, suggested_by: what a suite's entry chooses; the command line wins
     over it.
-    why_scale: why the scale is the one asked for. for_record: a plan of what was refused, so nothing is checked again.
+    why_scale: why the scale is the one asked for. refusal: why this cannot run here; the plan is for the
+    record and not checked.
     """
 
     scale: Literal["auto", "smoke", "full"] = "auto"
@@ -72,7 +75,7 @@ class Asked:
     why_scale: str | None = None
     deviations: tuple[str, ...] = ()
     entry: EntryUsed | None = None
-    for_record: bool = False
+    refusal: str | None = None
 
 
 def resolve(
@@ -135,14 +138,14 @@ def _plan(
     layout, nodes, devices = _place(found, selector, choice, origins)
     shares = nodes * devices if found.vendor.divisible else devices
     tuning = _tuning(choice, layout, found, shares, origins)
-    if check and not asked.for_record:
+    if check and asked.refusal is None:
         relations.require(work, layout, tuning.micro_batch, nodes, devices, tuning.virtual_pipeline)
         check_offered(found.implementation, work, tuning, found.vendor.device_kind)
     hardware = _hardware(found, nodes, devices, asked)
     implementation = found.implementation
     memory = expected_memory(work.model, work.training, layout, tuning, found.vendor.device_kind, found.keeping)
     requirements = requirements_of(implementation, found.vendor.device_kind, tuning, work)
-    container = _container(found, hardware, requirements, asked)
+    container = None if asked.refusal else _container(found, hardware, requirements, asked)
     return Plan(
         run_id=run_id,
         asked=text,
@@ -156,7 +159,7 @@ def _plan(
         work_digest=work.fingerprint(),
         implementation=implementation_used(implementation, found.folder),
         hardware=hardware,
-        access=found.vendor.frameworks[implementation.framework],
+        access=found.vendor.frameworks.get(implementation.framework, NO_ACCESS),
         tuning=tuning,
         origins=origins,
         accumulation=max(1, relations.accumulation(work, layout, tuning.micro_batch)),
@@ -164,7 +167,12 @@ def _plan(
         environment=image_environment(container.image)
         if container
         else environment_of(
-            implementation, found.vendor.device_kind, requirements, asked.python, asked.runtime, asked.assume
+            implementation,
+            found.vendor.device_kind,
+            requirements,
+            asked.python,
+            asked.runtime,
+            asked.assume or asked.refusal is not None,
         ),
         runtime=asked.runtime,
         container=container,
@@ -179,6 +187,7 @@ def _plan(
         probe_peak=asked.probe,
         deviations=(*deviations(selector, implementation), *_shared_machine(nodes, asked), *asked.deviations),
         entry=asked.entry,
+        refusal=asked.refusal,
         platform_version=levelfield.__version__,
     )
 

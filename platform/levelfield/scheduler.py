@@ -36,12 +36,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Job:
-    """One run to come: makes its plan when the machine's measured peaks are known. refusal: why it cannot run here."""
+    """One run to come: makes its plan when the machine's measured peaks are known."""
 
     plan_with: Callable[[Measured], Plan]
     vendor: Vendor
     reference_of: Callable[[Plan], Reference | None]
-    refusal: str | None = None
 
 
 def entries(registry: Registry, cases: Sequence[str], suites: Sequence[str], asked: Asked) -> list[Entry]:
@@ -59,7 +58,7 @@ def jobs(registry: Registry, work: Sequence[Entry], repeat: int | None, corpus: 
     made: list[Job] = []
     for entry in work:
         with _blamed(entry.asked.entry):
-            made += _jobs_of(registry, entry, repeat, corpus)
+            made += _jobs_or_refusals(registry, entry, repeat, corpus)
     yield from made
 
 
@@ -83,13 +82,28 @@ def planned(job: Job) -> Plan:
 def run_all(work: Iterator[Job], runs: Path, listener: runner.Listener) -> Iterator[Result]:
     """Run one after another, handing out each result as it comes; an interrupted run is the last one."""
     for job in work:
-        if job.refusal:
-            result = runner.refuse(job.plan_with(Measured()), runs, job.refusal)
+        plan = job.plan_with(Measured())
+        if plan.refusal:
+            result = runner.refuse(plan, runs, plan.refusal)
         else:
             result = runner.run(job.plan_with, job.vendor, runs, listener, platform.node(), job.reference_of)
         yield result
         if result.status.failure == "interrupted":
             return
+
+
+def _jobs_or_refusals(registry: Registry, entry: Entry, repeat: int | None, corpus: CorpusFacts | None) -> list[Job]:
+    """The entry's runs, once their plans have been made. Of a suite's entry that cannot run here: what says so."""
+    try:
+        made = list(_jobs_of(registry, entry, repeat, corpus))
+        for job in made:
+            job.plan_with(Measured())
+        return made
+    except NotHere as error:
+        if entry.asked.entry is None:
+            raise
+        refused = replace(entry, asked=replace(entry.asked, refusal=str(error)))
+        return list(_jobs_of(registry, refused, repeat, corpus))
 
 
 def _jobs_of(registry: Registry, entry: Entry, repeat: int | None, corpus: CorpusFacts | None) -> Iterator[Job]:
@@ -101,27 +115,10 @@ def _jobs_of(registry: Registry, entry: Entry, repeat: int | None, corpus: Corpu
     for number in range(1, selector.repeats + 1):
         run_id = rundir.new_run_id(found.case.name, found.implementation.framework, found.vendor.name)
 
-        def plan_with(measured: Measured, asked: Asked, run_id: str = run_id, number: int = number) -> Plan:
-            return resolve.resolve(found, placed.selector, entry.text, asked, run_id, corpus, measured, number)
+        def plan_with(measured: Measured, run_id: str = run_id, number: int = number) -> Plan:
+            return resolve.resolve(found, placed.selector, entry.text, placed.asked, run_id, corpus, measured, number)
 
-        yield _checked(plan_with, placed.asked, vendor, lambda plan: reference_of(registry, plan))
-
-
-def _checked(
-    plan_with: Callable[[Measured, Asked], Plan],
-    asked: Asked,
-    vendor: Vendor,
-    reference: Callable[[Plan], Reference | None],
-) -> Job:
-    """The job, once its plan has been made. Of a suite's entry that cannot run here: one that says so instead."""
-    try:
-        plan_with(Measured(), asked)
-        return Job(lambda measured: plan_with(measured, asked), vendor, reference)
-    except NotHere as error:
-        if asked.entry is None or asked.assume:
-            raise
-        recorded = replace(asked, assume=True, for_record=True)
-        return Job(lambda measured: plan_with(measured, recorded), vendor, reference, str(error))
+        yield Job(plan_with, vendor, lambda plan: reference_of(registry, plan))
 
 
 def reference_of(registry: Registry, plan: Plan) -> Reference | None:

@@ -59,7 +59,7 @@ def command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
 
 def without_estimates(table: str) -> str:
     """The memory model has tests of its own, and a host's memory is its own."""
-    masked = re.sub(r"\d+\.\d of (\d+\.\d|unknown)\n", "# of #\n", table)
+    masked = re.sub(r"(?<=  )[\d.]+ of ([\d.]+|unknown)\n", "# of #\n", table)
     return re.sub(r"  (yes|NO|unknown) +(?=ASSUMED|full|smoke)", "  #  ", masked)
 
 
@@ -231,6 +231,24 @@ def test_a_plan_to_look_at_says_that_its_python_is_not_here(command: Command, mo
 def test_a_parallelism_that_is_not_offered_is_unsupported_too(tmp_path: Path, here: None) -> None:
     (found,) = results(tmp_path, suite(tmp_path, {"case": "gpt3_6.7B:deepspeed", "set": {"layout": "TP2"}}))
     assert found.status.word == "unsupported" and found.status.evidence == "deepspeed does not offer: tensor on cpu"
+
+
+def test_a_framework_that_the_vendor_here_lacks_is_unsupported_and_a_plan_says_so(
+    tmp_path: Path, command: Command
+) -> None:
+    path = suite(tmp_path, {"case": "gpt3_6.7B:torch", "scale": "smoke"})
+    why = "vendor fake does not say how torch reaches its devices; it has fake"
+    (found,) = results(tmp_path, path)
+    assert (found.status.word, found.status.evidence, found.chip) == ("unsupported", why, "F1")
+    code, out, _ = command("--suite", path, "--dry-run")
+    assert code == 0 and f"gpt3_6.7B:torch: CANNOT RUN: {why}" in " ".join(out.split())
+    assert command("--case", "gpt3_6.7B:torch:fake", "--dry-run")[0] == 2
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_no_entry_asks_for_what_is_not_offered(name: str) -> None:
+    for table in GOLDEN.glob(f"{name}*.txt"):
+        assert "CANNOT" not in table.read_text(), "offer it, or leave the entry out"
 
 
 def test_tables_stand_for_all_repeats_and_groups(

@@ -72,14 +72,19 @@ def _first(plan: Plan) -> Cells:
 
 def _second(plan: Plan) -> Cells:
     tuning, hardware, memory = plan.tuning, plan.hardware, plan.expected_memory
-    whole = f"{memory.available_bytes / GIB:.1f}" if memory.available_bytes else "unknown"
     return (
         f"  {hardware.nodes}x{hardware.devices_per_node} {hardware.chip.name}",
         str(tuning.layout),
         f"{tuning.micro_batch} x {plan.accumulation}",
         tuning.recompute,
-        f"{memory.total_bytes / GIB:.1f} of {whole}",
+        f"{_gib(memory.total_bytes)} of {_gib(memory.available_bytes)}",
     )
+
+
+def _gib(size_bytes: int | None) -> str:
+    """Four digits at most, so that the line fits."""
+    gib = (size_bytes or 0) / GIB
+    return "unknown" if size_bytes is None else f"{gib:.{1 if gib < 100 else 0}f}"
 
 
 def _notes(plans: Sequence[Plan]) -> Iterator[str]:
@@ -91,7 +96,8 @@ def _notes(plans: Sequence[Plan]) -> Iterator[str]:
             "to what is here; --scale smoke --dry-run shows how."
         )
     for plan in plans:
-        said = [_entry(plan).note, *plan.deviations, plan.environment.lacking]
+        refusal = f"CANNOT RUN: {plan.refusal}" if plan.refusal else None
+        said = [_entry(plan).note, refusal, *plan.deviations, plan.environment.lacking]
         yield from (f"{_entry(plan).name}: {sentence}" for sentence in said if sentence)
 
 

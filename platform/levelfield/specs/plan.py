@@ -99,7 +99,7 @@ class MemoryExpected(Value):
 
 class Plan(Document):
     """`origins` says who chose each free field; `deviations` what differs from what was asked for; `entry` which of a
-    suite this is."""
+    suite this is; `refusal` why the machine cannot run it."""
 
     KIND: ClassVar[str] = "plan"
 
@@ -132,6 +132,7 @@ class Plan(Document):
     probe_peak: bool = False
     deviations: tuple[str, ...] = ()
     entry: EntryUsed | None = None
+    refusal: str | None = None
     platform_version: str
 
     @property
