@@ -147,7 +147,7 @@ def result_lines(result: Result) -> list[str]:
         peak = f"of {mfu.peak_tflops:.4g} TFLOP/s" if mfu.peak_tflops else ""
         lines.append(f"MFU      {words.percent(mfu)} {mfu.formula} {peak}".rstrip())
         lines += [f"         {mfu.peak_source or mfu.reason}"]
-    lines.append(f"memory   {words.gib(memory)} ({name}), expected {words.gib(result.memory.expected_bytes)}")
+    lines.append(f"memory   {words.gib(memory)} ({name}), expected {words.expectation(result)}")
     lines += [f"         remark: {remark}" for remark in words.memory_remarks(result)]
     lines.append(f"loss     {words.number(result.loss.first, 4)} -> {words.number(result.loss.tail_mean, 4)}")
     lines += [f"warning  {warning}" for warning in result.warnings]
