@@ -84,7 +84,8 @@ def utilisation(row: Row, tokens: float | None) -> tuple[Utilisation, ...]:
 def cells(form: str, pairs: Sequence[Pair]) -> list[dict[str, str]]:
     """The rows of the table in this format, by heading."""
     text = as_report(form, runs_of([r for r, _ in pairs], [p for _, p in pairs], LOADED))
-    head, _, *rows = [[part.strip() for part in line.strip("| ").split(" | ")] for line in text.splitlines()]
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    head, _, *rows = [[part.strip() for part in line.strip("| ").split(" | ")] for line in table]
     return [dict(zip(head, row, strict=True)) for row in rows]
 
 
@@ -194,6 +195,39 @@ def test_a_run_that_has_no_figures_prints_slashes(valid: Pair, form: str) -> Non
     (found,) = cells(form, [pair])
     shown = [value for name, value in found.items() if any(word in name for word in ("put", "FLOP", "token", "MFU"))]
     assert shown and set(shown) == {"/"}
+
+
+def test_what_a_pasted_row_must_not_lose_stands_below(valid: Pair) -> None:
+    result, plan = valid
+    oom = result.model_copy(
+        update={"status": Status(word="oom", reasons=("no memory left",)), "deviations": ("other",)}
+    )
+    lines = as_report("osdi", runs_of([oom], [plan], LOADED)).splitlines()
+    assert [line.removeprefix(f"{result.run_id}: ") for line in lines if line and not line.startswith("|")] == [
+        "smoke scale, never to be compared with a full run",
+        "oom",
+        "no memory left",
+        "other",
+    ]
+    full, _ = measured_as(valid, OSDI_SET.rows[0])
+    assert as_report("osdi", runs_of([full], [plan], LOADED)).count("\n") == 3
+
+
+def test_a_smoke_run_takes_none_of_the_reports_numbers(valid: Pair) -> None:
+    result, plan = measured_as(valid, LLAMA.rows[0])
+    taken = [
+        run.constants for run in runs_of([result, result.model_copy(update={"scale": "smoke"})], [plan] * 2, LOADED)
+    ]
+    assert taken == [{"parameters": 8e9}, {}]
+
+
+def test_memory_of_a_cpu_is_its_largest_process(valid: Pair) -> None:
+    result, plan = valid
+    (found,) = cells("oneflow", [(result.model_copy(update={"vendor": "cpu"}), plan)])
+    assert (
+        result.memory.process_peak.value and found["memory"] == f"{result.memory.process_peak.value / 2**20:.0f} (MiB)"
+    )
+    assert cells("oneflow", [valid])[0]["memory"] == "3072 (MiB)"
 
 
 def test_headings_are_those_of_the_reports() -> None:

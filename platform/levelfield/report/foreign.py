@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from levelfield.measure.flops import flops_per_token
 from levelfield.registry import Registry
-from levelfield.report.words import GIB, cell, utilisation
+from levelfield.report.words import GIB, cell, status, utilisation
 from levelfield.specs.figures import Row
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result, Utilisation
@@ -58,10 +58,13 @@ Columns = Mapping[str, Callable[[Run], str]]
 
 
 def runs_of(results: Sequence[Result], plans: Sequence[Plan], registry: Registry) -> list[Run]:
-    """Each run with what its case's report takes; a sharded run's baseline is one of the others."""
+    """Each run with what its case's report takes at full scale; a sharded run's baseline is one of the others."""
     rows = [row for name in sorted(registry.published) for row in registry.figures(name).rows]
-    pairs = zip(results, plans, strict=True)
-    return [Run(result, plan, constants_of(result.case, rows), _baseline(result, results)) for result, plan in pairs]
+    taken = {result.case: constants_of(result.case, rows) for result in results if result.scale == "full"}
+    return [
+        Run(result, plan, taken[result.case] if result.scale == "full" else {}, _baseline(result, results))
+        for result, plan in zip(results, plans, strict=True)
+    ]
 
 
 def constants_of(case: str, rows: Sequence[Row]) -> dict[str, float]:
@@ -88,8 +91,20 @@ def short(value: float | None, digits: int = 2) -> str:
 
 
 def used_bytes(result: Result) -> float | None:
-    """What the vendor's tool saw on the fullest device."""
-    return result.memory.device_used_peak.value
+    """What the vendor's tool saw on the fullest device; of a cpu the largest process, for the host is not the run's."""
+    figure = result.memory.process_peak if result.vendor == "cpu" else result.memory.device_used_peak
+    return figure.value
+
+
+def notes(runs: Sequence[Run]) -> list[str]:
+    """What a pasted row must not lose: another scale, what went wrong, what differs from what was asked for."""
+    said = []
+    for run in runs:
+        r = run.result
+        said += [f"{r.run_id}: smoke scale, never to be compared with a full run"] * (r.scale == "smoke")
+        said += [f"{r.run_id}: {status(r)}"] * (r.status.word != "valid")
+        said += [f"{r.run_id}: {reason}" for reason in (*r.status.reasons, *r.deviations)]
+    return said
 
 
 def memory_over_capacity(run: Run) -> str:

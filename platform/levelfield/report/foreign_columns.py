@@ -15,6 +15,7 @@ from levelfield.report.foreign import (
     changed,
     memory_over_capacity,
     mfu,
+    notes,
     share_of_peak,
     short,
     table,
@@ -28,13 +29,18 @@ _RECOMPUTE = {"none": "False", "full": "True"}
 
 
 def as_report(form: str, runs: Sequence[Run]) -> str:
-    """The runs as the report of this name would print them; FlagPerf has one table for a GPT and one for a Llama."""
+    """The runs as the report of this name would print them, and below what to know of them."""
+    said = notes(runs)
+    return "\n".join([*_tables(form, runs), *(f"{note}\n" for note in said)])
+
+
+def _tables(form: str, runs: Sequence[Run]) -> list[str]:
+    """FlagPerf has one table for a GPT and one for a Llama."""
     if form != "flagperf":
-        return table(runs, {"oneflow": ONEFLOW, "osdi": OSDI}[form])
+        return [table(runs, {"oneflow": ONEFLOW, "osdi": OSDI}[form])]
     gpt = [run for run in runs if run.plan.work.model.family == "gpt"]
     llama = [run for run in runs if run not in gpt]
-    tables = [table(some, columns) for some, columns in ((gpt, FLAGPERF_GPT), (llama, FLAGPERF_LLAMA)) if some]
-    return "\n".join(tables)
+    return [table(some, columns) for some, columns in ((gpt, FLAGPERF_GPT), (llama, FLAGPERF_LLAMA)) if some]
 
 
 # -- FlagPerf
