@@ -23,8 +23,8 @@ class Benchmark:
     def __init__(self, runs: Path, cache: Path, **variables: str) -> None:
         self.runs = runs
         self._started: list[subprocess.Popen[str]] = []
-        self.variables = {**os.environ, "LEVELFIELD_NO_BOOTSTRAP": "1", "XDG_CACHE_HOME": str(cache), **variables}
-        self.variables["LEVELFIELD_RUNS"] = str(runs)
+        own = {"LEVELFIELD_NO_BOOTSTRAP": "1", "XDG_CACHE_HOME": str(cache), "LEVELFIELD_LOCKS": f"{runs}.locks"}
+        self.variables = {**os.environ, **own, **variables, "LEVELFIELD_RUNS": str(runs)}
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         argv = [sys.executable, str(ROOT / "run_benchmarks.py"), *arguments]

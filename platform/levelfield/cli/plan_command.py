@@ -28,8 +28,9 @@ tokens/s that are to be expected, fastest first. Nothing has to be here.
 
 examples:
   run_benchmarks.py plan gpt3_6.7B --chip A100-SXM4-80GB --devices 8
-  run_benchmarks.py plan llama3_70b --chip H100 --devices 16384 --framework megatron
-  run_benchmarks.py plan llama3_8b --chip H100 --nodes 4 --network 8x400Gb/s --explain 1
+  run_benchmarks.py plan llama3_70b --chip H100 --devices 16384 --top 5
+  run_benchmarks.py plan llama3_8b --chip H100 --nodes 4 --network 8x400Gb/s
+  run_benchmarks.py plan llama3_8b --chip H100 --framework megatron --explain 1
 
 docs/planner.md says how it computes and how far published figures are from it.
 """
