@@ -23,6 +23,7 @@ from pathlib import Path
 
 from levelfield import machines, planner
 from levelfield.catalog import find_chip
+from levelfield.measure.converted import rate
 from levelfield.registry import Registry
 from levelfield.specs.constants import Constants, Pace
 from levelfield.specs.figures import Row, Setting
@@ -112,7 +113,13 @@ def _point(registry: Registry, name: str, row: Row) -> Point:
         case.work("full"), machine, constants, EVERYTHING, "accelerator", setting.devices, chip.memory_bytes
     )
     return Point(
-        name, row, question, _tuning(setting), row.figure("memory_bytes"), _tokens_per_second(row), _left_out(row)
+        name,
+        row,
+        question,
+        _tuning(setting),
+        row.figure("memory_bytes"),
+        rate(row).tokens_per_second_per_device,
+        _left_out(row),
     )
 
 
@@ -125,17 +132,6 @@ def _tuning(setting: Setting) -> Tuning:
     return Tuning(
         layout=setting.parallel, micro_batch=setting.micro_batch, recompute=repeated.get(setting.recompute, "none")
     )
-
-
-def _tokens_per_second(row: Row) -> float | None:
-    """Of one device, from whichever of the three the report prints."""
-    setting = row.setting
-    tokens = setting.global_batch * setting.sequence_length
-    if (seconds := row.figure("step_seconds")) is not None:
-        return tokens / seconds / setting.devices
-    if (samples := row.figure("samples_per_second")) is not None:
-        return samples * setting.sequence_length / setting.devices
-    return row.figure("tokens_per_second_per_device")
 
 
 def _left_out(row: Row) -> str | None:
