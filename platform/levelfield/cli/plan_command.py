@@ -163,7 +163,8 @@ def _lines(question: Question, chip: Chip, place: Assumed, found: Answer, option
     yield ""
     yield wrapped(
         f"{len(found.rows):,} of {found.considered:,} layouts fit. tokens/s is of one device; GiB of the fullest; "
-        "again: what is recomputed; chunks: of each pipeline stage. MFU is palm's. --explain ROW shows the arithmetic",
+        "again: what is recomputed; chunks: of each pipeline stage. MFU is palm's, of the "
+        f"{question.work.training.precision} peak. --explain ROW shows the arithmetic",
         0,
     )
 
