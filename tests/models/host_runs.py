@@ -5,8 +5,8 @@
 writes configs/planner/host_runs.json: what this host reaches, then each run with its whole setting and what it took.
 About a quarter of an hour, on a machine that has nothing else to do: it waits for that before each run, writes down how
 much others did meanwhile, and makes a run that was disturbed again. `--missing` goes on from the file that is there,
-with the runs that it lacks and those that were disturbed. The cases are made in a temporary folder and run through
-run_benchmarks.py like any other.
+with the runs that it lacks and those that were disturbed, and with `--rates` takes what the host reaches anew. The
+cases are made in a temporary folder and run through run_benchmarks.py like any other.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ PAGE = ROOT / "configs" / "planner" / "host_runs.json"
 T = TypeVar("T")
 STEPS, WARM_UP = 20, 5
 LIMIT_SECONDS = 180
-QUIET_CORES, QUIET_LOAD, WAIT_SECONDS = 0.1, 1.0, 1800
-DISTURBED_CORES, ATTEMPTS = 0.1, 3
+QUIET_CORES, WAIT_SECONDS = 0.1, 1800
+DISTURBED_CORES, ATTEMPTS = 0.05, 3
 
 
 @dataclass(frozen=True)
@@ -211,9 +211,8 @@ def wait_until_quiet() -> float:
     end = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < end:
         busy = psutil.cpu_percent(interval=3) / 100 * (psutil.cpu_count() or 1)
-        load_average = os.getloadavg()[0]
-        if busy < QUIET_CORES and load_average < QUIET_LOAD:
-            return round(load_average, 2)
+        if busy < QUIET_CORES:  # the load average would still tell of the run before
+            return round(os.getloadavg()[0], 2)
     raise SystemExit(
         f"the machine was busy for {WAIT_SECONDS} s (load {os.getloadavg()[0]:.1f}); run it when it is not"
     )
@@ -272,12 +271,13 @@ def _processor() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train small models here and write down what they took")
     parser.add_argument("--missing", action="store_true", help="keep what the file has, but for disturbed runs")
+    parser.add_argument("--rates", action="store_true", help="with --missing: take the host's rates anew all the same")
     options = parser.parse_args()
-    if options.missing and PAGE.exists():
-        before = load(HostRuns, PAGE)
-        measure_all(before.rates, {r.name: r for r in before.runs if r.status == "valid" and not is_disturbed(r)})
-    else:
-        measure_all(undisturbed_rates(Registry()), {})
+    before = load(HostRuns, PAGE) if options.missing and PAGE.exists() else None
+    kept = {r.name: r for r in before.runs if r.status == "valid" and not is_disturbed(r)} if before else {}
+    rates = before.rates if before and not options.rates else undisturbed_rates(Registry())
+    write(rates, kept)
+    measure_all(rates, kept)
 
 
 if __name__ == "__main__":

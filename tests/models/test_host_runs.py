@@ -57,4 +57,4 @@ def test_the_committed_file_has_every_run_and_none_beside_others() -> None:
     found = load(HostRuns, PAGE)
     assert [run.name for run in found.runs] == [s.name for s in SETTINGS]
     assert all(run.status == "valid" and run.step_seconds and run.process_peak_bytes for run in found.runs)
-    assert all(run.other_cores < 0.2 and run.load_before < 1 for run in found.runs)
+    assert not [run.name for run in found.runs if host_runs.is_disturbed(run)]
