@@ -8,7 +8,7 @@ from levelfield.errors import UsageError
 from levelfield.measure.collectives import Link
 from levelfield.measure.timing import Machine
 from levelfield.specs.case import Precision
-from levelfield.specs.host_rates import HostShare, Messages
+from levelfield.specs.host_rates import HostShare, Operation
 from levelfield.specs.vendor import Achieved, Chip, PeakDtype
 
 # A hop of a ring with large messages: NCCL's own model of itself (src/graph/tuning.cc, hwLatencies, Ring, Simple).
@@ -51,24 +51,25 @@ def host_machine(share: HostShare, precision: Precision) -> Machine:
     if not measured:
         known = ", ".join(share.matmul_flops_per_second)
         raise UsageError(f"this host's rate of {precision} products was not measured; known: {known}")
-    messages = share.collectives.get("all_reduce")
     return Machine(
         matmul_flops_per_second=max(measured.values()),
         fp8_matmul_flops_per_second=None,
         memory_bytes_per_second=share.memory_bytes_per_second,
-        node=_fitted_link(messages, share.processes) if messages else None,
+        node=_fitted_link(share, "all_reduce", 2),
         network=None,
         devices_per_node=share.processes,
         operation_seconds=share.per_operation_seconds,
-        matmul_by_edge=measured,
-        memory_by_array=share.triad_bytes_per_second,
+        gather=_fitted_link(share, "all_gather", 1),
+        scatter=_fitted_link(share, "reduce_scatter", 1),
     )
 
 
-def _fitted_link(messages: Messages, ranks: int) -> Link:
-    """The link whose ring all-reduce takes what was measured."""
-    share = 2 * (ranks - 1)
-    return Link(messages.alpha_seconds / share, messages.bytes_per_second * share / ranks)
+def _fitted_link(share: HostShare, operation: Operation, rounds: int) -> Link | None:
+    """The link over which a ring's `rounds` take what was measured; None for a single process."""
+    messages, hops = share.collectives.get(operation), rounds * (share.processes - 1)
+    if messages is None:
+        return None
+    return Link(messages.alpha_seconds / hops, messages.bytes_per_second * hops / share.processes)
 
 
 def _rate(chip: Chip, dtype: PeakDtype) -> float:

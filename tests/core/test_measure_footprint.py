@@ -10,6 +10,7 @@ from levelfield.measure.footprint import Footprint, expected_memory
 from levelfield.measure.parameters import parameters
 from levelfield.specs.base import load
 from levelfield.specs.case import Case
+from levelfield.specs.constants import Keeping
 from levelfield.specs.layout import Layout, parse_layout
 from levelfield.specs.tuning import Tuning
 
@@ -91,6 +92,48 @@ def test_interleaving_keeps_more_on_the_first_stage() -> None:
     layers = plain - 4 * embedding
     assert two - 7 * embedding == pytest.approx(layers * (1 + 3 / 8))
     assert four - 7 * embedding == pytest.approx(layers * (1 + 3 / 16))
+
+
+def test_what_a_framework_keeps_beyond_the_analyses() -> None:
+    """Each of its constants moves the part that it is about, by what it says."""
+    found, layout = load(Case, CASES / "gpt3_6.7B.yaml"), parse_layout("TP2PP1SH2SP4").layout
+    tuning, unit = Tuning(layout=layout, micro_batch=1), 2048 * 4096
+
+    def kept(kind: str = "nvidia", **fields: Any) -> Footprint:
+        return expected_memory(found.model, found.training, layout, tuning, kind, Keeping(**fields))
+
+    plain, n = kept(), kept().optimizer_states // 2  # states are sharded over 4: 2 n / 4 x 4 bytes
+    assert kept(gradient_bytes=2).gradients == plain.gradients // 2
+    assert kept(logit_bytes=10).logits == 10 * 2048 * 50304 // 2
+    assert kept(tensor_parallel_copies=2).activations - plain.activations == 32 * 2 * 2 * unit
+    assert kept(score_bytes=5).activations - plain.activations == 32 * 5 * 32 * 2048**2 // 2
+    assert kept(reserve_bytes=7).buffers == 7 and kept("cpu", host_process_bytes=7).buffers == 7
+    assert kept("cpu", host_process_bytes=0, host_sharding_copies=3).buffers == 3 * 2 * n
+    whole = kept(gradients_whole_in_backward=True, logit_bytes=1e-9)
+    assert whole == kept(logit_bytes=1e-9)  # the forward pass's end is the fuller moment
+    layer = Tuning(layout=layout, micro_batch=1, recompute="full")
+    backward = expected_memory(
+        found.model, found.training, layout, layer, "nvidia", Keeping(gradients_whole_in_backward=True)
+    )
+    assert backward.gradients == 4 * plain.gradients and backward.logits == 0
+
+
+def test_fp8_keeps_inputs_in_one_byte_and_weights_twice_more() -> None:
+    found, layout = load(Case, CASES / "llama3_8b.yaml"), Layout()
+    sixteen, eight = (
+        expected_memory(
+            found.model,
+            found.training.model_copy(update={"precision": precision}),
+            layout,
+            Tuning(layout=layout),
+            "nvidia",
+        )
+        for precision in ("bf16", "fp8")
+    )
+    layers = 32 * 218_112_000
+    assert eight.weights - sixteen.weights == 2 * layers
+    # two norms' outputs, the heads' output and the MLP's last input
+    assert sixteen.activations - eight.activations == 32 * 8192 * (2 * 4096 + 4096 + 14336)
 
 
 def test_logits_are_made_in_chunks() -> None:

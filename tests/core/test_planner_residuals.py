@@ -11,7 +11,9 @@ from types import ModuleType
 
 import pytest
 from levelfield.registry import Registry
+from levelfield.specs.base import load
 from levelfield.specs.constants import Constants
+from levelfield.specs.host_runs import HostRuns
 
 ROOT = Path(__file__).resolve().parents[2]
 # Two rows of flagperf_llama3 that published analyses do not explain (docs/planner.md says what is missing).
@@ -93,3 +95,20 @@ def test_a_wrong_term_is_seen(fit: ModuleType, constants: dict[str, Constants]) 
             max(abs(math.log(p.predicted(c).memory.total / p.memory_bytes)) for p in points) for c in (right, changed)
         ]
         assert worst[1] > 1.5 * worst[0], wrong
+
+
+def test_runs_on_the_host(fit: ModuleType, constants: dict[str, Constants]) -> None:
+    """Every run of host_runs.json within 25 % of its time and 15 % of its memory, as docs/planner-host.md says."""
+    assert fit  # its folder is on the path
+    import planner_host
+
+    measured = load(HostRuns, ROOT / "configs" / "planner" / "host_runs.json")
+    runs = [run for run in measured.runs if run.status == "valid"]
+    assert len(runs) >= 24
+    page = (ROOT / "docs" / "planner-host.md").read_text()
+    for run in runs:
+        found = planner_host.predicted(run, measured, constants["torch"])
+        assert run.step_seconds is not None and run.process_peak_bytes is not None
+        assert found.time.total == pytest.approx(run.step_seconds, rel=0.25), run.name
+        assert found.memory.total == pytest.approx(run.process_peak_bytes, rel=0.15), run.name
+        assert f"| {run.name} | {run.step_seconds * 1e3:.1f} | {found.time.total * 1e3:.1f} |" in page

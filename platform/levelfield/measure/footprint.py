@@ -83,7 +83,7 @@ def _stage(s: Setting, stage: int) -> Footprint:
         optimizer_states=2 * FP32 * count // states,
         activations=activations(s, stage),
         logits=_logits(s) if stage == s.layout.pipeline - 1 else 0,
-        buffers=_buffers(s),
+        buffers=_buffers(s, count),
     )
     if level != 2 or not s.keeping.gradients_whole_in_backward:
         return forward
@@ -124,9 +124,12 @@ def _copies(s: Setting, count: int) -> int:
     return fp8 + (s.width * count if s.width == FP16 or s.layout.sharding_stage else 0)
 
 
-def _buffers(s: Setting) -> int:
-    """The process itself and, at ZeRO stage 3, two gathered layers (one in use, one on its way) and the embedding."""
+def _buffers(s: Setting, count: int) -> int:
+    """The process itself, on the host what exchanging sharded states leaves in it, and at ZeRO stage 3 two gathered
+    layers (one in use, one on its way) and the embedding."""
     process = s.keeping.host_process_bytes if s.in_host_memory else s.keeping.reserve_bytes
+    if s.in_host_memory and s.layout.sharding_stage:
+        process += s.keeping.host_sharding_copies * s.width * count
     if s.layout.sharding_stage < 3:
         return process
     embedding = s.model.vocab_size * s.model.hidden_size // s.layout.tensor

@@ -8,7 +8,7 @@ its outputs once; the backward pass does twice the forward's work (Korthikanti e
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from levelfield.measure.parameters import layer_matrices
 from levelfield.specs.case import Model
@@ -24,15 +24,12 @@ LAYER_OPERATIONS = 20
 
 @dataclass(frozen=True)
 class Cost:
-    """matmul_flops: of products with weights, which fp8 makes cheaper; core_flops: all others. edge: of a square
-    product as large as the typical one. array_bytes: of the typical array that elementwise work goes over."""
+    """matmul_flops: of products with weights, which fp8 makes cheaper; core_flops: all others."""
 
     matmul_flops: float = 0.0
     core_flops: float = 0.0
     moved_bytes: float = 0.0
     operations: float = 0.0
-    edge: float = 0.0
-    array_bytes: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -40,17 +37,11 @@ class Cost:
             self.core_flops + other.core_flops,
             self.moved_bytes + other.moved_bytes,
             self.operations + other.operations,
-            max(self.edge, other.edge),
-            max(self.array_bytes, other.array_bytes),
         )
 
     def __mul__(self, times: float) -> Cost:
-        return replace(
-            self,
-            matmul_flops=self.matmul_flops * times,
-            core_flops=self.core_flops * times,
-            moved_bytes=self.moved_bytes * times,
-            operations=self.operations * times,
+        return Cost(
+            self.matmul_flops * times, self.core_flops * times, self.moved_bytes * times, self.operations * times
         )
 
 
@@ -81,8 +72,6 @@ def layer_forward(model: Model, part: Slice) -> Cost:
         core_flops=core if part.keeps_scores else core / 2,
         moved_bytes=_products(model, part, weights) + _elementwise(model, part) + _scores(model, part),
         operations=LAYER_OPERATIONS,
-        edge=(part.tokens * weights / len(layer_matrices(model))) ** (1 / 3),
-        array_bytes=float(part.width * part.tokens * model.hidden_size),
     )
 
 
@@ -92,19 +81,12 @@ def head_forward(model: Model, part: Slice) -> Cost:
     flops = 2.0 * part.tokens * model.hidden_size * vocabulary
     passes = FP32 * LOGIT_PASSES / (1 + BACKWARD)  # both directions together
     moved = part.tokens * vocabulary * passes + part.width * model.hidden_size * (part.tokens + vocabulary)
-    return Cost(
-        core_flops=flops,
-        moved_bytes=moved,
-        operations=LAYER_OPERATIONS / 2,
-        edge=(part.tokens * model.hidden_size * vocabulary) ** (1 / 3),
-        array_bytes=FP32 * part.tokens * vocabulary,
-    )
+    return Cost(core_flops=flops, moved_bytes=moved, operations=LAYER_OPERATIONS / 2)
 
 
 def embedding_forward(model: Model, part: Slice) -> Cost:
     """Looking tokens up, adding positions and dropping out: no products."""
-    moved = 4.0 * part.width * part.tokens * model.hidden_size / part.split
-    return Cost(moved_bytes=moved, operations=4, array_bytes=moved / 4)
+    return Cost(moved_bytes=4.0 * part.width * part.tokens * model.hidden_size / part.split, operations=4)
 
 
 def _products(model: Model, part: Slice, weights: float) -> float:

@@ -9,7 +9,6 @@ the framework's stated overlap is hidden behind compute; nothing of tensor paral
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from levelfield.measure.collectives import Link, all_reduce_seconds, gather_seconds, send_seconds
@@ -17,7 +16,6 @@ from levelfield.measure.operations import BACKWARD, Cost, Slice, embedding_forwa
 from levelfield.measure.parameters import parameters
 from levelfield.specs.case import Model, Training
 from levelfield.specs.constants import Keeping, Pace
-from levelfield.specs.host_rates import interpolated
 from levelfield.specs.layout import Layout
 from levelfield.specs.tuning import Tuning
 
@@ -33,8 +31,8 @@ class Machine:
     matmul: the achievable rate where one is known, else the peak; fp8_matmul: the same in fp8, None where there is
     none. node: between devices of one node; pair: what one device sends to a single other, where only some links lead
     there. network: between nodes, bytes per second of one whole node. None where unknown.
-    operation_seconds: what launching one operation costs beside its work. matmul_by_edge, memory_by_array: rates by
-    the size of a product's edge and by the bytes of an array, where they were measured and differ much.
+    operation_seconds: what launching one operation costs beside its work. gather, scatter: the link as gathers and
+    reduce-scatters see it, where they were measured and differ from all-reduces.
     """
 
     matmul_flops_per_second: float
@@ -45,14 +43,8 @@ class Machine:
     devices_per_node: int
     pair_bytes_per_second: float | None = None
     operation_seconds: float = 0.0
-    matmul_by_edge: Mapping[int, float] | None = None
-    memory_by_array: Mapping[int, float] | None = None
-
-    def matmul_rate(self, edge: float) -> float:
-        return interpolated(self.matmul_by_edge, edge) if self.matmul_by_edge else self.matmul_flops_per_second
-
-    def memory_rate(self, array_bytes: float) -> float:
-        return interpolated(self.memory_by_array, array_bytes) if self.memory_by_array else self.memory_bytes_per_second
+    gather: Link | None = None
+    scatter: Link | None = None
 
 
 @dataclass(frozen=True)
@@ -156,12 +148,11 @@ def _computes(s: _Setting) -> list[float]:
 
 
 def _seconds(s: _Setting, cost: Cost) -> float:
-    rate = s.machine.matmul_rate(cost.edge)
+    rate = s.machine.matmul_flops_per_second
     weights_rate = (s.machine.fp8_matmul_flops_per_second or rate) if s.fp8 else rate
     computed = (cost.matmul_flops / weights_rate + cost.core_flops / rate) / s.pace.matmul_efficiency
-    return (
-        computed + cost.moved_bytes / s.machine.memory_bytes_per_second + cost.operations * s.machine.operation_seconds
-    )
+    moved = cost.moved_bytes / s.machine.memory_bytes_per_second / s.pace.memory_efficiency
+    return computed + moved + cost.operations * s.machine.operation_seconds
 
 
 def _tensor_seconds(s: _Setting) -> float:
@@ -174,10 +165,19 @@ def _tensor_seconds(s: _Setting) -> float:
     link = _link(s, ranks, 1)
     size = s.part.width * s.part.tokens * s.model.hidden_size
     calls = 6 if s.tuning.recompute == "full" else 4
-    layer = calls * all_reduce_seconds(size, ranks, link)
     if s.layout.sequence_parallel:
-        layer += 2 * gather_seconds(size, ranks, link)
+        layer = (calls + 2) * _gather_seconds(s, size, ranks, link) + calls * _scatter_seconds(s, size, ranks, link)
+    else:
+        layer = calls * all_reduce_seconds(size, ranks, link)
     return layer * s.model.layers / s.layout.pipeline
+
+
+def _gather_seconds(s: _Setting, size: float, ranks: int, link: Link) -> float:
+    return gather_seconds(size, ranks, s.machine.gather or link)
+
+
+def _scatter_seconds(s: _Setting, size: float, ranks: int, link: Link) -> float:
+    return gather_seconds(size, ranks, s.machine.scatter or link)
 
 
 def _pipeline_seconds(s: _Setting) -> float:
@@ -199,9 +199,10 @@ def _data_seconds(s: _Setting) -> float:
     if s.layout.sharding_stage == 0:
         seconds = all_reduce_seconds(gradients, ranks, link)
     elif s.layout.sharding_stage < 3:
-        seconds = gather_seconds(gradients, ranks, link) + gather_seconds(weights, ranks, link)
+        seconds = _scatter_seconds(s, gradients, ranks, link) + _gather_seconds(s, weights, ranks, link)
     else:  # gathered for each forward and each backward pass
-        seconds = gather_seconds(gradients, ranks, link) + 2 * s.micro_batches * gather_seconds(weights, ranks, link)
+        passes = 2 * s.micro_batches
+        seconds = _scatter_seconds(s, gradients, ranks, link) + passes * _gather_seconds(s, weights, ranks, link)
     return seconds * (1 - s.pace.overlap)
 
 

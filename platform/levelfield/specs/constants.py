@@ -18,6 +18,8 @@ class Keeping(Value):
     tensor parallelism without sequence parallelism. score_bytes: of each attention score; 0: the kernel keeps none.
     gradients_whole_in_backward: with ZeRO stage 2 every rank holds all its gradients until the backward pass ends.
     pipeline_working_sets: recomputed layers that are there at once under pipeline parallelism.
+    host_sharding_copies: on the host, tensors as large as all of a rank's gathered parameters that exchanging sharded
+    states leaves in the process.
     reserve_bytes: context, kernels, communication buffers and fragmentation of a process on an accelerator.
     host_process_bytes: interpreter, framework and allocator of a process on the host.
     """
@@ -30,6 +32,7 @@ class Keeping(Value):
     score_bytes: float = Field(default=0, ge=0)
     gradients_whole_in_backward: bool = False
     pipeline_working_sets: int = Field(default=1, ge=1)
+    host_sharding_copies: int = Field(default=0, ge=0)
     reserve_bytes: int = Field(default=1_500_000_000, ge=0)
     host_process_bytes: int = Field(default=400_000_000, ge=0)
 
@@ -38,11 +41,13 @@ class Pace(Value):
     """How much of a chip's and a link's rate a framework gets, and what share of the gradients' exchange it hides.
 
     matmul_efficiency: of the achievable (else the peak) rate of matrix products. communication_efficiency: of a link's
-    rate. overlap: stated, not fitted: 0 where nothing is overlapped.
+    rate. memory_efficiency: of the memory's rate, in elementwise work; below 1 where that computes longer than it
+    reads and writes, as on the host. overlap: stated, not fitted: 0 where nothing is overlapped.
     """
 
     matmul_efficiency: float = Field(gt=0, le=1.2)
     communication_efficiency: float = Field(gt=0, le=1.2)
+    memory_efficiency: float = Field(default=1, gt=0, le=1)
     overlap: float = Field(ge=0, le=1)
 
 

@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""The planner against this project's own runs on a host: the same model, with the host's measured rates.
+
+    python benchmarks/planner_host.py            fit, write configs/planner/torch.yaml and docs/planner-host.md
+    python benchmarks/planner_host.py --check    the same without writing; exit 4 when what is written is not this
+
+Reads configs/planner/host_runs.json (`make host-runs` makes it on a machine of your own). Torch's shares of the host's
+matrix and memory rates, and the memory of its process, are fitted on every second run; the others are predictions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+import re
+import statistics
+import sys
+from pathlib import Path
+
+from levelfield import machines, planner
+from levelfield.registry import Registry
+from levelfield.specs.base import load
+from levelfield.specs.case import Work
+from levelfield.specs.constants import Constants, Pace
+from levelfield.specs.host_runs import HostRun, HostRuns
+from levelfield.specs.tuning import Tuning
+
+ROOT = Path(__file__).resolve().parents[1]
+CONSTANTS = ROOT / "configs" / "planner" / "torch.yaml"
+PAGE = ROOT / "docs" / "planner-host.md"
+MATMUL = [n / 100 for n in range(60, 121, 2)]
+MEMORY = [n / 100 for n in range(5, 61)]
+MIB = 2**20
+PROCESS = range(200, 801, 5)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 4 when the files differ")
+    options = parser.parse_args()
+    measured = load(HostRuns, ROOT / "configs" / "planner" / "host_runs.json")
+    runs = [run for run in measured.runs if run.status == "valid"]
+    before = Registry().constants("torch")
+    if before is None:
+        raise SystemExit(f"{CONSTANTS} is missing")
+    fitted = _fitted(before, runs, measured)
+    files = {CONSTANTS: _written(fitted), PAGE: _report(runs, measured, fitted)}
+    stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
+    for path in stale:
+        if not options.check:
+            path.write_text(files[path])
+        print(f"{'differs' if options.check else 'written'}: {path.relative_to(ROOT)}")
+    print("\n".join(line.replace("|", " ").strip() for line in _medians(runs, measured, fitted)[2:]))
+    return 4 if options.check and stale else 0
+
+
+def predicted(run: HostRun, measured: HostRuns, constants: Constants) -> planner.Row:
+    """What the planner says of a run, before it."""
+    share = measured.rates.share(run.layout.world_size, run.threads)
+    if share is None:
+        raise SystemExit(f"{run.name}: the host was not measured with {run.threads} thread(s) a process")
+    model = {"model": run.model, "training": run.training}
+    work = _work().model_copy(update=model)
+    question = planner.Question(
+        work=work,
+        machine=machines.host_machine(share, run.training.precision),
+        constants=constants,
+        offer=planner.Offer(frozenset(), ("none",)),
+        device_kind="cpu",
+        devices=run.layout.world_size,
+        capacity_bytes=None,
+    )
+    return planner.predict(question, Tuning(layout=run.layout, micro_batch=run.micro_batch, threads=run.threads))
+
+
+@functools.cache
+def _work() -> Work:
+    """Some case's work, of which a run has the model and the training."""
+    return Registry().case("gpt3_6.7B").work("smoke")
+
+
+def time_off(run: HostRun, measured: HostRuns, constants: Constants) -> float:
+    """Logarithm of predicted over measured seconds of a step."""
+    return math.log(predicted(run, measured, constants).time.total / (run.step_seconds or math.nan))
+
+
+def memory_off(run: HostRun, measured: HostRuns, constants: Constants) -> float:
+    """Logarithm of predicted over measured bytes of the largest process."""
+    return math.log(predicted(run, measured, constants).memory.total / (run.process_peak_bytes or math.nan))
+
+
+def _fitted(before: Constants, runs: list[HostRun], measured: HostRuns) -> Constants:
+    half = runs[::2]
+    candidates = [
+        Pace(matmul_efficiency=m, communication_efficiency=1, memory_efficiency=share, overlap=0)
+        for m in MATMUL
+        for share in MEMORY
+    ]
+    pace = min(
+        candidates,
+        key=lambda pace: sum(
+            abs(time_off(run, measured, before.model_copy(update={"host_pace": pace}))) for run in half
+        ),
+    )
+    without = {r.name: predicted(r, measured, before).memory.total - before.keeping.host_process_bytes for r in half}
+    size = min(
+        (n * MIB for n in PROCESS),
+        key=lambda size: sum(
+            abs(math.log((without[r.name] + size) / (r.process_peak_bytes or math.nan))) for r in half
+        ),
+    )
+    keeping = before.keeping.model_copy(update={"host_process_bytes": size})
+    return before.model_copy(update={"host_pace": pace, "keeping": keeping})
+
+
+def _written(constants: Constants) -> str:
+    """The file with the fitted numbers put in; all else in it is somebody's words."""
+    pace = constants.host_pace or constants.pace
+    line = (
+        f"host_pace: {{matmul_efficiency: {pace.matmul_efficiency}, "
+        f"communication_efficiency: 1, memory_efficiency: {pace.memory_efficiency}, overlap: 0}}"
+    )
+    text = re.sub(r"^host_pace:.*$", line, CONSTANTS.read_text(), flags=re.MULTILINE)
+    return re.sub(r"\bhost_process_bytes: \d+", f"host_process_bytes: {constants.keeping.host_process_bytes}", text)
+
+
+def _report(runs: list[HostRun], measured: HostRuns, fitted: Constants) -> str:
+    pace = fitted.host_pace or fitted.pace
+    half = {run.name for run in runs[::2]}
+    lines = [
+        "# The planner against runs on a host",
+        "",
+        f"Written by `python benchmarks/planner_host.py` from runs of {measured.date} on {measured.processor},",
+        f"{measured.rates.cores} cores, torch {measured.rates.torch}; do not edit. *fit*: the run set the constants.",
+        f"Torch reaches {pace.matmul_efficiency:.2f} of the host's measured rate of matrix products and",
+        f"{pace.memory_efficiency:.2f} of its memory rate in elementwise work, which computes more than it moves; its",
+        f"process has {fitted.keeping.host_process_bytes / MIB:.0f} MiB before any tensor.",
+        "A share above 1: the machine is shared, and was faster in the runs than when its products were measured.",
+        "",
+        *_medians(runs, measured, fitted),
+        "",
+        "| run | step, ms: measured | predicted | off | MiB: measured | predicted | off |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for run in runs:
+        found, fit = predicted(run, measured, fitted), " fit" if run.name in half else ""
+        time = 100 * (math.exp(time_off(run, measured, fitted)) - 1)
+        memory = 100 * (math.exp(memory_off(run, measured, fitted)) - 1)
+        lines.append(
+            f"| {run.name} | {(run.step_seconds or 0) * 1e3:.1f} | {found.time.total * 1e3:.1f} | {time:+.0f} %{fit} "
+            f"| {(run.process_peak_bytes or 0) / MIB:.0f} | {found.memory.total / MIB:.0f} | {memory:+.0f} %{fit} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _medians(runs: list[HostRun], measured: HostRuns, fitted: Constants) -> list[str]:
+    lines = ["| runs | time: median, largest | memory: median, largest |", "|---|---|---|"]
+    for name, some in (("held out", runs[1::2]), ("fitted", runs[::2])):
+        cells = []
+        for off in (time_off, memory_off):
+            errors = [100 * abs(math.exp(off(run, measured, fitted)) - 1) for run in some]
+            cells.append(f"{statistics.median(errors):.1f} %, {max(errors):.1f} %")
+        lines.append(f"| {len(some)} {name} | {' | '.join(cells)} |")
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())
