@@ -67,7 +67,14 @@ def memory_terms(question: Question, row: Row) -> list[Term]:
             "buffers",
             parts["buffers"],
             str(parts["buffers"]),
-            "context, kernels, communication and fragmentation of a process; with ZeRO stage 3 gathered layers",
+            "what exchanging sharded states needs: with ZeRO stage 3 two gathered layers and the embedding",
+            ZERO,
+        ),
+        Term(
+            "reserve",
+            parts["reserve"],
+            str(parts["reserve"]),
+            "the process: context, kernels, communication and fragmentation",
             f"configs/planner/{question.constants.framework}.yaml",
         ),
     ]

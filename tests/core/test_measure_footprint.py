@@ -107,7 +107,7 @@ def test_what_a_framework_keeps_beyond_the_analyses() -> None:
     assert kept(logit_bytes=10).logits == 10 * 2048 * 50304 // 2
     assert kept(tensor_parallel_copies=2).activations - plain.activations == 32 * 2 * 2 * unit
     assert kept(score_bytes=5).activations - plain.activations == 32 * 5 * 32 * 2048**2 // 2
-    assert kept(reserve_bytes=7).buffers == 7 and kept("cpu", host_process_bytes=7).buffers == 7
+    assert kept(reserve_bytes=7).reserve == 7 and kept("cpu", host_process_bytes=7).reserve == 7
     assert kept("cpu", host_process_bytes=0, host_sharding_copies=3).buffers == 3 * 2 * n
     whole = kept(gradients_whole_in_backward=True)
     assert whole.gradients == 4 * plain.gradients and whole.logits == 0 and whole.total > plain.total

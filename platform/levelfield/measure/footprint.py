@@ -25,8 +25,8 @@ LOGITS_CHUNK_BYTES = {"host": 2**24, "accelerator": 2**28}
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes on the rank that needs most. weights: fp32 masters and 16-bit copies; buffers: all that is no tensor
-    of the training, and ZeRO stage 3's gathered layers."""
+    """Bytes on the rank that needs most. weights: fp32 masters and 16-bit copies; buffers: what exchanging sharded
+    states needs; reserve: all that is no tensor of the training."""
 
     weights: int
     gradients: int
@@ -34,6 +34,7 @@ class Footprint:
     activations: int
     logits: int
     buffers: int
+    reserve: int
 
     @property
     def total(self) -> int:
@@ -84,6 +85,7 @@ def _stage(s: Setting, stage: int) -> Footprint:
         activations=activations(s, stage),
         logits=_logits(s) if stage == s.layout.pipeline - 1 else 0,
         buffers=_buffers(s, count),
+        reserve=s.keeping.host_process_bytes if s.in_host_memory else s.keeping.reserve_bytes,
     )
     if level != 2 or not s.keeping.gradients_whole_in_backward:
         return forward
@@ -125,15 +127,14 @@ def _copies(s: Setting, count: int) -> int:
 
 
 def _buffers(s: Setting, count: int) -> int:
-    """The process itself, on the host what exchanging sharded states leaves in it, and at ZeRO stage 3 two gathered
-    layers (one in use, one on its way) and the embedding."""
-    process = s.keeping.host_process_bytes if s.in_host_memory else s.keeping.reserve_bytes
-    if s.in_host_memory and s.layout.sharding_stage:
-        process += s.keeping.host_sharding_copies * s.width * count
+    """On the host what exchanging sharded states leaves in the process; at ZeRO stage 3 two gathered layers (one in
+    use, one on its way) and the embedding."""
+    exchanged = s.keeping.host_sharding_copies if s.in_host_memory and s.layout.sharding_stage else 0
+    buffers = exchanged * s.width * count
     if s.layout.sharding_stage < 3:
-        return process
+        return buffers
     embedding = s.model.vocab_size * s.model.hidden_size // s.layout.tensor
-    return process + s.width * (2 * _held(layer_shapes(s.model), s) + embedding)
+    return buffers + s.width * (2 * _held(layer_shapes(s.model), s) + embedding)
 
 
 def _logits(s: Setting) -> int:
