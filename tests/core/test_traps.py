@@ -129,3 +129,9 @@ def test_imports_go_one_way(tmp_path: Path) -> None:
 def test_plugins_are_known_to_these_rules() -> None:
     assert {p.parent.name for p in sources("models")} == set(OF_FRAMEWORK)
     assert {p.parent.name for p in sources("vendors")} == set(OF_VENDOR)
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    """Outside packages pytest imports the second of one name as the first, and refuses."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py") if "packages" not in path.parts]
+    assert sorted(names) == sorted(set(names))
