@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from levelfield.measure.activations import FP32, Setting, passes, setting_of, stored_of_layer, whole_layer
-from levelfield.measure.footprint import stage_footprints, stage_parameters
+from levelfield.measure.footprint import gradient_width, stage_footprints, stage_parameters
 from levelfield.measure.operations import BACKWARD, layer_forward
 from levelfield.measure.timing import UPDATE_BYTES, slice_of
 from levelfield.planner import Question, Row
@@ -31,15 +31,10 @@ class Term:
 
 def memory_terms(question: Question, row: Row) -> list[Term]:
     """Bytes on the fullest stage's rank, part by part."""
-    s = setting_of(
-        question.work.model,
-        question.work.training,
-        row.layout,
-        row.tuning,
-        question.device_kind,
-        question.constants.keeping,
-    )
-    stage = _fullest(question, row)
+    work, keeping = question.work, question.constants.keeping
+    given = (work.model, work.training, row.layout, row.tuning, question.device_kind, keeping)
+    s, stages = setting_of(*given), stage_footprints(*given)
+    stage = max(range(len(stages)), key=lambda n: stages[n].total)
     count = stage_parameters(s, stage)
     states = s.layout.sharding_degree if s.layout.sharding_stage else 1
     parts = row.memory.parts()
@@ -143,28 +138,10 @@ def time_terms(question: Question, row: Row) -> list[Term]:
     ]
 
 
-def _fullest(question: Question, row: Row) -> int:
-    """The stage whose footprint the row shows."""
-    stages = stage_footprints(
-        question.work.model,
-        question.work.training,
-        row.layout,
-        row.tuning,
-        question.device_kind,
-        question.constants.keeping,
-    )
-    return max(range(len(stages)), key=lambda stage: stages[stage].total)
-
-
 def _gradients(s: Setting, count: int, value: int) -> tuple[str, str]:
-    width = round(value * _gradient_share(s, count, value) / count)
-    share = round(_gradient_share(s, count, value))
+    width = gradient_width(s)
+    share = round(width * count / value)
     return f"{width} * {count} / {share}", f"{width} bytes for each parameter, over {share} rank(s)"
-
-
-def _gradient_share(s: Setting, count: int, value: int) -> float:
-    width = FP32 if s.width == FP32 else s.keeping.gradient_bytes
-    return width * count / value
 
 
 def _activations(s: Setting, stage: int, value: int) -> tuple[str, str]:

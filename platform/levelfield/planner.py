@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from levelfield.measure.footprint import Footprint, expected_memory
 from levelfield.measure.timing import Machine, StepTime, step_time
+from levelfield.relations import broken, divisors
 from levelfield.specs.case import Work
 from levelfield.specs.constants import Constants
 from levelfield.specs.layout import Layout
@@ -72,7 +73,10 @@ def answer(question: Question) -> Answer:
 
 def predict(question: Question, tuning: Tuning) -> Row:
     """One row, whether it fits or not. Raises UnknownLink."""
-    memory = _memory(question, tuning)
+    return _row(question, tuning, _memory(question, tuning))
+
+
+def _row(question: Question, tuning: Tuning, memory: Footprint) -> Row:
     time = step_time(
         question.work.model,
         question.work.training,
@@ -96,24 +100,23 @@ class _Search:
         """Memory grows with the micro-batch and shrinks with recomputation: the first micro-batch that does not fit
         ends its branch."""
         for chunks in _chunks(self.question, layout):
+            micro_batches = _micro_batches(self.question, layout, chunks)
             for recompute in self.question.offer.recompute:
-                for micro_batch in _micro_batches(self.question, layout, chunks):
+                for micro_batch in micro_batches:
                     tuning = Tuning(
                         layout=layout, micro_batch=micro_batch, recompute=recompute, virtual_pipeline=chunks
                     )
                     self.considered += 1
-                    if not _fits(self.question, _memory(self.question, tuning)):
+                    memory = _memory(self.question, tuning)
+                    if not _fits(self.question, memory):
                         self.pruned += 1
-                        self._note(tuning)
+                        self._note(tuning, memory)
                         break
-                    yield predict(self.question, tuning)
+                    yield _row(self.question, tuning, memory)
 
-    def _note(self, tuning: Tuning) -> None:
-        if tuning.micro_batch > 1 and self.nearest:
-            return
-        memory = _memory(self.question, tuning).total
-        if self.nearest is None or memory < self.nearest.memory.total:
-            self.nearest = predict(self.question, tuning)
+    def _note(self, tuning: Tuning, memory: Footprint) -> None:
+        if self.nearest is None or memory.total < self.nearest.memory.total:
+            self.nearest = _row(self.question, tuning, memory)
 
 
 def _memory(question: Question, tuning: Tuning) -> Footprint:
@@ -132,26 +135,18 @@ def _fits(question: Question, memory: Footprint) -> bool:
 
 
 def _layouts(question: Question) -> Iterator[Layout]:
-    """Every cut of the devices that the case and the framework allow."""
-    model, devices, has = question.work.model, question.devices, question.offer.parallelism
-    for tensor in _divisors(devices):
-        if any(size % tensor for size in (model.heads, model.kv_heads, model.ffn_hidden_size, model.vocab_size)):
-            continue
-        for pipeline in _divisors(devices // tensor):
-            data = devices // tensor // pipeline
-            if model.layers % pipeline or question.work.training.global_batch % data:
-                continue
-            used = {"tensor": tensor, "pipeline": pipeline, "data": data}
-            if any(size > 1 and name not in has for name, size in used.items()):
-                continue
-            yield from _variants(question, tensor, pipeline, data)
-
-
-def _variants(question: Question, tensor: int, pipeline: int, data: int) -> Iterator[Layout]:
+    """Every cut of the devices by what the framework offers; whether the case allows it is _micro_batches' to say."""
     has = question.offer.parallelism
+    for tensor in divisors(question.devices) if "tensor" in has else (1,):
+        for pipeline in divisors(question.devices // tensor) if "pipeline" in has else (1,):
+            data = question.devices // tensor // pipeline
+            if data == 1 or "data" in has:
+                yield from _variants(has, tensor, pipeline, data)
+
+
+def _variants(has: frozenset[str], tensor: int, pipeline: int, data: int) -> Iterator[Layout]:
     stages = [0, *(stage for stage in (1, 2, 3) if f"zero{stage}" in has and data > 1)]
-    even = question.work.training.sequence_length % tensor == 0
-    sequences = [False, True] if tensor > 1 and even and "sequence" in has else [False]
+    sequences = [False, True] if tensor > 1 and "sequence" in has else [False]
     for stage in stages:
         for sequence_parallel in sequences:
             yield Layout(
@@ -164,24 +159,15 @@ def _variants(question: Question, tensor: int, pipeline: int, data: int) -> Iter
             )
 
 
-def _chunks(question: Question, layout: Layout) -> Iterator[int]:
+def _chunks(question: Question, layout: Layout) -> list[int]:
     """Model chunks of a stage: 1, and where the framework interleaves, every division of a stage's layers."""
-    yield 1
     if layout.pipeline == 1 or "interleaved" not in question.offer.parallelism:
-        return
-    yield from (n for n in _divisors(question.work.model.layers // layout.pipeline) if n > 1)
+        return [1]
+    return divisors(max(1, question.work.model.layers // layout.pipeline))
 
 
-def _micro_batches(question: Question, layout: Layout, chunks: int) -> Iterator[int]:
-    """Powers of two, smallest first; interleaving takes whole rounds of stages."""
+def _micro_batches(question: Question, layout: Layout, chunks: int) -> list[int]:
+    """Powers of two with which every relation holds, smallest first."""
     per_rank = question.work.training.global_batch // layout.data
-    size = 1
-    while size <= per_rank and per_rank % size == 0:
-        if chunks == 1 or per_rank // size % layout.pipeline == 0:
-            yield size
-        size *= 2
-
-
-def _divisors(number: int) -> list[int]:
-    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
-    return sorted({*small, *(number // n for n in small)})
+    sizes = [2**power for power in range(per_rank.bit_length())]
+    return [n for n in sizes if not broken(question.work, layout, n, 1, question.devices, chunks)]

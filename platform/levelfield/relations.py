@@ -109,8 +109,8 @@ def _interleaving(work: Work, layout: Layout, micro_batches: int, virtual_pipeli
 
 def _layouts(asked: Layout, world: int) -> Iterator[Layout]:
     """Every cut of `world` devices, with the sharding stage and sequence parallelism that were asked for."""
-    for tensor in _divisors(world):
-        for pipeline in _divisors(world // tensor):
+    for tensor in divisors(world):
+        for pipeline in divisors(world // tensor):
             data = world // tensor // pipeline
             stage = asked.sharding_stage if data > 1 else 0
             yield Layout(
@@ -124,12 +124,14 @@ def _layouts(asked: Layout, world: int) -> Iterator[Layout]:
 
 
 def _batches(work: Work, layout: Layout, asked: int) -> list[int]:
-    fitting = [b for b in _divisors(work.training.global_batch) if work.training.global_batch % (b * layout.data) == 0]
+    fitting = [b for b in divisors(work.training.global_batch) if work.training.global_batch % (b * layout.data) == 0]
     return sorted(fitting, key=lambda b: abs(math.log(b / asked)))[:2]
 
 
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
+def divisors(number: int) -> list[int]:
+    """All of them, smallest first."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
 
 
 def _distance(asked: Layout, asked_batch: int, found: Layout, batch: int) -> float:

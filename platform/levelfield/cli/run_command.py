@@ -35,15 +35,16 @@ def execute(options: argparse.Namespace) -> int:
     jobs = scheduler.jobs(registry, work, options.repeat, _corpus(options.data, terminal))
     if options.dry_run:
         return dry_run.show([scheduler.planned(job) for job in jobs], _runs(options), as_json=options.json)
-    results = _run(jobs, _runs(options), terminal)
+    results = run_jobs(jobs, _runs(options), terminal)
     if options.json:
         print(as_json(results), end="")
     else:
         terminal.summary(results, _runs(options))
-    return _exit_code(results)
+    return exit_code(results)
 
 
-def _run(jobs: Iterator[scheduler.Job], runs: Path, terminal: Terminal) -> list[Result]:
+def run_jobs(jobs: Iterator[scheduler.Job], runs: Path, terminal: Terminal) -> list[Result]:
+    """One after another, each said on the terminal; an interrupted one is the last."""
     results = []
     for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener()):
         terminal.finished(result, runs)
@@ -51,7 +52,8 @@ def _run(jobs: Iterator[scheduler.Job], runs: Path, terminal: Terminal) -> list[
     return results
 
 
-def _exit_code(results: list[Result]) -> int:
+def exit_code(results: list[Result]) -> int:
+    """What a command that ran these ends with."""
     if any(r.status.failure == "interrupted" for r in results):
         return INTERRUPTED
     if any(r.status.word != "valid" for r in results):

@@ -6,12 +6,14 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 
 from levelfield import catalog, questions, resolve, scheduler
 from levelfield.cli.plugins import registry_of
+from levelfield.cli.run_command import exit_code, run_jobs
 from levelfield.cli.terminal import Terminal
-from levelfield.errors import INTERRUPTED, RunFailed, UsageError
+from levelfield.errors import UsageError
 from levelfield.planner import Row, answer
 from levelfield.report.words import GIB, NONE, status, worst_memory, wrapped
 from levelfield.resolve import Asked
@@ -54,7 +56,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """0 when all ran, 3 when a run is not valid, 130 when interrupted."""
+    """As `run`: 0 when all is well, 3 when a run is not valid, 4 when one trains otherwise, 130 when interrupted."""
     if options.top < 1:
         raise UsageError(f"--top: found {options.top}, expected 1 or more")
     terminal = Terminal(quiet=options.quiet or options.json)
@@ -75,13 +77,10 @@ def execute(options: argparse.Namespace) -> int:
         text = _text(selector, found.vendor.name, devices)
         work = [scheduler.Entry(text, _chosen(asked, scale, row)) for row in rows]
         jobs = scheduler.jobs(registry, work, None, None)
-        results = []
-        for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener()):
-            terminal.finished(result, runs)
-            results.append(result)
-        pairs = [Pair(row, result) for row, result in zip(rows, results, strict=False)]
+        results = run_jobs(jobs, runs, terminal)
+        pairs = [Pair(row, result) for row, result in zip_longest(rows, results)]
     _show(pairs, options)
-    return _exit_code([pair.result for pair in pairs if pair.result])
+    return exit_code([pair.result for pair in pairs if pair.result])
 
 
 def _text(selector: Selector, vendor: str, devices: int) -> str:
@@ -159,9 +158,3 @@ def _content(pair: Pair) -> dict[str, object]:
         "run": pair.result.run_id if pair.result else None,
         "status": pair.result.status.word if pair.result else "not-run",
     }
-
-
-def _exit_code(results: Sequence[Result]) -> int:
-    if any(r.status.failure == "interrupted" for r in results):
-        return INTERRUPTED
-    return RunFailed.exit_code if any(r.status.word != "valid" for r in results) else 0

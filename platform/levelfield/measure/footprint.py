@@ -77,7 +77,7 @@ def _stage(s: Setting, stage: int) -> Footprint:
     count = stage_parameters(s, stage)
     level, degree = s.layout.sharding_stage, s.layout.sharding_degree
     states = degree if level >= 1 else 1
-    gradients = _gradient_width(s) * count
+    gradients = gradient_width(s) * count
     forward = Footprint(
         weights=FP32 * count // states + _copies(s, count),
         gradients=gradients // (degree if level >= 2 else 1),
@@ -93,7 +93,8 @@ def _stage(s: Setting, stage: int) -> Footprint:
     return max(forward, backward, key=lambda f: f.total)
 
 
-def _gradient_width(s: Setting) -> int:
+def gradient_width(s: Setting) -> int:
+    """Bytes of one gradient."""
     return FP32 if s.width == FP32 else s.keeping.gradient_bytes
 
 

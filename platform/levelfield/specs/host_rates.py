@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -25,9 +22,6 @@ class Messages(Value):
     alpha_seconds: Positive
     bytes_per_second: Positive
     seconds_by_bytes: dict[int, Positive] = Field(min_length=2)
-
-    def seconds(self, size_bytes: float) -> float:
-        return self.alpha_seconds + size_bytes / self.bytes_per_second
 
 
 class HostShare(Value):
@@ -59,15 +53,6 @@ class HostShare(Value):
         """Of arrays beyond the caches."""
         return self.triad_bytes_per_second[max(self.triad_bytes_per_second)]
 
-    def matmul_rate(self, precision: Precision, edge: float) -> float | None:
-        """FLOP/s of products of [m, k] and [k, n] with edge = (m k n)^(1/3); None for a precision not measured."""
-        measured = self.matmul_flops_per_second.get(precision)
-        return interpolated(measured, edge) if measured else None
-
-    def triad_rate(self, array_bytes: float) -> float:
-        """Bytes/s of elementwise work on arrays of so many bytes."""
-        return interpolated(self.triad_bytes_per_second, array_bytes)
-
 
 class HostRates(Document):
     """Of one machine and version of torch; `shares` by how its cores were divided."""
@@ -82,12 +67,3 @@ class HostRates(Document):
     def share(self, processes: int, threads: int) -> HostShare | None:
         """Of this division of the cores; None where it was not measured."""
         return next((s for s in self.shares if (s.processes, s.threads) == (processes, threads)), None)
-
-
-def interpolated(table: Mapping[int, float], size: float) -> float:
-    """Between measured sizes linear over the logarithm of the size; beyond them the nearest one's value."""
-    for low, high in itertools.pairwise(sorted(table)):
-        if low <= size <= high:
-            part = math.log(size / low) / math.log(high / low)
-            return table[low] + part * (table[high] - table[low])
-    return table[min(table) if size < min(table) else max(table)]
