@@ -120,9 +120,11 @@ def test_the_host_is_planned_on_by_what_was_measured_of_it(
     monkeypatch.setattr("levelfield.questions.usable_cores", lambda: 2)
     asked = ["plan", "gpt3_6.7B", "--scale", "smoke", "--chip", "cpu", "--json", "--top", "999"]
     assert main([*asked, "--devices", "1"]) == 0
-    alone = json.loads(capsys.readouterr().out)["rows"]
+    whole = json.loads(capsys.readouterr().out)
     assert main([*asked, "--devices", "2"]) == 0
-    shared = json.loads(capsys.readouterr().out)["rows"]
+    half = json.loads(capsys.readouterr().out)
+    alone, shared = whole["rows"], half["rows"]
+    assert half["capacity_bytes"] == whole["capacity_bytes"] // 2
     assert {row["layout"] for row in alone} == {"DP1TP1PP1"}
     assert any("TP2" in row["layout"] for row in shared) and shared[0]["step_parts_seconds"]["data"] > 0
     assert main([*asked, "--devices", "4"]) == 2
