@@ -24,9 +24,9 @@ UNEXPLAINED = {"ablation PP4DP2TP1", "ablation PP8DP1TP1"}
 def fit(request: pytest.FixtureRequest) -> ModuleType:
     sys.path.insert(0, str(ROOT / "benchmarks"))
     request.addfinalizer(lambda: sys.path.remove(str(ROOT / "benchmarks")))
-    import planner_fit
+    from pages import points
 
-    return planner_fit
+    return points
 
 
 @pytest.fixture(scope="module")

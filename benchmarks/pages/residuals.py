@@ -1,0 +1,180 @@
+"""docs/planner-residuals.md and .svg: every published row beside its prediction."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+
+from levelfield import planner
+from levelfield.specs.constants import Constants
+from pages.points import SETS, Point, halves, memory, memory_off, percent, throughput, time_off
+
+GIB = 2**30
+COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e")
+SIDE, TOP = 380, 40
+
+
+def report(points: list[Point], skipped: list[tuple[str, str, str]], fitted: dict[str, Constants]) -> str:
+    lines = [
+        "# The planner against published figures",
+        "",
+        "Written by `python benchmarks/planner_fit.py`; do not edit. *fit*: the row set the constants; all other rows",
+        "are predictions. docs/planner.md says what the columns mean and what is missing where they differ.",
+        "",
+        *_constants_table(fitted),
+        "",
+        *medians_table(points, fitted),
+        "",
+        "![predicted against published](planner-residuals.svg)",
+    ]
+    for name in SETS:
+        lines += ["", f"## {name}", "", *_rows_table([p for p in points if p.set_name == name], points, fitted)]
+    lines += ["", "## Left out", "", "| set | row | why |", "|---|---|---|"]
+    lines += [f"| {name} | {row} | {why} |" for name, row, why in skipped]
+    lines += [f"| {p.set_name} | {p.row.name} | not in a fit: {p.left_out} |" for p in points if p.left_out]
+    return "\n".join(lines) + "\n"
+
+
+def _constants_table(fitted: dict[str, Constants]) -> list[str]:
+    head = ["| framework | matrix rate | link rate | overlap (stated) | reserve |", "|---|---|---|---|---|"]
+    return head + [
+        f"| {name} | {c.pace.matmul_efficiency:.2f} | {c.pace.communication_efficiency:.2f} | {c.pace.overlap:g} "
+        f"| {c.keeping.reserve_bytes / GIB:.1f} GiB |"
+        for name, c in fitted.items()
+    ]
+
+
+def medians_table(points: list[Point], fitted: dict[str, Constants]) -> list[str]:
+    lines = [
+        "| | memory: median, largest | rows | tokens/s, rows held out: median, largest | rows "
+        "| tokens/s, fitted rows: median | rows |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in [*fitted, "all"]:
+        mine = [p for p in points if name in (p.framework, "all") and p.left_out is None]
+        weighed = [abs(percent(memory_off(p, fitted[p.framework]))) for p in mine if p.memory_bytes is not None]
+        timed = {p.row.name: p for p in mine if p.tokens_per_second is not None}
+        own = {q.row.name for f in fitted for q in halves(points, f, throughput)}
+        inside, outside = (
+            [abs(percent(time_off(p, fitted[p.framework]))) for n, p in timed.items() if (n in own) is wanted]
+            for wanted in (True, False)
+        )
+        lines.append(
+            f"| {name} | {_worst(weighed)} | {len(weighed)} | {_worst(outside)} | {len(outside)} "
+            f"| {statistics.median(inside):.1f} % | {len(inside)} |"
+        )
+    return lines
+
+
+def _worst(errors: list[float]) -> str:
+    return f"{statistics.median(errors):.1f} %, {max(errors):.1f} %" if errors else "-"
+
+
+def _rows_table(mine: list[Point], points: list[Point], fitted: dict[str, Constants]) -> list[str]:
+    timed = {p.row.name for f in fitted for p in halves(points, f, throughput)}
+    weighed = {p.row.name for f in fitted for p in halves(points, f, memory)}
+    lines = [
+        "| row | memory, GiB: published | predicted | off | tokens/s/device: published | predicted | off |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for point in mine:
+        found = point.predicted(fitted[point.framework])
+        lines.append(
+            f"| {point.row.name} | {_memory_cells(point, found, point.row.name in weighed)} "
+            f"| {_time_cells(point, found, point.row.name in timed)} |"
+        )
+    return lines
+
+
+def _memory_cells(point: Point, found: planner.Row, fit: bool) -> str:
+    predicted = f"{found.memory.total / GIB:.1f}{'' if found.fits else ' (does not fit)'}"
+    if point.memory_bytes is None:
+        return f"{point.row.status} | {predicted} | "
+    off = 100 * (found.memory.total / point.memory_bytes - 1)
+    return f"{point.memory_bytes / GIB:.1f} | {predicted} | {off:+.1f} %{' fit' if fit else ''}"
+
+
+def _time_cells(point: Point, found: planner.Row, fit: bool) -> str:
+    if point.tokens_per_second is None:
+        return f" | {found.tokens_per_second:,.0f} | "
+    off = 100 * (found.tokens_per_second / point.tokens_per_second - 1)
+    return f"{point.tokens_per_second:,.0f} | {found.tokens_per_second:,.0f} | {off:+.1f} %{' fit' if fit else ''}"
+
+
+def scatter(points: list[Point], fitted: dict[str, Constants]) -> str:
+    """Two log-log panels, 420 pixels each: memory and throughput, predicted over published."""
+    return "\n".join(
+        [
+            '<svg xmlns="http://www.w3.org/2000/svg" width="900" height="500" font-family="sans-serif" font-size="12">',
+            '<rect width="900" height="500" fill="white"/>',
+            *_panel(points, fitted, 50, "memory, GiB", memory, _predicted_memory, GIB, (2.5, 110)),
+            *_panel(points, fitted, 490, "tokens/s per device", throughput, _predicted_rate, 1, (80, 80000)),
+            *_legend(fitted),
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def _predicted_memory(found: planner.Row) -> float:
+    return found.memory.total
+
+
+def _predicted_rate(found: planner.Row) -> float:
+    return found.tokens_per_second
+
+
+def _panel(
+    points: list[Point],
+    fitted: dict[str, Constants],
+    left: int,
+    title: str,
+    published: Callable[[Point], float | None],
+    predicted: Callable[[planner.Row], float],
+    unit: float,
+    span: tuple[float, float],
+) -> list[str]:
+    low, high = (math.log10(value) for value in span)
+
+    def place(value: float) -> float:
+        return (math.log10(value) - low) / (high - low) * SIDE
+
+    lines = [
+        f'<text x="{left}" y="{TOP - 14}">{title}: predicted (up), published (right)</text>',
+        f'<rect x="{left}" y="{TOP}" width="{SIDE}" height="{SIDE}" fill="none" stroke="#888"/>',
+    ]
+    for factor, dash in ((1.0, "0"), (1.2, "4"), (1 / 1.2, "4")):
+        offset = place(span[0] * factor)
+        start, end = (-offset, SIDE) if offset < 0 else (0, SIDE - offset)
+        lines.append(
+            f'<line x1="{left + start:.1f}" y1="{TOP + SIDE - start - offset:.1f}" x2="{left + end:.1f}" '
+            f'y2="{TOP + SIDE - end - offset:.1f}" stroke="#888" stroke-dasharray="{dash}"/>'
+        )
+    for power in range(math.ceil(low), math.floor(high) + 1):
+        at = place(10.0**power)
+        lines.append(f'<text x="{left + at - 8:.1f}" y="{TOP + SIDE + 16}">{10**power:,}</text>')
+        lines.append(f'<text x="{left - 4}" y="{TOP + SIDE - at + 4:.1f}" text-anchor="end">{10**power:,}</text>')
+    names = list(fitted)
+    for point in points:
+        value = published(point)
+        if value is None:
+            continue
+        found = predicted(point.predicted(fitted[point.framework])) / unit
+        colour = COLOURS[names.index(point.framework)]
+        fill = "none" if point.left_out else colour
+        lines.append(
+            f'<circle cx="{left + place(value / unit):.1f}" cy="{TOP + SIDE - place(found):.1f}" r="4" '
+            f'fill="{fill}" fill-opacity="0.6" stroke="{colour}"><title>{point.row.name}</title></circle>'
+        )
+    return lines
+
+
+def _legend(fitted: dict[str, Constants]) -> list[str]:
+    lines = []
+    for number, name in enumerate(fitted):
+        at = 50 + 110 * number
+        lines.append(f'<circle cx="{at}" cy="470" r="4" fill="{COLOURS[number]}" fill-opacity="0.6"/>')
+        lines.append(f'<text x="{at + 10}" y="474">{name}</text>')
+    lines.append(f'<text x="{50 + 110 * len(fitted)}" y="474">hollow: in no fit; dashed: 20 % off either way</text>')
+    return lines
