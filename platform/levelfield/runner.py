@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
 
 from levelfield import peaks, rundir
 from levelfield.collect import collect
@@ -61,9 +60,9 @@ def run(
     paths = rundir.create(runs, plan.run_id)
     if reference is not None:
         rundir.write_atomically(paths.reference, dump(reference))
-    with _sigterm_as_interrupt():
+    with _interrupted_once():
         outcome = _attempt(plan, plan_with, vendor, paths, listener, machine)
-    result = _finished(paths, outcome)
+        result = _finished(paths, outcome)
     if plan.peak.tflops is None and _exceeds_its_peak(result):
         peaks.forget_peaks(plan, machine)
         listener.say("the run was faster than the measured peak; the next run measures the peak again")
@@ -176,14 +175,20 @@ def _oom_kills() -> int:
 
 
 @contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """A terminated platform ends its processes as an interrupted one does."""
+def _interrupted_once() -> Iterator[None]:
+    """A terminated platform ends as an interrupted one does. Ctrl-C pressed again changes nothing: the processes are
+    being stopped and the result written, which takes seconds."""
+    ending = False
 
-    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal ending
+        if not ending:
+            ending = True
+            raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import pkgutil
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -144,6 +147,24 @@ def test_an_interrupt_ends_all_that_was_to_come(train: Run, runs: Path, monkeypa
     code, results = train("--repeat", "3")
     assert code == 130 and [r["status"]["failure"] for r in results] == ["interrupted"]
     assert len(list(runs.iterdir())) == 1
+
+
+def test_who_presses_again_and_again_gets_the_same_end(train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def press(*given: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+
+    def pressing(method: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given: (press(), method(*given))[1]
+
+    monkeypatch.setattr("levelfield.live.Follower.read", press)
+    for name in ("worker.node.Ranks.stop", "worker.node.Ranks.ends", "runner.collect"):
+        monkeypatch.setattr(f"levelfield.{name}", pressing(pkgutil.resolve_name(f"levelfield.{name}")))
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    code, (result,) = train()
+    assert code == 130 and result["status"]["failure"] == "interrupted"
+    assert json.loads(only(runs).outcome.read_text())["ends"][1]["stopped_by_us"]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_progress_is_told_step_by_step(
