@@ -2,15 +2,16 @@
 
 import math
 
+from attention import check_attention
 from deepspeed.accelerator import get_accelerator
 from levelfield.worker import Unsupported
+from recompute import check_recompute
 
 NEVER = 2**62  # steps
 
 
 def configuration(job):
-    """What deepspeed.initialize is given as `config`. Raises Unsupported for what this implementation has not."""
-    check(job)
+    """What deepspeed.initialize is given as `config`."""
     training, tuning = job.training, job.tuning
     return {
         "train_batch_size": training.global_batch,
@@ -58,6 +59,9 @@ def precision(training):
 
 
 def check(job):
+    """Raises Unsupported for what this implementation has not. Every rank asks before it joins the others."""
+    check_recompute(job.tuning.recompute)
+    check_attention(job.tuning.attention)
     layout, precision = job.layout, job.training.precision
     if layout.tensor > 1 or layout.pipeline > 1:
         raise Unsupported(

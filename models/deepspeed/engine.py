@@ -11,10 +11,7 @@ from recompute import compile_blocks, recompute_blocks
 
 
 def open_engine(job, place, initializer, device):
-    """The engine, with initial weights. Its `module` is the model, of canonical parameter names.
-
-    Raises Unsupported where this implementation cannot do what the job asks for.
-    """
+    """The engine, with initial weights. Its `module` is the model, of canonical parameter names."""
     config = configuration(job)
     with construction(job, config):
         model = Decoder(**decoder_arguments(job, place))

@@ -6,6 +6,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from activations import keep_gradients, kept_activations
+from configuration import check
 from device import describe, memory, open_device, process_group
 from engine import open_engine
 from levelfield.worker import Capture, Initializer, coordinates, learning_rate, train_steps
@@ -18,6 +19,7 @@ def train(job, recorder):
     device = open_device(job)
     name, details = describe(device)
     recorder.framework("deepspeed", deepspeed.__version__, name, {**details, "torch": torch.__version__})
+    check(job)
     with process_group(job, device, alone=True):
         deepspeed.init_distributed(job.backend, auto_mpi_discovery=False)  # takes the group that there is
         trainer = ZeroTrainer(job, coordinates(job), device)

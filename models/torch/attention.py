@@ -48,11 +48,16 @@ def rotate(x, tables):
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
+def check_attention(name):
+    """Raises Unsupported where the kernel is not installed."""
+    if name == "flash_attn":
+        flash_attention()
+
+
 def choose_attention(name, dropout, private_randomness):
     """The kernel `name`: (query, key, value), each [batch, sequence, n, D] -> [batch, sequence, n, D].
 
     private_randomness: see `private`; None where the rank's own random numbers will do.
-    Raises Unsupported where the kernel is not installed.
     """
     kernel = flash_attention() if name == "flash_attn" else scaled_dot_product
 

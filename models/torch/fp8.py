@@ -10,15 +10,19 @@ from levelfield.worker import Unsupported
 from torch import nn
 
 
-def use_fp8(model, job):
-    """Replace every Linear of the blocks, on the meta device, by transformer-engine's, of the same names and shapes.
-
-    Raises Unsupported on any device but cuda, without the package, and under tensor parallelism.
-    """
+def check_fp8(job):
+    """Raises Unsupported for fp8 on any device but cuda, without the package, and under tensor parallelism."""
+    if job.training.precision != "fp8":
+        return
     if job.device != "cuda":
         raise Unsupported(f"precision fp8 needs an NVIDIA device and transformer-engine; this is '{job.device}'")
     if job.layout.tensor > 1:
         raise Unsupported(f"precision fp8 with tensor parallel {job.layout.tensor}: not written; use data or pipeline")
+    _engine()
+
+
+def use_fp8(model):
+    """Replace every Linear of the blocks, on the meta device, by transformer-engine's, of the same names and shapes."""
     engine = _engine()
     for block in model.layers.values():
         for parent in (block.attention, block.mlp):

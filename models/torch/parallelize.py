@@ -1,26 +1,34 @@
 """The model as this rank runs it: its stage, sharded, recomputed, compiled, filled and replicated, in this order."""
 
 import torch
-from attention import choose_attention
+from attention import check_attention, choose_attention
 from data_parallel import replicate_data_parallel, shard_data_parallel
 from decoder import Decoder, compute_dtype, stage_of
-from fp8 import use_fp8
+from fp8 import check_fp8, use_fp8
 from parameters import fill
 from pipeline import check_pipeline
-from recompute import compile_blocks, recompute_blocks
-from tensor_parallel import apply_tensor_parallel
+from recompute import check_recompute, compile_blocks, recompute_blocks
+from tensor_parallel import apply_tensor_parallel, check_sizes
+
+
+def check(job):
+    """Raises Unsupported where the implementation cannot do what the job asks for.
+
+    Every rank asks before it joins the others: one that ends while another joins may leave that one waiting.
+    """
+    check_recompute(job.tuning.recompute)
+    check_pipeline(job)
+    check_sizes(job)
+    check_fp8(job)
+    check_attention(job.tuning.attention)
 
 
 def build(job, grid, coordinates, initializer, device):
-    """(model, runner): the model with its canonical parameter names, and what to call in its place.
-
-    Raises Unsupported where the implementation cannot do what the job asks for.
-    """
-    check_pipeline(job)
+    """(model, runner): the model with its canonical parameter names, and what to call in its place."""
     with torch.device("meta"):
         model = Decoder(**decoder_arguments(job, coordinates))
     if job.training.precision == "fp8":
-        use_fp8(model, job)
+        use_fp8(model)
     if grid["tensor"] is not None:
         apply_tensor_parallel(model, grid["tensor"], job.layout.sequence_parallel)
     recompute_blocks(model, job.tuning.recompute)

@@ -19,11 +19,15 @@ _SAVED = [
 ]
 
 
-def recompute_blocks(model, mode):
-    """Keep for the backward pass of each block: everything (none), matrix products and attention (selective),
-    or only its input (full). Raises Unsupported for another mode."""
+def check_recompute(mode):
+    """Raises Unsupported for another mode than `recompute_blocks` has."""
     if mode not in ("none", "selective", "full"):
         raise Unsupported(f"recompute '{mode}'; this implementation has none, selective and full")
+
+
+def recompute_blocks(model, mode):
+    """Keep for the backward pass of each block: everything (none), matrix products and attention (selective),
+    or only its input (full)."""
     for block in model.layers.values() if mode != "none" else ():
         block.forward = partial(_run, block.forward, mode, bool(model.model.hidden_dropout))
 

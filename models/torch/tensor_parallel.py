@@ -20,8 +20,7 @@ from torch.nn import Parameter
 
 
 def apply_tensor_parallel(model, mesh, sequence_parallel):
-    """Shard `model`, still on the meta device, over `mesh`. Raises Unsupported for sizes that do not divide."""
-    check_sizes(model.model, model.length if sequence_parallel else None, mesh.size())
+    """Shard `model`, still on the meta device, over `mesh`."""
     between = Shard(1) if sequence_parallel else Replicate()
     for block in model.layers.values():
         parallelize_module(block, mesh, block_plan(model.model, between, sequence_parallel))
@@ -73,9 +72,12 @@ def split_rows(_name, module, mesh):
     module.weight = Parameter(distribute_tensor(module.weight, mesh, [Shard(0)]))
 
 
-def check_sizes(model, sequence_length, ranks):
-    sizes = {"heads": model.heads, "kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_hidden_size}
-    sizes.update(vocab_size=model.vocab_size, **({"sequence_length": sequence_length} if sequence_length else {}))
+def check_sizes(job):
+    """Raises Unsupported for sizes that the tensor-parallel ranks do not divide."""
+    ranks = job.layout.tensor
+    sizes = {name: getattr(job.model, name) for name in ("heads", "kv_heads", "ffn_hidden_size", "vocab_size")}
+    if job.layout.sequence_parallel:
+        sizes["sequence_length"] = job.training.sequence_length
     uneven = [f"{name} {size}" for name, size in sizes.items() if size % ranks]
     if uneven:
         raise Unsupported(f"tensor parallel over {ranks} ranks: {', '.join(uneven)} cannot be divided by it")

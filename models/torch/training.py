@@ -12,7 +12,7 @@ from device import describe, memory, open_device, process_group
 from levelfield.worker import Capture, Initializer, coordinates, learning_rate, train_steps
 from mesh import Grid
 from optimizer import LocalAdamW, LossScale, clip_divisor
-from parallelize import build
+from parallelize import build, check
 from parameters import as_arrays, save
 from pipeline import Pipeline
 
@@ -22,6 +22,7 @@ def train(job, recorder):
     device = open_device(job)
     name, details = describe(device)
     recorder.framework("torch", torch.__version__, name, details)
+    check(job)
     with process_group(job, device):
         trainer = Trainer(job, coordinates(job), device)
         recorder.weights(trainer.weights())

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import socket
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -16,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.specs.tested import Difference
+from warm import End, run_ranks
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_SECONDS = 420
 NOISE = 1e-6
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -102,10 +101,15 @@ from levelfield.worker import run
 def faulty(job, recorder):
     if hasattr(train, "prepare"):
         train.prepare(job)
+        train.prepare = lambda job: None  # in vain a second time: OneFlow's ranks have met, and would wait for it
 {fault}
     train.main(job, recorder)
 run(faulty)
 """
+
+
+# what cannot be done is said before: a rank that ends while others join may leave them waiting
+NOBODY_JOINS = "import torch.distributed as dist; dist.init_process_group = None"
 
 
 def script_of(framework: str) -> Path:
@@ -120,9 +124,7 @@ def planted(folder: Path, framework: str, fault: str) -> Path:
     return path
 
 
-def launch(
-    job: dict[str, Any], folder: Path, script: Path | None = None, python: Path | None = None
-) -> list[subprocess.CompletedProcess[str]]:
+def launch(job: dict[str, Any], folder: Path, script: Path | None = None, python: Path | None = None) -> list[End]:
     """Run `job` in one process for each rank, with its events in `folder`; every rank's end, in rank order.
 
     script, python: of another framework than torch, its train.py and the interpreter of its environment.
@@ -131,14 +133,13 @@ def launch(
     ranks = layout["data"] * layout["tensor"] * layout["pipeline"]
     path = folder / "job.json"
     path.write_text(json.dumps({**job, "events_dir": str(folder)}))
-    argv = [str(python or sys.executable), str(script or script_of("torch"))]
     common = {
         **os.environ, "LEVELFIELD_JOB": str(path), "PYTHONPATH": str(ROOT / "platform"), "OMP_NUM_THREADS": "1",
         "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "NODE_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "PYTHONDONTWRITEBYTECODE": "1",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()),
     }  # fmt: skip
-    processes = [_start(argv, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(ranks)]
-    return [_end(process) for process in processes]
+    environments = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    return run_ranks(str(python or sys.executable), str(script or script_of("torch")), environments, folder)
 
 
 def train(job: dict[str, Any], script: Path | None = None, python: Path | None = None) -> Curve:
@@ -146,7 +147,7 @@ def train(job: dict[str, Any], script: Path | None = None, python: Path | None =
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         ends = launch(job, folder, script, python)
-        failed = [f"rank {rank}: {end.stderr[-3000:]}" for rank, end in enumerate(ends) if end.returncode]
+        failed = [f"rank {rank}: {end.output[-3000:]}" for rank, end in enumerate(ends) if end.returncode]
         if failed:
             raise RuntimeError("\n".join(failed))
         return read_curve([events(folder, rank) for rank in range(len(ends))])
@@ -255,17 +256,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _start(argv: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def _end(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
-    try:
-        out, err = process.communicate(timeout=TIMEOUT_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
-        err += f"\nkilled after {TIMEOUT_SECONDS} s"
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from layouts import MODELS, SINGLE, Variant, compare, events, job_of, launch, script_of, train
+from layouts import MODELS, NOBODY_JOINS, SINGLE, Variant, compare, events, job_of, launch, planted, script_of, train
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 
@@ -58,7 +58,8 @@ def test_bf16_starts_from_the_same_float32_weights_and_stays_near(stage, python)
 )
 def test_what_is_not_offered_is_unsupported(layout, precision, words, tmp_path, python):
     job = job_of(MODELS["gpt"], Variant("", layout, micro_batch=1), 2, precision=precision)
-    assert {end.returncode for end in launch(job, tmp_path, TRAIN, python)} == {1}
+    script = planted(tmp_path, "deepspeed", NOBODY_JOINS)
+    assert {end.returncode for end in launch(job, tmp_path, script, python)} == {1}
     error = events(tmp_path, 0)[-1]
     assert error["class"] == "unsupported"
     assert words in error["message"]

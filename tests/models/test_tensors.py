@@ -43,7 +43,7 @@ def written(folder: Path, framework: str, job: dict, key: str, python: Path | No
     place.mkdir()
     job = {**job, key: {"step": 2, "folder": str(place)} if key == "capture" else str(place)}
     ends = launch(job, folder, script_of(framework), python)
-    assert not any(end.returncode for end in ends), ends[0].stderr[-2000:]
+    assert not any(end.returncode for end in ends), ends[0].output[-2000:]
     return {str(path.relative_to(place).with_suffix("")): np.load(path) for path in place.rglob("*.npy")}
 
 

@@ -18,7 +18,7 @@ def captured(folder, model, variant=SINGLE, **training):
     """The tensors of step 2, and the events, of a run of three steps."""
     job = {**job_of(model, variant, 3, **training), "capture": {"step": 2, "folder": str(folder / "capture")}}
     (end,) = launch(job, folder)
-    assert end.returncode == 0, end.stderr[-3000:]
+    assert end.returncode == 0, end.output[-3000:]
     tensors = {path.name.removesuffix(".npy"): np.load(path) for path in (folder / "capture").glob("*.npy")}
     return tensors, events(folder, 0)
 

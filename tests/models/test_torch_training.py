@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from layouts import MODELS, SINGLE, Curve, compare, events, job_of, launch, planted, read_curve, train
+from layouts import MODELS, NOBODY_JOINS, SINGLE, Curve, compare, events, job_of, launch, planted, read_curve, train
 from matrix import VARIANTS
 
 torch = pytest.importorskip("torch")
@@ -234,7 +234,8 @@ def test_what_cannot_be_done_is_unsupported(change, words, tmp_path):
     variant = dataclasses.replace(SINGLE, layout=change.get("layout", {}), recompute=change.get("recompute", "none"))
     job = job_of(gpt(), variant, steps=2, precision=change.get("precision", "fp32"))
     job["tuning"]["attention"] = change.get("attention", "sdpa")
-    assert {end.returncode for end in launch(job, tmp_path)} == {1}
+    script = planted(tmp_path, "torch", NOBODY_JOINS)
+    assert {end.returncode for end in launch(job, tmp_path, script)} == {1}
     error = events(tmp_path, 0)[-1]
     assert error["class"] == "unsupported"
     assert words in error["message"]
