@@ -3,11 +3,13 @@ PYTHON ?= python3
 DEV := .venvs/dev
 PY := $(DEV)/bin/python
 STAMP := $(DEV)/levelfield-locks.sha256
+QUICK := not e2e and not containers and not thorough
 
 .PHONY: test quick lint bench gpu-check matrix host-runs thorough clean
 
 test: lint
-	PYTHONPATH=platform $(PY) -m pytest -n 4 -m "not e2e and not containers and not thorough"  # gloo's ranks mostly wait
+	PYTHONPATH=platform $(PY) -m pytest -n 4 -m "$(QUICK)" --ignore=tests/models
+	PYTHONPATH=platform $(PY) -m pytest -n 2 -m "$(QUICK)" tests/models  # each of several ranks: more would only wait
 	PYTHONPATH=platform $(PY) -m pytest -m "(e2e or containers) and not thorough"  # these use all cores: one by one
 
 # What make test leaves out: further runs of the same kinds.

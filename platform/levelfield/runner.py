@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -151,27 +151,14 @@ def _execute(
         for progress in follower.read():
             listener.step(plan, progress)
 
-    before = _oom_kills()
     with watching(vendor, _devices(plan, vendor), paths.telemetry):
-        outcome = launcher.execute(request, watch)
-    return replace(outcome, extra={"oom_kills": str(_oom_kills() - before)}) if _oom_kills() > before else outcome
+        return launcher.execute(request, watch)
 
 
 def _devices(plan: Plan, vendor: Vendor) -> list[Device]:
     """The devices of the plan, to be sampled; of a host that is divided into shares, the host."""
     found = list(vendor.devices())
     return [d for d in found if d.index in plan.hardware.device_indices] or found
-
-
-def _oom_kills() -> int:
-    """How often the kernel has killed for memory in this cgroup; 0 where that cannot be read."""
-    for path in (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")):
-        try:
-            counts = dict(line.split() for line in path.read_text().splitlines())
-            return int(counts["oom_kill"])
-        except (OSError, ValueError, KeyError):
-            continue
-    return 0
 
 
 @contextmanager

@@ -104,7 +104,7 @@ def test_a_fault_has_its_word_and_keeps_the_steps(
     train: Run, monkeypatch: pytest.MonkeyPatch, fault: str, word: str, failure: str, evidence: str
 ) -> None:
     monkeypatch.setenv("FAKE_FAULT", fault)
-    monkeypatch.setattr("levelfield.runner._oom_kills", lambda: 0)
+    monkeypatch.setattr("levelfield.launchers.local._oom_kills", lambda: 0)
     code, (result,) = train()
     status = result["status"]
     assert (code, status["word"], status["failure"]) == (3, word, failure)
@@ -115,7 +115,7 @@ def test_a_fault_has_its_word_and_keeps_the_steps(
 def test_a_kill_while_the_kernel_ran_out_of_memory_is_oom(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_FAULT", "die")
     counts = iter(range(100))
-    monkeypatch.setattr("levelfield.runner._oom_kills", lambda: next(counts))
+    monkeypatch.setattr("levelfield.launchers.local._oom_kills", lambda: next(counts))
     code, (result,) = train()
     assert (code, result["status"]["word"]) == (3, "oom")
 

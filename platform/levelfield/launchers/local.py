@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import socket
 import time
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from levelfield.contracts.execution import (
@@ -33,6 +35,12 @@ class LocalLauncher:
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
         """Start all ranks and wait. Ends every process group it started before it returns or raises."""
+        before = _oom_kills()
+        outcome = self._run(request, watch)
+        kills = _oom_kills() - before
+        return replace(outcome, extra={"oom_kills": str(kills)}) if kills > 0 else outcome
+
+    def _run(self, request: Request, watch: Watch) -> Outcome:
         port = free_port()
         ranks = Ranks()
         try:
@@ -114,3 +122,14 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def _oom_kills() -> int:
+    """How often the kernel has killed for memory in this cgroup; 0 where that cannot be read."""
+    for path in (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")):
+        try:
+            counts = dict(line.split() for line in path.read_text().splitlines())
+            return int(counts["oom_kill"])
+        except (OSError, ValueError, KeyError):
+            continue
+    return 0
