@@ -1,11 +1,12 @@
 """What this implementation cannot do, said before a framework is imported."""
 
-from levelfield.worker import Unsupported
+from levelfield.worker import Unsupported, check_tensor_parallel
 
 
 def check(job):
     """Raises Unsupported with the first reason why the job cannot be done as it asks."""
-    for reason in (*kernels(job), *sizes(job), *interleaving(job), *sharding(job.layout)):
+    check_tensor_parallel(job)  # Megatron would pad the vocabulary, which is another model
+    for reason in (*kernels(job), *stages(job), *interleaving(job), *sharding(job.layout)):
         raise Unsupported(reason)
 
 
@@ -21,17 +22,10 @@ def kernels(job):
         yield f"precision fp8 needs an NVIDIA device and transformer-engine; this is '{job.device}'"
 
 
-def sizes(job):
-    """Megatron divides everything evenly; it would pad the vocabulary, which is another model."""
-    layout, model = job.layout, job.model
-    divided = {name: getattr(model, name) for name in ("heads", "kv_heads", "ffn_hidden_size", "vocab_size")}
-    if layout.sequence_parallel:
-        divided["sequence_length"] = job.training.sequence_length
-    uneven = [f"{name} {size}" for name, size in divided.items() if size % layout.tensor]
-    if uneven:
-        yield f"tensor parallel over {layout.tensor} ranks: {', '.join(uneven)} cannot be divided by it"
-    if model.layers % layout.pipeline:
-        yield f"pipeline of {layout.pipeline} stages: {model.layers} layers cannot be divided by it"
+def stages(job):
+    layers, pipeline = job.model.layers, job.layout.pipeline
+    if layers % pipeline:
+        yield f"pipeline of {pipeline} stages: {layers} layers cannot be divided by it"
 
 
 def interleaving(job):

@@ -1,6 +1,6 @@
 """What this implementation cannot do. Without OneFlow, so that a refusal needs no other rank."""
 
-from levelfield.worker import Unsupported
+from levelfield.worker import Unsupported, check_tensor_parallel
 
 
 def check(job):
@@ -17,7 +17,9 @@ def check(job):
     if tuning.attention != "sdpa":
         raise Unsupported(f"attention {tuning.attention}: OneFlow 0.9 has no kernel of it that can train")
     check_recompute(job)
-    check_sizes(job)
+    check_tensor_parallel(job)
+    if job.model.layers < layout.pipeline:
+        raise Unsupported(f"pipeline of {layout.pipeline} stages: {job.model.layers} layers, expected at least as many")
 
 
 def check_recompute(job):
@@ -25,14 +27,3 @@ def check_recompute(job):
         raise Unsupported("recompute 'selective'; this implementation has none and full")
     if job.tuning.recompute == "full" and (job.model.hidden_dropout or job.model.attention_dropout):
         raise Unsupported("recompute 'full' with dropout: OneFlow 0.9 would draw other random numbers the second time")
-
-
-def check_sizes(job):
-    """Raises Unsupported for sizes that do not divide, and for fewer layers than stages."""
-    model, ranks, stages = job.model, job.layout.tensor, job.layout.pipeline
-    sizes = {"heads": model.heads, "kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_hidden_size}
-    uneven = [f"{name} {size}" for name, size in {**sizes, "vocab_size": model.vocab_size}.items() if size % ranks]
-    if uneven:
-        raise Unsupported(f"tensor parallel over {ranks} ranks: {', '.join(uneven)} cannot be divided by it")
-    if model.layers < stages:
-        raise Unsupported(f"pipeline of {stages} stages: {model.layers} layers, expected at least {stages}")

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import paddle
 from decoder import Decoder, describe_pieces
 from layers import Layers
-from levelfield.worker import Initializer, Unsupported
+from levelfield.worker import Initializer, Unsupported, check_pipeline, check_tensor_parallel
 from optimizer import SLICE, GlobalNorm, adamw
 from paddle.distributed import fleet
 from parameters import as_arrays, fill, held_parts
-from pipeline import check_pipeline, pipeline_layer
+from pipeline import pipeline_layer
 from sharding import check_sharding, shard_gradients
-from tensor_parallel import SplitLayers, check_sizes
+from tensor_parallel import SplitLayers
 
 
 def build(job, place, report):
@@ -60,7 +60,7 @@ def check(job):
     if job.tuning.recompute == "selective":
         raise Unsupported("recompute 'selective'; this implementation has none and full")
     check_pipeline(job)
-    check_sizes(job.model, job.layout.tensor)
+    check_tensor_parallel(job)
 
 
 def build_model(job, layers, loss):

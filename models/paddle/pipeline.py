@@ -1,15 +1,6 @@
 """Pipeline parallelism: fleet's 1F1B schedule (Narayanan et al., 2021) over the decoder's pieces."""
 
-from levelfield.worker import Unsupported
 from paddle.distributed.fleet.meta_parallel import PipelineLayer
-
-
-def check_pipeline(job):
-    """Raises Unsupported for fewer layers or micro-batches than stages."""
-    stages = job.layout.pipeline
-    for name, count in (("layers", job.model.layers), ("micro-batches a step", job.accumulation)):
-        if count < stages:
-            raise Unsupported(f"pipeline of {stages} stages: {count} {name}, expected at least {stages}")
 
 
 def pipeline_layer(descriptions, blocks, topology, loss):

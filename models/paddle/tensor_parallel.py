@@ -2,7 +2,6 @@
 
 import paddle
 from layers import Layers
-from levelfield.worker import Unsupported
 from paddle.distributed.fleet.layers.mpu import mp_ops
 from paddle.distributed.fleet.meta_parallel import (
     ColumnParallelLinear,
@@ -47,11 +46,3 @@ def seed_private(seed):
     tracker = get_rng_state_tracker()
     tracker.reset()
     tracker.add(PRIVATE, seed)
-
-
-def check_sizes(model, ranks):
-    """Raises Unsupported for sizes that do not divide."""
-    sizes = {"heads": model.heads, "kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_hidden_size}
-    uneven = [f"{name} {size}" for name, size in {**sizes, "vocab_size": model.vocab_size}.items() if size % ranks]
-    if uneven:
-        raise Unsupported(f"tensor parallel over {ranks} ranks: {', '.join(uneven)} cannot be divided by it")

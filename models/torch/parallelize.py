@@ -5,10 +5,10 @@ from attention import check_attention, choose_attention
 from data_parallel import replicate_data_parallel, shard_data_parallel
 from decoder import Decoder, compute_dtype, stage_of
 from fp8 import check_fp8, use_fp8
+from levelfield.worker import check_pipeline, check_tensor_parallel
 from parameters import fill
-from pipeline import check_pipeline
 from recompute import check_recompute, compile_blocks, recompute_blocks
-from tensor_parallel import apply_tensor_parallel, check_sizes
+from tensor_parallel import apply_tensor_parallel
 
 
 def check(job):
@@ -18,7 +18,7 @@ def check(job):
     """
     check_recompute(job.tuning.recompute)
     check_pipeline(job)
-    check_sizes(job)
+    check_tensor_parallel(job)
     check_fp8(job)
     check_attention(job.tuning.attention)
 

@@ -4,16 +4,7 @@ Under it FSDP keeps whole gradients until the schedule's end and reduces them on
 """
 
 import torch
-from levelfield.worker import Unsupported
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-
-
-def check_pipeline(job):
-    """Raises Unsupported for fewer layers or micro-batches than stages."""
-    stages = job.layout.pipeline
-    for name, count in (("layers", job.model.layers), ("micro-batches a step", job.accumulation)):
-        if count < stages:
-            raise Unsupported(f"pipeline of {stages} stages: {count} {name}, expected at least {stages}")
 
 
 class Pipeline:

@@ -7,7 +7,6 @@ each rank has its part of the sequence.
 
 from functools import partial
 
-from levelfield.worker import Unsupported
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -70,14 +69,3 @@ def gather_hidden(mesh, between, _module, _inputs, output):
 
 def split_rows(_name, module, mesh):
     module.weight = Parameter(distribute_tensor(module.weight, mesh, [Shard(0)]))
-
-
-def check_sizes(job):
-    """Raises Unsupported for sizes that the tensor-parallel ranks do not divide."""
-    ranks = job.layout.tensor
-    sizes = {name: getattr(job.model, name) for name in ("heads", "kv_heads", "ffn_hidden_size", "vocab_size")}
-    if job.layout.sequence_parallel:
-        sizes["sequence_length"] = job.training.sequence_length
-    uneven = [f"{name} {size}" for name, size in sizes.items() if size % ranks]
-    if uneven:
-        raise Unsupported(f"tensor parallel over {ranks} ranks: {', '.join(uneven)} cannot be divided by it")

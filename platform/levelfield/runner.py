@@ -164,7 +164,8 @@ def _devices(plan: Plan, vendor: Vendor) -> list[Device]:
 @contextmanager
 def _interrupted_once() -> Iterator[None]:
     """A terminated platform ends as an interrupted one does. Ctrl-C pressed again changes nothing: the processes are
-    being stopped and the result written, which takes seconds."""
+    being stopped and the result written, which takes seconds. Where it is ignored, as in a shell's background job, it
+    stays so."""
     ending = False
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -173,7 +174,8 @@ def _interrupted_once() -> Iterator[None]:
             ending = True
             raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    heard = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in heard}
     try:
         yield
     finally:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from levelfield.cli.main import main
 from levelfield.errors import RunFailed
+from levelfield.live import Follower
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -165,6 +166,24 @@ def test_who_presses_again_and_again_gets_the_same_end(train: Run, runs: Path, m
     assert code == 130 and result["status"]["failure"] == "interrupted"
     assert json.loads(only(runs).outcome.read_text())["ends"][1]["stopped_by_us"]
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_where_ctrl_c_is_ignored_it_stays_so(train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a shell's background job."""
+    read = Follower.read
+
+    def pressed(follower: Follower) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return read(follower)
+
+    monkeypatch.setattr(Follower, "read", pressed)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        code, (result,) = train()
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (code, result["status"]["word"]) == (0, "valid")
 
 
 def test_progress_is_told_step_by_step(

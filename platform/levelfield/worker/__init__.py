@@ -8,6 +8,7 @@ so that the work is identical in all of them.
 from .batches import Batch, Batches
 from .capture import Capture
 from .checksum import checksum_slice
+from .division import check_pipeline, check_tensor_parallel
 from .events import Recorder
 from .faults import CorpusError, JobError, NonFinite, StorageError, Unsupported, WorkerError
 from .init import Initializer
@@ -30,6 +31,8 @@ __all__ = [
     "StorageError",
     "Unsupported",
     "WorkerError",
+    "check_pipeline",
+    "check_tensor_parallel",
     "checksum_slice",
     "coordinates",
     "learning_rate",
