@@ -22,7 +22,7 @@ from pathlib import Path
 
 from docker import DockerClient
 from docker.errors import DockerException
-from levelfield.runtimes.engine import RUN_LABEL
+from levelfield.run.runtimes.engine import RUN_LABEL
 
 ROOT = Path(__file__).resolve().parents[1]
 

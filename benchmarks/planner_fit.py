@@ -18,7 +18,7 @@ import re
 import sys
 from pathlib import Path
 
-from levelfield.registry import Registry
+from levelfield.catalog.registry import Registry
 from levelfield.specs.constants import Constants, Pace
 from pages.points import Point, halves, memory, points_of, spearman, throughput, time_off
 from pages.residuals import medians_table, report, scatter

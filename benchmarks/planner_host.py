@@ -18,8 +18,8 @@ import statistics
 import sys
 from pathlib import Path
 
-from levelfield import machines, planner
-from levelfield.registry import Registry
+from levelfield.catalog.registry import Registry
+from levelfield.predict import layout_search, machines
 from levelfield.specs.base import load
 from levelfield.specs.case import Work
 from levelfield.specs.constants import Constants, Pace
@@ -55,23 +55,23 @@ def main() -> int:
     return 4 if options.check and stale else 0
 
 
-def predicted(run: HostRun, measured: HostRuns, constants: Constants) -> planner.Row:
+def predicted(run: HostRun, measured: HostRuns, constants: Constants) -> layout_search.Row:
     """What the planner says of a run, before it."""
     share = measured.rates.share(run.layout.world_size, run.threads)
     if share is None:
         raise SystemExit(f"{run.name}: the host was not measured with {run.threads} thread(s) a process")
     model = {"model": run.model, "training": run.training}
     work = _work().model_copy(update=model)
-    question = planner.Question(
+    question = layout_search.Question(
         work=work,
         machine=machines.host_machine(share, run.training.precision),
         constants=constants,
-        offer=planner.Offer(frozenset(), ("none",)),
+        offer=layout_search.Offer(frozenset(), ("none",)),
         device_kind="cpu",
         devices=run.layout.world_size,
         capacity_bytes=None,
     )
-    return planner.predict(question, Tuning(layout=run.layout, micro_batch=run.micro_batch, threads=run.threads))
+    return layout_search.predict(question, Tuning(layout=run.layout, micro_batch=run.micro_batch, threads=run.threads))
 
 
 @functools.cache

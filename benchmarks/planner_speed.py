@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 
-from levelfield import machines, planner
-from levelfield.catalog import find_chip
-from levelfield.registry import Registry
+from levelfield.catalog.lookup import find_chip
+from levelfield.catalog.registry import Registry
+from levelfield.predict import layout_search, machines
 
 DIMENSIONS = frozenset({"data", "tensor", "pipeline", "sequence", "interleaved", "zero1", "zero2", "zero3"})
 
@@ -27,26 +27,26 @@ def main() -> None:
         )
 
 
-def question_of(devices: int) -> planner.Question:
+def question_of(devices: int) -> layout_search.Question:
     registry = Registry()
     _, chip = find_chip(registry, "H100")
     constants = registry.constants("megatron")
     if constants is None:
         raise SystemExit("configs/planner/megatron.yaml is missing")
-    return planner.Question(
+    return layout_search.Question(
         work=registry.case("llama3_70b").work("full"),
         machine=machines.machine_of(chip, "bf16", 8, 8 * machines.ASSUMED_PORT_BYTES_PER_SECOND),
         constants=constants,
-        offer=planner.Offer(DIMENSIONS, planner.RECOMPUTATIONS),
+        offer=layout_search.Offer(DIMENSIONS, layout_search.RECOMPUTATIONS),
         device_kind="nvidia",
         devices=devices,
         capacity_bytes=chip.memory_bytes,
     )
 
 
-def timed(question: planner.Question) -> tuple[float, planner.Answer]:
+def timed(question: layout_search.Question) -> tuple[float, layout_search.Answer]:
     start = time.perf_counter()
-    found = planner.answer(question)
+    found = layout_search.answer(question)
     return time.perf_counter() - start, found
 
 

@@ -249,7 +249,7 @@ def ours(task: dict[str, Any]) -> Any:
 
 def theirs(task: dict[str, Any]) -> Any:
     import torch
-    from levelfield.export import hf_config
+    from levelfield.publish.export import hf_config
     from levelfield.specs.case import Model
     from transformers import AutoConfig, AutoModelForCausalLM
 

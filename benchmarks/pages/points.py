@@ -7,16 +7,16 @@ import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from levelfield import machines, planner
-from levelfield.catalog import find_chip
-from levelfield.measure.converted import rate
-from levelfield.registry import Registry
+from levelfield.catalog.lookup import find_chip
+from levelfield.catalog.registry import Registry
+from levelfield.predict import layout_search, machines
+from levelfield.publish.conversion import rate
 from levelfield.specs.constants import Constants
 from levelfield.specs.figures import Row, Setting
 from levelfield.specs.tuning import Recompute, Tuning
 
 SETS = ("flagperf_llama3", "flagperf_gpt3_paddle", "oneflow_gpt", "osdi_gpt2")
-EVERYTHING = planner.Offer(frozenset(), ("none", "selective", "full"))
+EVERYTHING = layout_search.Offer(frozenset(), ("none", "selective", "full"))
 
 
 class LeftOut(Exception):
@@ -30,7 +30,7 @@ class Point:
 
     set_name: str
     row: Row
-    question: planner.Question
+    question: layout_search.Question
     tuning: Tuning
     memory_bytes: float | None
     tokens_per_second: float | None
@@ -40,8 +40,8 @@ class Point:
     def framework(self) -> str:
         return self.row.setting.framework
 
-    def predicted(self, constants: Constants) -> planner.Row:
-        return planner.predict(replace(self.question, constants=constants), self.tuning)
+    def predicted(self, constants: Constants) -> layout_search.Row:
+        return layout_search.predict(replace(self.question, constants=constants), self.tuning)
 
 
 def points_of(registry: Registry) -> tuple[list[Point], list[tuple[str, str, str]]]:
@@ -70,7 +70,7 @@ def _point(registry: Registry, name: str, row: Row) -> Point:
     machine = machines.machine_of(chip, setting.precision, setting.devices_per_node, network or assumed)
     constants = registry.constants(setting.framework)
     assert constants is not None
-    question = planner.Question(
+    question = layout_search.Question(
         case.work("full"), machine, constants, EVERYTHING, "accelerator", setting.devices, chip.memory_bytes
     )
     return Point(

@@ -15,7 +15,7 @@ from containers_shared import kept
 from docker import DockerClient
 from docker.errors import DockerException, ImageNotFound
 from driving import Benchmark
-from levelfield.runtimes.engine import IMAGE_LABEL
+from levelfield.run.runtimes.engine import IMAGE_LABEL
 
 
 def _unavailable(why: str) -> None:

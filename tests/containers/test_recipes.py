@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from levelfield import recipes
+from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
-from levelfield.recipes import image_plan
-from levelfield.registry import Registry
-from levelfield.runtimes.images import tag_of
-from levelfield.runtimes.wheels import Wheels, verify, wheels_of
+from levelfield.plan import image_recipe
+from levelfield.plan.image_recipe import image_plan
+from levelfield.run.runtimes.images import tag_of
+from levelfield.run.runtimes.wheels import Wheels, verify, wheels_of
 from levelfield.specs.container import ImagePlan
 from levelfield.specs.vendor import Image
 
@@ -101,17 +101,17 @@ def test_a_change_of_any_input_changes_the_tag(change) -> None:
 def test_a_changed_template_or_vendor_changes_the_dockerfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = recipe("cpu", "torch").dockerfile
     assert recipe("cpu", "torch", given="other:1").dockerfile != before
-    shutil.copytree(recipes.checkout() / "docker", tmp_path / "docker")
+    shutil.copytree(image_recipe.checkout() / "docker", tmp_path / "docker")
     with (tmp_path / "docker" / "base.Dockerfile.j2").open("a") as file:
         file.write("USER nobody\n")
-    monkeypatch.setattr(recipes, "checkout", lambda: tmp_path)
+    monkeypatch.setattr(image_recipe, "checkout", lambda: tmp_path)
     assert recipe("cpu", "torch").dockerfile == before + "USER nobody\n"
 
 
 def test_a_template_that_names_what_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "docker").mkdir()
     (tmp_path / "docker" / "base.Dockerfile.j2").write_text("FROM {{ base.refrence }}\n")
-    monkeypatch.setattr(recipes, "checkout", lambda: tmp_path)
+    monkeypatch.setattr(image_recipe, "checkout", lambda: tmp_path)
     with pytest.raises(UsageError, match=r"base.Dockerfile.j2: UndefinedError.*refrence"):
         recipe("cpu", "torch")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from levelfield.registry import Registry
+from levelfield.catalog.registry import Registry
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from plans import PLUGINS, make_plan

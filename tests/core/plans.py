@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
-from levelfield import catalog
-from levelfield.registry import Registry
-from levelfield.resolve import Asked, resolve
+from levelfield.catalog import lookup
+from levelfield.catalog.registry import Registry
+from levelfield.plan.resolve import Asked, resolve
 from levelfield.specs.plan import Plan
 from levelfield.specs.selector import parse_selector
 from levelfield.specs.tuning import TuningChoice
@@ -22,5 +22,5 @@ def make_plan(registry: Registry, text: str, **given: object) -> Plan:
     choice = TuningChoice.model_validate({k: given.pop(k) for k in TuningChoice.model_fields if k in given})
     asked = Asked(choice=choice, **{k: given.pop(k) for k in names if k in given})  # type: ignore[arg-type]
     selector = parse_selector(text)
-    found = catalog.find(registry, selector)
+    found = lookup.find(registry, selector)
     return resolve(found, selector, text, asked, "run-id", **given)  # type: ignore[arg-type]

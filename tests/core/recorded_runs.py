@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import Outcome, ProcessEnd
-from levelfield.measured import Measured
-from levelfield.registry import Registry
-from levelfield.rundir import write_json
+from levelfield.plan.peak import Measured
+from levelfield.rundir.directory import write_json
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 from layouts import MODELS, SINGLE, Curve, compare, first_steps, job_of, planted, train
-from levelfield.implementations import environment_of
-from levelfield.registry import Registry
-from levelfield.runtimes.environments import environment_in_use
+from levelfield.catalog.registry import Registry
+from levelfield.plan.implementations import environment_of
+from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.specs.tested import Difference
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "models" / "torch"))

@@ -26,8 +26,8 @@ from typing import TypeVar
 
 import psutil
 import yaml
-from levelfield.host_rates import measure_host_rates
-from levelfield.registry import Registry
+from levelfield.catalog.registry import Registry
+from levelfield.run.host_probe import measure_host_rates
 from levelfield.specs.base import dump, load
 from levelfield.specs.case import Family, Precision
 from levelfield.specs.host_rates import HostRates

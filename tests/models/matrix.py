@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from layouts import MODELS, ROOT, SINGLE, Curve, Variant, compare, job_of, script_of, train
-from levelfield.implementations import environment_of
-from levelfield.registry import Registry
-from levelfield.runtimes.environments import environment_in_use
+from levelfield.catalog.registry import Registry
+from levelfield.catalog.support import rows, table
+from levelfield.plan.implementations import environment_of
+from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.specs.base import dump, load
 from levelfield.specs.case import Family, Precision
 from levelfield.specs.layout import Layout
 from levelfield.specs.tested import Difference, LayoutRuns, Run
-from levelfield.support import rows, table
 
 STEPS = 40
 PAGE = ROOT / "docs" / "frameworks.md"

@@ -8,16 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from levelfield import host_rates
+from levelfield.run import host_probe
 
 TORCH = Path(__file__).parents[2] / "models" / "torch"
 ALONE = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 import host_rates
-host_rates.divisions = lambda cores: [(1, 1), (2, 1)]
+host_probe.divisions = lambda cores: [(1, 1), (2, 1)]
 sys.argv[1:] = ["--dtype", "fp32", "--seconds", "0.001"]
-host_rates.main()
+host_probe.main()
 """
 
 
@@ -47,7 +47,7 @@ def test_the_platform_takes_what_the_probe_prints(found: str) -> None:
     answer = json.loads(found)
     for times in answer["shares"][1]["collectives"].values():
         times.update({size: 1e-4 + int(size) / 1e9 for size in times})  # a busy machine's may not grow with the size
-    rates = host_rates.rates_from(json.dumps(answer))
+    rates = host_probe.rates_from(json.dumps(answer))
     assert rates.shares[1].collectives["all_reduce"].alpha_seconds == pytest.approx(1e-4)
 
 

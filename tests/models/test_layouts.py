@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from layouts import MODELS, SINGLE, compare, first_steps, job_of, script_of, train
-from levelfield.registry import Registry
+from levelfield.catalog.registry import Registry
 from levelfield.specs.base import load
 from levelfield.specs.tested import LayoutRuns
 from matrix import FLOAT32, PAGE, VARIANTS, difference, left_to_thorough, matrix, page, reduced

@@ -11,12 +11,12 @@ import pytest
 import yaml
 from faults import FAULTS, Fault
 from layouts import MODELS, ROOT, SINGLE, Curve, Variant, job_of, planted, script_of, train
-from levelfield.diagnosis import Question, Side, first_difference
+from levelfield.catalog.registry import Registry
 from levelfield.measure import alignment as rules
 from levelfield.measure.calibration import limits_of, noise_between
-from levelfield.registry import Registry
-from levelfield.runner import Listener
+from levelfield.run.runner import Listener
 from levelfield.specs.tuning import TuningChoice
+from levelfield.studies.diagnosis import Question, Side, first_difference
 
 pytestmark = pytest.mark.torch
 

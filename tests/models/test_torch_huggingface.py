@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from layouts import MODELS
 from levelfield.errors import UsageError
-from levelfield.export import export_hf, hf_config, initial_arrays, to_hf
+from levelfield.publish.export import export_hf, hf_config, initial_arrays, to_hf
 from levelfield.specs.case import Model, Work
 from levelfield.worker import Initializer
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from levelfield.registry import Registry
+from levelfield.catalog.registry import Registry
 from levelfield.testing.conformance import VendorConformance
 from levelfield.testing.subject import Subject
 from levelfield.testing.suite import CHECKS, check

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from levelfield.registry import Registry
+from levelfield.catalog.registry import Registry
 from levelfield.testing.scaffold import new_package, new_vendor
 from levelfield.testing.subject import Subject
 from levelfield.testing.suite import check

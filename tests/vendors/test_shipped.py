@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from adapters import VENDORS, load_spec
-from levelfield.catalog import detect, find_chip
+from levelfield.catalog.lookup import detect, find_chip
+from levelfield.catalog.registry import Registry
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.vendor import Device
-from levelfield.registry import Registry
 from shipped import ALL, DECLARED, WHOLE, devices
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from levelfield.alignment import against, judged, training_of, training_of_reference
+from levelfield.catalog.registry import Registry
 from levelfield.cli.calibrate import calibrate
 from levelfield.cli.plugins import registry_of
-from levelfield.collect import collect
 from levelfield.errors import GateFailed
-from levelfield.raw import read_raw
-from levelfield.references import reference_from
-from levelfield.registry import Registry
+from levelfield.judge.collector import collect
+from levelfield.judge.promotion import reference_from
+from levelfield.judge.verdict import against, judged, training_of, training_of_reference
 from levelfield.report.words import wrapped
-from levelfield.rundir import default_runs, find_run, read_plan
-from levelfield.scheduler import reference_of
+from levelfield.run.scheduler import reference_of
+from levelfield.rundir.directory import default_runs, find_run, read_plan
+from levelfield.rundir.raw_files import read_raw
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Alignment
 

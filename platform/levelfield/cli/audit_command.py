@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from levelfield.audit import Audit, Finding, audited, works_of
+from levelfield.catalog.registry import Registry
 from levelfield.errors import DocumentError, GateFailed, UnknownName
-from levelfield.registry import Registry
+from levelfield.publish.audit import Audit, Finding, audited, works_of
 from levelfield.report.words import wrapped
 from levelfield.specs.base import load
 from levelfield.specs.figures import FigureSet

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from levelfield import scheduler
+from levelfield.catalog.registry import Registry
 from levelfield.cli.plugins import registry_of
 from levelfield.cli.references_command import write
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import RunFailed, UsageError
-from levelfield.references import with_noise
-from levelfield.registry import Registry
-from levelfield.resolve import Asked
-from levelfield.rundir import default_runs, find_run
+from levelfield.judge.promotion import with_noise
+from levelfield.plan.resolve import Asked
+from levelfield.run import scheduler
+from levelfield.rundir.directory import default_runs, find_run
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.tuning import TuningChoice

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from levelfield.collect import collect
 from levelfield.errors import GateFailed
-from levelfield.rundir import default_runs, find_run
-from levelfield.runner import finish
+from levelfield.judge.collector import collect
+from levelfield.run.runner import finish
+from levelfield.rundir.directory import default_runs, find_run
 from levelfield.specs.base import dump
 
 

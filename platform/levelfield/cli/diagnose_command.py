@@ -8,24 +8,24 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from levelfield.alignment import first_step_beyond
+from levelfield.catalog.registry import Registry
 from levelfield.cli.plugins import registry_of
 from levelfield.cli.terminal import Terminal
-from levelfield.collect import collect
 from levelfield.corpus import CorpusFacts, check
-from levelfield.diagnosis import Probe, Question, Side, first_difference
 from levelfield.errors import GateFailed, UsageError
+from levelfield.judge.collector import collect
+from levelfield.judge.verdict import first_step_beyond
 from levelfield.measure.tensors import TensorDifference
-from levelfield.raw import read_raw
-from levelfield.registry import Registry
 from levelfield.report.words import wrapped
-from levelfield.rundir import default_runs, find_run, read_plan
-from levelfield.scheduler import reference_of
+from levelfield.run.scheduler import reference_of
+from levelfield.rundir.directory import default_runs, find_run, read_plan
+from levelfield.rundir.raw_files import read_raw
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Alignment
 from levelfield.specs.tuning import TuningChoice
+from levelfield.studies.diagnosis import Probe, Question, Side, first_difference
 
 BEFORE, AFTER = 6, 4  # tensors that are shown on both sides of the first that differs
 USUAL_SUSPECT = 10  # where no curve says when two runs part: late enough for what a step leaves to add up

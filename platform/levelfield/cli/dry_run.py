@@ -9,10 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from levelfield.contracts.execution import ContainerWork, Request
-from levelfield.launchers import means
 from levelfield.report import suites
 from levelfield.report.words import gib, wrapped
-from levelfield.runtimes.environments import is_ready
+from levelfield.run.launchers import means
+from levelfield.run.runtimes.environments import is_ready
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from levelfield.export import export_hf
-from levelfield.registry import Registry
+from levelfield.catalog.registry import Registry
+from levelfield.publish.export import export_hf
 
 
 def execute(options: argparse.Namespace) -> int:

@@ -9,14 +9,14 @@ import shutil
 from dataclasses import asdict
 from pathlib import Path
 
+from levelfield.catalog.registry import Registry
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import RunFailed
-from levelfield.recipes import image_plan
-from levelfield.registry import Registry
+from levelfield.plan.image_recipe import image_plan
 from levelfield.report.words import gib
-from levelfield.runtimes import images
-from levelfield.runtimes.engine import EngineGone, answers, connect
-from levelfield.runtimes.wheels import verify, wheels_of
+from levelfield.run.runtimes import images
+from levelfield.run.runtimes.engine import EngineGone, answers, connect
+from levelfield.run.runtimes.wheels import verify, wheels_of
 from levelfield.specs.container import ContainerOptions, ContainerPlan, ImagePlan
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from levelfield import support
+from levelfield.catalog import support
+from levelfield.catalog.registry import Registry
 from levelfield.cli.plugins import registry_of
-from levelfield.registry import Registry
 from levelfield.report.words import WIDTH, wrapped
-from levelfield.rundir import default_runs
+from levelfield.rundir.directory import default_runs
 from levelfield.specs.vendor import Achieved, Chip, Peak, PeakDtype
 
 Row = dict[str, Any]

@@ -8,18 +8,20 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from levelfield import catalog, machines, questions
+from levelfield.catalog import lookup
+from levelfield.catalog.registry import Registry
 from levelfield.cli.plugins import registry_of
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
-from levelfield.explanation import Term, memory_terms, time_terms
 from levelfield.measure.flops import flops_per_token
-from levelfield.measure.timing import UnknownLink
-from levelfield.planner import Answer, Question, Row, answer
-from levelfield.registry import Registry
+from levelfield.predict import machines, questions
+from levelfield.predict.explanation import Term, memory_terms, time_terms
+from levelfield.predict.layout_search import Answer, Question, Row, answer
+from levelfield.predict.timing import UnknownLink
 from levelfield.report.words import GIB, wrapped
 from levelfield.specs.selector import Selector
 from levelfield.specs.vendor import Chip, VendorFile
+from levelfield.studies.local_question import question_here
 
 DESCRIPTION = """\
 Say beforehand what a case will need: every layout that the case, the framework
@@ -67,7 +69,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Always 0 when an answer could be computed, also when nothing fits: that is an answer."""
     registry = registry_of(options)
-    vendor, chip = catalog.find_chip(registry, options.chip)
+    vendor, chip = lookup.find_chip(registry, options.chip)
     place = _place(options)
     question = _question(options, registry, vendor, chip, place)
     found = _answered(question, chip)
@@ -132,9 +134,9 @@ def _question(
             place.devices_per_node,
             place.network_bytes_per_second,
         )
-    found = catalog.find(registry, Selector(case=options.case, framework=options.framework, target=vendor.name))
+    found = lookup.find(registry, Selector(case=options.case, framework=options.framework, target=vendor.name))
     say = Terminal(quiet=options.json).say
-    return questions.question_here(registry, found, work, place.nodes * place.devices_per_node, say)
+    return question_here(registry, found, work, place.nodes * place.devices_per_node, say)
 
 
 def _row(found: Answer, number: int) -> Row:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from levelfield.registry import Registry, private_chips
+from levelfield.catalog.registry import Registry, private_chips
 
 
 def registry_of(options: argparse.Namespace) -> Registry:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from levelfield.errors import UsageError
-from levelfield.report.published import FILES, published
-from levelfield.report.withholding import commit, parse_fields, published_id, refuse_leaks
+from levelfield.publish.withheld_tables import FILES, published
+from levelfield.publish.withholding import commit, parse_fields, published_id, refuse_leaks
 from levelfield.report.words import wrapped
 from levelfield.specs.base import dump
 from levelfield.specs.plan import Plan

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from levelfield.catalog.registry import Registry
+from levelfield.checkout import checkout
 from levelfield.errors import UsageError
-from levelfield.references import promoted, with_noise
-from levelfield.registry import Registry, checkout
-from levelfield.rundir import default_runs, find_run, read_plan, write_atomically
-from levelfield.scheduler import reference_of
+from levelfield.judge.promotion import promoted, with_noise
+from levelfield.run.scheduler import reference_of
+from levelfield.rundir.directory import default_runs, find_run, read_plan, write_atomically
 from levelfield.specs.base import dump
 from levelfield.specs.reference import Reference
 

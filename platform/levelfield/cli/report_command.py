@@ -6,18 +6,18 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from levelfield.catalog.registry import Registry
 from levelfield.cli.publishing import publish
 from levelfield.cli.terminal import result_lines
-from levelfield.collect import collect
 from levelfield.errors import UsageError
-from levelfield.registry import Registry
-from levelfield.report.beside_tables import beside_published
-from levelfield.report.foreign import runs_of
-from levelfield.report.foreign_columns import FORMATS as FOREIGN
-from levelfield.report.foreign_columns import as_report
+from levelfield.judge.collector import collect
+from levelfield.publish.foreign_columns import FORMATS as FOREIGN
+from levelfield.publish.foreign_columns import as_report
+from levelfield.publish.foreign_tables import runs_of
+from levelfield.publish.published_tables import beside_published
 from levelfield.report.markdown import run_report
 from levelfield.report.tables import as_csv, as_json, as_markdown, as_text
-from levelfield.rundir import default_runs, find_run, read_plan, write_atomically
+from levelfield.rundir.directory import default_runs, find_run, read_plan, write_atomically
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Result
 

@@ -7,15 +7,15 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from levelfield import scheduler
 from levelfield.cli import dry_run
 from levelfield.cli.plugins import registry_of
 from levelfield.cli.terminal import Terminal
 from levelfield.corpus import CorpusFacts
 from levelfield.errors import INTERRUPTED, GateFailed, RunFailed, UsageError
+from levelfield.plan.resolve import Asked
 from levelfield.report.tables import as_json
-from levelfield.resolve import Asked
-from levelfield.rundir import default_runs
+from levelfield.run import scheduler
+from levelfield.rundir.directory import default_runs
 from levelfield.specs.base import parse
 from levelfield.specs.hardware import NamedHardware, read_hardware
 from levelfield.specs.result import Result

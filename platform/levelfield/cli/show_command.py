@@ -7,15 +7,15 @@ import json
 
 import yaml
 
-from levelfield import catalog
+from levelfield.catalog import lookup
+from levelfield.catalog.registry import Registry
+from levelfield.catalog.tuning_changes import Place, tuned
 from levelfield.cli.plugins import registry_of
 from levelfield.cli.vendor_changes import print_changes
 from levelfield.errors import UnknownName, UsageError
 from levelfield.measure.parameters import parameters
-from levelfield.registry import Registry
 from levelfield.specs.case import Case, Scale
 from levelfield.specs.tuning import TuningRow
-from levelfield.tuned import Place, tuned
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -23,7 +23,7 @@ def execute(options: argparse.Namespace) -> int:
     case = registry.case(options.case)
     scales: list[Scale] = [options.scale] if options.scale else ["full", "smoke"]
     place = _place(options, registry)
-    rows = catalog.tuning_rows(registry, options.vendor, case.name) if options.vendor else ()
+    rows = lookup.tuning_rows(registry, options.vendor, case.name) if options.vendor else ()
     if options.diff:
         return print_changes(case, options.vendor, rows, scales, place, as_json=options.json)
     content: dict[str, object] = {

@@ -9,19 +9,22 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
-from levelfield import catalog, questions, resolve, scheduler
+from levelfield.catalog import lookup
 from levelfield.cli.plugins import registry_of
 from levelfield.cli.run_command import exit_code, run_jobs
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
-from levelfield.planner import Row, answer
+from levelfield.plan import resolve
+from levelfield.plan.resolve import Asked
+from levelfield.predict.layout_search import Row, answer
 from levelfield.report.words import GIB, NONE, status, worst_memory, wrapped
-from levelfield.resolve import Asked
-from levelfield.rundir import default_runs
+from levelfield.run import scheduler
+from levelfield.rundir.directory import default_runs
 from levelfield.specs.case import Scale
 from levelfield.specs.result import Result
 from levelfield.specs.selector import Selector, parse_selector
 from levelfield.specs.tuning import TuningChoice
+from levelfield.studies.local_question import question_here
 
 DESCRIPTION = """\
 Run the best rows of the plan on the devices that are here, one after another,
@@ -63,11 +66,11 @@ def execute(options: argparse.Namespace) -> int:
     registry, selector = registry_of(options), parse_selector(options.case)
     if selector.layout or selector.nodes > 1:
         raise UsageError(f"sweep {options.case}: layouts are what is swept, on one node; leave both out")
-    found = catalog.find(registry, selector)
+    found = lookup.find(registry, selector)
     asked = Asked(scale=options.scale, python=options.python)
     scale, _ = resolve.choose_scale(found, selector, asked)
     devices = selector.devices or (1 if found.vendor.divisible else max(1, len(found.devices)))
-    question = questions.question_here(registry, found, found.case.work(scale), devices, terminal.say)
+    question = question_here(registry, found, found.case.work(scale), devices, terminal.say)
     rows = _distinct(answer(question).rows)[: options.top]
     if not rows:
         raise UsageError(f"sweep {options.case}: no layout fits; `plan` says what the smallest would need")

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from levelfield.live import Progress
-from levelfield.measured import Measured
+from levelfield.plan.peak import Measured
 from levelfield.report import suites, tables, words
-from levelfield.runner import Listener
-from levelfield.scheduler import Job
+from levelfield.run.runner import Listener
+from levelfield.run.scheduler import Job
+from levelfield.rundir.follower import Progress
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
 

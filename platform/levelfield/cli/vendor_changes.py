@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from levelfield.catalog.tuning_changes import Place, RowChanges, row_changes
 from levelfield.report.words import wrapped
 from levelfield.specs.case import Case, Scale
 from levelfield.specs.tuning import TuningRow
-from levelfield.tuned import Place, RowChanges, row_changes
 
 
 def print_changes(

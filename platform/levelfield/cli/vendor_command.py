@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from levelfield.catalog.registry import Registry
+from levelfield.checkout import checkout
 from levelfield.cli.terminal import shown
 from levelfield.errors import GateFailed
-from levelfield.registry import Registry, checkout
 from levelfield.report.words import wrapped
 from levelfield.testing.capture import record
 from levelfield.testing.findings import Finding

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from levelfield import catalog
+from levelfield.catalog import lookup
 from levelfield.contracts.readings import is_named
 from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.vendor import Chip
@@ -56,7 +56,7 @@ def tuning(subject: Subject) -> str:
         raise NotApplicable("no tuning/<case>.yaml: cases run as they are")
     for path in files:
         subject.registry.case(path.stem)
-        catalog.tuning_rows(subject.registry, subject.name, path.stem)
+        lookup.tuning_rows(subject.registry, subject.name, path.stem)
     return f"{len(files)} case(s): {', '.join(path.stem for path in files)}"
 
 

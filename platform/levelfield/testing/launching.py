@@ -6,12 +6,13 @@ import re
 import sys
 from dataclasses import replace
 
-from levelfield import catalog, resolve
+from levelfield.catalog import lookup
 from levelfield.contracts.execution import ProcessWork
 from levelfield.errors import UsageError
-from levelfield.launchers.local import LocalLauncher
-from levelfield.resolve import Asked
-from levelfield.runtimes.process import ProcessRuntime
+from levelfield.plan import resolve
+from levelfield.plan.resolve import Asked
+from levelfield.run.launchers.local import LocalLauncher
+from levelfield.run.runtimes.process import ProcessRuntime
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
 from levelfield.specs.selector import Selector
@@ -78,7 +79,7 @@ def _plan(subject: Subject, framework: str) -> Plan:
 
 
 def _resolved(subject: Subject, selector: Selector) -> Plan:
-    found = catalog.find(subject.registry, selector)
+    found = lookup.find(subject.registry, selector)
     asked = Asked(scale="smoke", assume=True, python=sys.executable)
     plan = resolve.resolve(found, selector, selector.case, asked, "launch")
     if {"base", selector.framework} & set(subject.spec.images):

@@ -15,12 +15,12 @@ from typing import Any
 
 import yaml
 
-from levelfield import scheduler
+from levelfield.catalog.registry import Registry
 from levelfield.contracts.vendor import Device
 from levelfield.errors import LevelfieldError
-from levelfield.registry import Registry
-from levelfield.resolve import Asked
-from levelfield.runner import Listener
+from levelfield.plan.resolve import Asked
+from levelfield.run import scheduler
+from levelfield.run.runner import Listener
 from levelfield.specs.base import read_mapping
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Result

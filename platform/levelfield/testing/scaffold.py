@@ -7,8 +7,8 @@ from pathlib import Path
 
 import jinja2
 
+from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
-from levelfield.registry import Registry
 
 NAME = re.compile("[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _TEMPLATES = Path(__file__).with_name("templates")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from levelfield.registry import checkout
+from levelfield.checkout import checkout
 
 MARK = "LEVELFIELD_CHECK"
 Outputs = Mapping[tuple[str, ...], bytes]

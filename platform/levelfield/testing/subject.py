@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
+from levelfield.catalog.registry import Registry
 from levelfield.contracts.command import Answer
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import UnknownName
-from levelfield.registry import Registry
 from levelfield.specs.vendor import VendorFile
 from levelfield.testing.findings import Fails, Missing, NotApplicable
 from levelfield.testing.recordings import Recording, commands, file_name, recordings

@@ -1,0 +1,150 @@
+"""From names to things: what a selector asks for, looked up among the plugins and on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from levelfield.catalog.registry import Registry
+from levelfield.contracts.vendor import ContainerOptions, Device, Vendor
+from levelfield.errors import DocumentError, LayoutError, NotHere, UnknownName, UsageError
+from levelfield.specs.base import load
+from levelfield.specs.case import Case
+from levelfield.specs.chips import OverlayUsed
+from levelfield.specs.constants import Keeping
+from levelfield.specs.implementation import ImplementationFile
+from levelfield.specs.layout import parse_layout
+from levelfield.specs.selector import Selector
+from levelfield.specs.tuning import TuningFile, TuningRow
+from levelfield.specs.vendor import Chip, VendorFile
+
+FALLBACK_VENDOR = "cpu"
+
+
+@dataclass(frozen=True)
+class Found:
+    """All that one selector leads to. `devices` empty: none of this chip are here. overlay: what is private of it.
+
+    expose: the vendor's adapter's `container`, which says how a container is shown devices. keeping: what the
+    framework is known to keep in memory; None where nobody wrote it down.
+    """
+
+    case: Case
+    implementation: ImplementationFile
+    folder: Path
+    vendor: VendorFile
+    chip: Chip
+    devices: tuple[Device, ...]
+    tuning_rows: tuple[TuningRow, ...]
+    overlay: OverlayUsed | None = None
+    expose: Callable[[Sequence[Device]], ContainerOptions] | None = None
+    keeping: Keeping | None = None
+
+
+def find(registry: Registry, selector: Selector, check: bool = True) -> Found:
+    """Look everything up. Raises UnknownName, DocumentError or UsageError; never falls back to another name.
+
+    check: raise NotHere where the framework has not the family, or the vendor not the framework.
+    """
+    case = registry.case(selector.case)
+    implementation, folder = registry.implementation(selector.framework)
+    vendor, chip, devices = find_hardware(registry, selector.target)
+    if check:
+        _check_supported(case, implementation, vendor)
+    rows = tuning_rows(registry, vendor.name, case.name)
+    overlay = registry.overlay.used(vendor, chip) if registry.overlay else None
+    expose = registry.vendor(vendor.name).container
+    constants = registry.constants(implementation.framework)
+    keeping = constants.keeping if constants else None
+    return Found(case, implementation, folder, vendor, chip, devices, rows, overlay, expose, keeping)
+
+
+def find_hardware(registry: Registry, target: str | None) -> tuple[VendorFile, Chip, tuple[Device, ...]]:
+    """The vendor, chip and devices that `target` names; without one the first accelerator here, else the cpu."""
+    if target is None:
+        vendor = detect(registry)
+        return vendor.spec, *_chip_of(vendor.spec, tuple(vendor.devices()))
+    if target in registry.vendors:
+        vendor = registry.vendor(target)
+        return vendor.spec, *_chip_of(vendor.spec, tuple(vendor.devices()))
+    spec, chip = find_chip(registry, target)
+    here = tuple(d for d in registry.vendor(spec.name).devices() if d.chip == chip.name)
+    return spec, chip, here
+
+
+def find_chip(registry: Registry, name: str) -> tuple[VendorFile, Chip]:
+    """The chip of this name or alias, and its vendor. Raises UnknownName over all vendors and chips."""
+    files = [registry.vendor_file(v) for v in registry.vendors]
+    for spec in files:
+        if chip := spec.chip(name):
+            return spec, chip
+    names = [n for spec in files for c in spec.chips for n in (c.name, *c.aliases)]
+    raise UnknownName("vendor or chip", name, [*registry.vendors, *names], hint="`list chips` shows all.")
+
+
+def detect(registry: Registry) -> Vendor:
+    """The first vendor, in order of name, whose devices are here; the cpu when there is no other."""
+    for name in sorted(set(registry.vendors) - {FALLBACK_VENDOR}):
+        vendor = registry.vendor(name)
+        if vendor.devices():
+            return vendor
+    return registry.vendor(FALLBACK_VENDOR)
+
+
+def tuning_rows(registry: Registry, vendor: str, case: str) -> tuple[TuningRow, ...]:
+    """The rows of the vendor's tuning for this case; none when it has no such file."""
+    path = registry.vendors[vendor].parent / "tuning" / f"{case}.yaml"
+    if not path.is_file():
+        return ()
+    file = load(TuningFile, path)
+    if file.case != case:
+        raise UsageError(f"{path}: key 'case': found '{file.case}', expected '{case}' as its name says")
+    for number, row in enumerate(file.rows):
+        _check_row(registry, registry.vendor_file(vendor), row, f"{path}: key 'rows.{number}")
+    return file.rows
+
+
+def check_tuning(registry: Registry, vendor: str) -> None:
+    """Every tuning file of a vendor. Raises UsageError naming the first that is wrong, or for a case nobody has."""
+    for path in sorted((registry.vendors[vendor].parent / "tuning").glob("*.yaml")):
+        if path.stem not in registry.cases:
+            raise DocumentError(f"{path}: {UnknownName('case', path.stem, registry.cases)}")
+        tuning_rows(registry, vendor, path.stem)
+
+
+def _check_row(registry: Registry, vendor: VendorFile, row: TuningRow, where: str) -> None:
+    """A row that could never apply, or whose layout nobody could read, is somebody's mistake."""
+    chips = [chip.name for chip in vendor.chips]
+    if row.chip is not None and row.chip not in chips:
+        raise DocumentError(f"{where}.chip': {UnknownName(f'chip of {vendor.name}', row.chip, chips)}")
+    if row.framework is not None and row.framework not in registry.frameworks:
+        raise DocumentError(f"{where}.framework': {UnknownName('framework', row.framework, registry.frameworks)}")
+    if row.set.layout is not None:
+        try:
+            parse_layout(row.set.layout)
+        except LayoutError as error:
+            raise DocumentError(f"{where}.set.layout': {error}") from None
+
+
+def _chip_of(spec: VendorFile, devices: Sequence[Device]) -> tuple[Chip, tuple[Device, ...]]:
+    """The chip of the devices that are here, or a nameless one without peaks when it is not in vendor.yaml."""
+    if not devices:
+        return spec.chips[0], ()
+    first = devices[0]
+    chip = spec.chip(first.chip) if first.chip else None
+    same = tuple(d for d in devices if d.chip == first.chip)
+    unknown = Chip(name=first.description, device_is="card", memory_bytes=first.memory_bytes)
+    return chip or unknown, same
+
+
+def _check_supported(case: Case, implementation: ImplementationFile, vendor: VendorFile) -> None:
+    name = implementation.framework
+    if case.model.family not in implementation.families:
+        raise NotHere(f"{name} has no {case.model.family} model; it has {', '.join(implementation.families)}")
+    if not implementation.offered_precisions(vendor.device_kind):
+        known = ", ".join(implementation.precisions)
+        raise NotHere(f"{name} says nothing about device kind '{vendor.device_kind}'; it has {known}")
+    if name not in vendor.frameworks:
+        known = ", ".join(vendor.frameworks)
+        raise NotHere(f"vendor {vendor.name} does not say how {name} reaches its devices; it has {known}")

@@ -1,0 +1,225 @@
+"""Plugins: folders of the checkout, of --plugins DIR, and of installed packages (entry points). Nothing is imported
+or parsed before it is asked for; a name that two places claim is refused, naming both.
+
+A folder of plugins has the checkout's own shape: vendors/<name>/, models/<name>/, configs/cases/<name>.yaml,
+configs/suites/<name>.yaml, configs/published/<name>.yaml. An installed package names such a folder by an entry point
+of group `levelfield.plugins`: a module, whose own folder it is.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar, cast
+
+from levelfield.checkout import checkout
+from levelfield.contracts.declared import DeclaredVendor
+from levelfield.contracts.vendor import Vendor
+from levelfield.errors import DocumentError, UnknownName, UsageError
+from levelfield.specs.base import load, parse, read_mapping
+from levelfield.specs.case import Case
+from levelfield.specs.chips import ChipOverlay, read_overlay
+from levelfield.specs.constants import Constants
+from levelfield.specs.extension import Extension
+from levelfield.specs.figures import FigureSet
+from levelfield.specs.implementation import ImplementationFile
+from levelfield.specs.reference import Reference
+from levelfield.specs.suite import Suite
+from levelfield.specs.vendor import VendorFile
+
+ENTRY_POINT_GROUP = "levelfield.plugins"
+T = TypeVar("T")
+
+
+def private_chips(given: Path | None) -> Path | None:
+    """The chips file in use: the one of --chips, else the user's own where there is one."""
+    if given is not None:
+        if not given.is_file():
+            raise UsageError(f"--chips {given}: no such file; expected a document of schema levelfield.chips/1")
+        return given
+    config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    own = Path(config) / "levelfield" / "chips.yaml"
+    return own if own.exists() else None
+
+
+class Registry:
+    """All plugins by kind and name; vendors' chips as `chips`, a private file, corrects them."""
+
+    def __init__(self, extra: Iterable[Path] = (), chips: Path | None = None) -> None:
+        self._extra = tuple(extra)
+        self._chips = chips
+        for folder in self._extra:
+            if not folder.is_dir():
+                raise UsageError(f"--plugins {folder}: no such folder; expected one with vendors/, models/ or configs/")
+
+    @cached_property
+    def roots(self) -> tuple[Path, ...]:
+        installed = (_package_folder(e.module) for e in entry_points(group=ENTRY_POINT_GROUP))
+        return (checkout(), *self._extra, *(folder for folder in installed if folder))
+
+    @cached_property
+    def cases(self) -> dict[str, Path]:
+        return self._collect("case", "configs/cases/*.yaml", lambda p: p.stem)
+
+    @cached_property
+    def suites(self) -> dict[str, Path]:
+        return self._collect("suite", "configs/suites/*.yaml", lambda p: p.stem)
+
+    @cached_property
+    def references(self) -> dict[str, Path]:
+        return self._collect("reference", "configs/references/*.json", lambda p: p.stem)
+
+    @cached_property
+    def published(self) -> dict[str, Path]:
+        return self._collect("published set", "configs/published/*.yaml", lambda p: p.stem)
+
+    @cached_property
+    def constants_files(self) -> dict[str, Path]:
+        return self._collect("planner's constants", "configs/planner/*.yaml", lambda p: p.stem)
+
+    @cached_property
+    def frameworks(self) -> dict[str, Path]:
+        return self._collect("framework", "models/*/implementation.yaml", lambda p: p.parent.name)
+
+    @cached_property
+    def vendors(self) -> dict[str, Path]:
+        return self._collect("vendor", "vendors/*/vendor.yaml", lambda p: p.parent.name)
+
+    def case(self, name: str) -> Case:
+        """The whole case, where it extends another one too. Raises UnknownName or DocumentError."""
+        extension = self.extension(name)
+        if extension:
+            return extension.applied(self._extended(extension, self.cases[name]), str(self.cases[name]))
+        found = load(Case, self.cases[name])
+        return _named(found, found.name, name, self.cases[name])
+
+    def extension(self, name: str) -> Extension | None:
+        """What the case's file changes of another case; None for a case that stands by itself."""
+        path = self._path("case", name, self.cases)
+        content = read_mapping(path)
+        if not isinstance(content, dict) or "extends" not in content:
+            return None
+        found = parse(Extension, content, str(path))
+        return _named(found, found.name, name, path)
+
+    def _extended(self, extension: Extension, path: Path) -> Case:
+        """The case below an extension: one that stands by itself, so that two files say everything."""
+        if extension.extends not in self.cases:
+            raise DocumentError(f"{path}: key 'extends': {UnknownName('case', extension.extends, self.cases)}")
+        if below := self.extension(extension.extends):
+            raise DocumentError(
+                f"{path}: key 'extends': found '{extension.extends}', which extends '{below.extends}' itself; expected "
+                f"a case that stands by itself: extend '{below.extends}' and repeat the changes"
+            )
+        return self.case(extension.extends)
+
+    def suite(self, name: str) -> Suite:
+        return load(Suite, self._path("suite", name, self.suites))
+
+    def reference(self, name: str) -> Reference:
+        path = self._path("reference", name, self.references)
+        found = load(Reference, path)
+        return _named(found, found.name, name, path)
+
+    def figures(self, name: str) -> FigureSet:
+        """Figures that others published."""
+        path = self._path("published set", name, self.published)
+        found = load(FigureSet, path)
+        return _named(found, found.name, name, path)
+
+    def implementation(self, name: str) -> tuple[ImplementationFile, Path]:
+        path = self._path("framework", name, self.frameworks)
+        found = load(ImplementationFile, path)
+        return _named(found, found.framework, name, path), path.parent
+
+    def constants(self, framework: str) -> Constants | None:
+        """What the planner knows of a framework; None where nobody wrote it down."""
+        if framework not in self.constants_files:
+            return None
+        path = self.constants_files[framework]
+        found = load(Constants, path)
+        return _named(found, found.framework, framework, path)
+
+    @cached_property
+    def overlay(self) -> ChipOverlay | None:
+        """The private chips file. Raises DocumentError when it is wrong or names a vendor that is not there."""
+        if self._chips is None:
+            return None
+        found = read_overlay(self._chips)
+        for name in found.content.vendors:
+            if name not in self.vendors:
+                raise DocumentError(f"{self._chips}: key 'vendors.{name}': {UnknownName('vendor', name, self.vendors)}")
+        return found
+
+    def vendor_file(self, name: str) -> VendorFile:
+        """vendor.yaml, with the chips that the private file adds or corrects."""
+        path = self._path("vendor", name, self.vendors)
+        found = load(VendorFile, path)
+        _named(found, found.name, name, path)
+        return self.overlay.applied(found) if self.overlay else found
+
+    def vendor(self, name: str) -> Vendor:
+        """The vendor's adapter, made with its vendor.yaml: its own, or without adapter.py the generic one.
+
+        Raises DocumentError when adapter.py has no Adapter, or when there is neither code nor a way to find devices.
+        """
+        spec = self.vendor_file(name)
+        path = self.vendors[name].with_name("adapter.py")
+        if not path.exists():
+            return _declared(spec, self.vendors[name])
+        module = _load_module(f"levelfield_vendor_{name}", path)
+        if not hasattr(module, "Adapter"):
+            raise DocumentError(f"{path}: found no class 'Adapter', expected one as in levelfield.contracts.vendor")
+        return cast(Vendor, module.Adapter(spec))
+
+    def _path(self, kind: str, name: str, known: dict[str, Path]) -> Path:
+        if name not in known:
+            raise UnknownName(kind, name, known, hint="`list` shows all.")
+        return known[name]
+
+    def _collect(self, kind: str, pattern: str, name_of: Callable[[Path], str]) -> dict[str, Path]:
+        found: dict[str, Path] = {}
+        for root in self.roots:
+            for path in sorted(root.glob(pattern)):
+                name = name_of(path)
+                if name in found:
+                    raise UsageError(f"two plugins claim the {kind} '{name}': {found[name]} and {path}; remove one")
+                found[name] = path
+        return found
+
+
+def _named(document: T, inside: str, outside: str, path: Path) -> T:
+    if inside != outside:
+        raise DocumentError(f"{path}: found the name '{inside}', expected '{outside}' as its place says")
+    return document
+
+
+def _declared(spec: VendorFile, path: Path) -> Vendor:
+    if spec.discovery is None and spec.monitor is None:
+        raise DocumentError(
+            f"{path}: keys 'discovery' and 'monitor': missing both, and {path.with_name('adapter.py')} is missing too; "
+            "expected one of the three to find devices"
+        )
+    return DeclaredVendor(spec)
+
+
+def _package_folder(module: str) -> Path | None:
+    spec = importlib.util.find_spec(module)
+    return Path(spec.origin).parent if spec and spec.origin else None
+
+
+def _load_module(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise DocumentError(f"{path}: not a file of Python; expected the vendor's adapter, or nothing there")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # an adapter is somebody's code: say whose it is
+        raise DocumentError(f"{path}: cannot be loaded: {type(error).__name__}: {error}") from error
+    return module

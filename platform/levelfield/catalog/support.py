@@ -1,0 +1,104 @@
+"""Framework x family x precision x layout: what works. From what implementations declare and what was run of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from levelfield.catalog.registry import Registry
+from levelfield.specs.base import load
+from levelfield.specs.case import Family, Precision
+from levelfield.specs.implementation import ImplementationFile, Parallelism
+from levelfield.specs.layout import Layout
+from levelfield.specs.tested import LayoutRuns, Run
+
+State = Literal["tested", "fails", "written", "chip", "-"]
+STATES: dict[State, str] = {
+    "tested": "runs on the cpu and trains what torch trains in one process",
+    "fails": "was run on the cpu and differs, or does not end",
+    "written": "offered on the cpu; no such run is recorded",
+    "chip": "written; needs an accelerator, and has not run on one yet",
+    "-": "not offered by the framework or by its implementation",
+}
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16", "fp8")
+LAYOUTS: dict[str, tuple[Parallelism, ...]] = {
+    "one": (),
+    "DP": ("data",),
+    "Z1": ("data", "zero1"),
+    "Z2": ("data", "zero2"),
+    "Z3": ("data", "zero3"),
+    "TP": ("tensor",),
+    "TP+SP": ("tensor", "sequence"),
+    "PP": ("pipeline",),
+    "DPxTP": ("data", "tensor"),
+    "DPxPP": ("data", "pipeline"),
+    "TPxPP": ("tensor", "pipeline"),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    framework: str
+    family: Family
+    precision: Precision
+    cells: dict[str, State]
+
+
+def rows(registry: Registry) -> Iterator[Row]:
+    """A row for each framework, family and precision that is offered on any device. Raises DocumentError."""
+    for name in sorted(registry.frameworks):
+        implementation, folder = registry.implementation(name)
+        path = folder / "tested.json"
+        runs = load(LayoutRuns, path).runs if path.exists() else ()
+        for family in implementation.families:
+            for precision in PRECISIONS:
+                if any(precision in offered for offered in implementation.precisions.values()):
+                    yield _row(implementation, family, precision, runs)
+
+
+def _row(implementation: ImplementationFile, family: Family, precision: Precision, runs: tuple[Run, ...]) -> Row:
+    own = [run for run in runs if run.family == family and run.precision == precision]
+    cells = {key: _state(implementation, precision, key, own) for key in LAYOUTS}
+    return Row(implementation.framework, family, precision, cells)
+
+
+def _state(implementation: ImplementationFile, precision: Precision, key: str, runs: list[Run]) -> State:
+    """Every run of a kind of layout has to pass for "tested"."""
+    ended = [run.passed for run in runs if kind_of(run.layout) == key]
+    if ended:
+        return "tested" if all(ended) else "fails"
+    devices = [
+        device
+        for device, offered in implementation.parallelism.items()
+        if set(LAYOUTS[key]) <= set(offered) and precision in implementation.precisions.get(device, ())
+    ]
+    if not devices:
+        return "-"
+    return "written" if "cpu" in devices else "chip"
+
+
+def kind_of(layout: Layout) -> str | None:
+    """Its column; None for what mixes more than a column says."""
+    used: list[str] = [] if layout.data == 1 else ["data"]
+    used += [f"zero{layout.sharding_stage}"] if layout.sharding_stage else []
+    used += ["tensor"] if layout.tensor > 1 else []
+    used += ["sequence"] if layout.sequence_parallel else []
+    used += ["pipeline"] if layout.pipeline > 1 else []
+    return next((key for key, needed in LAYOUTS.items() if list(needed) == used), None)
+
+
+def table(found: list[Row]) -> list[str]:
+    """Lines of at most 80 columns, and below them what the words and the columns mean."""
+    words: dict[State, str] = {"tested": "yes", "fails": "NO", "written": "open", "chip": "chip", "-": "-"}
+    lines = [_line("framework", "family", "prec", dict(zip(LAYOUTS, LAYOUTS, strict=True)))]
+    for row in found:
+        cells = {key: words[state] for key, state in row.cells.items()}
+        lines.append(_line(row.framework, row.family, row.precision, cells))
+    lines += ["", *(f"  {words[state]:<6}{meaning}" for state, meaning in STATES.items())]
+    return [*lines, "  Z1 to Z3: ZeRO stages 1 to 3; SP: sequence parallel"]
+
+
+def _line(framework: str, family: str, precision: str, cells: dict[str, str]) -> str:
+    text = "".join(f"{cell:<{max(len(key), 4) + 1}}" for key, cell in cells.items())
+    return f"{framework:<10}{family:<7}{precision:<5}{text}".rstrip()

@@ -1,0 +1,222 @@
+"""From the raw files of a run to its result: pure, so that `collect` writes the same bytes again.
+
+Every figure comes from `levelfield.measure`; nothing here knows how to compute one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import asdict
+
+from levelfield.judge.status import judge
+from levelfield.judge.verdict import judged
+from levelfield.measure import energy as energies
+from levelfield.measure import memory as memories
+from levelfield.measure.expectation import against_expected
+from levelfield.measure.flops import FORMULAS
+from levelfield.measure.throughput import Throughput as MeasuredThroughput
+from levelfield.measure.throughput import WindowError, step_times, window
+from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range
+from levelfield.measure.validity import loss_curve, tokens_checksum
+from levelfield.measure.weights import weight_checksums
+from levelfield.rundir.directory import read_plan
+from levelfield.rundir.raw_files import Raw, read_raw
+from levelfield.specs.base import load
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+from levelfield.specs.reference import Reference
+from levelfield.specs.result import (
+    Energy,
+    Figure,
+    Identity,
+    Loss,
+    Memory,
+    MemoryExpectation,
+    Result,
+    Status,
+    StepTimes,
+    Throughput,
+    Utilisation,
+)
+from levelfield.specs.vendor import Peak, PeakDtype
+
+
+def collect(paths: RunPaths) -> Result:
+    """Compute the result of a run directory from its plan and raw files alone. Raises DocumentError for a bad plan."""
+    plan, raw = read_plan(paths), read_raw(paths)
+    status = judge(plan, raw, paths)
+    throughput, why_none = _throughput(plan, raw, status)
+    identity = _identity(plan, raw)
+    return Result(
+        run_id=plan.run_id,
+        case=plan.case,
+        scale=plan.scale,
+        framework=plan.implementation.framework,
+        framework_version=_framework_version(plan, raw),
+        vendor=plan.hardware.vendor,
+        chip=plan.hardware.chip.name,
+        device_is=plan.hardware.chip.device_is,
+        nodes=plan.hardware.nodes,
+        devices=plan.world_size,
+        precision=plan.work.training.precision,
+        layout=plan.tuning.layout,
+        micro_batch=plan.tuning.micro_batch,
+        virtual_pipeline=plan.tuning.virtual_pipeline,
+        accumulation=plan.accumulation,
+        recompute=plan.tuning.recompute,
+        compile=plan.tuning.compile,
+        parameters=plan.parameters,
+        repeat=plan.repeat,
+        status=status,
+        steps_done=raw.steps_done,
+        steps_planned=plan.work.training.steps,
+        window=(plan.work.window.first_step, plan.work.window.last_step),
+        loss=_loss(plan, raw),
+        throughput=_as_result(throughput) if throughput else None,
+        utilisation=_utilisation(plan, throughput),
+        memory=_memory(plan, raw, status),
+        energy=_energy(plan, raw, throughput, why_none),
+        identity=identity,
+        alignment=judged(plan.work.training.steps, raw, identity, _reference(paths)),
+        deviations=plan.deviations,
+        entry=plan.entry,
+        runtime=plan.runtime,
+        warnings=tuple(str(raw.outcome.get("extra", {}).get("warnings", "")).splitlines()),
+    )
+
+
+def _throughput(plan: Plan, raw: Raw, status: Status) -> tuple[MeasuredThroughput | None, str]:
+    """The window's throughput, or None and why. A run that is not valid has none: a wrong run has no speed."""
+    if status.word != "valid":
+        return None, f"the run is {status.word}"
+    first, last = plan.work.window.first_step, plan.work.window.last_step
+    try:
+        times = step_times(raw.steps, first, last)
+        return window(times, raw.begins.get(0), first, last, plan.world_size), ""
+    except WindowError as error:
+        return None, str(error)
+
+
+def _as_result(measured: MeasuredThroughput) -> Throughput:
+    return Throughput(
+        tokens_per_second=measured.tokens_per_second,
+        tokens_per_second_per_device=measured.tokens_per_second_per_device,
+        wall_seconds=measured.wall_seconds,
+        step_seconds=StepTimes(**asdict(measured.step_seconds)),
+    )
+
+
+def _utilisation(plan: Plan, throughput: MeasuredThroughput | None) -> tuple[Utilisation, ...]:
+    """Each formula's MFU, and its HFU where activations are recomputed or the formula counts recomputation."""
+    if throughput is None:
+        return ()
+    model, length = plan.work.model, plan.work.training.sequence_length
+    rate, peaks = throughput.tokens_per_second_per_device, _peaks(plan)
+    recompute = plan.tuning.recompute
+    found = [mfu(f, model, length, rate, peaks) for f in FORMULAS if f != "megatron-2021"]
+    found += [
+        hfu(f, model, length, rate, peaks, recompute) for f in FORMULAS if f == "megatron-2021" or recompute != "none"
+    ]
+    return tuple(Utilisation(**asdict(u)) for u in found)
+
+
+def _peaks(plan: Plan) -> PeakRange:
+    """The datasheet's peaks, and where it has none of this dtype the measured one that the plan holds."""
+    peaks: dict[PeakDtype, Peak] = dict(plan.hardware.chip.peaks)
+    used, precision = plan.peak, plan.work.training.precision
+    if precision not in peaks and used.tflops is not None:
+        peaks[precision] = Peak(tflops=used.tflops, source=used.source)
+    return peak_range(precision, peaks)
+
+
+def _memory(plan: Plan, raw: Raw, status: Status) -> Memory:
+    devices = _devices(plan, raw)
+    capacity, shares = plan.hardware.memory_bytes_per_device, plan.hardware.devices_per_node // len(devices)
+    whole = capacity * max(1, shares) if capacity else None  # the tool reads a divided host as one device
+    measured = memories.memory(raw.readings, raw.steps, dict.fromkeys(devices, whole))
+    return Memory(
+        device_used_peak=_bytes(measured.used.peak_bytes, measured.used.reason or raw.telemetry_reasons.get("tool")),
+        allocated_peak=_bytes(measured.allocated.peak_bytes, measured.allocated.reason),
+        reserved_peak=_bytes(measured.reserved.peak_bytes, measured.reserved.reason),
+        process_peak=_bytes(measured.process.peak_bytes, measured.process.reason),
+        capacity_bytes=capacity,
+        expected_bytes=plan.expected_memory.total_bytes,
+        expectation=_expectation(plan, measured, status),
+    )
+
+
+def _expectation(plan: Plan, measured: memories.Memory, status: Status) -> MemoryExpectation:
+    """A run that broke off may never have come to its peak, so only a valid one is compared."""
+    why_none = None if status.word == "valid" else f"the run is {status.word}"
+    found = against_expected(plan.expected_memory.total_bytes, measured, plan.hardware.device_kind, why_none)
+    figure = _bytes(found.measured_bytes, found.reason)
+    return MemoryExpectation(figure=found.figure, measured=figure, ratio=found.ratio, remark=found.remark)
+
+
+def _bytes(value: int | None, reason: str | None) -> Figure:
+    return Figure(value=value, unit="B", reason=reason if value is None else None)
+
+
+def _devices(plan: Plan, raw: Raw) -> list[str]:
+    """The devices by their names in the telemetry; a host that is divided into shares is read as one."""
+    indices = [str(i) for i in plan.hardware.device_indices]
+    return indices or sorted({r.device for r in raw.readings}) or ["0"]
+
+
+def _energy(plan: Plan, raw: Raw, throughput: MeasuredThroughput | None, why_none: str) -> Energy:
+    if throughput is None:
+        return _no_energy(why_none)
+    ends = {r.step: r.end_ns for r in raw.steps if r.rank == 0}
+    begin, end = ends.get(plan.work.window.first_step - 1), ends.get(plan.work.window.last_step)
+    if begin is None or end is None:
+        return _no_energy("rank 0 lacks an end of the window")
+    found = energies.energy(raw.readings, _devices(plan, raw), begin, end, throughput.tokens)
+    why = raw.telemetry_reasons.get("energy_joules") or raw.telemetry_reasons.get("power_watts")
+    reason = f"{found.reason}{f' ({why})' if why else ''}" if found.joules is None else None
+    return Energy(
+        joules=Figure(value=found.joules, unit="J", reason=reason),
+        joules_per_token=Figure(value=found.joules_per_token, unit="J/token", reason=reason),
+        mean_watts=Figure(value=found.mean_watts, unit="W", reason=reason),
+        boundary=found.boundary,
+    )
+
+
+def _no_energy(reason: str) -> Energy:
+    nothing = {unit: Figure(value=None, unit=unit, reason=reason) for unit in ("J", "J/token", "W")}
+    return Energy(
+        joules=nothing["J"], joules_per_token=nothing["J/token"], mean_watts=nothing["W"], boundary=energies.BOUNDARY
+    )
+
+
+def _loss(plan: Plan, raw: Raw) -> Loss:
+    losses = [value for _, value in sorted(loss_curve(raw.steps).items()) if math.isfinite(value)]
+    tail = losses[-plan.work.acceptance.tail_steps :]
+    return Loss(
+        first=losses[0] if losses else None,
+        last=losses[-1] if losses else None,
+        tail_mean=math.fsum(tail) / len(tail) if tail else None,
+        floor=plan.corpus.entropy_nats,
+    )
+
+
+def _identity(plan: Plan, raw: Raw) -> Identity:
+    weights = weight_checksums(raw.weights)
+    listed = "\n".join(f"{name} {checksum:016x}" for name, checksum in sorted(weights.items()))
+    tokens = tokens_checksum(raw.steps, plan.tuning.layout)
+    return Identity(
+        work=plan.work_digest,
+        corpus=plan.corpus.digest,
+        initial_weights="sha256:" + hashlib.sha256(listed.encode()).hexdigest() if weights else None,
+        tokens=f"{tokens:016x}" if tokens is not None else None,
+    )
+
+
+def _reference(paths: RunPaths) -> Reference | None:
+    return load(Reference, paths.reference) if paths.reference.exists() else None
+
+
+def _framework_version(plan: Plan, raw: Raw) -> str:
+    """What the training process said it was; the pinned version when it said nothing."""
+    said = next((str(e["version"]) for e in raw.frameworks.values() if e.get("version")), None)
+    return said or plan.implementation.version

@@ -1,0 +1,91 @@
+"""Making references: from a valid run, and with the noise of runs that differ from it in arithmetic only."""
+
+from __future__ import annotations
+
+import getpass
+from datetime import datetime, timezone
+
+from levelfield.errors import GateFailed, UsageError
+from levelfield.judge.collector import collect
+from levelfield.judge.verdict import training_of, training_of_reference
+from levelfield.measure.alignment import Training
+from levelfield.measure.calibration import noise_between
+from levelfield.rundir.directory import read_plan
+from levelfield.rundir.raw_files import read_raw
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+from levelfield.specs.reference import NoiseRow, Reference
+from levelfield.specs.result import Result
+
+
+def reference_from(paths: RunPaths, why: str) -> Reference:
+    """The reference that a run would be. Raises UsageError for a run that is not valid."""
+    plan, result = read_plan(paths), collect(paths)
+    _only_valid(result)
+    training = _training(paths, plan, result)
+    steps = range(1, training.steps + 1)
+    return Reference(
+        case=plan.case,
+        scale=plan.scale,
+        precision=plan.work.training.precision,
+        identity=result.identity,
+        losses=tuple(training.losses[step] for step in steps),
+        grad_norms=tuple(training.grad_norms.get(step) for step in steps),
+        gradients={step: dict(norms) for step, norms in training.gradients.items()},
+        run_id=plan.run_id,
+        framework=result.framework,
+        framework_version=result.framework_version,
+        hardware=f"{plan.world_size} x {result.chip}: {plan.hardware.description}",
+        layout=str(result.layout),
+        promoted=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        by=getpass.getuser(),
+        why=why,
+    )
+
+
+def promoted(paths: RunPaths, why: str, present: Reference | None, replace: bool) -> Reference:
+    """The new reference. Raises GateFailed for a run that fails against the present one, unless `replace`.
+
+    Noise that was recorded for the same work stays: it belongs to the case, not to one run of it.
+    """
+    found = reference_from(paths, why)
+    if present is None or present.identity.work != found.identity.work:
+        return found
+    verdict = collect(paths).alignment
+    if verdict.verdict in ("diverged", "different", "not comparable") and not replace:
+        raise GateFailed(
+            f"{paths.root.name} is {verdict.verdict} against the present reference ({verdict.reason}); "
+            "--replace makes it the reference all the same"
+        )
+    return found.model_copy(update={"noise": present.noise})
+
+
+def with_noise(reference: Reference, paths: RunPaths) -> Reference:
+    """The reference with one more row. Raises UsageError for a run that is not valid or did other work."""
+    plan, result = read_plan(paths), collect(paths)
+    _only_valid(result)
+    differ = [key for key, value in result.identity.model_dump().items() if getattr(reference.identity, key) != value]
+    if differ:
+        raise UsageError(f"{plan.run_id} did other work than {reference.name}: {', '.join(differ)} differ")
+    noise = noise_between(_training(paths, plan, result), training_of_reference(reference))
+    row = NoiseRow(changed=changed(plan, result), run_id=plan.run_id, **noise._asdict())
+    rows = [r for r in reference.noise if r.changed != row.changed] + [row]
+    return reference.model_copy(update={"noise": tuple(sorted(rows, key=lambda r: r.changed))})
+
+
+def changed(plan: Plan, result: Result) -> str:
+    """What the run was: framework, layout, micro-batch, model chunks, threads, recomputation, compilation."""
+    words = [f"{result.framework} {result.framework_version}", str(result.layout), f"micro-batch {result.micro_batch}"]
+    words += [f"virtual pipeline {result.virtual_pipeline}"] if result.virtual_pipeline > 1 else []
+    words += [f"{plan.tuning.threads} threads"] if plan.tuning.threads else []
+    words += [f"recompute {result.recompute}"] if result.recompute != "none" else []
+    return ", ".join(words + (["compiled"] if result.compile else []))
+
+
+def _training(paths: RunPaths, plan: Plan, result: Result) -> Training:
+    return training_of(plan.work.training.steps, read_raw(paths), result.identity)
+
+
+def _only_valid(result: Result) -> None:
+    if result.status.word != "valid":
+        raise UsageError(f"{result.run_id} is {result.status.word}; only a valid run can be a reference or its noise")

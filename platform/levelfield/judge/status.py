@@ -1,0 +1,114 @@
+"""The word for a run: from how its processes ended, what they said last, and the rules of validity."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from levelfield.measure.gradients import gradient_reasons
+from levelfield.measure.validity import check
+from levelfield.rundir.raw_files import Raw
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+from levelfield.specs.result import Status, Word
+
+_WORDS_OF_CLASSES = {"oom": "oom", "non-finite": "invalid", "unsupported": "unsupported"}
+
+
+# How a run ended that says nothing about its training: word, class of failure, reason.
+_WORDS_OF_CAUSES: dict[str, tuple[Word, str | None, str]] = {
+    "interrupted": ("failed", "interrupted", "interrupted by the user"),
+    "environment": ("failed", "environment", "the environment is not usable"),
+    "launch-error": ("failed", "launch", "no process could be started"),
+    "engine": ("failed", "engine", "the container engine went away"),
+    "device-taken": ("not-run", None, "a device is in use"),
+    "unsupported": ("unsupported", None, "this machine cannot run it"),
+    "hang": ("timeout", "hang", "the run hung"),
+}
+
+
+def judge(plan: Plan, raw: Raw, paths: RunPaths) -> Status:
+    """A status with its reasons and the line that shows it; `valid` only when every rule holds."""
+    cause = raw.outcome.get("cause")
+    if cause is None:
+        return _without_outcome(raw)
+    if cause in _WORDS_OF_CAUSES:
+        word, failure, reason = _WORDS_OF_CAUSES[cause]
+        return Status(word=word, failure=failure, reasons=(reason,), evidence=_evidence(raw))
+    if raw.errors or cause == "rank-failed":
+        return _failed(raw, paths)
+    return _validity(plan, raw)
+
+
+def _evidence(raw: Raw) -> str:
+    """What the launcher saw, and how far the run had come by then."""
+    said = raw.outcome.get("evidence") if raw.outcome["cause"] != "interrupted" else None
+    return "; ".join(part for part in (said, _steps_done(raw) if raw.steps_done or not said else None) if part)
+
+
+def _without_outcome(raw: Raw) -> Status:
+    """The platform could not say how the run ended: it was killed, or its disk was full."""
+    if not raw.steps:
+        return Status(word="not-run", reasons=("there is no outcome and no step: the run was not started",))
+    reason = "the platform ended before it could say how the run did"
+    return Status(word="failed", failure="platform", reasons=(reason,), evidence=_steps_done(raw))
+
+
+def _validity(plan: Plan, raw: Raw) -> Status:
+    reasons = [str(r) for r in check(raw.steps, raw.weights, plan.work, plan.tuning.layout)]
+    reasons += [f"gradients: {r}" for r in gradient_reasons(raw.gradients, raw.steps, plan.work)]
+    reasons += [f"raw files: {sentence}" for sentence in raw.broken]
+    reasons += [f"rank {rank} did not write its end" for rank in range(plan.world_size) if rank not in raw.ended]
+    return Status(word="invalid", reasons=tuple(reasons)) if reasons else Status(word="valid")
+
+
+def _failed(raw: Raw, paths: RunPaths) -> Status:
+    """The first cause: a rank killed from outside, else the first error of a worker, else what a log ends with."""
+    killed = [e for e in raw.outcome.get("ends", ()) if e.get("signal") and not e.get("stopped_by_us")]
+    if killed:
+        return _killed(killed[0], raw)
+    if raw.errors:
+        rank, error = _first_error(raw)
+        failure, message = str(error.get("class")), str(error.get("message"))
+        word = _WORDS_OF_CLASSES.get(failure, "failed")
+        evidence = f"rank {rank}: {error.get('type')}: {message}"
+        return Status.model_validate(
+            {"word": word, "failure": failure, "reasons": (message,), "evidence": f"{evidence}; {_steps_done(raw)}"}
+        )
+    return _from_log(raw, paths)
+
+
+def _first_error(raw: Raw) -> tuple[int, dict[str, object]]:
+    """A cause before what follows from it: ranks that lose their peer say `error`."""
+    ordered = sorted(raw.errors.items(), key=lambda item: (item[1].get("class") in ("error", None), item[0]))
+    return ordered[0]
+
+
+def _killed(end: dict[str, int], raw: Raw) -> Status:
+    name = signal.Signals(end["signal"]).name if end["signal"] in set(signal.Signals) else f"signal {end['signal']}"
+    evidence = f"rank {end['rank']} was ended by {name}; {_steps_done(raw)}"
+    if end["signal"] == signal.SIGKILL and raw.outcome.get("extra", {}).get("oom_kills"):
+        return Status(word="oom", failure="oom", reasons=("the kernel killed a rank for memory",), evidence=evidence)
+    return Status(word="failed", failure="killed", reasons=("a rank was killed",), evidence=evidence)
+
+
+def _from_log(raw: Raw, paths: RunPaths) -> Status:
+    """A rank ended before it could write an event: its log's last line is the evidence, never a figure."""
+    rank = next((e["rank"] for e in raw.outcome.get("ends", ()) if e.get("exit_code")), 0)
+    line = last_line(paths.logs / f"rank{rank}.log")
+    failure = "environment" if line and line.startswith(("ModuleNotFoundError", "ImportError")) else "error"
+    evidence = f"rank {rank}: {line or raw.outcome.get('evidence')}"
+    return Status(word="failed", failure=failure, reasons=("a rank ended with an error",), evidence=evidence)
+
+
+def last_line(log: Path) -> str | None:
+    """The last line of a log that says anything."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), None)
+
+
+def _steps_done(raw: Raw) -> str:
+    return f"{raw.steps_done} steps were finished"

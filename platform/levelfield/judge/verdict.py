@@ -1,0 +1,70 @@
+"""From raw files and a reference to the verdict; from a run to a reference. The rules are in measure/alignment.py."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+
+from levelfield.measure import alignment as rules
+from levelfield.measure.calibration import Noise, limits_of
+from levelfield.measure.gradients import gradient_norms
+from levelfield.measure.validity import loss_curve
+from levelfield.rundir.raw_files import Raw
+from levelfield.specs.reference import Reference
+from levelfield.specs.result import Alignment, AlignmentLayer, Identity
+
+
+def judged(steps: int, raw: Raw, identity: Identity, reference: Reference | None) -> Alignment:
+    """The verdict on a run of `steps` planned steps."""
+    if reference is None:
+        return Alignment(verdict="unchecked", reason="this case has no reference at this scale")
+    if reference.identity.corpus != identity.corpus:
+        return Alignment(verdict="unchecked", reason="another corpus than the reference's", reference=reference.name)
+    if reference.identity.work != identity.work:
+        reason = f"the reference of {reference.promoted[:10]} is stale: its case has changed since"
+        return Alignment(verdict="not comparable", reason=reason, reference=reference.name)
+    return against(training_of(steps, raw, identity), training_of_reference(reference), reference)
+
+
+def first_step_beyond(raw: Raw, reference: Reference) -> int | None:
+    """The first step that both have and whose loss is beyond the reference's noise."""
+    limit, losses = limits_from(reference).curve, loss_curve(raw.steps)
+    pairs = [(step, losses[step], loss) for step, loss in enumerate(reference.losses, start=1) if step in losses]
+    return next((s for s, ours, theirs in pairs if limit is None or not rules.relative(ours, theirs) <= limit), None)
+
+
+def limits_from(reference: Reference) -> rules.Limits:
+    return limits_of([Noise(n.first_step, n.gradient, n.curve) for n in reference.noise], "the reference's noise")
+
+
+def against(run: rules.Training, other: rules.Training, reference: Reference) -> Alignment:
+    limits = limits_from(reference)
+    finding = rules.align(run, other, limits)
+    figure = rules.flagperf_rule(run, other)
+    return Alignment(
+        verdict=finding.verdict,
+        reason=finding.reason,
+        reference=f"{reference.name} ({reference.run_id})",
+        limits=limits.source,
+        layers=tuple(_layer(layer) for layer in finding.layers),
+        flagperf_mean_error=figure if figure is not None and math.isfinite(figure) else None,
+    )
+
+
+def training_of(steps: int, raw: Raw, identity: Identity) -> rules.Training:
+    norms = {r.step: r.grad_norm for r in raw.steps if r.rank == 0 and r.grad_norm is not None and not r.skipped}
+    return rules.Training(steps, loss_curve(raw.steps), norms, gradient_norms(raw.gradients), identity.model_dump())
+
+
+def training_of_reference(reference: Reference) -> rules.Training:
+    norms = {step: norm for step, norm in enumerate(reference.grad_norms, start=1) if norm is not None}
+    losses = dict(enumerate(reference.losses, start=1))
+    return rules.Training(len(losses), losses, norms, reference.gradients, reference.identity.model_dump())
+
+
+def _layer(layer: rules.Layer) -> AlignmentLayer:
+    """What is not finite has no place in JSON; the layer's words say it."""
+    fields = asdict(layer)
+    for key in ("value", "limit"):
+        fields[key] = fields[key] if fields[key] is not None and math.isfinite(fields[key]) else None
+    return AlignmentLayer(**fields)

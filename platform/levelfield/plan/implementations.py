@@ -1,0 +1,151 @@
+"""What of an implementation goes into a plan: its identity, its environment, and what it offers."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+from levelfield.checkout import checkout
+from levelfield.errors import NotHere, UsageError
+from levelfield.plan.interpreters import Interpreter, find_interpreter
+from levelfield.specs.case import Work
+from levelfield.specs.container import ImagePlan
+from levelfield.specs.implementation import ImplementationFile
+from levelfield.specs.plan import EnvironmentPlan, ImplementationUsed, RuntimeName
+from levelfield.specs.selector import Selector
+from levelfield.specs.tuning import Tuning
+
+
+def check_offered(implementation: ImplementationFile, work: Work, tuning: Tuning, kind: str) -> None:
+    """Raises NotHere for a precision, recomputation or parallelism that the implementation does not declare."""
+    layout = tuning.layout
+    needed = {
+        "tensor": layout.tensor > 1,
+        "pipeline": layout.pipeline > 1,
+        "interleaved": tuning.virtual_pipeline > 1,
+        "sequence": layout.sequence_parallel,
+        f"zero{layout.sharding_stage}": layout.sharding_stage > 0,
+        "data": layout.data > 1,
+    }
+    offered = implementation.offered_parallelism(kind)
+    lacking = [f"{name} on {kind}" for name, used in needed.items() if used and name not in offered]
+    if work.training.precision not in implementation.offered_precisions(kind):
+        lacking.append(f"precision {work.training.precision} on {kind}")
+    if tuning.recompute not in implementation.recompute:
+        lacking.append(f"recomputation {tuning.recompute}")
+    if lacking:
+        raise NotHere(f"{implementation.framework} does not offer: {', '.join(lacking)}")
+
+
+def implementation_used(file: ImplementationFile, folder: Path) -> ImplementationUsed:
+    return ImplementationUsed(
+        framework=file.framework,
+        version=file.version,
+        folder=str(folder),
+        digest=folder_digest(folder),
+        argv=file.launch.argv,
+        environment=file.launch.environment,
+        peak_probe=file.launch.peak_probe,
+    )
+
+
+def folder_digest(folder: Path) -> str:
+    """sha256 over the names and contents of all source files below `folder`; not of what was measured with them."""
+    digest = hashlib.sha256()
+    sources = (p for p in folder.rglob("*") if p.is_file() and p.suffix in (".py", ".yaml", ".json"))
+    for path in sorted(p for p in sources if p.name != "tested.json"):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode() + content)
+    return "sha256:" + digest.hexdigest()
+
+
+def environment_of(
+    file: ImplementationFile,
+    kind: str,
+    requirements: tuple[str, ...],
+    python: str | None,
+    runtime: RuntimeName,
+    assume: bool = False,
+) -> EnvironmentPlan:
+    """The Python environment: made by the platform from pinned requirements, or one that is there already.
+
+    Raises NotHere when there is none: the machine has no Python that the requirements exist for, or the implementation
+    has no requirements for this kind of device. `assume`: a plan to look at names the vendor's own then, or says why
+    this machine cannot make one.
+    """
+    if runtime == "inside":
+        python = python or "python3"
+    if python:
+        return _given(python)
+    if kind not in file.requirements:
+        if assume:
+            return EnvironmentPlan(name="the vendor's own", folder="", python="python3", requirements=(), digest="")
+        raise NotHere(
+            f"{file.framework} on {kind}: the vendor's own Python brings the framework. Name it with --python, or use "
+            "--runtime inside in the vendor's container, or --runtime docker with the vendor's image"
+        )
+    folder = checkout() / ".venvs" / f"{file.framework}-{kind}"
+    interpreter, lacking = _interpreter(file, kind, assume)
+    version = ".".join(map(str, interpreter.version)) if interpreter else file.requirements[kind].python
+    return EnvironmentPlan(
+        name=folder.name,
+        folder=str(folder),
+        python=str(folder / "bin" / "python"),
+        made_with=interpreter.python if interpreter else None,
+        requirements=requirements,
+        digest=_digest((version, *requirements)),
+        lacking=lacking,
+    )
+
+
+def _interpreter(file: ImplementationFile, kind: str, assume: bool) -> tuple[Interpreter | None, str | None]:
+    """The interpreter to make the environment with, or why there is none where that may be."""
+    try:
+        return interpreter_for(file, kind), None
+    except NotHere as error:
+        if assume:
+            return None, str(error)
+        raise
+
+
+def _given(python: str) -> EnvironmentPlan:
+    if not shutil.which(python):
+        raise UsageError(f"--python {python}: found no interpreter there")
+    return EnvironmentPlan(name="given", folder="", python=python, requirements=(), digest="")
+
+
+def image_environment(image: ImagePlan) -> EnvironmentPlan:
+    """The Python of a container: part of the image, so that nothing is made on the host."""
+    digest = _digest((image.dockerfile, *image.requirements))
+    return EnvironmentPlan(
+        name=f"image {image.name}", folder="", python=image.python, requirements=image.requirements, digest=digest
+    )
+
+
+def requirements_of(file: ImplementationFile, kind: str, tuning: Tuning, work: Work) -> tuple[str, ...]:
+    """The pinned requirements that this choice needs; empty where the vendor brings the framework."""
+    if kind not in file.requirements:
+        return ()
+    needs = file.requirements[kind]
+    wanted = {"flash-attn": tuning.attention == "flash_attn", "transformer-engine": work.training.precision == "fp8"}
+    optional = tuple(p for p in needs.optional if any(used and p.startswith(name) for name, used in wanted.items()))
+    return (*needs.packages, *optional)
+
+
+def _digest(lines: tuple[str, ...]) -> str:
+    return "sha256:" + hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def interpreter_for(file: ImplementationFile, kind: str) -> Interpreter:
+    try:
+        return find_interpreter(file.requirements[kind].python)
+    except UsageError as error:
+        raise NotHere(f"{file.framework} on {kind}: {error}") from None
+
+
+def deviations(selector: Selector, implementation: ImplementationFile) -> tuple[str, ...]:
+    if selector.version in (None, implementation.version):
+        return ()
+    name, asked, used = implementation.framework, selector.version, implementation.version
+    return (f"{name} {asked} was asked for; the implementation is pinned to {used}",)

@@ -1,0 +1,169 @@
+"""The arithmetic behind a row of the plan: every term with its numbers and where the formula comes from.
+
+Each `arithmetic` is an expression that a calculator evaluates to the term, in bytes or seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from levelfield.predict.activations import FP32, Setting, passes, setting_of, stored_of_layer, whole_layer
+from levelfield.predict.footprint import gradient_width, stage_footprints, stage_parameters
+from levelfield.predict.layout_search import Question, Row
+from levelfield.predict.operations import BACKWARD, layer_forward
+from levelfield.predict.timing import UPDATE_BYTES, slice_of
+
+ZERO = "Rajbhandari et al., 2020, section 5"
+ACTIVATIONS = "Korthikanti et al., 2022, section 4"
+PIPELINE = "Narayanan et al., 2021, section 2.2"
+
+
+@dataclass(frozen=True)
+class Term:
+    """One part: its value, the arithmetic that gives it, what the numbers are, and whose formula it is."""
+
+    part: str
+    value: float
+    arithmetic: str
+    words: str
+    source: str
+
+
+def memory_terms(question: Question, row: Row) -> list[Term]:
+    """Bytes on the fullest stage's rank, part by part."""
+    work, keeping = question.work, question.constants.keeping
+    given = (work.model, work.training, row.layout, row.tuning, question.device_kind, keeping)
+    s, stages = setting_of(*given), stage_footprints(*given)
+    stage = max(range(len(stages)), key=lambda n: stages[n].total)
+    count = stage_parameters(s, stage)
+    states = s.layout.sharding_degree if s.layout.sharding_stage else 1
+    parts = row.memory.parts()
+    copies = parts["weights"] - FP32 * count // states
+    return [
+        Term(
+            "weights",
+            parts["weights"],
+            f"4 * {count} / {states} + {copies}",
+            f"fp32 masters of the {count:,} parameters of stage {stage + 1} on one tensor rank, over {states} "
+            "rank(s), and its compute copies",
+            ZERO,
+        ),
+        Term("gradients", parts["gradients"], *_gradients(s, count, parts["gradients"]), ZERO),
+        Term(
+            "optimizer_states",
+            parts["optimizer_states"],
+            f"2 * 4 * {count} / {states}",
+            "Adam's two moments in fp32",
+            ZERO,
+        ),
+        Term("activations", parts["activations"], *_activations(s, stage, parts["activations"]), ACTIVATIONS),
+        Term("logits", parts["logits"], *_logits(s, parts["logits"]), "Korthikanti et al., 2022, section 4.3"),
+        Term(
+            "buffers",
+            parts["buffers"],
+            str(parts["buffers"]),
+            "what exchanging sharded states needs: with ZeRO stage 3 two gathered layers and the embedding",
+            ZERO,
+        ),
+        Term(
+            "reserve",
+            parts["reserve"],
+            str(parts["reserve"]),
+            "the process: context, kernels, communication and fragmentation",
+            f"configs/planner/{question.constants.framework}.yaml",
+        ),
+    ]
+
+
+def time_terms(question: Question, row: Row) -> list[Term]:
+    """Seconds of a step, part by part."""
+    machine, pace, time = question.machine, question.constants.pace_on(question.device_kind), row.time
+    training, layout = question.work.training, row.layout
+    batches = training.global_batch // (row.tuning.micro_batch * layout.data)
+    layer = layer_forward(question.work.model, slice_of(training, layout, row.tuning, question.constants.keeping))
+    flops = layer.matmul_flops + layer.core_flops
+    roof = "Williams et al., 2009"
+    return [
+        Term(
+            "compute",
+            time.compute,
+            f"{batches} * {time.compute / batches:.6g}",
+            f"micro-batches times an average stage; one layer's forward pass is {flops:.4g} FLOPs at "
+            f"{machine.matmul_flops_per_second:.4g} x {pace.matmul_efficiency:g} FLOP/s and {layer.moved_bytes:.4g} "
+            f"bytes at {machine.memory_bytes_per_second:.4g} bytes/s; the backward pass is {BACKWARD:g} of it",
+            roof,
+        ),
+        Term(
+            "imbalance",
+            time.imbalance,
+            f"{batches} * {time.imbalance / batches:.6g}",
+            "what the slowest stage (the last has the logits) has beyond the average",
+            PIPELINE,
+        ),
+        Term(
+            "bubble",
+            time.bubble,
+            f"{time.bubble * row.tuning.virtual_pipeline:.6g} / {row.tuning.virtual_pipeline}",
+            f"filling and draining {layout.pipeline} stage(s), over model chunks",
+            PIPELINE,
+        ),
+        Term(
+            "tensor",
+            time.tensor,
+            f"{batches} * {time.tensor / batches:.6g}",
+            f"collectives of {layout.tensor} tensor rank(s) at {pace.communication_efficiency:g} of the link's rate",
+            "Korthikanti et al., 2022, section 4.2; Thakur et al., 2005",
+        ),
+        Term(
+            "pipeline",
+            time.pipeline,
+            f"{batches} * {time.pipeline / batches:.6g}",
+            f"what stages send one another, less the {pace.overlap:.0%} that is hidden",
+            PIPELINE,
+        ),
+        Term(
+            "data",
+            time.data,
+            f"{time.data:.6g}",
+            f"gradients and updated weights over {layout.data} rank(s), less the {pace.overlap:.0%} that is hidden",
+            "Rajbhandari et al., 2020, section 7; Thakur et al., 2005",
+        ),
+        Term(
+            "optimizer",
+            time.optimizer,
+            f"{time.optimizer * machine.memory_bytes_per_second:.6g} / {machine.memory_bytes_per_second:.6g}",
+            f"{UPDATE_BYTES} bytes of memory traffic for each parameter that the rank updates",
+            roof,
+        ),
+    ]
+
+
+def _gradients(s: Setting, count: int, value: int) -> tuple[str, str]:
+    width = gradient_width(s)
+    share = round(width * count / value)
+    return f"{width} * {count} / {share}", f"{width} bytes for each parameter, over {share} rank(s)"
+
+
+def _activations(s: Setting, stage: int, value: int) -> tuple[str, str]:
+    layer, flight = stored_of_layer(s), passes(s, stage)
+    waiting = flight * s.layers_per_stage * layer // s.tuning.virtual_pipeline
+    if value < waiting:
+        return str(value), "one layer's: the fullest moment is the end of a backward pass, with all gradients whole"
+    kept = {"none": "everything that the backward pass reads", "full": "its input", "selective": "a part"}
+    again = "" if s.tuning.recompute == "none" else f", and {whole_layer(s):,} bytes for a layer that is recomputed"
+    words = (
+        f"{flight} micro-batch(es) in flight x {s.layers_per_stage} layers / {s.tuning.virtual_pipeline} chunk(s), of "
+        f"each layer {kept[s.tuning.recompute]}; then the embedding's{again}"
+    )
+    chunks = s.tuning.virtual_pipeline
+    return f"{flight} * {s.layers_per_stage} * {layer} / {chunks} + {value - waiting}", words
+
+
+def _logits(s: Setting, value: int) -> tuple[str, str]:
+    if value == 0:
+        return "0", "the stage has no head"
+    if s.keeping.logit_bytes is None:
+        return str(value), "the head works in chunks: two of logits, its gradient and its input's"
+    vocabulary = s.model.vocab_size // s.layout.tensor
+    words = "bytes of each logit at the fullest moment x tokens of the micro-batch x vocabulary of the rank"
+    return f"{s.keeping.logit_bytes:g} * {s.tokens} * {vocabulary}", words

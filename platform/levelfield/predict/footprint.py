@@ -1,0 +1,149 @@
+"""How much memory a case is expected to need on its fullest rank, before anything is started.
+
+Weights, gradients and states: Rajbhandari et al., 2020 (ZeRO), section 3.1 and 5, with Adam's K = 12. Activations:
+activations.py. fp8: each weight once more in one byte, and transposed (Micikevicius et al., 2022, and
+transformer-engine's modules). What the analyses leave open is the framework's `Keeping`: its own copies, and a reserve
+for all that is no tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+
+from levelfield.measure.parameters import Shapes, layer_shapes, outer_shapes
+from levelfield.predict.activations import FP8, FP16, FP32, Setting, activations, setting_of, whole_layer
+from levelfield.specs.case import Model, Training
+from levelfield.specs.constants import Keeping
+from levelfield.specs.layout import Layout
+from levelfield.specs.tuning import Tuning
+
+# The head works on as many tokens at a time as have so many bytes of fp32 logits (models/torch/head_loss.py).
+LOGITS_CHUNK_BYTES = {"host": 2**24, "accelerator": 2**28}
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes on the rank that needs most. weights: fp32 masters and 16-bit copies; buffers: what exchanging sharded
+    states needs; reserve: all that is no tensor of the training."""
+
+    weights: int
+    gradients: int
+    optimizer_states: int
+    activations: int
+    logits: int
+    buffers: int
+    reserve: int
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, f.name) for f in fields(self))
+
+    def parts(self) -> dict[str, int]:
+        """By name, without the total."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+def expected_memory(
+    model: Model, training: Training, layout: Layout, tuning: Tuning, device_kind: str, keeping: Keeping | None = None
+) -> Footprint:
+    """The footprint of the pipeline stage that needs most; `device_kind` as vendor.yaml gives it (`cpu`, `nvidia`)."""
+    return max(
+        stage_footprints(model, training, layout, tuning, device_kind, keeping, {0, 1, layout.pipeline - 1}),
+        key=lambda f: f.total,
+    )
+
+
+def stage_footprints(
+    model: Model,
+    training: Training,
+    layout: Layout,
+    tuning: Tuning,
+    device_kind: str,
+    keeping: Keeping | None = None,
+    stages: Iterable[int] | None = None,
+) -> list[Footprint]:
+    """The footprint of each pipeline stage, or of those asked for as far as they are there: the first holds most
+    micro-batches, the last the logits, and of those between them the second needs most."""
+    setting = setting_of(model, training, layout, tuning, device_kind, keeping)
+    wanted = range(layout.pipeline) if stages is None else sorted(set(stages) & set(range(layout.pipeline)))
+    return [_stage(setting, stage) for stage in wanted]
+
+
+def _stage(s: Setting, stage: int) -> Footprint:
+    """At its fullest moment: when the activations of the forward passes wait, or, where gradients are whole until the
+    backward pass ends, at that end."""
+    count = stage_parameters(s, stage)
+    level, degree = s.layout.sharding_stage, s.layout.sharding_degree
+    states = degree if level >= 1 else 1
+    gradients = gradient_width(s) * count
+    forward = Footprint(
+        weights=FP32 * count // states + _copies(s, count),
+        gradients=gradients // (degree if level >= 2 else 1),
+        optimizer_states=2 * FP32 * count // states,
+        activations=activations(s, stage),
+        logits=_logits(s) if stage == s.layout.pipeline - 1 else 0,
+        buffers=_buffers(s, count),
+        reserve=s.keeping.host_process_bytes if s.in_host_memory else s.keeping.reserve_bytes,
+    )
+    if level != 2 or not s.keeping.gradients_whole_in_backward:
+        return forward
+    backward = replace(forward, gradients=gradients, activations=whole_layer(s), logits=0)
+    return max(forward, backward, key=lambda f: f.total)
+
+
+def gradient_width(s: Setting) -> int:
+    """Bytes of one gradient."""
+    return FP32 if s.width == FP32 else s.keeping.gradient_bytes
+
+
+def stage_parameters(s: Setting, stage: int) -> int:
+    """Of one tensor rank: matrices are split over the tensor ranks, vectors and positions are not."""
+    outer = outer_shapes(s.model, s.sequence_length)
+    first, last = stage == 0, stage == s.layout.pipeline - 1
+    tied_copy = s.model.tied_embeddings and last
+    wanted = {"embedding": first or tied_copy, "position": first, "final_norm": last, "head": last}
+    here = {name: shape for name, shape in outer.items() if wanted[name.split(".")[0]]}
+    return _held(here, s) + s.layers_per_stage * _held(layer_shapes(s.model), s)
+
+
+def _held(shapes: Shapes, s: Setting) -> int:
+    return sum(
+        math.prod(shape) // (s.layout.tensor if len(shape) > 1 and not name.startswith("position") else 1)
+        for name, shape in shapes.items()
+    )
+
+
+def _copies(s: Setting, count: int) -> int:
+    """Whole compute copies beside the masters: in 16 bits always, in fp32 only where the masters are sharded.
+
+    ZeRO stage 3 gathers layer by layer instead: see `_buffers`.
+    """
+    if s.layout.sharding_stage == 3:
+        return 0
+    matrices = s.layers_per_stage * _held(layer_shapes(s.model), s)
+    fp8 = 2 * FP8 * matrices if s.input_width == FP8 else 0  # each once more, and transposed
+    return fp8 + (s.width * count if s.width == FP16 or s.layout.sharding_stage else 0)
+
+
+def _buffers(s: Setting, count: int) -> int:
+    """On the host what exchanging sharded states leaves in the process; at ZeRO stage 3 two gathered layers (one in
+    use, one on its way) and the embedding."""
+    exchanged = s.keeping.host_sharding_copies if s.in_host_memory and s.layout.sharding_stage else 0
+    buffers = exchanged * s.width * count
+    if s.layout.sharding_stage < 3:
+        return buffers
+    embedding = s.model.vocab_size * s.model.hidden_size // s.layout.tensor
+    return buffers + s.width * (2 * _held(layer_shapes(s.model), s) + embedding)
+
+
+def _logits(s: Setting) -> int:
+    """The head, in chunks: fp32 logits and their log-softmax of one chunk, and the gradients that wait for the
+    backward pass, of the head (fp32) and of its input. A whole micro-batch's logits would be 4 s b V alone
+    (Korthikanti et al., 2022, section 4.3), and it is `logit_bytes` of each where a framework takes them whole."""
+    vocabulary = s.model.vocab_size // s.layout.tensor
+    if s.keeping.logit_bytes is not None:
+        return int(s.keeping.logit_bytes * s.tokens * vocabulary)
+    chunk = min(FP32 * s.tokens * vocabulary, LOGITS_CHUNK_BYTES["host" if s.in_host_memory else "accelerator"])
+    return 2 * chunk + FP32 * vocabulary * s.model.hidden_size + s.width * s.tokens * s.model.hidden_size

@@ -1,0 +1,173 @@
+"""What a case will need on devices that need not be here: every valid layout, its memory, its time, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from levelfield.predict.footprint import Footprint, expected_memory
+from levelfield.predict.layout_rules import broken, divisors
+from levelfield.predict.timing import Machine, StepTime, step_time
+from levelfield.specs.case import Work
+from levelfield.specs.constants import Constants
+from levelfield.specs.layout import Layout
+from levelfield.specs.tuning import Recompute, Tuning
+
+RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What the framework has on this kind of device, as implementation.yaml names it."""
+
+    parallelism: frozenset[str]
+    recompute: tuple[Recompute, ...]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A case on devices. capacity_bytes: of one device, None where unknown: then everything is taken to fit."""
+
+    work: Work
+    machine: Machine
+    constants: Constants
+    offer: Offer
+    device_kind: str
+    devices: int
+    capacity_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One layout and what is predicted of it. tokens_per_second: of one device."""
+
+    tuning: Tuning
+    memory: Footprint
+    fits: bool
+    time: StepTime
+    tokens_per_second: float
+
+    @property
+    def layout(self) -> Layout:
+        return self.tuning.layout
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Rows that fit, fastest first. nearest: where none fits, the row that needs least memory. considered: layouts
+    that were computed; pruned: branches left because the smallest of them does not fit."""
+
+    rows: tuple[Row, ...]
+    nearest: Row | None
+    considered: int
+    pruned: int
+
+
+def answer(question: Question) -> Answer:
+    """Go through all layouts; a branch is left only when nothing in it can fit, so none that fits is missed."""
+    search = _Search(question)
+    rows = [row for layout in _layouts(question) for row in search.rows_of(layout)]
+    rows.sort(key=lambda row: (-row.tokens_per_second, row.memory.total))
+    return Answer(tuple(rows), None if rows else search.nearest, search.considered, search.pruned)
+
+
+def predict(question: Question, tuning: Tuning) -> Row:
+    """One row, whether it fits or not. Raises UnknownLink."""
+    return _row(question, tuning, _memory(question, tuning))
+
+
+def _row(question: Question, tuning: Tuning, memory: Footprint) -> Row:
+    time = step_time(
+        question.work.model,
+        question.work.training,
+        tuning.layout,
+        tuning,
+        question.machine,
+        question.constants.keeping,
+        question.constants.pace_on(question.device_kind),
+    )
+    tokens = question.work.training.tokens_per_step / time.total / tuning.layout.world_size
+    return Row(tuning, memory, _fits(question, memory), time, tokens)
+
+
+class _Search:
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self.considered = self.pruned = 0
+        self.nearest: Row | None = None
+
+    def rows_of(self, layout: Layout) -> Iterator[Row]:
+        """Memory grows with the micro-batch and shrinks with recomputation: the first micro-batch that does not fit
+        ends its branch."""
+        for chunks in _chunks(self.question, layout):
+            micro_batches = _micro_batches(self.question, layout, chunks)
+            for recompute in self.question.offer.recompute:
+                for micro_batch in micro_batches:
+                    tuning = Tuning(
+                        layout=layout, micro_batch=micro_batch, recompute=recompute, virtual_pipeline=chunks
+                    )
+                    self.considered += 1
+                    memory = _memory(self.question, tuning)
+                    if not _fits(self.question, memory):
+                        self.pruned += 1
+                        self._note(tuning, memory)
+                        break
+                    yield _row(self.question, tuning, memory)
+
+    def _note(self, tuning: Tuning, memory: Footprint) -> None:
+        if self.nearest is None or memory.total < self.nearest.memory.total:
+            self.nearest = _row(self.question, tuning, memory)
+
+
+def _memory(question: Question, tuning: Tuning) -> Footprint:
+    return expected_memory(
+        question.work.model,
+        question.work.training,
+        tuning.layout,
+        tuning,
+        question.device_kind,
+        question.constants.keeping,
+    )
+
+
+def _fits(question: Question, memory: Footprint) -> bool:
+    return question.capacity_bytes is None or memory.total <= question.capacity_bytes
+
+
+def _layouts(question: Question) -> Iterator[Layout]:
+    """Every cut of the devices by what the framework offers; whether the case allows it is _micro_batches' to say."""
+    has = question.offer.parallelism
+    for tensor in divisors(question.devices) if "tensor" in has else (1,):
+        for pipeline in divisors(question.devices // tensor) if "pipeline" in has else (1,):
+            data = question.devices // tensor // pipeline
+            if data == 1 or "data" in has:
+                yield from _variants(has, tensor, pipeline, data)
+
+
+def _variants(has: frozenset[str], tensor: int, pipeline: int, data: int) -> Iterator[Layout]:
+    stages = [0, *(stage for stage in (1, 2, 3) if f"zero{stage}" in has and data > 1)]
+    sequences = [False, True] if tensor > 1 and "sequence" in has else [False]
+    for stage in stages:
+        for sequence_parallel in sequences:
+            yield Layout(
+                data=data,
+                tensor=tensor,
+                pipeline=pipeline,
+                sequence_parallel=sequence_parallel,
+                sharding_stage=stage,
+                sharding_degree=data if stage else 1,
+            )
+
+
+def _chunks(question: Question, layout: Layout) -> list[int]:
+    """Model chunks of a stage: 1, and where the framework interleaves, every division of a stage's layers."""
+    if layout.pipeline == 1 or "interleaved" not in question.offer.parallelism:
+        return [1]
+    return divisors(max(1, question.work.model.layers // layout.pipeline))
+
+
+def _micro_batches(question: Question, layout: Layout, chunks: int) -> list[int]:
+    """Powers of two with which every relation holds, smallest first."""
+    per_rank = question.work.training.global_batch // layout.data
+    sizes = [2**power for power in range(per_rank.bit_length())]
+    return [n for n in sizes if not broken(question.work, layout, n, 1, question.devices, chunks)]

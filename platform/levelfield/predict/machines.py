@@ -1,0 +1,107 @@
+"""What the planner takes a chip for: rates from its vendor's data, and what joins the devices."""
+
+from __future__ import annotations
+
+import re
+
+from levelfield.errors import UsageError
+from levelfield.predict.collectives import Link
+from levelfield.predict.timing import Machine
+from levelfield.specs.case import Precision
+from levelfield.specs.host_rates import HostShare, Operation
+from levelfield.specs.vendor import Achieved, Chip, PeakDtype
+
+# A hop of a ring with large messages: NCCL's own model of itself (src/graph/tuning.cc, hwLatencies, Ring, Simple).
+NODE_HOP_SECONDS, NETWORK_HOP_SECONDS = 3.4e-6, 14e-6
+# Assumed where nobody says: one 200 Gb/s port for each device, as NVIDIA's DGX A100 has.
+ASSUMED_PORT_BYTES_PER_SECOND = 25e9
+DEVICES_PER_NODE = 8
+
+_NETWORK = re.compile(r"(?:(?P<ports>\d+)\s*x\s*)?(?P<rate>\d+(?:\.\d+)?)\s*(?P<unit>Gb|GB)/s", re.IGNORECASE)
+
+
+def network_rate(text: str) -> float:
+    """Bytes per second of one node, each way, from `100Gb/s`, `8x400Gb/s` or `25GB/s`. Raises UsageError."""
+    match = _NETWORK.fullmatch(text.strip())
+    if match is None or not float(match["rate"]):
+        raise UsageError(f"--network: found '{text}', expected a node's ports and rate, such as 100Gb/s or 8x400Gb/s")
+    bits = 1 if match["unit"].endswith("B") else 8
+    return int(match["ports"] or 1) * float(match["rate"]) * 1e9 / bits
+
+
+def machine_of(
+    chip: Chip, precision: Precision, devices_per_node: int, network_bytes_per_second: float | None
+) -> Machine:
+    """Raises UsageError for a chip whose peak or memory bandwidth nobody published."""
+    dtype: PeakDtype = "bf16" if precision == "fp8" else precision
+    return Machine(
+        matmul_flops_per_second=_rate(chip, dtype),
+        fp8_matmul_flops_per_second=_rate(chip, "fp8") if precision == "fp8" else None,
+        memory_bytes_per_second=_bandwidth(chip),
+        node=_node_link(chip),
+        network=Link(NETWORK_HOP_SECONDS, network_bytes_per_second) if network_bytes_per_second else None,
+        devices_per_node=devices_per_node,
+        pair_bytes_per_second=chip.interconnect.pair_each_way_bytes_per_second if chip.interconnect else None,
+    )
+
+
+def host_machine(share: HostShare, precision: Precision) -> Machine:
+    """The host's processors, divided as `share` says, by what was measured of them. Raises UsageError."""
+    measured = share.matmul_flops_per_second.get(precision)
+    if not measured:
+        known = ", ".join(share.matmul_flops_per_second)
+        raise UsageError(f"this host's rate of {precision} products was not measured; known: {known}")
+    return Machine(
+        matmul_flops_per_second=max(measured.values()),
+        fp8_matmul_flops_per_second=None,
+        memory_bytes_per_second=share.memory_bytes_per_second,
+        node=_fitted_link(share, "all_reduce", 2),
+        network=None,
+        devices_per_node=share.processes,
+        operation_seconds=share.per_operation_seconds,
+        gather=_fitted_link(share, "all_gather", 1),
+        scatter=_fitted_link(share, "reduce_scatter", 1),
+    )
+
+
+def _fitted_link(share: HostShare, operation: Operation, rounds: int) -> Link | None:
+    """The link over which a ring's `rounds` take what was measured; None for a single process."""
+    messages, hops = share.collectives.get(operation), rounds * (share.processes - 1)
+    if messages is None:
+        return None
+    return Link(messages.alpha_seconds / hops, messages.bytes_per_second * hops / share.processes)
+
+
+def _rate(chip: Chip, dtype: PeakDtype) -> float:
+    """What was publicly reached, in this dtype or in the other 16-bit one where both peaks are the same; else the
+    peak."""
+    known = chip.achievable.get(dtype) or _twin(chip, dtype) or chip.peaks.get(dtype)
+    if known is None:
+        raise UsageError(_unknown(chip, f"peaks.{dtype}", f"{dtype} peak"))
+    return known.tflops * 1e12
+
+
+def _twin(chip: Chip, dtype: PeakDtype) -> Achieved | None:
+    """What the other 16-bit type reached, where both have the same peak."""
+    twins: dict[PeakDtype, PeakDtype] = {"bf16": "fp16", "fp16": "bf16"}
+    mine, other = chip.peaks.get(dtype), chip.peaks.get(twins.get(dtype, dtype))
+    same = mine is not None and other is not None and mine.tflops == other.tflops
+    return chip.achievable.get(twins.get(dtype, dtype)) if same else None
+
+
+def _bandwidth(chip: Chip) -> float:
+    if chip.memory_bandwidth_bytes_per_second is None:
+        raise UsageError(_unknown(chip, "memory_bandwidth_bytes_per_second", "memory bandwidth"))
+    return chip.memory_bandwidth_bytes_per_second
+
+
+def _node_link(chip: Chip) -> Link | None:
+    joined = chip.interconnect and chip.interconnect.each_way_bytes_per_second
+    return Link(NODE_HOP_SECONDS, joined) if joined else None
+
+
+def _unknown(chip: Chip, key: str, what: str) -> str:
+    return (
+        f"{chip.name} has no published {what}, and nothing is planned on a guess. Put `{key}`, with its source, into "
+        "a private chips file (--chips, docs/private-chips.md)"
+    )

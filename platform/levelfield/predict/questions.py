@@ -1,0 +1,62 @@
+"""Questions for the planner: a case by a framework on a chip of the catalogue, or on this host's processors."""
+
+from __future__ import annotations
+
+from levelfield.catalog.host_cores import usable_cores
+from levelfield.catalog.registry import Registry
+from levelfield.errors import UsageError
+from levelfield.predict import machines
+from levelfield.predict.layout_search import Offer, Question
+from levelfield.predict.timing import Machine
+from levelfield.specs.case import Work
+from levelfield.specs.host_rates import HostRates
+from levelfield.specs.vendor import Chip
+
+
+def question_on_chip(
+    registry: Registry,
+    framework: str,
+    work: Work,
+    chip: Chip,
+    device_kind: str,
+    nodes: int,
+    devices_per_node: int,
+    network_bytes_per_second: float | None,
+) -> Question:
+    """Raises UsageError where too little is known of the chip or the framework."""
+    machine = machines.machine_of(chip, work.training.precision, devices_per_node, network_bytes_per_second)
+    return _question(registry, framework, work, machine, device_kind, nodes * devices_per_node, chip.memory_bytes)
+
+
+def question_on_host(
+    registry: Registry, framework: str, work: Work, processes: int, memory_bytes: int | None, rates: HostRates
+) -> Question:
+    """The host divided into so many processes. Raises UsageError for a division that was not measured."""
+    threads = max(1, usable_cores() // processes)
+    share = rates.share(processes, threads)
+    if share is None:
+        known = ", ".join(str(s.processes) for s in rates.shares)
+        raise UsageError(f"this host was not measured as {processes} processes of {threads} thread(s); known: {known}")
+    capacity = memory_bytes // processes if memory_bytes else None
+    machine = machines.host_machine(share, work.training.precision)
+    return _question(registry, framework, work, machine, "cpu", processes, capacity)
+
+
+def _question(
+    registry: Registry,
+    framework: str,
+    work: Work,
+    machine: Machine,
+    device_kind: str,
+    devices: int,
+    capacity_bytes: int | None,
+) -> Question:
+    implementation, _ = registry.implementation(framework)
+    constants = registry.constants(framework)
+    if constants is None:
+        raise UsageError(
+            f"framework {framework}: configs/planner/{framework}.yaml is missing, so its pace is not known; known: "
+            f"{', '.join(registry.constants_files)}"
+        )
+    offer = Offer(frozenset(implementation.offered_parallelism(device_kind)), implementation.recompute)
+    return Question(work, machine, constants, offer, device_kind, devices, capacity_bytes)

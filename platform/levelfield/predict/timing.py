@@ -1,0 +1,236 @@
+"""How long a step will take: a roofline for what is computed, alpha and beta for what is sent, and the schedule.
+
+Compute: FLOPs at the framework's share of the chip's rate, plus bytes at the memory's (Williams et al., 2009, with the
+two added instead of the larger taken: kernels of training seldom overlap them). Collectives: collectives.py. Pipeline:
+fill, drain and the slowest stage (Narayanan et al., 2021, section 2.2; for unequal stages the slowest sets the pace).
+Gradients: reduced once a step (Rajbhandari et al., 2020, section 7). Of what is sent between stages and of gradients,
+the framework's stated overlap is hidden behind compute; nothing of tensor parallelism is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from levelfield.measure.parameters import parameters
+from levelfield.predict.collectives import Link, all_reduce_seconds, gather_seconds, send_seconds
+from levelfield.predict.operations import BACKWARD, Cost, Slice, embedding_forward, head_forward, layer_forward
+from levelfield.specs.case import Model, Training
+from levelfield.specs.constants import Keeping, Pace
+from levelfield.specs.layout import Layout
+from levelfield.specs.tuning import Tuning
+
+FP32, FP16 = 4, 2
+# One update reads a gradient, a master weight and two moments in fp32, and writes the three and the 16-bit copy.
+UPDATE_BYTES = 4 * FP32 + 3 * FP32 + FP16
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the devices and what joins them can do. Rates are per device: FLOP/s, bytes/s.
+
+    matmul: the achievable rate where one is known, else the peak; fp8_matmul: the same in fp8, None where there is
+    none. node: between devices of one node; pair: what one device sends to a single other, where only some links lead
+    there. network: between nodes, bytes per second of one whole node. None where unknown.
+    operation_seconds: what launching one operation costs beside its work. gather, scatter: the link as gathers and
+    reduce-scatters see it, where they were measured and differ from all-reduces.
+    """
+
+    matmul_flops_per_second: float
+    fp8_matmul_flops_per_second: float | None
+    memory_bytes_per_second: float
+    node: Link | None
+    network: Link | None
+    devices_per_node: int
+    pair_bytes_per_second: float | None = None
+    operation_seconds: float = 0.0
+    gather: Link | None = None
+    scatter: Link | None = None
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one step, by part. compute: of an average stage; imbalance: what the slowest stage has beyond it;
+    bubble: filling and draining the pipeline; tensor, pipeline, data: communication that nothing hides."""
+
+    compute: float
+    imbalance: float
+    bubble: float
+    tensor: float
+    pipeline: float
+    data: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts().values())
+
+    def parts(self) -> dict[str, float]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+class UnknownLink(ValueError):
+    """The layout sends over something of which nothing is known; the message says what."""
+
+
+@dataclass(frozen=True)
+class _Setting:
+    model: Model
+    layout: Layout
+    tuning: Tuning
+    machine: Machine
+    pace: Pace
+    part: Slice
+    fp8: bool
+    micro_batches: int
+    gradient_bytes: int
+
+
+def step_time(
+    model: Model, training: Training, layout: Layout, tuning: Tuning, machine: Machine, keeping: Keeping, pace: Pace
+) -> StepTime:
+    """Raises UnknownLink."""
+    s = _setting(model, training, layout, tuning, machine, keeping, pace)
+    computes = _computes(s)
+    average, slowest = sum(computes) / len(computes), max(computes)
+    tensor, pipeline = _tensor_seconds(s), _pipeline_seconds(s)
+    filling = sum(computes) - slowest + (layout.pipeline - 1) * (tensor + pipeline)
+    return StepTime(
+        compute=s.micro_batches * average,
+        imbalance=s.micro_batches * (slowest - average),
+        bubble=filling / tuning.virtual_pipeline,
+        tensor=s.micro_batches * tensor,
+        pipeline=s.micro_batches * pipeline * tuning.virtual_pipeline,
+        data=_data_seconds(s),
+        optimizer=_update_seconds(s),
+    )
+
+
+def _setting(
+    model: Model, training: Training, layout: Layout, tuning: Tuning, machine: Machine, keeping: Keeping, pace: Pace
+) -> _Setting:
+    part = slice_of(training, layout, tuning, keeping)
+    return _Setting(
+        model=model,
+        layout=layout,
+        tuning=tuning,
+        machine=machine,
+        pace=pace,
+        part=part,
+        fp8=training.precision == "fp8",
+        micro_batches=max(1, training.global_batch // (tuning.micro_batch * layout.data)),
+        gradient_bytes=FP32 if part.width == FP32 else keeping.gradient_bytes,
+    )
+
+
+def slice_of(training: Training, layout: Layout, tuning: Tuning, keeping: Keeping) -> Slice:
+    """One rank's share of a micro-batch."""
+    return Slice(
+        tokens=tuning.micro_batch * training.sequence_length,
+        sequence_length=training.sequence_length,
+        tensor=layout.tensor,
+        sequence_parallel=layout.sequence_parallel,
+        width=FP32 if training.precision == "fp32" else FP16,
+        keeps_scores=keeping.score_bytes > 0,
+    )
+
+
+def _computes(s: _Setting) -> list[float]:
+    """Seconds of one micro-batch on each stage, both ways. The first has the embedding too, the last the head."""
+    layers = layer_forward(s.model, s.part) * (s.model.layers / s.layout.pipeline)
+    again = 1.0 if s.tuning.recompute == "full" else 0.0
+    cost = layers * (1 + BACKWARD + again)
+    if s.tuning.recompute == "selective":
+        cost += Cost(core_flops=layers.core_flops)
+    stages = [_seconds(s, cost)] * s.layout.pipeline
+    stages[0] += _seconds(s, embedding_forward(s.model, s.part) * (1 + BACKWARD))
+    stages[-1] += _seconds(s, head_forward(s.model, s.part) * (1 + BACKWARD))
+    return stages
+
+
+def _seconds(s: _Setting, cost: Cost) -> float:
+    rate = s.machine.matmul_flops_per_second
+    weights_rate = (s.machine.fp8_matmul_flops_per_second or rate) if s.fp8 else rate
+    computed = (cost.matmul_flops / weights_rate + cost.core_flops / rate) / s.pace.matmul_efficiency
+    moved = cost.moved_bytes / s.machine.memory_bytes_per_second / s.pace.memory_efficiency
+    return computed + moved + cost.operations * s.machine.operation_seconds
+
+
+def _tensor_seconds(s: _Setting) -> float:
+    """Of one micro-batch on a stage: two all-reduces a layer in each direction, and again where it is recomputed.
+    Under sequence parallelism each is a gather and a scatter of the same bytes, and two more gathers go backward
+    (Korthikanti et al., 2022, section 4.2.2)."""
+    ranks = s.layout.tensor
+    if ranks == 1:
+        return 0.0
+    link = _link(s, ranks, 1)
+    size = s.part.width * s.part.tokens * s.model.hidden_size
+    calls = 6 if s.tuning.recompute == "full" else 4
+    if s.layout.sequence_parallel:
+        layer = (calls + 2) * _gather_seconds(s, size, ranks, link) + calls * _scatter_seconds(s, size, ranks, link)
+    else:
+        layer = calls * all_reduce_seconds(size, ranks, link)
+    return layer * s.model.layers / s.layout.pipeline
+
+
+def _gather_seconds(s: _Setting, size: float, ranks: int, link: Link) -> float:
+    return gather_seconds(size, ranks, s.machine.gather or link)
+
+
+def _scatter_seconds(s: _Setting, size: float, ranks: int, link: Link) -> float:
+    return gather_seconds(size, ranks, s.machine.scatter or link)
+
+
+def _pipeline_seconds(s: _Setting) -> float:
+    """Of one micro-batch: a stage's output sent on and its gradient sent back."""
+    if s.layout.pipeline == 1:
+        return 0.0
+    size = s.part.width * s.part.tokens * s.model.hidden_size / s.part.split
+    return 2 * send_seconds(size, _link(s, 2, s.layout.tensor * s.layout.data)) * (1 - s.pace.overlap)
+
+
+def _data_seconds(s: _Setting) -> float:
+    """The gradients' exchange of a step and, where states are sharded, gathering what was updated."""
+    ranks = s.layout.data
+    if ranks == 1:
+        return 0.0
+    link = _link(s, ranks, s.layout.tensor)
+    count = _stage_parameters(s)
+    gradients, weights = s.gradient_bytes * count, s.part.width * count
+    if s.layout.sharding_stage == 0:
+        seconds = all_reduce_seconds(gradients, ranks, link)
+    elif s.layout.sharding_stage < 3:
+        seconds = _scatter_seconds(s, gradients, ranks, link) + _gather_seconds(s, weights, ranks, link)
+    else:  # gathered for each forward and each backward pass
+        passes = 2 * s.micro_batches
+        seconds = _scatter_seconds(s, gradients, ranks, link) + passes * _gather_seconds(s, weights, ranks, link)
+    return seconds * (1 - s.pace.overlap)
+
+
+def _update_seconds(s: _Setting) -> float:
+    states = s.layout.sharding_degree if s.layout.sharding_stage else 1
+    return UPDATE_BYTES * _stage_parameters(s) / states / s.machine.memory_bytes_per_second
+
+
+def _stage_parameters(s: _Setting) -> float:
+    """Of the fullest stage's rank: its layers, and the embedding or the head beside them."""
+    count = parameters(s.model, s.part.sequence_length)
+    outside = count.embedding + count.head if s.layout.pipeline == 1 else max(count.embedding, count.head)
+    return (count.per_layer * count.layers / s.layout.pipeline + outside) / s.layout.tensor
+
+
+def _link(s: _Setting, ranks: int, stride: int) -> Link:
+    """What joins a group of `ranks` whose neighbours are `stride` devices apart: tensor ranks lie closest, then data,
+    then pipeline. Between nodes, the groups that pass through a node share its network."""
+    machine, share = s.machine, s.pace.communication_efficiency
+    inside = ranks * stride <= machine.devices_per_node
+    if machine.node is None or not (inside or machine.network):
+        raise UnknownLink(f"{s.layout}: nothing is known of what joins {'devices of a node' if inside else 'nodes'}")
+    if inside or machine.network is None:
+        return Link(machine.node.hop_seconds, share * _node_rate(machine.node, machine.pair_bytes_per_second, ranks))
+    through = machine.network.bytes_per_second / min(stride, machine.devices_per_node)
+    return Link(machine.network.hop_seconds, share * min(through, machine.node.bytes_per_second))
+
+
+def _node_rate(node: Link, pair: float | None, ranks: int) -> float:
+    """In a mesh without a switch few ranks are joined by few of the links."""
+    return node.bytes_per_second if pair is None else min(node.bytes_per_second, pair * (ranks - 1))

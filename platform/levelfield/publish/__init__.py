@@ -1,0 +1,1 @@
+"""Others' published tables, and ours for others: audits, conversions, foreign columns, withheld cells, weights."""

@@ -1,0 +1,141 @@
+"""The audit of published figures: each derived one computed again and held against the text that was printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from levelfield.catalog.registry import Registry
+from levelfield.publish.derivation import Derived, Reading, Underivable, derive
+from levelfield.publish.row_relations import Relation, relations
+from levelfield.specs.case import Work
+from levelfield.specs.figures import Disagreement, FigureSet, Log, PublishedFigure, Row
+from levelfield.specs.printed import cut, read_number, written
+
+Verdict = Literal["follows", "does not follow", "recorded", "recorded in vain", "recorded otherwise", "open"]
+FAULTS: tuple[Verdict, ...] = ("does not follow", "recorded in vain", "recorded otherwise")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One derived figure or one relation of a row. difference: printed minus recomputed, in the figure's unit.
+
+    follows; does not follow: a fault. recorded: it does not follow, and the file says so with this difference.
+    recorded in vain: the file says so, and it does follow. recorded otherwise: with another difference than this.
+    open: what it follows from is not in the row; `arithmetic` says what.
+    """
+
+    row: str
+    figure: str
+    verdict: Verdict
+    printed: str
+    recomputed: str | None
+    difference: str | None
+    unit: str | None
+    arithmetic: str
+    why: str | None = None
+
+    @property
+    def is_fault(self) -> bool:
+        return self.verdict in FAULTS
+
+
+@dataclass(frozen=True)
+class Audit:
+    """All findings of a set, and how many of its figures are inputs, which nothing in their row could check."""
+
+    name: str
+    findings: tuple[Finding, ...]
+    inputs: int
+
+    def of(self, *verdicts: Verdict) -> list[Finding]:
+        return [finding for finding in self.findings if finding.verdict in verdicts]
+
+    @property
+    def faults(self) -> list[Finding]:
+        return self.of(*FAULTS)
+
+
+def works_of(registry: Registry, figures: FigureSet) -> dict[str, Work]:
+    """The full work of every case that the set names. Raises UnknownName."""
+    names = {row.setting.case for row in figures.rows if row.setting.case}
+    return {name: registry.case(name).work("full") for name in sorted(names)}
+
+
+def audited(figures: FigureSet, works: Mapping[str, Work]) -> Audit:
+    """Every derived figure and every relation of the set; `works` holds each case that it names."""
+    findings = [finding for row in figures.rows for finding in _relations(row, works.get(row.setting.case or ""))]
+    findings += [finding for row in figures.rows for finding in _row(figures, row)]
+    findings += [finding for log in figures.logs for finding in _log(figures, log)]
+    lines = [row.figures for row in figures.rows] + [line for log in figures.logs for line in log.lines]
+    return Audit(figures.name, tuple(findings), sum(not cell.formula for line in lines for cell in line.values()))
+
+
+def _relations(row: Row, work: Work | None) -> Iterator[Finding]:
+    return (_relation(row, relation) for relation in relations(row.setting, work))
+
+
+def _row(figures: FigureSet, row: Row) -> Iterator[Finding]:
+    baseline = figures.row(row.baseline) if row.baseline else None
+    for name, figure in row.figures.items():
+        if figure.formula:
+            yield _figure(figures, row, baseline, name, figure)
+
+
+def _log(figures: FigureSet, log: Log) -> Iterator[Finding]:
+    """A log's lines, each as a row of the setting that the log is of."""
+    of = figures.row(log.of)
+    for number, line in enumerate(log.lines, start=1):
+        row = of.model_copy(update={"name": f"{of.name}, log line {number}", "figures": line})
+        yield from (_figure(figures, row, None, name, cell) for name, cell in line.items() if cell.formula)
+
+
+def _figure(figures: FigureSet, row: Row, baseline: Row | None, name: str, figure: PublishedFigure) -> Finding:
+    printed = ", ".join(figure.texts)
+    if len(figure.numbers) != 1:
+        return Finding(row.name, name, "open", printed, None, None, figure.unit, f"the figure is {figure.status}")
+    chip = figures.chips.get(row.setting.chip or "")
+    try:
+        derived = derive(figure, row, baseline, chip, _logged(figures, row, figure.of))
+    except Underivable as problem:
+        return Finding(row.name, name, "open", printed, None, None, figure.unit, str(problem))
+    return _held_against(row, name, figure, derived)
+
+
+def _held_against(row: Row, name: str, figure: PublishedFigure, derived: Derived) -> Finding:
+    """Equal to the last printed digit, or to as many decimals as the column has."""
+    number = read_number(figure.texts[0])
+    decimals = number.decimals if figure.decimals is None else figure.decimals
+    value = derived.value / figure.scale
+    difference = number.value - cut(value, decimals, figure.printed)
+    shown = written(cut(value, decimals, figure.printed), decimals)
+    by = written(difference, decimals, sign=True)
+    verdict = _verdict(difference, by, figure.disagrees)
+    why = figure.disagrees.why if figure.disagrees else None
+    return Finding(row.name, name, verdict, figure.texts[0], shown, by, figure.unit, derived.arithmetic, why)
+
+
+def _verdict(difference: Fraction, by: str, recorded: Disagreement | None) -> Verdict:
+    if recorded is None:
+        return "follows" if difference == 0 else "does not follow"
+    if difference == 0:
+        return "recorded in vain"
+    return "recorded" if recorded.by == by else "recorded otherwise"
+
+
+def _logged(figures: FigureSet, row: Row, of: str | None) -> Reading | None:
+    """The numbers of `log.NAME` over all lines of the row's log; None where the formula reads the row itself."""
+    if not of or not of.startswith("log."):
+        return None
+    lines = (line for log in figures.logs if log.of == row.name for line in log.lines)
+    cells = (line.get(of.removeprefix("log.")) for line in lines)
+    return Reading(tuple(number for cell in cells if cell for number in cell.numbers))
+
+
+def _relation(row: Row, relation: Relation) -> Finding:
+    why = row.disagrees.get(relation.name)
+    broken: Verdict = "recorded" if why else "does not follow"
+    verdict: Verdict = ("recorded in vain" if why else "follows") if relation.holds else broken
+    return Finding(row.name, relation.name, verdict, relation.found, relation.expected, None, None, "", why)

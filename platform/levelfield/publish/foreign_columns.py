@@ -1,0 +1,218 @@
+"""The columns of FlagPerf's, OneFlow's and the OSDI report: headings in their own words and spelling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from levelfield.errors import LayoutError
+from levelfield.publish.foreign_tables import (
+    MIB,
+    NONE,
+    Columns,
+    Run,
+    achieved_tflops,
+    aligned,
+    changed,
+    memory_over_capacity,
+    mfu,
+    notes,
+    share_of_peak,
+    short,
+    table,
+    used_bytes,
+)
+from levelfield.report.words import GIB
+
+FORMATS = ("flagperf", "oneflow", "osdi")
+FLAGPERF_BATCH = 512  # its Llama table names a global batch only where it is another
+_RECOMPUTE = {"none": "False", "full": "True"}
+
+
+def as_report(form: str, runs: Sequence[Run]) -> str:
+    """The runs as the report of this name would print them, and below what to know of them."""
+    said = notes(runs)
+    return "\n".join([*_tables(form, runs), *(f"{note}\n" for note in said)])
+
+
+def _tables(form: str, runs: Sequence[Run]) -> list[str]:
+    """FlagPerf has one table for a GPT and one for a Llama."""
+    if form != "flagperf":
+        return [table(runs, {"oneflow": ONEFLOW, "osdi": OSDI}[form])]
+    gpt = [run for run in runs if run.plan.work.model.family == "gpt"]
+    llama = [run for run in runs if run not in gpt]
+    return [table(some, columns) for some, columns in ((gpt, FLAGPERF_GPT), (llama, FLAGPERF_LLAMA)) if some]
+
+
+# -- FlagPerf
+
+
+def _machines(run: Run, memory: str = "") -> str:
+    """`A100单机8卡（1x8）`, as FlagPerf counts machines and cards."""
+    nodes, each, chip = run.result.nodes, run.devices_per_node, run.result.chip
+    counted = {1: f"单机{each}卡", 2: f"二机{run.result.devices}卡"}
+    return f"{chip}{counted.get(nodes, f'-{nodes}机{run.result.devices}卡')}（{nodes}x{each}{memory}）"
+
+
+def _machines_with_memory(run: Run) -> str:
+    capacity = run.result.memory.capacity_bytes
+    return _machines(run, f"*{capacity / GIB:.0f}G" if capacity else "")
+
+
+def _precision(run: Run) -> str:
+    return {"fp8": "bf16+fp8"}.get(run.result.precision, run.result.precision)
+
+
+def _sizes(run: Run) -> str:
+    layout = run.result.layout
+    return f"PP{layout.pipeline}DP{layout.data}TP{layout.tensor}"
+
+
+def _unnamed(run: Run) -> str:
+    """What PPxDPyTPz has no part for, and a batch that is not 512."""
+    layout, batch = run.result.layout, run.plan.work.training.global_batch
+    sharding = f"SH{layout.sharding_stage}SP{layout.sharding_degree}" if layout.sharding_stage > 1 else ""
+    return ", ".join(filter(None, (f"gbs={batch}" if batch != FLAGPERF_BATCH else "", sharding))) or NONE
+
+
+def _batches(run: Run) -> str:
+    tokens = run.plan.work.training.tokens_per_step
+    said = f"{tokens / 1e6:.0f}M" if tokens >= 1e6 else str(tokens)
+    r = run.result
+    return f"per_device_bs={r.micro_batch}, accumulate={r.accumulation}, (global bs = {said} tokens)"
+
+
+def _strategy(run: Run) -> str:
+    layout, recompute = run.result.layout, run.result.recompute
+    said = ["flash_attention=True"] if run.plan.tuning.attention == "flash_attn" else []
+    said.append(f"recompute={_RECOMPUTE.get(recompute, recompute)}")
+    if layout.sharding_stage:
+        said += [f'sharding="stage{layout.sharding_stage}"', f"sharding_degree={layout.sharding_degree}"]
+    degrees = {"tensor": layout.tensor, "pipline": layout.pipeline}
+    said += [f"{name}_parallel_degree={degree}" for name, degree in degrees.items() if degree > 1]
+    return ", ".join(said)
+
+
+def _tokens_with_arithmetic(run: Run) -> str:
+    """`17.23 * 2048 / 8 = 4410 tokens/s`, cut off behind the point as there."""
+    if run.samples_per_second is None:
+        return NONE
+    samples, length = f"{run.samples_per_second:.2f}", run.plan.work.training.sequence_length
+    return f"{samples} * {length} / {run.result.devices} = {int(float(samples) * length / run.result.devices)} tokens/s"
+
+
+def _memory_of_all(run: Run) -> str:
+    """`66.27 * 8 GB`: the fullest device's for each; of pipeline stages each has its own, which a result has not."""
+    used = used_bytes(run.result)
+    if run.result.status.word == "oom":
+        return "OOM"
+    return NONE if used is None or run.result.layout.pipeline > 1 else f"{used / GIB:.2f} * {run.result.devices} GB"
+
+
+FLAGPERF_LLAMA: Columns = {
+    "配置": _machines,
+    "precision": _precision,
+    "parallel": _sizes,
+    "fix_hp": _unnamed,
+    "token/p/s": lambda run: short(run.tokens_per_second_per_device, 1),
+    "是否精度对齐": aligned,
+    "mem": memory_over_capacity,
+    "MFU": mfu,
+}
+FLAGPERF_GPT: Columns = {
+    "配置": _machines_with_memory,
+    "config": lambda run: NONE,
+    "precision": _precision,
+    "fix_hp": _batches,
+    "parallel_strategy": _strategy,
+    "throughput": _tokens_with_arithmetic,
+    "memory": _memory_of_all,
+}
+
+# -- OneFlow
+
+
+def _group(run: Run) -> str:
+    layout = run.result.layout
+    if layout.pipeline > 1:
+        return "PP"
+    return "2D" if layout.data > 1 and layout.tensor > 1 else "MP" if layout.tensor > 1 else "DP"
+
+
+def _case(run: Run) -> str:
+    """`2D_PP_2x4x4_512_2304x24`: kind, layout, global batch, hidden size x layers."""
+    layout, model = run.result.layout, run.plan.work.model
+    kind = "2D" if layout.data > 1 and layout.tensor > 1 else "MP" if layout.tensor > 1 else "DP"
+    sizes = f"{layout.data}x{layout.tensor}x{layout.pipeline}"
+    batch = run.plan.work.training.global_batch
+    return f"{kind}{'_PP' if layout.pipeline > 1 else ''}_{sizes}_{batch}_{model.hidden_size}x{model.layers}"
+
+
+def _latency(run: Run) -> str:
+    """The mean step of the window."""
+    speed = run.result.throughput
+    return f"{short(1000 * speed.step_seconds.mean)} (ms)" if speed else NONE
+
+
+def _mebibytes(run: Run) -> str:
+    used = used_bytes(run.result)
+    return "OOM" if run.result.status.word == "oom" else NONE if used is None else f"{used / MIB:.0f} (MiB)"
+
+
+def _aggregate(run: Run) -> str:
+    achieved = achieved_tflops(run)
+    return NONE if achieved is None else short(achieved * run.result.devices / 1000)
+
+
+ONEFLOW: Columns = {
+    "group": _group,
+    "case": _case,
+    "lantency": _latency,
+    "memory": _mebibytes,
+    "throuthput(sample/sec)": lambda run: short(run.samples_per_second),
+    "Achieved teraFLOP/s per GPU": lambda run: short(achieved_tflops(run)),
+    "Percentage of theoretical peak FLOP/s": share_of_peak,
+    "Achieved aggregate petaFLOP/s": _aggregate,
+}
+
+# -- OSDI
+
+
+def _date(run: Run) -> str:
+    date = run.result.run_id[:8]
+    return date if date.isdigit() else NONE
+
+
+def _placement(run: Run) -> str:
+    return {0: "off_optimization", 1: "on_optimization"}.get(run.result.layout.sharding_stage, NONE)
+
+
+def _nodes_and_batch(run: Run) -> str:
+    """`4n_8g_dp_4bs`; it has no part for other layouts than data parallel."""
+    plain = run.result.layout.model_copy(update={"sharding_stage": 0, "sharding_degree": 1})
+    try:
+        return plain.in_notation("osdi", run.result.nodes, run.result.micro_batch)
+    except LayoutError:
+        return NONE
+
+
+def _memory_change(run: Run) -> str:
+    used = used_bytes(run.result)
+    before = used_bytes(run.baseline) if run.baseline else None
+    if run.result.status.word == "oom":
+        return "OOM"
+    return changed(used and used / MIB, before and before / MIB, with_difference=True)
+
+
+def _samples_change(run: Run) -> str:
+    return changed(run.samples_per_second, run.samples_per_second_before)
+
+
+OSDI: Columns = {
+    "date": _date,
+    "test_num": lambda run: NONE,
+    "test_desc": _placement,
+    "xn_xg_xdp_xmp_xbs": _nodes_and_batch,
+    "gpu_mem(mB)": _memory_change,
+    "gpu_util(%)": lambda run: NONE,
+    "throuthput(sample/sec)": _samples_change,
+}

@@ -1,0 +1,176 @@
+"""Measured results in the columns of other reports, headings in their words, so that they can be pasted beside them.
+
+What a run does not have is `/`, as in those reports. docs/published.md says what each column is made from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from levelfield.catalog.registry import Registry
+from levelfield.measure.flops import flops_per_token
+from levelfield.report.words import GIB, cell, status, utilisation
+from levelfield.specs.figures import Row
+from levelfield.specs.plan import Plan
+from levelfield.specs.result import Result, Utilisation
+
+NONE = "/"
+MIB = 2**20
+# FlagPerf's rule: the mean relative difference of the losses from step 21 on is below 2 %.
+ALIGNED_BELOW = 0.02
+
+
+@dataclass(frozen=True)
+class Run:
+    """A result with its plan, the numbers that the report of this case takes (a rounded parameter count, another
+    vocabulary), and the run without sharded states that it is compared with."""
+
+    result: Result
+    plan: Plan
+    constants: Mapping[str, float]
+    baseline: Result | None = None
+
+    @property
+    def tokens_per_second_per_device(self) -> float | None:
+        speed = self.result.throughput
+        return speed.tokens_per_second_per_device if speed else None
+
+    @property
+    def samples_per_second(self) -> float | None:
+        return self._samples(self.result)
+
+    @property
+    def samples_per_second_before(self) -> float | None:
+        """The baseline's."""
+        return self._samples(self.baseline)
+
+    @property
+    def devices_per_node(self) -> int:
+        return self.result.devices // self.result.nodes
+
+    def _samples(self, result: Result | None) -> float | None:
+        speed = result.throughput if result else None
+        return speed.tokens_per_second / self.plan.work.training.sequence_length if speed else None
+
+
+Columns = Mapping[str, Callable[[Run], str]]
+
+
+def runs_of(results: Sequence[Result], plans: Sequence[Plan], registry: Registry) -> list[Run]:
+    """Each run with what its case's report takes at full scale; a sharded run's baseline is one of the others."""
+    rows = [row for name in sorted(registry.published) for row in registry.figures(name).rows]
+    taken = {result.case: constants_of(result.case, rows) for result in results if result.scale == "full"}
+    return [
+        Run(result, plan, taken[result.case] if result.scale == "full" else {}, _baseline(result, results))
+        for result, plan in zip(results, plans, strict=True)
+    ]
+
+
+def constants_of(case: str, rows: Sequence[Row]) -> dict[str, float]:
+    """The constants that published figures of this case were computed with."""
+    cells = [figure for row in rows if row.setting.case == case for figure in row.figures.values()]
+    return {name: value for figure in cells for name, value in figure.constants.items()}
+
+
+def table(runs: Sequence[Run], columns: Columns) -> str:
+    """A Markdown table in the columns of a report."""
+    lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
+    lines += [f"| {' | '.join(cell(write(run)) for write in columns.values())} |" for run in runs]
+    return "\n".join(lines) + "\n"
+
+
+def number(value: float | None, digits: int) -> str:
+    return NONE if value is None else f"{value:.{digits}f}"
+
+
+def short(value: float | None, digits: int = 2) -> str:
+    """Trailing zeros dropped: 41 for 41.00."""
+    text = number(value, digits)
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def used_bytes(result: Result) -> float | None:
+    """What the vendor's tool saw on the fullest device; of a cpu the largest process, for the host is not the run's."""
+    figure = result.memory.process_peak if result.vendor == "cpu" else result.memory.device_used_peak
+    return figure.value
+
+
+def notes(runs: Sequence[Run]) -> list[str]:
+    """What a pasted row must not lose: another scale, what went wrong, what differs from what was asked for."""
+    said = []
+    for run in runs:
+        r = run.result
+        said += [f"{r.run_id}: smoke scale, never to be compared with a full run"] * (r.scale == "smoke")
+        said += [f"{r.run_id}: {status(r)}"] * (r.status.word != "valid")
+        said += [f"{r.run_id}: {reason}" for reason in (*r.status.reasons, *r.deviations)]
+    return said
+
+
+def memory_over_capacity(run: Run) -> str:
+    """`76/80` in GiB."""
+    used, capacity = used_bytes(run.result), run.result.memory.capacity_bytes
+    if run.result.status.word == "oom":
+        return "OOM"
+    return NONE if used is None or capacity is None else f"{used / GIB:.0f}/{capacity / GIB:.0f}"
+
+
+def mfu(run: Run) -> str:
+    """By 6 N, with the rounded N that the report of this case takes, where there is one."""
+    found = utilisation(run.result, "6n")
+    if found is None or found.low is None or found.high is None or not found.flops_per_token:
+        return NONE
+    scale = 6 * run.constants["parameters"] / found.flops_per_token if "parameters" in run.constants else 1.0
+    low, high = f"{found.low * scale:.1%}", f"{found.high * scale:.1%}"
+    return low if low == high else f"{low}-{high}"
+
+
+def aligned(run: Run) -> str:
+    """By the report's own rule for the losses; the verdict of Levelfield is stricter."""
+    error = run.result.alignment.flagperf_mean_error
+    return NONE if error is None else str(error < ALIGNED_BELOW)
+
+
+def achieved_tflops(run: Run) -> float | None:
+    """TFLOP/s of a device by `megatron-2021`, for runs that recompute every layer, as the formula counts."""
+    if hardware(run) is None or run.tokens_per_second_per_device is None:
+        return None
+    model, length = run.plan.work.model, run.plan.work.training.sequence_length
+    model = model.model_copy(update={"vocab_size": int(run.constants.get("vocab_size", model.vocab_size))})
+    flops = flops_per_token("megatron-2021", model, length, recompute="full")
+    return flops * run.tokens_per_second_per_device / 1e12
+
+
+def hardware(run: Run) -> Utilisation | None:
+    """The run's own figure by `megatron-2021`; None where the formula says nothing about it."""
+    found = utilisation(run.result, "megatron-2021", "HFU")
+    return found if found and found.flops_per_token else None
+
+
+def share_of_peak(run: Run) -> str:
+    found, achieved = hardware(run), achieved_tflops(run)
+    if found is None or achieved is None or found.peak_tflops is None:
+        return NONE
+    return f"{100 * achieved / found.peak_tflops:.0f}%"
+
+
+def changed(value: float | None, before: float | None, with_difference: bool = False) -> str:
+    """`89(↓14.4%)`, `3849(-1754,↓31.3%)`; without a run to compare with, the value."""
+    if value is None or before is None or before == 0:
+        return number(value, 0)
+    difference, share = round(value) - round(before), round(value) / round(before) - 1
+    arrow = f"{'↓' if share < 0 else '↑'}{abs(share):.1%}"
+    return f"{value:.0f}({f'{difference},' if with_difference else ''}{arrow})"
+
+
+def _baseline(result: Result, others: Sequence[Result]) -> Result | None:
+    """The run of the same work on the same devices whose optimizer's states are not sharded."""
+    if result.layout.sharding_stage != 1:
+        return None
+    plain = result.layout.model_copy(update={"sharding_stage": 0, "sharding_degree": 1})
+    same = (o for o in others if o.layout == plain and _place(o) == _place(result))
+    return next(same, None)
+
+
+def _place(result: Result) -> tuple[object, ...]:
+    return result.case, result.scale, result.framework, result.chip, result.nodes, result.devices, result.micro_batch

@@ -1,0 +1,175 @@
+"""Measured results beside published rows of the same case, by one convention, each figure saying how it came about.
+
+Published tokens/s are converted to tokens/s per device, MFU is computed from them by `palm` with the case's own
+parameters and Levelfield's peak of the chip, memory is one device's in bytes. What cannot be converted is absent, with
+the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from levelfield.catalog.lookup import find_chip
+from levelfield.catalog.registry import Registry
+from levelfield.errors import UnknownName
+from levelfield.measure.utilisation import mfu, peak_range
+from levelfield.publish.conversion import rate
+from levelfield.report import words
+from levelfield.specs.case import Work
+from levelfield.specs.figures import Row
+from levelfield.specs.result import Result
+from levelfield.specs.vendor import Chip
+
+FIGURES = 3  # of a line: tokens/s/device, MFU, memory
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row, measured or published. mfu_low, mfu_high: fractions of the peak, equal but for mixed fp8.
+
+    *_from: how the figure came about, or why there is none.
+    """
+
+    origin: str
+    name: str
+    case: str
+    framework: str
+    hardware: str
+    layout: str
+    micro_batch: int
+    precision: str
+    status: str
+    tokens_per_second_per_device: float | None
+    tokens_from: str
+    mfu_low: float | None
+    mfu_high: float | None
+    mfu_from: str
+    memory_bytes: float | None
+    memory_from: str
+
+    @property
+    def mfu(self) -> str:
+        if self.mfu_low is None or self.mfu_high is None:
+            return words.NONE
+        low, high = f"{100 * self.mfu_low:.1f}", f"{100 * self.mfu_high:.1f}"
+        return f"{low} %" if low == high else f"{low}-{high} %"
+
+    @property
+    def absent(self) -> list[str]:
+        """Why figures are missing."""
+        figures = {
+            "tokens/s/device": (self.tokens_per_second_per_device, self.tokens_from),
+            "MFU": (self.mfu_high, self.mfu_from),
+            "memory": (self.memory_bytes, self.memory_from),
+        }
+        return [f"no {name}: {reason}" for name, (value, reason) in figures.items() if value is None]
+
+
+def beside(results: Sequence[Result], registry: Registry) -> list[Line]:
+    """Each case's measured lines, then its published ones."""
+    lines: list[Line] = []
+    for case in dict.fromkeys(result.case for result in results):
+        own = [result for result in results if result.case == case]
+        lines += [measured(result) for result in own]
+        if any(result.scale == "full" for result in own):
+            lines += published(case, registry)
+    return lines
+
+
+def remarks(results: Sequence[Result], lines: Sequence[Line]) -> Iterator[str]:
+    """What to know of a case whose published rows are not there."""
+    for case in dict.fromkeys(result.case for result in results):
+        if all(result.scale == "smoke" for result in results if result.case == case):
+            yield f"{case}: measured at smoke scale, which is other work than what was published; nothing to put beside"
+        elif not any(line.case == case and line.origin == "published" for line in lines):
+            yield f"{case}: no published row is of this case"
+
+
+def measured(result: Result) -> Line:
+    found, (memory_name, memory_bytes) = words.utilisation(result, "palm"), words.worst_memory(result)
+    speed = result.throughput
+    return Line(
+        origin="measured",
+        name=result.run_id,
+        case=result.case,
+        framework=f"{result.framework} {result.framework_version}",
+        hardware=f"{result.nodes}x{result.devices // result.nodes} {result.chip}",
+        layout=str(result.layout),
+        micro_batch=result.micro_batch,
+        precision=result.precision,
+        status=words.status(result),
+        tokens_per_second_per_device=speed.tokens_per_second_per_device if speed else None,
+        tokens_from="measured" if speed else f"the run is {words.status(result)}",
+        mfu_low=found.low if found else None,
+        mfu_high=found.high if found else None,
+        mfu_from=(found.reason or "measured") if found else f"the run is {words.status(result)}",
+        memory_bytes=memory_bytes,
+        memory_from=f"{memory_name} peak" if memory_bytes is not None else "no counter gave one",
+    )
+
+
+def published(case: str, registry: Registry) -> list[Line]:
+    """The rows of all sets that are of this case, converted."""
+    sets = [registry.figures(name) for name in sorted(registry.published)]
+    rows = [(figures.name, row) for figures in sets for row in figures.rows if row.setting.case == case]
+    if not rows:
+        return []
+    work = registry.case(case).work("full")
+    chips = {row.setting.chip: _chip(row.setting.chip, registry) for _, row in rows}
+    return [_published(name, row, work, chips[row.setting.chip]) for name, row in rows]
+
+
+def _chip(name: str | None, registry: Registry) -> Chip | str:
+    """Levelfield's own data of the chip, or why there is none."""
+    if name is None:
+        return "the chip is withheld"
+    try:
+        return find_chip(registry, name)[1]
+    except UnknownName as problem:
+        return str(problem)
+
+
+def _published(name: str, row: Row, work: Work, chip: Chip | str) -> Line:
+    s, tokens = row.setting, rate(row)
+    low, high, mfu_from = _utilisation(tokens.tokens_per_second_per_device, row, work, chip)
+    memory = row.values("memory_bytes")
+    stages = f"printed: the fullest of {len(memory)} pipeline stages"
+    return Line(
+        origin="published",
+        name=f"{name}: {row.name}",
+        case=s.case or "",
+        framework=f"{s.framework} {s.framework_version or ''}".strip(),
+        hardware=f"{s.nodes}x{s.devices_per_node} {s.chip or 'withheld'}",
+        layout=str(s.parallel),
+        micro_batch=s.micro_batch,
+        precision=s.precision,
+        status=row.status,
+        tokens_per_second_per_device=tokens.tokens_per_second_per_device,
+        tokens_from=tokens.how,
+        mfu_low=low,
+        mfu_high=high,
+        mfu_from=mfu_from,
+        memory_bytes=max(memory, default=None),
+        memory_from=(stages if len(memory) > 1 else "printed") if memory else _unprinted(row),
+    )
+
+
+def _unprinted(row: Row) -> str:
+    figure = row.figures.get("memory_bytes")
+    return f"{figure.status if figure else row.status}"
+
+
+def _utilisation(
+    tokens: float | None, row: Row, work: Work, chip: Chip | str
+) -> tuple[float | None, float | None, str]:
+    """(low, high, how): MFU by `palm` from published tokens/s, or why there is none."""
+    if tokens is None:
+        return None, None, "no tokens/s to convert"
+    if isinstance(chip, str):
+        return None, None, chip
+    peaks = peak_range(row.setting.precision, chip.peaks)
+    found = mfu("palm", work.model, work.training.sequence_length, tokens, peaks)
+    if found.high is None:
+        return None, None, str(found.reason)
+    return found.low, found.high, f"converted: {found.formula} of {found.peak_tflops:g} TFLOP/s, {found.peak_source}"

@@ -1,0 +1,134 @@
+"""What this host gives torch, measured once per machine, version of torch and number of cores, and kept.
+
+For predictions of runs on vendor cpu, whose rates nobody publishes. Taken on a busy machine they are too low, so they
+can be taken anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from levelfield.catalog.host_cores import usable_cores
+from levelfield.catalog.registry import Registry
+from levelfield.errors import DocumentError, RunFailed
+from levelfield.plan.implementations import environment_of
+from levelfield.predict.messages import fit_messages
+from levelfield.run.peak_probe import cache_folder
+from levelfield.run.runtimes.environments import environment_in_use
+from levelfield.run.runtimes.process import inherited
+from levelfield.rundir.directory import write_atomically
+from levelfield.specs.base import dump, load, parse
+from levelfield.specs.host_rates import HostRates
+
+PRECISIONS = "fp32,bf16"
+SECONDS_PER_SIZE = 0.1
+LIMIT_SECONDS = 300.0
+
+
+def known_host_rates(registry: Registry) -> HostRates | None:
+    """What an earlier probe of this machine found; None where there was none, or what it left is damaged."""
+    try:
+        return load(HostRates, _path(registry))
+    except DocumentError:
+        return None
+
+
+def measure_host_rates(registry: Registry, say: Callable[[str], None]) -> HostRates:
+    """Run the probe in torch's environment and remember its answer. Raises RunFailed when there is none that holds,
+    and NotHere or UsageError where torch's environment cannot be."""
+    implementation, folder = registry.implementation("torch")
+    packages = implementation.requirements["cpu"].packages
+    environment = environment_of(implementation, "cpu", packages, None, "process")
+    argv = [environment.python, str(folder / "host_rates.py")]
+    argv += ["--dtype", PRECISIONS, "--seconds", str(SECONDS_PER_SIZE)]
+    with environment_in_use(environment, say):
+        say("measuring this machine's matrix products, memory and messages, once (about a minute)")
+        rates = rates_from(_printed(argv, implementation.launch.environment))
+    _remember(_path(registry), rates)
+    return rates
+
+
+def rates_from(printed: str) -> HostRates:
+    """The probe's last line as rates, its messages fitted. Raises RunFailed for what is no rate, naming it."""
+    try:
+        found = json.loads(printed.splitlines()[-1])
+        content = {
+            "schema": HostRates.schema_name(),
+            "machine": platform.node(),
+            "torch": found["torch"],
+            "cores": found["cores"],
+            "shares": [_share(share) for share in found["shares"]],
+        }
+        return parse(HostRates, content, "the probe of this host")
+    except DocumentError as error:
+        raise RunFailed(str(error)) from None
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise RunFailed(f"the probe of this host: no answer that holds: {type(error).__name__}: {error}") from None
+
+
+def _share(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "processes": found["processes"],
+        "threads": found["threads"],
+        "matmul_flops_per_second": found["matmul"],
+        "triad_bytes_per_second": found["triad"],
+        "copy_bytes_per_second": found["copy"],
+        "per_operation_seconds": found["operation"],
+        "collectives": {name: _fitted(name, times) for name, times in found["collectives"].items()},
+    }
+
+
+def _fitted(name: str, times: Mapping[str, float]) -> dict[str, Any]:
+    seconds_by_bytes = {int(size): float(seconds) for size, seconds in times.items()}
+    try:
+        alpha, rate = fit_messages(seconds_by_bytes)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}; measure again when the machine is quiet") from None
+    return {"alpha_seconds": alpha, "bytes_per_second": rate, "seconds_by_bytes": seconds_by_bytes}
+
+
+def _printed(argv: Sequence[str], environment: Mapping[str, str]) -> str:
+    """What the probe printed. It leaves no process behind, whatever ends it."""
+    everything = {**inherited(), **environment}
+    with subprocess.Popen(
+        argv, env=everything, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as probe:
+        try:
+            printed, said = probe.communicate(timeout=LIMIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise RunFailed(f"the probe of this host took more than {LIMIT_SECONDS:g} s") from None
+        finally:
+            _end(probe.pid)
+    if probe.returncode:
+        last = (said.strip().splitlines() or ["it said nothing"])[-1]
+        raise RunFailed(f"the probe of this host ended with exit status {probe.returncode}: {last}")
+    return printed
+
+
+def _end(group: int) -> None:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return  # all of it has ended
+
+
+def _remember(path: Path, rates: HostRates) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, dump(rates))
+    except OSError:
+        return  # without a cache the next one measures again
+
+
+def _path(registry: Registry) -> Path:
+    version = registry.implementation("torch")[0].version
+    parts = (platform.node(), version, str(usable_cores()))
+    return cache_folder().parent / "hosts" / (hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16] + ".json")

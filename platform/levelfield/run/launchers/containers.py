@@ -1,0 +1,187 @@
+"""Launcher `containers`: every node is a container of one engine, watched until the last has ended."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from levelfield.contracts.execution import Cause, ContainerWork, NodeWork, Outcome, ProcessEnd, Request, Runtime, Watch
+from levelfield.errors import RunFailed
+from levelfield.node.ranks import SETTLE_SECONDS, TERMINATE_SECONDS
+from levelfield.run.launchers.local import ends_of, evidence_of, free_port, request_of, with_port
+from levelfield.run.launchers.progress import Liveness
+from levelfield.run.runtimes.containers import started
+from levelfield.run.runtimes.engine import OWNER_LABEL, EngineGone, answers, connect, owner
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+    from docker.models.containers import Container
+
+POLL_SECONDS = 0.3
+STOP_SECONDS = int(SETTLE_SECONDS + TERMINATE_SECONDS + 2)
+
+
+class ContainerLauncher:
+    name = "containers"
+
+    def request(self, plan: Plan, paths: RunPaths, runtime: Runtime) -> Request:
+        """A container for each node. Pure."""
+        return request_of(plan, paths, self.name, runtime, plan.hardware.nodes)
+
+    def execute(self, request: Request, watch: Watch) -> Outcome:
+        """Start all containers and wait. Removes them and their network before it returns or raises; what an engine
+        that is gone kept of them, the next start removes."""
+        try:
+            _tell(request)
+        except OSError as error:
+            return Outcome("launch-error", (), f"{error.filename or 'the run directory'}: {error.strerror}")
+        try:
+            with connect() as client, answers(), ExitStack() as stack:
+                return self._run(client, request, watch, stack)
+        except EngineGone as error:
+            return Outcome("engine", _ends(request, {}), f"the container engine: {error}")
+        except RunFailed as error:
+            return Outcome("engine", (), str(error))
+
+    def _run(self, client: DockerClient, request: Request, watch: Watch, stack: ExitStack) -> Outcome:
+        for network in _own_networks(request):
+            stack.enter_context(_network(client, network))
+        running: dict[int, Container] = {}
+        warnings: list[str] = []
+        try:
+            for node in request.nodes:
+                container, refused = stack.enter_context(started(client, _work(node), node.address))
+                running[node.node_rank] = container
+                warnings += refused
+            outcome = _supervise(request, running, Liveness(request), watch)
+        except KeyboardInterrupt:
+            outcome = _stopped(request, running, "interrupted", "interrupted by the user")
+        _keep_logs(request, running)
+        return _with(outcome, warnings, any(c.attrs["State"]["OOMKilled"] for c in running.values()))
+
+
+def _own_networks(request: Request) -> dict[str, ContainerWork]:
+    works = [_work(node) for node in request.nodes]
+    return {work.network: work for work in works if work.network not in ("none", "host")}
+
+
+@contextmanager
+def _network(client: DockerClient, name: str) -> Iterator[None]:
+    """A network without a way out."""
+    network = client.networks.create(name, driver="bridge", internal=True, labels={OWNER_LABEL: owner()})
+    try:
+        yield
+    finally:
+        with suppress(Exception):  # an engine that is gone: the next start removes it, by its label
+            network.remove()
+
+
+def _work(node: NodeWork) -> ContainerWork:
+    assert node.container is not None, "a node of this launcher is a container"
+    return node.container
+
+
+def _tell(request: Request) -> None:
+    """Write what each node's first process is to start. Raises OSError."""
+    port = free_port()
+    for node in request.nodes:
+        processes = [{**asdict(p), "environment": with_port(p, port)} for p in node.processes]
+        file = Path(str(node.file))
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps({"processes": processes, "ends": node.ends}, indent=2) + "\n", encoding="utf-8")
+
+
+def _supervise(request: Request, running: dict[int, Container], liveness: Liveness, watch: Watch) -> Outcome:
+    while any([_is_running(container) for container in running.values()]):  # a list: each is asked
+        watch()
+        if any(_failed(container) for container in running.values()):
+            break
+        if evidence := liveness.hang(_alive(request)):
+            return _stopped(request, running, "hang", evidence)
+        time.sleep(POLL_SECONDS)
+    _settle(running)
+    watch()
+    ends = _ends(request, running)
+    failed = next((e for e in ends if (e.signal or e.exit_code) and not e.stopped_by_us), None)
+    if failed is None:
+        return Outcome("exited", ends)
+    return _stopped(request, running, "rank-failed", evidence_of(ends, failed.rank))
+
+
+def _alive(request: Request) -> list[int]:
+    """Ranks that have not ended: one that has beats no more."""
+    return [end.rank for node in request.nodes for end in _written(node) if (end.exit_code, end.signal) == (None, None)]
+
+
+def _written(node: NodeWork) -> tuple[ProcessEnd, ...]:
+    """How each rank of a node ended by what its first process wrote; nothing is known of one that runs or was lost."""
+    try:
+        known = {end.rank: end for end in ends_of(json.loads(Path(str(node.ends)).read_text()))}
+    except (OSError, ValueError, TypeError):
+        known = {}
+    return tuple(known.get(p.rank, ProcessEnd(p.rank, None, None, False)) for p in node.processes)
+
+
+def _is_running(container: Container) -> bool:
+    container.reload()
+    return bool(container.attrs["State"]["Running"])
+
+
+def _failed(container: Container) -> bool:
+    state = container.attrs["State"]
+    return not state["Running"] and state["ExitCode"] != 0
+
+
+def _settle(running: dict[int, Container]) -> None:
+    """After one has failed the others wait for it in vain: a moment for their own words."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while any(_is_running(c) for c in running.values()) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+
+
+def _stopped(request: Request, running: dict[int, Container], cause: Cause, evidence: str) -> Outcome:
+    left = {rank for rank, container in running.items() if _is_running(container)}
+    for rank in left:
+        running[rank].stop(timeout=STOP_SECONDS)
+        running[rank].reload()
+    return Outcome(cause, _ends(request, running, left), evidence)
+
+
+def _ends(request: Request, running: dict[int, Container], stopped: set[int] | None = None) -> tuple[ProcessEnd, ...]:
+    """What each node's first process wrote; where it was killed, the ranks that ran went with it."""
+    found = []
+    for node in request.nodes:
+        code = running[node.node_rank].attrs["State"]["ExitCode"] if node.node_rank in running else None
+        by_us = node.node_rank in (stopped or ())
+        known = _written(node)
+        found += [_lost(e.rank, code, by_us) if (e.exit_code, e.signal) == (None, None) else e for e in known]
+    return tuple(found)
+
+
+def _lost(rank: int, code: int | None, by_us: bool) -> ProcessEnd:
+    """A container ends with 128 + the signal that ended its first process."""
+    if code is not None and code > 128:
+        return ProcessEnd(rank, None, code - 128, by_us)
+    return ProcessEnd(rank, code, None, by_us)
+
+
+def _keep_logs(request: Request, running: dict[int, Container]) -> None:
+    """What the containers' own first processes said: nothing, where all went well."""
+    for node in request.nodes:
+        if node.node_rank in running and (said := running[node.node_rank].logs()):
+            with suppress(OSError):  # a full disk: the ranks' own files say so
+                (Path(node.processes[0].log).parent / f"node{node.node_rank}.log").write_bytes(said)
+
+
+def _with(outcome: Outcome, warnings: list[str], out_of_memory: bool) -> Outcome:
+    """The engine's flag alone says nothing: a child may have been killed and the rank gone on."""
+    extra: dict[str, Any] = {"warnings": "\n".join(warnings)} if warnings else {}
+    extra |= {"oom_kills": "1"} if out_of_memory else {}
+    return Outcome(outcome.cause, outcome.ends, outcome.evidence, extra)

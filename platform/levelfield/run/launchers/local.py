@@ -1,0 +1,135 @@
+"""Launcher `local`: all ranks on this machine, watched until the last has ended."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from levelfield.contracts.execution import (
+    PORT_CHOSEN_AT_START,
+    Cause,
+    Outcome,
+    ProcessEnd,
+    ProcessWork,
+    Request,
+    Runtime,
+    Watch,
+)
+from levelfield.node.ranks import POLL_SECONDS, Ranks
+from levelfield.run.launchers.progress import Liveness
+from levelfield.run.runtimes.process import REMOVED_VARIABLES, inherited
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+
+
+class LocalLauncher:
+    name = "local"
+
+    def request(self, plan: Plan, paths: RunPaths, runtime: Runtime) -> Request:
+        """One node with every rank. Pure."""
+        return request_of(plan, paths, self.name, runtime, nodes=1, removed=REMOVED_VARIABLES)
+
+    def execute(self, request: Request, watch: Watch) -> Outcome:
+        """Start all ranks and wait. Ends every process group it started before it returns or raises."""
+        before = _oom_kills()
+        outcome = self._run(request, watch)
+        kills = _oom_kills() - before
+        return replace(outcome, extra={"oom_kills": str(kills)}) if kills > 0 else outcome
+
+    def _run(self, request: Request, watch: Watch) -> Outcome:
+        port = free_port()
+        ranks = Ranks()
+        try:
+            for process in request.nodes[0].processes:
+                environment = {**inherited(), **with_port(process, port)}
+                ranks.start(process.rank, list(process.argv), environment, process.log)
+            return _supervise(ranks, Liveness(request), watch)
+        except OSError as error:
+            return _stopped(ranks, "launch-error", f"{error.filename or 'process'}: {error.strerror}")
+        except KeyboardInterrupt:
+            return _stopped(ranks, "interrupted", "interrupted by the user")
+        finally:
+            ranks.stop()
+
+
+def request_of(
+    plan: Plan, paths: RunPaths, launcher: str, runtime: Runtime, nodes: int, removed: tuple[str, ...] = ()
+) -> Request:
+    """A request for so many nodes, with the case's limits. removed: the user's variables that no rank gets. Pure."""
+    limits = plan.work.limits
+    return Request(
+        launcher=launcher,
+        runtime=runtime.name,
+        nodes=tuple(runtime.node(plan, paths, node_rank) for node_rank in range(nodes)),
+        events_dir=str(paths.events),
+        start_seconds=limits.start_seconds,
+        step_seconds=limits.step_seconds,
+        heartbeat_seconds=limits.heartbeat_seconds,
+        removed_variables=removed,
+    )
+
+
+def with_port(process: ProcessWork, port: int) -> dict[str, str]:
+    return {key: value.replace(PORT_CHOSEN_AT_START, str(port)) for key, value in process.environment.items()}
+
+
+def _supervise(ranks: Ranks, liveness: Liveness, watch: Watch) -> Outcome:
+    while alive := ranks.alive():
+        watch()
+        if ranks.failed() is not None:
+            break
+        if evidence := liveness.hang(alive):
+            return _stopped(ranks, "hang", evidence)
+        time.sleep(POLL_SECONDS)
+    failed = ranks.failed()
+    if failed is not None:
+        ranks.settle()
+    watch()
+    if failed is None:
+        return Outcome("exited", ends_of(ranks.ends()))
+    return _stopped(ranks, "rank-failed", evidence_of(ends_of(ranks.ends()), failed))
+
+
+def _stopped(ranks: Ranks, cause: Cause, evidence: str | None) -> Outcome:
+    ranks.stop()
+    return Outcome(cause, ends_of(ranks.ends()), evidence)
+
+
+def ends_of(listed: list[dict[str, Any]]) -> tuple[ProcessEnd, ...]:
+    return tuple(ProcessEnd(**end) for end in listed)
+
+
+def evidence_of(ends: tuple[ProcessEnd, ...], rank: int) -> str:
+    """What is to be said of a rank that did not end well."""
+    end = next(end for end in ends if end.rank == rank)
+    if end.signal is not None:
+        return f"rank {rank} was ended by {_signal_name(end.signal)}"
+    return f"rank {rank} ended with exit code {end.exit_code}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _oom_kills() -> int:
+    """How often the kernel has killed for memory in this cgroup; 0 where that cannot be read."""
+    for path in (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")):
+        try:
+            counts = dict(line.split() for line in path.read_text().splitlines())
+            return int(counts["oom_kill"])
+        except (OSError, ValueError, KeyError):
+            continue
+    return 0

@@ -1,0 +1,104 @@
+"""The achievable matmul peak of this machine, measured once per machine, framework and number of threads.
+
+Marked `measured` wherever it is used: it says what this software reaches on this chip, not what the chip could do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from levelfield.catalog.host_cores import usable_cores
+from levelfield.contracts.execution import Runtime
+from levelfield.plan.peak import Measured
+from levelfield.rundir.directory import write_atomically
+from levelfield.specs.plan import Plan
+
+SECONDS_PER_DTYPE = 3.0
+LIMIT_SECONDS = 180.0
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "levelfield" / "peaks"
+
+
+def known_peaks(plan: Plan, machine: str) -> Measured:
+    """What an earlier probe found for this machine, framework and device; empty when there was none."""
+    found = _known(_path(plan, machine))
+    return _measured(plan, found) if found else Measured()
+
+
+def measure_peaks(plan: Plan, machine: str, runtime: Runtime, say: Callable[[str], None]) -> Measured:
+    """Run the implementation's probe and remember its answer; a probe that fails leaves the peak unknown, and why."""
+    precision = plan.work.training.precision
+    if not plan.implementation.peak_probe:
+        return Measured(how=f"{plan.implementation.framework} has no probe")
+    say(f"measuring this machine's {precision} matmul peak, once ({SECONDS_PER_DTYPE:g} s)")
+    try:
+        argv = [*_argv(plan), "--dtype", precision, "--seconds", str(SECONDS_PER_DTYPE)]
+        printed = runtime.output(plan, argv, {"OMP_NUM_THREADS": str(usable_cores())}, LIMIT_SECONDS)
+        peaks = _peaks(json.loads(printed.splitlines()[-1]))
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        return Measured(how=f"the probe failed: {type(error).__name__}")
+    _remember(_path(plan, machine), peaks)
+    return _measured(plan, peaks) if precision in peaks else Measured(how=f"the probe gave no {precision} rate")
+
+
+def _peaks(found: dict[str, dict[str, float]]) -> dict[str, float]:
+    """TFLOP/s by dtype, less what is no rate: NaN, infinite, zero or negative. Raises where the answer is no answer."""
+    values = {dtype: float(answer["tflops"]) for dtype, answer in found.items()}
+    return {dtype: value for dtype, value in values.items() if math.isfinite(value) and value > 0}
+
+
+def forget_peaks(plan: Plan, machine: str) -> None:
+    """Drop a measured peak that a run has exceeded: it was taken while the machine was busy, so it is taken again."""
+    _path(plan, machine).unlink(missing_ok=True)
+
+
+def _argv(plan: Plan) -> list[str]:
+    values = {"python": plan.environment.python, "folder": plan.implementation.folder}
+    argv = [text.format_map(values) for text in plan.implementation.peak_probe]
+    return [*argv, "--device", plan.access.device, "--threads", str(usable_cores())]
+
+
+def _measured(plan: Plan, peaks: dict[str, float]) -> Measured:
+    """Per device: a host that is divided into shares has its peak divided with it."""
+    shares = 1 if plan.hardware.device_indices else plan.world_size
+    name = f"{plan.implementation.framework} {plan.implementation.version}"
+    how = f"best matmul rate of {name} with {usable_cores()} threads, divided by {shares} device(s)"
+    return Measured(tflops={dtype: value / shares for dtype, value in peaks.items()}, how=how)
+
+
+def _remember(path: Path, peaks: dict[str, float]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = {dtype: {"tflops": value} for dtype, value in {**_known(path), **peaks}.items()}
+        write_atomically(path, json.dumps(kept, indent=2) + "\n")
+    except OSError:
+        return  # without a cache the next run measures again
+
+
+def _known(path: Path) -> dict[str, float]:
+    """What the cache holds; nothing where it is missing or damaged."""
+    try:
+        return _peaks(json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _path(plan: Plan, machine: str) -> Path:
+    parts = (
+        machine,
+        plan.hardware.description,
+        plan.implementation.framework,
+        plan.implementation.version,
+        plan.access.device,
+        plan.runtime,
+        str(usable_cores()),
+    )
+    return cache_folder() / (hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16] + ".json")

@@ -1,0 +1,86 @@
+"""Where a run comes from: source, software and machine, as they were when it started."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from levelfield.checkout import checkout
+from levelfield.contracts.execution import Runtime
+from levelfield.contracts.vendor import Vendor
+from levelfield.specs.plan import Plan
+
+_PREFIXES = (
+    "OMP_",
+    "MKL_",
+    "KMP_",
+    "GOMP_",
+    "CUDA_",
+    "NCCL_",
+    "GLOO_",
+    "TORCH",
+    "PYTORCH_",
+    "NVIDIA_",
+    "LEVELFIELD_",
+    "ONEDNN_",
+)
+_OWN_PACKAGES = ("pydantic", "numpy", "psutil", "PyYAML", "Jinja2")
+
+
+def provenance(plan: Plan, vendor: Vendor, runtime: Runtime) -> dict[str, Any]:
+    """Everything about the surroundings of a run that could change its figures."""
+    return {
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "source": source(checkout()),
+        "platform": {"python": sys.version.split()[0], **{name: version(name) for name in _OWN_PACKAGES}},
+        **runtime.identity(plan),
+        "machine": machine(),
+        "vendor_software": _software(vendor),
+        "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_PREFIXES)},
+    }
+
+
+def source(folder: Path) -> dict[str, Any]:
+    """The commit and whether the tree differs from it; null with the reason outside git."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return {"commit": None, "reason": "not a git checkout, or git is missing"}
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "changed_files": [line[3:] for line in (changed or "").splitlines()]}
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "name": platform.node(),
+        "system": platform.platform(),
+        "cores": psutil.cpu_count(logical=False),
+        "logical_cores": psutil.cpu_count(),
+        "usable_cores": len(psutil.Process().cpu_affinity() or []) if hasattr(psutil.Process, "cpu_affinity") else None,
+        "memory_bytes": psutil.virtual_memory().total,
+        "load_average": list(os.getloadavg()),
+    }
+
+
+def _software(vendor: Vendor) -> dict[str, str]:
+    try:
+        return vendor.software()
+    except Exception as error:  # an adapter is somebody's code; its fault must not end a run
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip("\n")

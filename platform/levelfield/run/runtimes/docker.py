@@ -1,0 +1,159 @@
+"""Runtime `docker`: a node's ranks run in a container, made from an image that is built when it is not there.
+
+A container has exactly the chosen devices, the run directory, and read-only what the training reads; no capability, no
+network beyond what the run needs, and the user who started it. Paths are the same within and without.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from levelfield.checkout import checkout
+from levelfield.contracts.execution import ContainerWork, NodeWork
+from levelfield.run.runtimes import images
+from levelfield.run.runtimes.containers import started
+from levelfield.run.runtimes.engine import OWNER_LABEL, RUN_LABEL, EngineGone, answers, connect, owner, reap
+from levelfield.run.runtimes.ranks import LISTING, packages, rank_work, ranks_of
+from levelfield.run.runtimes.wheels import cache_folder
+from levelfield.rundir.directory import write_atomically
+from levelfield.specs.container import ContainerPlan
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+
+LISTING_SECONDS = 120.0
+_HOME = {"HOME": "/tmp", "USER": "levelfield", "LOGNAME": "levelfield"}
+
+
+class DockerRuntime:
+    """Knows its image's id once it is in use; before, a request shows the name that the image has."""
+
+    name = "docker"
+
+    def __init__(self) -> None:
+        self._built: images.Built | None = None
+
+    @contextmanager
+    def in_use(self, plan: Plan, say: Callable[[str], None]) -> Iterator[None]:
+        with connect() as client:
+            reap(client, say)
+            self._built = images.ready(client, _container(plan), say)
+        yield
+
+    def node(self, plan: Plan, paths: RunPaths, node_rank: int) -> NodeWork:
+        """One node's container and processes, without side effect."""
+        first, visible = address_of(plan, 0), _container(plan).visible
+        processes = (rank_work(plan, paths, rank, first, visible) for rank in ranks_of(plan, node_rank))
+        file = paths.nodes / f"node{node_rank}.json"
+        script = checkout() / "platform" / "levelfield" / "node" / "ranks.py"
+        return NodeWork(
+            node_rank=node_rank,
+            address=address_of(plan, node_rank),
+            processes=tuple(processes),
+            container=self._work(plan, f"node{node_rank}", (str(script), str(file)), {str(paths.root): "rw"}),
+            file=str(file),
+            ends=str(paths.nodes / f"node{node_rank}.ends.json"),
+        )
+
+    def output(self, plan: Plan, argv: Sequence[str], environment: Mapping[str, str], seconds: float) -> str:
+        """What a command prints in a container of its own. Raises OSError where it fails or takes too long."""
+        work = self._work(plan, f"ask-{os.urandom(3).hex()}", tuple(argv[1:]), {}, environment)
+        try:
+            with connect() as client, answers(), started(client, work) as (container, _):
+                code = container.wait(timeout=seconds)["StatusCode"]
+                printed = container.logs(stdout=True, stderr=False).decode(errors="replace")
+        except EngineGone as error:
+            raise OSError(str(error)) from None
+        if code:
+            raise OSError(f"{argv[0]} ended with exit code {code}")
+        return str(printed)
+
+    def identity(self, plan: Plan) -> dict[str, Any]:
+        """The image and what is in it. The packages are asked for once per image and remembered."""
+        assert self._built is not None, "the runtime is in use"
+        try:
+            listed = self._packages(plan, cache_folder() / "images" / f"{self._built.id.rpartition(':')[2]}.json")
+        except OSError:
+            listed = None
+        with connect() as client:
+            engine = client.version()
+        said = {key: engine.get(key) for key in ("Version", "ApiVersion", "Os", "Arch")}
+        return {"environment_packages": listed, "image": self._built.to_dict(), "engine": said}
+
+    def keep(self, plan: Plan, paths: RunPaths) -> None:
+        """Leave the recipe in the run directory, and the log of the build if it was built for this run."""
+        assert self._built is not None, "the runtime is in use"
+        paths.image.mkdir(exist_ok=True)
+        write_atomically(paths.image / "Dockerfile", _container(plan).image.dockerfile)
+        write_atomically(paths.image / "image.json", json.dumps(self._built.to_dict(), indent=2) + "\n")
+        if self._built.fresh:
+            shutil.copyfile(self._built.log, paths.image / "build.log")
+
+    def _packages(self, plan: Plan, known: Path) -> dict[str, str]:
+        try:
+            return dict(json.loads(known.read_text()))
+        except (OSError, ValueError):
+            listed = packages(self.output(plan, [plan.environment.python, *LISTING], {}, LISTING_SECONDS))
+            write_atomically(known, json.dumps(listed, indent=2) + "\n")
+            return listed
+
+    def _work(
+        self,
+        plan: Plan,
+        role: str,
+        arguments: tuple[str, ...],
+        writable: dict[str, str],
+        environment: Mapping[str, str] | None = None,
+    ) -> ContainerWork:
+        container = _container(plan)
+        network = _network(plan, container)
+        return ContainerWork(
+            name=f"levelfield-{plan.run_id}-{role}",
+            image=self._built.id if self._built else container.image.name,
+            argv=(plan.environment.python, *arguments),
+            user=f"{os.getuid()}:{os.getgid()}",
+            environment={
+                **_HOME,
+                **_interface(network),
+                **container.options.environment,
+                **(environment or {}),
+            },
+            mounts={**_read(plan), **dict.fromkeys(container.options.read_only_mounts, "ro"), **writable},
+            network=network,
+            labels={RUN_LABEL: plan.run_id, OWNER_LABEL: owner()},
+            options=container.options,
+            memory_bytes=container.memory_bytes,
+        )
+
+
+def address_of(plan: Plan, node_rank: int) -> str:
+    """A node's name within the run's own network; a node that is alone talks to itself."""
+    return "127.0.0.1" if plan.hardware.nodes == 1 else f"node{node_rank}"
+
+
+def _container(plan: Plan) -> ContainerPlan:
+    assert plan.container is not None, "a plan for runtime docker has a container"
+    return plan.container
+
+
+def _network(plan: Plan, container: ContainerPlan) -> str:
+    """Nodes that are containers of one engine meet in a network of their own, which leads nowhere else."""
+    declared = container.options.network
+    return declared if declared == "host" or plan.hardware.nodes == 1 else f"levelfield-{plan.run_id}"
+
+
+def _interface(network: str) -> dict[str, str]:
+    """Gloo takes the address of the host's name, which a container without a network does not have."""
+    return {} if network == "host" else {"GLOO_SOCKET_IFNAME": "lo" if network == "none" else "eth0"}
+
+
+def _read(plan: Plan) -> dict[str, str]:
+    """What the training reads: the worker, the models (some share another's), the corpus."""
+    folders = [checkout() / "platform", Path(plan.implementation.folder).parent]
+    folders += [Path(plan.corpus.prefix).parent] if plan.corpus.prefix else []
+    return {str(folder): "ro" for folder in folders}

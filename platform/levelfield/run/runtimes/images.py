@@ -1,0 +1,215 @@
+"""Images: built from a recipe when they are not there, under a tag that is the digest of all that goes in.
+
+An unchanged recipe is therefore never built twice, and a changed one always is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import tarfile
+import tempfile
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from levelfield.errors import RunFailed
+from levelfield.run.runtimes.engine import IMAGE_LABEL, Say, first_line
+from levelfield.run.runtimes.wheels import Wheels, cache_folder, verify, wheels_of
+from levelfield.specs.container import ContainerPlan, ImagePlan
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+
+@dataclass(frozen=True)
+class Built:
+    """An image that is there. log: what the engine said when it was built, if that was here."""
+
+    tag: str
+    id: str
+    base_id: str
+    log: Path
+    fresh: bool
+
+    def to_dict(self) -> dict[str, str]:
+        return {"tag": self.tag, "id": self.id, "base_id": self.base_id}
+
+
+def ready(client: DockerClient, container: ContainerPlan, say: Say) -> Built:
+    """The image, built now if it is not there. Raises RunFailed with the engine's last words."""
+    image = container.image
+    base_id = _base_id(client, image, container.offline, say)
+    wheels = wheels_of(image, container.offline, say)
+    tag = tag_of(image, base_id, wheels)
+    log = cache_folder() / "images" / f"{tag.replace('/', '-').replace(':', '-')}.log"
+    with _alone(log):  # of two runs that need it one builds
+        found = _id(client, tag)
+        if found is None:
+            say(f"building {tag} on {image.base.reference}; its log is {log}")
+            _build(client, image, wheels, tag, log, say)
+            found = _id(client, tag)
+            return Built(tag, str(found), base_id, log, fresh=True)
+    return Built(tag, found, base_id, log, fresh=False)
+
+
+def tag_of(image: ImagePlan, base_id: str, wheels: Wheels) -> str:
+    """name:digest over the Dockerfile, the base's id, the requirements and every wheel's content."""
+    listed = [f"{name} {digest}" for name, digest in sorted(wheels.files.items())]
+    parts = (image.dockerfile, base_id, *image.requirements, *listed)
+    return f"{image.name}:{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
+
+
+def _id(client: DockerClient, reference: str) -> str | None:
+    from docker.errors import ImageNotFound
+
+    try:
+        return str(client.images.get(reference).id)
+    except ImageNotFound:
+        return None
+
+
+def _base_id(client: DockerClient, image: ImagePlan, offline: bool, say: Say) -> str:
+    reference = image.base.reference
+    found = _id(client, reference)
+    if found is None and not offline:
+        say(f"fetching the image {reference}")
+        found = _pulled(client, reference)
+    if found is None:
+        raise RunFailed(
+            f"--offline, and the image {reference} is not on this engine. Load it there, or name "
+            "another with --base-image"
+        )
+    return found
+
+
+def _pulled(client: DockerClient, reference: str) -> str:
+    from docker.errors import DockerException
+
+    try:
+        client.images.pull(reference)
+    except DockerException as error:
+        raise RunFailed(
+            f"the image {reference} cannot be fetched: {first_line(error)}. Load it onto the "
+            "engine, or name another with --base-image"
+        ) from None
+    return str(client.images.get(reference).id)
+
+
+@contextmanager
+def _alone(log: Path) -> Iterator[None]:
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        lock = log.with_suffix(".lock").open("w")
+    except OSError as error:
+        raise RunFailed(f"{log.parent}: {error.strerror}") from None
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _build(client: DockerClient, image: ImagePlan, wheels: Wheels, tag: str, log: Path, say: Say) -> None:
+    """Stream the context to the engine and its words to the log. An interrupt closes the stream, and that the build."""
+    verify(wheels)
+    with context(image, wheels) as tar, log.open("w", encoding="utf-8") as file:
+        stream = client.api.build(
+            fileobj=tar,
+            custom_context=True,
+            tag=tag,
+            decode=True,
+            rm=True,
+            forcerm=True,
+            network_mode="host" if image.base.system_packages else "none",
+        )
+        _follow(stream, file, say)
+    # The stage that unpacked the wheels has no name; it would keep as much disk again.
+    client.images.prune(filters={"dangling": True, "label": f"{IMAGE_LABEL}={image.name.partition('/')[2]}"})
+
+
+def _follow(stream: Iterable[dict[str, Any]], log: TextIO, say: Say) -> None:
+    """Raises RunFailed with the last words before the engine's error."""
+    said: deque[str] = deque(maxlen=3)
+    for chunk in stream:
+        text = str(chunk.get("stream") or chunk.get("error") or "")
+        log.write(text)
+        if "error" in chunk:
+            raise RunFailed(f"the image could not be built: {' | '.join(said)} ({text.strip()}). The log is {log.name}")
+        if text.startswith("Step "):
+            say(" ".join(text.split())[:100])
+        said.extend(line.strip() for line in text.splitlines() if line.strip() and not line.startswith("\x1b[0mRem"))
+
+
+@contextmanager
+def context(image: ImagePlan, wheels: Wheels) -> Iterator[Any]:
+    """The build context as a tar file: the Dockerfile, the wheels and the list of what to install."""
+    listed = "".join(f"{line}\n" for line in image.requirements)
+    with tempfile.TemporaryFile() as file:
+        with tarfile.open(fileobj=file, mode="w") as tar:
+            _add(tar, "Dockerfile", image.dockerfile)
+            _add(tar, "wheels/requirements.txt", listed)
+            for name in wheels.files:
+                tar.add(wheels.folder / name, f"wheels/{name}")
+        file.seek(0)
+        yield file
+
+
+def _add(tar: tarfile.TarFile, name: str, text: str) -> None:
+    content = text.encode()
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    tar.addfile(member, io.BytesIO(content))
+
+
+@dataclass(frozen=True)
+class Listed:
+    """An image of ours on the engine. created: ISO 8601, as the engine says it."""
+
+    tag: str
+    id: str
+    size_bytes: int
+    created: str
+
+
+def listed(client: DockerClient) -> list[Listed]:
+    """Every tagged image of ours, by name, the newest of each name first."""
+    found = [
+        Listed(tag, str(image.id), int(image.attrs["Size"]), str(image.attrs["Created"]))
+        for image in client.images.list(filters={"label": IMAGE_LABEL})
+        for tag in image.tags
+        if tag.startswith("levelfield/")
+    ]
+    newest_first = sorted(found, key=lambda image: image.created, reverse=True)
+    return sorted(newest_first, key=lambda image: image.tag.partition(":")[0])
+
+
+def prune(client: DockerClient, everything: bool) -> tuple[list[str], int]:
+    """Remove all but the newest of each name, or everything of ours, and what stopped builds left. One that a container
+    uses stays. Returns the tags that went and the bytes that the engine says it has freed."""
+    from docker.errors import APIError
+
+    images = listed(client)
+    names = [image.tag.partition(":")[0] for image in images]
+    gone = []
+    for position, image in enumerate(images):
+        if everything or names[position] in names[:position]:
+            with suppress(APIError):
+                client.images.remove(image.tag)
+                gone.append(image.tag)
+    freed = client.images.prune(filters={"dangling": True, "label": IMAGE_LABEL})["SpaceReclaimed"]
+    return gone, sum(i.size_bytes for i in images if i.tag in gone) + int(freed)
+
+
+def export(client: DockerClient, tag: str, path: Path) -> None:
+    """Write the image as `docker load` reads it, whole or not at all. Raises OSError."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            for block in client.images.get(tag).save(named=True):
+                file.write(block)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

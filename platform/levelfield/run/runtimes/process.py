@@ -1,0 +1,77 @@
+"""Runtimes `process` and `inside`: a rank is a process of this machine, in the framework's own Python environment.
+
+`inside` is for a machine that is a container already: the vendor's image has the framework, and nothing is made.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from levelfield.contracts.execution import NodeWork
+from levelfield.run.runtimes.environments import environment_in_use
+from levelfield.run.runtimes.ranks import LISTING, packages, rank_work, ranks_of
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+
+LISTING_SECONDS = 60.0
+
+
+class ProcessRuntime:
+    """Builds argv and environment of each rank; the environment itself is made by `environments`."""
+
+    name = "process"
+
+    def in_use(self, plan: Plan, say: Callable[[str], None]) -> AbstractContextManager[None]:
+        return environment_in_use(plan.environment, say)
+
+    def node(self, plan: Plan, paths: RunPaths, node_rank: int) -> NodeWork:
+        ranks = ranks_of(plan, node_rank)
+        work = (rank_work(plan, paths, rank, "127.0.0.1", plan.hardware.visible) for rank in ranks)
+        return NodeWork(node_rank, "127.0.0.1", tuple(work))
+
+    def output(self, plan: Plan, argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
+        done = subprocess.run(
+            list(argv), env={**inherited(), **environment}, capture_output=True, text=True, timeout=seconds, check=True
+        )
+        return done.stdout
+
+    def keep(self, plan: Plan, paths: RunPaths) -> None:
+        """Nothing beside what every run leaves."""
+
+    def identity(self, plan: Plan) -> dict[str, Any]:
+        try:
+            listed = packages(self.output(plan, [plan.environment.python, *LISTING], {}, LISTING_SECONDS))
+        except (OSError, subprocess.SubprocessError, ValueError):
+            return {"environment_packages": None}
+        return {"environment_packages": listed}
+
+
+class InsideRuntime(ProcessRuntime):
+    name = "inside"
+
+    def identity(self, plan: Plan) -> dict[str, Any]:
+        """Beside the packages, what shows that this is a container."""
+        signs = [path for path in ("/.dockerenv", "/run/.containerenv") if Path(path).exists()]
+        return {**super().identity(plan), "container": {"signs": signs}}
+
+
+def inherited(environment: dict[str, str] | None = None) -> dict[str, str]:
+    """The user's own variables, less those that would lead the training's Python astray or pose as a launcher's."""
+    given = dict(os.environ) if environment is None else environment
+    return {key: value for key, value in given.items() if key not in REMOVED_VARIABLES}
+
+
+REMOVED_VARIABLES = (
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "VIRTUAL_ENV",
+    "__PYVENV_LAUNCHER__",
+    "LEVELFIELD_BOOTSTRAPPED",
+    "GROUP_RANK",
+    "TORCHELASTIC_RUN_ID",
+)

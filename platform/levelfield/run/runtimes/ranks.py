@@ -1,0 +1,72 @@
+"""What one rank is started with, whatever it runs in."""
+
+from __future__ import annotations
+
+from levelfield.checkout import checkout
+from levelfield.contracts.execution import PORT_CHOSEN_AT_START, ProcessWork
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+
+# Prints the packages of the Python that runs it, as name==version; -I keeps the caller's variables out of it.
+LISTING = (
+    "-I",
+    "-c",
+    "from importlib.metadata import distributions as d; print(*sorted({f'{x.name}=={x.version}' for x in d()}))",
+)
+
+
+def ranks_of(plan: Plan, node_rank: int) -> range:
+    per_node = plan.hardware.devices_per_node
+    return range(node_rank * per_node, (node_rank + 1) * per_node)
+
+
+def rank_work(plan: Plan, paths: RunPaths, rank: int, address: str, visible: dict[str, str]) -> ProcessWork:
+    """The work of one rank: argv filled in, and all variables it gets. `address`: where rank 0 is reached."""
+    per_node = plan.hardware.devices_per_node
+    values = {
+        "python": plan.environment.python,
+        "folder": plan.implementation.folder,
+        "rank": rank,
+        "local_rank": rank % per_node,
+        "node_rank": rank // per_node,
+        "world_size": plan.world_size,
+    }
+    own = {key: text.format_map(values) for key, text in plan.implementation.environment.items()}
+    return ProcessWork(
+        rank=rank,
+        argv=tuple(text.format_map(values) for text in plan.implementation.argv),
+        environment={
+            **_place(plan, rank, address),
+            **_threads(plan),
+            **visible,
+            **own,
+            **plan.hardware.environment,
+            **plan.tuning.environment,
+        }
+        | {"LEVELFIELD_JOB": str(paths.job), "PYTHONPATH": str(checkout() / "platform")},
+        log=str(paths.logs / f"rank{rank}.log"),
+    )
+
+
+def _place(plan: Plan, rank: int, address: str) -> dict[str, str]:
+    per_node = plan.hardware.devices_per_node
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(plan.world_size),
+        "LOCAL_RANK": str(rank % per_node),
+        "LOCAL_WORLD_SIZE": str(per_node),
+        "NODE_RANK": str(rank // per_node),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": PORT_CHOSEN_AT_START,
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _threads(plan: Plan) -> dict[str, str]:
+    threads = plan.tuning.threads
+    return {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+
+
+def packages(listed: str) -> dict[str, str]:
+    """What LISTING printed, by name."""
+    return dict(item.split("==", 1) for item in listed.split())

@@ -1,0 +1,110 @@
+"""The wheels of an image: fetched once by pip of the host, with the user's own index and certificates, and kept.
+
+A build then needs no network, and `--offline` works from what is here. The folder's name is the digest of what was
+asked for; `wheels.json`, written last, lists what came with its sha256.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from levelfield.errors import RunFailed
+from levelfield.plan.image_recipe import PIP_REQUIREMENT
+from levelfield.plan.interpreters import find_interpreter
+from levelfield.rundir.directory import write_atomically
+from levelfield.specs.container import ImagePlan
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Wheels:
+    """folder: where they lie; files: each with its sha256."""
+
+    folder: Path
+    files: dict[str, str]
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "levelfield"
+
+
+def wheels_of(image: ImagePlan, offline: bool, say: Say) -> Wheels:
+    """All wheels that the image's requirements come to. Raises RunFailed when they cannot be had, UsageError when no
+    interpreter of the image's version is here to choose them."""
+    if not image.requirements:
+        return Wheels(Path(), {})
+    wanted = "\n".join((image.base.python_version, platform.machine(), PIP_REQUIREMENT, *image.requirements))
+    folder = cache_folder() / "wheels" / hashlib.sha256(wanted.encode()).hexdigest()[:16]
+    found = _listed(folder)
+    if found is None:
+        if offline:
+            raise RunFailed(
+                f"--offline, and the wheels of {image.name} were never fetched (expected them in "
+                f"{folder}). Fetch them once without --offline: `image build`"
+            )
+        found = _fetch(image, folder, say)
+    return Wheels(folder, found)
+
+
+def verify(wheels: Wheels) -> None:
+    """Raises RunFailed when a wheel is missing or not what was fetched."""
+    for name, expected in wheels.files.items():
+        path = wheels.folder / name
+        found = _sha256(path) if path.is_file() else "nothing"
+        if found != expected:
+            raise RunFailed(
+                f"{path}: found {found[:12]}, expected sha256 {expected[:12]}. Remove the folder "
+                "and run again to fetch it anew"
+            )
+
+
+def _fetch(image: ImagePlan, folder: Path, say: Say) -> dict[str, str]:
+    """Fetch, or wait for another run that does."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return _listed(folder) or _ask_pip(image, folder, say)
+    except OSError as error:
+        raise RunFailed(f"{folder}: {error.strerror}") from None
+
+
+def _ask_pip(image: ImagePlan, folder: Path, say: Say) -> dict[str, str]:
+    """`pip wheel`, as some requirements are published as sources only."""
+    version = image.base.python_version
+    say(f"fetching the wheels of {image.name} for Python {version}: {', '.join(image.requirements)}")
+    interpreter = find_interpreter(f"=={version}.*")
+    argv = [sys.executable, "-m", "pip", "--python", interpreter.python, "wheel", "--disable-pip-version-check"]
+    argv += ["--quiet", "--wheel-dir", str(folder), PIP_REQUIREMENT, *image.requirements]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    if done.returncode:
+        lines = [x for x in done.stderr.splitlines() if x.strip() and not x.startswith("WARNING")]
+        raise RunFailed("pip could not fetch the wheels\n  " + "\n  ".join(lines[-5:]))
+    files = {path.name: _sha256(path) for path in sorted(folder.glob("*.whl"))}
+    write_atomically(folder / "wheels.json", json.dumps(files, indent=2) + "\n")
+    return files
+
+
+def _listed(folder: Path) -> dict[str, str] | None:
+    try:
+        return dict(json.loads((folder / "wheels.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()

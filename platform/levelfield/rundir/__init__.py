@@ -1,0 +1,1 @@
+"""The files of a run directory: made, written, read back and followed."""

@@ -1,0 +1,85 @@
+"""The run directory: made once, inputs written whole, status replaced atomically."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from levelfield.checkout import checkout
+from levelfield.errors import UnknownName, UsageError
+from levelfield.specs.base import load
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+
+
+def default_runs() -> Path:
+    return Path(os.environ.get("LEVELFIELD_RUNS") or checkout() / "runs")
+
+
+def new_run_id(case: str, framework: str, vendor: str, now: datetime | None = None) -> str:
+    """<utc>_<case>_<framework>_<vendor>_<id>; the id keeps two runs of one second apart."""
+    stamp = (now or datetime.now(timezone.utc)).strftime("%Y%m%dT%H%M%SZ")
+    return f"{stamp}_{case}_{framework}_{vendor}_{os.urandom(3).hex()}"
+
+
+def create(runs: Path, run_id: str) -> RunPaths:
+    """Make the directory of a new run and show that it can be written. Raises UsageError that says what is wrong."""
+    paths = RunPaths(runs.absolute() / run_id)
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        paths.root.mkdir()
+        paths.events.mkdir()
+        paths.logs.mkdir()
+        write_status(paths, "made", "not-run")
+    except OSError as error:
+        raise UsageError(
+            f"not-run: the run directory {paths.root} cannot be written: {error.strerror}. Name another with --runs"
+        ) from None
+    return paths
+
+
+def find_run(runs: Path, name: str) -> RunPaths:
+    """A run by its path, its id, or a part of its id that only one run has. Raises UnknownName or UsageError."""
+    given = Path(name)
+    if (given / "plan.json").is_file():
+        return RunPaths(given.resolve())
+    known = sorted(p.parent.name for p in runs.glob("*/plan.json"))
+    if name == "latest" and known:
+        return RunPaths((runs / known[-1]).resolve())
+    matching = [k for k in known if name in k]
+    if len(matching) > 1:
+        raise UsageError(f"run '{name}' fits {len(matching)} runs: {', '.join(matching[:4])}; give more of the id")
+    if not matching:
+        raise UnknownName("run", name, known[-20:], hint=f"Runs lie in {runs}; 'latest' is the newest.")
+    return RunPaths((runs / matching[0]).resolve())
+
+
+def read_plan(paths: RunPaths) -> Plan:
+    return load(Plan, paths.plan)
+
+
+def write_status(paths: RunPaths, phase: str, state: str, **more: Any) -> None:
+    """phase: made, environment, running, collecting, done; state: a word for results, or `running`."""
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    write_atomically(paths.status, json.dumps({"phase": phase, "state": state, "time": now, **more}, indent=2) + "\n")
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace `path` by `text` as one step: a reader sees the old content or the new one, never a part."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

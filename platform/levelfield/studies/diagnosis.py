@@ -1,0 +1,141 @@
+"""Where two frameworks part: the first step and, in it, the first tensor that differs beyond rounding.
+
+A probe trains both in one process up to a step and compares what that step made (measure/tensors.py). The step is
+searched by halves between one where all agrees and one where something differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+from levelfield.catalog.registry import Registry
+from levelfield.corpus import CorpusFacts
+from levelfield.errors import RunFailed
+from levelfield.measure.tensors import TensorDifference, compare_step
+from levelfield.plan.peak import Measured
+from levelfield.plan.resolve import Asked
+from levelfield.run import scheduler
+from levelfield.run.runner import Listener
+from levelfield.rundir.raw_files import Raw, read_raw
+from levelfield.specs.case import Scale
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+from levelfield.specs.tuning import TuningChoice
+from levelfield.worker.parameters import list_parameters
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two trainings: a case string for one process, its free choices, its interpreter if one was given."""
+
+    text: str
+    choice: TuningChoice
+    python: str | None = None
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One step of both. inputs: what differs before anything is computed, as sentences; tensors: in order."""
+
+    step: int
+    inputs: tuple[str, ...]
+    tensors: tuple[TensorDifference, ...]
+
+    @property
+    def agrees(self) -> bool:
+        return not self.inputs and not any(tensor.differs for tensor in self.tensors)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to train, and where the short runs go. Raises RunFailed when one of them does not reach its step."""
+
+    registry: Registry
+    found: Side
+    expected: Side
+    scale: Scale
+    corpus: CorpusFacts | None
+    folder: Path
+    listener: Listener
+    probes: dict[int, Probe] = field(default_factory=dict)
+
+    def probe(self, step: int) -> Probe:
+        if step not in self.probes:
+            self.listener.say(f"step {step}: training {self.found.text} and {self.expected.text}")
+            plan, ours = self._train(self.found, step)
+            _, theirs = self._train(self.expected, step)
+            training = plan.work.training
+            model = SimpleNamespace(**plan.work.model.model_dump())
+            names = list(list_parameters(model, training.sequence_length))
+            tensors = compare_step(ours.capture, theirs.capture, names, training.precision)
+            self.probes[step] = Probe(step, tuple(_inputs(read_raw(ours), read_raw(theirs), step)), tuple(tensors))
+        return self.probes[step]
+
+    def _train(self, side: Side, step: int) -> tuple[Plan, RunPaths]:
+        asked = Asked(scale=self.scale, choice=side.choice, python=side.python, capture_step=step)
+        (job,) = scheduler.jobs(self.registry, [scheduler.Entry(side.text, asked)], 1, self.corpus)
+
+        def plan_with(measured: Measured) -> Plan:
+            return shortened(job.plan_with(measured), step)
+
+        short = scheduler.Job(plan_with, job.vendor, lambda plan: None)
+        (result,) = scheduler.run_all(iter([short]), self.folder, self.listener)
+        paths = RunPaths(self.folder.absolute() / result.run_id)
+        if result.status.word in ("failed", "unsupported", "not-run"):
+            raise RunFailed(f"{side.text} up to step {step}: {result.status.word}: {result.status.evidence}")
+        return plan_with(Measured()), paths
+
+
+def shortened(plan: Plan, step: int) -> Plan:
+    """The same training, ended after `step`; one more, as a window lies behind a warm-up of at least one step."""
+    work = plan.work
+    end = step + 1
+    short = work.model_copy(
+        update={
+            "training": work.training.model_copy(update={"steps": end}),
+            "window": work.window.model_copy(update={"first_step": end, "last_step": end}),
+            "acceptance": work.acceptance.model_copy(update={"tail_steps": 1}),
+            "evidence": work.evidence.model_copy(update={"gradient_steps": ()}),
+        }
+    )
+    return plan.model_copy(update={"work": short, "work_digest": short.fingerprint()})
+
+
+def first_difference(question: Question, suspect: int) -> Probe | None:
+    """The earliest step in which something differs, of 1 to `suspect`; None when all agrees even there.
+
+    It is the earliest if a difference, once there, stays: training does not forget.
+    """
+    low, high = 0, question.probe(1)
+    if not high.agrees:
+        return high
+    low, high = 1, question.probe(suspect)
+    if high.agrees:
+        return None
+    while high.step - low > 1:
+        middle = question.probe((low + high.step) // 2)
+        if middle.agrees:
+            low = middle.step
+        else:
+            high = middle
+    return high
+
+
+def _inputs(found: Raw, expected: Raw, step: int) -> Iterator[str]:
+    """Initial weights and tokens, by their checksums."""
+    ours = {w.name: w.checksum for w in found.weights}
+    theirs = {w.name: w.checksum for w in expected.weights}
+    for name in sorted({*ours, *theirs}, key=list({**theirs, **ours}).index):
+        if ours.get(name) != theirs.get(name):
+            yield f"the initial weights of {name}"
+    read, expected_read = _tokens(found), _tokens(expected)
+    for number in range(1, step + 1):
+        if read.get(number) != expected_read.get(number):
+            yield f"the tokens of step {number}"
+
+
+def _tokens(raw: Raw) -> dict[int, int | None]:
+    return {r.step: r.tokens_checksum for r in raw.steps}

@@ -1,0 +1,114 @@
+"""The cases that ship, and what a smoke block may and may not say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from levelfield.catalog.registry import Registry
+from levelfield.errors import DocumentError
+from levelfield.measure.parameters import parameters
+from levelfield.specs.base import load
+from levelfield.specs.case import Case
+from plans import ROOT
+from test_documents import written
+
+NAMES = sorted(p.stem for p in (ROOT / "configs/cases").glob("*.yaml"))
+
+
+def case(name: str) -> Case:
+    return Registry().case(name)
+
+
+def test_the_cases_of_the_reports_are_there() -> None:
+    wanted = {"gpt3_6.7B", "gpt3_13B", "llama3_8b", "flagperf_llama3_8b", "gpt2_small", "gpt2_medium"}
+    assert wanted <= set(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("gpt3_6.7B", 6.66),
+        ("gpt3_13B", 12.85),
+        ("llama3_8b", 8.03),
+        ("flagperf_llama3_8b", 7.54),
+        ("gpt2_small", 0.124),
+        ("gpt2_small_b8", 0.124),
+        ("oneflow_1536x16_b2", 0.534),
+        ("oneflow_768x12_b8", 0.1255),
+        ("oneflow_2304x24_b512", 1.651),
+        ("oneflow_3072x32_b16", 3.787),
+        ("llama3_70b", 70.55),
+    ],
+)
+def test_a_full_case_has_the_parameters_of_its_name(name: str, billions: float) -> None:
+    work = case(name).work("full")
+    assert parameters(work.model, work.training.sequence_length).total / 1e9 == pytest.approx(billions, rel=0.006)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_smoke_scale_is_the_same_architecture_with_less_of_it(name: str) -> None:
+    full, smoke = case(name).work("full"), case(name).work("smoke")
+    sizes = {"layers", "hidden_size", "ffn_hidden_size", "heads", "kv_heads", "vocab_size"}
+    random = {"hidden_dropout", "attention_dropout"}
+    kept = {k: v for k, v in full.model.model_dump().items() if k not in sizes | random}
+    assert smoke.model.model_dump().items() >= kept.items()
+    assert all(getattr(smoke.model, k) <= getattr(full.model, k) for k in sizes)
+    assert smoke.model.hidden_dropout == smoke.model.attention_dropout == 0
+    assert smoke.training.optimizer.name == full.training.optimizer.name
+    assert smoke.training.precision == "fp32"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_smoke_scale_ends_soon_and_shows_learning(name: str) -> None:
+    smoke = case(name).work("smoke")
+    tokens = smoke.training.steps * smoke.training.tokens_per_step
+    count = parameters(smoke.model, smoke.training.sequence_length).total
+    assert 6 * count * tokens < 2e13  # two processor cores do that within about two minutes
+    assert smoke.training.schedule.decay_steps <= smoke.training.steps
+    assert smoke.acceptance.final_loss_below_fraction <= 0.6
+    assert smoke.window.last_step - smoke.window.first_step >= 20
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"smoke.model": {"layer": 1}}, "at scale smoke: model.layer: Extra inputs are not permitted"),
+        ({"smoke.model": {"layers": 0}}, "at scale smoke: model.layers: Input should be greater than or equal to 1"),
+        (
+            {"smoke.model": {"heads": 5}},
+            "at scale smoke: model: Value error, hidden_size 16 is not divisible by heads 5",
+        ),
+        ({"smoke.training": {"optimizer": {"beta3": 1}}}, "at scale smoke: training.optimizer.beta3: Extra inputs"),
+        ({"smoke.training": {"steps": 5}}, "at scale smoke: work: Value error, window 3..12 does not lie within the 5"),
+        (
+            {"smoke.data": {"alphabet": 65}},
+            "at scale smoke: work: Value error, data.alphabet 65 is above vocab_size 64",
+        ),
+        (
+            {"smoke.acceptance": {"tail_steps": 12}},
+            "at scale smoke: work: Value error, acceptance.tail_steps 12 is not",
+        ),
+        ({"window.last_step": 25}, "at scale full: work: Value error, window 3..25 does not lie within the 24 steps"),
+        (
+            {"smoke.tuning": {"micro_batch": 1}},
+            "smoke: unknown key ['tuning']; known: ['acceptance', 'data', 'evidence', 'limits'",
+        ),
+        ({"smoke.model": 3}, "key 'smoke.model': found 3, expected: input should be a valid dictionary"),
+    ],
+)
+def test_a_smoke_block_that_makes_no_work_is_refused_by_scale_and_key(
+    tmp_path: Path, change: dict[str, Any], says: str
+) -> None:
+    path = written(tmp_path, change)
+    with pytest.raises(DocumentError) as caught:
+        load(Case, path)
+    assert str(path) in str(caught.value) and says in str(caught.value)
+
+
+def test_smoke_changes_single_keys_and_leaves_their_neighbours(tmp_path: Path) -> None:
+    found = load(Case, written(tmp_path, {"smoke.training": {"steps": 12, "optimizer": {"beta1": 0.8}}}))
+    smoke = found.work("smoke")
+    assert (smoke.training.optimizer.beta1, smoke.training.optimizer.beta2) == (0.8, 0.95)
+    assert found.work("full").training.optimizer.beta1 == 0.9

@@ -1,0 +1,104 @@
+"""The table of what works where: from declarations and recorded runs, and what a changed record does to it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from levelfield.catalog.registry import Registry
+from levelfield.catalog.support import LAYOUTS, kind_of, rows, table
+from levelfield.errors import DocumentError
+from levelfield.specs.base import dump
+from levelfield.specs.layout import Layout
+from levelfield.specs.tested import Difference, LayoutRuns, Run
+
+FAKE = Path(__file__).parents[1] / "plugins" / "models" / "fake"
+RIGHT = Difference(
+    first_loss=0.0, loss=2e-7, grad_norm=1e-5, parameter_norm=1e-5, total_norm=1e-7, same_weights=True, same_tokens=True
+)
+
+
+def run_of(layout: str = "DP2", difference: Difference | None = RIGHT, precision: str = "fp32") -> Run:
+    place = {"DP2": Layout(data=2), "TP2": Layout(tensor=2)}[layout]
+    return Run(name=layout, family="gpt", precision=precision, layout=place, steps=40, difference=difference)
+
+
+def cells(folder: Path, *runs: Run, precision: str = "fp32") -> dict[str, str]:
+    """The row of GPT of the implementation `fake` with these runs recorded."""
+    home = folder / "models" / "fake"
+    shutil.copytree(FAKE, home)
+    if runs:
+        tested = LayoutRuns(
+            framework="fake", version="1.2.3", device_kind="cpu", date="2026-01-01", machine="a machine", runs=runs
+        )
+        (home / "tested.json").write_text(dump(tested))
+    found = [row for row in rows(Registry([folder])) if row.framework == "fake"]
+    return next(row.cells for row in found if (row.family, row.precision) == ("gpt", precision))
+
+
+def test_without_a_record_nothing_is_tested(tmp_path):
+    assert set(cells(tmp_path).values()) == {"written"}
+
+
+def test_a_passed_run_makes_its_own_cell_tested_and_no_other(tmp_path):
+    found = cells(tmp_path, run_of())
+    assert {key for key, state in found.items() if state == "tested"} == {"DP"}
+
+
+def test_what_only_an_accelerator_offers_needs_the_chip(tmp_path):
+    assert set(cells(tmp_path, run_of(), precision="fp16").values()) == {"chip"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"loss": 2e-5},
+        {"first_loss": 2e-6},
+        {"grad_norm": 2e-4},
+        {"parameter_norm": 2e-4},
+        {"total_norm": 2e-5},
+        {"loss": None},
+        {"parameter_norm": None},
+        {"same_weights": False},
+        {"same_tokens": False},
+    ],
+    ids=str,
+)
+def test_one_run_that_does_not_pass_is_said(change, tmp_path):
+    wrong = run_of(difference=RIGHT.model_copy(update=change))
+    assert cells(tmp_path, run_of(), wrong)["DP"] == "fails"
+
+
+def test_a_run_that_did_not_end_is_said(tmp_path):
+    assert cells(tmp_path, run_of("TP2", difference=None))["TP"] == "fails"
+
+
+def test_sixteen_bits_are_held_to_their_own_limits():
+    coarse = RIGHT.model_copy(update={"first_loss": 1e-4, "loss": 1e-3, "grad_norm": 0.02, "parameter_norm": 0.5})
+    assert coarse.within("bf16") and not coarse.within("fp32")
+    assert not coarse.model_copy(update={"loss": 6e-3}).within("bf16")
+
+
+def test_a_damaged_record_is_named(tmp_path):
+    home = tmp_path / "models" / "fake"
+    shutil.copytree(FAKE, home)
+    (home / "tested.json").write_text(json.dumps({"schema": "levelfield.tested/1", "runs": []}))
+    with pytest.raises(DocumentError, match=r"tested\.json"):
+        list(rows(Registry([tmp_path])))
+
+
+def test_kinds_of_layouts():
+    zero = {"data": 2, "sharding_degree": 2}
+    assert kind_of(Layout()) == "one"
+    assert kind_of(Layout(**zero, sharding_stage=3)) == "Z3"
+    assert kind_of(Layout(tensor=2, sequence_parallel=True)) == "TP+SP"
+    assert kind_of(Layout(pipeline=2, tensor=2)) == "TPxPP"
+    assert kind_of(Layout(**zero, sharding_stage=1, tensor=2)) is None  # no column says so much
+
+
+def test_the_table_fits_80_columns():
+    lines = table(list(rows(Registry())))
+    assert max(map(len, lines)) <= 80
+    assert all(key in lines[0] for key in LAYOUTS)

@@ -1,0 +1,340 @@
+"""The command line: help that teaches, exit codes that mean something, and never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+from levelfield.cli import listing_command
+from levelfield.cli.arguments import COMMANDS, size_in_bytes
+from levelfield.cli.main import main
+from levelfield.run.runner import finish
+from levelfield.specs.paths import RunPaths
+from plans import PLUGINS, ROOT
+from recorded_runs import break_off, fail
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """command(*arguments): run the command line in this process, with the tests' plugins and a folder for runs."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("LEVELFIELD_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("FAKE_DEVICES", "2")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("LEVELFIELD_DEBUG", raising=False)
+
+    def run(*arguments: object) -> Done:
+        capsys.readouterr()
+        try:
+            code = main([*map(str, arguments), "--plugins", str(PLUGINS)] if arguments else [])
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return Done(code, out, err)
+
+    return run
+
+
+def too_long(text: str) -> list[str]:
+    return [line for line in text.splitlines() if len(line) > 80]
+
+
+# -- help and usage
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--help"],
+        *([name, "--help"] for name in COMMANDS),
+        ["data", "prepare", "--help"],
+        ["data", "check", "--help"],
+    ],
+)
+def test_help_ends_well_and_fits_eighty_columns(command: Command, arguments: list[str]) -> None:
+    done = command(*arguments)
+    assert (done.code, done.err) == (0, "") and done.out.startswith("usage: run_benchmarks.py")
+    assert too_long(done.out) == []
+
+
+def test_every_command_is_in_the_help(command: Command) -> None:
+    text = command("--help").out
+    assert all(f"  {name} " in text for name in COMMANDS if name != "run")
+
+
+def test_the_version_is_said(command: Command) -> None:
+    assert command("--version").out == "levelfield 0.1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--colour"], "unrecognized arguments: --colour"),
+        (["list", "--colour"], "unrecognized arguments: --colour"),
+        (["list", "birds"], "invalid choice: 'birds'"),
+        (["--case", "tiny:fake", "--scale", "huge"], "invalid choice: 'huge'"),
+        (["--case"], "expected one argument"),
+        (["report"], "the following arguments are required: run"),
+        (["data"], "the following arguments are required: action"),
+        (["--quiet"], "nothing to run: give --case CASE:FRAMEWORK or --suite NAME"),
+        (["--case", "tinny:fake"], "unknown case 'tinny'; nearest: tiny"),
+        (["--case", "tiny:fack"], "unknown framework 'fack'; nearest: fake"),
+        (["--case", "tiny:fake:F3"], "unknown vendor or chip 'F3'; nearest: F"),
+        (["--suite", "pears"], "unknown suite 'pears'; nearest: pair"),
+        (["--suite", "absent.yaml"], "absent.yaml: cannot be read: No such file"),
+        (["--case", "tiny"], "found 1 parts, expected case:framework"),
+        (["--case", "tiny:fake", "--layout", "XX"], "layout 'XX' is in no known notation"),
+        (
+            ["--case", "tiny:fake", "--layout", "TP2", "--micro-batch", "3"],
+            "8 is not a multiple of 3 nearest possible: ",
+        ),
+        (["--case", "tiny:fake", "--micro-batch", "0"], "command line: key 'micro_batch': found 0, expected"),
+        (["--case", "tiny:fake", "--threads", "x"], "invalid int value: 'x'"),
+        (["--case", "tiny:fake", "--env", "A"], "--env: found 'A', expected NAME=VALUE"),
+        (["--case", "tiny:fake", "--repeat", "0"], "--repeat: found 0, expected 1 or more"),
+        (["--case", "tiny:fake", "--python", "/no/python"], "--python /no/python: found no interpreter there"),
+        (["--case", "tiny:fake", "--data", "/no/corpus"], "/no/corpus"),
+        (["--case", "gpt3_6.7B:fake:F1:1:2", "--scale", "full"], "6,658,596,864 parameters"),
+        (["show", "tinny"], "unknown case 'tinny'; nearest: tiny"),
+        (["report", "yesterday"], "unknown run 'yesterday'"),
+        (["collect", "yesterday"], "unknown run 'yesterday'"),
+        (["export", "tinny", "--format", "hf", "--output", "x"], "unknown case 'tinny'"),
+        (["list", "--plugins", "/no/folder"], "--plugins /no/folder: no such folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_usage_is_exit_code_2_and_a_sentence(command: Command, arguments: list[str], says: str) -> None:
+    done = command(*arguments)
+    assert done.code == 2 and says in " ".join(done.err.split()) and done.out == ""
+
+
+def test_no_wrong_usage_leaves_a_run_directory(command: Command, tmp_path: Path) -> None:
+    for arguments in (["--layout", "DP3"], ["--python", "/no/python"], ["--data", "/no/corpus"]):
+        command("--case", "tiny:fake", *arguments)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_all_work_is_checked_before_the_first_run_starts(command: Command, tmp_path: Path) -> None:
+    done = command("--case", "tiny:fake", "--case", "tiny:fake:F1:1:3", "--python", sys.executable)
+    assert done.code == 2 and "3 x F1 (vendor fake) asked for, 2 found here" in " ".join(done.err.split())
+    assert not (tmp_path / "runs").exists()
+
+
+# -- list and show
+
+
+def test_list_names_everything_in_eighty_columns(command: Command) -> None:
+    done = command("list")
+    assert done.code == 0 and too_long(done.out) == []
+    for name in (
+        "gpt3_6.7B",
+        "tiny",
+        "torch",
+        "fake",
+        "nvidia",
+        "A100-SXM4-80GB",
+        "F1",
+        "pair",
+        "2 (Fake F1 8GB)",
+    ):
+        assert name in done.out
+
+
+@pytest.mark.parametrize("kind", ["cases", "frameworks", "vendors", "chips", "suites", "published", "runs"])
+def test_a_kind_is_listed_for_programs_too(command: Command, kind: str) -> None:
+    rows = json.loads(command("list", kind, "--json").out)[kind]
+    assert isinstance(rows, list) and all(row["name"] and row["says"] for row in rows)
+    assert command("list", kind).code == 0
+
+
+def test_runs_are_listed_with_their_state(command: Command, run: RunPaths) -> None:
+    finish(run)
+    assert f"{run.root.name}  done: valid" in command("list", "runs").out
+
+
+def test_show_gives_the_whole_case_at_both_scales(command: Command) -> None:
+    shown = yaml.safe_load(command("show", "tiny").out)
+    assert shown["full"]["training"]["steps"] == 24 and shown["smoke"]["training"]["steps"] == 12
+    assert shown["smoke"]["model"] == shown["full"]["model"] and shown["smoke"]["default_tuning"]["micro_batch"] == 4
+    assert json.loads(command("show", "tiny", "--json").out) == shown
+    assert "full" not in json.loads(command("show", "tiny", "--json", "--scale", "smoke").out)
+
+
+# -- dry run
+
+
+def test_a_dry_run_shows_everything_and_makes_nothing(command: Command, tmp_path: Path) -> None:
+    done = command("--case", "tiny:fake_2.0:F1:1:2", "--scale", "smoke", "--dry-run", "--env", "A=b c")
+    assert done.code == 0 and not (tmp_path / "runs").exists()
+    for said in (
+        "tiny (smoke: asked for with --scale smoke)",
+        "1 x 2 F1 (Fake F1 8GB)",
+        "DP2TP1PP1  (default: data parallel over all devices)",
+        "micro_batch  2  (vendor fake: two dies)",
+        "virtual_pipeline 1  (default)",
+        "fake 2.0 was asked for; the implementation is pinned to 1.2.3",
+        "A='b c'",
+        "FAKE_VISIBLE_DEVICES=0,1",
+        "RANK=1",
+        "models/fake/train.py",
+        "would be made",
+    ):
+        assert said in done.out
+
+
+def test_a_dry_run_is_readable_for_programs(command: Command) -> None:
+    arguments = ("--case", "tiny:fake:F1", "--suite", "pair", "--repeat", 2, "--dry-run", "--json")
+    found = json.loads(command(*arguments).out)
+    assert [entry["plan"]["repeat"] for entry in found] == [1, 2] * 3
+    assert [entry["plan"]["tuning"]["micro_batch"] for entry in found[2:]] == [2, 2, 1, 1]
+    first = found[0]
+    assert len(first["request"]["nodes"][0]["processes"]) == first["plan"]["hardware"]["devices_per_node"] == 2
+    assert first["job"]["schema"] == "levelfield.job/1"
+
+
+def test_a_vendors_own_python_is_named_where_the_framework_comes_with_it(command: Command) -> None:
+    shown = " ".join(command("--case", "gpt3_6.7B:torch:ascend:1:2", "--dry-run").out.split())
+    assert "reached as device npu, backend hccl, importing torch_npu" in shown
+    assert "environment the vendor's own: python3, as it is" in shown
+
+
+def test_a_dry_run_in_containers_shows_what_each_is_given(command: Command) -> None:
+    done = command("--case", "gpt3_6.7B:torch:ascend:1:2", "--dry-run", "--runtime", "docker", "--base-image", "mine:1")
+    shown = " ".join(done.out.split())
+    assert done.code == 0 and "environment image levelfield/torch-ascend on mine:1" in shown
+    assert "'/dev/davinci0', '/dev/davinci1', '/dev/davinci_manager'" in shown and "davinci2" not in shown
+    assert "ro /usr/local/Ascend/driver" in shown and "ulimits: {'memlock': -1}" in shown
+    assert "network none, no memory limit" in shown and "ASCEND_RT_VISIBLE_DEVICES" not in shown
+
+
+@pytest.mark.parametrize("option", [("--offline",), ("--base-image", "x"), ("--container-memory", "8G")])
+def test_options_of_containers_are_refused_elsewhere(option: tuple[str, ...], command: Command) -> None:
+    done = command("--case", "tiny:fake:F1", *option)
+    assert done.code == 2 and f"{option[0]}: of use with --runtime docker only" in done.err
+
+
+@pytest.mark.parametrize("size", ["8", "8k", "8M", "8gb"])
+def test_sizes_are_read_as_engines_write_them(size: str) -> None:
+    assert size_in_bytes(size) == {"8": 8, "8k": 8 * 2**10, "8M": 8 * 2**20, "8gb": 8 * 2**30}[size]
+
+
+@pytest.mark.parametrize("size", ["", "G", "-8G", "8T", "8.5G", "8 G B"])
+def test_other_sizes_are_refused(size: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="expected a size such as 512M or 8G"):
+        size_in_bytes(size)
+
+
+def test_hardware_that_is_not_here_can_be_looked_at(command: Command) -> None:
+    done = command("--case", "gpt3_6.7B:torch:A100:1:8", "--dry-run")
+    assert done.code == 0 and "ASSUMED: these devices are not here" in done.out
+    assert "FlagPerf's fastest row for 8 x 80 GB" in " ".join(done.out.split())
+
+
+def test_the_command_line_wins_over_a_suite(command: Command) -> None:
+    found = json.loads(command("--suite", "pair", "--micro-batch", 4, "--scale", "smoke", "--dry-run", "--json").out)
+    assert [(e["plan"]["scale"], e["plan"]["tuning"]["micro_batch"]) for e in found] == [("smoke", 4), ("smoke", 4)]
+
+
+# -- report and collect
+
+
+@pytest.mark.parametrize("form", ["table", "markdown", "csv", "json"])
+def test_a_run_is_reported_in_every_form(command: Command, run: RunPaths, form: str) -> None:
+    done = command("report", "latest", "--format", form)
+    assert done.code == 0 and "tiny" in done.out
+    both = command("report", "latest", "abcdef", "--format", form)
+    assert both.code == 0 and both.out.count("tiny") > 1
+
+
+def test_a_report_goes_into_a_file(command: Command, run: RunPaths, tmp_path: Path) -> None:
+    done = command("report", "latest", "--format", "json", "--output", tmp_path / "out.json")
+    assert (done.code, done.out) == (0, "") and json.loads((tmp_path / "out.json").read_text())[0]["case"] == "tiny"
+
+
+def test_a_report_that_cannot_be_written_names_the_place(command: Command, run: RunPaths) -> None:
+    done = command("report", "latest", "--output", "/no/folder/out.md")
+    assert done == Done(
+        2, "", "levelfield: error: --output /no/folder/out.md: cannot be written: No such file or directory\n"
+    )
+
+
+def test_a_failed_run_is_reported_like_any_other(command: Command, run: RunPaths) -> None:
+    break_off(run, 7)
+    fail(run, cause="interrupted")
+    assert "failed (interrupted)" in command("report", "latest").out
+
+
+def test_collect_makes_the_result_again_and_check_finds_an_edit(command: Command, run: RunPaths) -> None:
+    assert command("collect", "latest").out == f"{run.root.name}: valid\n"
+    whole = run.result.read_bytes(), run.report.read_bytes()
+    assert command("collect", "latest", "--check").code == 0
+    run.result.write_bytes(whole[0].replace(b'"steps_done": 12', b'"steps_done": 13'))
+    refused = command("collect", "latest", "--check")
+    assert refused.code == 4 and str(run.result) in refused.err
+    run.report.unlink()
+    assert command("collect", run.root).code == 0
+    assert (run.result.read_bytes(), run.report.read_bytes()) == whole
+
+
+def test_check_without_a_result_is_refused_and_writes_nothing(command: Command, run: RunPaths) -> None:
+    assert command("collect", "latest", "--check").code == 4 and not run.result.exists()
+
+
+# -- faults
+
+
+def test_a_fault_of_the_platform_is_exit_code_5_without_a_traceback(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def explode(options: object) -> int:
+        raise RuntimeError("two and two are five")
+
+    monkeypatch.setattr(listing_command, "execute", explode)
+    done = command("list")
+    assert done.code == 5 and "RuntimeError: two and two are five" in done.err and "LEVELFIELD_DEBUG=1" in done.err
+    monkeypatch.setenv("LEVELFIELD_DEBUG", "1")
+    with pytest.raises(RuntimeError):
+        main(["list"])
+
+
+def test_an_interrupt_is_exit_code_130(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(options: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(listing_command, "execute", interrupt)
+    assert command("list") == Done(130, "", "levelfield: error: interrupted\n")
+
+
+def test_an_unwritable_runs_folder_is_said_before_anything_runs(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = command("--case", "tiny:fake", "--python", sys.executable, "--runs", tmp_path / "file")
+    assert done.code == 2 and "not-run: the run directory" in " ".join(done.err.split())
+
+
+def test_a_reader_that_leaves_is_no_fault(tmp_path: Path) -> None:
+    environment = {**os.environ, "LEVELFIELD_NO_BOOTSTRAP": "1", "PYTHONUNBUFFERED": "1"}
+    argv = [sys.executable, str(ROOT / "run_benchmarks.py"), "show", "gpt3_6.7B"]
+    with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        error = process.stderr.read()
+        assert (process.wait(60), error) == (0, "")

@@ -1,0 +1,189 @@
+"""References: made from valid runs only, stale when their case changes, and what runs are held against."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from levelfield.cli.main import main
+from levelfield.errors import GateFailed, UsageError
+from levelfield.judge.collector import collect
+from levelfield.judge.promotion import promoted, reference_from, with_noise
+from levelfield.measure.gradients import gradient_norms, gradient_reasons
+from levelfield.measure.parameters import parameter_shapes
+from levelfield.measure.records import GradientShare, StepRecord
+from levelfield.rundir.directory import read_plan, write_atomically
+from levelfield.specs.base import dump
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.reference import Reference
+from recorded_runs import change_steps, edit
+
+
+@pytest.fixture(autouse=True)
+def with_gradients(run: RunPaths) -> None:
+    """Both ranks report half of each parameter's square at step 1, as data-parallel replicas do."""
+    plan = read_plan(run)
+    names = list(parameter_shapes(plan.work.model, plan.work.training.sequence_length))
+    for rank in range(2):
+        event = {"event": "gradients", "step": 1, "squares": {name: 0.5 / len(names) for name in names}}
+        edit(run.events / f"rank{rank}.jsonl", lambda events, event=event: [*events[:3], event, *events[3:]])
+
+
+@pytest.fixture
+def reference(run: RunPaths, twin: RunPaths) -> Reference:
+    """The run as a reference that knows the noise of another run."""
+    return with_noise(reference_from(run, "the test's"), twin)
+
+
+@pytest.fixture
+def twin(run: RunPaths, tmp_path: Path) -> RunPaths:
+    """Another run of the same, a millionth apart."""
+    other = RunPaths(Path(shutil.copytree(run.root, tmp_path / "runs" / "20260102T030406Z_tiny_fake_fake_twin00")))
+    scale_losses(other, 1 + 1e-6)
+    return other
+
+
+def scale_losses(run: RunPaths, factor: float, first: int = 1) -> None:
+    def change(event):
+        event["loss"] *= factor if event["step"] >= first else 1
+
+    for rank in range(2):
+        change_steps(run, change, rank)
+
+
+def verdict(run: RunPaths, reference: Reference):
+    write_atomically(run.reference, dump(reference))
+    return collect(run).alignment
+
+
+def test_a_run_is_aligned_with_itself_and_within_the_noise(run, twin, reference):
+    assert verdict(run, reference).verdict == "aligned"
+    found = verdict(twin, reference)
+    assert (found.verdict, len(found.layers)) == ("aligned", 4) and "4 times" in found.limits
+
+
+@pytest.mark.parametrize(("factor", "first", "word"), [(1.003, 1, "different"), (1.003, 8, "diverged")])
+def test_a_bias_is_caught(twin, reference, factor, first, word):
+    scale_losses(twin, factor, first)
+    assert verdict(twin, reference).verdict == word
+
+
+def test_doubled_gradients_are_caught_where_the_loss_is_blind(twin, reference):
+    def double(events):
+        for event in events:
+            if event["event"] == "gradients":
+                event["squares"] = {name: 4 * square for name, square in event["squares"].items()}
+            if event["event"] == "step":
+                event["grad_norm"] *= 2
+        return events
+
+    for rank in range(2):
+        edit(twin.events / f"rank{rank}.jsonl", double)
+    assert collect(twin).status.word == "valid"
+    found = verdict(twin, reference)
+    assert found.verdict == "different" and found.reason.startswith("gradients")
+
+
+def test_other_tokens_are_not_comparable_and_another_corpus_is_unchecked(run, reference):
+    changed = reference.identity.model_copy(update={"tokens": "0" * 16})
+    assert verdict(run, reference.model_copy(update={"identity": changed})).verdict == "not comparable"
+    changed = reference.identity.model_copy(update={"corpus": "sha256:other"})
+    assert verdict(run, reference.model_copy(update={"identity": changed})).verdict == "unchecked"
+
+
+def test_a_reference_older_than_its_case_is_stale(run, reference):
+    changed = reference.identity.model_copy(update={"work": "sha256:older"})
+    found = verdict(run, reference.model_copy(update={"identity": changed}))
+    assert found.verdict == "not comparable" and "stale" in found.reason
+
+
+def test_without_a_reference_a_run_is_unchecked_and_collect_writes_the_same_bytes(run, reference):
+    assert collect(run).alignment.verdict == "unchecked"
+    write_atomically(run.reference, dump(reference))
+    assert dump(collect(run)) == dump(collect(run))
+
+
+def test_only_a_valid_run_becomes_a_reference_or_noise(run, twin, reference):
+    scale_losses(twin, 2.0, first=10)
+    (twin.events / "rank1.jsonl").unlink()
+    for make in (lambda: reference_from(twin, "why"), lambda: with_noise(reference, twin)):
+        with pytest.raises(UsageError, match="only a valid run"):
+            make()
+
+
+def test_noise_of_other_work_is_refused(twin, reference):
+    changed = reference.identity.model_copy(update={"initial_weights": "sha256:other"})
+    with pytest.raises(UsageError, match="initial_weights differ"):
+        with_noise(reference.model_copy(update={"identity": changed}), twin)
+
+
+def test_a_run_that_fails_against_the_present_reference_is_not_promoted_unless_told(twin, reference):
+    scale_losses(twin, 1.003)
+    write_atomically(twin.reference, dump(reference))
+    with pytest.raises(GateFailed, match="--replace"):
+        promoted(twin, "better", reference, replace=False)
+    made = promoted(twin, "better", reference, replace=True)
+    assert (made.why, made.run_id, made.noise) == ("better", read_plan(twin).run_id, reference.noise)
+
+
+def test_a_damaged_reference_is_named(run, reference, monkeypatch, capsys):
+    content = json.loads(dump(reference))
+    content["losses"].pop()
+    run.reference.write_text(json.dumps(content))
+    assert main(["collect", str(run.root)]) == 2
+    assert "reference.json" in capsys.readouterr().err
+
+
+def test_align_says_each_layer_and_exits_4_unless_aligned(run, twin, capsys):
+    assert main(["align", str(twin.root), "--reference", str(run.root), "--json"]) == 4
+    found = json.loads(capsys.readouterr().out)
+    assert found["verdict"] == "inconclusive" and [x["passed"] for x in found["layers"]] == [None, None, None, True]
+    scale_losses(twin, float("nan"), first=30 if read_plan(run).work.training.steps >= 30 else 3)
+    assert main(["align", str(twin.root), "--reference", str(run.root)]) == 4
+    assert capsys.readouterr().out.startswith("diverged: first at step")
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_the_runs_folder_may_be_named_before_the_action_and_after_it(behind, run, tmp_path, capsys):
+    runs = ["--runs", str(tmp_path / "nowhere")]
+    promote = ["promote", run.root.name, "--why", "x"]
+    assert main(["references", *promote, *runs] if behind else ["references", *runs, *promote]) == 2
+    assert str(tmp_path / "nowhere") in " ".join(capsys.readouterr().err.split())
+
+
+def test_calibrate_without_a_case_and_promote_without_a_run_are_wrong_usage(capsys):
+    assert main(["align", "calibrate"]) == 2
+    assert "give a case" in capsys.readouterr().err
+    assert main(["references", "promote", "no-such-run", "--why", "x"]) == 2
+
+
+# ---- gradient norms
+
+
+def shares(squares, ranks=2):
+    return [GradientShare(rank, 1, name, square / ranks) for rank in range(ranks) for name, square in squares.items()]
+
+
+def test_norms_are_the_root_of_all_ranks_squares():
+    assert gradient_norms(shares({"a": 9.0, "b": 0.0})) == {1: {"a": 3.0, "b": 0.0}}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda found: found, None),
+        (lambda found: found[1:], "make up"),  # one rank's share of one parameter is missing
+        (lambda found: [s for s in found if s.name != "final_norm.weight"], "no norm of final_norm.weight"),
+        (lambda found: [*found, GradientShare(0, 1, "stranger", 1.0)], "unknown parameter stranger"),
+        (lambda found: [GradientShare(s.rank, 1, s.name, 2 * s.square) for s in found], "make up"),
+        (lambda found: [*found[:-1], GradientShare(1, 1, found[-1].name, float("nan"))], "make up nan"),
+    ],
+)
+def test_shares_that_do_not_make_up_the_gradient_are_named(run, change, words):
+    work = read_plan(run).work
+    names = parameter_shapes(work.model, work.training.sequence_length)
+    whole = [StepRecord(rank=0, step=1, end_ns=1, grad_norm=3.0)]
+    found = gradient_reasons(change(shares(dict.fromkeys(names, 9.0 / len(names)))), whole, work)
+    assert found == [] if words is None else words in found[0]

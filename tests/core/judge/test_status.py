@@ -1,0 +1,243 @@
+"""The word for a run: each planted fault has its own word, reason and line of evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from levelfield.judge.collector import collect
+from levelfield.rundir.directory import write_json
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.result import Result, Status
+from recorded_runs import Event, break_off, change_steps, edit, fail
+
+Plant = Callable[[RunPaths], None]
+
+
+def status(run: RunPaths) -> Status:
+    return collect(run).status
+
+
+def test_a_whole_run_is_valid(run: RunPaths) -> None:
+    assert status(run) == Status(word="valid")
+
+
+# -- runs that ended well and are not right
+
+
+def steps(change: Callable[[list[Event]], list[Event]]) -> Plant:
+    """Change the list of rank 1's step events."""
+
+    def apply(events: list[Event]) -> list[Event]:
+        first = next(i for i, e in enumerate(events) if e["event"] == "step")
+        return [*events[:first], *change(events[first:-1]), events[-1]]
+
+    return lambda run: edit(run.events / "rank1.jsonl", apply)
+
+
+def at(step: int, **values: object) -> Plant:
+    return lambda run: change_steps(run, lambda event: event.update(values) if event["step"] == step else None)
+
+
+def everywhere(**values: object) -> Plant:
+    """Both ranks say the same in each step."""
+
+    def plant(run: RunPaths) -> None:
+        for rank in (0, 1):
+            change_steps(run, lambda event: event.update(values), rank)
+
+    return plant
+
+
+def milliseconds(event: Event) -> None:
+    event["end_ns"] //= 10**6
+
+
+def other_weights(run: RunPaths) -> None:
+    def change(events: list[Event]) -> list[Event]:
+        for event in events:
+            if event["event"] == "weights":
+                row = event["parameters"][0]
+                row[3] = f"{int(row[3], 16) ^ 1:016x}"
+        return events
+
+    edit(run.events / "rank1.jsonl", change)
+
+
+def without(kind: str) -> Plant:
+    return lambda run: edit(run.events / "rank1.jsonl", lambda events: [e for e in events if e["event"] != kind])
+
+
+def broken_line(run: RunPaths) -> None:
+    path = run.events / "rank1.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:5], lines[5][:40], *lines[6:]]) + "\n")
+
+
+def torn_end(run: RunPaths) -> None:
+    path = run.events / "rank1.jsonl"
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+INVALID: dict[str, tuple[Plant, str]] = {
+    "missing step": (steps(lambda e: [*e[:4], *e[5:]]), "steps: rank 1: step 5 missing"),
+    "repeated step": (steps(lambda e: [*e[:5], *e[4:]]), "steps: rank 1: step 5 repeated"),
+    "swapped steps": (steps(lambda e: [*e[:4], e[5], e[4], *e[6:]]), "steps: rank 1: step 5 out of order"),
+    "cut off": (steps(lambda e: e[:-1]), "steps: rank 1: step 12 missing"),
+    "no steps": (steps(lambda e: []), "steps: rank 1: steps 1, 2, 3, 4, 5"),
+    "tokens less by 1 %": (at(7, tokens=31), "tokens: step 7, rank 1: 31 tokens, expected 32"),
+    "tokens of the whole batch": (at(7, tokens=64), "tokens: step 7, rank 1: 64 tokens, expected 32"),
+    "nan loss": (at(7, loss="nan"), "finite: step 7, rank 1: loss is nan"),
+    "nan loss without quotes": (at(7, loss=float("nan")), "finite: step 7, rank 1: loss is nan"),
+    "inf gradient norm": (at(7, grad_norm="inf"), "finite: step 7, rank 1: gradient norm is inf"),
+    "ranks disagree": (at(7, loss=1.9), "loss: step 7: ranks disagree"),
+    "the same tokens": (everywhere(tokens_checksum=5), "data: step 1: two data ranks read"),
+    "ms for ns": (lambda run: change_steps(run, milliseconds), "clock: ranks' windows last differently"),
+    "other weights": (other_weights, "weights: embedding.weight: ranks 0 and 1 hold different values"),
+    "no weights": (without("weights"), "weights: rank 1 reports no weights"),
+    "broken line": (broken_line, "raw files: rank1.jsonl line 6: not an event"),
+    "no end": (without("end"), "rank 1 did not write its end"),
+    "torn end": (torn_end, "rank 1 did not write its end"),
+    "silent rank": (lambda run: (run.events / "rank1.jsonl").unlink(), "rank 1 did not write its end"),
+    "a loss that does not fall": (everywhere(loss=3.6), "acceptance: mean loss of the last 2 steps is 3.6000"),
+}
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_a_run_that_is_not_right_is_invalid_and_has_no_speed(run: RunPaths, name: str) -> None:
+    plant, says = INVALID[name]
+    plant(run)
+    found = collect(run)
+    assert found.status.word == "invalid"
+    assert any(reason.startswith(says) for reason in found.status.reasons), found.status.reasons
+    assert found.throughput is None and found.utilisation == ()
+    assert found.energy.joules.reason == "the run is invalid"
+
+
+# -- runs that did not end well
+
+
+def word(found: Result) -> tuple[str, str | None]:
+    return found.status.word, found.status.failure
+
+
+@pytest.mark.parametrize(
+    ("error_class", "expected"),
+    [
+        ("oom", ("oom", "oom")),
+        ("unsupported", ("unsupported", "unsupported")),
+        ("non-finite", ("invalid", "non-finite")),
+        ("corpus", ("failed", "corpus")),
+        ("storage", ("failed", "storage")),
+        ("environment", ("failed", "environment")),
+        ("error", ("failed", "error")),
+    ],
+)
+def test_a_workers_error_gives_the_word(run: RunPaths, error_class: str, expected: tuple[str, str]) -> None:
+    break_off(run, 7, {"class": error_class, "message": "it went wrong", "type": "SomeError"})
+    fail(run)
+    found = collect(run)
+    assert word(found) == expected and found.status.reasons == ("it went wrong",)
+    assert found.status.evidence == "rank 1: SomeError: it went wrong; 7 steps were finished"
+    assert found.steps_done == 7 and found.loss.first == pytest.approx(3.6) and found.throughput is None
+
+
+def test_a_cause_comes_before_what_follows_from_it(run: RunPaths) -> None:
+    break_off(run, 7, {"class": "oom", "message": "no memory", "type": "OutOfMemoryError"})
+    follows = {"event": "error", "class": "error", "message": "connection closed by peer", "type": "RuntimeError"}
+    edit(run.events / "rank0.jsonl", lambda events: [*events, follows])
+    fail(run)
+    assert word(collect(run)) == ("oom", "oom")
+
+
+def test_an_error_makes_even_a_run_that_exited_fail(run: RunPaths) -> None:
+    error = {"event": "error", "class": "error", "message": "late", "type": "E"}
+    edit(run.events / "rank1.jsonl", lambda events: [*events, error])
+    assert word(collect(run)) == ("failed", "error")
+
+
+def test_a_rank_killed_from_outside_is_named(run: RunPaths) -> None:
+    break_off(run, 7)
+    fail(run, exit_code=None, signal=9)
+    found = collect(run).status
+    assert (found.word, found.failure) == ("failed", "killed")
+    assert found.evidence == "rank 1 was ended by SIGKILL; 7 steps were finished"
+
+
+def test_a_rank_killed_by_the_kernel_for_memory_is_oom(run: RunPaths) -> None:
+    break_off(run, 7)
+    ends = [{"rank": 1, "exit_code": None, "signal": 9, "stopped_by_us": False}]
+    write_json(run.outcome, {"cause": "rank-failed", "ends": ends, "evidence": "x", "extra": {"oom_kills": "1"}})
+    assert word(collect(run)) == ("oom", "oom")
+
+
+def test_a_crash_of_native_code_is_named_by_its_signal(run: RunPaths) -> None:
+    break_off(run, 7)
+    fail(run, exit_code=None, signal=11)
+    assert collect(run).status.evidence == "rank 1 was ended by SIGSEGV; 7 steps were finished"
+
+
+def test_ranks_that_the_platform_stopped_are_no_cause(run: RunPaths) -> None:
+    break_off(run, 7, {"class": "corpus", "message": "damaged", "type": "CorpusError"})
+    fail(run)  # rank 0 has a signal: the platform's own
+    assert word(collect(run)) == ("failed", "corpus")
+
+
+@pytest.mark.parametrize(
+    ("log", "failure", "evidence"),
+    [
+        (
+            "Traceback\nModuleNotFoundError: No module named 'torch'\n\n",
+            "environment",
+            "ModuleNotFoundError: No module",
+        ),
+        ("some words\nSegmentation fault\n", "error", "rank 1: Segmentation fault"),
+        ("", "error", "rank 1: rank 1 ended with exit code 1"),
+        (None, "error", "rank 1: rank 1 ended with exit code 1"),
+        ("x" * 999, "error", "rank 1: " + "x" * 300),
+    ],
+)
+def test_without_an_event_the_logs_last_line_is_the_evidence(
+    run: RunPaths, log: str | None, failure: str, evidence: str
+) -> None:
+    for path in run.events.iterdir():
+        path.unlink()
+    if log is not None:
+        (run.logs / "rank1.log").write_text(log)
+    fail(run)
+    found = collect(run)
+    assert word(found) == ("failed", failure) and evidence in (found.status.evidence or "")
+    assert found.steps_done == 0 and found.loss.first is None
+
+
+@pytest.mark.parametrize(
+    ("cause", "evidence", "expected", "says"),
+    [
+        ("hang", "rank 1 gave no heartbeat for 31 s (limit 30 s)", ("timeout", "hang"), "no heartbeat for 31 s"),
+        ("interrupted", "interrupted by the user", ("failed", "interrupted"), "7 steps were finished"),
+        ("environment", "pip ended with 1", ("failed", "environment"), "pip ended with 1"),
+        ("launch-error", "/no/python: No such file", ("failed", "launch"), "/no/python: No such file"),
+    ],
+)
+def test_what_the_platform_saw_gives_the_word(
+    run: RunPaths, cause: str, evidence: str, expected: tuple[str, str], says: str
+) -> None:
+    break_off(run, 7)
+    fail(run, cause=cause, evidence=evidence)
+    found = collect(run)
+    assert word(found) == expected and says in (found.status.evidence or "")
+    assert found.steps_done == 7 and found.throughput is None
+
+
+def test_without_an_outcome_and_steps_the_run_was_not_run(run: RunPaths) -> None:
+    run.outcome.unlink()
+    for path in run.events.iterdir():
+        path.unlink()
+    found = status(run)
+    assert (found.word, found.failure) == ("not-run", None) and len(found.reasons) == 1
+
+
+def test_without_an_outcome_the_steps_are_kept_but_never_valid(run: RunPaths) -> None:
+    run.outcome.unlink()
+    found = collect(run)
+    assert word(found) == ("failed", "platform") and found.steps_done == 12 and found.throughput is None

@@ -1,0 +1,199 @@
+"""Measured memory against expected: the right figure of each kind of device, its ratio, and what makes a remark."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from typing import Any
+
+import pytest
+from levelfield.cli.terminal import result_lines
+from levelfield.judge.collector import collect
+from levelfield.measure.expectation import Expectation, against_expected
+from levelfield.measure.memory import Memory, Peak
+from levelfield.report.markdown import run_report
+from levelfield.report.tables import as_csv, as_json
+from levelfield.run.runner import finish
+from levelfield.rundir.directory import read_plan
+from levelfield.specs.base import dump, load
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+from levelfield.specs.result import MemoryExpectation, Result
+from recorded_runs import USED_BYTES, break_off, change_steps, edit, fail
+
+GIB = 2**30
+
+
+def measured(used: float | None = None, process: float | None = None) -> Memory:
+    """What was measured: bytes, or none with a reason."""
+    used_peak, process_peak = (
+        Peak(None, None, "no counter") if value is None else Peak(int(value), "0") for value in (used, process)
+    )
+    return Memory(used_peak, None, None, Peak(None, None), Peak(None, None), process_peak, {}, {})
+
+
+def held(memory: Memory, kind: str = "nvidia", expected: int = GIB, why_none: str | None = None) -> Expectation:
+    return against_expected(expected, memory, kind, why_none)
+
+
+@pytest.mark.parametrize(("kind", "figure", "ratio"), [("cpu", "process peak", 1.1), ("amd", "device-used peak", 0.9)])
+def test_each_kind_of_device_has_the_figure_that_the_estimate_is_of(kind: str, figure: str, ratio: float) -> None:
+    found = held(measured(used=0.9 * GIB, process=1.1 * GIB), kind)
+    assert (found.figure, found.remark, found.reason) == (figure, None, None)
+    assert found.ratio == pytest.approx(ratio)
+
+
+@pytest.mark.parametrize("ratio", [0.8, 1.0, 1.2])
+def test_what_is_within_a_fifth_needs_no_remark(ratio: float) -> None:
+    assert held(measured(used=ratio * 10**9), expected=10**9).remark is None
+
+
+@pytest.mark.parametrize(
+    ("ratio", "says"),
+    [
+        (0.79, "the device-used peak is 0.79 times what was expected: the model of memory counts what is not there"),
+        (1.21, "the device-used peak is 1.21 times what was expected: the model of memory lacks something"),
+        (2.0, "is 2 times what was expected: the model of memory lacks something"),
+        (1024, "is 1.02e+03 times what was expected: as if KiB and bytes were mixed up"),
+        (1 / 1024, "as if KiB and bytes were mixed up"),
+        (0.9 / 1024, "as if KiB and bytes were mixed up"),
+        (1 / 2**20, "as if MiB and bytes were mixed up"),
+        (1.1 * 2**20, "as if MiB and bytes were mixed up"),
+        (1e-6, "as if MiB and bytes were mixed up"),
+        (1 / 2**30, "as if GiB and bytes were mixed up"),
+    ],
+)
+def test_what_is_further_off_is_remarked_on(ratio: float, says: str) -> None:
+    found = held(measured(used=ratio * 2**40), expected=2**40)
+    assert found.remark is not None and says in found.remark and found.ratio == pytest.approx(ratio, rel=1e-6)
+
+
+def test_a_ratio_that_is_not_a_number_is_remarked_on() -> None:
+    broken = Memory(Peak(math.nan, "0"), None, None, *[Peak(None, None)] * 3, {}, {})  # type: ignore[arg-type]
+    assert held(broken).remark is not None
+
+
+@pytest.mark.parametrize(
+    ("memory", "kind", "expected", "why", "reason"),
+    [
+        (measured(process=GIB), "nvidia", GIB, None, "no counter"),
+        (measured(used=GIB), "cpu", GIB, None, "no counter"),
+        (measured(used=GIB), "nvidia", 0, None, "the plan expects 0 bytes"),
+        (measured(used=GIB), "nvidia", GIB, "the run is oom", "the run is oom"),
+    ],
+)
+def test_without_a_figure_there_is_no_ratio_but_a_reason(
+    memory: Memory, kind: str, expected: int, why: str | None, reason: str
+) -> None:
+    found = held(memory, kind, expected, why)
+    assert (found.measured_bytes, found.ratio, found.remark, found.reason) == (None, None, None, reason)
+
+
+# ---- of a run directory
+
+
+def expectation(run: RunPaths) -> MemoryExpectation:
+    found = collect(run).memory.expectation
+    assert found is not None
+    return found
+
+
+def change_plan(run: RunPaths, kind: str | None = None, expected: int | None = None) -> None:
+    plan = read_plan(run)
+    hardware = plan.hardware.model_copy(update={"device_kind": kind or plan.hardware.device_kind})
+    memory = plan.expected_memory.model_copy(update={"total_bytes": expected or plan.expected_memory.total_bytes})
+    run.plan.write_text(dump(plan.model_copy(update={"hardware": hardware, "expected_memory": memory})))
+
+
+def test_a_run_of_an_accelerator_is_held_against_what_its_tool_saw(run: RunPaths) -> None:
+    change_plan(run, expected=USED_BYTES)
+    found = expectation(run)
+    assert (found.figure, found.measured.value, found.ratio) == ("device-used peak", USED_BYTES, 1.0)
+
+
+def test_a_run_on_the_host_is_held_against_its_largest_process(run: RunPaths) -> None:
+    change_plan(run, "cpu", GIB)
+    found = expectation(run)
+    assert (found.figure, found.measured.value, found.remark) == ("process peak", GIB + 1, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bytes_of", "says"),
+    [
+        ("cpu", GIB // 1024, "as if KiB and bytes were mixed up"),
+        ("cpu", GIB // 2**20, "as if MiB and bytes were mixed up"),
+        ("cpu", 3 * GIB, "the process peak is 3 times what was expected"),
+    ],
+)
+def test_a_counter_in_another_unit_is_seen(run: RunPaths, kind: str, bytes_of: int, says: str) -> None:
+    change_plan(run, kind, GIB)
+    for rank in (0, 1):
+        change_steps(run, lambda event: event["memory"].update(process_peak_bytes=bytes_of), rank)
+    result = collect(run)
+    assert result.status.word == "valid"  # a remark, no failure
+    assert result.memory.expectation and says in (result.memory.expectation.remark or "")
+
+
+def without_process_peak(event: dict[str, Any]) -> None:
+    del event["memory"]["process_peak_bytes"]
+
+
+def test_a_missing_counter_is_null_with_the_reason(run: RunPaths) -> None:
+    change_plan(run, "cpu")
+    change_steps(run, without_process_peak)
+    found = expectation(run)
+    assert (found.measured.value, found.ratio) == (None, None)
+    assert found.measured.reason == "the framework gave no figure for rank 1"
+
+
+def test_a_device_that_its_tool_does_not_show_is_null_with_the_reason(run: RunPaths) -> None:
+    edit(run.telemetry, lambda lines: [{**line, "samples": line["samples"][:1]} for line in lines])
+    assert expectation(run).measured.reason == "the vendor's tool gave no figure for device 1"
+
+
+def test_a_run_that_broke_off_is_not_compared(run: RunPaths) -> None:
+    break_off(run, last_step=5)
+    fail(run)
+    found = expectation(run)
+    assert found.ratio is None and found.measured.reason == "the run is failed"
+
+
+def test_it_is_shown_wherever_results_are(run: RunPaths) -> None:
+    change_plan(run, "cpu", GIB // 2)
+    result, plan = collect(run), read_plan(run)
+    report, lines = run_report(result, plan), " ".join(" ".join(result_lines(result)).split())
+    remark = "the process peak is 2 times what was expected: the model of memory lacks something"
+    assert f"| memory, expected | 0.50 GiB | the process peak is 2.00 times that; remark: {remark} |" in report
+    assert "expected 0.50 GiB (2.00 times that)" in lines and f"remark: {remark}" in lines
+    assert all(len(line) <= 80 for text in result_lines(result) for line in text.splitlines())
+    (row,) = csv.DictReader(io.StringIO(as_csv([result])))
+    assert float(row["memory_over_expected"]) == pytest.approx(2, rel=1e-6)
+    assert int(row["expected_memory_bytes"]) == GIB // 2
+    assert '"remark": "the process peak is 2 times' in as_json([result])
+
+
+def test_what_was_not_compared_says_why(run: RunPaths) -> None:
+    change_plan(run, "cpu", GIB)
+    change_steps(run, without_process_peak)
+    said = (
+        "| memory, expected | 1.00 GiB | not compared with the process peak: the framework gave no figure for rank 1 |"
+    )
+    assert said in run_report(collect(run), read_plan(run))
+
+
+def test_collect_writes_the_same_again(run: RunPaths) -> None:
+    first = finish(run)
+    written = run.result.read_bytes()
+    run.result.unlink()
+    assert finish(run) == first and run.result.read_bytes() == written
+
+
+def test_a_result_from_before_it_was_kept_can_be_read(run: RunPaths) -> None:
+    finish(run)
+    result = load(Result, run.result)
+    memory = {k: v for k, v in result.memory.model_dump().items() if k != "expectation"}
+    older = Result.model_validate(result.model_dump() | {"memory": memory})
+    assert older.memory.expectation is None and load(Plan, run.plan)
+    assert "expected" in " ".join(result_lines(older))
+    assert "memory, expected" not in run_report(older, read_plan(run))

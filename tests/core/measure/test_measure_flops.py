@@ -1,0 +1,216 @@
+"""FLOPs and utilisation against published tables, and against faults planted in them."""
+
+from __future__ import annotations
+
+from decimal import ROUND_HALF_UP, Decimal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from levelfield.catalog.registry import Registry
+from levelfield.measure.flops import FORMULAS, FormulaError, flops_per_step, flops_per_token, versioned
+from levelfield.measure.parameters import parameter_shapes, parameters
+from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range
+from levelfield.specs.base import load
+from levelfield.specs.case import Case, Model
+from levelfield.specs.figures import Row
+from levelfield.specs.vendor import Peak
+from levelfield.worker.parameters import list_parameters
+
+ROOT = Path(__file__).resolve().parents[3]
+V100, A100 = Peak(tflops=125, source="datasheet"), Peak(tflops=312, source="datasheet")
+H100, H100_FP8 = Peak(tflops=989, source="the table's note"), Peak(tflops=1979, source="the table's note")
+TABLE_VOCABULARY = 51200
+
+
+ONEFLOW = Registry([]).figures("oneflow_gpt").rows
+FLAGPERF = [row for row in Registry([]).figures("flagperf_llama3").rows if row.setting.chip and row.status != "oom"]
+
+
+def model(name: str, **changes: Any) -> Model:
+    found = load(Case, ROOT / "configs" / "cases" / f"{name}.yaml").model
+    return found.model_copy(update=changes)
+
+
+def gpt(row: Row, vocabulary: int = TABLE_VOCABULARY) -> Model:
+    shape = row.setting.model
+    assert shape is not None
+    sizes = {"hidden_size": shape.hidden_size, "ffn_hidden_size": 4 * shape.hidden_size, "layers": shape.layers}
+    return model("gpt2_small", vocab_size=vocabulary, heads=shape.heads, kv_heads=shape.heads, **sizes)
+
+
+def printed(row: Row, name: str) -> str:
+    (text,) = row.figures[name].texts
+    return text
+
+
+def printed_like(value: float, cell: str, digits: int = 2) -> bool:
+    """Whether `value` rounds to `cell`; the table drops trailing zeros of its `digits` decimals."""
+    rounded = Decimal(repr(value)).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_HALF_UP)
+    return rounded == Decimal(cell)
+
+
+def tokens_per_second_per_device(row: Row, milliseconds: float = 1e-3) -> float:
+    seconds = float(printed(row, "step_seconds")) * milliseconds
+    return row.setting.global_batch * 2048 / seconds / row.setting.devices
+
+
+def achieved(row: Row, vocabulary: int = TABLE_VOCABULARY) -> float:
+    flops = flops_per_token("megatron-2021", gpt(row, vocabulary), 2048, recompute="full")
+    return flops * tokens_per_second_per_device(row) / 1e12
+
+
+@pytest.mark.parametrize("row", ONEFLOW, ids=[r.name for r in ONEFLOW])
+def test_every_oneflow_row_is_reproduced_to_its_last_digit(row: Row) -> None:
+    rate = tokens_per_second_per_device(row)
+    found = hfu("megatron-2021", gpt(row), 2048, rate, PeakRange(V100), "full")
+    assert found.achieved_tflops is not None and found.value is not None
+    assert printed_like(found.achieved_tflops, printed(row, "flops_per_second"))
+    assert printed_like(100 * found.value, printed(row, "share_of_peak"), digits=0)
+    assert printed_like(found.achieved_tflops * row.setting.devices / 1000, printed(row, "aggregate_flops_per_second"))
+    assert printed_like(rate * row.setting.devices / 2048, printed(row, "samples_per_second"))
+
+
+def test_the_oneflow_test_sees_one_percent_and_another_vocabulary() -> None:
+    assert not any(printed_like(1.01 * achieved(row), printed(row, "flops_per_second")) for row in ONEFLOW)
+    assert not all(printed_like(achieved(row, vocabulary=50688), printed(row, "flops_per_second")) for row in ONEFLOW)
+
+
+def test_flops_of_a_step_are_those_of_its_tokens() -> None:
+    row = ONEFLOW[0]
+    b, s, layers, h, v = 2, 2048, 16, 1536, TABLE_VOCABULARY
+    expected = 96 * b * s * layers * h * h * (1 + s / (6 * h) + v / (16 * layers * h))
+    assert flops_per_step("megatron-2021", gpt(row), s, b) == pytest.approx(expected, rel=1e-14)
+
+
+def flagperf_cells(row: Row) -> list[tuple[str, float, str]]:
+    """(where, computed per cent, printed per cent) of each MFU of a row; a range is fp8's low and 16-bit's high."""
+    mixed = row.setting.precision == "fp8"
+    peaks = PeakRange(H100 if row.name.startswith("H100") else A100, H100_FP8 if mixed else None, mixed=mixed)
+    rate = row.figure("tokens_per_second_per_device")
+    assert rate is not None
+    found = mfu("6n", model("llama3_8b"), 8192, rate, peaks, 8e9)
+    assert found.low is not None and found.high is not None
+    if not mixed:
+        return [(row.name, 100 * found.high, printed(row, "mfu"))]
+    low = (row.name, 100 * found.low, printed(row, "mfu_low"))
+    return [low, (f"{row.name} high", 100 * found.high, printed(row, "mfu_high"))]
+
+
+def test_two_cells_of_the_llama3_table_do_not_agree_with_their_own_row() -> None:
+    cells = [cell for row in FLAGPERF for cell in flagperf_cells(row)]
+    wrong = {where: (round(found, 1), cell) for where, found, cell in cells if not printed_like(found, cell, digits=1)}
+    assert len(cells) == 14
+    assert wrong == {
+        "H100 1x8 bf16+fp8 PP1DP4TP2 high": (50.9, "50.6"),
+        "ablation PP4DP2TP1": (50.9, "50.0"),
+    }
+
+
+def test_parameters_are_exact() -> None:
+    assert parameters(model("llama3_8b"), 8192).total == 8_030_261_248
+    assert parameters(model("flagperf_llama3_8b"), 8192).total == pytest.approx(7.54e9, rel=1e-3)
+    # GPT-2 small with its own vocabulary: 124,439,808 in the published checkpoint.
+    assert parameters(model("gpt2_small", vocab_size=50257, tied_embeddings=True), 1024).total == 124_439_808
+
+
+@pytest.mark.parametrize("name", ["llama3_8b", "flagperf_llama3_8b", "gpt3_6.7B", "gpt2_medium"])
+def test_the_parts_of_a_count_add_up(name: str) -> None:
+    found = parameters(model(name), 1024)
+    parts = found.embedding + found.position + found.head + found.final_norm + found.layers * found.per_layer
+    assert parts == found.total
+    assert len(parameter_shapes(model(name), 1024)) == len(set(parameter_shapes(model(name), 1024)))
+
+
+@pytest.mark.parametrize("name", sorted(Registry().cases))
+def test_the_counted_parameters_are_those_that_the_worker_makes(name: str) -> None:
+    case = Registry().case(name)
+    for work in (case.work("full"), case.work("smoke")):
+        made = list_parameters(SimpleNamespace(**work.model.model_dump()), work.training.sequence_length)
+        counted = parameter_shapes(work.model, work.training.sequence_length)
+        assert counted == {name: spec.shape for name, spec in made.items()}
+
+
+def test_the_four_formulas_on_one_example() -> None:
+    gpt3 = model("gpt3_6.7B")
+    n, width = parameters(gpt3, 2048).total, 32 * 4096 * 2048
+    assert flops_per_token("palm", gpt3, 2048) == 6 * n + 12 * width
+    assert flops_per_token("6n", gpt3, 2048) == 6 * n
+    matrices = 32 * 12 * 4096**2
+    assert flops_per_token("megatron", gpt3, 2048) == 6 * matrices + 6 * 4096 * 50304 + 6 * width
+    # Recomputation aside, the 2021 formula counts what `megatron` does and the masked half of attention.
+    repeated = 2 * matrices + 4 * width
+    assert flops_per_token("megatron-2021", gpt3, 2048, recompute="full") == pytest.approx(
+        6 * matrices + 6 * 4096 * 50304 + 12 * width + repeated, rel=1e-14
+    )
+
+
+def test_grouped_heads_and_the_gate_are_counted_exactly() -> None:
+    llama = model("llama3_8b")
+    layer = 4096 * 4096 * 2 + 4096 * 1024 * 2 + 3 * 4096 * 14336
+    expected = 6 * (32 * layer + 4096 * 128256) + 6 * 32 * 4096 * 8192
+    assert flops_per_token("megatron", llama, 8192) == expected
+
+
+def test_recomputation_enters_hfu_and_never_mfu() -> None:
+    llama, peaks = model("llama3_8b"), PeakRange(A100)
+    plain = mfu("palm", llama, 8192, 3000, peaks)
+    assert hfu("palm", llama, 8192, 3000, peaks, "none").value == plain.value
+    assert hfu("palm", llama, 8192, 3000, peaks, "selective").value == plain.value
+    full = flops_per_token("megatron", llama, 8192, recompute="full")
+    attention = flops_per_token("megatron", llama, 8192, recompute="selective-attention")
+    none = flops_per_token("megatron", llama, 8192)
+    logits = 2 * 4096 * 128256
+    assert full - none == none / 3 - logits
+    assert attention - none == 2 * 32 * 4096 * 8192
+    assert flops_per_token("6n", llama, 8192, recompute="full") > 6 * 8.03e9
+
+
+def test_what_a_formula_cannot_say_is_null_with_a_reason() -> None:
+    llama, gpt3, peaks = model("llama3_8b"), model("gpt3_6.7B"), PeakRange(A100)
+    for found in (
+        hfu("megatron-2021", llama, 8192, 3000, peaks, "full"),
+        hfu("megatron-2021", gpt3, 2048, 3000, peaks, "none"),
+        mfu("megatron-2021", gpt3, 2048, 3000, peaks),
+        hfu("6n", llama, 8192, 3000, peaks, "selective-attention"),
+        mfu("palm", llama, 8192, 3000, PeakRange(None)),
+        mfu("palm", llama, 8192, 3000, PeakRange(H100, None, mixed=True)),
+        mfu("palm", llama, 8192, float("nan"), peaks),
+        mfu("palm", llama, 8192, 0.0, peaks),
+        mfu("6n", llama, 8192, 3000, peaks, parameters_override=float("nan")),
+    ):
+        assert found.value is None and found.low is None and found.reason
+    with pytest.raises(FormulaError, match="positive"):
+        flops_per_token("6n", llama, 8192, parameters_override=0)
+
+
+def test_an_unknown_peak_still_says_what_was_achieved() -> None:
+    found = mfu("palm", model("gpt2_small"), 1024, 1000, PeakRange(None))
+    assert found.achieved_tflops == pytest.approx(1000 * flops_per_token("palm", model("gpt2_small"), 1024) / 1e12)
+    assert found.peak_tflops is None and found.peak_source is None
+
+
+def test_milliseconds_read_as_seconds_are_no_utilisation() -> None:
+    row = ONEFLOW[0]
+    wrong = hfu("megatron-2021", gpt(row), 2048, tokens_per_second_per_device(row, 1e-6), PeakRange(V100), "full")
+    assert wrong.value is None and "above the peak" in str(wrong.reason)
+
+
+def test_a_measured_peak_may_be_beaten_by_little_and_says_so() -> None:
+    flops = flops_per_token("6n", model("gpt2_small"), 1024)
+    measured = PeakRange(Peak(tflops=1.0, source="measured by the probe"))
+    slightly = mfu("6n", model("gpt2_small"), 1024, 1.05e12 / flops, measured)
+    assert slightly.value == pytest.approx(1.05) and "above the peak" in str(slightly.reason)
+
+
+def test_peaks_by_precision_never_borrow_another_dtype() -> None:
+    peaks = {"tf32": Peak(tflops=156, source="datasheet"), "bf16": A100}
+    assert peak_range("fp32", peaks).peak is None  # type: ignore[arg-type]
+    assert peak_range("bf16", peaks).peak == A100  # type: ignore[arg-type]
+    fp8 = peak_range("fp8", {"bf16": H100, "fp8": H100_FP8})
+    assert (fp8.peak, fp8.fp8, fp8.mixed) == (H100, H100_FP8, True)
+
+
+def test_formulas_have_versions() -> None:
+    assert [versioned(f) for f in FORMULAS] == ["palm/1", "6n/1", "megatron/1", "megatron-2021/1"]

@@ -1,0 +1,132 @@
+"""Where a suite's entry runs: where it says when that is here, assumed for a plan, else scaled to what is here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from levelfield.catalog import lookup
+from levelfield.catalog.registry import Registry
+from levelfield.errors import DocumentError, DoesNotFit, UnknownName, UsageError
+from levelfield.plan import placement
+from levelfield.plan.resolve import Asked, resolve
+from levelfield.specs.base import parse
+from levelfield.specs.hardware import NamedHardware, read_hardware
+from levelfield.specs.plan import Plan
+from levelfield.specs.selector import parse_selector
+from levelfield.specs.suite import Suite
+from levelfield.specs.tuning import TuningChoice
+
+Planned = Callable[..., Plan]
+
+
+@pytest.fixture
+def planned(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Planned:
+    """planned(case string, hardware, layout, ...): the plan on a machine with two F1 dies and two cores."""
+    monkeypatch.setenv("FAKE_DEVICES", "2")
+    monkeypatch.setattr(placement, "usable_cores", lambda: 2)
+
+    def make(text: str, where: str | None, layout: str | None = None, **asked: object) -> Plan:
+        choice = Asked(suggested=TuningChoice(layout=layout, micro_batch=1), suggested_by="suite s", **asked)  # type: ignore[arg-type]
+        named = read_hardware(where) if where else None
+        placed = placement.place(registry, parse_selector(text), choice, named)
+        return resolve(placed.found, placed.selector, text, placed.asked, "run-id")
+
+    return make
+
+
+@pytest.mark.parametrize("text", ["4x8 V100-SXM2-16GB", " 4x8  V100-SXM2-16GB "])
+def test_hardware_is_nodes_by_devices_and_a_chip(text: str) -> None:
+    assert read_hardware(text) == NamedHardware(nodes=4, devices=8, chip="V100-SXM2-16GB")
+    assert str(read_hardware(text)) == "4x8 V100-SXM2-16GB"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "4x8", "V100", "4x8V100", "0x8 V100", "4x0 V100", "4*8 V100", "x8 V100", "-1x8 V100"]
+)
+def test_other_texts_are_refused_with_the_form(text: str) -> None:
+    with pytest.raises(ValueError, match=r"found '.*', expected nodes x devices of each and a chip"):
+        read_hardware(text)
+
+
+def test_a_suite_with_wrong_hardware_names_the_key() -> None:
+    content = {"schema": "levelfield.suite/1", "title": "t", "entries": [{"case": "a:b", "hardware": "8 V100"}]}
+    with pytest.raises(DocumentError, match=r"^s.yaml: key 'entries.0.hardware': found '8 V100', expected nodes"):
+        parse(Suite, content, "s.yaml")
+
+
+def test_a_suite_with_one_row_twice_is_refused() -> None:
+    entries = [{"case": "a:b", "name": "row"}, {"case": "a:c", "name": "row"}]
+    content = {"schema": "levelfield.suite/1", "title": "t", "entries": entries}
+    with pytest.raises(DocumentError, match=r"entries: found the name 'row' twice; expected one entry for each row"):
+        parse(Suite, content, "s.yaml")
+
+
+def test_hardware_that_is_here_is_used_as_it_is(planned: Planned) -> None:
+    plan = planned("tiny:fake", "1x2 F1-8GB", "TP2")
+    assert (plan.hardware.chip.name, plan.world_size, plan.scale) == ("F1", 2, "full")
+    assert (plan.hardware.assumed, plan.deviations, plan.origins["layout"]) == (False, (), "suite s")
+
+
+@pytest.mark.parametrize("hardware", ["1x4 F1", "2x2 F1", "1x2 F2"])
+def test_hardware_that_is_not_here_is_assumed_for_a_plan(planned: Planned, hardware: str) -> None:
+    named = read_hardware(hardware)
+    plan = planned("tiny:fake", hardware, f"TP{named.nodes * named.devices}", assume=True)
+    assert plan.hardware.assumed and plan.hardware.chip.name == named.chip
+    assert (plan.hardware.nodes, plan.hardware.devices_per_node) == (named.nodes, named.devices)
+    assert (plan.scale, plan.tuning.micro_batch) == ("full", 1)
+    assert plan.scale_reason == f"on the hardware that the suite names, {hardware}"
+
+
+@pytest.mark.parametrize("assume", [False, True])
+def test_a_run_without_the_hardware_is_scaled_and_says_so(planned: Planned, assume: bool) -> None:
+    plan = planned("tiny:fake", "1x8 F2", "DP2TP2PP2", assume=assume, scale="smoke" if assume else "auto")
+    assert (str(plan.tuning.layout), plan.scale, plan.hardware.assumed) == ("DP1TP1PP2", "smoke", False)
+    assert plan.deviations == ("1x8 F2 is not here: layout DP2TP2PP2 of 8 devices scaled to DP1TP1PP2 for 2",)
+    assert plan.origins["micro_batch"] == "vendor fake: two dies"
+
+
+def test_a_sharding_stage_that_is_not_offered_is_lowered_and_said(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookup, "detect", lambda registry: registry.vendor("cpu"))
+    plan = planned("gpt3_6.7B:paddle", "1x8 A100-SXM4-40GB", "TP1PP1SH2SP8")
+    assert plan.hardware.vendor == "cpu" and str(plan.tuning.layout) == "DP2TP1PP1SH1SP2"
+    assert plan.deviations[1:] == ("sharding stage 2 lowered to 1: it is not offered by paddle on cpu",)
+
+
+def test_hardware_that_is_named_twice_is_refused(planned: Planned) -> None:
+    for text in ("tiny:fake:F1", "tiny:fake:fake:1:2", "tiny:fake:TP2F1"):
+        with pytest.raises(UsageError, match="hardware is named twice for tiny:fake: '1x8 F2'"):
+            planned(text, "1x8 F2")
+    assert str(planned("tiny:fake:TP2", "1x8 F2").tuning.layout) == "DP1TP2PP1"
+
+
+def test_a_layout_on_the_command_line_is_not_scaled(planned: Planned) -> None:
+    plan = planned("tiny:fake", "1x8 F2", "DP2TP2PP2", choice=TuningChoice(layout="DP1TP2PP1"))
+    assert str(plan.tuning.layout) == "DP1TP2PP1" and plan.deviations == ("1x8 F2 is not here: smoke scale on F1",)
+
+
+def test_full_scale_without_the_hardware_is_refused(planned: Planned) -> None:
+    with pytest.raises(DoesNotFit, match="--scale full: 1x8 F2 is not here"):
+        planned("tiny:fake", "1x8 F2", "DP8", scale="full")
+
+
+def test_a_withheld_chip_has_no_plan_of_its_own(planned: Planned) -> None:
+    plan = planned("tiny:fake", "1x8 withheld", "DP8", assume=True)
+    assert plan.hardware.chip.name == "F1" and plan.scale == "smoke" and not plan.hardware.assumed
+    assert plan.deviations[0].startswith("the chip of 1x8 is withheld: layout DP8TP1PP1 of 8 devices scaled to")
+
+
+def test_assumed_hardware_is_marked_even_where_it_is_here(planned: Planned) -> None:
+    plan = planned("tiny:fake", None, "TP2", assume=True, hardware=read_hardware("1x2 F1"))
+    assert plan.hardware.assumed and plan.scale_reason == "asked for with --assume-hardware"
+    over = planned("tiny:fake", "1x8 F1", "TP2", assume=True, hardware=read_hardware("1x2 F2"))
+    assert over.hardware.chip.name == "F2"
+
+
+def test_a_chip_that_nobody_makes_is_refused(planned: Planned) -> None:
+    with pytest.raises(UnknownName, match="unknown vendor or chip 'F9'"):
+        planned("tiny:fake", "1x8 F9")
+    with pytest.raises(UnknownName, match="unknown vendor or chip 'fake'"):
+        planned("tiny:fake", "1x8 fake")

@@ -1,0 +1,337 @@
+"""The plan: scale with its reason, who chose each free field, peaks, environments, and what cannot be planned."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from levelfield.catalog.host_cores import usable_cores
+from levelfield.catalog.lookup import find
+from levelfield.catalog.registry import Registry
+from levelfield.corpus.facts import CorpusFacts
+from levelfield.errors import CorpusError, DocumentError, DoesNotFit, LayoutError, UsageError
+from levelfield.plan.implementations import folder_digest
+from levelfield.plan.peak import Measured
+from levelfield.run.runtimes.process import ProcessRuntime, inherited
+from levelfield.specs.base import dump, load
+from levelfield.specs.layout import Layout
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan, job_of
+from levelfield.specs.selector import parse_selector
+from levelfield.specs.tuning import TuningChoice
+from levelfield.worker.synthetic import synthetic_entropy
+from plans import make_plan
+
+Make = Callable[..., Plan]
+
+
+@pytest.fixture(autouse=True)
+def two_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_DEVICES", "2")
+
+
+# -- scale
+
+
+def test_without_an_accelerator_auto_is_smoke_and_says_so(plan_for: Make) -> None:
+    plan = plan_for("tiny:torch:cpu")
+    assert (plan.scale, plan.scale_reason) == ("smoke", "there is no accelerator here")
+    assert plan.work.training.steps == 12
+
+
+def test_a_case_that_is_too_large_gives_its_numbers(plan_for: Make) -> None:
+    reason = plan_for("gpt3_6.7B:fake:F1:1:2").scale_reason
+    assert reason.startswith("gpt3_6.7B has 6,658,596,864 parameters and needs ")
+    assert "GiB on the fullest of 2 device(s) as DP2TP1PP1; there are 8.0 GiB" in reason
+    assert plan_for("gpt3_6.7B:fake:F1:1:2").scale == "smoke"
+
+
+def test_auto_is_full_where_it_fits(plan_for: Make) -> None:
+    plan = plan_for("tiny:fake:F1")
+    assert (plan.scale, plan.scale_reason) == ("full", "the estimate says that it fits")
+    assert plan.expected_memory.total_bytes <= plan.expected_memory.available_bytes == 8 * 2**30
+
+
+def test_full_that_does_not_fit_is_refused_with_the_numbers(plan_for: Make) -> None:
+    with pytest.raises(DoesNotFit) as caught:
+        plan_for("gpt3_6.7B:fake:F1:1:2", scale="full")
+    assert caught.value.exit_code == 2
+    assert "6,658,596,864 parameters" in str(caught.value) and "there are 8.0 GiB" in str(caught.value)
+    assert plan_for("gpt3_6.7B:fake:F1:1:2", scale="full", assume=True).scale == "full"
+
+
+def test_full_that_fits_on_the_cpu_may_be_asked_for(plan_for: Make) -> None:
+    assert plan_for("tiny:torch:cpu", scale="full").scale_reason == "asked for with --scale full"
+
+
+def test_smoke_may_be_asked_for_where_full_fits(plan_for: Make) -> None:
+    assert plan_for("tiny:fake:F1", scale="smoke").scale_reason == "asked for with --scale smoke"
+
+
+def test_scales_are_different_work(plan_for: Make) -> None:
+    smoke, full = plan_for("tiny:fake:F1", scale="smoke"), plan_for("tiny:fake:F1", scale="full")
+    assert smoke.case_digest == full.case_digest and smoke.work_digest != full.work_digest
+
+
+# -- who chose
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "micro_batch", "origin"),
+    [
+        ("tiny:torch:cpu", {}, 4, "case tiny"),
+        ("tiny:fake:F1:1:1", {}, 1, "vendor fake: any number of devices"),
+        ("tiny:fake:F1:1:2", {}, 2, "vendor fake: two dies"),
+        ("tiny:fake:F1", {}, 2, "vendor fake: two dies"),
+        ("tiny:fake:F2", {"assume": True}, 8, "vendor fake: another chip"),
+        ("tiny:fake:F1:1:2", {"micro_batch": 1}, 1, "command line"),
+    ],
+)
+def test_the_last_to_choose_wins_and_is_named(
+    plan_for: Make, text: str, given: dict[str, object], micro_batch: int, origin: str
+) -> None:
+    plan = plan_for(text, scale="smoke", **given)
+    assert (plan.tuning.micro_batch, plan.origins["micro_batch"]) == (micro_batch, origin)
+
+
+def test_fields_keep_different_origins(plan_for: Make) -> None:
+    plan = plan_for("tiny:fake:DP2:1:2", scale="smoke", compile=True)
+    chosen = {name: plan.origins[name] for name in ("micro_batch", "recompute", "layout", "compile")}
+    assert chosen == {
+        "micro_batch": "vendor fake: two dies",
+        "recompute": "case tiny",
+        "layout": "case string",
+        "compile": "command line",
+    }
+
+
+def test_the_command_line_wins_over_the_layout_of_the_case_string(plan_for: Make) -> None:
+    plan = plan_for("tiny:fake:DP2F1:1:2", layout="TP2", scale="smoke")
+    assert (plan.tuning.layout, plan.origins["layout"]) == (Layout(tensor=2), "command line")
+
+
+def test_without_a_layout_all_devices_are_data_parallel(plan_for: Make) -> None:
+    plan = plan_for("tiny:fake:F1", scale="smoke")
+    assert plan.tuning.layout == Layout(data=2) and plan.world_size == 2
+    assert plan.origins["layout"] == "default: data parallel over all devices"
+
+
+def test_a_layout_says_how_many_devices_there_are(plan_for: Make) -> None:
+    plan = plan_for("tiny:torch:cpu", layout="DP2TP2PP2", scale="smoke")
+    assert (plan.hardware.nodes, plan.hardware.devices_per_node, plan.accumulation) == (1, 8, 1)
+
+
+def test_threads_share_the_usable_cores_of_a_divided_host(plan_for: Make) -> None:
+    plan = plan_for("tiny:torch:cpu:1:2", scale="smoke")
+    assert plan.tuning.threads == max(1, usable_cores() // 2)
+    assert plan.origins["threads"] == f"default: {usable_cores()} usable cores over 2 process(es)"
+    assert plan_for("tiny:torch:cpu:1:2", scale="smoke", threads=7).tuning.threads == 7
+
+
+def test_variables_of_several_sources_are_merged(registry: Registry) -> None:
+    own = {"smoke": TuningChoice(environment={"A": "0", "B": "2"})}
+    case = registry.case("tiny").model_copy(update={"tuning": own})
+    registry.__dict__["case"] = lambda name: case
+    plan = make_plan(registry, "tiny:fake:F1:1:1", scale="smoke", environment={"A": "1"})
+    assert plan.tuning.environment == {"A": "1", "B": "2"}
+
+
+def test_tuning_that_sets_a_locked_field_is_refused_by_its_name(registry: Registry, tmp_path: Path) -> None:
+    folder = tmp_path / "vendors/fake"
+    (folder / "tuning").mkdir(parents=True)
+    row = {"set": {"global_batch": 1}, "why": "faster"}
+    file = folder / "tuning/tiny.yaml"
+    file.write_text(yaml.safe_dump({"schema": "levelfield.tuning/1", "case": "tiny", "rows": [row]}))
+    registry.__dict__["vendors"] = {**registry.vendors, "fake": folder / "vendor.yaml"}
+    for name in ("vendor.yaml", "adapter.py"):
+        (folder / name).write_text((Path(__file__).parents[1] / "plugins/vendors/fake" / name).read_text())
+    with pytest.raises(DocumentError) as caught:
+        find(registry, parse_selector("tiny:fake:F1"))
+    assert f"{file}: key 'rows.0.set': 'global_batch' is locked, the case fixes it: the tokens" in str(caught.value)
+
+
+# -- what cannot be
+
+
+def test_only_an_implementation_that_declares_it_interleaves(plan_for: Make, tmp_path: Path) -> None:
+    given = {"scale": "smoke", "layout": "PP2", "virtual_pipeline": 2, "micro_batch": 1}
+    with pytest.raises(UsageError, match="torch does not offer: interleaved on cpu"):
+        plan_for("gpt3_6.7B:torch:cpu:1:2", **given)
+    plan = plan_for("gpt3_6.7B:megatron:cpu:1:2", **given)
+    assert plan.origins["virtual_pipeline"] == "command line"
+    assert job_of(plan, RunPaths(tmp_path))["tuning"]["virtual_pipeline"] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "error", "says"),
+    [
+        ("tiny:fake:F1:1:2", {"layout": "DP3"}, LayoutError, "3 is not 2"),
+        ("tiny:fake:F1:1:2", {"layout": "PP2", "micro_batch": 3}, LayoutError, "8 is not a multiple of 3"),
+        ("tiny:fake:F1:1:4", {}, UsageError, "4 x F1 (vendor fake) asked for, 2 found here"),
+        ("tiny:fake:F2:1:1", {}, UsageError, "1 x F2 (vendor fake) asked for, 0 found here"),
+        ("tiny:fake:F1:2:1", {}, UsageError, "2 nodes were asked for; the local launcher reaches one"),
+        ("tiny:fake:F1", {"recompute": "selective"}, UsageError, "fake does not offer: recomputation selective"),
+        ("tiny:fake:DP0", {}, LayoutError, "greater than or equal to 1"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(
+    plan_for: Make, text: str, given: dict[str, object], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error) as caught:
+        plan_for(text, scale="smoke", **given)
+    assert says in str(caught.value)
+
+
+def test_a_precision_that_the_framework_lacks_is_refused(plan_for: Make, registry: Registry) -> None:
+    case = registry.case("tiny")
+    eight = case.model_copy(update={"training": case.training.model_copy(update={"precision": "fp8"})})
+    registry.__dict__["case"] = lambda name: eight
+    with pytest.raises(UsageError, match="torch does not offer: precision fp8 on cpu"):
+        plan_for("tiny:torch:cpu", scale="full")
+
+
+def test_hardware_that_is_not_here_may_be_looked_at(plan_for: Make) -> None:
+    plan = plan_for("tiny:fake:F1:2:4", scale="smoke", assume=True)
+    assert plan.hardware.assumed and plan.world_size == 8 and plan.tuning.layout == Layout(data=8)
+    assert not plan_for("tiny:fake:F1:1:2", scale="smoke", assume=True).hardware.assumed
+
+
+# -- peaks
+
+
+def test_a_published_peak_is_taken_with_its_source(plan_for: Make, registry: Registry) -> None:
+    case = registry.case("tiny")
+    registry.__dict__["case"] = lambda name: case.model_copy(
+        update={"training": case.training.model_copy(update={"precision": "bf16"})}
+    )
+    peak = plan_for("tiny:fake:F1", measured=Measured({"bf16": 90.0, "fp32": 1.0}, "probe")).peak
+    assert (peak.dtype, peak.tflops, peak.source, peak.measured_tflops) == ("bf16", 100.0, "made for the tests", 90.0)
+
+
+def test_the_peak_of_another_dtype_is_never_taken(plan_for: Make) -> None:
+    peak = plan_for("tiny:fake:F1").peak  # fp32; F1 publishes bf16 and fp16
+    assert (peak.dtype, peak.tflops) == ("fp32", None)
+    assert "F1 has no published fp32 peak" in peak.source
+    assert plan_for("tiny:fake:F1", measured=Measured({"bf16": 90.0}, "probe")).peak.tflops is None
+
+
+def test_a_measured_peak_says_that_it_is_measured(plan_for: Make) -> None:
+    peak = plan_for("tiny:torch:cpu", measured=Measured({"fp32": 0.2}, "by a probe")).peak
+    assert (peak.tflops, peak.source, peak.measured_tflops) == (0.2, "measured: by a probe", 0.2)
+
+
+# -- corpora
+
+
+def facts(**changes: object) -> CorpusFacts:
+    found = {"kind": "megatron", "prefix": "/corpus", "tokens": 1000, "documents": 3, "dtype": "uint16"}
+    return CorpusFacts.model_validate({**found, "digest": "sha256:00", "max_token": 63, **changes})
+
+
+def test_a_corpus_is_in_the_plan_by_its_digest(plan_for: Make) -> None:
+    corpus = plan_for("tiny:torch:cpu", corpus=facts()).corpus
+    assert (corpus.kind, corpus.prefix, corpus.digest, corpus.entropy_nats) == (
+        "megatron",
+        "/corpus",
+        "sha256:00",
+        None,
+    )
+
+
+def test_without_one_the_synthetic_corpus_has_a_known_entropy(plan_for: Make) -> None:
+    corpus = plan_for("tiny:torch:cpu").corpus
+    assert corpus.kind == "synthetic" and corpus.entropy_nats == synthetic_entropy(4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"max_token": 64}, "/corpus: token 64 is outside the vocabulary of 64 tokens at scale smoke"),
+        ({"tokens": 8}, "/corpus: 8 tokens, expected at least 9, one sample"),
+    ],
+)
+def test_a_corpus_that_does_not_fit_the_case_is_refused(plan_for: Make, changes: dict[str, object], says: str) -> None:
+    with pytest.raises(CorpusError) as caught:
+        plan_for("tiny:torch:cpu", corpus=facts(**changes))
+    assert says in str(caught.value)
+
+
+# -- framework and environment
+
+
+def test_another_framework_version_is_a_deviation(plan_for: Make) -> None:
+    plan = plan_for("tiny:fake_2.5.1:F1")
+    assert plan.deviations == ("fake 2.5.1 was asked for; the implementation is pinned to 1.2.3",)
+    assert plan_for("tiny:fake_1.2.3:F1").deviations == ()
+
+
+def test_an_environment_is_known_by_its_requirements(plan_for: Make) -> None:
+    plain, flash = plan_for("tiny:fake:F1"), plan_for("tiny:fake:F1", attention="flash_attn")
+    assert plain.environment.name == "fake-fake" and plain.environment.requirements == ("numpy==2.4.6",)
+    assert flash.environment.requirements == ("numpy==2.4.6", "flash-attn==1.0")
+    assert plain.environment.digest != flash.environment.digest
+
+
+def test_a_given_interpreter_is_taken_as_it_is(plan_for: Make) -> None:
+    environment = plan_for("tiny:fake:F1", python=sys.executable).environment
+    assert (environment.folder, environment.python, environment.requirements) == ("", sys.executable, ())
+
+
+def test_an_interpreter_that_is_not_there_is_refused(plan_for: Make) -> None:
+    with pytest.raises(UsageError, match="--python /no/such/python: found no interpreter there"):
+        plan_for("tiny:fake:F1", python="/no/such/python")
+
+
+def test_an_implementation_is_known_by_all_its_sources(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("1")
+    first = folder_digest(tmp_path)
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__/train.pyc").write_text("x")
+    assert folder_digest(tmp_path) == first
+    (tmp_path / "train.py").write_text("2")
+    assert folder_digest(tmp_path) != first
+
+
+# -- the plan itself
+
+
+def test_a_plan_reads_back_from_its_file(plan_for: Make, tmp_path: Path) -> None:
+    plan = plan_for("tiny:fake_2.0:F1:1:2:3", layout="TP2+seq", environment={"A": "1"}, repeat=2)
+    (tmp_path / "plan.json").write_text(dump(plan))
+    assert load(Plan, tmp_path / "plan.json") == plan
+
+
+def test_the_job_says_what_the_worker_needs_and_nothing_of_vendors(plan_for: Make) -> None:
+    plan = plan_for("tiny:fake:F1", scale="smoke", save_weights=True)
+    job = job_of(plan, RunPaths(Path("/run")))
+    assert set(job) == {
+        "schema", "run_id", "case", "scale", "model", "training", "data", "window", "limits", "corpus", "layout",
+        "tuning", "accumulation", "device", "backend", "preload", "gradient_steps", "capture", "events_dir",
+        "save_weights_dir",
+    }  # fmt: skip
+    assert (job["device"], job["backend"], job["preload"]) == ("cpu", "gloo", ["json"])
+    assert job["accumulation"] * job["tuning"]["micro_batch"] * job["layout"]["data"] == 8
+    assert (job["events_dir"], job["gradient_steps"], job["capture"]) == ("/run/events", [], None)
+    assert job["save_weights_dir"] == "/run/weights" and "F1" not in json.dumps(job)
+
+
+def test_each_rank_gets_its_place_and_sees_only_its_devices(plan_for: Make, tmp_path: Path) -> None:
+    plan = plan_for("tiny:fake:F1:1:2", scale="smoke", environment={"EXTRA": "1"}, threads=3)
+    work = ProcessRuntime().node(plan, RunPaths(tmp_path), 0).processes[1]
+    assert work.argv[0] == plan.environment.python and work.argv[1].endswith("plugins/models/fake/train.py")
+    wanted = {
+        "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "{port}", "OMP_NUM_THREADS": "3", "FAKE_RANK": "1 of 2",
+        "FAKE_VISIBLE_DEVICES": "0,1", "EXTRA": "1", "LEVELFIELD_JOB": str(tmp_path / "job.json"),
+    }  # fmt: skip
+    assert work.environment.items() >= wanted.items()
+    assert Path(work.environment["PYTHONPATH"], "levelfield").is_dir()
+
+
+def test_variables_that_lead_a_python_astray_are_not_inherited() -> None:
+    given = {"HOME": "/h", "PYTHONPATH": "/x", "VIRTUAL_ENV": "/v", "TORCHELASTIC_RUN_ID": "1", "GROUP_RANK": "0"}
+    assert inherited(given) == {"HOME": "/h"}

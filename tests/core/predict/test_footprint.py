@@ -1,0 +1,171 @@
+"""The expected memory against the closed forms of its sources and against published measurements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from levelfield.measure.parameters import parameters
+from levelfield.predict.footprint import Footprint, expected_memory
+from levelfield.specs.base import load
+from levelfield.specs.case import Case
+from levelfield.specs.constants import Keeping
+from levelfield.specs.layout import Layout, parse_layout
+from levelfield.specs.tuning import Tuning
+
+CASES = Path(__file__).resolve().parents[3] / "configs" / "cases"
+GIB = 2**30
+
+
+def footprint(
+    case: str, layout: str = "DP1", kind: str = "nvidia", precision: str = "bf16", **tuning: Any
+) -> Footprint:
+    found = load(Case, CASES / f"{case}.yaml")
+    training = found.training.model_copy(update={"precision": precision})
+    parsed = parse_layout(layout).layout
+    return expected_memory(found.model, training, parsed, Tuning(layout=parsed, **tuning), kind)
+
+
+def count(case: str) -> int:
+    found = load(Case, CASES / f"{case}.yaml")
+    return parameters(found.model, found.training.sequence_length).total
+
+
+def test_states_of_one_device_are_eighteen_bytes_a_parameter() -> None:
+    found, n = footprint("gpt3_6.7B"), count("gpt3_6.7B")
+    assert (found.weights, found.gradients, found.optimizer_states) == (6 * n, 4 * n, 8 * n)
+    assert footprint("gpt3_6.7B", precision="fp32").weights == 4 * n
+    assert sum(found.parts().values()) == found.total
+
+
+def test_zero_shards_what_its_stage_says() -> None:
+    n = count("gpt3_6.7B")
+    parts = {stage: footprint("gpt3_6.7B", f"TP1PP1SH{stage}SP8") for stage in (1, 2, 3)}
+    assert all(p.optimizer_states == pytest.approx(n, rel=1e-6) for p in parts.values())
+    assert [p.gradients for p in parts.values()] == [4 * n, n // 2, n // 2]
+    assert parts[3].weights == n // 2 and parts[2].weights == n // 2 + 2 * n
+    assert parts[1].total > parts[2].total > parts[3].total
+
+
+def per_layer(layout: str = "DP1", **tuning: Any) -> float:
+    """Activation bytes of a layer over s b h, for a GPT in 16 bits with dropout, the embedding's part left out."""
+    found = footprint("gpt3_6.7B", layout, **tuning)
+    unit = tuning.get("micro_batch", 1) * 2048 * 4096
+    split = 2 if "+seq" in layout else 1
+    return (found.activations - 3 * unit / split) / 32 / unit
+
+
+def test_activations_are_korthikantis_34_sbh() -> None:
+    assert per_layer() == 34
+    assert per_layer(micro_batch=4) == 34
+    assert per_layer("TP2") == 10 + 24 / 2
+    assert per_layer("TP2+seq") == 34 / 2
+
+
+def test_recomputation_keeps_less() -> None:
+    none, selective, full = (footprint("gpt3_6.7B", recompute=r).activations for r in ("none", "selective", "full"))
+    assert none > selective > full
+    unit = 2048 * 4096
+    assert full == (32 * 2 + 34 + 3) * unit
+
+
+def test_scores_are_kept_only_on_the_host_with_dropout() -> None:
+    host, chip = (footprint("gpt3_6.7B", kind=kind).activations for kind in ("cpu", "nvidia"))
+    assert host - chip == 32 * 5 * 32 * 2048**2
+    assert footprint("llama3_8b", kind="cpu").activations == footprint("llama3_8b").activations
+
+
+def test_the_first_pipeline_stage_holds_most_micro_batches() -> None:
+    one, four = footprint("gpt3_6.7B", micro_batch=1), footprint("gpt3_6.7B", "PP4", micro_batch=1)
+    unit = 2048 * 4096
+    assert four.activations == one.activations + 3 * 3 * unit
+    assert four.logits == 0 and four.gradients < one.gradients / 3
+
+
+def test_interleaving_keeps_more_on_the_first_stage() -> None:
+    """1 + (p - 1)/(p v) times the layers' activations: Korthikanti et al., 2022, section 4.2.3."""
+    plain, two, four = (
+        footprint("llama3_8b", "PP4", micro_batch=1, virtual_pipeline=chunks).activations for chunks in (1, 2, 4)
+    )
+    embedding = 8192 * 4096 * 2  # of a micro-batch; 4 wait on the first chunk in 1F1B, 7 in rounds
+    layers = plain - 4 * embedding
+    assert two - 7 * embedding == pytest.approx(layers * (1 + 3 / 8))
+    assert four - 7 * embedding == pytest.approx(layers * (1 + 3 / 16))
+
+
+def test_what_a_framework_keeps_beyond_the_analyses() -> None:
+    """Each of its constants moves the part that it is about, by what it says."""
+    found, layout = load(Case, CASES / "gpt3_6.7B.yaml"), parse_layout("TP2PP1SH2SP4").layout
+    tuning, unit = Tuning(layout=layout, micro_batch=1), 2048 * 4096
+
+    def kept(kind: str = "nvidia", **fields: Any) -> Footprint:
+        return expected_memory(found.model, found.training, layout, tuning, kind, Keeping(**fields))
+
+    plain, n = kept(), kept().optimizer_states // 2  # states are sharded over 4: 2 n / 4 x 4 bytes
+    assert kept(gradient_bytes=2).gradients == plain.gradients // 2
+    assert kept(logit_bytes=10).logits == 10 * 2048 * 50304 // 2
+    assert kept(tensor_parallel_copies=2).activations - plain.activations == 32 * 2 * 2 * unit
+    assert kept(score_bytes=5).activations - plain.activations == 32 * 5 * 32 * 2048**2 // 2
+    assert kept(reserve_bytes=7).reserve == 7 and kept("cpu", host_process_bytes=7).reserve == 7
+    assert kept("cpu", host_process_bytes=0, host_sharding_copies=3).buffers == 3 * 2 * n
+    whole = kept(gradients_whole_in_backward=True)
+    assert whole.gradients == 4 * plain.gradients and whole.logits == 0 and whole.total > plain.total
+    tuning = tuning.model_copy(update={"micro_batch": 8})  # now the forward pass's end is the fuller moment
+    assert kept(gradients_whole_in_backward=True) == kept()
+
+
+def test_fp8_keeps_inputs_in_one_byte_and_weights_twice_more() -> None:
+    found, layout = load(Case, CASES / "llama3_8b.yaml"), Layout()
+    sixteen, eight = (
+        expected_memory(
+            found.model,
+            found.training.model_copy(update={"precision": precision}),
+            layout,
+            Tuning(layout=layout),
+            "nvidia",
+        )
+        for precision in ("bf16", "fp8")
+    )
+    layers = 32 * 218_112_000
+    assert eight.weights - sixteen.weights == 2 * layers
+    # two norms' outputs, the heads' output and the MLP's last input
+    assert sixteen.activations - eight.activations == 32 * 8192 * (2 * 4096 + 4096 + 14336)
+
+
+def test_logits_are_made_in_chunks() -> None:
+    vocabulary, hidden = 128256, 4096
+    found = footprint("llama3_8b").logits
+    assert found == 2 * 2**28 + 4 * vocabulary * hidden + 2 * 8192 * hidden
+    assert footprint("llama3_8b", "TP2").logits < found
+
+
+@pytest.mark.parametrize(
+    ("case", "layout", "micro_batch", "recompute", "published_gib"),
+    [
+        ("gpt3_6.7B", "TP1PP1SH2SP8", 4, "none", 66.27),
+        ("gpt3_6.7B", "TP2PP1SH1SP4", 4, "none", 54.65),
+        ("gpt3_6.7B", "TP2PP1SH2SP4", 4, "none", 49.46),
+        ("gpt3_6.7B", "TP2PP4SH1SP1", 4, "none", 46.77),
+        ("gpt3_13B", "TP2PP1SH2SP4", 2, "full", 48.54),
+        ("gpt3_13B", "TP2PP4SH1SP1", 4, "full", 35.84),
+    ],
+)
+def test_published_measurements_of_another_framework_lie_near(
+    case: str, layout: str, micro_batch: int, recompute: str, published_gib: float
+) -> None:
+    """FlagPerf's Paddle runs on A100-80G: other copies and buffers, so a quarter apart is agreement."""
+    found = footprint(case, layout, precision="fp16", micro_batch=micro_batch, recompute=recompute)
+    assert found.total / GIB == pytest.approx(published_gib, rel=0.25)
+
+
+def test_llama3_8b_does_not_fit_one_card_and_fits_eight() -> None:
+    assert footprint("llama3_8b", micro_batch=1).total > 141e9
+    assert footprint("llama3_8b", "TP1PP1SH3SP8", recompute="selective").total < 80 * GIB
+
+
+def test_layouts_never_need_more_than_one_device() -> None:
+    whole = footprint("llama3_8b").total
+    for layout in ("TP2", "TP8", "PP2", "PP8", "TP2PP1SH2SP4", "TP1PP1SH3SP8"):
+        assert footprint("llama3_8b", layout).total < whole
+    assert Layout().world_size == 1

@@ -1,0 +1,252 @@
+"""The planner: its search loses nothing, its model of time follows its sources, its arithmetic adds up."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from levelfield.catalog.registry import Registry
+from levelfield.errors import UsageError
+from levelfield.measure.flops import flops_per_token
+from levelfield.predict import layout_rules
+from levelfield.predict.collectives import Link, all_reduce_seconds, gather_seconds, send_seconds
+from levelfield.predict.explanation import memory_terms, time_terms
+from levelfield.predict.layout_search import Answer, Offer, Question, answer, predict
+from levelfield.predict.machines import machine_of, network_rate
+from levelfield.predict.operations import head_forward, layer_forward
+from levelfield.predict.timing import Machine, UnknownLink, slice_of
+from levelfield.specs.constants import Keeping, Pace
+from levelfield.specs.layout import parse_layout
+from levelfield.specs.tuning import Tuning
+
+GIB = 2**30
+LINK = Link(1e-6, 1e9)
+ALL = Offer(
+    frozenset({"data", "tensor", "pipeline", "sequence", "interleaved", "zero1", "zero2", "zero3"}),
+    ("none", "selective", "full"),
+)
+
+
+def machine(**changes: object) -> Machine:
+    plain = Machine(100e12, None, 1e12, Link(1e-6, 100e9), Link(1e-5, 10e9), devices_per_node=8)
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def question(case: str = "llama3_8b", devices: int = 8, capacity_gib: float | None = 80, **changes: object) -> Question:
+    registry = Registry()
+    constants = registry.constants("megatron")
+    assert constants is not None
+    plain = Question(
+        work=registry.case(case).work("full"),
+        machine=machine(),
+        constants=constants.model_copy(
+            update={"pace": Pace(matmul_efficiency=0.5, communication_efficiency=0.5, overlap=0)}
+        ),
+        offer=ALL,
+        device_kind="nvidia",
+        devices=devices,
+        capacity_bytes=None if capacity_gib is None else int(capacity_gib * GIB),
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def tuning(layout: str, **fields: object) -> Tuning:
+    return Tuning.model_validate({"layout": parse_layout(layout).layout, **fields})
+
+
+def test_a_ring_sends_all_but_its_own_share_twice() -> None:
+    assert all_reduce_seconds(8e9, 4, LINK) == pytest.approx(2 * 3 / 4 * 8 + 6e-6)
+    assert gather_seconds(8e9, 4, LINK) == pytest.approx(3 / 4 * 8 + 3e-6)
+    assert send_seconds(8e9, LINK) == pytest.approx(8 + 1e-6)
+    assert all_reduce_seconds(8e9, 1, LINK) == 0
+
+
+def test_small_messages_of_many_ranks_go_by_a_tree() -> None:
+    assert all_reduce_seconds(8, 1024, LINK) == pytest.approx(20e-6, rel=1e-2)
+    assert all_reduce_seconds(8, 1024, LINK) < 2 * gather_seconds(8, 1024, LINK) / 50
+
+
+@pytest.mark.parametrize("case", ["gpt3_6.7B", "llama3_8b"])
+@pytest.mark.parametrize("layout", ["DP1", "TP4", "TP8+seq"])
+def test_flops_are_the_megatron_formulas(case: str, layout: str) -> None:
+    work = Registry().case(case).work("full")
+    chosen = tuning(layout, micro_batch=2)
+    part = slice_of(work.training, chosen.layout, chosen, Keeping())
+    layer, head = layer_forward(work.model, part), head_forward(work.model, part)
+    forward = work.model.layers * (layer.matmul_flops + layer.core_flops) + head.core_flops
+    expected = flops_per_token("megatron", work.model, work.training.sequence_length) * part.tokens
+    assert 3 * forward * chosen.layout.tensor == pytest.approx(expected)
+
+
+def test_materialised_scores_cost_the_masked_half_and_memory_traffic() -> None:
+    work = Registry().case("gpt3_6.7B").work("full")
+    chosen = tuning("DP1")
+    kernel, materialised = (
+        layer_forward(work.model, slice_of(work.training, chosen.layout, chosen, Keeping(score_bytes=n)))
+        for n in (0, 5)
+    )
+    assert materialised.core_flops == 2 * kernel.core_flops
+    assert materialised.moved_bytes > 1.5 * kernel.moved_bytes
+
+
+def test_the_bubble_is_what_narayanan_gives_for_equal_stages() -> None:
+    """(p - 1) / m of the work; the head makes the last stage slower, so it is left out of this model."""
+    asked = question("gpt3_6.7B")
+    headless = asked.work.model.model_copy(update={"vocab_size": 2})
+    asked = replace(asked, work=asked.work.model_copy(update={"model": headless}))
+    found = predict(asked, tuning("PP8", micro_batch=4)).time
+    batches = asked.work.training.global_batch // 4
+    expected = 7 / batches * (found.compute + found.imbalance + found.pipeline)
+    assert found.bubble == pytest.approx(expected, rel=0.02)
+    interleaved = predict(asked, tuning("PP8", micro_batch=4, virtual_pipeline=2)).time
+    assert interleaved.bubble == pytest.approx(found.bubble / 2)
+    assert interleaved.pipeline == pytest.approx(2 * found.pipeline)
+
+
+def test_the_stage_with_the_logits_sets_the_pace() -> None:
+    asked = question("flagperf_llama3_8b")
+    two, eight = (predict(asked, tuning(text)).time for text in ("PP2DP4", "PP8"))
+    assert eight.imbalance / eight.compute > 5 * two.imbalance / two.compute > 0
+
+
+def test_what_spans_nodes_goes_by_the_network() -> None:
+    inside, outside = (predict(question(machine=machine(devices_per_node=n)), tuning("TP8")).time for n in (8, 4))
+    assert outside.tensor > 9 * inside.tensor
+    alone = question(machine=machine(devices_per_node=4, network=None))
+    with pytest.raises(UnknownLink, match="what joins nodes"):
+        predict(alone, tuning("TP8"))
+    with pytest.raises(UnknownLink, match="devices of a node"):
+        predict(question(machine=machine(node=None)), tuning("TP8"))
+    assert predict(question(machine=machine(node=None)), tuning("DP1")).time.data == 0
+
+
+def test_data_groups_of_a_node_share_its_network() -> None:
+    asked = question(devices=64, machine=machine(network=Link(0, 10e9)))
+    whole, shared = (predict(asked, tuning(text)).time.data for text in ("DP64", "DP8TP8"))
+    # an eighth of the parameters through an eighth of the network, over fewer ranks
+    assert shared == pytest.approx(whole * (7 / 8) / (63 / 64), rel=0.02)
+
+
+def test_few_ranks_of_a_mesh_have_few_links() -> None:
+    mesh = question(machine=machine(pair_bytes_per_second=25e9))
+    pair, all_ranks = (predict(mesh, tuning(text)).time.tensor for text in ("TP2DP4", "TP8"))
+    switched = predict(question(), tuning("TP2DP4")).time.tensor
+    assert pair == pytest.approx(4 * switched, rel=0.01)
+    assert all_ranks == predict(question(), tuning("TP8")).time.tensor
+
+
+def test_overlap_hides_its_share_of_the_gradients() -> None:
+    asked = question()
+    pace = asked.constants.pace.model_copy(update={"overlap": 0.75})
+    hidden = replace(asked, constants=asked.constants.model_copy(update={"pace": pace}))
+    layout = tuning("DP8")
+    assert predict(hidden, layout).time.data == pytest.approx(predict(asked, layout).time.data / 4)
+
+
+@pytest.mark.parametrize(
+    ("case", "devices", "capacity"), [("llama3_8b", 8, 80), ("gpt3_13B", 16, 40), ("gpt2_small", 4, 3)]
+)
+def test_the_search_loses_nothing(case: str, devices: int, capacity: float) -> None:
+    """Against every combination, one by one, with the relations that a run must satisfy."""
+    asked = question(case, devices, capacity)
+    assert _keys(answer(asked)) == _brute(asked)
+
+
+def _keys(found: Answer) -> set[str]:
+    return {f"{r.layout} {r.tuning.micro_batch} {r.tuning.virtual_pipeline} {r.tuning.recompute}" for r in found.rows}
+
+
+def _brute(asked: Question) -> set[str]:
+    sizes = [n for n in range(1, asked.devices + 1) if asked.devices % n == 0]
+    batches = [2**n for n in range(11)]
+    found = set()
+    for tensor, pipeline, batch, chunks, again in product(sizes, sizes, batches, range(1, 41), ALL.recompute):
+        if asked.devices % (tensor * pipeline) or (chunks > 1 and pipeline == 1):
+            continue
+        data = asked.devices // tensor // pipeline
+        for stage, sequence in product((0, 1, 2, 3) if data > 1 else (0,), ("", "+seq") if tensor > 1 else ("",)):
+            sharded = f"SH{stage}SP{data}" if stage else ""
+            chosen = tuning(
+                f"DP{data}TP{tensor}PP{pipeline}{sharded}{sequence}",
+                micro_batch=batch,
+                virtual_pipeline=chunks,
+                recompute=again,
+            )
+            if not layout_rules.broken(asked.work, chosen.layout, batch, 1, asked.devices, chunks):
+                row = predict(asked, chosen)
+                if row.fits:
+                    found.add(f"{row.layout} {batch} {chunks} {again}")
+    return found
+
+
+def test_rows_come_fastest_first_and_only_what_is_offered() -> None:
+    few = Offer(frozenset({"data", "zero1"}), ("none",))
+    rows = answer(question(capacity_gib=None, offer=few)).rows
+    rates = [row.tokens_per_second for row in rows]
+    assert rates == sorted(rates, reverse=True)
+    assert {(r.layout.tensor, r.layout.pipeline, r.tuning.recompute) for r in rows} == {(1, 1, "none")}
+    assert {row.layout.sharding_stage for row in rows} == {0, 1}
+
+
+def test_where_nothing_fits_the_smallest_is_named() -> None:
+    found = answer(question(capacity_gib=1))
+    assert not found.rows and found.nearest is not None
+    assert found.nearest.memory.total > GIB and not found.nearest.fits
+    assert found.nearest.tuning.recompute == "full"
+
+
+@pytest.mark.parametrize(
+    ("layout", "fields"),
+    [
+        ("DP8", {}),
+        ("TP2PP2DP2SH1SP2+seq", {"recompute": "selective"}),
+        ("PP8", {"recompute": "full", "virtual_pipeline": 2}),
+        ("TP1PP1SH3SP8", {"micro_batch": 2}),
+        ("TP2PP1SH2SP4", {"recompute": "full"}),
+    ],
+)
+@pytest.mark.parametrize("framework", ["megatron", "paddle", "torch"])
+def test_the_arithmetic_gives_each_part(layout: str, fields: dict[str, object], framework: str) -> None:
+    constants = Registry().constants(framework)
+    assert constants is not None
+    asked = question(constants=constants, capacity_gib=None)
+    row = predict(asked, tuning(layout, **fields))
+    memory, time = memory_terms(asked, row), time_terms(asked, row)
+    assert {t.part: t.value for t in memory} == row.memory.parts()
+    assert {t.part: t.value for t in time} == row.time.parts()
+    for term in [*memory, *time]:
+        result = eval(term.arithmetic, {"__builtins__": {}})
+        assert result == pytest.approx(term.value, rel=1e-4, abs=1e-6), term
+        assert term.words and term.source
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"), [("100Gb/s", 12.5e9), ("8x400Gb/s", 400e9), ("25GB/s", 25e9), ("8 x 200 gb/s", 200e9)]
+)
+def test_a_networks_rate(text: str, rate: float) -> None:
+    assert network_rate(text) == rate
+
+
+@pytest.mark.parametrize("text", ["", "fast", "100", "100 Mb/s", "-1Gb/s", "0Gb/s", "8x"])
+def test_a_network_that_is_no_rate(text: str) -> None:
+    with pytest.raises(UsageError, match="expected a node's ports and rate"):
+        network_rate(text)
+
+
+def test_a_chip_without_a_published_peak_is_not_planned_on() -> None:
+    registry = Registry()
+    withheld = [c for v in registry.vendors for c in registry.vendor_file(v).chips if not c.peaks]
+    assert withheld
+    with pytest.raises(UsageError, match=r"no published bf16 peak.*--chips"):
+        machine_of(withheld[0], "bf16", 8, None)
+
+
+def test_a_measured_rate_comes_before_the_peak() -> None:
+    chip = Registry().vendor_file("nvidia").chip("A100-SXM4-80GB")
+    assert chip is not None
+    reached = chip.achievable["bf16"].tflops * 1e12
+    assert reached < chip.peaks["bf16"].tflops * 1e12
+    assert [machine_of(chip, dtype, 8, None).matmul_flops_per_second for dtype in ("bf16", "fp16")] == [reached] * 2
+    assert math.isclose(machine_of(chip, "fp32", 8, None).matmul_flops_per_second, 19.5e12)

@@ -1,0 +1,366 @@
+"""Runs beside published rows, and in the columns of other reports: a run that measured what a report printed prints its
+cells again."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from levelfield.catalog.lookup import find_chip
+from levelfield.catalog.registry import Registry
+from levelfield.cli.main import main
+from levelfield.judge.collector import collect
+from levelfield.measure.utilisation import hfu, mfu, peak_range
+from levelfield.publish.conversion import rate
+from levelfield.publish.foreign_columns import FLAGPERF_GPT, FLAGPERF_LLAMA, FORMATS, ONEFLOW, OSDI, as_report
+from levelfield.publish.foreign_tables import Run, changed, constants_of, runs_of
+from levelfield.publish.published_rows import beside, remarks
+from levelfield.publish.published_tables import beside_published
+from levelfield.rundir.directory import read_plan
+from levelfield.specs.figures import Row
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+from levelfield.specs.result import Figure, Result, Status, Utilisation
+
+REGISTRY = Registry([])
+work_of = cache(lambda case: REGISTRY.case(case).work("full"))
+chip_of = cache(lambda name: find_chip(REGISTRY, name)[1])
+LLAMA, ONEFLOW_SET, OSDI_SET, PADDLE = (
+    REGISTRY.figures(name) for name in ("flagperf_llama3", "oneflow_gpt", "osdi_gpt2", "flagperf_gpt3_paddle")
+)
+LOADED = SimpleNamespace(published=REGISTRY.published, figures=cache(REGISTRY.figures))  # read once
+Pair = tuple[Result, Plan]
+
+
+@pytest.fixture(scope="module")
+def valid(recorded: Path) -> Pair:
+    return collect(RunPaths(recorded)), read_plan(RunPaths(recorded))
+
+
+def measured_as(valid: Pair, row: Row, **changes: Any) -> Pair:
+    """The recorded run, as if it had been this row's and had measured what the row prints."""
+    result, plan = valid
+    s, work = row.setting, work_of(row.setting.case)
+    tokens = rate(row).tokens_per_second_per_device
+    speed = None
+    if result.throughput and tokens:
+        seconds = s.global_batch * s.sequence_length / tokens / s.devices
+        steps = result.throughput.step_seconds.model_copy(update={"mean": seconds, "median": seconds})
+        rates = {"tokens_per_second": tokens * s.devices, "tokens_per_second_per_device": tokens}
+        speed = result.throughput.model_copy(update={**rates, "step_seconds": steps})
+    capacity = chip_of(s.chip).memory_bytes if s.chip else None
+    used = Figure(value=row.figure("memory_bytes"), unit="B")
+    memory = result.memory.model_copy(update={"device_used_peak": used, "capacity_bytes": capacity})
+    update = {
+        "case": s.case, "scale": "full", "framework": s.framework, "vendor": "nvidia", "chip": s.chip or "withheld",
+        "nodes": s.nodes, "devices": s.devices, "precision": s.precision, "layout": s.parallel,
+        "micro_batch": s.micro_batch, "accumulation": s.accumulation, "recompute": s.recompute or "none",
+        "throughput": speed, "memory": memory, "utilisation": utilisation(row, tokens),
+    }  # fmt: skip
+    found = result.model_copy(update={**update, **changes})
+    return found, plan.model_copy(update={"work": work, "case": s.case, "scale": "full"})
+
+
+def utilisation(row: Row, tokens: float | None) -> tuple[Utilisation, ...]:
+    """As `collect` computes it, with Levelfield's own peaks and parameters."""
+    s = row.setting
+    if tokens is None or s.chip is None:
+        return ()
+    work = work_of(s.case)
+    peaks = peak_range(s.precision, chip_of(s.chip).peaks)
+    given = (work.model, s.sequence_length, tokens, peaks)
+    full = "full" if s.recompute == "full" else "none"
+    found = [mfu("palm", *given), mfu("6n", *given), hfu("megatron-2021", *given, full)]
+    return tuple(Utilisation.model_validate(vars(one)) for one in found)
+
+
+def cells(form: str, pairs: Sequence[Pair]) -> list[dict[str, str]]:
+    """The rows of the table in this format, by heading."""
+    text = as_report(form, runs_of([r for r, _ in pairs], [p for _, p in pairs], LOADED))
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    head, _, *rows = [[part.strip() for part in line.strip("| ").split(" | ")] for line in table]
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+def text_of(row: Row, name: str) -> str:
+    return str(row.figures[name].text)
+
+
+# -- in the columns of other reports
+
+
+@pytest.mark.parametrize("row", ONEFLOW_SET.rows, ids=lambda row: row.name)
+def test_a_run_like_oneflows_prints_oneflows_row(valid: Pair, row: Row) -> None:
+    (found,) = cells("oneflow", [measured_as(valid, row)])
+    latency = float(found.pop("lantency").removesuffix(" (ms)"))
+    assert latency == pytest.approx(1000 * (row.figure("step_seconds_finer") or 0), abs=0.0051)
+    if row.name.startswith("MP_1x1x1"):
+        found["case"] = found["case"].replace("DP_", "MP_")  # one device is of no kind; OneFlow counts this one so
+        found["group"] = "MP"
+    if row.name.startswith(("2D_1x8x1", "2D_8x1x1")):
+        found["case"] = found["case"].replace("MP_", "2D_").replace("DP_", "2D_")  # ... and two with one kind only
+        found["group"] = "2D"
+    assert found == {
+        "group": row.group,
+        "case": row.name,
+        "memory": f"{text_of(row, 'memory_bytes')} (MiB)",
+        "throuthput(sample/sec)": text_of(row, "samples_per_second"),
+        "Achieved teraFLOP/s per GPU": text_of(row, "flops_per_second"),
+        "Percentage of theoretical peak FLOP/s": f"{text_of(row, 'share_of_peak')}%",
+        "Achieved aggregate petaFLOP/s": text_of(row, "aggregate_flops_per_second"),
+    }
+
+
+MACHINES = {"A100 1x8": "A800-SXM4-80GB单机8卡（1x8）", "H100 1x8": "H100-SXM5-80GB单机8卡（1x8）",
+            "H100 2x8": "H100-SXM5-80GB二机16卡（2x8）", "H100 55x8": "H100-SXM5-80GB-55机440卡（55x8）"}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", [r for r in LLAMA.rows if r.setting.chip], ids=lambda row: row.name)
+def test_a_run_like_flagperfs_prints_flagperfs_row(valid: Pair, row: Row) -> None:
+    oom = row.status == "oom"
+    changes = {"status": Status(word="oom", reasons=("out of memory",))} if oom else {}
+    (found,) = cells("flagperf", [measured_as(valid, row, **changes)])
+    printed = [row.figures[name] for name in ("mfu", "mfu_low", "mfu_high") if name in row.figures]
+    expected = "-".join(f"{cell.text}%" for cell in printed)
+    if any(cell.disagrees for cell in printed):  # what does not follow from its own row does not from a run either
+        expected = {"50.0%": "50.9%", "25.4%-50.6%": "25.4%-50.9%"}[expected]
+    machines = MACHINES[" ".join(row.name.split()[:2])] if row.group == "performance" else MACHINES["A100 1x8"]
+    memory = "OOM" if oom else f"{text_of(row, 'memory_bytes')}/{text_of(row, 'chip_memory_bytes')}"
+    assert found == {
+        "配置": machines,
+        "precision": "bf16+fp8" if row.setting.precision == "fp8" else "bf16",
+        "parallel": row.setting.layout_printed,
+        "fix_hp": "gbs=1760" if "1760" in text_of(row, "hyperparameters") else "/",
+        "token/p/s": text_of(row, "tokens_per_second_per_device"),
+        "是否精度对齐": "/",
+        "mem": memory,
+        "MFU": "/" if oom else expected,
+    }
+
+
+@pytest.mark.parametrize("row", [r for r in PADDLE.rows if r.figures], ids=lambda row: row.name)
+def test_a_run_like_flagperfs_with_paddle_prints_its_row(valid: Pair, row: Row) -> None:
+    result, plan = measured_as(valid, row)
+    exact = (row.figure("samples_per_second") or 0) * 2048
+    assert result.throughput
+    speed = result.throughput.model_copy(update={"tokens_per_second": exact})
+    (found,) = cells("flagperf", [(result.model_copy(update={"throughput": speed}), plan)])
+    tokens, samples = text_of(row, "tokens_per_second_per_device"), text_of(row, "samples_per_second")
+    assert found["throughput"] == f"{samples} * 2048 / 8 = {tokens} tokens/s"
+    assert found["配置"] == "A100-SXM4-80GB单机8卡（1x8*80G）" and found["config"] == "/"
+    s = row.setting
+    assert found["fix_hp"] == f"per_device_bs={s.micro_batch}, accumulate={s.accumulation}, (global bs = 2M tokens)"
+    one_stage = s.parallel.pipeline == 1
+    assert found["memory"] == (f"{text_of(row, 'memory_bytes')} * 8 GB" if one_stage else "/")
+    assert f"recompute={s.recompute == 'full'}" in found["parallel_strategy"]
+    degrees = ("sharding_degree", s.parallel.sharding_degree), ("tensor_parallel_degree", s.parallel.tensor)
+    assert all((f"{name}={degree}" in found["parallel_strategy"]) == (degree > 1) for name, degree in degrees)
+
+
+def test_runs_like_the_osdi_report_print_its_changes(valid: Pair) -> None:
+    found = cells("osdi", [measured_as(valid, row) for row in OSDI_SET.rows])
+    expected = {
+        "test-10-1": ("5603", "104"),
+        "test-10-2": ("3849(-1754,↓31.3%)", "89(↓14.4%)"),
+        "test-10-3": ("11301", "239"),
+        "test-10-4": ("9547(-1754,↓15.5%)", "235(↓1.7%)"),
+        "test-14-1": ("11087", "412"),
+        "test-14-2": ("9160(-1927,↓17.4%)", "395(↓4.1%)"),  # printed there: 11.4
+        "test-19-1": ("11089", "717"),
+        "test-19-2": ("9082(-2007,↓18.1%)", "742(↑3.5%)"),  # printed there: -2727, 23.1 and 3.4
+    }
+    for row, line in zip(OSDI_SET.rows, found, strict=True):
+        assert (line["gpu_mem(mB)"], line["throuthput(sample/sec)"]) == expected[row.name]
+        assert (line["xn_xg_xdp_xmp_xbs"], line["test_desc"]) == (row.setting.layout_printed, row.group)
+        assert (line["date"], line["test_num"], line["gpu_util(%)"]) == ("20260102", "/", "/")
+
+
+def test_a_sharded_run_is_compared_with_its_own_kind_only(valid: Pair) -> None:
+    off, on = (measured_as(valid, OSDI_SET.row(name)) for name in ("test-14-1", "test-10-2"))
+    assert cells("osdi", [off, on])[1]["gpu_mem(mB)"] == "3849"
+    other = off[0].model_copy(update={"chip": "H100-SXM5-80GB"}), off[1]
+    assert cells("osdi", [other, measured_as(valid, OSDI_SET.row("test-14-2"))])[1]["gpu_mem(mB)"] == "9160"
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_run_that_has_no_figures_prints_slashes(valid: Pair, form: str) -> None:
+    pair = measured_as(valid, LLAMA.row("ablation PP1DP8TP1"))
+    (found,) = cells(form, [pair])
+    shown = [value for name, value in found.items() if any(word in name for word in ("put", "FLOP", "token", "MFU"))]
+    assert shown and set(shown) == {"/"}
+
+
+def test_what_a_pasted_row_must_not_lose_stands_below(valid: Pair) -> None:
+    result, plan = valid
+    oom = result.model_copy(
+        update={"status": Status(word="oom", reasons=("no memory left",)), "deviations": ("other",)}
+    )
+    lines = as_report("osdi", runs_of([oom], [plan], LOADED)).splitlines()
+    assert [line.removeprefix(f"{result.run_id}: ") for line in lines if line and not line.startswith("|")] == [
+        "smoke scale, never to be compared with a full run",
+        "oom",
+        "no memory left",
+        "other",
+    ]
+    full, _ = measured_as(valid, OSDI_SET.rows[0])
+    assert as_report("osdi", runs_of([full], [plan], LOADED)).count("\n") == 3
+
+
+def test_a_smoke_run_takes_none_of_the_reports_numbers(valid: Pair) -> None:
+    result, plan = measured_as(valid, LLAMA.rows[0])
+    taken = [
+        run.constants for run in runs_of([result, result.model_copy(update={"scale": "smoke"})], [plan] * 2, LOADED)
+    ]
+    assert taken == [{"parameters": 8e9}, {}]
+
+
+def test_memory_of_a_cpu_is_its_largest_process(valid: Pair) -> None:
+    result, plan = valid
+    (found,) = cells("oneflow", [(result.model_copy(update={"vendor": "cpu"}), plan)])
+    assert (
+        result.memory.process_peak.value and found["memory"] == f"{result.memory.process_peak.value / 2**20:.0f} (MiB)"
+    )
+    assert cells("oneflow", [valid])[0]["memory"] == "3072 (MiB)"
+
+
+def test_headings_are_those_of_the_reports() -> None:
+    for columns, figures in ((ONEFLOW, ONEFLOW_SET), (OSDI, OSDI_SET), (FLAGPERF_LLAMA, LLAMA), (FLAGPERF_GPT, PADDLE)):
+        theirs = {column.header for column in figures.defaults.columns.values()}
+        elsewhere = {"micro_batch_size_times_data_parallel_size", "global_batchsize"}  # not in the table of results
+        printed = theirs - elsewhere - {"memory.used [MiB]", "utilization.gpu [%]"}
+        assert printed <= set(columns)
+
+
+@pytest.mark.parametrize(
+    ("value", "before", "text"), [(None, 1.0, "/"), (89.0, None, "89"), (89.0, 0.0, "89"), (742.4, 717, "742(↑3.5%)")]
+)
+def test_changes(value: float | None, before: float | None, text: str) -> None:
+    assert changed(value, before) == text
+
+
+@pytest.mark.parametrize(("error", "text"), [(None, "/"), (0.0199, "True"), (0.02, "False"), (float("nan"), "False")])
+def test_flagperfs_rule_is_flagperfs(valid: Pair, error: float | None, text: str) -> None:
+    result, plan = valid
+    alignment = result.alignment.model_copy(update={"flagperf_mean_error": error})
+    run = Run(result.model_copy(update={"alignment": alignment}), plan, {})
+    assert FLAGPERF_LLAMA["是否精度对齐"](run) == text
+
+
+def test_a_case_that_nobody_published_takes_its_own_numbers() -> None:
+    rows = [row for name in REGISTRY.published for row in REGISTRY.figures(name).rows]
+    assert constants_of("llama3_8b", rows) == {}
+    assert constants_of("flagperf_llama3_8b", rows) == {"parameters": 8e9}
+    assert constants_of("oneflow_768x12_b8", rows) == {"vocab_size": 51200}
+
+
+# -- beside published rows
+
+
+def test_published_rows_of_the_case_stand_beside_the_run(valid: Pair) -> None:
+    result, _ = measured_as(valid, PADDLE.rows[0])
+    first, *others = beside([result], REGISTRY)
+    assert (first.origin, len(others)) == ("measured", 8) and {line.case for line in others} == {"gpt3_6.7B"}
+    theirs = others[0]
+    assert theirs.tokens_per_second_per_device == first.tokens_per_second_per_device == 4410
+    assert theirs.mfu == first.mfu == "61.0 %" and theirs.mfu_from.startswith("converted: palm/1 of 312 TFLOP/s")
+    assert theirs.memory_bytes == pytest.approx(66.27 * 2**30) and theirs.tokens_from == "printed"
+    assert others[3].memory_from == "printed: the fullest of 4 pipeline stages"
+
+
+def test_throughput_is_converted_from_the_finest_figure_and_says_so() -> None:
+    row = ONEFLOW_SET.row("DP_8x1x1_16_1536x16")
+    assert rate(row).how == "converted: 16 x 2048 / 0.417952 s / 8"
+    assert rate(row).tokens_per_second_per_device == pytest.approx(16 * 2048 / 0.417952 / 8)
+    assert rate(OSDI_SET.rows[0]).how == "converted: 104 samples/s x 1024 / 8"
+    assert rate(PADDLE.rows[0]).how == "printed"
+
+
+def test_what_cannot_be_converted_is_absent_with_the_reason(valid: Pair) -> None:
+    result, _ = measured_as(valid, LLAMA.rows[0])
+    lines = {line.name: line for line in beside([result], REGISTRY)}
+    withheld = lines["flagperf_llama3: * 1x8 bf16 PP2DP4TP1"]
+    assert withheld.tokens_per_second_per_device == 2260 and withheld.mfu == "-"
+    assert withheld.absent == ["no MFU: the chip is withheld", "no memory: withheld"]
+    assert len(lines["flagperf_llama3: ablation PP1DP8TP1"].absent) == 3
+
+
+def test_mixed_fp8_keeps_its_range(valid: Pair) -> None:
+    result, _ = measured_as(valid, LLAMA.row("H100 1x8 bf16+fp8 PP1DP4TP2"))
+    ours, theirs, _ = beside([result], REGISTRY)
+    assert ours.mfu == theirs.mfu == "30.8-61.6 %"
+
+
+def test_a_chip_that_no_vendor_has_is_said(tmp_path: Path, valid: Pair) -> None:
+    folder = tmp_path / "configs" / "published"
+    folder.mkdir(parents=True)
+    text = (Path(REGISTRY.published["osdi_gpt2"])).read_text(encoding="utf-8")
+    (folder / "mine.yaml").write_text(text.replace("osdi_gpt2", "mine").replace("V100-SXM2-16GB", "Z9"), "utf-8")
+    result, _ = measured_as(valid, OSDI_SET.rows[0])
+    mine = [line for line in beside([result], Registry([tmp_path])) if line.name.startswith("mine")]
+    assert len(mine) == 2 and all("unknown vendor or chip 'Z9'" in line.mfu_from for line in mine)
+
+
+def test_smoke_runs_are_not_put_beside_published_ones(valid: Pair) -> None:
+    result, _ = measured_as(valid, PADDLE.rows[0], scale="smoke")
+    lines = beside([result], REGISTRY)
+    assert [line.origin for line in lines] == ["measured"]
+    assert list(remarks([result], lines)) == [
+        "gpt3_6.7B: measured at smoke scale, which is other work than what was published; nothing to put beside"
+    ]
+    unpublished, _ = measured_as(valid, PADDLE.rows[0], case="tiny")
+    assert list(remarks([unpublished], beside([unpublished], REGISTRY))) == ["tiny: no published row is of this case"]
+
+
+def test_every_format_holds_measured_and_published(valid: Pair) -> None:
+    result, _ = measured_as(valid, LLAMA.rows[0])
+    texts = {form: beside_published(form, [result], REGISTRY) for form in ("table", "markdown", "csv", "json")}
+    assert [line for line in texts["table"].splitlines() if len(line) > 80] == []
+    assert "3,698.7 tokens/s/device (printed), 76.00 GiB" in texts["table"]
+    assert "MFU 68.9 % (converted)" in texts["table"] and "no figures: oom" in texts["table"]
+    head, rule, *rows = [line for line in texts["markdown"].splitlines() if line.startswith("|")]
+    assert len(rows) == 12 and {line.count("|") for line in (head, rule, *rows)} == {12}
+    listed = list(csv.DictReader(io.StringIO(texts["csv"])))
+    assert [row["origin"] for row in listed] == ["measured"] + ["published"] * 11
+    assert float(listed[1]["tokens_per_second_per_device"]) == 3698.7 and listed[1]["tokens_from"] == "printed"
+    assert json.loads(texts["json"])["rows"][0]["name"] == result.run_id
+
+
+# -- the command
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--with-published"], "tiny: measured at smoke scale"),
+        (["--format", "flagperf"], "| 配置 | config |"),
+        (["--format", "oneflow"], "DP_2x1x1_8_16x2"),
+        (["--format", "osdi"], "| 20260102 | / | off_optimization | 1n_2g_dp_2bs | 3072 | / | 16 |"),
+    ],
+)
+def test_the_report_command_prints_them(
+    run: RunPaths, capsys: pytest.CaptureFixture[str], options: list[str], says: str
+) -> None:
+    assert main(["report", str(run.root), *options]) == 0
+    assert says in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--with-published", "--format", "oneflow"],
+        ["--with-published", "--withhold", "mfu", "--bundle", "b"],
+        ["--format", "osdi", "--withhold", "mfu", "--bundle", "b"],
+    ],
+)
+def test_options_that_make_different_tables_are_refused_together(
+    run: RunPaths, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    assert main(["report", str(run.root), *options]) == 2
+    assert "make different tables; give one of them at a time" in capsys.readouterr().err

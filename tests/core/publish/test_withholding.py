@@ -1,0 +1,445 @@
+"""Withheld cells: nothing of them in any format, no choice that gives them away, and commitments that hold."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import shutil
+import stat
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from levelfield.cli.main import main
+from levelfield.errors import UnknownName, UsageError
+from levelfield.judge.collector import collect
+from levelfield.publish.withheld_tables import FILES, published
+from levelfield.publish.withholding import (
+    FIELDS,
+    LEFT_OUT,
+    PUBLISHED,
+    WORD,
+    commit,
+    hidden,
+    parse_fields,
+    refuse_leaks,
+    without,
+)
+from levelfield.rundir.directory import read_plan
+from levelfield.specs.base import dump
+from levelfield.specs.chips import OverlayUsed
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+from levelfield.specs.result import Result, Status
+from levelfield.specs.vendor import Peak
+from levelfield.specs.withheld import Withheld, commitment
+
+Fields = tuple[Withheld, ...]
+SUBSETS = [c for n in range(1, len(FIELDS) + 1) for c in itertools.combinations(FIELDS, n)]
+
+
+@pytest.fixture
+def valid(run: RunPaths) -> Result:
+    return collect(run)
+
+
+@pytest.fixture
+def plan(run: RunPaths) -> Plan:
+    """Of a run whose peak was measured, so nobody's knowledge."""
+    return read_plan(run)
+
+
+def with_peak(plan: Plan, overlay: OverlayUsed | None = None) -> Plan:
+    """The plan on a chip that has a peak of the run's dtype: vendor.yaml's, or a private one."""
+    chip = plan.hardware.chip.model_copy(update={"peaks": {"fp32": Peak(tflops=2.0, source="a datasheet")}})
+    hardware = plan.hardware.model_copy(update={"chip": chip, "overlay": overlay})
+    return plan.model_copy(update={"hardware": hardware})
+
+
+PRIVATE = OverlayUsed(file="chips.yaml", digest="sha256:" + "0" * 64, fields=("peaks.fp32",))
+
+
+# -- which choices give themselves away
+
+World = dict[str, tuple[float, ...]]
+
+
+def worlds(peak_is_known: bool) -> list[World]:
+    """What the cells would say for every rate, peak, power and memory of 1 or 2, from their definitions alone."""
+    peaks = (1,) if peak_is_known else (1, 2)
+    return [
+        {"mfu": (r / p,), "peak": (p,), "throughput": (r,), "energy": (w / r, w), "memory": (m,)}
+        for r, p, w, m in itertools.product((1, 2), peaks, (1, 2), (1, 2))
+    ]
+
+
+def gives_away(fields: Fields, peak_is_known: bool) -> bool:
+    """Whether some withheld cell is the same in every world in which all published cells are."""
+    base, *others = worlds(peak_is_known)
+    alike = [w for w in others if all(w[f] == base[f] for f in FIELDS if f not in fields)]
+    return not all(any(w[field] != base[field] for w in alike) for field in fields)
+
+
+def refused(plan: Plan, fields: Fields) -> bool:
+    try:
+        refuse_leaks(plan, fields)
+    except UsageError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("fields", SUBSETS, ids="+".join)
+def test_a_choice_is_refused_exactly_when_it_gives_itself_away(plan: Plan, fields: Fields) -> None:
+    assert refused(plan, fields) == gives_away(fields, peak_is_known=False)
+    assert refused(with_peak(plan, PRIVATE), fields) == gives_away(fields, peak_is_known=False)
+    assert refused(with_peak(plan), fields) == gives_away(fields, peak_is_known=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        (("peak",), "the peak follows from MFU, tokens/s and the FLOPs per token of the case; withhold mfu or through"),
+        (("mfu",), "MFU follows from the peak, tokens/s and the FLOPs per token of the case; withhold peak or through"),
+        (("mfu", "peak", "throughput"), "tokens/s follows from the energy; withhold energy too"),
+    ],
+)
+def test_a_leak_is_named_with_what_to_add(plan: Plan, fields: Fields, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        refuse_leaks(plan, fields)
+    assert says in str(caught.value) and f"--withhold {','.join(fields)}: {plan.run_id} on F1" in str(caught.value)
+
+
+def test_a_peak_that_everybody_can_look_up_is_not_withheld(plan: Plan) -> None:
+    with pytest.raises(UsageError, match=r"the peak hides nothing: fp32 \(a datasheet\) is in the vendor's public"):
+        refuse_leaks(with_peak(plan), ("mfu", "peak"))
+    with pytest.raises(UsageError, match=r"MFU follows from the peak \(public\), tokens/s .*; withhold throughput too"):
+        refuse_leaks(with_peak(plan), ("mfu",))
+
+
+def test_of_mixed_fp8_one_public_peak_gives_half_of_the_range_away(plan: Plan) -> None:
+    training = plan.work.training.model_copy(update={"precision": "fp8"})
+    fp8 = plan.model_copy(update={"work": plan.work.model_copy(update={"training": training})})
+    peaks = {"bf16": Peak(tflops=1, source="a datasheet"), "fp8": Peak(tflops=2, source="private")}
+    hardware = fp8.hardware.model_copy(
+        update={
+            "chip": fp8.hardware.chip.model_copy(update={"peaks": peaks}),
+            "overlay": PRIVATE.model_copy(update={"fields": ("peaks.fp8",)}),
+        }
+    )
+    mixed = fp8.model_copy(update={"hardware": hardware})
+    assert refused(mixed, ("mfu", "peak")) and not refused(mixed, ("mfu", "throughput", "energy"))
+
+
+# -- nothing of them in any format
+
+
+def other_peak(run: RunPaths) -> Result:
+    plan = read_plan(run)
+    run.plan.write_text(dump(plan.model_copy(update={"peak": plan.peak.model_copy(update={"tflops": 3.125})})))
+    return collect(run)
+
+
+def other_speed(result: Result) -> Result:
+    """As if every step had taken another time: tokens/s, and with it MFU, FLOP/s and energy."""
+    assert result.throughput
+    faster = result.throughput.model_dump()
+    faster.update(tokens_per_second=777.0, tokens_per_second_per_device=388.5)
+    faster["step_seconds"].update(median=0.0823, flags=("a trend of 0.0823 s",))
+    used = [u.model_dump() | {"value": 0.777, "achieved_tflops": 0.777, "reason": "0.777"} for u in result.utilisation]
+    energy = result.energy.model_dump()
+    for name in ("joules", "joules_per_token", "mean_watts"):
+        energy[name]["value"] = 0.777
+    changed = {"throughput": faster, "utilisation": used, "energy": energy}
+    return Result.model_validate(result.model_dump() | changed)
+
+
+def other_memory(result: Result) -> Result:
+    memory = result.memory.model_dump()
+    for name in ("device_used_peak", "allocated_peak", "reserved_peak", "process_peak"):
+        memory[name].update(value=123456789, reason="123456789")
+    figure = {"value": 123456789, "unit": "B", "reason": None}
+    memory["expectation"] = {"figure": "process peak", "measured": figure, "ratio": 1.23, "remark": "1.23 times"}
+    return Result.model_validate(result.model_dump() | {"memory": memory})
+
+
+def test_runs_that_differ_in_their_peak_only_are_published_alike(run: RunPaths, valid: Result) -> None:
+    other = other_peak(run)
+    assert published([valid], ()) != published([other], ())
+    assert published([valid], ("mfu", "peak")) == published([other], ("mfu", "peak"))
+
+
+@pytest.mark.parametrize(
+    ("change", "fields"),
+    [(other_speed, ("mfu", "throughput", "energy")), (other_memory, ("memory",)), (other_speed, FIELDS)],
+)
+def test_runs_that_differ_in_withheld_figures_only_are_published_alike(
+    valid: Result, change: Callable[[Result], Result], fields: Fields
+) -> None:
+    open_texts, texts = published([change(valid)], ()), published([change(valid)], fields)
+    assert all(open_texts[name] != published([valid], ())[name] for name in FILES)
+    assert texts == published([valid], fields)
+
+
+def test_sentences_that_may_repeat_a_figure_are_left_out(valid: Result) -> None:
+    status = Status(word="invalid", reasons=("12.3 % of the peak",), evidence="rank 0 said 98.7 %")
+    texts = published([valid.model_copy(update={"status": status})], ("mfu", "peak"))
+    assert all("invalid" in text and "12.3 %" not in text and "98.7 %" not in text for text in texts.values())
+
+
+def test_a_ratio_to_the_peak_in_a_reason_goes_with_either(valid: Result) -> None:
+    above = [u.model_copy(update={"value": None, "reason": "7 x the peak (secret)"}) for u in valid.utilisation]
+    odd = valid.model_copy(update={"utilisation": tuple(above)})
+    for fields in (("mfu",), ("peak",)):
+        assert "7 x the peak" not in json.dumps(hidden(odd, fields, WORD))  # type: ignore[arg-type]
+
+
+def test_times_of_starts_tell_no_durations_where_throughput_is_withheld(valid: Result, plan: Plan) -> None:
+    later = valid.model_copy(update={"run_id": valid.run_id.replace("T030405Z", "T040506Z")})
+    fields: Fields = ("mfu", "throughput", "energy")
+    assert published([later], fields) == published([valid], fields)
+    public, secret = commit([valid], [plan], fields)
+    assert public.runs == ("tiny_fake_fake_abcdef",) == tuple({cell.run_id for cell in secret.cells})
+    assert commit([valid], [plan], ("memory",))[0].runs == (valid.run_id,)
+
+
+def test_no_result_without_them_holds_a_figure(valid: Result) -> None:
+    bare = without(valid, FIELDS)
+    assert bare.throughput is None and {u.value for u in bare.utilisation} == {u.peak_tflops for u in bare.utilisation}
+    assert bare.energy.mean_watts.value is bare.memory.process_peak.value is None
+    assert bare.loss == valid.loss and bare.identity == valid.identity
+
+
+def test_a_new_key_of_results_is_decided_on_before_it_is_published() -> None:
+    undecided = set(Result.model_fields) - set(PUBLISHED) - set(LEFT_OUT)
+    assert not undecided, "may it repeat a figure that is withheld? LEFT_OUT if so, else PUBLISHED"
+
+
+def test_the_chosen_cells_read_withheld_in_every_format(valid: Result) -> None:
+    texts = published([valid, valid], ("mfu", "peak"))
+    header, _, row, *_ = texts["markdown"].splitlines()
+    cells = dict(zip(header.split(" | "), row.split(" | "), strict=True))
+    assert cells["MFU (palm)"] == WORD and cells["peak |"].startswith(WORD) and cells["tokens/s/device"] == "64.0"
+    first, _ = csv.DictReader(io.StringIO(texts["csv"]))
+    assert {first["mfu_palm/1"], first["peak_tflops"], first["peak_source"], first["hfu_megatron-2021/1"]} == {WORD}
+    assert float(first["tokens_per_second_per_device"]) == 64
+    shown = json.loads(texts["json"])[0]
+    assert shown["withheld"] == ["mfu", "peak"] and shown["utilisation"][0]["value"] == WORD
+    assert texts["table"].count(WORD) == 4 and max(map(len, texts["table"].splitlines())) <= 80
+
+
+def test_what_is_not_withheld_is_there(valid: Result) -> None:
+    texts = published([valid], ("memory",))
+    assert "2 TFLOP/s" in texts["markdown"] and '"peak_tflops": 2.0' in texts["json"]
+    assert next(csv.DictReader(io.StringIO(texts["csv"])))["peak_tflops"] == "2.0"
+
+
+@pytest.mark.parametrize(("text", "fields"), [("peak,mfu", ("mfu", "peak")), (" energy ,", ("energy",))])
+def test_fields_are_read(text: str, fields: Fields) -> None:
+    assert parse_fields(text) == fields
+
+
+@pytest.mark.parametrize(("text", "says"), [("mfu,peek", "nearest: peak"), ("", "found nothing"), ("loss", "memory")])
+def test_unknown_fields_are_refused_with_those_there_are(text: str, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_fields(text)
+    assert says in str(caught.value) and "mfu, peak, throughput, energy, memory" in str(caught.value)
+    assert isinstance(caught.value, UnknownName) == bool(text)
+
+
+# -- commitments
+
+
+def test_a_commitment_binds_run_field_salt_and_value() -> None:
+    digests = {
+        commitment(run, field, salt, value)
+        for run, field, salt, value in itertools.product(("a", "b"), ("mfu", "peak"), ("0" * 64, "1" * 64), (1, "1"))
+    }
+    assert len(digests) == 16
+
+
+def test_the_scheme_stays_what_it_was() -> None:
+    """A published commitment is for ever: this digest was computed by hand from the page on withholding."""
+    assert commitment("r", "peak", "ab" * 32, {"b": 1.5, "a": None}) == (
+        "sha256:46e7080cb6097048cff9c066bb5d46d2b3a60b265f46165817801997fa313c74"
+    )
+
+
+def test_equal_values_have_other_commitments(valid: Result, plan: Plan) -> None:
+    digests = [commit([valid], [plan], ("mfu", "peak"))[0].cells[0].digest for _ in range(3)]
+    assert len(set(digests)) == 3
+
+
+class Bundle:
+    """A bundle of two runs on disk, and the command that checks it."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.commitments, self.reveal = folder / "out" / "commitments.json", folder / "out.reveal.json"
+        self._capsys = capsys
+
+    def check(self, *more: str) -> tuple[int, str, str]:
+        self._capsys.readouterr()
+        code = main(["reveal", "check", str(self.commitments), str(self.reveal), *more])
+        out, err = self._capsys.readouterr()
+        assert "Traceback" not in err
+        return code, out, err
+
+    def change(self, path: Path, edit: Callable[[list[dict[str, Any]]], object]) -> None:
+        content = json.loads(path.read_text())
+        edit(content["cells"])
+        path.write_text(json.dumps(content))
+
+
+@pytest.fixture
+def runs(run: RunPaths) -> list[Path]:
+    """Two runs, the second a copy of the first with an id of its own."""
+    second = Path(shutil.copytree(run.root, run.root.with_name("20260102T030406Z_tiny_fake_fake_123456")))
+    plan = read_plan(run).model_copy(update={"run_id": second.name})
+    RunPaths(second).plan.write_text(dump(plan))
+    return [run.root, second]
+
+
+def report(runs: Sequence[Path], *more: object) -> int:
+    return main(["report", *map(str, runs), *map(str, more)])
+
+
+@pytest.fixture
+def bundle(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Bundle:
+    assert report(runs, "--withhold", "mfu,peak", "--bundle", tmp_path / "out") == 0
+    return Bundle(tmp_path, capsys)
+
+
+def test_a_bundle_holds_every_format_and_the_reveal_stays_outside(bundle: Bundle, tmp_path: Path) -> None:
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted([*FILES.values(), "commitments.json"])
+    assert stat.S_IMODE(bundle.reveal.stat().st_mode) == 0o600
+    salts = [cell["salt"] for cell in json.loads(bundle.reveal.read_text())["cells"]]
+    everything = "".join(p.read_text() for p in (tmp_path / "out").iterdir())
+    assert len(set(salts)) == 4 and not any(salt in everything for salt in salts)
+    assert "a probe of the tests" not in everything and '"value"' not in bundle.commitments.read_text()
+
+
+def test_what_is_revealed_matches(bundle: Bundle) -> None:
+    code, out, err = bundle.check()
+    assert (code, err) == (0, "") and out.count("matches  ") == 4 and '"tflops": 2.0' in " ".join(out.split())
+    rows = json.loads(bundle.check("--json")[1])
+    assert [row["says"] for row in rows] == ["matches"] * 4
+    assert {row["value"]["tflops"] for row in rows if row["field"] == "peak"} == {2.0}
+
+
+def test_a_part_may_be_revealed(bundle: Bundle) -> None:
+    bundle.change(bundle.reveal, lambda cells: cells.pop(0))
+    code, out, _ = bundle.check()
+    assert code == 0 and out.count("matches  ") == 3 and out.count("not revealed") == 1
+
+
+def set_value(cells: list[dict[str, Any]]) -> None:
+    cells[1]["value"]["tflops"] = 2.0000000000000004
+
+
+def swap(key: str) -> Callable[[list[dict[str, Any]]], None]:
+    def edit(cells: list[dict[str, Any]]) -> None:
+        cells[0][key], cells[2][key] = cells[2][key], cells[0][key]
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "wrong"),
+    [
+        (set_value, 1),
+        (lambda cells: cells[0].update(salt="0" * 64), 1),
+        (lambda cells: cells[0].update(value=None), 1),
+        (swap("salt"), 2),
+        (swap("run_id"), 2),
+    ],
+    ids=["value", "salt", "null", "swapped salts", "swapped runs"],
+)
+def test_a_changed_reveal_is_exit_code_4(bundle: Bundle, edit: Callable[..., object], wrong: int) -> None:
+    bundle.change(bundle.reveal, edit)
+    code, out, err = bundle.check()
+    assert code == 4 and out.count("does not match") == wrong and f"{wrong} of 4 cells are not as committed" in err
+    assert out.count("matches  ") == 4 - wrong and "2.0000000000000004" not in out
+
+
+def test_swapped_commitments_are_exit_code_4(bundle: Bundle) -> None:
+    bundle.change(bundle.commitments, swap("digest"))
+    code, out, _ = bundle.check()
+    assert code == 4 and out.count("does not match") == 2
+
+
+def test_a_cell_that_nobody_committed_to_is_exit_code_4(bundle: Bundle) -> None:
+    bundle.change(bundle.reveal, lambda cells: cells[0].update(run_id="another"))
+    code, out, _ = bundle.check()
+    assert code == 4 and "was never committed to" in " ".join(out.split()) and "not revealed" in out
+
+
+@pytest.mark.parametrize(
+    ("which", "edit", "says"),
+    [
+        ("commitments", lambda cells: cells.pop(), "cells: missing: peak of 20260102T030406Z_tiny"),
+        ("commitments", lambda cells: cells.append(cells[0]), "cells: there twice: mfu of"),
+        ("commitments", lambda cells: cells[0].update(run_id="x"), "cells: missing: mfu of"),
+        ("commitments", lambda cells: cells[0].update(digest="sha256:0"), "key 'cells.0.digest': found 'sha256:0'"),
+        ("reveal", lambda cells: cells.append(cells[0]), "cells: there twice: mfu of"),
+        ("reveal", lambda cells: cells.clear(), "key 'cells': found"),
+        ("reveal", lambda cells: cells[0].update(salt=""), "key 'cells.0.salt': found ''"),
+        ("reveal", lambda cells: cells[0].update(field="loss"), "key 'cells.0.field': found 'loss'"),
+        ("reveal", lambda cells: cells[0].update(value=float("nan")), "key 'cells.0'"),
+        ("reveal", lambda cells: cells[0].pop("value"), "key 'cells.0.value': missing"),
+    ],
+)
+def test_a_damaged_document_is_exit_code_2(bundle: Bundle, which: str, edit: Any, says: str) -> None:
+    path = getattr(bundle, which)
+    bundle.change(path, edit)
+    code, out, err = bundle.check()
+    assert (code, out) == (2, "") and str(path) in err and says in err
+
+
+@pytest.mark.parametrize("which", ["commitments", "reveal"])
+def test_a_truncated_or_absent_file_is_exit_code_2(bundle: Bundle, which: str) -> None:
+    path = getattr(bundle, which)
+    path.write_text(path.read_text()[:-40])
+    assert bundle.check()[0] == 2 and "not valid json" in bundle.check()[2]
+    path.unlink()
+    assert bundle.check()[0] == 2 and "cannot be read" in bundle.check()[2]
+
+
+def test_the_two_documents_are_not_taken_for_each_other(bundle: Bundle) -> None:
+    bundle.commitments, bundle.reveal = bundle.reveal, bundle.commitments
+    code, _, err = bundle.check()
+    assert code == 2 and "found 'levelfield.reveal/1', expected 'levelfield.commitments/1'" in err
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--withhold", "peak"], "--withhold FIELDS and --bundle DIR go together"),
+        (["--bundle", "{}/new"], "--withhold FIELDS and --bundle DIR go together"),
+        (["--reveal", "{}/mine"], "--withhold FIELDS and --bundle DIR go together"),
+        (["--withhold", "mfu,speed", "--bundle", "{}/new"], "unknown field 'speed'"),
+        (["--withhold", "peak", "--bundle", "{}/new"], "the peak follows from MFU, tokens/s"),
+        (["--withhold", "mfu,peak", "--bundle", "{}"], "already there and not empty"),
+        (["--withhold", "mfu,peak", "--bundle", "{}/new", "--reveal", "{}/taken"], "already there, and the only key"),
+        (["--withhold", "mfu,peak", "--bundle", "{}/new", "--output", "x"], "goes into --bundle, in every format"),
+        (["--withhold", "mfu,peak", "--bundle", "{}/taken/x"], "cannot be written: Not a directory"),
+    ],
+)
+def test_wrong_usage_publishes_nothing(
+    runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], says: str
+) -> None:
+    (tmp_path / "taken").write_text("")
+    assert report(runs, *(text.format(tmp_path) for text in more)) == 2
+    assert says in capsys.readouterr().err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["runs", "taken"]
+
+
+def test_a_run_given_twice_is_refused(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report([runs[0], runs[0]], "--withhold", "mfu,peak", "--bundle", tmp_path / "out") == 2
+    assert f"run given twice: {runs[0].name}" in capsys.readouterr().err
+
+
+def test_the_reveal_goes_where_it_is_asked_for(runs: list[Path], tmp_path: Path) -> None:
+    assert report(runs, "--withhold", "memory", "--bundle", tmp_path / "out", "--reveal", tmp_path / "mine.json") == 0
+    assert (tmp_path / "mine.json").exists() and not (tmp_path / "out.reveal.json").exists()

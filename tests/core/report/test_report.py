@@ -1,0 +1,166 @@
+"""Reports: what fits a terminal, what programs read, and a reason wherever a figure is missing."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+from levelfield.cli.terminal import duration, result_lines
+from levelfield.judge.collector import collect
+from levelfield.report import words
+from levelfield.report.markdown import run_report
+from levelfield.report.tables import as_csv, as_json, as_markdown, as_text
+from levelfield.rundir.directory import read_plan
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.result import Figure, Result
+from recorded_runs import break_off, change_steps, fail
+
+
+@pytest.fixture
+def valid(run: RunPaths) -> Result:
+    return collect(run)
+
+
+@pytest.fixture
+def interrupted(run: RunPaths, valid: Result) -> Result:
+    """The same run, interrupted at step 7; it asks for `valid` first, which is not to be broken."""
+    break_off(run, 7)
+    fail(run, cause="interrupted", evidence="interrupted by the user")
+    return collect(run)
+
+
+@pytest.fixture
+def long(valid: Result) -> Result:
+    """Long names and long sentences."""
+    status = valid.status.model_copy(
+        update={"word": "invalid", "reasons": ("steps: " + "rank 1: step 5 missing " * 9,)}
+    )
+    names = {"case": "flagperf_llama3_8b_with_a_long_tail", "chip": "A100-SXM4-80GB-of-somebody-with-a-long-name"}
+    return valid.model_copy(update={**names, "status": status, "deviations": ("torch 2.5.1 was asked for " * 5,)})
+
+
+def too_long(text: str) -> list[str]:
+    return [line for line in text.splitlines() if len(line) > 80]
+
+
+def test_tables_fit_eighty_columns(valid: Result, interrupted: Result, long: Result) -> None:
+    for results in ([valid], [valid, interrupted], [long, valid], [long, interrupted, valid]):
+        assert too_long(as_text(results)) == []
+
+
+def test_one_run_in_full_fits_eighty_columns(valid: Result, interrupted: Result, long: Result) -> None:
+    for result in (valid, interrupted, long):
+        assert too_long("\n".join(result_lines(result))) == []
+
+
+def test_wrapping_loses_no_word(long: Result) -> None:
+    for text in (as_text([long, long]), "\n".join(result_lines(long))):
+        assert " ".join(text.split()).count("rank 1: step 5 missing") % 9 == 0
+        assert long.case in text and "rank 1" in text
+
+
+def test_a_run_in_full_says_its_figures(valid: Result) -> None:
+    text = "\n".join(result_lines(valid))
+    for said in ("tiny (smoke)", "fake 1.2.3", "DP2TP1PP1", "valid", "64.0 tokens/s/device", "500.0 ms", "2 TFLOP/s"):
+        assert said in text
+    assert "measured: a probe of the tests" in text
+
+
+def test_an_interrupted_run_says_so_and_shows_no_speed(interrupted: Result) -> None:
+    text = "\n".join(result_lines(interrupted))
+    assert "failed (interrupted)" in text and "interrupted by the user" in text and "tokens/s" not in text
+
+
+def test_no_results_are_no_fault() -> None:
+    assert as_text([]) == "\n" and json.loads(as_json([])) == []
+    assert list(csv.DictReader(io.StringIO(as_csv([])))) == []
+
+
+def test_json_holds_every_figure_in_full(valid: Result, interrupted: Result) -> None:
+    rows = json.loads(as_json([valid, interrupted]))
+    assert rows[0].pop("schema") == "levelfield.result/1"
+    assert Result.model_validate(rows[0]) == valid
+    assert rows[1]["status"]["failure"] == "interrupted" and rows[1]["throughput"] is None
+
+
+def test_csv_has_units_in_its_names_and_nothing_for_what_is_missing(valid: Result, interrupted: Result) -> None:
+    first, second = csv.DictReader(io.StringIO(as_csv([valid, interrupted])))
+    assert float(first["tokens_per_second_per_device"]) == 64 and float(first["step_seconds_median"]) == 0.5
+    assert float(first["joules_per_token"]) == pytest.approx(1.5625)
+    assert (
+        second["tokens_per_second_per_device"] == second["joules_per_token"] == ""
+        and second["failure"] == "interrupted"
+    )
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_csv_columns_do_not_depend_on_which_run_comes_first(
+    valid: Result, interrupted: Result, order: tuple[int, int]
+) -> None:
+    results = [(valid, interrupted)[i] for i in order]
+    rows = list(csv.DictReader(io.StringIO(as_csv(results))))
+    assert [row["status"] for row in rows] == [r.status.word for r in results]
+    assert next(row for row in rows if row["status"] == "valid")["mfu_palm/1"] != ""
+
+
+def test_markdown_is_a_table_with_the_reasons_below(valid: Result, interrupted: Result) -> None:
+    head, rule, *rest = as_markdown([valid, interrupted]).splitlines()
+    assert {line.count("|") for line in (head, rule, *rest[:2])} == {len(words.COLUMNS) + 1}
+    assert "interrupted by the user" in rest[-1] and interrupted.run_id in rest[-1]
+    assert "| - |" in rest[1]
+
+
+def test_a_bar_in_a_text_does_not_break_the_table(run: RunPaths, valid: Result) -> None:
+    odd = valid.model_copy(update={"chip": "A|B"})
+    head, _, row = as_markdown([odd]).splitlines()[:3]
+    assert row.replace("\\|", "").count("|") == head.count("|")
+    energy = valid.energy.model_copy(update={"joules_per_token": Figure(value=None, unit="J/token", reason="a | b")})
+    report = run_report(odd.model_copy(update={"energy": energy}), read_plan(run))
+    rows = [line for line in report.splitlines() if line.startswith("| energy")]
+    assert [line.replace("\\|", "").count("|") for line in rows] == [4]
+
+
+def test_the_report_of_a_run_gives_every_figure_and_how_it_came_about(run: RunPaths, valid: Result) -> None:
+    text = run_report(valid, read_plan(run))
+    for said in (
+        "# tiny (smoke) on 1 x 2 F1 with fake 1.2.3",
+        "**valid**",
+        "Smoke scale: asked for with --scale smoke. Never compared with a full run.",
+        "| tokens/s per device | 64.0 | steps 3 to 12",
+        "a device is a die",
+        "measured: a probe of the tests",
+        "| memory, framework reserved | - | the framework gave no figure for rank 0 |",
+        "1.5625 J/token | boundary: chip |",
+        "| alignment | unchecked |",
+        "`" + valid.identity.work + "`",
+    ):
+        assert said in text
+    assert "None" not in text and "nan" not in text
+
+
+def test_the_report_of_a_failed_run_gives_its_evidence(run: RunPaths, interrupted: Result) -> None:
+    text = run_report(interrupted, read_plan(run))
+    assert "**failed (interrupted)**" in text and "- interrupted by the user" in text
+    assert "evidence: `7 steps were finished`" in text and "| tokens/s per device | - | the run is failed" in text
+    assert "None" not in text
+
+
+def test_an_invalid_run_names_its_reasons(run: RunPaths) -> None:
+    change_steps(run, lambda event: event.update(tokens=31))
+    result = collect(run)
+    assert "31 tokens, expected 32" in run_report(result, read_plan(run)) and "31 tokens" in as_text([result])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00"), (59.6, "1:00"), (61, "1:01"), (3599, "59:59"), (3600, "1:00:00"), (90061, "25:01:01")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(None, "-"), (0.0, "0.0"), (1234.56, "1,234.6")])
+def test_numbers(value: float | None, text: str) -> None:
+    assert words.number(value) == text

@@ -1,0 +1,267 @@
+"""Suites: each resolves to whole plans, as a table that was read; and what of them cannot run here is a result.
+
+`UPDATE_GOLDEN=1 pytest tests/core/report/test_suites.py` writes the tables anew; read the difference before committing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from levelfield.catalog import lookup
+from levelfield.catalog.registry import Registry
+from levelfield.cli.main import main
+from levelfield.errors import UsageError
+from levelfield.plan import implementations, placement
+from levelfield.plan.resolve import Asked
+from levelfield.report import suites
+from levelfield.run import scheduler
+from levelfield.run.runner import Listener
+from levelfield.specs.plan import Plan
+from levelfield.specs.result import Result
+from plans import PLUGINS, ROOT
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+SUITES = sorted(path.stem for path in (ROOT / "configs/suites").glob("*.yaml"))
+PUBLISHED = ("oneflow_gpt", "osdi_gpt2", "flagperf_gpt3_paddle", "flagperf_llama3")
+ROWS = {"oneflow_gpt": 18, "osdi_gpt2": 8, "flagperf_gpt3_paddle": 16, "flagperf_llama3": 14}
+NO_LISTENER = Listener(lambda said: None, lambda plan, step: None)
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with two cores, no accelerator and every Python."""
+    monkeypatch.setattr(lookup, "detect", lambda registry: registry.vendor("cpu"))
+    monkeypatch.setattr(placement, "usable_cores", lambda: 2)
+    python = implementations.Interpreter(sys.executable, (3, 10))
+    monkeypatch.setattr(implementations, "find_interpreter", lambda wanted: python)
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    monkeypatch.setenv("LEVELFIELD_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("FAKE_DEVICES", "2")
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = main([*map(str, arguments), "--plugins", str(PLUGINS)])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def without_estimates(table: str) -> str:
+    """The memory model has tests of its own, and a host's memory is its own."""
+    masked = re.sub(r"(?<=  )[\d.]+ of ([\d.]+|unknown)\n", "# of #\n", table)
+    return re.sub(r"  (yes|NO|unknown) +(?=ASSUMED|full|smoke)", "  #  ", masked)
+
+
+@pytest.mark.parametrize("scale", ["auto", "smoke"])
+@pytest.mark.parametrize("name", SUITES)
+def test_every_entry_is_planned_as_it_was_read(name: str, scale: str, here: None, command: Command) -> None:
+    code, out, err = command("--suite", name, "--scale", scale, "--dry-run")
+    assert (code, err) == (0, "") and max(map(len, out.splitlines())) <= 80
+    golden = GOLDEN / f"{name}{'' if scale == 'auto' else '_here'}.txt"
+    if scale == "smoke" and name not in PUBLISHED:
+        golden = GOLDEN / f"{name}.txt"  # these are at smoke scale already
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(without_estimates(out))
+    assert without_estimates(out) == golden.read_text()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_rows_are_planned_where_they_were_measured(name: str, here: None, command: Command) -> None:
+    found = [entry["plan"] for entry in json.loads(command("--suite", name, "--dry-run", "--json")[1])]
+    assert len(found) == ROWS[name] and {plan["entry"]["suite"] for plan in found} == {name}
+    withheld = [plan for plan in found if not plan["hardware"]["assumed"]]
+    assert [plan["entry"]["name"] for plan in withheld] == (["* 1x8 bf16 PP2DP4TP1"] if "llama3" in name else [])
+    assert {plan["scale"] for plan in found if plan not in withheld} == {"full"}
+    assert all(plan["deviations"] == [] for plan in found if plan not in withheld)
+
+
+def rows(name: str) -> dict[str, dict[str, Any]]:
+    """The settings that a published set prints for its rows, by name."""
+    content = yaml.safe_load((ROOT / "configs/published" / f"{name}.yaml").read_text())
+    return {row["name"]: {**content["defaults"]["setting"], **row["setting"]} for row in content["rows"]}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_suites_and_published_sets_say_the_same_of_each_row(name: str, here: None) -> None:
+    entries, published = Registry().suite(name), rows(name)
+    assert {entry.name for entry in entries.entries} == set(published)
+    for entry in entries.entries:
+        row, hardware = published[entry.name or ""], entry.hardware or entries.hardware
+        assert hardware is not None and entry.case.split(":")[0] == row["case"]
+        assert (hardware.nodes, hardware.devices) == (row["nodes"], row["devices_per_node"])
+        assert hardware.chip == (row["chip"] or "withheld")
+        assert (entry.set.layout, entry.set.micro_batch) == (row["layout"], row["micro_batch"])
+
+
+def test_the_smoke_suite_is_every_family_through_every_framework() -> None:
+    registry = Registry()
+    entries = {entry.case for entry in registry.suite("smoke").entries}
+    assert entries == {f"{case}:{name}" for case in ("gpt3_6.7B", "llama3_8b") for name in registry.frameworks}
+
+
+def test_the_nightly_suite_is_every_case_that_stands_by_itself_and_every_offered_pair() -> None:
+    registry = Registry()
+    entries = registry.suite("nightly").entries
+    alone = {entry.case for entry in entries if entry.set.layout is None}
+    cases = [name for name in registry.cases if registry.extension(name) is None]
+    assert alone == {f"{case}:{name}" for case in cases for name in registry.frameworks}
+    layouts = {"data": "DP2", "tensor": "TP2", "sequence": "TP2+seq", "pipeline": "PP2"}
+    layouts |= {f"zero{stage}": f"DP2SH{stage}SP2" for stage in (1, 2, 3)}
+    for name in registry.frameworks:
+        offered = registry.implementation(name)[0].offered_parallelism("cpu")
+        wanted = {layout for kind, layout in layouts.items() if kind in offered}
+        for case in ("gpt3_6.7B", "llama3_8b"):
+            assert {e.set.layout for e in entries if e.case == f"{case}:{name}" and e.set.layout} == wanted
+
+
+# -- faults
+
+
+def suite(folder: Path, *entries: dict[str, Any], **more: Any) -> Path:
+    path = folder / "mine.yaml"
+    path.write_text(json.dumps({"schema": "levelfield.suite/1", "title": "t", "entries": entries, **more}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ({"case": "tinny:fake"}, "entry 'tinny:fake': unknown case 'tinny'"),
+        ({"case": "tiny:fak"}, "unknown framework 'fak'; nearest: fake"),
+        ({"case": "tiny"}, "entry 'tiny': --case 'tiny': found 1 parts, expected case:framework"),
+        ({"case": "tiny:fake", "hardware": "1x8 F9"}, "unknown vendor or chip 'F9'"),
+        ({"case": "tiny:fake", "hardware": "F1"}, "key 'entries.0.hardware': found 'F1', expected nodes x devices"),
+        ({"case": "tiny:fake", "name": "row", "set": {"layout": "TP3PP2"}}, "entry 'row': layout DP1TP3PP2 with micro"),
+        ({"case": "tiny:fake", "hardware": "1x8 F1", "set": {"layout": "TP16"}}, "16 is not 8"),
+        ({"case": "tiny:fake", "set": {"steps": 3}}, "'steps' is locked, the case fixes it"),
+        ({"case": "tiny:fake", "colour": "red"}, "key 'entries.0.colour': unknown key"),
+    ],
+)
+def test_what_is_wrong_in_a_suite_names_the_entry(
+    command: Command, tmp_path: Path, entry: dict[str, Any], says: str
+) -> None:
+    path = suite(tmp_path, entry)
+    code, out, err = command("--suite", path, "--dry-run")
+    assert (code, out) == (2, "") and says in err and "mine" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--assume-hardware", "1x2 F1"), "--assume-hardware: of use with --dry-run only; a run uses what is here"),
+        (("--assume-hardware", "F1", "--dry-run"), "--assume-hardware: found 'F1', expected nodes x devices"),
+        (("--assume-hardware", "1x2 F9", "--dry-run"), "unknown vendor or chip 'F9'"),
+        (("--scale", "full"), "--scale full: 1x8 F1 is not here"),
+    ],
+)
+def test_hardware_that_cannot_be_assumed_is_refused(
+    command: Command, tmp_path: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    code, _, err = command("--suite", suite(tmp_path, {"case": "tiny:fake"}, hardware="1x8 F1"), *arguments)
+    assert code == 2 and says in err and "Traceback" not in err
+
+
+def test_assumed_hardware_wins_over_a_suites(command: Command, tmp_path: Path) -> None:
+    path = suite(tmp_path, {"case": "tiny:fake", "set": {"micro_batch": 1}}, hardware="1x8 F1")
+    assert "1x8 F1" in command("--suite", path, "--dry-run")[1]
+    found = command("--suite", path, "--assume-hardware", "1x2 F2", "--dry-run")[1]
+    assert "1x2 F2" in found and "F1" not in found and "ASSUMED" in found
+
+
+def test_a_suite_and_a_case_are_shown_each_in_its_way(command: Command, tmp_path: Path) -> None:
+    path = suite(
+        tmp_path, {"case": "tiny:fake", "name": "row", "note": "read this", "set": {"layout": "TP2"}}, hardware="1x2 F2"
+    )
+    found = command("--suite", path, "--case", "tiny:fake:F1:1:2", "--dry-run")[1]
+    assert found.startswith("case         tiny (") and found.count("micro_batch ") == 1
+    assert "suite mine: 1 entries" in found and "row: read this" in found
+
+
+# -- runs
+
+
+def no_python(wanted: str) -> None:
+    raise UsageError(f"Python {wanted} is needed to make the environment")
+
+
+def results(folder: Path, path: Path) -> list[Result]:
+    work = scheduler.entries(Registry([PLUGINS]), [], [str(path)], Asked())
+    jobs = scheduler.jobs(Registry([PLUGINS]), work, None, None)
+    return list(scheduler.run_all(jobs, folder / "runs", NO_LISTENER))
+
+
+def test_what_this_machine_cannot_run_is_a_result_and_the_rest_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_DEVICES", "2")
+    monkeypatch.setattr(implementations, "find_interpreter", no_python)
+    monkeypatch.setattr(scheduler.runner, "run", lambda *given: pytest.fail("nothing is there to run it with"))
+    path = suite(tmp_path, {"case": "tiny:fake", "name": "one"}, {"case": "tiny:fake", "name": "two", "scale": "smoke"})
+    found = results(tmp_path, path)
+    assert [(r.entry.name, r.status.word) for r in found if r.entry] == [("one", "unsupported"), ("two", "unsupported")]
+    assert found[0].status.evidence == "fake on fake: Python >=3.10 is needed to make the environment"
+    assert {p.name for p in (tmp_path / "runs" / found[0].run_id).iterdir()} >= {"plan.json", "result.json"}
+    table = "\n".join(suites.ran(found))
+    assert "one    unsupported  unchecked" in table and "two: this machine cannot run it" in table
+
+
+def test_by_itself_such_a_case_is_refused_as_before(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(implementations, "find_interpreter", no_python)
+    code, _, err = command("--case", "gpt3_6.7B:oneflow:cpu")
+    assert code == 2 and "oneflow on cpu: Python ==3.10.* is needed" in err
+
+
+def test_a_plan_to_look_at_says_that_its_python_is_not_here(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(implementations, "find_interpreter", no_python)
+    code, out, _ = command("--case", "gpt3_6.7B:oneflow:cpu", "--dry-run")
+    assert code == 0 and "CANNOT BE MADE here: oneflow on cpu: Python ==3.10.*" in " ".join(out.split())
+
+
+def test_a_parallelism_that_is_not_offered_is_unsupported_too(tmp_path: Path, here: None) -> None:
+    (found,) = results(tmp_path, suite(tmp_path, {"case": "gpt3_6.7B:deepspeed", "set": {"layout": "TP2"}}))
+    assert found.status.word == "unsupported" and found.status.evidence == "deepspeed does not offer: tensor on cpu"
+
+
+def test_a_framework_that_the_vendor_here_lacks_is_unsupported_and_a_plan_says_so(
+    tmp_path: Path, command: Command
+) -> None:
+    path = suite(tmp_path, {"case": "gpt3_6.7B:torch", "scale": "smoke"})
+    why = "vendor fake does not say how torch reaches its devices; it has fake"
+    (found,) = results(tmp_path, path)
+    assert (found.status.word, found.status.evidence, found.chip) == ("unsupported", why, "F1")
+    code, out, _ = command("--suite", path, "--dry-run")
+    assert code == 0 and f"gpt3_6.7B:torch: CANNOT RUN: {why}" in " ".join(out.split())
+    assert command("--case", "gpt3_6.7B:torch:fake", "--dry-run")[0] == 2
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_no_entry_asks_for_what_is_not_offered(name: str) -> None:
+    for table in GOLDEN.glob(f"{name}*.txt"):
+        assert "CANNOT" not in table.read_text(), "offer it, or leave the entry out"
+
+
+def test_tables_stand_for_all_repeats_and_groups(
+    plan_for: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_DEVICES", "2")
+    plan = plan_for("tiny:fake")
+    named = [
+        plan.model_copy(update={"repeat": repeat, "entry": suites.EntryUsed(suite="s", name=name, group=group)})
+        for name, group, repeat in (("a", "G", 1), ("a", "G", 2), ("b", "G", 1), ("c", "H", 1))
+    ]
+    lines = suites.planned(named)
+    assert lines[0] == "suite s: 3 entries" and [line for line in lines if line.startswith("[")] == ["[G]", "[H]"]
+    assert suites.by_suite([plan, *named]) == [named]

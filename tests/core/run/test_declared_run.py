@@ -1,0 +1,129 @@
+"""A vendor that is a vendor.yaml alone, from the command line to the result: its tool is found by PATH and replays."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from levelfield.cli.main import main
+from levelfield.specs.paths import RunPaths
+from plans import PLUGINS
+
+VENDOR = """
+schema: levelfield.vendor/1
+name: acme
+title: A maker whose vendor.yaml says everything
+device_kind: fake
+visible_devices_variable: ACME_VISIBLE_DEVICES
+frameworks:
+  fake: {device: cpu, backend: gloo}
+chips:
+  - {name: A1, match: [Acme A1], device_is: card}
+environment: {ACME_TUNED: "1", ACME_CHOSEN: vendor, FAKE_RANK: vendor}
+monitor:
+  command: [acme-smi]
+  timeout_seconds: 2
+  format: csv
+  columns: 5
+  fields:
+    index: {column: 1}
+    name: {column: 2}
+    memory_total: {column: 3, unit: GiB}
+    memory_used: {column: 4, unit: MiB}
+    power: {column: 5, unit: W}
+software:
+  driver: {command: [acme-smi, --version], pattern: 'driver ([0-9.]+)'}
+verified: none
+"""
+TOOL = """#!/bin/sh
+if [ "$1" = --version ]; then echo "driver 1.2.3"; exit; fi
+echo "0, Acme A1, 64, 1024, 250.5"
+echo "1, Acme A1, 64, 1025, N/A"
+"""
+
+
+@pytest.fixture
+def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The tests' plugins with the vendor acme, whose tool is first on PATH."""
+    folder = Path(shutil.copytree(PLUGINS, tmp_path / "plugins"))
+    (folder / "vendors/acme").mkdir()
+    (folder / "vendors/acme/vendor.yaml").write_text(VENDOR)
+    (tmp_path / "bin").mkdir()
+    tool(tmp_path, TOOL)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("ACME_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("levelfield.node.ranks.SETTLE_SECONDS", 0.5)
+    return folder
+
+
+def tool(folder: Path, text: str) -> None:
+    (folder / "bin/acme-smi").write_text(text)
+    (folder / "bin/acme-smi").chmod(0o755)
+
+
+def run(plugins: Path, *arguments: str) -> int:
+    given = ["--case", "tiny:fake:acme", "--scale", "smoke", "--python", sys.executable, "--plugins", str(plugins)]
+    return main([*given, "--runs", str(plugins.parent / "runs"), *arguments])
+
+
+def only(plugins: Path) -> RunPaths:
+    (folder,) = (plugins.parent / "runs").iterdir()
+    return RunPaths(folder)
+
+
+def test_a_whole_run_on_a_replayed_tool(plugins: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(plugins, "--json") == 0
+    (result,) = json.loads(capsys.readouterr().out)
+    assert result["status"]["word"] == "valid"
+    assert result["memory"]["device_used_peak"]["value"] == 1025 * 2**20
+    first, second = json.loads(only(plugins).telemetry.read_text().splitlines()[0])["samples"]
+    assert (first["power_watts"], second["power_watts"]) == (250.5, None)
+    assert second["reasons"]["power_watts"] == "the tool says 'N/A'"
+    assert json.loads(only(plugins).provenance.read_text())["vendor_software"]["driver"] == "1.2.3"
+    hardware = json.loads(only(plugins).plan.read_text())["hardware"]
+    assert (hardware["chip"]["name"], hardware["memory_bytes_per_device"]) == ("A1", 64 * 2**30)
+
+
+@pytest.mark.parametrize("fault", ["exit 3", "exec sleep 60", "echo '0, Acme A1, 64'", "printf '\\377'"])
+def test_a_tool_that_breaks_in_the_run_costs_its_figures_only(
+    plugins: Path, capsys: pytest.CaptureFixture[str], fault: str
+) -> None:
+    """It answers the discovery and from then on no more."""
+    once = plugins.parent / "asked"
+    broken = f"if [ -e {once} ]; then {fault}; exit; fi; touch {once}"
+    tool(plugins.parent, TOOL.replace("#!/bin/sh", f"#!/bin/sh\n{broken}"))
+    assert run(plugins, "--json") == 0
+    (result,) = json.loads(capsys.readouterr().out)
+    assert result["status"]["word"] == "valid" and result["memory"]["device_used_peak"]["value"] is None
+
+
+def test_the_vendors_environment_is_between_the_implementations_and_the_tunings(
+    plugins: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(plugins, "--dry-run", "--env", "ACME_CHOSEN=user") == 0
+    shown = capsys.readouterr().out
+    for line in ("ACME_TUNED=1", "ACME_CHOSEN=user", "FAKE_RANK=vendor", "ACME_VISIBLE_DEVICES=0,1"):
+        assert line in shown
+    assert "ACME_CHOSEN=vendor" not in shown
+
+
+def test_a_vendor_is_listed_with_what_its_tool_shows(plugins: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "vendors", "--plugins", str(plugins)]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^  acme +2 \(Acme A1\) +none$", shown, re.MULTILINE)
+    assert all(len(line) <= 80 for line in shown.splitlines())
+
+
+def test_without_adapter_and_declaration_the_missing_keys_are_named(
+    plugins: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = plugins / "vendors/acme/vendor.yaml"
+    file.write_text(VENDOR[: VENDOR.index("monitor:")] + "verified: none\n")
+    assert run(plugins, "--dry-run") == 2
+    said = capsys.readouterr().err
+    assert str(file) in said and "keys 'discovery' and 'monitor': missing both" in said

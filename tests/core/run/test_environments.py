@@ -1,0 +1,260 @@
+"""Environments: made once, again when they must be, never while in use, and a failure says what the installer said."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+import zipfile
+from pathlib import Path
+
+import psutil
+import pytest
+from levelfield.errors import RunFailed, UsageError
+from levelfield.run.runtimes import environments
+from levelfield.run.runtimes.environments import environment_in_use, is_ready
+from levelfield.specs.plan import EnvironmentPlan
+from plans import ROOT
+
+
+def wheel(folder: Path) -> Path:
+    """A package of one module, as pip installs it without any index."""
+    files = {
+        "acme.py": "VALUE = 42\n",
+        "acme-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n",
+        "acme-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{name},sha256={_digest(text)},{len(text)}\n" for name, text in files.items())
+    path = folder / "acme-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in {**files, "acme-1.0.dist-info/RECORD": record}.items():
+            archive.writestr(name, text)
+    return path
+
+
+def _digest(text: str) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+
+
+def plan(folder: Path, *requirements: str) -> EnvironmentPlan:
+    target = folder / ".venvs" / "fake-cpu"
+    digest = hashlib.sha256("\n".join(requirements).encode()).hexdigest()
+    return EnvironmentPlan(
+        name=target.name,
+        folder=str(target),
+        python=str(target / "bin" / "python"),
+        requirements=requirements,
+        digest=digest,
+    )
+
+
+class Installer:
+    """In place of venv and pip: makes bin/python in no time, and counts."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+        self.fails = False
+
+    def __call__(self, argv: list[str], say: object) -> None:
+        self.calls.append(argv)
+        if self.fails and "pip" in argv:
+            raise KeyboardInterrupt
+        if "venv" in argv:
+            python = Path(argv[-1]) / "bin" / "python"
+            python.parent.mkdir(parents=True, exist_ok=True)
+            python.touch()
+
+    @property
+    def made(self) -> int:
+        return sum("venv" in argv for argv in self.calls)
+
+
+@pytest.fixture
+def installer(monkeypatch: pytest.MonkeyPatch) -> Installer:
+    found = Installer()
+    monkeypatch.setattr(environments, "_run", found)
+    return found
+
+
+def use(wanted: EnvironmentPlan) -> list[str]:
+    """Use the environment once and return what was said."""
+    said: list[str] = []
+    with environment_in_use(wanted, said.append):
+        assert is_ready(wanted)
+    return said
+
+
+def test_a_real_environment_is_made_with_what_it_needs_and_only_once(tmp_path: Path) -> None:
+    wanted = plan(tmp_path, str(wheel(tmp_path)))
+    said = use(wanted)
+    assert said[0].startswith("making .venvs/fake-cpu (first use): ") and "fake-cpu is ready after" in said[-1]
+    done = subprocess.run([wanted.python, "-c", "import acme; print(acme.VALUE)"], capture_output=True, text=True)
+    assert done.stdout == "42\n"
+    assert use(wanted) == []
+
+
+def test_a_failing_installer_gives_its_last_words_and_leaves_no_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, wanted = environments._run, plan(tmp_path, str(tmp_path / "absent-1.0-py3-none-any.whl"))
+
+    def without_venv(argv: list[str], say: environments.Say) -> None:
+        """The tests' own pip in place of a new environment's, which takes seconds to make."""
+        if "venv" in argv:
+            return Path(wanted.python).parent.mkdir(parents=True)
+        return real([sys.executable, *argv[1:]], say)
+
+    monkeypatch.setattr(environments, "_run", without_venv)
+    with pytest.raises(RunFailed) as caught:
+        use(wanted)
+    assert str(caught.value).startswith("failed (environment): ") and "absent-1.0" in str(caught.value)
+    assert caught.value.exit_code == 3 and not is_ready(wanted)
+
+
+def test_changed_requirements_make_it_again(tmp_path: Path, installer: Installer) -> None:
+    use(plan(tmp_path, "a==1"))
+    assert use(plan(tmp_path, "a==1")) == [] and installer.made == 1
+    assert use(plan(tmp_path, "a==2"))[0] == "making .venvs/fake-cpu (the requirements changed): a==2"
+    assert installer.made == 2 and not is_ready(plan(tmp_path, "a==1"))
+
+
+@pytest.mark.parametrize("missing", ["levelfield-environment.json", "bin/python"])
+def test_a_half_made_one_is_made_again(tmp_path: Path, installer: Installer, missing: str) -> None:
+    wanted = plan(tmp_path, "a==1")
+    use(wanted)
+    (Path(wanted.folder) / missing).unlink()
+    assert not is_ready(wanted)
+    use(wanted)
+    assert installer.made == 2
+
+
+@pytest.mark.parametrize("stamp", ["", "{", "[]", "null", '{"digest": null}'])
+def test_a_damaged_stamp_is_none(tmp_path: Path, installer: Installer, stamp: str) -> None:
+    wanted = plan(tmp_path, "a==1")
+    use(wanted)
+    (Path(wanted.folder) / "levelfield-environment.json").write_text(stamp)
+    assert not is_ready(wanted)
+    use(wanted)
+    assert installer.made == 2
+
+
+def test_an_interrupted_installation_counts_as_none(tmp_path: Path, installer: Installer) -> None:
+    wanted = plan(tmp_path, "a==1")
+    installer.fails = True
+    with pytest.raises(KeyboardInterrupt):
+        use(wanted)
+    assert not is_ready(wanted)
+    installer.fails = False
+    use(wanted)
+    assert is_ready(wanted)
+
+
+def test_a_remake_waits_until_the_other_run_has_ended(tmp_path: Path, installer: Installer) -> None:
+    old, new = plan(tmp_path, "a==1"), plan(tmp_path, "a==2")
+    said: list[str] = []
+    waiting = threading.Event()
+
+    def say(text: str) -> None:
+        said.append(text)
+        waiting.set()
+
+    def remake() -> None:
+        with environment_in_use(new, say):
+            pass
+
+    other = threading.Thread(target=remake)
+    with environment_in_use(old, said.append):
+        other.start()
+        assert waiting.wait(30)
+        assert is_ready(old) and installer.made == 1
+    other.join(30)
+    assert is_ready(new) and installer.made == 2
+    assert "waiting for another run that uses fake-cpu" in said
+
+
+def test_two_runs_use_one_environment_together(tmp_path: Path, installer: Installer) -> None:
+    wanted = plan(tmp_path, "a==1")
+    with environment_in_use(wanted, lambda text: None):
+        assert use(wanted) == []
+
+
+PROCESS = """
+import sys, time
+from pathlib import Path
+from levelfield.run.runtimes import environments
+from levelfield.specs.plan import EnvironmentPlan
+
+def slow(argv, say):
+    with open(sys.argv[2], "a") as log:
+        log.write(f"{'venv' if 'venv' in argv else 'pip'}\\n")
+    time.sleep(0.3)
+    python = Path(plan.python)
+    python.parent.mkdir(parents=True, exist_ok=True)
+    python.touch()
+
+environments._run = slow
+plan = EnvironmentPlan.model_validate_json(Path(sys.argv[1]).read_text())
+with environments.environment_in_use(plan, print):
+    assert environments.is_ready(plan)
+"""
+
+
+def test_two_processes_at_once_make_it_once(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(plan(tmp_path, "a==1").to_json())
+    argv = [sys.executable, "-c", PROCESS, str(tmp_path / "plan.json"), str(tmp_path / "log")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "platform")}
+    both = [subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=60)[0] for process in both]
+    assert [p.returncode for p in both] == [0, 0]
+    assert (tmp_path / "log").read_text() == "venv\npip\n"
+    assert sum("making" in text for text in said) == 1
+
+
+def test_a_killed_maker_frees_the_lock(tmp_path: Path, installer: Installer) -> None:
+    wanted = plan(tmp_path, "a==1")
+    Path(wanted.folder).parent.mkdir()
+    holder = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print('held', flush=True); input()"
+    argv = [sys.executable, "-c", holder, f"{wanted.folder}.lock"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        with Path(f"{wanted.folder}.lock").open() as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        process.kill()
+    use(wanted)
+    assert is_ready(wanted)
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_anything_is_made(tmp_path: Path) -> None:
+    (tmp_path / ".venvs").write_text("a file where the folder should be")
+    with pytest.raises(UsageError, match=r"\.venvs cannot be written: File exists; give an interpreter with --python"):
+        use(plan(tmp_path, "a==1"))
+
+
+@pytest.mark.parametrize(("python", "ready"), [(sys.executable, True), ("sh", True), ("/no/such/python", False)])
+def test_a_given_interpreter_is_used_as_it_is(python: str, ready: bool) -> None:
+    given = EnvironmentPlan(name="given", folder="", python=python, requirements=(), digest="")
+    assert is_ready(given) is ready
+    with environment_in_use(given, pytest.fail):
+        pass
+
+
+def test_the_installer_is_told_of_but_not_in_full(tmp_path: Path) -> None:
+    said: list[str] = []
+    script = "print('Collecting acme'); print('noise'); print('Installing collected packages: ' + 'x' * 300)"
+    environments._run([sys.executable, "-c", script], said.append)
+    assert said[0] == "Collecting acme" and len(said) == 2 and len(said[1]) == 120
+
+
+def test_an_interrupted_installer_is_ended(tmp_path: Path) -> None:
+    def interrupt(text: str) -> None:
+        raise KeyboardInterrupt
+
+    pid = tmp_path / "pid"
+    script = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); print('Collecting', flush=True)"
+    with pytest.raises(KeyboardInterrupt):
+        environments._run([sys.executable, "-c", f"{script}; time.sleep(600)"], interrupt)
+    assert not psutil.pid_exists(int(pid.read_text()))

@@ -1,0 +1,203 @@
+"""A run from the command line to its result, with a framework that only pretends: real processes, real files."""
+
+from __future__ import annotations
+
+import json
+import os
+import pkgutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from levelfield.cli.main import main
+from levelfield.errors import RunFailed
+from levelfield.rundir.follower import Follower
+from levelfield.specs.base import load
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+from plans import PLUGINS
+
+Run = Callable[..., tuple[int, list[dict[str, Any]]]]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def train(runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """train(*arguments): run `tiny:fake` on two dies and return the exit code and the results."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(runs.parent / "cache"))
+    monkeypatch.setenv("FAKE_DEVICES", "2")
+    monkeypatch.setattr("levelfield.node.ranks.SETTLE_SECONDS", 0.5)
+
+    def run(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
+        given = ["--case", "tiny:fake:F1", "--scale", "smoke", "--python", sys.executable, "--json"]
+        code = main([*given, "--plugins", str(PLUGINS), "--runs", str(runs), *arguments])
+        out, err = capsys.readouterr()
+        assert err == ""
+        return code, json.loads(out)
+
+    return run
+
+
+def only(runs: Path) -> RunPaths:
+    (folder,) = runs.iterdir()
+    return RunPaths(folder)
+
+
+def test_a_run_ends_valid_and_leaves_all_that_it_was_given_and_said(train: Run, runs: Path) -> None:
+    code, (result,) = train()
+    paths = only(runs)
+    assert code == 0 and result["status"]["word"] == "valid" and result["steps_done"] == 12
+    assert {p.name for p in paths.root.iterdir()} == {
+        "plan.json", "request.json", "job.json", "provenance.json", "events", "telemetry.jsonl", "logs",
+        "outcome.json", "status.json", "result.json", "report.md",
+    }  # fmt: skip
+    assert {p.name for p in paths.events.glob("*.jsonl")} == {"rank0.jsonl", "rank1.jsonl"}
+    assert json.loads(paths.status.read_text())["phase"] == "done"
+    assert json.loads(paths.result.read_text()) == result
+    assert result["memory"]["device_used_peak"]["value"] == 2**30
+
+
+def test_the_measured_peak_is_in_the_plan_that_is_kept(train: Run, runs: Path) -> None:
+    train()
+    peak = load(Plan, only(runs).plan).peak
+    assert peak.tflops == 2.0 and peak.source.startswith("measured: best matmul rate of fake 1.2.3")
+
+
+def test_provenance_says_where_the_run_comes_from(train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    train()
+    found = json.loads(only(runs).provenance.read_text())
+    assert found["vendor_software"] == {"driver": "0.0"}
+    assert found["environment_packages"]["numpy"] and found["platform"]["pydantic"]
+    assert found["variables"]["NCCL_DEBUG"] == "INFO" and found["machine"]["memory_bytes"] > 0
+    assert "commit" in found["source"]
+
+
+def test_layouts_start_from_the_same_weights(train: Run) -> None:
+    found = [train(*arguments)[1][0] for arguments in ([], ["--layout", "TP2"], ["--layout", "PP2"])]
+    assert [str(r["layout"]["data"]) + str(r["layout"]["tensor"]) for r in found] == ["21", "12", "11"]
+    assert len({r["identity"]["initial_weights"] for r in found}) == 1 and found[0]["identity"]["initial_weights"]
+
+
+def test_repeats_are_runs_of_their_own(train: Run, runs: Path) -> None:
+    code, results = train("--repeat", "2")
+    assert code == 0 and [r["repeat"] for r in results] == [1, 2] and len(list(runs.iterdir())) == 2
+    assert results[0]["identity"] == results[1]["identity"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "word", "failure", "evidence"),
+    [
+        ("nan", "invalid", "non-finite", "rank 1: NonFinite: step 6: the loss is nan; "),
+        ("oom", "oom", "oom", "rank 1: MemoryError: cannot allocate 7 GiB; "),
+        ("unsupported", "unsupported", "unsupported", "rank 1: Unsupported: fp8 needs another chip; "),
+        ("die", "failed", "killed", "rank 1 was ended by SIGKILL; "),
+    ],
+)
+def test_a_fault_has_its_word_and_keeps_the_steps(
+    train: Run, monkeypatch: pytest.MonkeyPatch, fault: str, word: str, failure: str, evidence: str
+) -> None:
+    monkeypatch.setenv("FAKE_FAULT", fault)
+    monkeypatch.setattr("levelfield.run.launchers.local._oom_kills", lambda: 0)
+    code, (result,) = train()
+    status = result["status"]
+    assert (code, status["word"], status["failure"]) == (3, word, failure)
+    assert status["evidence"].startswith(evidence)
+    assert result["steps_done"] >= 5 and result["throughput"] is None
+
+
+def test_a_kill_while_the_kernel_ran_out_of_memory_is_oom(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_FAULT", "die")
+    counts = iter(range(100))
+    monkeypatch.setattr("levelfield.run.launchers.local._oom_kills", lambda: next(counts))
+    code, (result,) = train()
+    assert (code, result["status"]["word"]) == (3, "oom")
+
+
+def test_an_environment_that_cannot_be_made_is_a_result(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(argv: list[str], say: object) -> None:
+        raise RunFailed("failed (environment): pip ... ended with 1")
+
+    monkeypatch.setenv("FAKE_DEVICES", "2")
+    monkeypatch.setattr("levelfield.run.runtimes.environments._run", refuse)
+    monkeypatch.setattr("levelfield.plan.implementations.checkout", lambda: runs.parent)
+    code = main(["--case", "tiny:fake:F1", "--quiet", "--plugins", str(PLUGINS), "--runs", str(runs)])
+    result = json.loads(only(runs).result.read_text())
+    assert (
+        code == 3
+        and result["status"]["failure"] == "environment"
+        and "pip ... ended with 1" in result["status"]["evidence"]
+    )
+    assert "failed (environment)" in capsys.readouterr().out
+
+
+def test_an_interrupt_ends_all_that_was_to_come(train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("levelfield.rundir.follower.Follower.read", interrupt)
+    code, results = train("--repeat", "3")
+    assert code == 130 and [r["status"]["failure"] for r in results] == ["interrupted"]
+    assert len(list(runs.iterdir())) == 1
+
+
+def test_who_presses_again_and_again_gets_the_same_end(train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def press(*given: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+
+    def pressing(method: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given: (press(), method(*given))[1]
+
+    monkeypatch.setattr("levelfield.rundir.follower.Follower.read", press)
+    for name in ("worker.node.Ranks.stop", "worker.node.Ranks.ends", "runner.collect"):
+        monkeypatch.setattr(f"levelfield.{name}", pressing(pkgutil.resolve_name(f"levelfield.{name}")))
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    code, (result,) = train()
+    assert code == 130 and result["status"]["failure"] == "interrupted"
+    assert json.loads(only(runs).outcome.read_text())["ends"][1]["stopped_by_us"]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_where_ctrl_c_is_ignored_it_stays_so(train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a shell's background job."""
+    read = Follower.read
+
+    def pressed(follower: Follower) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return read(follower)
+
+    monkeypatch.setattr(Follower, "read", pressed)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        code, (result,) = train()
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (code, result["status"]["word"]) == (0, "valid")
+
+
+def test_progress_is_told_step_by_step(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(runs.parent / "cache"))
+    monkeypatch.setenv("FAKE_DEVICES", "2")
+    arguments = ["--case", "tiny:fake_9.9:F1", "--scale", "smoke", "--python", sys.executable]
+    assert main([*arguments, "--plugins", str(PLUGINS), "--runs", str(runs)]) == 0
+    out, err = capsys.readouterr()
+    said = " ".join(err.split())
+    assert "smoke scale: asked for with --scale smoke" in said
+    assert "differs from what was asked for: fake 9.9 was asked for" in said
+    assert "measuring this machine's fp32 matmul peak" in said and "step 12/12 loss 1.1297" in said
+    assert "\r" not in err and "\x1b" not in err + out
+    assert "result   valid" in out and only(runs).root.name in out
+    assert [line for line in (out + err).splitlines() if len(line) > 80 and "runs" not in line] == []

@@ -1,0 +1,115 @@
+"""The run directory: made once, found by any name that fits only one, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+from levelfield.errors import DocumentError, UnknownName, UsageError
+from levelfield.rundir import directory
+from levelfield.specs.paths import RunPaths
+
+
+def test_an_id_says_when_what_and_where_and_is_new_each_time() -> None:
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+    ids = {directory.new_run_id("tiny", "fake", "cpu", now) for _ in range(20)}
+    assert len(ids) == 20 and all(i.startswith("20260102T030405Z_tiny_fake_cpu_") for i in ids)
+
+
+def test_a_new_run_has_its_folders_and_says_that_it_has_not_run(tmp_path: Path) -> None:
+    paths = directory.create(tmp_path / "runs", "one")
+    assert sorted(p.name for p in paths.root.iterdir()) == ["events", "logs", "status.json"]
+    status = json.loads(paths.status.read_text())
+    assert (status["phase"], status["state"]) == ("made", "not-run")
+
+
+def test_a_run_directory_is_never_used_twice(tmp_path: Path) -> None:
+    directory.create(tmp_path, "one")
+    with pytest.raises(UsageError, match=r"not-run: the run directory .*one cannot be written: File exists"):
+        directory.create(tmp_path, "one")
+
+
+def test_runs_that_cannot_be_written_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file where the folder should be")
+    with pytest.raises(UsageError) as caught:
+        directory.create(tmp_path / "runs", "one")
+    assert str(tmp_path / "runs") in str(caught.value) and "--runs" in str(caught.value)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for name in (
+        "20260101T000000Z_a_torch_cpu_111111",
+        "20260102T000000Z_a_torch_cpu_222222",
+        "20260103T000000Z_b_x_y_333333",
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "plan.json").write_text("{}")
+    (tmp_path / "20260104T000000Z_no_plan_here_444444").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("111111", "111111"),
+        ("20260102", "222222"),
+        ("_b_", "333333"),
+        ("latest", "333333"),
+        ("20260101T000000Z_a_torch_cpu_111111", "111111"),
+    ],
+)
+def test_a_run_is_found_by_what_only_it_has(runs: Path, name: str, found: str) -> None:
+    assert directory.find_run(runs, name).root.name.endswith(found)
+
+
+def test_a_run_is_found_by_its_path(runs: Path) -> None:
+    folder = next(runs.glob("*333333"))
+    assert directory.find_run(runs / "elsewhere", str(folder)).root == folder.resolve()
+
+
+def test_a_name_that_fits_several_runs_is_refused_with_them(runs: Path) -> None:
+    with pytest.raises(UsageError, match=r"run '_a_torch' fits 2 runs: .*111111, .*222222; give more of the id"):
+        directory.find_run(runs, "_a_torch")
+
+
+@pytest.mark.parametrize("name", ["999999", "444444"])
+def test_an_unknown_run_says_where_runs_lie(runs: Path, name: str) -> None:
+    with pytest.raises(UnknownName) as caught:
+        directory.find_run(runs, name)
+    assert f"unknown run '{name}'" in str(caught.value) and str(runs) in str(caught.value)
+
+
+def test_without_any_run_latest_is_unknown(tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match="unknown run 'latest'; known: none"):
+        directory.find_run(tmp_path, "latest")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('"repeat": 1', '"repeat": 0', "key 'repeat'"),
+        ('"schema"', '"scheme"', "key 'schema'"),
+        ("{", "", "not valid json"),
+    ],
+)
+def test_a_damaged_plan_is_named(run: RunPaths, old: str, new: str, says: str) -> None:
+    run.plan.write_text(run.plan.read_text().replace(old, new, 1))
+    with pytest.raises(DocumentError) as caught:
+        directory.read_plan(run)
+    assert str(run.plan) in str(caught.value) and says in str(caught.value)
+
+
+def test_a_write_that_fails_leaves_the_old_content_and_no_rest(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    directory.write_atomically(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        directory.write_atomically(path, "new \ud800")
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_others_may_read_what_is_written(tmp_path: Path) -> None:
+    directory.write_atomically(tmp_path / "report.md", "x")
+    assert (tmp_path / "report.md").stat().st_mode & 0o777 == 0o644

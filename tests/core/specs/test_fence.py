@@ -1,0 +1,298 @@
+"""Tuning sets free fields only: a locked one is refused with its reason, a typing error with the nearest names."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from levelfield.catalog import lookup
+from levelfield.catalog.registry import Registry
+from levelfield.catalog.tuning_changes import Place, row_changes, tuned
+from levelfield.cli.main import main
+from levelfield.errors import DocumentError, UsageError
+from levelfield.specs.base import Value, load, parse
+from levelfield.specs.case import Case, Work
+from levelfield.specs.fence import LOCKED, reason
+from levelfield.specs.suite import Suite
+from levelfield.specs.tuning import Tuning, TuningChoice, TuningFile, TuningRow
+from plans import PLUGINS
+
+FREE = set(TuningChoice.model_fields)
+
+
+def names_in(kind: type[Value]) -> set[str]:
+    """The fields of a document and of all documents in it."""
+    found = set()
+    for name, field in kind.model_fields.items():
+        found.add(name)
+        for part in (field.annotation, *getattr(field.annotation, "__args__", ())):
+            if isinstance(part, type) and issubclass(part, Value):
+                found |= names_in(part)
+    return found
+
+
+# -- the table
+
+
+def test_every_field_that_a_case_fixes_is_in_the_table_once() -> None:
+    listed = [name for group in LOCKED for name in (*group.fields, *group.also)]
+    assert len(listed) == len(set(listed))
+    assert {name for group in LOCKED for name in group.fields} == names_in(Work) | {"tokenizer"}
+
+
+def test_no_free_field_is_locked_and_all_free_fields_are_the_tunings() -> None:
+    assert set(Tuning.model_fields) == FREE and not [name for name in FREE if reason(name)]
+    assert all(len(group.why) > 40 for group in LOCKED)
+
+
+# -- the fence
+
+
+@pytest.fixture
+def plugins(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(PLUGINS, tmp_path / "plugins"))
+
+
+def planted(plugins: Path, row: dict[str, Any]) -> Path:
+    """The tests' tuning file with one more row behind its three."""
+    path = plugins / "vendors/fake/tuning/tiny.yaml"
+    content = yaml.safe_load(path.read_text())
+    content["rows"].append(row)
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def refusal(plugins: Path) -> str:
+    with pytest.raises(UsageError) as caught:
+        lookup.tuning_rows(Registry([plugins]), "fake", "tiny")
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(names_in(Work)))
+def test_each_locked_field_is_refused_by_name_with_its_reason(plugins: Path, name: str) -> None:
+    path = planted(plugins, {"set": {"micro_batch": 2, name: 1}, "why": "faster"})
+    message = refusal(plugins)
+    assert message.startswith(f"{path}: key 'rows.3.set': '{name}' is locked, the case fixes it: {reason(name)}")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("global_batch_size", "the tokens of a step decide"),
+        ("learning_rate", "the same steps from the same weights"),
+        ("seq_len", "the tokens of a step decide"),
+        ("dtype", "a peak, an MFU and a loss belong to one precision"),
+        ("model", "another model has other FLOPs"),
+        ("max_steps", "who is measured does not choose"),
+        ("tokenizer", "initial weights and the order of samples"),
+    ],
+)
+def test_other_names_of_locked_fields_are_known(plugins: Path, name: str, why: str) -> None:
+    planted(plugins, {"set": {name: 1}, "why": "faster"})
+    assert f"'{name}' is locked, the case fixes it: {why}" in refusal(plugins)
+
+
+@pytest.mark.parametrize(("name", "near"), [("micro_bach", "micro_batch"), ("recomputation", "recompute")])
+def test_a_typing_error_is_no_locked_field(plugins: Path, name: str, near: str) -> None:
+    path = planted(plugins, {"set": {name: 1}, "why": "faster"})
+    message = refusal(plugins)
+    assert f"{path}: key 'rows.3.set': unknown field '{name}'; nearest: {near}. Free are layout, " in message
+    assert "locked" not in message
+
+
+def test_a_field_like_no_other_lists_the_free_ones(plugins: Path) -> None:
+    planted(plugins, {"set": {"zzz": 1}, "why": "faster"})
+    assert f"unknown field 'zzz'. Free are {', '.join(TuningChoice.model_fields)}" in refusal(plugins)
+
+
+def test_a_locked_field_beside_set_is_refused_with_its_reason_too(plugins: Path) -> None:
+    planted(plugins, {"set": {"micro_batch": 2}, "why": "faster", "precision": "fp8"})
+    assert "key 'rows.3': 'precision' is locked, the case fixes it: a peak" in refusal(plugins)
+    planted(plugins, {"set": {"micro_batch": 2}, "why": "faster", "colour": "red"})
+    with pytest.raises(DocumentError, match=r"key 'rows\.0\.colour': unknown key"):
+        row = {"set": {}, "why": "faster", "colour": 1}
+        parse(TuningFile, {"schema": "levelfield.tuning/1", "case": "x", "rows": [row]}, "f")
+
+
+@pytest.mark.parametrize(
+    ("value", "says"), [({"micro_batch": 0}, "rows.3.set.micro_batch': found 0"), ([], "found []")]
+)
+def test_a_free_field_keeps_its_own_rules(plugins: Path, value: Any, says: str) -> None:
+    planted(plugins, {"set": value, "why": "faster"})
+    assert says in refusal(plugins)
+
+
+def test_suites_and_cases_are_fenced_as_well(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    entry = {"case": "tiny:fake", "set": {"seed": 7}}
+    path.write_text(yaml.safe_dump({"schema": "levelfield.suite/1", "title": "x", "entries": [entry]}))
+    with pytest.raises(DocumentError, match=r"key 'entries\.0\.set': 'seed' is locked, the case fixes it: initial"):
+        load(Suite, path)
+    content = yaml.safe_load((PLUGINS / "configs/cases/tiny.yaml").read_text())
+    content["tuning"]["full"]["global_batch"] = 7
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(DocumentError, match=r"key 'tuning\.full': 'global_batch' is locked"):
+        load(Case, path)
+
+
+def test_nothing_runs_behind_the_fence(
+    plugins: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_DEVICES", "2")
+    path = planted(plugins, {"scale": "smoke", "chip": "F2", "set": {"global_batch": 4}, "why": "faster"})
+    arguments = ["--case", "tiny:fake:F1", "--scale", "smoke", "--plugins", str(plugins)]
+    assert main([*arguments, "--runs", str(tmp_path / "runs")]) == 2
+    error = capsys.readouterr().err
+    assert f"{path}: key 'rows.3.set': 'global_batch' is locked" in error and not (tmp_path / "runs").exists()
+
+
+# -- rows that could never apply
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"chip": "F3"}, "key 'rows.3.chip': unknown chip of fake 'F3'; nearest: F"),
+        ({"chip": "F1-8GB"}, "key 'rows.3.chip': unknown chip of fake 'F1-8GB'; nearest: F1"),
+        ({"framework": "troch"}, "key 'rows.3.framework': unknown framework 'troch'; nearest: torch"),
+        ({"set": {"layout": "XX"}}, "key 'rows.3.set.layout': layout 'XX' is in no known notation"),
+        ({"set": {"layout": "DP2DP2"}}, "key 'rows.3.set.layout': layout 'DP2DP2' says DP twice"),
+        ({"devices": 0}, "key 'rows.3.devices': found 0"),
+        ({"why": ""}, "key 'rows.3.why': found ''"),
+    ],
+)
+def test_a_row_that_could_never_apply_names_its_file(plugins: Path, row: dict[str, Any], says: str) -> None:
+    path = planted(plugins, {"set": {"micro_batch": 2}, "why": "faster", **row})
+    message = refusal(plugins)
+    assert str(path) in message and says in message
+
+
+@pytest.mark.parametrize("vendor", sorted(Registry([PLUGINS]).vendors))
+def test_every_shipped_tuning_file_is_right(vendor: str) -> None:
+    lookup.check_tuning(Registry([PLUGINS]), vendor)
+
+
+def test_there_are_tuning_files_and_a_wrong_one_is_found(plugins: Path) -> None:
+    registry = Registry([plugins])
+    assert len(list((registry.vendors["nvidia"].parent / "tuning").glob("*.yaml"))) >= 4
+    path = planted(plugins, {"chip": "F3", "set": {}, "why": "faster"})
+    with pytest.raises(DocumentError, match=r"rows\.3\.chip"):
+        lookup.check_tuning(registry, "fake")
+    path.rename(path.with_name("tinny.yaml"))
+    with pytest.raises(DocumentError, match=r"tinny\.yaml: unknown case 'tinny'; nearest: tiny"):
+        lookup.check_tuning(registry, "fake")
+
+
+# -- what a vendor changes
+
+
+@pytest.fixture
+def case() -> Case:
+    return Registry([PLUGINS]).case("tiny")
+
+
+@pytest.fixture
+def rows() -> tuple[TuningRow, ...]:
+    return lookup.tuning_rows(Registry([PLUGINS]), "fake", "tiny")
+
+
+def changes_at(case: Case, rows: tuple[TuningRow, ...], place: Place) -> dict[int, list[tuple[str, Any, Any]]]:
+    found = row_changes(case, rows, "smoke", place)
+    return {row.number: [(c.field, c.before, c.after) for c in row.changes] for row in found}
+
+
+def test_each_row_is_held_against_those_that_apply_wherever_it_does(case: Case, rows: tuple[TuningRow, ...]) -> None:
+    assert changes_at(case, rows, Place()) == {
+        0: [("micro_batch", 4, 1), ("threads", "the framework's choice", 3)],
+        1: [("micro_batch", 1, 2)],
+        2: [("micro_batch", 1, 8)],
+    }
+
+
+@pytest.mark.parametrize(
+    ("place", "numbers"),
+    [
+        (Place(chip="F1"), [0, 1]),
+        (Place(chip="F2"), [0, 2]),
+        (Place("F1", None, 4), [0]),
+        (Place("F1", "x", 2), [0, 1]),
+    ],
+)
+def test_rows_of_another_place_are_left_out(
+    case: Case, rows: tuple[TuningRow, ...], place: Place, numbers: list[int]
+) -> None:
+    assert list(changes_at(case, rows, place)) == numbers
+
+
+def test_what_a_row_leaves_as_it_was_is_no_change(case: Case) -> None:
+    same = TuningRow(scale="smoke", set=TuningChoice(micro_batch=4, recompute="none"), why="as before")
+    assert changes_at(case, (same,), Place()) == {0: []}
+
+
+def test_variables_join_those_before(case: Case) -> None:
+    first = TuningRow(scale="smoke", set=TuningChoice(environment={"A": "1", "B": "1"}), why="one")
+    second = TuningRow(scale="smoke", set=TuningChoice(environment={"B": "2"}), why="two")
+    assert tuned(case, (first, second), "smoke", Place())["environment"] == {"A": "1", "B": "2"}
+
+
+@pytest.mark.parametrize(
+    ("place", "micro_batch"), [(Place(), 1), (Place("F1", None, 2), 2), (Place("F1", None, 1), 1), (Place("F2"), 8)]
+)
+def test_all_rows_of_a_place_make_its_tuning(
+    case: Case, rows: tuple[TuningRow, ...], place: Place, micro_batch: int
+) -> None:
+    found = tuned(case, rows, "smoke", place)
+    assert set(found) == FREE and (found["micro_batch"], found["threads"]) == (micro_batch, 3)
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    capsys.readouterr()
+    assert main(["show", *arguments, "--plugins", str(PLUGINS)]) == code
+    out, err = capsys.readouterr()
+    return err if code else out
+
+
+def test_show_diff_prints_each_row_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "tiny", "--vendor", "fake", "--diff")
+    assert "tiny at full scale: fake changes nothing" in text
+    assert "  row 1: chip F1, devices 2\n    micro_batch      1 -> 2\n    why: two dies\n" in text
+    assert "  row 0: anywhere\n" in text and "the framework's choice -> 3" in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+    only = shown(capsys, "tiny", "--vendor", "fake", "--diff", "--chip", "f1-8gb", "--devices", "2")
+    assert "row 1" in only and "row 2" not in only
+
+
+def test_show_diff_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    content = json.loads(shown(capsys, "tiny", "--vendor", "fake", "--diff", "--json", "--scale", "smoke"))
+    assert (content["case"], content["vendor"], "full" in content) == ("tiny", "fake", False)
+    changes = [{"field": "micro_batch", "from": 1, "to": 8}]
+    assert content["smoke"][2] == {"row": 2, "chip": "F2", "changes": changes, "why": "another chip"}
+
+
+def test_show_with_a_vendor_gives_the_tuning_that_would_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "tiny", "--vendor", "fake", "--chip", "F1", "--devices", "2")
+    smoke = yaml.safe_load(text)["smoke"]
+    assert smoke["tuning"]["micro_batch"] == 2 and smoke["rows_applied"] == ["any number of devices", "two dies"]
+    assert smoke["rows_elsewhere"] == [] and smoke["default_tuning"]["micro_batch"] == 4
+    open_ended = json.loads(shown(capsys, "tiny", "--vendor", "fake", "--json"))["smoke"]
+    assert open_ended["rows_elsewhere"] == [{"chip": "F1", "devices": 2}, {"chip": "F2"}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--diff"], "show: --diff: give --vendor NAME too; known: "),
+        (["--chip", "F1", "--devices", "2"], "show: --chip, --devices: give --vendor NAME too"),
+        (["--vendor", "fak"], "unknown vendor 'fak'; nearest: fake"),
+        (["--vendor", "fake", "--chip", "F9"], "unknown chip of fake 'F9'"),
+        (["--vendor", "fake", "--framework", "troch"], "unknown framework 'troch'; nearest: torch"),
+        (["--vendor", "fake", "--devices", "0"], "--devices: found 0, expected 1 or more"),
+    ],
+)
+def test_show_refuses_what_there_is_not(capsys: pytest.CaptureFixture[str], arguments: list[str], says: str) -> None:
+    assert says in shown(capsys, "tiny", *arguments, code=2)

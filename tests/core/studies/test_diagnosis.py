@@ -1,0 +1,116 @@
+"""The search for the first step that differs, what `diagnose` says, wrong usage. Real trainings: tests/models."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from levelfield.cli.diagnose_command import _lines
+from levelfield.cli.main import main
+from levelfield.measure.tensors import TensorDifference
+from levelfield.rundir.directory import read_plan
+from levelfield.specs.base import dump, parse
+from levelfield.specs.plan import Plan
+from levelfield.specs.result import Alignment
+from levelfield.studies.diagnosis import Probe, first_difference, shortened
+from plans import PLUGINS
+
+VERDICT = Alignment(verdict="diverged", reason="first at step 9")
+NAMES = ["embedding", "layers.0", "layers.1", "logits", "gradient.head.weight", "updated.head.weight"]
+
+
+def probe(step: int, first: str | None = None, inputs: tuple[str, ...] = ()) -> Probe:
+    """A step in which `first` and all that follows differ."""
+    start = NAMES.index(first) if first else len(NAMES)
+    values = [0.5 if number >= start else 1e-8 for number in range(len(NAMES))]
+    tensors = [TensorDifference(n, v, 1e-6, "at [0]: 1, expected 2") for n, v in zip(NAMES, values, strict=True)]
+    return Probe(step, inputs, tuple(tensors))
+
+
+class Steps:
+    """Probes of two trainings that part at step `parting`."""
+
+    def __init__(self, parting: int) -> None:
+        self.parting, self.probes = parting, {}
+        self.found = self.expected = SimpleNamespace(text="case:framework:vendor:1:1")
+
+    def probe(self, step: int) -> Probe:
+        self.probes[step] = probe(step, "layers.1" if step >= self.parting else None)
+        return self.probes[step]
+
+
+@pytest.mark.parametrize("parting", [1, 2, 3, 7, 16, 31, 32])
+def test_the_first_step_is_found_by_halves(parting):
+    steps = Steps(parting)
+    assert first_difference(steps, 32).step == parting
+    assert len(steps.probes) <= 2 + 5
+
+
+def test_nothing_is_found_where_all_agrees_up_to_the_suspect():
+    steps = Steps(20)
+    assert first_difference(steps, 19) is None
+    assert sorted(steps.probes) == [1, 19]
+
+
+def test_a_difference_that_is_not_a_number_differs():
+    assert TensorDifference("logits", float("nan"), 1e-6, "").differs
+    assert TensorDifference("logits", float("inf"), 1e-6, "").differs
+
+
+@pytest.mark.parametrize(
+    ("first", "words"),
+    [
+        ("layers.1", "block 1"),
+        ("embedding", "embeddings"),
+        ("logits", "the head"),
+        ("gradient.head.weight", "backward pass through head"),
+        ("updated.head.weight", "weight decay"),
+    ],
+)
+def test_the_answer_names_step_and_tensor_and_where_to_look(first, words, run):
+    plan = read_plan(run)
+    text = "\n".join(_lines(plan, Steps(1), VERDICT, 9, probe(4, first)))
+    assert f"step 4: {first} is the first to differ" in text
+    assert words in text
+    assert f"DIFFERS {first}" in text
+
+
+def test_inputs_that_differ_come_before_everything(run):
+    text = "\n".join(_lines(read_plan(run), Steps(1), VERDICT, 9, probe(1, "embedding", ("the tokens of step 1",))))
+    assert "before anything is computed these differ: the tokens of step 1" in text
+
+
+def test_agreement_in_one_process_points_to_the_layout(run):
+    steps = Steps(99)
+    first_difference(steps, 5)
+    text = "\n".join(_lines(read_plan(run), steps, VERDICT, 5, None))
+    assert "agree in every tensor of steps 1, 5" in text
+    assert "comes with the layout DP2TP1PP1" in text
+
+
+def test_a_shortened_plan_is_a_valid_plan_of_the_same_work(run):
+    plan = read_plan(run)
+    short = shortened(plan, 1)
+    body = {"schema": Plan.schema_name(), **short.model_dump(mode="json")}
+    assert dump(parse(Plan, body, "the plan")) == dump(short)
+    assert short.work.training.steps == 2
+    assert short.work.model == plan.work.model and short.work.training.schedule == plan.work.training.schedule
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--against", "fake"], "give another with --against"),
+        (["--against", "torch", "--step", "0"], "expected 1 to 11"),
+        (["--against", "torch", "--step", "12"], "expected 1 to 11"),
+    ],
+)
+def test_wrong_usage_is_said_before_anything_is_trained(words, said, run, capsys):
+    assert main(["diagnose", str(run.root), "--plugins", str(PLUGINS), *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not (run.root / "diagnosis").exists()
+
+
+def test_an_unknown_run_is_wrong_usage(tmp_path, capsys):
+    assert main(["diagnose", "none", "--runs", str(tmp_path)]) == 2
+    assert "none" in capsys.readouterr().err
