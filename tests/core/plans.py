@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from levelfield.catalog import lookup
 from levelfield.catalog.registry import Registry
-from levelfield.plan.resolve import Asked, resolve
+from levelfield.plan.decision import Decision
+from levelfield.plan.peak import MeasuredPeaks, with_peak
+from levelfield.plan.request import UserRequest
+from levelfield.plan.resolution import resolve
 from levelfield.specs.plan import Plan
 from levelfield.specs.selector import parse_selector
 from levelfield.specs.tuning import TuningChoice
@@ -16,11 +21,16 @@ ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = Path(__file__).parent / "plugins"
 
 
-def make_plan(registry: Registry, text: str, **given: object) -> Plan:
-    """The plan of a case string; keywords are those of Asked, of TuningChoice and of resolve."""
-    names = {f.name for f in fields(Asked)}
-    choice = TuningChoice.model_validate({k: given.pop(k) for k in TuningChoice.model_fields if k in given})
-    asked = Asked(choice=choice, **{k: given.pop(k) for k in names if k in given})  # type: ignore[arg-type]
+def make_plan(registry: Registry, text: str, measured: MeasuredPeaks | None = None, **given: object) -> Plan:
+    """The plan of a case string; keywords are those of UserRequest, of TuningChoice, of Decision and of resolve."""
+    choice = TuningChoice.model_validate(taken(given, TuningChoice.model_fields))
+    request = UserRequest(choice=choice, **taken(given, [f.name for f in fields(UserRequest)]))
     selector = parse_selector(text)
-    found = lookup.find(registry, selector)
-    return resolve(found, selector, text, asked, "run-id", **given)  # type: ignore[arg-type]
+    settled = {"request": request, "scale": request.scale, **taken(given, [f.name for f in fields(Decision)])}
+    decision = Decision(text, selector, lookup.find(registry, selector), **settled)
+    return with_peak(resolve(decision, "run-id", **given), measured or MeasuredPeaks())  # type: ignore[arg-type]
+
+
+def taken(given: dict[str, object], names: Iterable[str]) -> dict[str, Any]:
+    """The keywords of these names, taken out of `given`."""
+    return {name: given.pop(name) for name in names if name in given}

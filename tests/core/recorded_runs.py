@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import Outcome, ProcessEnd
-from levelfield.plan.peak import Measured
+from levelfield.plan.peak import MeasuredPeaks
 from levelfield.rundir.directory import write_json
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
@@ -24,7 +24,7 @@ SECOND_NS = 1_000_000_000
 BEGIN_NS = 7_000_000_000_000
 WATTS = 100.0
 USED_BYTES = 3 * 2**30
-MEASURED = Measured({"fp32": 2.0}, "a probe of the tests")
+MEASURED = MeasuredPeaks({"fp32": 2.0}, "a probe of the tests")
 Event = dict[str, Any]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from layouts import MODELS, SINGLE, Curve, compare, first_steps, job_of, planted, train
 from levelfield.catalog.registry import Registry
-from levelfield.plan.implementations import environment_of
+from levelfield.plan.environment import environment_of
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.specs.tested import Difference
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from layouts import MODELS, ROOT, SINGLE, Curve, Variant, compare, job_of, script_of, train
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import rows, table
-from levelfield.plan.implementations import environment_of
+from levelfield.plan.environment import environment_of
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.specs.base import dump, load
 from levelfield.specs.case import Family, Precision

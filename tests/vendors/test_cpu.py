@@ -53,7 +53,7 @@ def test_this_machine() -> None:
 
 def test_nobodys_peak_is_written_down() -> None:
     spec = load_spec("cpu")
-    assert spec.divisible and [c.peaks for c in spec.chips] == [{}] and spec.chips[0].device_is == "host share"
+    assert spec.is_host and [c.peaks for c in spec.chips] == [{}] and spec.chips[0].device_is == "host share"
     assert spec.frameworks["torch"].backend == "gloo"
 
 

@@ -41,6 +41,15 @@ class Found:
     expose: Callable[[Sequence[Device]], ContainerOptions] | None = None
     keeping: Keeping | None = None
 
+    @property
+    def default_devices(self) -> int:
+        """The devices of a node where nobody chooses: all that are here; a host is one device."""
+        return 1 if self.vendor.is_host else max(1, len(self.devices))
+
+    def has_devices(self, count: int) -> bool:
+        """Whether so many devices are here. A host can be divided into any number of processes."""
+        return bool(self.devices) and (self.vendor.is_host or len(self.devices) >= count)
+
 
 def find(registry: Registry, selector: Selector, check: bool = True) -> Found:
     """Look everything up. Raises UnknownName, DocumentError or UsageError; never falls back to another name.

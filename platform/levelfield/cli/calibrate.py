@@ -10,7 +10,7 @@ from levelfield.cli.references_command import write
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import RunFailed, UsageError
 from levelfield.judge.promotion import with_noise
-from levelfield.plan.resolve import Asked
+from levelfield.plan.request import Entry, UserRequest
 from levelfield.run import scheduler
 from levelfield.rundir.directory import default_runs, find_run
 from levelfield.specs.plan import Plan
@@ -26,7 +26,7 @@ def calibrate(options: argparse.Namespace) -> int:
     registry, runs = registry_of(options), options.runs or default_runs()
     plan, reference = _start(registry, options.case)
     terminal, failed = Terminal(quiet=options.json), []
-    jobs = scheduler.jobs(registry, _variations(registry, plan), None, None)
+    jobs = scheduler.jobs(registry, _variations(registry, plan), None)
     for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener()):
         terminal.finished(result, runs)
         if result.status.word != "valid":
@@ -40,7 +40,7 @@ def calibrate(options: argparse.Namespace) -> int:
 def _start(registry: Registry, case: str | None) -> tuple[Plan, Reference]:
     if not case:
         raise UsageError("align calibrate: give a case, as in `align calibrate gpt3_6.7B:torch`")
-    (job,) = scheduler.jobs(registry, scheduler.entries(registry, [case], [], Asked()), 1, None)
+    (job,) = scheduler.jobs(registry, [Entry(case, UserRequest(repeat=1))], None)
     plan = scheduler.planned(job)
     reference = scheduler.reference_of(registry, plan)
     if reference is None:
@@ -50,7 +50,7 @@ def _start(registry: Registry, case: str | None) -> tuple[Plan, Reference]:
     return plan, reference
 
 
-def _variations(registry: Registry, plan: Plan) -> list[scheduler.Entry]:
+def _variations(registry: Registry, plan: Plan) -> list[Entry]:
     """One thread; half the micro-batch; each layout over two processes. The work is the same in all of them."""
     framework, vendor = plan.implementation.framework, plan.hardware.vendor
     offered = registry.implementation(framework)[0].parallelism.get(plan.hardware.device_kind, ())
@@ -59,4 +59,4 @@ def _variations(registry: Registry, plan: Plan) -> list[scheduler.Entry]:
     if plan.tuning.micro_batch > 1:
         choices.append((one, TuningChoice(micro_batch=plan.tuning.micro_batch // 2)))
     choices += [(two, TuningChoice(layout=layout, threads=1)) for key, layout in LAYOUTS.items() if key in offered]
-    return [scheduler.Entry(text, Asked(scale=plan.scale, choice=choice)) for text, choice in choices]
+    return [Entry(text, UserRequest(scale=plan.scale, choice=choice)) for text, choice in choices]

@@ -123,7 +123,7 @@ def _question(
     options: argparse.Namespace, registry: Registry, vendor: VendorFile, chip: Chip, place: Assumed
 ) -> Question:
     work = registry.case(options.case).work(options.scale)
-    if not vendor.divisible:
+    if not vendor.is_host:
         return questions.question_on_chip(
             registry,
             options.framework,

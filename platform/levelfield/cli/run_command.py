@@ -12,7 +12,7 @@ from levelfield.cli.plugins import registry_of
 from levelfield.cli.terminal import Terminal
 from levelfield.corpus import CorpusFacts
 from levelfield.errors import INTERRUPTED, GateFailed, RunFailed, UsageError
-from levelfield.plan.resolve import Asked
+from levelfield.plan.request import UserRequest
 from levelfield.report.tables import as_json
 from levelfield.run import scheduler
 from levelfield.rundir.directory import default_runs
@@ -29,10 +29,8 @@ def execute(options: argparse.Namespace) -> int:
     not train as its reference does, 130 when interrupted."""
     terminal = Terminal(quiet=options.quiet or options.json)
     registry = registry_of(options)
-    work = scheduler.entries(registry, options.case, options.suite, _asked(options))
-    if options.repeat is not None and options.repeat < 1:
-        raise UsageError(f"--repeat: found {options.repeat}, expected 1 or more")
-    jobs = scheduler.jobs(registry, work, options.repeat, _corpus(options.data, terminal))
+    work = scheduler.entries(registry, options.case, options.suite, _request(options))
+    jobs = scheduler.jobs(registry, work, _corpus(options.data, terminal))
     if options.dry_run:
         return dry_run.show([scheduler.planned(job) for job in jobs], _runs(options), as_json=options.json)
     results = run_jobs(jobs, _runs(options), terminal)
@@ -61,7 +59,9 @@ def exit_code(results: list[Result]) -> int:
     return GateFailed.exit_code if any(r.alignment.verdict in MISALIGNED for r in results) else 0
 
 
-def _asked(options: argparse.Namespace) -> Asked:
+def _request(options: argparse.Namespace) -> UserRequest:
+    if options.repeat is not None and options.repeat < 1:
+        raise UsageError(f"--repeat: found {options.repeat}, expected 1 or more")
     fields = {
         "layout": options.layout,
         "micro_batch": options.micro_batch,
@@ -74,9 +74,10 @@ def _asked(options: argparse.Namespace) -> Asked:
     }
     containers = options.runtime == "docker"
     choice = parse(TuningChoice, {k: v for k, v in fields.items() if v is not None}, "command line")
-    return Asked(
+    return UserRequest(
         scale=options.scale,
         choice=choice,
+        repeat=options.repeat,
         python=options.python,
         assume=options.dry_run,
         save_weights=options.save_weights,

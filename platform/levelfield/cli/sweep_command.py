@@ -14,8 +14,9 @@ from levelfield.cli.plugins import registry_of
 from levelfield.cli.run_command import exit_code, run_jobs
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
-from levelfield.plan import resolve
-from levelfield.plan.resolve import Asked
+from levelfield.plan.decision import Decision
+from levelfield.plan.request import Entry, UserRequest
+from levelfield.plan.scale import choose_scale
 from levelfield.predict.layout_search import Row, answer
 from levelfield.report.words import GIB, NONE, status, worst_memory, wrapped
 from levelfield.run import scheduler
@@ -67,9 +68,9 @@ def execute(options: argparse.Namespace) -> int:
     if selector.layout or selector.nodes > 1:
         raise UsageError(f"sweep {options.case}: layouts are what is swept, on one node; leave both out")
     found = lookup.find(registry, selector)
-    asked = Asked(scale=options.scale, python=options.python)
-    scale, _ = resolve.choose_scale(found, selector, asked)
-    devices = selector.devices or (1 if found.vendor.divisible else max(1, len(found.devices)))
+    request = UserRequest(scale=options.scale, python=options.python)
+    scale, _ = choose_scale(Decision(options.case, selector, found, request, options.scale))
+    devices = selector.devices or found.default_devices
     question = question_here(registry, found, found.case.work(scale), devices, terminal.say)
     rows = _distinct(answer(question).rows)[: options.top]
     if not rows:
@@ -78,8 +79,8 @@ def execute(options: argparse.Namespace) -> int:
     if not options.dry_run:
         runs = options.runs or default_runs()
         text = _text(selector, found.vendor.name, devices)
-        work = [scheduler.Entry(text, _chosen(asked, scale, row)) for row in rows]
-        jobs = scheduler.jobs(registry, work, None, None)
+        work = [Entry(text, _chosen(request, scale, row)) for row in rows]
+        jobs = scheduler.jobs(registry, work, None)
         results = run_jobs(jobs, runs, terminal)
         pairs = [Pair(row, result) for row, result in zip_longest(rows, results)]
     _show(pairs, options)
@@ -92,14 +93,14 @@ def _text(selector: Selector, vendor: str, devices: int) -> str:
     return f"{selector.case}:{framework}:{selector.target or vendor}:1:{devices}"
 
 
-def _chosen(asked: Asked, scale: Scale, row: Row) -> Asked:
+def _chosen(request: UserRequest, scale: Scale, row: Row) -> UserRequest:
     choice = TuningChoice(
         layout=str(row.layout),
         micro_batch=row.tuning.micro_batch,
         recompute=row.tuning.recompute,
         virtual_pipeline=row.tuning.virtual_pipeline,
     )
-    return replace(asked, scale=scale, choice=choice)
+    return replace(request, scale=scale, choice=choice)
 
 
 def _distinct(rows: Sequence[Row]) -> list[Row]:

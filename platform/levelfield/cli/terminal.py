@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from levelfield.plan.peak import Measured
 from levelfield.report import suites, tables, words
 from levelfield.run.runner import Listener
 from levelfield.run.scheduler import Job
@@ -42,7 +41,7 @@ class Terminal:
     def announced(self, jobs: Iterator[Job]) -> Iterator[Job]:
         """Pass the jobs on, saying of each what will run and why at this scale."""
         for job in jobs:
-            for sentence in announcement(job.plan_with(Measured())):
+            for sentence in announcement(job.plan):
                 self.say(sentence)
             yield job
 

@@ -1,24 +1,24 @@
-"""What was measured of this machine, and the peak that follows for a plan."""
+"""The peak that a plan takes MFU against: published, or measured on this machine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from levelfield.specs.case import Work
-from levelfield.specs.plan import PeakUsed
+from levelfield.specs.plan import PeakUsed, Plan
 from levelfield.specs.vendor import Chip
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What was measured of this machine: TFLOP/s by dtype, and how; empty before the first probe."""
+class MeasuredPeaks:
+    """Rates that a probe reached on this machine, in TFLOP/s by dtype, and how; empty before the first probe."""
 
     tflops: dict[str, float] = field(default_factory=dict)
     how: str = "no probe of this machine yet; the first run makes one"
 
 
-def peak_of(chip: Chip, work: Work, measured: Measured, devices: int) -> PeakUsed:
-    """The published peak of the precision's dtype, else the measured one, else none; never another dtype's."""
+def peak_of(chip: Chip, work: Work, measured: MeasuredPeaks) -> PeakUsed:
+    """Return the published peak of the precision's dtype, else the measured one, else none; never another dtype's."""
     dtype = work.training.precision
     probe = measured.tflops.get(dtype)
     published = chip.peaks.get(dtype)
@@ -27,3 +27,8 @@ def peak_of(chip: Chip, work: Work, measured: Measured, devices: int) -> PeakUse
     if probe is None:
         return PeakUsed(dtype=dtype, tflops=None, source=f"{chip.name} has no published {dtype} peak; {measured.how}")
     return PeakUsed(dtype=dtype, tflops=probe, source=f"measured: {measured.how}", measured_tflops=probe)
+
+
+def with_peak(plan: Plan, measured: MeasuredPeaks) -> Plan:
+    """Return the same plan with the peak that follows from what a probe measured."""
+    return plan.model_copy(update={"peak": peak_of(plan.hardware.chip, plan.work, measured)})

@@ -1,51 +1,72 @@
-"""Where an entry runs: on the hardware that it names when that is here, assumed for a plan, or scaled to what is."""
+"""Where an entry runs: on the hardware that it names when that is here, assumed for a plan, or reduced to what is."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from levelfield.catalog import lookup
 from levelfield.catalog.host_cores import usable_cores
 from levelfield.catalog.lookup import Found
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DoesNotFit, UsageError
-from levelfield.plan.reduced_layout import scaled
-from levelfield.plan.resolve import Asked
+from levelfield.plan.decision import Decision
+from levelfield.plan.reduced_layout import reduced
+from levelfield.plan.request import Entry, RequestedScale, Suggestion
 from levelfield.specs.hardware import WITHHELD, NamedHardware
 from levelfield.specs.layout import Layout, parse_layout
-from levelfield.specs.selector import Selector
+from levelfield.specs.selector import Selector, parse_selector
 from levelfield.specs.tuning import TuningChoice
 
 
-@dataclass(frozen=True)
-class Placed:
-    """What is planned: the selector and the choices with the hardware settled, and all that they lead to."""
+def place(registry: Registry, entry: Entry, refusal: str | None = None) -> Decision:
+    """Settle the hardware of an entry. The user's --assume-hardware has priority over the suite's hardware.
 
-    selector: Selector
-    asked: Asked
-    found: Found
-
-
-def place(registry: Registry, selector: Selector, asked: Asked, named: NamedHardware | None) -> Placed:
-    """Settle the hardware; `named` is the suite's, and `asked.hardware` wins over it.
-
-    Raises UsageError, UnknownName or DocumentError for names that are wrong or said twice, DoesNotFit for `--scale
-    full` on hardware that is not here.
+    refusal: why this machine cannot run the entry; nothing is checked then. Raises UsageError, UnknownName or
+    DocumentError for names that are wrong or given twice, DoesNotFit for `--scale full` on absent hardware.
     """
-    wanted = asked.hardware or named
-    if wanted is None:
-        return Placed(selector, asked, lookup.find(registry, selector, check=asked.refusal is None))
-    _refuse_second_name(selector, wanted)
-    if wanted.chip == WITHHELD:
-        return _here(registry, selector, asked, wanted)
-    on_it = _placed_on(registry, selector, asked, wanted)
-    if asked.hardware is not None:
-        return replace(_assumed(on_it, "asked for with --assume-hardware"), found=replace(on_it.found, devices=()))
-    if _is_here(on_it.found, wanted):
+    selector, request = _selector(entry), entry.request
+    named = request.hardware or entry.hardware
+    if named is None:
+        return _decided(registry, entry, selector, refusal)
+    _refuse_second_name(selector, named)
+    if named.chip == WITHHELD:
+        return _here(registry, entry, selector, refusal, named)
+    on_it = _decided(registry, entry, _with_hardware(registry, selector, named), refusal)
+    if request.hardware is not None:
+        return _assumed(replace(on_it, found=replace(on_it.found, devices=())), "asked for with --assume-hardware")
+    if _is_here(on_it.found, named):
         return on_it
-    if asked.assume and asked.scale != "smoke":
-        return _assumed(on_it, f"on the hardware that the suite names, {wanted}")
-    return _here(registry, selector, asked, wanted)
+    if request.assume and on_it.scale != "smoke":
+        return _assumed(on_it, f"on the hardware that the suite names, {named}")
+    return _here(registry, entry, selector, refusal, named)
+
+
+def _selector(entry: Entry) -> Selector:
+    selector = parse_selector(entry.text)
+    return selector.model_copy(update={"repeats": entry.request.repeat or selector.repeats})
+
+
+def _decided(registry: Registry, entry: Entry, selector: Selector, refusal: str | None) -> Decision:
+    """The decision as far as the entry alone settles it."""
+    found = lookup.find(registry, selector, check=refusal is None)
+    scale = _scale(entry)
+    by_suite = entry.suite is not None and scale != entry.request.scale
+    return Decision(
+        text=entry.text,
+        selector=selector,
+        found=found,
+        request=entry.request,
+        scale=scale,
+        why_scale=f"the suite {entry.suite.suite} asks for it" if by_suite and entry.suite else None,
+        suggestion=entry.suggestion,
+        suite=entry.suite,
+        refusal=refusal,
+    )
+
+
+def _scale(entry: Entry) -> RequestedScale:
+    """The command line's scale has priority over the suite's."""
+    return entry.scale if entry.request.scale == "auto" else entry.request.scale
 
 
 def _refuse_second_name(selector: Selector, named: NamedHardware) -> None:
@@ -56,64 +77,58 @@ def _refuse_second_name(selector: Selector, named: NamedHardware) -> None:
         )
 
 
-def _placed_on(registry: Registry, selector: Selector, asked: Asked, named: NamedHardware) -> Placed:
+def _with_hardware(registry: Registry, selector: Selector, named: NamedHardware) -> Selector:
     _, chip = lookup.find_chip(registry, named.chip)
-    there = {"target": chip.name, "nodes": named.nodes, "devices": named.devices}
-    selector = selector.model_copy(update=there)
-    return Placed(selector, asked, lookup.find(registry, selector, check=asked.refusal is None))
+    return selector.model_copy(update={"target": chip.name, "nodes": named.nodes, "devices": named.devices})
 
 
 def _is_here(found: Found, named: NamedHardware) -> bool:
-    enough = found.vendor.divisible or len(found.devices) >= named.devices
-    return named.nodes == 1 and bool(found.devices) and enough
+    return named.nodes == 1 and bool(found.devices) and found.has_devices(named.devices)
 
 
-def _assumed(placed: Placed, why: str) -> Placed:
-    """Planned whole: whether it fits is what the plan is to show."""
-    asked = placed.asked
-    if asked.scale == "auto":
-        asked = replace(asked, scale="full", why_scale=why)
-    return replace(placed, asked=asked)
+def _assumed(decision: Decision, why: str) -> Decision:
+    """Plan the whole case: the plan shows whether it fits."""
+    return replace(decision, scale="full", why_scale=why) if decision.scale == "auto" else decision
 
 
-def _here(registry: Registry, selector: Selector, asked: Asked, named: NamedHardware) -> Placed:
-    """On what is here, at smoke scale, with the layout cut down to it unless the command line gives one."""
-    if asked.scale == "full":
+def _here(registry: Registry, entry: Entry, selector: Selector, refusal: str | None, named: NamedHardware) -> Decision:
+    """Run on this machine instead. Raises DoesNotFit for scale full."""
+    if _scale(entry) == "full":
         raise DoesNotFit(f"--scale full: {named} is not here. Without it the entry runs at smoke scale on what is here")
-    found = lookup.find(registry, selector, check=asked.refusal is None)
-    suggested = asked.suggested.model_dump(exclude_none=True, exclude={"micro_batch"})
+    return _reduced(_decided(registry, entry, selector, refusal), named)
+
+
+def _reduced(decision: Decision, named: NamedHardware) -> Decision:
+    """Run at smoke scale. The layout is reduced to this machine unless the command line gives one."""
+    found, suggestion = decision.found, decision.suggestion
     why = f"{named} is not here" if named.chip != WITHHELD else f"the chip of {named.nodes}x{named.devices} is withheld"
-    said: tuple[str, ...] = (f"{why}: smoke scale on {found.chip.name}",)
-    if asked.choice.layout is None:
-        asked_for = _written(selector, asked, named)
-        layout = _cut_down(found, asked, asked_for)
-        suggested["layout"] = str(layout)
-        said = tuple(_sentences(asked_for, layout, found, why))
-    return Placed(
-        selector,
-        replace(
-            asked,
-            scale="smoke",
-            why_scale=why,
-            suggested=TuningChoice.model_validate(suggested),
-            deviations=(*asked.deviations, *said),
-        ),
-        found,
+    suggested = suggestion.choice.model_dump(exclude_none=True, exclude={"micro_batch"})
+    said = [f"{why}: smoke scale on {found.chip.name}"]
+    if decision.request.choice.layout is None:
+        before = _written_layout(decision, named)
+        after = _reduced_layout(decision, before)
+        suggested["layout"], said = str(after), _sentences(before, after, found, why)
+    return replace(
+        decision,
+        scale="smoke",
+        why_scale=why,
+        suggestion=Suggestion(TuningChoice.model_validate(suggested), suggestion.by),
+        deviations=(*decision.deviations, *said),
     )
 
 
-def _written(selector: Selector, asked: Asked, named: NamedHardware) -> Layout:
-    text = asked.suggested.layout or selector.layout
+def _written_layout(decision: Decision, named: NamedHardware) -> Layout:
+    text = decision.suggestion.choice.layout or decision.selector.layout
     return parse_layout(text).layout if text else Layout(data=named.nodes * named.devices)
 
 
-def _cut_down(found: Found, asked: Asked, layout: Layout) -> Layout:
-    own = found.case.tuning.get("smoke", TuningChoice()).micro_batch
-    return scaled(
+def _reduced_layout(decision: Decision, layout: Layout) -> Layout:
+    found, own = decision.found, decision.found.case.tuning.get("smoke", TuningChoice()).micro_batch
+    return reduced(
         layout,
-        usable_cores() if found.vendor.divisible else max(1, len(found.devices)),
+        usable_cores() if found.vendor.is_host else max(1, len(found.devices)),
         found.case.work("smoke"),
-        asked.choice.micro_batch or own or 1,
+        decision.request.choice.micro_batch or own or 1,
         found.implementation.offered_parallelism(found.vendor.device_kind),
     )
 

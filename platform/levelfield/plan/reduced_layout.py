@@ -9,7 +9,7 @@ from levelfield.specs.case import Work
 from levelfield.specs.layout import Layout
 
 
-def scaled(layout: Layout, devices: int, work: Work, micro_batch: int, offered: Collection[str]) -> Layout:
+def reduced(layout: Layout, devices: int, work: Work, micro_batch: int, offered: Collection[str]) -> Layout:
     """The layout with its largest dimension halved again and again until it fits `devices` and the work's sizes.
 
     Of equal dimensions data goes first, then tensor, then pipeline. offered: parallelism that the implementation has

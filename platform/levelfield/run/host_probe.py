@@ -19,7 +19,7 @@ from typing import Any
 from levelfield.catalog.host_cores import usable_cores
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DocumentError, RunFailed
-from levelfield.plan.implementations import environment_of
+from levelfield.plan.environment import environment_of
 from levelfield.predict.messages import fit_messages
 from levelfield.run.peak_probe import cache_folder
 from levelfield.run.runtimes.environments import environment_in_use

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from levelfield.catalog.host_cores import usable_cores
 from levelfield.contracts.execution import Runtime
-from levelfield.plan.peak import Measured
+from levelfield.plan.peak import MeasuredPeaks
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.plan import Plan
 
@@ -27,26 +27,26 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "levelfield" / "peaks"
 
 
-def known_peaks(plan: Plan, machine: str) -> Measured:
+def known_peaks(plan: Plan, machine: str) -> MeasuredPeaks:
     """What an earlier probe found for this machine, framework and device; empty when there was none."""
     found = _known(_path(plan, machine))
-    return _measured(plan, found) if found else Measured()
+    return _measured(plan, found) if found else MeasuredPeaks()
 
 
-def measure_peaks(plan: Plan, machine: str, runtime: Runtime, say: Callable[[str], None]) -> Measured:
+def measure_peaks(plan: Plan, machine: str, runtime: Runtime, say: Callable[[str], None]) -> MeasuredPeaks:
     """Run the implementation's probe and remember its answer; a probe that fails leaves the peak unknown, and why."""
     precision = plan.work.training.precision
     if not plan.implementation.peak_probe:
-        return Measured(how=f"{plan.implementation.framework} has no probe")
+        return MeasuredPeaks(how=f"{plan.implementation.framework} has no probe")
     say(f"measuring this machine's {precision} matmul peak, once ({SECONDS_PER_DTYPE:g} s)")
     try:
         argv = [*_argv(plan), "--dtype", precision, "--seconds", str(SECONDS_PER_DTYPE)]
         printed = runtime.output(plan, argv, {"OMP_NUM_THREADS": str(usable_cores())}, LIMIT_SECONDS)
         peaks = _peaks(json.loads(printed.splitlines()[-1]))
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        return Measured(how=f"the probe failed: {type(error).__name__}")
+        return MeasuredPeaks(how=f"the probe failed: {type(error).__name__}")
     _remember(_path(plan, machine), peaks)
-    return _measured(plan, peaks) if precision in peaks else Measured(how=f"the probe gave no {precision} rate")
+    return _measured(plan, peaks) if precision in peaks else MeasuredPeaks(how=f"the probe gave no {precision} rate")
 
 
 def _peaks(found: dict[str, dict[str, float]]) -> dict[str, float]:
@@ -66,12 +66,12 @@ def _argv(plan: Plan) -> list[str]:
     return [*argv, "--device", plan.access.device, "--threads", str(usable_cores())]
 
 
-def _measured(plan: Plan, peaks: dict[str, float]) -> Measured:
+def _measured(plan: Plan, peaks: dict[str, float]) -> MeasuredPeaks:
     """Per device: a host that is divided into shares has its peak divided with it."""
     shares = 1 if plan.hardware.device_indices else plan.world_size
     name = f"{plan.implementation.framework} {plan.implementation.version}"
     how = f"best matmul rate of {name} with {usable_cores()} threads, divided by {shares} device(s)"
-    return Measured(tflops={dtype: value / shares for dtype, value in peaks.items()}, how=how)
+    return MeasuredPeaks(tflops={dtype: value / shares for dtype, value in peaks.items()}, how=how)
 
 
 def _remember(path: Path, peaks: dict[str, float]) -> None:

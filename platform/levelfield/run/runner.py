@@ -19,7 +19,7 @@ from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import RunFailed
 from levelfield.judge.collector import collect
 from levelfield.measure.utilisation import ABOVE_PEAK
-from levelfield.plan.peak import Measured
+from levelfield.plan.peak import MeasuredPeaks, with_peak
 from levelfield.report.markdown import run_report
 from levelfield.run import peak_probe
 from levelfield.run.device_locks import DeviceTaken, devices_locked
@@ -44,25 +44,23 @@ class Listener:
 
 
 def run(
-    plan_with: Callable[[Measured], Plan],
+    plan: Plan,
     vendor: Vendor,
     runs: Path,
     listener: Listener,
     machine: str,
-    reference_of: Callable[[Plan], Reference | None] = lambda plan: None,
+    reference: Reference | None = None,
 ) -> Result:
-    """Run once and return the result, valid or not. `plan_with` makes the plan from what is measured of the machine.
+    """Run once and return the result, valid or not. The plan gets its measured peak on the way.
 
-    reference_of: what the plan's run is to be held against; the run directory gets a copy.
+    reference: what the run is compared with; the run directory gets a copy.
     Raises UsageError when the run directory cannot be written; everything later ends in a result.
     """
-    plan = plan_with(Measured())
-    reference = reference_of(plan)
     paths = directory.create(runs, plan.run_id)
     if reference is not None:
         directory.write_atomically(paths.reference, dump(reference))
     with _interrupted_once():
-        outcome = _attempt(plan, plan_with, vendor, paths, listener, machine)
+        outcome = _attempt(plan, vendor, paths, listener, machine)
         result = _finished(paths, outcome)
     if plan.peak.tflops is None and _exceeds_its_peak(result):
         peak_probe.forget_peaks(plan, machine)
@@ -103,20 +101,13 @@ def finish(paths: RunPaths) -> Result:
     return result
 
 
-def _attempt(
-    plan: Plan,
-    plan_with: Callable[[Measured], Plan],
-    vendor: Vendor,
-    paths: RunPaths,
-    listener: Listener,
-    machine: str,
-) -> Outcome:
+def _attempt(plan: Plan, vendor: Vendor, paths: RunPaths, listener: Listener, machine: str) -> Outcome:
     directory.write_atomically(paths.plan, dump(plan))
     directory.write_status(paths, "environment", "running")
     runtime, launcher = means(plan)
     try:
         with devices_locked(plan), runtime.in_use(plan, listener.say):
-            plan = plan_with(_measured(plan, machine, runtime, listener))
+            plan = with_peak(plan, _measured(plan, machine, runtime, listener))
             directory.write_atomically(paths.plan, dump(plan))
             return _execute(plan, vendor, paths, listener, runtime, launcher)
     except DeviceTaken as error:
@@ -127,7 +118,7 @@ def _attempt(
         return Outcome("interrupted", (), "interrupted before the training started")
 
 
-def _measured(plan: Plan, machine: str, runtime: Runtime, listener: Listener) -> Measured:
+def _measured(plan: Plan, machine: str, runtime: Runtime, listener: Listener) -> MeasuredPeaks:
     """A measured peak where the chip has no published one or one is asked for; from the cache if it is there."""
     known = peak_probe.known_peaks(plan, machine)
     enough = plan.work.training.precision in known.tflops or plan.peak.tflops is not None

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from levelfield.specs.base import Document, Value
 from levelfield.specs.tool import Discovery, Tool, VersionCommand
 
+HOST_KIND = "cpu"  # the device kind of the host's own processors
 PeakDtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8"]
 
 
@@ -164,8 +165,8 @@ class Image(Value):
 class VendorFile(Document):
     """vendors/<vendor>/vendor.yaml
 
-    device_kind: the key under which implementations list their requirements (`cpu`, `nvidia`, ...).
-    divisible: one machine may be divided into any number of devices (true of the cpu only).
+    device_kind: the key under which implementations list their requirements (`cpu`, `nvidia`, ...). With `cpu` the
+    devices are the host's processors: one machine may be divided into any number of them, and they share its memory.
     images: what containers are built on, by framework; `base` where a framework has none of its own.
     environment: variables for every training process.
     discovery, monitor, software: how the maker's tools are read, where no adapter.py does it. Without `discovery` the
@@ -177,7 +178,6 @@ class VendorFile(Document):
     name: str
     title: str
     device_kind: str
-    divisible: bool = False
     visible_devices_variable: str | None = None
     frameworks: dict[str, FrameworkAccess]
     chips: tuple[Chip, ...]
@@ -188,6 +188,11 @@ class VendorFile(Document):
     monitor: Tool | None = None
     software: dict[str, VersionCommand] = Field(default_factory=dict)
     verified: str
+
+    @property
+    def is_host(self) -> bool:
+        """Whether the devices are shares of the host's processors and memory."""
+        return self.device_kind == HOST_KIND
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> VendorFile:

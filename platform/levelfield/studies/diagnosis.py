@@ -15,8 +15,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.corpus import CorpusFacts
 from levelfield.errors import RunFailed
 from levelfield.measure.tensors import TensorDifference, compare_step
-from levelfield.plan.peak import Measured
-from levelfield.plan.resolve import Asked
+from levelfield.plan.request import Entry, UserRequest
 from levelfield.run import scheduler
 from levelfield.run.runner import Listener
 from levelfield.rundir.raw_files import Raw, read_raw
@@ -75,18 +74,14 @@ class Question:
         return self.probes[step]
 
     def _train(self, side: Side, step: int) -> tuple[Plan, RunPaths]:
-        asked = Asked(scale=self.scale, choice=side.choice, python=side.python, capture_step=step)
-        (job,) = scheduler.jobs(self.registry, [scheduler.Entry(side.text, asked)], 1, self.corpus)
-
-        def plan_with(measured: Measured) -> Plan:
-            return shortened(job.plan_with(measured), step)
-
-        short = scheduler.Job(plan_with, job.vendor, lambda plan: None)
+        request = UserRequest(self.scale, side.choice, repeat=1, python=side.python, capture_step=step)
+        (job,) = scheduler.jobs(self.registry, [Entry(side.text, request)], self.corpus)
+        short = scheduler.Job(shortened(job.plan, step), job.vendor, lambda: None)
         (result,) = scheduler.run_all(iter([short]), self.folder, self.listener)
         paths = RunPaths(self.folder.absolute() / result.run_id)
         if result.status.word in ("failed", "unsupported", "not-run"):
             raise RunFailed(f"{side.text} up to step {step}: {result.status.word}: {result.status.evidence}")
-        return plan_with(Measured()), paths
+        return short.plan, paths
 
 
 def shortened(plan: Plan, step: int) -> Plan:

@@ -24,7 +24,7 @@ def options(subject: Subject) -> str:
     if adapter.container(known) != shown or subject.adapter().container(known) != shown:
         raise Fails("container() gives something else when it is asked again", "compute it from its arguments alone")
     _are_nodes(shown)
-    if subject.spec.divisible:
+    if subject.spec.is_host:
         return "one machine that is divided; nothing of it is shown apart"
     for device in known:
         _shows_only(subject, device, known)

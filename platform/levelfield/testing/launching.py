@@ -9,8 +9,9 @@ from dataclasses import replace
 from levelfield.catalog import lookup
 from levelfield.contracts.execution import ProcessWork
 from levelfield.errors import UsageError
-from levelfield.plan import resolve
-from levelfield.plan.resolve import Asked
+from levelfield.plan.decision import Decision
+from levelfield.plan.request import UserRequest
+from levelfield.plan.resolution import resolve
 from levelfield.run.launchers.local import LocalLauncher
 from levelfield.run.runtimes.process import ProcessRuntime
 from levelfield.specs.paths import RunPaths
@@ -80,8 +81,8 @@ def _plan(subject: Subject, framework: str) -> Plan:
 
 def _resolved(subject: Subject, selector: Selector) -> Plan:
     found = lookup.find(subject.registry, selector)
-    asked = Asked(scale="smoke", assume=True, python=sys.executable)
-    plan = resolve.resolve(found, selector, selector.case, asked, "launch")
+    request = UserRequest("smoke", assume=True, python=sys.executable)
+    decision = Decision(selector.case, selector, found, request, scale="smoke")
     if {"base", selector.framework} & set(subject.spec.images):
-        resolve.resolve(found, selector, selector.case, replace(asked, python=None, runtime="docker"), "launch")
-    return plan
+        resolve(replace(decision, request=replace(request, python=None, runtime="docker")), "launch")
+    return resolve(decision, "launch")

@@ -18,7 +18,7 @@ import yaml
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.vendor import Device
 from levelfield.errors import LevelfieldError
-from levelfield.plan.resolve import Asked
+from levelfield.plan.request import Entry, UserRequest
 from levelfield.run import scheduler
 from levelfield.run.runner import Listener
 from levelfield.specs.base import read_mapping
@@ -71,11 +71,11 @@ def _rehearse(subject: Subject, fault: str) -> Rehearsal:
     count, folder = len(devices_of(subject)), _copy(subject)
     subject.stage.replay(subject.outputs)
     before = _files(subject, folder)
-    asked = Asked(scale="smoke", python=sys.executable, choice=TuningChoice(environment={"DRILL_FAULT": fault}))
+    request = UserRequest("smoke", TuningChoice(environment={"DRILL_FAULT": fault}), python=sys.executable)
     text = f"drill:drill:{folder.name}:1:{count}"
     try:
         registry = Registry([DRILL, folder.parent.parent, *subject.plugins])
-        work = scheduler.jobs(registry, [scheduler.Entry(text, asked)], None, None)
+        work = scheduler.jobs(registry, [Entry(text, request)], None)
         (result,) = scheduler.run_all(work, subject.stage.runs, Listener(lambda said: None, lambda plan, step: None))
     except LevelfieldError as error:
         raise Fails(f"the run was refused: {error}", "see `--dry-run` with this vendor") from None

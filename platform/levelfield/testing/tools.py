@@ -134,7 +134,7 @@ def visible(subject: Subject) -> str:
     """The visible-devices variable leaves exactly the devices that it names."""
     variable = subject.spec.visible_devices_variable
     if variable is None:
-        if subject.spec.divisible:
+        if subject.spec.is_host:
             raise NotApplicable("one machine that is divided, not chosen from")
         raise Missing("no visible_devices_variable", "name the variable by which a process is shown some devices only")
     if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", variable):

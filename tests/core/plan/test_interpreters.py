@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
-from levelfield.plan import implementations, interpreters
-from levelfield.plan.implementations import environment_of
+from levelfield.plan import environment as plan_environment
+from levelfield.plan import interpreters
+from levelfield.plan.environment import environment_of
 from levelfield.plan.interpreters import Interpreter, find_interpreter
 from levelfield.run.runtimes import environments
 from levelfield.run.runtimes.environments import environment_in_use
@@ -166,7 +167,7 @@ def environment(file: ImplementationFile, python: str | None = None) -> Environm
 
 def test_a_plan_says_what_makes_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(implementations, "find_interpreter", lambda wanted: asked.append(wanted) or found)
+    monkeypatch.setattr(plan_environment, "find_interpreter", lambda wanted: asked.append(wanted) or found)
     digests = set()
     for found in (Interpreter("/a/python3.10", (3, 10)), Interpreter("/b/python3.9", (3, 9))):
         plan = environment(oneflow())
@@ -178,7 +179,7 @@ def test_a_plan_says_what_makes_its_environment(monkeypatch: pytest.MonkeyPatch)
 def test_where_an_interpreter_lies_does_not_make_another_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     digests = set()
     for path in ("/a/python3.10", "/b/python3.10"):
-        monkeypatch.setattr(implementations, "find_interpreter", lambda _wanted, path=path: Interpreter(path, (3, 10)))
+        monkeypatch.setattr(plan_environment, "find_interpreter", lambda _wanted, path=path: Interpreter(path, (3, 10)))
         digests.add(environment(oneflow()).digest)
     assert len(digests) == 1
 

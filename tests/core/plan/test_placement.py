@@ -9,11 +9,11 @@ from levelfield.catalog import lookup
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DocumentError, DoesNotFit, UnknownName, UsageError
 from levelfield.plan import placement
-from levelfield.plan.resolve import Asked, resolve
+from levelfield.plan.request import Entry, Suggestion, UserRequest
+from levelfield.plan.resolution import resolve
 from levelfield.specs.base import parse
 from levelfield.specs.hardware import NamedHardware, read_hardware
 from levelfield.specs.plan import Plan
-from levelfield.specs.selector import parse_selector
 from levelfield.specs.suite import Suite
 from levelfield.specs.tuning import TuningChoice
 
@@ -27,10 +27,10 @@ def planned(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Planned:
     monkeypatch.setattr(placement, "usable_cores", lambda: 2)
 
     def make(text: str, where: str | None, layout: str | None = None, **asked: object) -> Plan:
-        choice = Asked(suggested=TuningChoice(layout=layout, micro_batch=1), suggested_by="suite s", **asked)  # type: ignore[arg-type]
+        suggestion = Suggestion(TuningChoice(layout=layout, micro_batch=1), "suite s")
         named = read_hardware(where) if where else None
-        placed = placement.place(registry, parse_selector(text), choice, named)
-        return resolve(placed.found, placed.selector, text, placed.asked, "run-id")
+        entry = Entry(text, UserRequest(**asked), suggestion=suggestion, hardware=named)  # type: ignore[arg-type]
+        return resolve(placement.place(registry, entry), "run-id")
 
     return make
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from levelfield.catalog.registry import Registry
-from levelfield.plan.reduced_layout import scaled
+from levelfield.plan.reduced_layout import reduced
 from levelfield.predict.layout_rules import broken
 from levelfield.specs.layout import Layout, parse_layout
 
@@ -15,7 +15,7 @@ WORK = Registry().case("llama3_8b").work("smoke")
 
 
 def cut(text: str, devices: int, offered: tuple[str, ...] = ALL, micro_batch: int = 8) -> str:
-    return str(scaled(parse_layout(text).layout, devices, WORK, micro_batch, offered))
+    return str(reduced(parse_layout(text).layout, devices, WORK, micro_batch, offered))
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,6 @@ SIZES = st.integers(1, 300)
 
 @given(SIZES, SIZES, SIZES, st.integers(1, 64))
 def test_what_comes_out_can_always_be(data: int, tensor: int, pipeline: int, devices: int) -> None:
-    found = scaled(Layout(data=data, tensor=tensor, pipeline=pipeline), devices, WORK, 8, ALL)
+    found = reduced(Layout(data=data, tensor=tensor, pipeline=pipeline), devices, WORK, 8, ALL)
     assert found.world_size <= devices
     assert broken(WORK, found, 8, 1, found.world_size) == []

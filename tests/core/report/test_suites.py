@@ -19,8 +19,8 @@ from levelfield.catalog import lookup
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.errors import UsageError
-from levelfield.plan import implementations, placement
-from levelfield.plan.resolve import Asked
+from levelfield.plan import environment, placement
+from levelfield.plan.request import UserRequest
 from levelfield.report import suites
 from levelfield.run import scheduler
 from levelfield.run.runner import Listener
@@ -42,8 +42,8 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with two cores, no accelerator and every Python."""
     monkeypatch.setattr(lookup, "detect", lambda registry: registry.vendor("cpu"))
     monkeypatch.setattr(placement, "usable_cores", lambda: 2)
-    python = implementations.Interpreter(sys.executable, (3, 10))
-    monkeypatch.setattr(implementations, "find_interpreter", lambda wanted: python)
+    python = environment.Interpreter(sys.executable, (3, 10))
+    monkeypatch.setattr(environment, "find_interpreter", lambda wanted: python)
 
 
 @pytest.fixture
@@ -198,8 +198,8 @@ def no_python(wanted: str) -> None:
 
 
 def results(folder: Path, path: Path) -> list[Result]:
-    work = scheduler.entries(Registry([PLUGINS]), [], [str(path)], Asked())
-    jobs = scheduler.jobs(Registry([PLUGINS]), work, None, None)
+    work = scheduler.entries(Registry([PLUGINS]), [], [str(path)], UserRequest())
+    jobs = scheduler.jobs(Registry([PLUGINS]), work, None)
     return list(scheduler.run_all(jobs, folder / "runs", NO_LISTENER))
 
 
@@ -207,7 +207,7 @@ def test_what_this_machine_cannot_run_is_a_result_and_the_rest_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_DEVICES", "2")
-    monkeypatch.setattr(implementations, "find_interpreter", no_python)
+    monkeypatch.setattr(environment, "find_interpreter", no_python)
     monkeypatch.setattr(scheduler.runner, "run", lambda *given: pytest.fail("nothing is there to run it with"))
     path = suite(tmp_path, {"case": "tiny:fake", "name": "one"}, {"case": "tiny:fake", "name": "two", "scale": "smoke"})
     found = results(tmp_path, path)
@@ -219,13 +219,13 @@ def test_what_this_machine_cannot_run_is_a_result_and_the_rest_goes_on(
 
 
 def test_by_itself_such_a_case_is_refused_as_before(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(implementations, "find_interpreter", no_python)
+    monkeypatch.setattr(environment, "find_interpreter", no_python)
     code, _, err = command("--case", "gpt3_6.7B:oneflow:cpu")
     assert code == 2 and "oneflow on cpu: Python ==3.10.* is needed" in err
 
 
 def test_a_plan_to_look_at_says_that_its_python_is_not_here(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(implementations, "find_interpreter", no_python)
+    monkeypatch.setattr(environment, "find_interpreter", no_python)
     code, out, _ = command("--case", "gpt3_6.7B:oneflow:cpu", "--dry-run")
     assert code == 0 and "CANNOT BE MADE here: oneflow on cpu: Python ==3.10.*" in " ".join(out.split())
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from levelfield.plan.peak import Measured
+from levelfield.plan.peak import MeasuredPeaks
 from levelfield.run import peak_probe
 from levelfield.run.runtimes.process import ProcessRuntime
 from levelfield.specs.plan import Plan
@@ -22,16 +22,16 @@ def plan(plan_for: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pla
     return plan_for("tiny:fake:F1:1:2", python=sys.executable)
 
 
-def measure(plan: Plan, machine: str = "here") -> Measured:
+def measure(plan: Plan, machine: str = "here") -> MeasuredPeaks:
     return peak_probe.measure_peaks(plan, machine, ProcessRuntime(), lambda text: None)
 
 
 def test_a_probe_is_remembered_for_this_machine_only(plan: Plan) -> None:
-    assert peak_probe.known_peaks(plan, "here") == Measured()
+    assert peak_probe.known_peaks(plan, "here") == MeasuredPeaks()
     found = measure(plan)
     assert found.tflops == {"fp32": 2.0} and found.how.startswith("best matmul rate of fake 1.2.3 with ")
     assert peak_probe.known_peaks(plan, "here") == found
-    assert peak_probe.known_peaks(plan, "there") == Measured()
+    assert peak_probe.known_peaks(plan, "there") == MeasuredPeaks()
 
 
 def test_the_user_is_told_that_it_takes_a_moment(plan: Plan) -> None:
@@ -56,7 +56,7 @@ def test_a_peak_that_a_run_has_exceeded_is_forgotten(plan: Plan) -> None:
     measure(plan)
     peak_probe.forget_peaks(plan, "here")
     peak_probe.forget_peaks(plan, "here")
-    assert peak_probe.known_peaks(plan, "here") == Measured()
+    assert peak_probe.known_peaks(plan, "here") == MeasuredPeaks()
 
 
 @pytest.mark.parametrize(
@@ -77,15 +77,15 @@ def test_a_probe_that_fails_leaves_the_peak_unknown_and_says_why(
 ) -> None:
     monkeypatch.setenv("FAKE_PEAK", answer)
     found = measure(plan)
-    assert found == Measured(how=how)
+    assert found == MeasuredPeaks(how=how)
     assert "fp32" not in peak_probe.known_peaks(plan, "here").tflops
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "0", "-1"])
 def test_a_peak_that_is_no_peak_is_not_taken(plan: Plan, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("FAKE_PEAK", f'{{"fp32": {{"tflops": {value}}}}}')
-    assert measure(plan) == Measured(how="the probe gave no fp32 rate")
-    assert peak_probe.known_peaks(plan, "here") == Measured()
+    assert measure(plan) == MeasuredPeaks(how="the probe gave no fp32 rate")
+    assert peak_probe.known_peaks(plan, "here") == MeasuredPeaks()
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"fp32": 3}', '{"fp32": {"tflops": null}}'])
@@ -93,13 +93,13 @@ def test_a_damaged_cache_is_none(plan: Plan, content: str) -> None:
     measure(plan)
     (cached,) = peak_probe.cache_folder().iterdir()
     cached.write_text(content)
-    assert peak_probe.known_peaks(plan, "here") == Measured()
+    assert peak_probe.known_peaks(plan, "here") == MeasuredPeaks()
     measure(plan)
 
 
 def test_a_framework_without_a_probe_says_so(plan: Plan) -> None:
     without = plan.implementation.model_copy(update={"peak_probe": ()})
-    assert measure(plan.model_copy(update={"implementation": without})) == Measured(how="fake has no probe")
+    assert measure(plan.model_copy(update={"implementation": without})) == MeasuredPeaks(how="fake has no probe")
 
 
 def test_a_cache_that_cannot_be_written_is_no_fault(plan: Plan, tmp_path: Path) -> None:

@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 from levelfield.cli.main import main
+from levelfield.corpus import CorpusFacts
 from levelfield.errors import RunFailed
+from levelfield.plan.decision import Decision
+from levelfield.plan.resolution import resolve
 from levelfield.rundir.follower import Follower
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
@@ -68,6 +71,22 @@ def test_the_measured_peak_is_in_the_plan_that_is_kept(train: Run, runs: Path) -
     train()
     peak = load(Plan, only(runs).plan).peak
     assert peak.tflops == 2.0 and peak.source.startswith("measured: best matmul rate of fake 1.2.3")
+
+
+def test_runs_of_one_entry_build_one_plan(train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+
+    def counted(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) -> Plan:
+        built.append(run_id)
+        return resolve(decision, run_id, corpus)
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("levelfield.") and getattr(module, "resolve", None) is resolve:
+            monkeypatch.setattr(module, "resolve", counted)
+    train()
+    assert built == [only(runs).root.name]
+    _, results = train("--repeat", "2")
+    assert len(built) == 2 and [r["repeat"] for r in results] == [1, 2]
 
 
 def test_provenance_says_where_the_run_comes_from(train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +148,7 @@ def test_an_environment_that_cannot_be_made_is_a_result(
 
     monkeypatch.setenv("FAKE_DEVICES", "2")
     monkeypatch.setattr("levelfield.run.runtimes.environments._run", refuse)
-    monkeypatch.setattr("levelfield.plan.implementations.checkout", lambda: runs.parent)
+    monkeypatch.setattr("levelfield.plan.environment.checkout", lambda: runs.parent)
     code = main(["--case", "tiny:fake:F1", "--quiet", "--plugins", str(PLUGINS), "--runs", str(runs)])
     result = json.loads(only(runs).result.read_text())
     assert (
@@ -159,7 +178,7 @@ def test_who_presses_again_and_again_gets_the_same_end(train: Run, runs: Path, m
         return lambda *given: (press(), method(*given))[1]
 
     monkeypatch.setattr("levelfield.rundir.follower.Follower.read", press)
-    for name in ("worker.node.Ranks.stop", "worker.node.Ranks.ends", "runner.collect"):
+    for name in ("node.ranks.Ranks.stop", "node.ranks.Ranks.ends", "run.runner.collect"):
         monkeypatch.setattr(f"levelfield.{name}", pressing(pkgutil.resolve_name(f"levelfield.{name}")))
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     code, (result,) = train()

@@ -1,10 +1,9 @@
-"""What of an implementation goes into a plan: its identity, its environment, and what it offers."""
+"""The Python environment of a run: made from pinned requirements, given by the user, or part of an image."""
 
 from __future__ import annotations
 
 import hashlib
 import shutil
-from pathlib import Path
 
 from levelfield.checkout import checkout
 from levelfield.errors import NotHere, UsageError
@@ -12,52 +11,8 @@ from levelfield.plan.interpreters import Interpreter, find_interpreter
 from levelfield.specs.case import Work
 from levelfield.specs.container import ImagePlan
 from levelfield.specs.implementation import ImplementationFile
-from levelfield.specs.plan import EnvironmentPlan, ImplementationUsed, RuntimeName
-from levelfield.specs.selector import Selector
+from levelfield.specs.plan import EnvironmentPlan, RuntimeName
 from levelfield.specs.tuning import Tuning
-
-
-def check_offered(implementation: ImplementationFile, work: Work, tuning: Tuning, kind: str) -> None:
-    """Raises NotHere for a precision, recomputation or parallelism that the implementation does not declare."""
-    layout = tuning.layout
-    needed = {
-        "tensor": layout.tensor > 1,
-        "pipeline": layout.pipeline > 1,
-        "interleaved": tuning.virtual_pipeline > 1,
-        "sequence": layout.sequence_parallel,
-        f"zero{layout.sharding_stage}": layout.sharding_stage > 0,
-        "data": layout.data > 1,
-    }
-    offered = implementation.offered_parallelism(kind)
-    lacking = [f"{name} on {kind}" for name, used in needed.items() if used and name not in offered]
-    if work.training.precision not in implementation.offered_precisions(kind):
-        lacking.append(f"precision {work.training.precision} on {kind}")
-    if tuning.recompute not in implementation.recompute:
-        lacking.append(f"recomputation {tuning.recompute}")
-    if lacking:
-        raise NotHere(f"{implementation.framework} does not offer: {', '.join(lacking)}")
-
-
-def implementation_used(file: ImplementationFile, folder: Path) -> ImplementationUsed:
-    return ImplementationUsed(
-        framework=file.framework,
-        version=file.version,
-        folder=str(folder),
-        digest=folder_digest(folder),
-        argv=file.launch.argv,
-        environment=file.launch.environment,
-        peak_probe=file.launch.peak_probe,
-    )
-
-
-def folder_digest(folder: Path) -> str:
-    """sha256 over the names and contents of all source files below `folder`; not of what was measured with them."""
-    digest = hashlib.sha256()
-    sources = (p for p in folder.rglob("*") if p.is_file() and p.suffix in (".py", ".yaml", ".json"))
-    for path in sorted(p for p in sources if p.name != "tested.json"):
-        content = path.read_bytes()
-        digest.update(f"{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode() + content)
-    return "sha256:" + digest.hexdigest()
 
 
 def environment_of(
@@ -142,10 +97,3 @@ def interpreter_for(file: ImplementationFile, kind: str) -> Interpreter:
         return find_interpreter(file.requirements[kind].python)
     except UsageError as error:
         raise NotHere(f"{file.framework} on {kind}: {error}") from None
-
-
-def deviations(selector: Selector, implementation: ImplementationFile) -> tuple[str, ...]:
-    if selector.version in (None, implementation.version):
-        return ()
-    name, asked, used = implementation.framework, selector.version, implementation.version
-    return (f"{name} {asked} was asked for; the implementation is pinned to {used}",)

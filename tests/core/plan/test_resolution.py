@@ -14,8 +14,8 @@ from levelfield.catalog.lookup import find
 from levelfield.catalog.registry import Registry
 from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import CorpusError, DocumentError, DoesNotFit, LayoutError, UsageError
-from levelfield.plan.implementations import folder_digest
-from levelfield.plan.peak import Measured
+from levelfield.plan.implementation_identity import folder_digest
+from levelfield.plan.peak import MeasuredPeaks
 from levelfield.run.runtimes.process import ProcessRuntime, inherited
 from levelfield.specs.base import dump, load
 from levelfield.specs.layout import Layout
@@ -208,7 +208,7 @@ def test_a_published_peak_is_taken_with_its_source(plan_for: Make, registry: Reg
     registry.__dict__["case"] = lambda name: case.model_copy(
         update={"training": case.training.model_copy(update={"precision": "bf16"})}
     )
-    peak = plan_for("tiny:fake:F1", measured=Measured({"bf16": 90.0, "fp32": 1.0}, "probe")).peak
+    peak = plan_for("tiny:fake:F1", measured=MeasuredPeaks({"bf16": 90.0, "fp32": 1.0}, "probe")).peak
     assert (peak.dtype, peak.tflops, peak.source, peak.measured_tflops) == ("bf16", 100.0, "made for the tests", 90.0)
 
 
@@ -216,11 +216,11 @@ def test_the_peak_of_another_dtype_is_never_taken(plan_for: Make) -> None:
     peak = plan_for("tiny:fake:F1").peak  # fp32; F1 publishes bf16 and fp16
     assert (peak.dtype, peak.tflops) == ("fp32", None)
     assert "F1 has no published fp32 peak" in peak.source
-    assert plan_for("tiny:fake:F1", measured=Measured({"bf16": 90.0}, "probe")).peak.tflops is None
+    assert plan_for("tiny:fake:F1", measured=MeasuredPeaks({"bf16": 90.0}, "probe")).peak.tflops is None
 
 
 def test_a_measured_peak_says_that_it_is_measured(plan_for: Make) -> None:
-    peak = plan_for("tiny:torch:cpu", measured=Measured({"fp32": 0.2}, "by a probe")).peak
+    peak = plan_for("tiny:torch:cpu", measured=MeasuredPeaks({"fp32": 0.2}, "by a probe")).peak
     assert (peak.tflops, peak.source, peak.measured_tflops) == (0.2, "measured: by a probe", 0.2)
 
 

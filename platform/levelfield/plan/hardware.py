@@ -1,0 +1,104 @@
+"""The devices of a plan, and how a node's container is made and shown them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from levelfield.catalog.lookup import Found
+from levelfield.contracts.vendor import Device, container_options
+from levelfield.errors import UsageError
+from levelfield.plan.arrangement import Arrangement
+from levelfield.plan.decision import Decision
+from levelfield.plan.image_recipe import image_plan
+from levelfield.plan.request import UserRequest
+from levelfield.specs.container import ContainerPlan
+from levelfield.specs.plan import Hardware
+
+
+def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:
+    """The devices that the arrangement takes. Raises UsageError where they are absent and may not be assumed."""
+    found, nodes, devices = decision.found, arrangement.nodes, arrangement.devices_per_node
+    assumed = _are_absent(decision, nodes, devices)
+    if assumed and not decision.request.assume:
+        raise UsageError(_absent(found, nodes, devices))
+    return Hardware(
+        vendor=found.vendor.name,
+        device_kind=found.vendor.device_kind,
+        chip=found.chip,
+        description=found.devices[0].description if found.devices else found.chip.name,
+        nodes=nodes,
+        devices_per_node=devices,
+        device_indices=() if found.vendor.is_host else tuple(d.index for d in found.devices[:devices]),
+        memory_bytes_per_device=_memory_of_device(found, nodes * devices),
+        visible=_visible(found, devices),
+        environment=found.vendor.environment,
+        assumed=assumed,
+        overlay=found.overlay,
+    )
+
+
+def _memory_of_device(found: Found, world_size: int) -> int | None:
+    """Bytes of memory of one device; of a host, its share of the host's memory. None where it is unknown."""
+    memory = found.chip.memory_bytes
+    if found.devices:
+        memory = found.devices[0].memory_bytes or memory
+    return memory // world_size if found.vendor.is_host and memory else memory
+
+
+def _are_absent(decision: Decision, nodes: int, devices: int) -> bool:
+    """Whether the machine lacks nodes or devices. Containers divide a host into nodes."""
+    containers = decision.found.vendor.is_host and decision.request.runtime == "docker"
+    return (nodes > 1 and not containers) or not decision.found.has_devices(devices)
+
+
+def _visible(found: Found, devices: int) -> dict[str, str]:
+    variable = found.vendor.visible_devices_variable
+    indices = ",".join(str(d.index) for d in found.devices[:devices])
+    return {variable: indices} if variable and indices else {}
+
+
+def _absent(found: Found, nodes: int, devices: int) -> str:
+    if nodes > 1:
+        return (
+            f"{nodes} nodes were asked for; the local launcher reaches one. --dry-run shows the plan; for vendor cpu "
+            "--runtime docker takes a container for each"
+        )
+    return (
+        f"{devices} x {found.chip.name} (vendor {found.vendor.name}) asked for, {len(found.devices)} found here. "
+        "`list vendors` shows what is here; --dry-run shows the plan without the hardware"
+    )
+
+
+def container_of(decision: Decision, hardware: Hardware, requirements: tuple[str, ...]) -> ContainerPlan | None:
+    """How a node's container is made and which devices it gets; None for another runtime. Raises UsageError."""
+    found, request = decision.found, decision.request
+    if request.runtime != "docker":
+        _refuse_container_options(request)
+        return None
+    if request.python:
+        raise UsageError("--python: a container has its own; leave it out, or use --runtime inside or process")
+    expose = found.expose or partial(container_options, found.vendor.container)
+    return ContainerPlan(
+        image=image_plan(found.implementation, found.folder, found.vendor, requirements, request.base_image),
+        options=expose(_exposed(found, hardware)),
+        visible={} if found.vendor.container.renumbered else hardware.visible,
+        memory_bytes=request.container_memory_bytes,
+        offline=request.offline,
+    )
+
+
+def _refuse_container_options(request: UserRequest) -> None:
+    given = {
+        "--base-image": request.base_image,
+        "--container-memory": request.container_memory_bytes,
+        "--offline": request.offline,
+    }
+    if unused := [name for name, value in given.items() if value]:
+        raise UsageError(f"{', '.join(unused)}: of use with --runtime docker only")
+
+
+def _exposed(found: Found, hardware: Hardware) -> list[Device]:
+    """The devices that a container gets; assumed ones where none is here."""
+    chosen = [d for d in found.devices if d.index in hardware.device_indices]
+    indices = hardware.device_indices or range(hardware.devices_per_node)
+    return chosen or [Device(i, found.chip.name, found.chip.name, None) for i in indices]

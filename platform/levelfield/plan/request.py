@@ -1,0 +1,58 @@
+"""What the user requests: the options of a run, and one line of work with what a suite adds to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from levelfield.specs.hardware import NamedHardware
+from levelfield.specs.plan import RuntimeName
+from levelfield.specs.suite import EntryUsed
+from levelfield.specs.tuning import TuningChoice
+
+RequestedScale = Literal["auto", "smoke", "full"]
+
+
+@dataclass(frozen=True)
+class UserRequest:
+    """The options of a run beside the case string.
+
+    choice: free fields that the user sets. repeat: the number of runs; None takes it from the case string.
+    python: an interpreter to use as it is. assume: plan for devices that may be absent. probe: measure the peak again.
+    capture_step: the step whose tensors are kept. base_image, offline, container_memory_bytes: for runtime docker.
+    hardware: the value of --assume-hardware.
+    """
+
+    scale: RequestedScale = "auto"
+    choice: TuningChoice = field(default_factory=TuningChoice)
+    repeat: int | None = None
+    python: str | None = None
+    assume: bool = False
+    save_weights: bool = False
+    capture_step: int | None = None
+    probe: bool = False
+    runtime: RuntimeName = "process"
+    base_image: str | None = None
+    offline: bool = False
+    container_memory_bytes: int | None = None
+    hardware: NamedHardware | None = None
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """Free fields that a suite's entry sets, and the name of the suite. The user's own choice has priority."""
+
+    choice: TuningChoice = field(default_factory=TuningChoice)
+    by: str = ""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of work: a case string and the user's request. The other fields come from a suite's entry."""
+
+    text: str
+    request: UserRequest = field(default_factory=UserRequest)
+    scale: RequestedScale = "auto"
+    suggestion: Suggestion = field(default_factory=Suggestion)
+    hardware: NamedHardware | None = None
+    suite: EntryUsed | None = None

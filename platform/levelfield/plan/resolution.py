@@ -1,0 +1,123 @@
+"""From a decision to a plan. Nothing is started, made or written here."""
+
+from __future__ import annotations
+
+import levelfield
+from levelfield.corpus.facts import CorpusFacts
+from levelfield.errors import CorpusError
+from levelfield.measure.parameters import parameters
+from levelfield.plan.arrangement import Arrangement, arrange
+from levelfield.plan.decision import Decision
+from levelfield.plan.environment import environment_of, image_environment, requirements_of
+from levelfield.plan.hardware import container_of, hardware_of
+from levelfield.plan.implementation_identity import implementation_used, version_deviations
+from levelfield.plan.peak import MeasuredPeaks, peak_of
+from levelfield.plan.scale import choose_scale, footprint_of
+from levelfield.plan.unsupported import refuse_unsupported
+from levelfield.predict import layout_rules
+from levelfield.predict.footprint import Footprint
+from levelfield.specs.case import Scale, Work
+from levelfield.specs.container import ContainerPlan
+from levelfield.specs.plan import CorpusUsed, EnvironmentPlan, Hardware, MemoryExpected, Plan
+from levelfield.specs.vendor import FrameworkAccess
+from levelfield.worker.synthetic import synthetic_entropy
+
+NO_ACCESS = FrameworkAccess(device="none", backend="none")  # in a refused plan, whose vendor lacks the framework
+
+
+def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) -> Plan:
+    """Return the whole plan of the first repeat, without a measured peak (see `with_peak`).
+
+    Raises LayoutError, DoesNotFit, NotHere, CorpusError or UsageError.
+    """
+    scale, reason = choose_scale(decision)
+    arrangement = arrange(decision, scale)
+    if decision.refusal is None:
+        _check(decision, arrangement)
+    found, work, tuning = decision.found, arrangement.work, arrangement.tuning
+    hardware = hardware_of(decision, arrangement)
+    requirements = requirements_of(found.implementation, found.vendor.device_kind, tuning, work)
+    container = None if decision.refusal else container_of(decision, hardware, requirements)
+    return Plan(
+        run_id=run_id,
+        asked=decision.text,
+        selector=decision.selector,
+        case=found.case.name,
+        case_digest=found.case.fingerprint(),
+        scale=scale,
+        scale_reason=reason,
+        parameters=parameters(work.model, work.training.sequence_length).total,
+        work=work,
+        work_digest=work.fingerprint(),
+        implementation=implementation_used(found.implementation, found.folder),
+        hardware=hardware,
+        access=found.vendor.frameworks.get(found.implementation.framework, NO_ACCESS),
+        tuning=tuning,
+        origins=arrangement.origins,
+        accumulation=max(1, layout_rules.accumulation(work, tuning.layout, tuning.micro_batch)),
+        corpus=_corpus(corpus, work, scale),
+        environment=_environment(decision, container, requirements),
+        runtime=decision.request.runtime,
+        container=container,
+        peak=peak_of(hardware.chip, work, MeasuredPeaks()),
+        expected_memory=_expected(footprint_of(decision, arrangement), hardware),
+        repeat=1,
+        repeats=decision.selector.repeats,
+        save_weights=decision.request.save_weights,
+        capture_step=decision.request.capture_step,
+        probe_peak=decision.request.probe,
+        deviations=_deviations(decision, arrangement),
+        entry=decision.suite,
+        refusal=decision.refusal,
+        platform_version=levelfield.__version__,
+    )
+
+
+def _check(decision: Decision, arrangement: Arrangement) -> None:
+    """Raises LayoutError for a layout that cannot be, NotHere for what the implementation does not offer."""
+    work, tuning, found = arrangement.work, arrangement.tuning, decision.found
+    nodes, devices = arrangement.nodes, arrangement.devices_per_node
+    layout_rules.require(work, tuning.layout, tuning.micro_batch, nodes, devices, tuning.virtual_pipeline)
+    refuse_unsupported(found.implementation, work, tuning, found.vendor.device_kind)
+
+
+def _environment(decision: Decision, container: ContainerPlan | None, requirements: tuple[str, ...]) -> EnvironmentPlan:
+    if container:
+        return image_environment(container.image)
+    request, found = decision.request, decision.found
+    assume = request.assume or decision.refusal is not None
+    return environment_of(
+        found.implementation, found.vendor.device_kind, requirements, request.python, request.runtime, assume
+    )
+
+
+def _expected(memory: Footprint, hardware: Hardware) -> MemoryExpected:
+    available = hardware.memory_bytes_per_device
+    return MemoryExpected(parts=memory.parts(), total_bytes=memory.total, available_bytes=available)
+
+
+def _deviations(decision: Decision, arrangement: Arrangement) -> tuple[str, ...]:
+    """Every difference between what was requested and what runs, as sentences."""
+    request, nodes = decision.request, arrangement.nodes
+    shared = nodes > 1 and request.runtime == "docker" and not request.assume
+    one_machine = (f"{nodes} nodes were asked for; they are {nodes} containers of one machine",) if shared else ()
+    versions = version_deviations(decision.selector, decision.found.implementation)
+    return (*versions, *one_machine, *decision.deviations)
+
+
+def _corpus(facts: CorpusFacts | None, work: Work, scale: Scale) -> CorpusUsed:
+    """The corpus in use. Raises CorpusError when the case's vocabulary does not hold its largest token."""
+    if facts is None:
+        entropy = synthetic_entropy(work.data.branching)
+        digest = work.data.fingerprint()
+        return CorpusUsed(kind="synthetic", digest=digest, entropy_nats=entropy)
+    if facts.max_token >= work.model.vocab_size:
+        raise CorpusError(
+            f"{facts.prefix}: token {facts.max_token} is outside the vocabulary of {work.model.vocab_size} tokens at "
+            f"scale {scale}. Prepare the text with a smaller tokenizer (`data prepare --tokenizer bytes`)"
+        )
+    if facts.tokens <= work.training.sequence_length:
+        raise CorpusError(
+            f"{facts.prefix}: {facts.tokens} tokens, expected at least {work.training.sequence_length + 1}, one sample"
+        )
+    return CorpusUsed(kind=facts.kind, prefix=str(facts.prefix), digest=facts.digest, tokens=facts.tokens)

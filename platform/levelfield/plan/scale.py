@@ -1,0 +1,52 @@
+"""The scale of a run: full where the estimate fits, smoke elsewhere, with the reason in numbers."""
+
+from __future__ import annotations
+
+from levelfield.errors import DoesNotFit
+from levelfield.measure.parameters import parameters
+from levelfield.plan.arrangement import Arrangement, arrange
+from levelfield.plan.decision import Decision
+from levelfield.plan.hardware import hardware_of
+from levelfield.predict.footprint import Footprint, expected_memory
+from levelfield.specs.case import Scale
+
+GIB = 2**30
+
+
+def choose_scale(decision: Decision) -> tuple[Scale, str]:
+    """Return the scale and the reason for it. Raises DoesNotFit for `--scale full` that exceeds the memory."""
+    if decision.scale == "smoke":
+        return "smoke", decision.why_scale or "asked for with --scale smoke"
+    refusal = _why_not_full(decision)
+    if decision.scale == "full":
+        if refusal and not decision.request.assume:
+            raise DoesNotFit(f"--scale full: {refusal}. Use --scale smoke, another --layout, or more devices")
+        return "full", decision.why_scale or "asked for with --scale full"
+    accelerator = not decision.found.vendor.is_host
+    if refusal is None and accelerator:
+        return "full", "the estimate says that it fits"
+    no_chip = None if accelerator else "there is no accelerator here"
+    return "smoke", "; ".join(part for part in (no_chip, refusal) if part)
+
+
+def footprint_of(decision: Decision, arrangement: Arrangement) -> Footprint:
+    """The memory that the arrangement is expected to need on its fullest rank."""
+    found, work, tuning = decision.found, arrangement.work, arrangement.tuning
+    return expected_memory(work.model, work.training, tuning.layout, tuning, found.vendor.device_kind, found.keeping)
+
+
+def _why_not_full(decision: Decision) -> str | None:
+    """The memory that the full case needs beyond what a device has, as a sentence; None where it fits or is unknown.
+
+    Raises UsageError where the devices are absent and may not be assumed.
+    """
+    full = arrange(decision, "full")
+    available = hardware_of(decision, full).memory_bytes_per_device
+    devices, memory = full.nodes * full.devices_per_node, footprint_of(decision, full)
+    if available is None or memory.total <= available:
+        return None
+    count = parameters(full.work.model, full.work.training.sequence_length).total
+    return (
+        f"{decision.found.case.name} has {count:,} parameters and needs {memory.total / GIB:,.1f} GiB on the fullest "
+        f"of {devices} device(s) as {full.tuning.layout}; there are {available / GIB:,.1f} GiB"
+    )

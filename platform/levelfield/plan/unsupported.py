@@ -1,0 +1,29 @@
+"""What an implementation does not offer, refused before anything runs."""
+
+from __future__ import annotations
+
+from levelfield.errors import NotHere
+from levelfield.specs.case import Work
+from levelfield.specs.implementation import ImplementationFile
+from levelfield.specs.tuning import Tuning
+
+
+def refuse_unsupported(implementation: ImplementationFile, work: Work, tuning: Tuning, kind: str) -> None:
+    """Raises NotHere for a precision, recomputation or parallelism that the implementation does not declare."""
+    layout = tuning.layout
+    needed = {
+        "tensor": layout.tensor > 1,
+        "pipeline": layout.pipeline > 1,
+        "interleaved": tuning.virtual_pipeline > 1,
+        "sequence": layout.sequence_parallel,
+        f"zero{layout.sharding_stage}": layout.sharding_stage > 0,
+        "data": layout.data > 1,
+    }
+    offered = implementation.offered_parallelism(kind)
+    lacking = [f"{name} on {kind}" for name, used in needed.items() if used and name not in offered]
+    if work.training.precision not in implementation.offered_precisions(kind):
+        lacking.append(f"precision {work.training.precision} on {kind}")
+    if tuning.recompute not in implementation.recompute:
+        lacking.append(f"recomputation {tuning.recompute}")
+    if lacking:
+        raise NotHere(f"{implementation.framework} does not offer: {', '.join(lacking)}")
