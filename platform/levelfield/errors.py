@@ -9,8 +9,9 @@ LevelfieldError
  │   ├─ NotHere           2  what is asked for is right, and this machine cannot run it
  │   └─ DoesNotFit        2  the full case was asked for where it cannot run
  ├─ RunFailed             3  a run was started and did not end valid
- ├─ GateFailed            4  a gate found a regression or a misalignment
- └─ PlatformFault         5  the platform's own fault
+ └─ GateFailed            4  a gate found a regression or a misalignment
+
+Every other exception is a fault of the platform: exit code PLATFORM_FAULT.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+PLATFORM_FAULT = 5
 INTERRUPTED = 130
 
 
 class LevelfieldError(Exception):
     """Base of all; `exit_code` is what the process ends with."""
 
-    exit_code = 5
+    exit_code = PLATFORM_FAULT
 
 
 class UsageError(LevelfieldError):
@@ -68,7 +70,3 @@ class RunFailed(LevelfieldError):
 
 class GateFailed(LevelfieldError):
     exit_code = 4
-
-
-class PlatformFault(LevelfieldError):
-    exit_code = 5

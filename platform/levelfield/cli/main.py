@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from levelfield.cli.arguments import parser_of
-from levelfield.errors import INTERRUPTED, LevelfieldError
+from levelfield.errors import INTERRUPTED, PLATFORM_FAULT, LevelfieldError
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -29,12 +29,15 @@ def main(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        return _fail(f"{error.filename or 'output'}: {error.strerror}; what was measured before is kept", 5)
+        return _fail(
+            f"{error.filename or 'output'}: {error.strerror}; what was measured before is kept", PLATFORM_FAULT
+        )
     except Exception as error:
         if os.environ.get("LEVELFIELD_DEBUG"):
             raise
         detail = f"{type(error).__name__}: {error}"
-        return _fail(f"a fault of the platform itself: {detail}. LEVELFIELD_DEBUG=1 shows where; please report it", 5)
+        said = f"a fault of the platform itself: {detail}. LEVELFIELD_DEBUG=1 shows where; please report it"
+        return _fail(said, PLATFORM_FAULT)
 
 
 def _fail(text: str, code: int) -> int:

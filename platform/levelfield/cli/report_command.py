@@ -15,6 +15,7 @@ from levelfield.publish.foreign_columns import FORMATS as FOREIGN
 from levelfield.publish.foreign_columns import as_report
 from levelfield.publish.foreign_tables import runs_of
 from levelfield.publish.published_tables import beside_published
+from levelfield.report import repeats
 from levelfield.report.markdown import run_report
 from levelfield.report.tables import as_csv, as_json, as_markdown, as_text
 from levelfield.rundir.directory import default_runs, find_run, read_plan, write_atomically
@@ -54,14 +55,17 @@ def _text(options: argparse.Namespace, paths: Sequence[RunPaths], results: Seque
         return as_report(options.format, runs_of(results, [read_plan(p) for p in paths], registry))
     if options.with_published:
         return beside_published(options.format, results, Registry(options.plugins))
-    alone = len(results) == 1
-    writers = {
-        "table": lambda: "\n".join(result_lines(results[0])) + "\n" if alone else as_text(results),
-        "markdown": lambda: run_report(results[0], read_plan(paths[0])) if alone else as_markdown(results),
-        "csv": lambda: as_csv(results),
-        "json": lambda: as_json(results),
-    }
-    return writers[options.format]()
+    if len(results) == 1:
+        table, markdown = _one_run(paths[0], results[0])
+    else:
+        table, markdown = as_text(results), as_markdown(results) + repeats.as_markdown(results)
+        table += "".join(f"{line}\n" for line in repeats.as_lines(results))
+    return {"table": table, "markdown": markdown, "csv": as_csv(results), "json": as_json(results)}[options.format]
+
+
+def _one_run(paths: RunPaths, result: Result) -> tuple[str, str]:
+    """The result of one run in full, as text and as Markdown."""
+    return "\n".join(result_lines(result)) + "\n", run_report(result, read_plan(paths))
 
 
 def _write(path: Path, text: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from levelfield.report import suites, tables, words
+from levelfield.report import repeats, suites, tables, words
 from levelfield.run.runner import Listener
 from levelfield.run.scheduler import Job
 from levelfield.rundir.follower import Progress
@@ -76,6 +76,8 @@ class Terminal:
             print(tables.as_text(alone), end="")
         for listed in suites.by_suite(results):
             print("\n".join(suites.ran(listed)))
+        if said := repeats.as_lines(results):
+            print("\n".join([*said, ""]))
         for result in results:
             print(f"run      {shown(runs / result.run_id)}")
 

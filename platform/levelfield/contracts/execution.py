@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
 from levelfield.specs.container import ContainerOptions
@@ -99,29 +99,42 @@ class Outcome:
     `hang`: no heartbeat or no step in time; `interrupted`: by the user; `launch-error`: nothing could be started;
     `environment`: it could not be made ready; `engine`: the container engine went away; `device-taken`: another run
     uses a device; `unsupported`: this machine cannot run it.
-    extra: `oom_kills`, and `warnings`, a line each, for the result."""
+    oom_kills: how many processes of the run the kernel killed for memory. warnings: sentences for the result."""
 
     cause: Cause
     ends: tuple[ProcessEnd, ...] = ()
     evidence: str | None = None
-    extra: dict[str, str] = field(default_factory=dict)
+    oom_kills: int = 0
+    warnings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """The content of outcome.json."""
+        extra = {"warnings": "\n".join(self.warnings)} if self.warnings else {}
+        extra |= {"oom_kills": str(self.oom_kills)} if self.oom_kills else {}
+        ends = [asdict(end) for end in self.ends]
+        return {"cause": self.cause, "ends": ends, "evidence": self.evidence, "extra": extra}
 
 
-class Runtime(Protocol):
-    """What a node runs in: a Python environment, or a container."""
+class NodeSource(Protocol):
+    """What plans the work of a node, without side effect."""
 
     name: str
-
-    def in_use(self, plan: Plan, say: Callable[[str], None]) -> AbstractContextManager[None]:
-        """Make the plan's environment ready beside other runs, and keep it so. Raises RunFailed or UsageError."""
-        ...
 
     def node(self, plan: Plan, paths: RunPaths, node_rank: int) -> NodeWork:
         """The work of one node, without side effect."""
         ...
+
+
+class Runtime(NodeSource, Protocol):
+    """What a node runs in: a Python environment, or a container."""
+
+    def in_use(self, plan: Plan, say: Callable[[str], None]) -> AbstractContextManager[ReadyRuntime]:
+        """Make the plan's environment ready and keep it until the block ends. Raises RunFailed or UsageError."""
+        ...
+
+
+class ReadyRuntime(NodeSource, Protocol):
+    """A runtime whose environment exists and stays until the run has ended."""
 
     def output(self, plan: Plan, argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
         """What a short command prints in the environment. Raises OSError or subprocess.SubprocessError."""
@@ -141,7 +154,7 @@ class Launcher(Protocol):
 
     name: str
 
-    def request(self, plan: Plan, paths: RunPaths, runtime: Runtime) -> Request: ...
+    def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request: ...
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
         """Run until the end, calling `watch` a few times a second; leaves no process behind, whatever happens."""

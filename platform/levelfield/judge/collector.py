@@ -82,7 +82,7 @@ def collect(paths: RunPaths) -> Result:
         deviations=plan.deviations,
         entry=plan.entry,
         runtime=plan.runtime,
-        warnings=tuple(str(raw.outcome.get("extra", {}).get("warnings", "")).splitlines()),
+        warnings=raw.warnings,
     )
 
 

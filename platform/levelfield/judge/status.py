@@ -87,7 +87,7 @@ def _first_error(raw: Raw) -> tuple[int, dict[str, object]]:
 def _killed(end: dict[str, int], raw: Raw) -> Status:
     name = signal.Signals(end["signal"]).name if end["signal"] in set(signal.Signals) else f"signal {end['signal']}"
     evidence = f"rank {end['rank']} was ended by {name}; {_steps_done(raw)}"
-    if end["signal"] == signal.SIGKILL and raw.outcome.get("extra", {}).get("oom_kills"):
+    if end["signal"] == signal.SIGKILL and raw.oom_kills:
         return Status(word="oom", failure="oom", reasons=("the kernel killed a rank for memory",), evidence=evidence)
     return Status(word="failed", failure="killed", reasons=("a rank was killed",), evidence=evidence)
 

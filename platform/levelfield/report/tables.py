@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 
+from levelfield.report import repeats
 from levelfield.report.words import COLUMNS, WIDTH, cell, wrapped
 from levelfield.specs.result import Result
 
@@ -16,9 +17,9 @@ Columns = Mapping[str, Callable[[Result], str]]
 
 
 def as_json(results: Sequence[Result]) -> str:
-    """Every figure of every result, in full precision."""
+    """Every figure of every result, in full precision; after the results a summary of each group of repeats."""
     rows = [{"schema": r.schema_name(), **r.model_dump(mode="json")} for r in results]
-    return json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps([*rows, *repeats.as_values(results)], indent=2, ensure_ascii=False) + "\n"
 
 
 def as_csv(results: Sequence[Result]) -> str:

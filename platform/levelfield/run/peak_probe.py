@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from levelfield.catalog.host_cores import usable_cores
-from levelfield.contracts.execution import Runtime
+from levelfield.contracts.execution import ReadyRuntime
 from levelfield.plan.peak import MeasuredPeaks
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.plan import Plan
@@ -33,7 +33,7 @@ def known_peaks(plan: Plan, machine: str) -> MeasuredPeaks:
     return _measured(plan, found) if found else MeasuredPeaks()
 
 
-def measure_peaks(plan: Plan, machine: str, runtime: Runtime, say: Callable[[str], None]) -> MeasuredPeaks:
+def measure_peaks(plan: Plan, machine: str, runtime: ReadyRuntime, say: Callable[[str], None]) -> MeasuredPeaks:
     """Run the implementation's probe and remember its answer; a probe that fails leaves the peak unknown, and why."""
     precision = plan.work.training.precision
     if not plan.implementation.peak_probe:

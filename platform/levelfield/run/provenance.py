@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from levelfield.checkout import checkout
-from levelfield.contracts.execution import Runtime
+from levelfield.contracts.execution import ReadyRuntime
 from levelfield.contracts.vendor import Vendor
 from levelfield.specs.plan import Plan
 
@@ -35,7 +35,7 @@ _PREFIXES = (
 _OWN_PACKAGES = ("pydantic", "numpy", "psutil", "PyYAML", "Jinja2")
 
 
-def provenance(plan: Plan, vendor: Vendor, runtime: Runtime) -> dict[str, Any]:
+def provenance(plan: Plan, vendor: Vendor, runtime: ReadyRuntime) -> dict[str, Any]:
     """Everything about the surroundings of a run that could change its figures."""
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),

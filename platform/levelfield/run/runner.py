@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from levelfield.contracts.execution import Launcher, Outcome, Runtime
+from levelfield.contracts.execution import Launcher, Outcome, ReadyRuntime
 from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import RunFailed
 from levelfield.judge.collector import collect
@@ -106,10 +106,10 @@ def _attempt(plan: Plan, vendor: Vendor, paths: RunPaths, listener: Listener, ma
     directory.write_status(paths, "environment", "running")
     runtime, launcher = means(plan)
     try:
-        with devices_locked(plan), runtime.in_use(plan, listener.say):
-            plan = with_peak(plan, _measured(plan, machine, runtime, listener))
+        with devices_locked(plan), runtime.in_use(plan, listener.say) as ready:
+            plan = with_peak(plan, _measured(plan, machine, ready, listener))
             directory.write_atomically(paths.plan, dump(plan))
-            return _execute(plan, vendor, paths, listener, runtime, launcher)
+            return _execute(plan, vendor, paths, listener, ready, launcher)
     except DeviceTaken as error:
         return Outcome("device-taken", (), str(error))
     except RunFailed as error:
@@ -118,7 +118,7 @@ def _attempt(plan: Plan, vendor: Vendor, paths: RunPaths, listener: Listener, ma
         return Outcome("interrupted", (), "interrupted before the training started")
 
 
-def _measured(plan: Plan, machine: str, runtime: Runtime, listener: Listener) -> MeasuredPeaks:
+def _measured(plan: Plan, machine: str, runtime: ReadyRuntime, listener: Listener) -> MeasuredPeaks:
     """A measured peak where the chip has no published one or one is asked for; from the cache if it is there."""
     known = peak_probe.known_peaks(plan, machine)
     enough = plan.work.training.precision in known.tflops or plan.peak.tflops is not None
@@ -128,7 +128,7 @@ def _measured(plan: Plan, machine: str, runtime: Runtime, listener: Listener) ->
 
 
 def _execute(
-    plan: Plan, vendor: Vendor, paths: RunPaths, listener: Listener, runtime: Runtime, launcher: Launcher
+    plan: Plan, vendor: Vendor, paths: RunPaths, listener: Listener, runtime: ReadyRuntime, launcher: Launcher
 ) -> Outcome:
     request = launcher.request(plan, paths, runtime)
     runtime.keep(plan, paths)

@@ -35,6 +35,22 @@ class Raw:
     broken: tuple[str, ...] = ()
 
     @property
+    def oom_kills(self) -> int:
+        """How many processes of the run the kernel killed for memory, as the launcher counted them."""
+        count = str(self._extra.get("oom_kills", ""))
+        return int(count) if count.isdecimal() else 0
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences of the launcher for the result."""
+        return tuple(str(self._extra.get("warnings", "")).splitlines())
+
+    @property
+    def _extra(self) -> Event:
+        found = self.outcome.get("extra")
+        return found if isinstance(found, dict) else {}
+
+    @property
     def steps_done(self) -> int:
         """The steps that every rank has finished, of those that said anything."""
         ranks = {r.rank for r in self.steps} | set(self.frameworks)

@@ -85,7 +85,7 @@ def test_runs_of_one_entry_build_one_plan(train: Run, runs: Path, monkeypatch: p
             monkeypatch.setattr(module, "resolve", counted)
     train()
     assert built == [only(runs).root.name]
-    _, results = train("--repeat", "2")
+    _, (*results, _) = train("--repeat", "2")
     assert len(built) == 2 and [r["repeat"] for r in results] == [1, 2]
 
 
@@ -106,8 +106,9 @@ def test_layouts_start_from_the_same_weights(train: Run) -> None:
 
 
 def test_repeats_are_runs_of_their_own(train: Run, runs: Path) -> None:
-    code, results = train("--repeat", "2")
+    code, (*results, over) = train("--repeat", "2")
     assert code == 0 and [r["repeat"] for r in results] == [1, 2] and len(list(runs.iterdir())) == 2
+    assert over["schema"] == "levelfield.repeats/1" and over["figures"]["loss_tail_mean"]["n"] == 2
     assert results[0]["identity"] == results[1]["identity"]
 
 

@@ -6,11 +6,20 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from levelfield.contracts.execution import Cause, ContainerWork, NodeWork, Outcome, ProcessEnd, Request, Runtime, Watch
+from levelfield.contracts.execution import (
+    Cause,
+    ContainerWork,
+    NodeSource,
+    NodeWork,
+    Outcome,
+    ProcessEnd,
+    Request,
+    Watch,
+)
 from levelfield.errors import RunFailed
 from levelfield.node.ranks import SETTLE_SECONDS, TERMINATE_SECONDS
 from levelfield.run.launchers.local import ends_of, evidence_of, free_port, request_of, with_port
@@ -31,7 +40,7 @@ STOP_SECONDS = int(SETTLE_SECONDS + TERMINATE_SECONDS + 2)
 class ContainerLauncher:
     name = "containers"
 
-    def request(self, plan: Plan, paths: RunPaths, runtime: Runtime) -> Request:
+    def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request:
         """A container for each node. Pure."""
         return request_of(plan, paths, self.name, runtime, plan.hardware.nodes)
 
@@ -64,7 +73,9 @@ class ContainerLauncher:
         except KeyboardInterrupt:
             outcome = _stopped(request, running, "interrupted", "interrupted by the user")
         _keep_logs(request, running)
-        return _with(outcome, warnings, any(c.attrs["State"]["OOMKilled"] for c in running.values()))
+        # the flag counts only beside a killed rank: the kernel may have killed a child, and the rank went on
+        killed = sum(bool(c.attrs["State"]["OOMKilled"]) for c in running.values())
+        return replace(outcome, oom_kills=killed, warnings=tuple(warnings))
 
 
 def _own_networks(request: Request) -> dict[str, ContainerWork]:
@@ -178,10 +189,3 @@ def _keep_logs(request: Request, running: dict[int, Container]) -> None:
         if node.node_rank in running and (said := running[node.node_rank].logs()):
             with suppress(OSError):  # a full disk: the ranks' own files say so
                 (Path(node.processes[0].log).parent / f"node{node.node_rank}.log").write_bytes(said)
-
-
-def _with(outcome: Outcome, warnings: list[str], out_of_memory: bool) -> Outcome:
-    """The engine's flag alone says nothing: a child may have been killed and the rank gone on."""
-    extra: dict[str, Any] = {"warnings": "\n".join(warnings)} if warnings else {}
-    extra |= {"oom_kills": "1"} if out_of_memory else {}
-    return Outcome(outcome.cause, outcome.ends, outcome.evidence, extra)

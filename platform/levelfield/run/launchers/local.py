@@ -12,11 +12,11 @@ from typing import Any
 from levelfield.contracts.execution import (
     PORT_CHOSEN_AT_START,
     Cause,
+    NodeSource,
     Outcome,
     ProcessEnd,
     ProcessWork,
     Request,
-    Runtime,
     Watch,
 )
 from levelfield.node.ranks import POLL_SECONDS, Ranks
@@ -29,7 +29,7 @@ from levelfield.specs.plan import Plan
 class LocalLauncher:
     name = "local"
 
-    def request(self, plan: Plan, paths: RunPaths, runtime: Runtime) -> Request:
+    def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request:
         """One node with every rank. Pure."""
         return request_of(plan, paths, self.name, runtime, nodes=1, removed=REMOVED_VARIABLES)
 
@@ -38,7 +38,7 @@ class LocalLauncher:
         before = _oom_kills()
         outcome = self._run(request, watch)
         kills = _oom_kills() - before
-        return replace(outcome, extra={"oom_kills": str(kills)}) if kills > 0 else outcome
+        return replace(outcome, oom_kills=max(0, kills))
 
     def _run(self, request: Request, watch: Watch) -> Outcome:
         port = free_port()
@@ -57,7 +57,7 @@ class LocalLauncher:
 
 
 def request_of(
-    plan: Plan, paths: RunPaths, launcher: str, runtime: Runtime, nodes: int, removed: tuple[str, ...] = ()
+    plan: Plan, paths: RunPaths, launcher: str, runtime: NodeSource, nodes: int, removed: tuple[str, ...] = ()
 ) -> Request:
     """A request for so many nodes, with the case's limits. removed: the user's variables that no rank gets. Pure."""
     limits = plan.work.limits

@@ -31,19 +31,16 @@ _HOME = {"HOME": "/tmp", "USER": "levelfield", "LOGNAME": "levelfield"}
 
 
 class DockerRuntime:
-    """Knows its image's id once it is in use; before, a request shows the name that the image has."""
+    """Plans containers. A request shows the name of the image until the image is ready."""
 
     name = "docker"
 
-    def __init__(self) -> None:
-        self._built: images.Built | None = None
-
     @contextmanager
-    def in_use(self, plan: Plan, say: Callable[[str], None]) -> Iterator[None]:
+    def in_use(self, plan: Plan, say: Callable[[str], None]) -> Iterator[ReadyDocker]:
         with connect() as client:
             reap(client, say)
-            self._built = images.ready(client, _container(plan), say)
-        yield
+            built = images.ready(client, _container(plan), say)
+        yield ReadyDocker(built)
 
     def node(self, plan: Plan, paths: RunPaths, node_rank: int) -> NodeWork:
         """One node's container and processes, without side effect."""
@@ -60,6 +57,47 @@ class DockerRuntime:
             ends=str(paths.nodes / f"node{node_rank}.ends.json"),
         )
 
+    def _image(self, plan: Plan) -> str:
+        return _container(plan).image.name
+
+    def _work(
+        self,
+        plan: Plan,
+        role: str,
+        arguments: tuple[str, ...],
+        writable: dict[str, str],
+        environment: Mapping[str, str] | None = None,
+    ) -> ContainerWork:
+        container = _container(plan)
+        network = _network(plan, container)
+        return ContainerWork(
+            name=f"levelfield-{plan.run_id}-{role}",
+            image=self._image(plan),
+            argv=(plan.environment.python, *arguments),
+            user=f"{os.getuid()}:{os.getgid()}",
+            environment={
+                **_HOME,
+                **_interface(network),
+                **container.options.environment,
+                **(environment or {}),
+            },
+            mounts={**_read(plan), **dict.fromkeys(container.options.read_only_mounts, "ro"), **writable},
+            network=network,
+            labels={RUN_LABEL: plan.run_id, OWNER_LABEL: owner()},
+            options=container.options,
+            memory_bytes=container.memory_bytes,
+        )
+
+
+class ReadyDocker(DockerRuntime):
+    """The same once the image is there: containers are made from its id."""
+
+    def __init__(self, built: images.Built) -> None:
+        self._built = built
+
+    def _image(self, plan: Plan) -> str:
+        return self._built.id
+
     def output(self, plan: Plan, argv: Sequence[str], environment: Mapping[str, str], seconds: float) -> str:
         """What a command prints in a container of its own. Raises OSError where it fails or takes too long."""
         work = self._work(plan, f"ask-{os.urandom(3).hex()}", tuple(argv[1:]), {}, environment)
@@ -75,7 +113,6 @@ class DockerRuntime:
 
     def identity(self, plan: Plan) -> dict[str, Any]:
         """The image and what is in it. The packages are asked for once per image and remembered."""
-        assert self._built is not None, "the runtime is in use"
         try:
             listed = self._packages(plan, cache_folder() / "images" / f"{self._built.id.rpartition(':')[2]}.json")
         except OSError:
@@ -87,7 +124,6 @@ class DockerRuntime:
 
     def keep(self, plan: Plan, paths: RunPaths) -> None:
         """Leave the recipe in the run directory, and the log of the build if it was built for this run."""
-        assert self._built is not None, "the runtime is in use"
         paths.image.mkdir(exist_ok=True)
         write_atomically(paths.image / "Dockerfile", _container(plan).image.dockerfile)
         write_atomically(paths.image / "image.json", json.dumps(self._built.to_dict(), indent=2) + "\n")
@@ -101,34 +137,6 @@ class DockerRuntime:
             listed = packages(self.output(plan, [plan.environment.python, *LISTING], {}, LISTING_SECONDS))
             write_atomically(known, json.dumps(listed, indent=2) + "\n")
             return listed
-
-    def _work(
-        self,
-        plan: Plan,
-        role: str,
-        arguments: tuple[str, ...],
-        writable: dict[str, str],
-        environment: Mapping[str, str] | None = None,
-    ) -> ContainerWork:
-        container = _container(plan)
-        network = _network(plan, container)
-        return ContainerWork(
-            name=f"levelfield-{plan.run_id}-{role}",
-            image=self._built.id if self._built else container.image.name,
-            argv=(plan.environment.python, *arguments),
-            user=f"{os.getuid()}:{os.getgid()}",
-            environment={
-                **_HOME,
-                **_interface(network),
-                **container.options.environment,
-                **(environment or {}),
-            },
-            mounts={**_read(plan), **dict.fromkeys(container.options.read_only_mounts, "ro"), **writable},
-            network=network,
-            labels={RUN_LABEL: plan.run_id, OWNER_LABEL: owner()},
-            options=container.options,
-            memory_bytes=container.memory_bytes,
-        )
 
 
 def address_of(plan: Plan, node_rank: int) -> str:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,10 @@ class ProcessRuntime:
 
     name = "process"
 
-    def in_use(self, plan: Plan, say: Callable[[str], None]) -> AbstractContextManager[None]:
-        return environment_in_use(plan.environment, say)
+    @contextmanager
+    def in_use(self, plan: Plan, say: Callable[[str], None]) -> Iterator[ProcessRuntime]:
+        with environment_in_use(plan.environment, say):
+            yield self
 
     def node(self, plan: Plan, paths: RunPaths, node_rank: int) -> NodeWork:
         ranks = ranks_of(plan, node_rank)

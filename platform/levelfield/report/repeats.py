@@ -1,0 +1,151 @@
+"""The figures of repeated runs: the median over the repeats with its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from levelfield.measure.series import Interval, over_repeats
+from levelfield.report.words import GIB, number, utilisation, worst_memory
+from levelfield.specs.result import Result
+
+SCHEMA = "levelfield.repeats/1"
+# What differs between two repeats of one plan; equal results in all other fields are repeats.
+_OF_ONE_RUN = {
+    "run_id", "repeat", "status", "steps_done", "loss", "throughput", "utilisation", "memory", "energy", "identity",
+    "alignment", "warnings",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One figure of a result: its name and unit in JSON; its heading, divisor and digits in a table."""
+
+    name: str
+    unit: str
+    read: Callable[[Result], float | None]
+    heading: str
+    divisor: float = 1
+    digits: int = 1
+
+
+@dataclass(frozen=True)
+class RepeatedFigure:
+    """One figure over the repeats, in the column's unit."""
+
+    column: _Column
+    interval: Interval
+
+    def shown(self, value: float) -> str:
+        """The value as a table shows it."""
+        return number(value / self.column.divisor, self.column.digits)
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """At least two runs of one plan. Only valid runs have figures; a figure needs two of them."""
+
+    results: tuple[Result, ...]
+    figures: tuple[RepeatedFigure, ...]
+
+    @property
+    def valid(self) -> int:
+        return sum(result.status.word == "valid" for result in self.results)
+
+    @property
+    def title(self) -> str:
+        """The runs that are summarised, in one line."""
+        first = self.results[0]
+        name = f"{first.entry.name}: " if first.entry else ""
+        return (
+            f"{name}{first.case} ({first.scale}) {first.framework} {first.chip} {first.layout}, "
+            f"{len(self.results)} repeats, {self.valid} valid"
+        )
+
+
+def _rate(result: Result) -> float | None:
+    return result.throughput.tokens_per_second_per_device if result.throughput else None
+
+
+def _step(result: Result) -> float | None:
+    return result.throughput.step_seconds.median if result.throughput else None
+
+
+def _mfu(result: Result) -> float | None:
+    found = utilisation(result, "palm")
+    return found.value if found else None
+
+
+_COLUMNS = (
+    _Column("tokens_per_second_per_device", "1/s", _rate, "tokens/s/device"),
+    _Column("step_seconds_median", "s", _step, "step, ms", 1e-3),
+    _Column("mfu_palm", "1", _mfu, "MFU (palm), %", 0.01, 2),
+    _Column("memory_bytes", "B", lambda r: worst_memory(r)[1], "memory, GiB", GIB, 3),
+    _Column("joules_per_token", "J/token", lambda r: r.energy.joules_per_token.value, "J/token", 1, 4),
+    _Column("loss_tail_mean", "nats/token", lambda r: r.loss.tail_mean, "loss", 1, 5),
+)
+
+
+def repeats_of(results: Sequence[Result]) -> list[Repeats]:
+    """The groups of at least two runs of one plan, in the order of their first run."""
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        groups.setdefault(result.model_dump_json(exclude=_OF_ONE_RUN), []).append(result)
+    return [Repeats(tuple(group), tuple(_figures(group))) for group in groups.values() if len(group) > 1]
+
+
+def as_lines(results: Sequence[Result]) -> list[str]:
+    """Lines of a terminal, one a figure; none without repeats."""
+    lines = []
+    for repeats in repeats_of(results):
+        lines += ["", f"over repeats: {repeats.title}"]
+        lines += [f"  {name:<16}{median:>12}  {ends}".rstrip() for name, median, ends in map(_cells, repeats.figures)]
+        lines += [f"  {note}" for note in _notes(repeats)]
+    return lines
+
+
+def as_markdown(results: Sequence[Result]) -> str:
+    """A table for each group of repeats, with a heading; empty without repeats."""
+    parts = []
+    for repeats in repeats_of(results):
+        parts += ["", f"Over repeats: {repeats.title}", "", "| figure | median | interval |", "|---|---|---|"]
+        parts += [f"| {' | '.join(_cells(figure))} |" for figure in repeats.figures]
+        parts += ["", *_notes(repeats)]
+    return "\n".join([*parts, ""]) if parts else ""
+
+
+def as_values(results: Sequence[Result]) -> list[dict[str, object]]:
+    """JSON objects of schema `levelfield.repeats/1`, one for each group of repeats, in full precision."""
+    return [
+        {
+            "schema": SCHEMA,
+            "title": repeats.title,
+            "runs": [result.run_id for result in repeats.results],
+            "valid": repeats.valid,
+            "figures": {f.column.name: {"unit": f.column.unit, **asdict(f.interval)} for f in repeats.figures},
+        }
+        for repeats in repeats_of(results)
+    ]
+
+
+def _figures(results: Sequence[Result]) -> Iterator[RepeatedFigure]:
+    valid = [result for result in results if result.status.word == "valid"]
+    for column in _COLUMNS:
+        values = [value for value in map(column.read, valid) if value is not None]
+        if len(values) > 1:
+            yield RepeatedFigure(column, over_repeats(values))
+
+
+def _cells(figure: RepeatedFigure) -> tuple[str, str, str]:
+    """Heading, median and interval."""
+    found = figure.interval
+    ends = "" if found.low is None or found.high is None else f"[{figure.shown(found.low)}, {figure.shown(found.high)}]"
+    return figure.column.heading, figure.shown(found.median), ends
+
+
+def _notes(repeats: Repeats) -> list[str]:
+    """How the intervals were made; why there is no figure."""
+    if not repeats.figures:
+        return [f"no figure over repeats: {repeats.valid} valid run(s), expected at least 2"]
+    found = {(f.interval.method, f.interval.coverage, f.interval.n) for f in repeats.figures}
+    return [f"interval of {n} values: {coverage:.0%}, {method}" for method, coverage, n in sorted(found)]

@@ -1,0 +1,96 @@
+"""Repeats of one plan: the median with its interval, in a terminal, in JSON and in Markdown."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from levelfield.cli.main import main
+from levelfield.judge.collector import collect
+from levelfield.measure.series import over_repeats
+from levelfield.report import repeats
+from levelfield.report.tables import as_json
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.result import Result, Status
+
+RATES = [100.0, 104.0, 102.0, 98.0, 101.0]
+
+
+@pytest.fixture
+def five(run: RunPaths) -> list[Result]:
+    """Five repeats whose speeds are RATES."""
+    first = collect(run)
+    return [_repeat(first, number, rate) for number, rate in enumerate(RATES, start=1)]
+
+
+def _repeat(first: Result, number: int, rate: float) -> Result:
+    assert first.throughput
+    throughput = first.throughput.model_copy(update={"tokens_per_second_per_device": rate})
+    return first.model_copy(update={"run_id": f"run{number}", "repeat": number, "throughput": throughput})
+
+
+def test_the_interval_is_of_the_repeats_and_of_nothing_else(five: list[Result]) -> None:
+    (found,) = repeats.repeats_of(five)
+    interval = next(f.interval for f in found.figures if f.column.name == "tokens_per_second_per_device")
+    assert interval == over_repeats(RATES) and (interval.n, interval.median) == (5, 101.0)
+    assert interval.low is not None and interval.high is not None and interval.low < 101.0 < interval.high
+
+
+def test_all_three_formats_end_with_the_same_median_and_interval(five: list[Result]) -> None:
+    expected = over_repeats(RATES)
+    text, markdown = "\n".join(repeats.as_lines(five)), repeats.as_markdown(five)
+    shown = f"[{expected.low:,.1f}, {expected.high:,.1f}]"
+    assert "5 repeats, 5 valid" in text and "5 repeats, 5 valid" in markdown
+    assert [line.split() for line in text.splitlines() if "tokens/s" in line] == [
+        ["tokens/s/device", "101.0", *shown.split()]
+    ]
+    assert f"| tokens/s/device | 101.0 | {shown} |" in markdown.splitlines()
+    assert "interval of 5 values: 95%, student-t about the mean" in text
+    *rows, last = json.loads(as_json(five))
+    assert [row["repeat"] for row in rows] == [1, 2, 3, 4, 5]
+    assert last["schema"] == "levelfield.repeats/1" and last["runs"] == [r.run_id for r in five]
+    figure = last["figures"]["tokens_per_second_per_device"]
+    assert (figure["median"], figure["low"], figure["high"], figure["unit"]) == (
+        101.0, expected.low, expected.high, "1/s",
+    )  # fmt: skip
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_run_that_is_not_valid_is_counted_and_gives_no_figure(five: list[Result]) -> None:
+    invalid = five[1].model_copy(update={"status": Status(word="invalid", reasons=("x",))})
+    (found,) = repeats.repeats_of([five[0], invalid, *five[2:]])
+    assert (found.valid, len(found.results)) == (4, 5)
+    assert found.figures[0].interval == over_repeats([RATES[0], *RATES[2:]])
+    text = "\n".join(repeats.as_lines([five[0], invalid]))
+    assert "no figure over repeats: 1 valid run(s), expected at least 2" in text
+
+
+@pytest.mark.parametrize(
+    "change", [{"case": "other"}, {"micro_batch": 3}, {"framework_version": "9"}, {"compile": True}]
+)
+def test_runs_of_different_plans_are_no_repeats(five: list[Result], change: dict[str, object]) -> None:
+    other = five[1].model_copy(update=change)
+    assert repeats.repeats_of([five[0], other]) == []
+    assert repeats.as_lines([five[0], other]) == [] and repeats.as_markdown([five[0]]) == ""
+
+
+def test_a_value_that_is_not_finite_is_refused(five: list[Result]) -> None:
+    with pytest.raises(ValueError, match="all finite"):
+        repeats.as_lines([five[0], _repeat(five[0], 2, float("nan"))])
+
+
+def test_report_of_repeats_shows_them(run: RunPaths, five: list[Result], capsys: pytest.CaptureFixture[str]) -> None:
+    other = run.root.with_name(run.root.name.replace("abcdef", "fedcba"))
+    _copy(run, other)
+    assert main(["report", str(run.root), str(other), "--format", "markdown"]) == 0
+    assert "2 repeats, 2 valid" in capsys.readouterr().out
+    assert main(["report", str(run.root), str(other)]) == 0
+    assert "over repeats:" in capsys.readouterr().out
+
+
+def _copy(run: RunPaths, other: Path) -> None:
+    shutil.copytree(run.root, other)
+    plan = json.loads((other / "plan.json").read_text())
+    (other / "plan.json").write_text(json.dumps({**plan, "run_id": other.name, "repeat": 2}))
