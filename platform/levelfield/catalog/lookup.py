@@ -9,7 +9,6 @@ from pathlib import Path
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.vendor import ContainerOptions, Device, Vendor
 from levelfield.errors import DocumentError, LayoutError, NotHere, UnknownName, UsageError
-from levelfield.specs.base import load
 from levelfield.specs.case import Case
 from levelfield.specs.chips import OverlayUsed
 from levelfield.specs.constants import Keeping
@@ -106,7 +105,7 @@ def tuning_rows(registry: Registry, vendor: str, case: str) -> tuple[TuningRow, 
     path = registry.vendors[vendor].parent / "tuning" / f"{case}.yaml"
     if not path.is_file():
         return ()
-    file = load(TuningFile, path)
+    file = registry.document(TuningFile, path)
     if file.case != case:
         raise UsageError(f"{path}: key 'case': found '{file.case}', expected '{case}' as its name says")
     for number, row in enumerate(file.rows):

@@ -15,13 +15,13 @@ from functools import cached_property
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from levelfield.checkout import checkout
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.vendor import Vendor
 from levelfield.errors import DocumentError, UnknownName, UsageError
-from levelfield.specs.base import load, parse, read_mapping
+from levelfield.specs.base import Document, parse, read_mapping
 from levelfield.specs.case import Case
 from levelfield.specs.chips import ChipOverlay, read_overlay
 from levelfield.specs.constants import Constants
@@ -34,6 +34,7 @@ from levelfield.specs.vendor import VendorFile
 
 ENTRY_POINT_GROUP = "levelfield.plugins"
 T = TypeVar("T")
+D = TypeVar("D", bound=Document)
 
 
 def private_chips(given: Path | None) -> Path | None:
@@ -48,11 +49,17 @@ def private_chips(given: Path | None) -> Path | None:
 
 
 class Registry:
-    """All plugins by kind and name; vendors' chips as `chips`, a private file, corrects them."""
+    """All plugins by kind and name; vendors' chips as `chips`, a private file, corrects them.
+
+    A registry lives as long as a command: it reads each document and loads each adapter once.
+    """
 
     def __init__(self, extra: Iterable[Path] = (), chips: Path | None = None) -> None:
         self._extra = tuple(extra)
         self._chips = chips
+        self._contents: dict[Path, Any] = {}
+        self._documents: dict[tuple[type[Document], Path], Document] = {}
+        self._vendors: dict[str, Vendor] = {}
         for folder in self._extra:
             if not folder.is_dir():
                 raise UsageError(f"--plugins {folder}: no such folder; expected one with vendors/, models/ or configs/")
@@ -95,16 +102,16 @@ class Registry:
         extension = self.extension(name)
         if extension:
             return extension.applied(self._extended(extension, self.cases[name]), str(self.cases[name]))
-        found = load(Case, self.cases[name])
+        found = self.document(Case, self.cases[name])
         return _named(found, found.name, name, self.cases[name])
 
     def extension(self, name: str) -> Extension | None:
         """What the case's file changes of another case; None for a case that stands by itself."""
         path = self._path("case", name, self.cases)
-        content = read_mapping(path)
+        content = self._content(path)
         if not isinstance(content, dict) or "extends" not in content:
             return None
-        found = parse(Extension, content, str(path))
+        found = self.document(Extension, path)
         return _named(found, found.name, name, path)
 
     def _extended(self, extension: Extension, path: Path) -> Case:
@@ -119,22 +126,22 @@ class Registry:
         return self.case(extension.extends)
 
     def suite(self, name: str) -> Suite:
-        return load(Suite, self._path("suite", name, self.suites))
+        return self.document(Suite, self._path("suite", name, self.suites))
 
     def reference(self, name: str) -> Reference:
         path = self._path("reference", name, self.references)
-        found = load(Reference, path)
+        found = self.document(Reference, path)
         return _named(found, found.name, name, path)
 
     def figures(self, name: str) -> FigureSet:
         """Figures that others published."""
         path = self._path("published set", name, self.published)
-        found = load(FigureSet, path)
+        found = self.document(FigureSet, path)
         return _named(found, found.name, name, path)
 
     def implementation(self, name: str) -> tuple[ImplementationFile, Path]:
         path = self._path("framework", name, self.frameworks)
-        found = load(ImplementationFile, path)
+        found = self.document(ImplementationFile, path)
         return _named(found, found.framework, name, path), path.parent
 
     def constants(self, framework: str) -> Constants | None:
@@ -142,7 +149,7 @@ class Registry:
         if framework not in self.constants_files:
             return None
         path = self.constants_files[framework]
-        found = load(Constants, path)
+        found = self.document(Constants, path)
         return _named(found, found.framework, framework, path)
 
     @cached_property
@@ -159,7 +166,7 @@ class Registry:
     def vendor_file(self, name: str) -> VendorFile:
         """vendor.yaml, with the chips that the private file adds or corrects."""
         path = self._path("vendor", name, self.vendors)
-        found = load(VendorFile, path)
+        found = self.document(VendorFile, path)
         _named(found, found.name, name, path)
         return self.overlay.applied(found) if self.overlay else found
 
@@ -168,6 +175,22 @@ class Registry:
 
         Raises DocumentError when adapter.py has no Adapter, or when there is neither code nor a way to find devices.
         """
+        if name not in self._vendors:
+            self._vendors[name] = self._loaded_vendor(name)
+        return self._vendors[name]
+
+    def document(self, kind: type[D], path: Path) -> D:
+        """The document in this file. Raises DocumentError."""
+        if (kind, path) not in self._documents:
+            self._documents[kind, path] = parse(kind, self._content(path), str(path))
+        return cast(D, self._documents[kind, path])
+
+    def _content(self, path: Path) -> Any:
+        if path not in self._contents:
+            self._contents[path] = read_mapping(path)
+        return self._contents[path]
+
+    def _loaded_vendor(self, name: str) -> Vendor:
         spec = self.vendor_file(name)
         path = self.vendors[name].with_name("adapter.py")
         if not path.exists():

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from levelfield.catalog.registry import Registry
-from levelfield.specs.base import load
 from levelfield.specs.case import Family, Precision
 from levelfield.specs.implementation import ImplementationFile, Parallelism
 from levelfield.specs.layout import Layout
@@ -50,7 +49,7 @@ def rows(registry: Registry) -> Iterator[Row]:
     for name in sorted(registry.frameworks):
         implementation, folder = registry.implementation(name)
         path = folder / "tested.json"
-        runs = load(LayoutRuns, path).runs if path.exists() else ()
+        runs = registry.document(LayoutRuns, path).runs if path.exists() else ()
         for family in implementation.families:
             for precision in PRECISIONS:
                 if any(precision in offered for offered in implementation.precisions.values()):

@@ -15,10 +15,7 @@ from levelfield.run import scheduler
 from levelfield.rundir.directory import default_runs, find_run
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
-from levelfield.specs.tuning import TuningChoice
-
-# Layouts over two processes, with what an implementation must offer for each.
-LAYOUTS = {"data": "DP2", "tensor": "TP2", "pipeline": "PP2", "zero1": "DP2SH1SP2"}
+from levelfield.studies.calibration import variations
 
 
 def calibrate(options: argparse.Namespace) -> int:
@@ -26,7 +23,7 @@ def calibrate(options: argparse.Namespace) -> int:
     registry, runs = registry_of(options), options.runs or default_runs()
     plan, reference = _start(registry, options.case)
     terminal, failed = Terminal(quiet=options.json), []
-    jobs = scheduler.jobs(registry, _variations(registry, plan), None)
+    jobs = scheduler.jobs(registry, variations(registry, plan), None)
     for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener()):
         terminal.finished(result, runs)
         if result.status.word != "valid":
@@ -48,15 +45,3 @@ def _start(registry: Registry, case: str | None) -> tuple[Plan, Reference]:
             f"{plan.case} has no reference at scale {plan.scale}: `references promote RUN --why ...` first"
         )
     return plan, reference
-
-
-def _variations(registry: Registry, plan: Plan) -> list[Entry]:
-    """One thread; half the micro-batch; each layout over two processes. The work is the same in all of them."""
-    framework, vendor = plan.implementation.framework, plan.hardware.vendor
-    offered = registry.implementation(framework)[0].parallelism.get(plan.hardware.device_kind, ())
-    one, two = (f"{plan.case}:{framework}:{vendor}:1:{devices}" for devices in (1, 2))
-    choices = [(one, TuningChoice(threads=1))]
-    if plan.tuning.micro_batch > 1:
-        choices.append((one, TuningChoice(micro_batch=plan.tuning.micro_batch // 2)))
-    choices += [(two, TuningChoice(layout=layout, threads=1)) for key, layout in LAYOUTS.items() if key in offered]
-    return [Entry(text, UserRequest(scale=plan.scale, choice=choice)) for text, choice in choices]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -15,17 +14,15 @@ from levelfield.cli.run_command import exit_code, run_jobs
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
 from levelfield.plan.decision import Decision
-from levelfield.plan.request import Entry, UserRequest
+from levelfield.plan.request import UserRequest
 from levelfield.plan.scale import choose_scale
-from levelfield.predict.layout_search import Row, answer
-from levelfield.report.words import GIB, NONE, status, worst_memory, wrapped
+from levelfield.predict.layout_search import answer
+from levelfield.report.words import GIB, NONE, status, wrapped
 from levelfield.run import scheduler
 from levelfield.rundir.directory import default_runs
-from levelfield.specs.case import Scale
-from levelfield.specs.result import Result
-from levelfield.specs.selector import Selector, parse_selector
-from levelfield.specs.tuning import TuningChoice
+from levelfield.specs.selector import parse_selector
 from levelfield.studies.local_question import question_here
+from levelfield.studies.sweep import Pair, distinct, entries_of
 
 DESCRIPTION = """\
 Run the best rows of the plan on the devices that are here, one after another,
@@ -36,14 +33,6 @@ examples:
   run_benchmarks.py sweep gpt3_6.7B:torch:cpu:1:2 --top 4
   run_benchmarks.py sweep llama3_8b:megatron --top 3
 """
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A row of the plan and what its run gave; None while it has not run."""
-
-    row: Row
-    result: Result | None = None
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,47 +61,18 @@ def execute(options: argparse.Namespace) -> int:
     scale, _ = choose_scale(Decision(options.case, selector, found, request, options.scale))
     devices = selector.devices or found.default_devices
     question = question_here(registry, found, found.case.work(scale), devices, terminal.say)
-    rows = _distinct(answer(question).rows)[: options.top]
+    rows = distinct(answer(question).rows)[: options.top]
     if not rows:
         raise UsageError(f"sweep {options.case}: no layout fits; `plan` says what the smallest would need")
     pairs = [Pair(row) for row in rows]
     if not options.dry_run:
         runs = options.runs or default_runs()
-        text = _text(selector, found.vendor.name, devices)
-        work = [Entry(text, _chosen(request, scale, row)) for row in rows]
+        work = entries_of(rows, selector, found.vendor.name, devices, request, scale)
         jobs = scheduler.jobs(registry, work, None)
         results = run_jobs(jobs, runs, terminal)
         pairs = [Pair(row, result) for row, result in zip_longest(rows, results)]
     _show(pairs, options)
     return exit_code([pair.result for pair in pairs if pair.result])
-
-
-def _text(selector: Selector, vendor: str, devices: int) -> str:
-    """The case string with the number of devices, which the layouts were made for."""
-    framework = f"{selector.framework}_{selector.version}" if selector.version else selector.framework
-    return f"{selector.case}:{framework}:{selector.target or vendor}:1:{devices}"
-
-
-def _chosen(request: UserRequest, scale: Scale, row: Row) -> UserRequest:
-    choice = TuningChoice(
-        layout=str(row.layout),
-        micro_batch=row.tuning.micro_batch,
-        recompute=row.tuning.recompute,
-        virtual_pipeline=row.tuning.virtual_pipeline,
-    )
-    return replace(request, scale=scale, choice=choice)
-
-
-def _distinct(rows: Sequence[Row]) -> list[Row]:
-    """The first of those whose predicted time and memory are the same."""
-    seen: set[tuple[float, int]] = set()
-    found = []
-    for row in rows:
-        key = (row.time.total, row.memory.total)
-        if key not in seen:
-            seen.add(key)
-            found.append(row)
-    return found
 
 
 def _show(pairs: Sequence[Pair], options: argparse.Namespace) -> None:
@@ -127,7 +87,7 @@ def _lines(pairs: Sequence[Pair]) -> Iterator[str]:
     yield f"{'':37}{'tokens/s/device':>21}  {'GiB':>12}"
     yield "layout                micro again     predicted  measured   off  pred.  meas."
     for pair in pairs:
-        row, rate, memory = pair.row, measured_rate(pair), measured_memory(pair)
+        row, rate, memory = pair.row, pair.measured_rate, pair.measured_memory
         off = f"{100 * (row.tokens_per_second / rate - 1):+.0f}%" if rate else NONE
         yield (
             f"{row.layout!s:<21} {row.tuning.micro_batch:>5} {row.tuning.recompute:<9}{row.tokens_per_second:>10,.0f} "
@@ -139,15 +99,6 @@ def _lines(pairs: Sequence[Pair]) -> Iterator[str]:
             yield wrapped(f"{pair.row.layout}: {status(pair.result)}: {pair.result.status.evidence or ''}", 4)
 
 
-def measured_rate(pair: Pair) -> float | None:
-    throughput = pair.result.throughput if pair.result else None
-    return throughput.tokens_per_second_per_device if throughput else None
-
-
-def measured_memory(pair: Pair) -> float | None:
-    return worst_memory(pair.result)[1] if pair.result else None
-
-
 def _content(pair: Pair) -> dict[str, object]:
     row = pair.row
     return {
@@ -156,9 +107,9 @@ def _content(pair: Pair) -> dict[str, object]:
         "recompute": row.tuning.recompute,
         "virtual_pipeline": row.tuning.virtual_pipeline,
         "predicted_tokens_per_second_per_device": row.tokens_per_second,
-        "measured_tokens_per_second_per_device": measured_rate(pair),
+        "measured_tokens_per_second_per_device": pair.measured_rate,
         "predicted_memory_bytes": row.memory.total,
-        "measured_memory_bytes": measured_memory(pair),
+        "measured_memory_bytes": pair.measured_memory,
         "run": pair.result.run_id if pair.result else None,
         "status": pair.result.status.word if pair.result else "not-run",
     }

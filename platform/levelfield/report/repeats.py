@@ -58,8 +58,8 @@ class Repeats:
         first = self.results[0]
         name = f"{first.entry.name}: " if first.entry else ""
         return (
-            f"{name}{first.case} ({first.scale}) {first.framework} {first.chip} {first.layout}, "
-            f"{len(self.results)} repeats, {self.valid} valid"
+            f"{name}{first.case} ({first.scale}) {first.framework} {first.nodes}x{first.devices // first.nodes} "
+            f"{first.chip} {first.layout}, {len(self.results)} repeats, {self.valid} valid"
         )
 
 

@@ -20,7 +20,6 @@ from levelfield.plan.request import Entry, Suggestion, UserRequest
 from levelfield.plan.resolution import resolve
 from levelfield.run import peak_probe, runner
 from levelfield.rundir import directory
-from levelfield.specs.base import load
 from levelfield.specs.hardware import NamedHardware
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference, reference_name
@@ -116,7 +115,7 @@ def reference_of(registry: Registry, plan: Plan) -> Reference | None:
 
 def _suite(registry: Registry, name: str) -> Suite:
     path = Path(name)
-    return load(Suite, path) if path.suffix in (".yaml", ".yml", ".json") else registry.suite(name)
+    return registry.document(Suite, path) if path.suffix in (".yaml", ".yml", ".json") else registry.suite(name)
 
 
 def _entries_of(registry: Registry, name: str, request: UserRequest) -> list[Entry]:

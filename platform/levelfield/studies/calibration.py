@@ -1,0 +1,23 @@
+"""The runs that show how large a case's noise is: the same work with other arithmetic."""
+
+from __future__ import annotations
+
+from levelfield.catalog.registry import Registry
+from levelfield.plan.request import Entry, UserRequest
+from levelfield.specs.plan import Plan
+from levelfield.specs.tuning import TuningChoice
+
+# Layouts over two processes, with what an implementation must offer for each.
+LAYOUTS = {"data": "DP2", "tensor": "TP2", "pipeline": "PP2", "zero1": "DP2SH1SP2"}
+
+
+def variations(registry: Registry, plan: Plan) -> list[Entry]:
+    """One thread; half the micro-batch; each layout over two processes. The work is the same in all of them."""
+    framework, vendor = plan.implementation.framework, plan.hardware.vendor
+    offered = registry.implementation(framework)[0].parallelism.get(plan.hardware.device_kind, ())
+    one, two = (f"{plan.case}:{framework}:{vendor}:1:{devices}" for devices in (1, 2))
+    choices = [(one, TuningChoice(threads=1))]
+    if plan.tuning.micro_batch > 1:
+        choices.append((one, TuningChoice(micro_batch=plan.tuning.micro_batch // 2)))
+    choices += [(two, TuningChoice(layout=layout, threads=1)) for key, layout in LAYOUTS.items() if key in offered]
+    return [Entry(text, UserRequest(plan.scale, choice)) for text, choice in choices]

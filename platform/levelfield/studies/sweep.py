@@ -1,0 +1,59 @@
+"""The planner's best layouts of one case, run on this machine: each prediction beside its own run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from levelfield.plan.request import Entry, UserRequest
+from levelfield.predict.layout_search import Row
+from levelfield.report.words import worst_memory
+from levelfield.specs.case import Scale
+from levelfield.specs.result import Result
+from levelfield.specs.selector import Selector
+from levelfield.specs.tuning import TuningChoice
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A row of the plan and the result of its run; None while it has not run."""
+
+    row: Row
+    result: Result | None = None
+
+    @property
+    def measured_rate(self) -> float | None:
+        """Tokens/s per device."""
+        throughput = self.result.throughput if self.result else None
+        return throughput.tokens_per_second_per_device if throughput else None
+
+    @property
+    def measured_memory(self) -> float | None:
+        """Bytes."""
+        return worst_memory(self.result)[1] if self.result else None
+
+
+def entries_of(
+    rows: Sequence[Row], selector: Selector, vendor: str, devices: int, request: UserRequest, scale: Scale
+) -> list[Entry]:
+    """One line of work for each row, on this number of devices."""
+    framework = f"{selector.framework}_{selector.version}" if selector.version else selector.framework
+    text = f"{selector.case}:{framework}:{selector.target or vendor}:1:{devices}"
+    return [Entry(text, replace(request, scale=scale, choice=_choice(row))) for row in rows]
+
+
+def _choice(row: Row) -> TuningChoice:
+    return TuningChoice(
+        layout=str(row.layout),
+        micro_batch=row.tuning.micro_batch,
+        recompute=row.tuning.recompute,
+        virtual_pipeline=row.tuning.virtual_pipeline,
+    )
+
+
+def distinct(rows: Sequence[Row]) -> list[Row]:
+    """The first row of each group whose predicted time and memory are the same."""
+    groups: dict[tuple[float, int], Row] = {}
+    for row in rows:
+        groups.setdefault((row.time.total, row.memory.total), row)
+    return list(groups.values())
