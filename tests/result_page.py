@@ -42,7 +42,7 @@ SHARED: dict[str, dict[str, tuple[str, str]]] = {
 
 INTRODUCTION = """# result.json, field by field
 
-Made by `python tests/result_page.py` from the model that writes the file; do not edit.
+Made by `PYTHONPATH=platform python tests/result_page.py` from the model that writes the file; do not edit.
 
 Each run directory holds a `result.json`: what the run came to, computed from its raw files alone. `collect RUN`
 computes it again and writes the same bytes; `collect RUN --check` only compares. `report RUN... --format json` prints
