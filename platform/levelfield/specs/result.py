@@ -1,8 +1,13 @@
-"""A result: what a run came to, computed from its raw files alone."""
+"""A result: what a run came to, computed from its raw files alone.
+
+Every field has a description, and every number its unit: docs/result.md is made from both.
+"""
 
 from __future__ import annotations
 
 from typing import ClassVar, Literal
+
+from pydantic import Field, JsonValue
 
 from levelfield.specs.base import Document, Value
 from levelfield.specs.case import Precision, Scale
@@ -11,178 +16,252 @@ from levelfield.specs.suite import EntryUsed
 
 Word = Literal["valid", "invalid", "oom", "failed", "timeout", "unsupported", "withheld", "not-run", "reference-only"]
 
+COUNT: dict[str, JsonValue] = {"unit": "count"}
+RATIO: dict[str, JsonValue] = {"unit": "1"}
+SECONDS: dict[str, JsonValue] = {"unit": "s"}
+BYTES: dict[str, JsonValue] = {"unit": "B"}
+NATS: dict[str, JsonValue] = {"unit": "nats per token"}
+TFLOPS: dict[str, JsonValue] = {"unit": "TFLOP/s"}
+
 
 class Status(Value):
-    """`reasons` are sentences; `failure` names the class of a failed run, `evidence` the line that shows it."""
+    """How the run ended, and why."""
 
-    word: Word
-    reasons: tuple[str, ...] = ()
-    failure: str | None = None
-    evidence: str | None = None
+    word: Word = Field(description="How the run ended, in one word. Only a `valid` run has a speed.")
+    reasons: tuple[str, ...] = Field(default=(), description="Why the word is not `valid`; empty for a valid run.")
+    failure: str | None = Field(
+        default=None, description="Class of the failure, for example `oom`, `killed`, `hang` or `environment`."
+    )
+    evidence: str | None = Field(
+        default=None, description="The line that shows the failure, and the steps done by then."
+    )
 
 
 class Figure(Value):
-    """A number or the reason why there is none."""
+    """A number, or the reason why there is none."""
 
-    value: float | None
-    unit: str
-    reason: str | None = None
+    value: float | None = Field(
+        description="The number; null when it is not known.", json_schema_extra={"unit": "as `unit` says"}
+    )
+    unit: str = Field(description="The unit of `value`: `B`, `J`, `J/token` or `W`.")
+    reason: str | None = Field(default=None, description="Why `value` is null.")
 
 
 class StepTimes(Value):
-    """Seconds per step within the window; `spread` is the interquartile range over the median.
+    """Times of the single steps of the window, on the clock of one rank."""
 
-    flags: a trend or a change point in the window, as sentences; unchecked: why they could not be looked for.
-    """
-
-    steps: int
-    median: float
-    mean: float
-    p90: float
-    minimum: float
-    maximum: float
-    spread: float
-    flags: tuple[str, ...]
-    unchecked: str | None
+    steps: int = Field(description="Steps in the window.", json_schema_extra=COUNT)
+    median: float = Field(description="Median time of a step.", json_schema_extra=SECONDS)
+    mean: float = Field(description="Mean time of a step.", json_schema_extra=SECONDS)
+    p90: float = Field(description="90th percentile of the step times.", json_schema_extra=SECONDS)
+    minimum: float = Field(description="Time of the fastest step.", json_schema_extra=SECONDS)
+    maximum: float = Field(description="Time of the slowest step.", json_schema_extra=SECONDS)
+    spread: float = Field(description="Interquartile range over the median.", json_schema_extra=RATIO)
+    flags: tuple[str, ...] = Field(
+        description="A trend or a change point in the window, each as a sentence; empty when none was found."
+    )
+    unchecked: str | None = Field(description="Why trends and change points were not looked for.")
 
 
 class Throughput(Value):
-    """tokens / wall time of the window; per device: divided by the devices."""
+    """Target tokens of the window over its wall time."""
 
-    tokens_per_second: float
-    tokens_per_second_per_device: float
-    wall_seconds: float
-    step_seconds: StepTimes
+    tokens_per_second: float = Field(
+        description="Tokens of the window, of all devices, over its wall time.",
+        json_schema_extra={"unit": "tokens/s"},
+    )
+    tokens_per_second_per_device: float = Field(
+        description="The same, divided by `devices`.", json_schema_extra={"unit": "tokens/s per device"}
+    )
+    wall_seconds: float = Field(
+        description="From the end of the step before the window to the end of its last step.",
+        json_schema_extra=SECONDS,
+    )
+    step_seconds: StepTimes = Field(description="Times of the single steps.")
 
 
 class Utilisation(Value):
-    """One formula's utilisation with all that it was computed from; `low` and `high` where mixed fp8 gives a range."""
+    """One formula's utilisation, with every number that it was computed from."""
 
-    formula: str
-    kind: Literal["MFU", "HFU"]
-    value: float | None
-    low: float | None
-    high: float | None
-    flops_per_token: float | None
-    achieved_tflops: float | None
-    peak_tflops: float | None
-    peak_source: str | None
-    reason: str | None
+    formula: str = Field(description="The formula and its version, for example `palm/1`.")
+    kind: Literal["MFU", "HFU"] = Field(
+        description="`MFU` counts the FLOPs that the model needs; `HFU` also counts recomputed ones."
+    )
+    value: float | None = Field(
+        description="Achieved over peak: 0.5 is 50 %. Null for a range, or without a peak.", json_schema_extra=RATIO
+    )
+    low: float | None = Field(
+        description="Lower end of the range in mixed fp8; equal to `value` otherwise.", json_schema_extra=RATIO
+    )
+    high: float | None = Field(
+        description="Upper end of the range in mixed fp8; equal to `value` otherwise.", json_schema_extra=RATIO
+    )
+    flops_per_token: float | None = Field(
+        description="What the formula counts for one token; null when the formula does not apply.",
+        json_schema_extra={"unit": "FLOP/token"},
+    )
+    achieved_tflops: float | None = Field(
+        description="FLOPs per token times tokens/s per device.", json_schema_extra=TFLOPS
+    )
+    peak_tflops: float | None = Field(
+        description="The peak of one device that it is divided by.", json_schema_extra=TFLOPS
+    )
+    peak_source: str | None = Field(description="Where the peak comes from: a publication, a private file or a probe.")
+    reason: str | None = Field(description="Why `value` is null, or what to know about it.")
 
 
 class MemoryExpectation(Value):
-    """The plan's estimate against `measured`, the figure that it is of. ratio: measured over expected, null with it.
+    """The estimate before the run against the figure that it estimates. A remark makes no run invalid."""
 
-    remark: what to know where they are more than 20 % apart; it makes no run invalid.
-    """
-
-    figure: str
-    measured: Figure
-    ratio: float | None
-    remark: str | None
+    figure: str = Field(description="Which figure is compared: `device-used peak`, or `process peak` on a processor.")
+    measured: Figure = Field(description="That figure as measured; null unless the run is valid.")
+    ratio: float | None = Field(
+        description="Measured over expected; null when nothing was measured.", json_schema_extra=RATIO
+    )
+    remark: str | None = Field(description="What to know when the two are more than 20 % apart.")
 
 
 class Memory(Value):
-    """Bytes of the worst rank or device; each null has its reason. `expected_bytes` is the plan's estimate.
+    """Memory of the worst rank or device."""
 
-    expectation: how that did; None in results from before it was kept, and where memory is withheld.
-    """
-
-    device_used_peak: Figure
-    allocated_peak: Figure
-    reserved_peak: Figure
-    process_peak: Figure
-    capacity_bytes: int | None
-    expected_bytes: int
-    expectation: MemoryExpectation | None = None
+    device_used_peak: Figure = Field(
+        description="Largest reading of the vendor's tool, of the fullest device. The headline, except on a processor."
+    )
+    allocated_peak: Figure = Field(description="Largest amount that the framework's allocator gave out, worst rank.")
+    reserved_peak: Figure = Field(description="Largest amount that the framework's allocator held, worst rank.")
+    process_peak: Figure = Field(
+        description="Resident memory of the largest process, by the operating system. The headline on a processor."
+    )
+    capacity_bytes: int | None = Field(description="Memory of one device.", json_schema_extra=BYTES)
+    expected_bytes: int = Field(
+        description="The plan's estimate for the fullest rank, before the run.", json_schema_extra=BYTES
+    )
+    expectation: MemoryExpectation | None = Field(
+        default=None, description="The estimate against the measurement; null where memory is withheld."
+    )
 
 
 class Energy(Value):
-    joules: Figure
-    joules_per_token: Figure
-    mean_watts: Figure
-    boundary: str
+    """Energy of all devices over the window."""
+
+    joules: Figure = Field(description="Energy of all devices over the window.")
+    joules_per_token: Figure = Field(description="That energy over the tokens of the window.")
+    mean_watts: Figure = Field(description="That energy over the wall time: mean power of all devices together.")
+    boundary: str = Field(
+        description="What the readings cover. `chip`: what the vendor's tool measures; never host, network or cooling."
+    )
 
 
 class Loss(Value):
-    """Nats per token. `floor`: the entropy of a synthetic corpus, null for a real one."""
+    """Cross-entropy of the training."""
 
-    first: float | None
-    last: float | None
-    tail_mean: float | None
-    floor: float | None
+    first: float | None = Field(description="Loss of the first step that has a finite one.", json_schema_extra=NATS)
+    last: float | None = Field(description="Loss of the last step that has a finite one.", json_schema_extra=NATS)
+    tail_mean: float | None = Field(
+        description="Mean loss of the last steps; the case's `acceptance.tail_steps` says how many.",
+        json_schema_extra=NATS,
+    )
+    floor: float | None = Field(
+        description="Entropy of the synthetic corpus, which no right run falls below; null for a corpus of files.",
+        json_schema_extra=NATS,
+    )
 
 
 class Identity(Value):
-    """What shows that two runs did the same work: digests of the case, the initial weights and the tokens."""
+    """Digests that show whether two runs did the same work."""
 
-    work: str
-    corpus: str
-    initial_weights: str | None
-    tokens: str | None
+    work: str = Field(description="Digest of all that the case fixes at this scale.")
+    corpus: str = Field(description="Digest of the corpus.")
+    initial_weights: str | None = Field(description="Digest of the initial weights of every parameter.")
+    tokens: str | None = Field(description="Checksum of all tokens that the run read.")
 
 
 class AlignmentLayer(Value):
-    """One layer's finding: the number, its limit, and whether it holds; null where it could not be told."""
+    """The finding of one layer of the comparison with the reference."""
 
-    name: str
-    passed: bool | None
-    value: float | None
-    limit: float | None
-    detail: str
+    name: str = Field(
+        description="`integrity`, `identity`, `first step`, `gradients`, `curve` or `spikes`; see alignment.md."
+    )
+    passed: bool | None = Field(description="Whether the layer holds; null where it cannot be told.")
+    value: float | None = Field(
+        description="The largest relative difference of the layer; of `spikes` the jump, relative to the loss.",
+        json_schema_extra=RATIO,
+    )
+    limit: float | None = Field(description="The largest value that passes.", json_schema_extra=RATIO)
+    detail: str = Field(description="The finding as a sentence, with step and parameter.")
 
 
 class Alignment(Value):
-    """The verdict on the training against a reference, and the layers it comes from.
+    """Whether the training agrees with a reference."""
 
-    flagperf_mean_error: the mean relative difference from step 21 on, FlagPerf's figure; beside the verdict only.
-    """
-
-    verdict: Literal["aligned", "diverged", "different", "inconclusive", "not comparable", "unchecked"]
-    reason: str
-    reference: str | None = None
-    limits: str | None = None
-    layers: tuple[AlignmentLayer, ...] = ()
-    flagperf_mean_error: float | None = None
+    verdict: Literal["aligned", "diverged", "different", "inconclusive", "not comparable", "unchecked"] = Field(
+        description="The verdict on the training; see alignment.md."
+    )
+    reason: str = Field(description="Why, as a sentence.")
+    reference: str | None = Field(
+        default=None, description="Name of the reference, with the run that it was made from; null without one."
+    )
+    limits: str | None = Field(default=None, description="Where the limits come from.")
+    layers: tuple[AlignmentLayer, ...] = Field(default=(), description="The layers that were compared, in order.")
+    flagperf_mean_error: float | None = Field(
+        default=None,
+        description="FlagPerf's figure: mean relative difference of the losses from step 21 on. It decides nothing.",
+        json_schema_extra=RATIO,
+    )
 
 
 class Result(Document):
-    """entry: which of a suite this is. runtime: what the processes ran in. warnings: what was refused and did not
-    hinder the run."""
+    """What a run came to: result.json."""
 
     KIND: ClassVar[str] = "result"
 
-    run_id: str
-    case: str
-    scale: Scale
-    framework: str
-    framework_version: str
-    vendor: str
-    chip: str
-    device_is: str
-    nodes: int
-    devices: int
-    precision: Precision
-    layout: Layout
-    micro_batch: int
-    virtual_pipeline: int = 1
-    accumulation: int
-    recompute: str
-    compile: bool
-    parameters: int
-    repeat: int
-    status: Status
-    steps_done: int
-    steps_planned: int
-    window: tuple[int, int]
-    loss: Loss
-    throughput: Throughput | None
-    utilisation: tuple[Utilisation, ...]
-    memory: Memory
-    energy: Energy
-    identity: Identity
-    alignment: Alignment
-    deviations: tuple[str, ...]
-    entry: EntryUsed | None = None
-    runtime: str = "process"
-    warnings: tuple[str, ...] = ()
+    run_id: str = Field(description="Name of the run and of its directory: time, case, framework, vendor, random part.")
+    case: str = Field(description="Name of the case.")
+    scale: Scale = Field(description="Whether the case ran whole or at its `smoke` size. The two are different work.")
+    framework: str = Field(description="Name of the implementation.")
+    framework_version: str = Field(
+        description="Version that the training process reported; the pinned version when it reported none."
+    )
+    vendor: str = Field(description="Name of the vendor.")
+    chip: str = Field(description="Name of the chip.")
+    device_is: str = Field(description="What one device is: `card`, `die` or `host share`.")
+    nodes: int = Field(description="Nodes of the run.", json_schema_extra=COUNT)
+    devices: int = Field(description="Devices of all nodes together; one process each.", json_schema_extra=COUNT)
+    precision: Precision = Field(description="Precision that the case trains in.")
+    layout: Layout = Field(description="How the training was spread over the devices.")
+    micro_batch: int = Field(
+        description="Sequences of one forward pass of one data-parallel rank.", json_schema_extra={"unit": "sequences"}
+    )
+    virtual_pipeline: int = Field(
+        default=1, description="Model chunks of each pipeline stage; 1: not interleaved.", json_schema_extra=COUNT
+    )
+    accumulation: int = Field(
+        description="Micro-batches of one data-parallel rank in one step.", json_schema_extra=COUNT
+    )
+    recompute: str = Field(description="Which activations were computed again: `none`, `selective` or `full`.")
+    compile: bool = Field(description="Whether the framework compiled the model.")
+    parameters: int = Field(
+        description="Parameters of the model at this scale, embeddings included.", json_schema_extra=COUNT
+    )
+    repeat: int = Field(description="Which repeat of the case this is, from 1.", json_schema_extra=COUNT)
+    status: Status = Field(description="How the run ended, and why.")
+    steps_done: int = Field(description="Steps that every rank finished.", json_schema_extra=COUNT)
+    steps_planned: int = Field(description="Steps of the case at this scale.", json_schema_extra=COUNT)
+    window: tuple[int, int] = Field(
+        description="First and last measured step, both included.", json_schema_extra={"unit": "step number"}
+    )
+    loss: Loss = Field(description="Losses of the training.")
+    throughput: Throughput | None = Field(description="Speed over the window; null unless the run is valid.")
+    utilisation: tuple[Utilisation, ...] = Field(
+        description="MFU and HFU by each formula; empty unless the run is valid. The headline is `palm`."
+    )
+    memory: Memory = Field(description="Memory of the worst rank or device.")
+    energy: Energy = Field(description="Energy over the window.")
+    identity: Identity = Field(description="What makes two runs comparable.")
+    alignment: Alignment = Field(description="Whether the training agrees with a reference.")
+    deviations: tuple[str, ...] = Field(description="What differs from what was asked for, each as a sentence.")
+    entry: EntryUsed | None = Field(default=None, description="Which entry of which suite this is; null outside one.")
+    runtime: str = Field(default="process", description="What the ranks ran in: `process`, `docker` or `inside`.")
+    warnings: tuple[str, ...] = Field(
+        default=(), description="What the container engine refused without hindering the run, each as a sentence."
+    )

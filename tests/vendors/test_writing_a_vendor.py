@@ -1,0 +1,62 @@
+"""docs/writing-a-vendor.md: its tables name every key, and its further examples are read by the real loader."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+from acme_folder import VENDOR
+from levelfield.contracts.formats import texts
+from levelfield.specs.base import parse
+from levelfield.specs.tool import Tool, Where
+from levelfield.specs.vendor import Chip, ContainerAccess, Image, Interconnect, PeakDtype, VendorFile
+from pydantic import BaseModel
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs/writing-a-vendor.md").read_text(encoding="utf-8")
+BLOCKS = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
+
+
+def block(key: str) -> dict[str, Any]:
+    """The page's last example that begins with this key."""
+    return next(found for found in reversed(BLOCKS) if next(iter(found)) == key)
+
+
+def acme(**changes: Any) -> VendorFile:
+    """The page's vendor with some of its keys replaced. Raises DocumentError."""
+    return parse(VendorFile, {**yaml.safe_load(VENDOR), **changes}, "the page")
+
+
+def keys() -> Iterator[str]:
+    models: tuple[type[BaseModel], ...] = (VendorFile, Chip, Interconnect, ContainerAccess, Image, Tool, Where)
+    yield from sorted({name for model in models for name in model.model_fields})
+    yield from get_args(PeakDtype)
+
+
+@pytest.mark.parametrize("key", list(keys()))
+def test_every_key_is_on_the_page(key: str) -> None:
+    assert f"`{key}`" in PAGE[PAGE.index("## 8. Every key") :]
+
+
+def test_links_and_bandwidth_are_a_chip_s() -> None:
+    chip = {**yaml.safe_load(VENDOR)["chips"][0], **block("memory_bandwidth_bytes_per_second")}
+    links = acme(chips=[chip]).chips[0].interconnect
+    assert links is not None and links.pair_each_way_bytes_per_second == 50e9
+
+
+def test_container_and_images_are_read() -> None:
+    found = acme(**block("container"), **block("images"))
+    assert found.container.host_ipc and found.container.ulimits == {"memlock": -1}
+    assert found.images["torch"].has_framework and found.images["base"].system_packages
+
+
+def test_nested_json_is_read_as_the_page_says() -> None:
+    monitor = acme(**block("monitor")).monitor
+    assert monitor is not None and monitor.format == "json"
+    first, second = texts(monitor, re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)[0])
+    assert (first.found["index"], first.found["memory_total"]) == ("card0", "65536 MiB")
+    assert (first.found["power"], first.found["temperature"]) == ("183.5 W", "61 C")
+    assert (second.found["identity"], second.found["power"]) == ("AC-000002", "N/A")
