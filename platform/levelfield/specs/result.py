@@ -1,4 +1,4 @@
-"""A result: what a run came to, computed from its raw files alone."""
+"""A result: the figures and the status of a run, computed from its raw files alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Status(Value):
 
 
 class Figure(Value):
-    """A number or the reason why there is none."""
+    """A number, or the reason why there is none."""
 
     value: float | None
     unit: str
@@ -32,7 +32,7 @@ class Figure(Value):
 class StepTimes(Value):
     """Seconds per step within the window; `spread` is the interquartile range over the median.
 
-    flags: a trend or a change point in the window, as sentences; unchecked: why they could not be looked for.
+    flags: a trend or a change point in the window, as sentences. unchecked: the reason why neither was checked.
     """
 
     steps: int
@@ -47,7 +47,7 @@ class StepTimes(Value):
 
 
 class Throughput(Value):
-    """tokens / wall time of the window; per device: divided by the devices."""
+    """Tokens / wall time of the window; per device: divided by the number of devices."""
 
     tokens_per_second: float
     tokens_per_second_per_device: float
@@ -56,7 +56,7 @@ class Throughput(Value):
 
 
 class Utilisation(Value):
-    """One formula's utilisation with all that it was computed from; `low` and `high` where mixed fp8 gives a range."""
+    """The utilisation by one formula, with all its inputs. `low` and `high`: the range that mixed fp8 gives."""
 
     formula: str
     kind: Literal["MFU", "HFU"]
@@ -71,9 +71,9 @@ class Utilisation(Value):
 
 
 class MemoryExpectation(Value):
-    """The plan's estimate against `measured`, the figure that it is of. ratio: measured over expected, null with it.
+    """The plan's estimate beside `measured`, the figure that it estimates. ratio: measured / expected, or null.
 
-    remark: what to know where they are more than 20 % apart; it makes no run invalid.
+    remark: a sentence when they differ by more than 20 %. It makes no run invalid.
     """
 
     figure: str
@@ -85,7 +85,7 @@ class MemoryExpectation(Value):
 class Memory(Value):
     """Bytes of the worst rank or device; each null has its reason. `expected_bytes` is the plan's estimate.
 
-    expectation: how that did; None in results from before it was kept, and where memory is withheld.
+    expectation: the estimate beside the measurement; None in results of older versions, and where memory is withheld.
     """
 
     device_used_peak: Figure
@@ -114,7 +114,7 @@ class Loss(Value):
 
 
 class Identity(Value):
-    """What shows that two runs did the same work: digests of the case, the initial weights and the tokens."""
+    """The evidence that two runs did the same work: digests of the case, the initial weights and the tokens."""
 
     work: str
     corpus: str
@@ -123,7 +123,7 @@ class Identity(Value):
 
 
 class AlignmentLayer(Value):
-    """One layer's finding: the number, its limit, and whether it holds; null where it could not be told."""
+    """The result of one check: the number, its limit, and whether it passed; null when the check was not possible."""
 
     name: str
     passed: bool | None
@@ -133,9 +133,9 @@ class AlignmentLayer(Value):
 
 
 class Alignment(Value):
-    """The verdict on the training against a reference, and the layers it comes from.
+    """The verdict on the training against a reference, and the layers that give the verdict.
 
-    flagperf_mean_error: the mean relative difference from step 21 on, FlagPerf's figure; beside the verdict only.
+    flagperf_mean_error: FlagPerf's figure, the mean relative difference from step 21 on. It does not decide.
     """
 
     verdict: Literal["aligned", "diverged", "different", "inconclusive", "not comparable", "unchecked"]
@@ -147,8 +147,11 @@ class Alignment(Value):
 
 
 class Result(Document):
-    """entry: which of a suite this is. runtime: what the processes ran in. warnings: what was refused and did not
-    hinder the run."""
+    """The result of one run.
+
+    entry: the suite's entry that this run is. runtime: what the processes ran in. warnings: what the machine refused
+    without stopping the run.
+    """
 
     KIND: ClassVar[str] = "result"
 
