@@ -40,7 +40,7 @@ def test_a_link_is_the_same_however_its_source_counts() -> None:
     [
         (without("source"), "'interconnect.source': missing"),
         (without("description"), "'interconnect.description': missing"),
-        (without("source_counts"), "source_counts: missing; say whether bytes_per_second is `each way` or `both ways`"),
+        (without("source_counts"), "source_counts: missing; write whether bytes_per_second counts"),
         ({**LINK, "source_counts": "each way"}, "bytes_per_second: found 9e+11, expected 4.5e+11"),
         ({**LINK, "bytes_per_second": 4.5e11}, "bytes_per_second: found 4.5e+11, expected 9e+11"),
         ({**LINK, "bytes_per_second": 7.2e12}, "bytes_per_second: found 7.2e+12, expected 9e+11"),

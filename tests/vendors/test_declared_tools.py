@@ -172,21 +172,21 @@ software:
         (CSV, "unit: W}", "unit: kW}", "key 'monitor': fields.power.unit: found 'kW', expected one of W, mW"),
         (CSV, ", unit: W}", "}", "key 'monitor': fields.power.unit: found None, expected one of W, mW"),
         (CSV, "index: {column: 1}", "index: {column: 1, unit: W}", "fields.index.unit: found 'W', expected none"),
-        (CSV, "    index: {column: 1}\n", "", "fields.index: missing; a record without the device's index"),
+        (CSV, "    index: {column: 1}\n", "", "fields.index: missing; a record needs the index of its device"),
         (CSV, "column: 1}", "column: 0}", "key 'monitor.fields.index.column"),
         (CSV, "column: 1}", "path: [gpu]}", "fields.index.column: missing; format csv needs it"),
         (CSV, "column: 1}", "column: gpu}", "numbers and names of columns, expected one kind"),
         (CSV, "  columns: 10\n", "", "key 'monitor': columns: missing"),
         (CSV, "columns: 10", "columns: 7", "found column 8, expected at most 7"),
-        (CSV, "GPU-.*", "GPU-(", "key 'monitor.fields.identity.matching': found 'GPU-(', no regular expression"),
-        (CSV, "GPU-.*", ".*", "found '.*', which an empty text matches too"),
+        (CSV, "GPU-.*", "GPU-(", "key 'monitor.fields.identity.matching': found 'GPU-(', expected a regular"),
+        (CSV, "GPU-.*", ".*", "found '.*', which matches an empty text"),
         (LIST, "path: [gpu]", "column: 1", "fields.index.path: missing; format json needs it"),
-        (LIST, "path: [gpu]", "path: [gpu], column: 1", "fields.index: format json knows 'path' only"),
+        (LIST, "path: [gpu]", "path: [gpu], column: 1", "fields.index: format json uses 'path' only"),
         (LIST, "path: [gpu]", "path: []", "key 'monitor.fields.index.path': found []"),
         (NPU, "    power: {unit: W}\n", "", "found the groups index, name, power, temperature, identity"),
-        (NPU, "index: {}", "index: {column: 1}", "format pattern knows neither 'column' nor 'path'"),
+        (NPU, "index: {}", "index: {column: 1}", "format pattern uses neither 'column' nor 'path'"),
         (NPU, r"(?P<identity>\S+)", r"(?P<index>\S+)", "found the groups index, name, power, temperature, index"),
-        (MX, r"(?P<index>\d+)", r"(?P<index>\d+", "no regular expression"),
+        (MX, r"(?P<index>\d+)", r"(?P<index>\d+", "expected a regular expression"),
         ("discovery: {}", "", "", "key 'discovery': expected one of the keys 'tool' and 'device_nodes'"),
         ("discovery: {device_nodes: davinci*}", "", "", "key 'discovery.device_nodes': found 'davinci*'"),
         ("software: {driver: {command: [x]}}", "", "", "key 'software.driver.pattern': missing"),
@@ -202,5 +202,5 @@ def test_a_wrong_spec_is_refused_naming_the_key(part: str, old: str, new: str, s
 def test_a_pattern_without_patterns_is_refused() -> None:
     with pytest.raises(DocumentError, match="found the groups none"):
         spec_of("monitor: {command: [x], format: pattern, fields: {index: {}}}")
-    with pytest.raises(DocumentError, match="the first begins a record"):
+    with pytest.raises(DocumentError, match="the first pattern begins a record"):
         spec_of("monitor: {command: [x], format: pattern, patterns: ['G', '(?P<index>[0-9])'], fields: {index: {}}}")

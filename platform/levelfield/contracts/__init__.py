@@ -1,1 +1,1 @@
-"""What a plugin author imports. Standard library and `levelfield.specs` only."""
+"""The contracts that a plugin author imports. They use the standard library and `levelfield.specs` only."""

@@ -1,4 +1,4 @@
-"""Asking a maker's tool, which may be missing, slow, failing or talking in another encoding. Nothing raises."""
+"""Runs a vendor's tool. It may be missing, slow or failing, or print another encoding; nothing here raises."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-LEAVE_SECONDS = 1.0  # how long a killed tool may take to end; one stuck in its driver never does
+LEAVE_SECONDS = 1.0  # the time for a killed tool to end; a tool that hangs in its driver never ends
 
 
 class Answer(NamedTuple):
-    """What a tool printed; None when there is nothing to be read, and then `reason` says why."""
+    """The output of a tool; None when there is no readable output, and `reason` gives the cause."""
 
     text: str | None
     reason: str = ""
@@ -23,7 +23,7 @@ Ask = Callable[[Sequence[str], float], Answer]
 
 
 def ask(argv: Sequence[str], timeout_seconds: float) -> Answer:
-    """Run a tool, found by PATH, in the C locale, and give what it printed. One that does not end in time is ended."""
+    """Run a tool from PATH in the C locale and return its output. After `timeout_seconds` the tool is killed."""
     try:
         process = subprocess.Popen(
             argv,
@@ -46,7 +46,7 @@ def ask(argv: Sequence[str], timeout_seconds: float) -> Answer:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the tool and whatever it started: they have a session of their own."""
+    """Kill the tool and all processes that it started: they share a session."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):

@@ -1,6 +1,6 @@
-"""The adapter of a vendor whose vendor.yaml says everything: devices, containers, samples and versions, without code.
+"""The adapter of a vendor without code: vendor.yaml defines devices, containers, samples and versions.
 
-An adapter.py that needs only a little of its own takes DeclaredVendor as its base and says the rest.
+An adapter.py that needs little code of its own can derive from DeclaredVendor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FIELDS: dict[str, FieldName] = {
 
 
 class DeclaredVendor:
-    """`ask` runs a tool: another one replays what was recorded. `root`: where the host's /dev is looked for."""
+    """A vendor that its vendor.yaml defines. `ask` runs a tool, or replays a recording. `root`: the folder of /dev."""
 
     def __init__(self, spec: VendorFile, ask: Ask = ask, root: Path = Path("/")) -> None:
         self.spec = spec
@@ -36,7 +36,7 @@ class DeclaredVendor:
         self._root = root
 
     def devices(self) -> Sequence[Device]:
-        """What the maker's tool or the device nodes show, by index, less what the visible-devices variable hides."""
+        """Return the devices of the vendor's tool or the device nodes, without those that the variable hides."""
         variable = self.spec.visible_devices_variable
         return shown(self._all_devices(), os.environ.get(variable) if variable else None)
 
@@ -44,7 +44,7 @@ class DeclaredVendor:
         return container_options(self.spec.container, devices)
 
     def sample(self, devices: Sequence[Device]) -> Sequence[Sample]:
-        """One answer of the monitor for all devices; every value that it does not give is None with the reason."""
+        """Return one sample of each device from one run of the monitor. A missing value is None with a reason."""
         if self.spec.monitor is None:
             return [without(device.index, "vendor.yaml has no monitor") for device in devices]
         parsed = self._records(self.spec.monitor)
@@ -59,7 +59,7 @@ class DeclaredVendor:
         return parse(tool, answer.text) if answer.text is not None else Parsed({}, silence=answer.reason)
 
     def _all_devices(self) -> list[Device]:
-        """Discovery says which there are; the monitor's record of the same index, what discovery leaves open."""
+        """Return the devices that discovery lists. The monitor's record of the same index adds missing values."""
         discovery, seen = self.spec.discovery, self._seen(self.spec.monitor)
         own = self._seen(discovery.tool) if discovery else seen
         indices = self._nodes(discovery.device_nodes) if discovery and discovery.device_nodes else set(own)
@@ -83,7 +83,7 @@ class DeclaredVendor:
 
 
 def _device(spec: VendorFile, index: int, records: Sequence[Record]) -> Device:
-    """A device by the first of its records that says each thing."""
+    """Return a device. Each value comes from the first record that holds it."""
     name = next((word for record in records if (word := record.word("name"))), None)
     identity = next((word for record in records if (word := record.word("identity"))), None)
     sizes = (take("memory_bytes", _read(record, "memory_total"), {}) for record in records)
@@ -108,7 +108,7 @@ def _read(record: Record, field: FieldName) -> Read:
 
 
 def _used(record: Record, device: Device) -> float:
-    """Memory in use. Raises ValueError also for more than the device has: that is another unit or another column."""
+    """Return the memory in use. Raises ValueError also above the device's memory: a wrong unit or column."""
     used = record.quantity("memory_used")
     if device.memory_bytes is not None and used > device.memory_bytes:
         raise ValueError(f"found {used:.0f} bytes in use, expected at most the device's {device.memory_bytes}")

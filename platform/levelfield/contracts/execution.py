@@ -1,6 +1,6 @@
-"""How a plan becomes processes: launchers reach nodes, runtimes say what runs on one.
+"""The contract between a plan and its processes: launchers reach nodes, runtimes define what runs on a node.
 
-A request is built without side effect and is what --dry-run prints; only `execute` acts.
+A request is built without side effect, and --dry-run prints it. Only `execute` has effects.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Cause = Literal[
 
 @dataclass(frozen=True)
 class ProcessWork:
-    """One process: its argv (never a shell string), what its environment adds, and where its output goes."""
+    """One process: its argv (never a shell string), its additional environment, and the file of its output."""
 
     rank: int
     argv: tuple[str, ...]
@@ -34,11 +34,11 @@ class ProcessWork:
 
 @dataclass(frozen=True)
 class ContainerWork:
-    """The container that a node's processes run in. Folders of the host are at the same path within.
+    """The container that a node's processes run in. Folders of the host have the same path inside.
 
-    image: its id, or the tag it would have. argv: its first process. user: numbers, "user:group". mounts: path to
-    "rw" or "ro". network: "none", "host", or the name of the run's own network, in which this node is `address`.
-    memory_bytes: the limit; None for none. The rest has the meaning of contracts.vendor.ContainerOptions.
+    image: its id, or the tag that it will have. argv: its first process. user: numbers, "user:group". mounts: path to
+    "rw" or "ro". network: "none", "host", or the name of the run's own network, where `address` is this node.
+    memory_bytes: the limit, or None. contracts.vendor.ContainerOptions defines the other fields.
     """
 
     name: str
@@ -55,8 +55,8 @@ class ContainerWork:
 
 @dataclass(frozen=True)
 class NodeWork:
-    """What one node runs. Of a container, `file` tells its first process what to start, and it writes to `ends` how
-    each rank ended."""
+    """The work of one node. In a container, the first process reads `file` for the processes to start, and writes
+    to `ends` how each rank ended."""
 
     node_rank: int
     address: str
@@ -68,7 +68,7 @@ class NodeWork:
 
 @dataclass(frozen=True)
 class Request:
-    """All that will be started. MASTER_PORT is `{port}` until a free one is chosen at the start."""
+    """All processes of a run. MASTER_PORT is `{port}` until the start chooses a free port."""
 
     launcher: str
     runtime: str
@@ -85,7 +85,7 @@ class Request:
 
 @dataclass(frozen=True)
 class ProcessEnd:
-    """How a process ended: an exit code, or the signal that ended it; `stopped_by_us`: the launcher did."""
+    """How a process ended: its exit code or its signal. `stopped_by_us`: the launcher ended it."""
 
     rank: int
     exit_code: int | None
@@ -95,11 +95,14 @@ class ProcessEnd:
 
 @dataclass(frozen=True)
 class Outcome:
-    """cause `exited`: all by themselves; `rank-failed`: one did not end well and the others were stopped;
+    """How a run ended, with its processes' ends and a line of evidence.
+
+    cause `exited`: all processes ended by themselves; `rank-failed`: one failed and the others were stopped;
     `hang`: no heartbeat or no step in time; `interrupted`: by the user; `launch-error`: nothing could be started;
-    `environment`: it could not be made ready; `engine`: the container engine went away; `device-taken`: another run
-    uses a device; `unsupported`: this machine cannot run it.
-    oom_kills: how many processes of the run the kernel killed for memory. warnings: sentences for the result."""
+    `environment`: it could not be prepared; `engine`: the connection to the container engine failed;
+    `device-taken`: another run uses a device; `unsupported`: this machine cannot run it.
+    oom_kills: how many processes of the run the kernel killed for memory. warnings: sentences for the result.
+    """
 
     cause: Cause
     ends: tuple[ProcessEnd, ...] = ()
@@ -116,20 +119,20 @@ class Outcome:
 
 
 class NodeSource(Protocol):
-    """What plans the work of a node, without side effect."""
+    """A planner of a node's work, without side effect."""
 
     name: str
 
     def node(self, plan: Plan, paths: RunPaths, node_rank: int) -> NodeWork:
-        """The work of one node, without side effect."""
+        """Return the work of one node, without side effect."""
         ...
 
 
 class Runtime(NodeSource, Protocol):
-    """What a node runs in: a Python environment, or a container."""
+    """The surroundings of a node's processes: a Python environment or a container."""
 
     def in_use(self, plan: Plan, say: Callable[[str], None]) -> AbstractContextManager[ReadyRuntime]:
-        """Make the plan's environment ready and keep it until the block ends. Raises RunFailed or UsageError."""
+        """Prepare the plan's environment and lock it for the block. Raises RunFailed or UsageError."""
         ...
 
 
@@ -137,25 +140,25 @@ class ReadyRuntime(NodeSource, Protocol):
     """A runtime whose environment exists and stays until the run has ended."""
 
     def output(self, plan: Plan, argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
-        """What a short command prints in the environment. Raises OSError or subprocess.SubprocessError."""
+        """Return the output of a short command in the environment. Raises OSError or subprocess.SubprocessError."""
         ...
 
     def keep(self, plan: Plan, paths: RunPaths) -> None:
-        """Leave in the run directory what else belongs to it, such as an image's recipe."""
+        """Write further files to the run directory, such as an image's recipe."""
         ...
 
     def identity(self, plan: Plan) -> dict[str, Any]:
-        """What the processes run in, as it is now, for provenance: package versions, image, engine."""
+        """Return the current state of the environment, for provenance: package versions, image, engine."""
         ...
 
 
 class Launcher(Protocol):
-    """How nodes are reached."""
+    """The way to reach nodes."""
 
     name: str
 
     def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request: ...
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
-        """Run until the end, calling `watch` a few times a second; leaves no process behind, whatever happens."""
+        """Run until the end and call `watch` a few times a second. No process stays, whatever happens."""
         ...

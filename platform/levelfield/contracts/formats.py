@@ -1,7 +1,7 @@
-"""From a tool's output to the texts of each record's fields, for each of the formats that vendor.yaml may name.
+"""Reads the texts of each record's fields from a tool's output, in each format that vendor.yaml may name.
 
-Only lines whose end is there are read: the last one of a truncated output is not. ValueError says why a whole output
-is of no use.
+Only complete lines are read, so the last line of a truncated output is ignored. A ValueError gives the reason why a
+whole output cannot be used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from levelfield.specs.tool import Tool
 
 @dataclass(frozen=True)
 class Texts:
-    """A record's texts by field, and by field why there is none. damage: why the record is none at all."""
+    """A record's texts by field, and the reasons for missing ones. damage: why the whole record is unusable."""
 
     found: dict[str, str] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class Texts:
 
 
 def texts(tool: Tool, output: str) -> Iterator[Texts]:
-    """Each record of the output, in its order. Raises ValueError when no record of it can be told from another."""
+    """Return each record of the output, in order. Raises ValueError when the records cannot be separated."""
     formats: dict[str, Callable[[Tool, str], Iterator[Texts]]] = {"csv": _csv, "json": _json, "pattern": _pattern}
     return formats[tool.format](tool, output)
 
@@ -75,7 +75,7 @@ def _json(tool: Tool, output: str) -> Iterator[Texts]:
 
 
 def _is_bare(document: Any, tool: Tool) -> bool:
-    """Whether the document is itself the list that another release of the tool puts under a key."""
+    """Return whether the document itself is the list that other releases of the tool put under a key."""
     return isinstance(document, list) and isinstance(next(iter(tool.records), None), str)
 
 
@@ -106,7 +106,7 @@ def _descend(value: Any, path: tuple[int | str, ...]) -> Any:
 
 
 def _text(value: Any) -> str:
-    """A scalar as text; an object of `value` and `unit`, as some tools print, is both with a space between."""
+    """Return a scalar as text. Some tools print an object of `value` and `unit`: it gives both with a space."""
     if isinstance(value, dict) and set(value) == {"value", "unit"}:
         return f"{_text(value['value'])} {_text(value['unit'])}".rstrip()
     if isinstance(value, (bool, dict, list)):
@@ -135,7 +135,7 @@ def _groups(match: re.Match[str]) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _look_for(pattern: re.Pattern[str], text: str, start: int, end: int, record: Texts) -> None:
-    """What the pattern's groups hold within one record, where it matches once."""
+    """Add the pattern's groups to the record when the pattern matches once in it; otherwise add the reason."""
     matches = list(pattern.finditer(text, start, end))
     if len(matches) == 1:
         found, absent = _groups(matches[0])

@@ -1,4 +1,4 @@
-"""What every adapter does with values: believe only those that can be right, and say why of the others."""
+"""Checks of values that every adapter shares: a value outside its limits becomes None with a reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import MappingProxyType
 from levelfield.contracts.vendor import Device, Sample
 from levelfield.specs.vendor import VendorFile
 
-# Beyond these a number is in another unit than its tool says, or damaged.
+# A number outside these limits has another unit than its tool names, or is damaged.
 LIMITS: dict[str, tuple[float, float]] = {
     "power_watts": (0, 10_000),
     "energy_joules": (0, 2**63),
@@ -23,21 +23,21 @@ Read = Callable[[], float]
 
 
 def number(found: str) -> float:
-    """A bare decimal number. Raises ValueError for a word (`[N/A]`, `[Not Supported]`), a unit or a comma."""
+    """Return a bare decimal number. Raises ValueError for a word (`[N/A]`, `[Not Supported]`), a unit or a comma."""
     if not re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", found):
         raise ValueError(f"found '{found}', expected a number")
     return float(found)
 
 
 def take(field: str, read: Read, reasons: dict[str, str]) -> float | None:
-    """What `read` gives, or None with the reason: it failed, or the value cannot be right."""
+    """Return the value of `read`, or None with a reason: `read` failed, or the value is outside its limits."""
     least, most = LIMITS[field]
     try:
         value = read()
     except ValueError as error:
         reasons[field] = str(error)
         return None
-    except Exception as error:  # makers' bindings raise their own tree, AttributeError and OSError by driver version
+    except Exception as error:  # vendors' bindings raise their own classes, or others by driver version
         reasons[field] = f"{type(error).__name__}: {error}".rstrip(": ")
         return None
     if least <= value <= most:
@@ -47,7 +47,7 @@ def take(field: str, read: Read, reasons: dict[str, str]) -> float | None:
 
 
 def sample_of(index: int, reads: Mapping[str, Read], reasons: Mapping[str, str] = MappingProxyType({})) -> Sample:
-    """A sample from one reading function per field; `reasons` for the fields that the tool does not have."""
+    """Return a sample from one reading function per field. `reasons`: for fields that the tool does not have."""
     why = dict(reasons)
     values = {field: take(field, read, why) for field, read in reads.items()}
     used = values.pop("memory_used_bytes", None)
@@ -55,25 +55,25 @@ def sample_of(index: int, reads: Mapping[str, Read], reasons: Mapping[str, str] 
 
 
 def without(index: int, reason: str) -> Sample:
-    """A sample of no values."""
+    """Return a sample without values."""
     return Sample(index=index, reasons=dict.fromkeys(SAMPLED, reason))
 
 
 def chip_named(spec: VendorFile, name: str) -> str | None:
-    """The chip of vendor.yaml that the tool's name for a device ends in; None when it is none of them."""
+    """Return the chip of vendor.yaml whose `match` ends the tool's name of a device, or None."""
     return next((chip.name for chip in spec.chips if is_named(name, chip.match)), None)
 
 
 def is_named(name: str, ends: Iterable[str]) -> bool:
-    """Whether `name` ends in one of `ends`, any case."""
+    """Return whether `name` ends with one of `ends`, in any case."""
     return any(name.strip().lower().endswith(end.lower()) for end in ends)
 
 
 def shown(devices: Sequence[Device], variable: str | None) -> list[Device]:
-    """What a visible-devices variable of this text leaves, in its order; None is a variable that is not set.
+    """Return the devices that a visible-devices variable shows, in its order. None: the variable is not set.
 
-    An entry is an index or the beginning of an identity; what follows the first that is no device is not seen, as
-    makers' runtimes have it.
+    An entry is an index or the beginning of an identity. Entries after the first unknown one are ignored, as in the
+    vendors' runtimes.
     """
     if variable is None:
         return list(devices)

@@ -1,4 +1,4 @@
-"""From what a tool printed to one record for each device. What is not whole is passed over, never guessed at."""
+"""Builds one record for each device from a tool's output. Incomplete records are skipped, never guessed."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from levelfield.specs.tool import FieldName, Tool, units_of
 
 @dataclass(frozen=True)
 class Record:
-    """One device's record, as its tool printed it."""
+    """The record of one device, as its tool printed it."""
 
     tool: Tool
     index: int
     texts: Texts
 
     def word(self, field: FieldName) -> str | None:
-        """A name or an identity; None where there is none."""
+        """Return a name or an identity, or None."""
         text = self.texts.found.get(field)
         return None if text is None or self._is_unavailable(text) else value_in(self.tool, field, text)
 
     def quantity(self, field: FieldName) -> float:
-        """The value in the contract's unit. Raises ValueError that says why there is none."""
+        """Return the value in the contract's unit. Raises ValueError with the reason when there is none."""
         text = self.texts.found.get(field)
         if text is None:
             raise ValueError(self.texts.problems.get(field, "vendor.yaml does not say where the tool has it"))
@@ -48,14 +48,14 @@ class Record:
 
 @dataclass(frozen=True)
 class Parsed:
-    """The whole records by index, and why others were passed over. silence: why there was no output at all."""
+    """The complete records by index, and the reasons for skipped ones. silence: why there was no output."""
 
     records: Mapping[int, Record]
     passed_over: tuple[str, ...] = ()
     silence: str | None = None
 
     def why_not(self, index: int) -> str:
-        """Why there is no record of this device."""
+        """Return the reason why this device has no record."""
         if self.silence:
             return self.silence
         first = f"; passed over: {self.passed_over[0]}" if self.passed_over else ""
@@ -63,7 +63,7 @@ class Parsed:
 
 
 def parse(tool: Tool, output: str) -> Parsed:
-    """All records of an output. Two records of one device void both: which one is right cannot be known."""
+    """Return all records of an output. Two records of one device are both dropped: either may be wrong."""
     found: list[Record] = []
     damage: list[str] = []
     try:
@@ -84,7 +84,7 @@ def parse(tool: Tool, output: str) -> Parsed:
 
 
 def _record(tool: Tool, candidate: Texts) -> Record:
-    """A record whose marks (index, name, identity) are as they must be. Raises ValueError with what was found."""
+    """Return a record with valid marks (index, name, identity). Raises ValueError with what was found."""
     if candidate.damage:
         raise ValueError(candidate.damage)
     marks = {field: candidate.found.get(field, "") for field in tool.fields if not units_of(field)}
@@ -95,7 +95,7 @@ def _record(tool: Tool, candidate: Texts) -> Record:
 
 
 def value_in(tool: Tool, field: FieldName, text: str) -> str:
-    """The value within a field's text. Raises ValueError when the text is not what `matching` asks for."""
+    """Return the value within a field's text. Raises ValueError when the text does not match `matching`."""
     pattern = tool.fields[field].matching
     if pattern is None:
         return text

@@ -1,4 +1,4 @@
-"""The vendor contract: what the platform asks of an adapter, on the host, without any framework."""
+"""The vendor contract: the methods of an adapter. They run on the host, without any framework."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["ContainerOptions", "Device", "Sample", "Vendor", "container_options"
 
 @dataclass(frozen=True)
 class Device:
-    """One device that a framework can use. `index` is what the visible-devices variable takes.
+    """One device that a framework can use. `index` is its value in the visible-devices variable.
 
-    chip: the name of an entry in vendor.yaml, or None when the device is of an unknown kind.
-    description: what the maker's tool calls it. memory_bytes: the whole memory, None if unreadable.
+    chip: the name of an entry in vendor.yaml, or None for an unknown chip.
+    description: the name that the vendor's tool prints. memory_bytes: the whole memory, None if unreadable.
     """
 
     index: int
@@ -29,10 +29,10 @@ class Device:
 
 @dataclass(frozen=True)
 class Sample:
-    """One reading of one device; what cannot be read is None, and `reasons` says why, by field name.
+    """One reading of one device. A value that cannot be read is None, with a reason by field name in `reasons`.
 
     power_watts: averaged by the tool over its own interval. energy_joules: a running counter, where one exists.
-    utilisation: 0 to 1. Times are the platform's: an adapter does not stamp its samples.
+    utilisation: 0 to 1. The platform adds the time; an adapter does not.
     """
 
     index: int
@@ -45,7 +45,7 @@ class Sample:
 
 
 def container_options(access: ContainerAccess, devices: Sequence[Device]) -> ContainerOptions:
-    """vendor.yaml's `container`, for these devices: `{index}` filled in for each of them, once what is common."""
+    """Return the `container` of vendor.yaml for these devices, with `{index}` filled in for each device."""
     requested = tuple(device.identity or str(device.index) for device in devices)
     return ContainerOptions(
         device_nodes=_for_each(access.device_nodes, devices),
@@ -74,10 +74,10 @@ def _listed(text: str, devices: Sequence[Device]) -> str:
 
 
 class Vendor(Protocol):
-    """An adapter, made with its vendor.yaml: contracts.declared.DeclaredVendor, or the class `Adapter` of the vendor's
-    adapter.py, which has this shape and may take DeclaredVendor as its base.
+    """An adapter, created with its vendor.yaml: contracts.declared.DeclaredVendor, or the class `Adapter` of the
+    vendor's adapter.py, which has these methods and may derive from DeclaredVendor.
 
-    No method raises for absent hardware: `devices()` is then empty and samples are empty of values.
+    No method raises for absent hardware: `devices()` is then empty, and samples have no values.
     """
 
     spec: VendorFile
@@ -87,7 +87,7 @@ class Vendor(Protocol):
     def container(self, devices: Sequence[Device]) -> ContainerOptions: ...
 
     def sample(self, devices: Sequence[Device]) -> Sequence[Sample]:
-        """One reading per device, in their order. Called about once a second, from one thread."""
+        """Return one sample per device, in their order. One thread calls it about once a second."""
 
     def software(self) -> dict[str, str]:
-        """Versions outside the framework: driver, firmware, kernel, host processor."""
+        """Return versions outside the framework: driver, firmware, kernel, host processor."""

@@ -1,9 +1,9 @@
-"""Corpora on the host: check one whole, once, and prepare one from text.
+"""Corpora on the host: check a whole corpus once, and prepare a corpus from text.
 
     facts = check("data/books")                          # raises CorpusError; instant the second time
     facts = prepare(["texts/"], "bytes", "data/books")
 
-Both are loaded when first asked for: most commands need no numpy.
+Both are imported at first use, because most commands need no numpy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every entry of a corpus's index, not only its two ends. Memory is bounded: a million entries at a time."""
+"""Checks every entry of a corpus's index. Memory is bounded: a million entries at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ENTRIES = 1 << 20
 
 
 def check_entries(kind: Kind, path: Path, tokens: int) -> None:
-    """Check the index at `path` of a corpus of so many tokens. Raises CorpusError at the first wrong entry."""
+    """Check the index at `path` of a corpus with `tokens` tokens. Raises CorpusError at the first wrong entry."""
     if kind == "paddle":
         _check_lens(path, tokens)
         return
@@ -73,7 +73,7 @@ def _check_lens(path: Path, tokens: int) -> None:
     _check_lengths(f"{path}: document", lens, 0)
     total = int(lens.sum())
     if total != tokens:
-        raise CorpusError(f"{path}: the {len(lens)} lens sum to {total}, expected {tokens}, the tokens of its pair")
+        raise CorpusError(f"{path}: the {len(lens)} lens sum to {total}, expected {tokens}, the number of tokens")
 
 
 def _first(wrong: Any) -> int | None:

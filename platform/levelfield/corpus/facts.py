@@ -1,4 +1,4 @@
-"""What the platform knows of a corpus after reading all of it, and the small file that remembers it."""
+"""The facts of a corpus after a full read, and the small file that stores them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from levelfield.specs.base import Document, Value, dump, load
 
 Kind = Literal["megatron", "paddle"]
 Progress = Callable[[int, int], None]
-"""Called with the bytes done and the bytes in all."""
+"""A callback with the bytes done and the total bytes."""
 
 SUFFIXES: Mapping[Kind, tuple[str, str]] = {"megatron": (".bin", ".idx"), "paddle": ("_ids.npy", "_idx.npz")}
 
 
 class Preparation(Value):
-    """How `prepare` made the corpus. source_digest: sha256 over the documents' contents, in order."""
+    """How `prepare` created the corpus. source_digest: sha256 over the documents' contents, in order."""
 
     tokenizer: str
     tokenizer_digest: str | None
@@ -36,7 +36,7 @@ class Preparation(Value):
 
 
 class CorpusFacts(Value):
-    """A corpus found whole. prefix: absolute, without the suffixes; digest: of both files; dtype: of the tokens."""
+    """A valid corpus. prefix: absolute, without the suffixes; digest: of both files; dtype: of the tokens."""
 
     kind: Kind
     prefix: str
@@ -49,7 +49,7 @@ class CorpusFacts(Value):
 
 
 class FileMark(Value):
-    """By these a file is taken to be unchanged."""
+    """The size and the time of a file. While they stay the same, the file counts as unchanged."""
 
     size_bytes: int
     mtime_ns: int
@@ -63,19 +63,19 @@ class Remembered(Document):
 
 
 def paths_of(kind: Kind, prefix: Path) -> tuple[Path, Path]:
-    """The two files of a corpus: tokens, then index."""
+    """Return the two files of a corpus: tokens, then index."""
     tokens, index = SUFFIXES[kind]
     return Path(f"{prefix}{tokens}"), Path(f"{prefix}{index}")
 
 
 def mark(kind: Kind, prefix: Path) -> tuple[FileMark, FileMark]:
-    """The marks of both files as they are now. Raises CorpusError when one cannot be seen."""
+    """Return the current marks of both files. Raises CorpusError when one cannot be read."""
     tokens, index = paths_of(kind, prefix)
     return _mark(tokens), _mark(index)
 
 
 def recall(kind: Kind, prefix: Path) -> Remembered | None:
-    """What was remembered of this corpus, wherever it lies; None when nothing readable was. May be out of date."""
+    """Return the stored facts of this corpus, or None when none can be read. They may be out of date."""
     for path in (_beside(prefix), _cached(prefix)):
         with contextlib.suppress(DocumentError):
             found = load(Remembered, path)
@@ -85,7 +85,7 @@ def recall(kind: Kind, prefix: Path) -> Remembered | None:
 
 
 def remember(facts: CorpusFacts, marks: tuple[FileMark, FileMark]) -> None:
-    """Keep the facts beside the corpus, else in the user's cache; where neither can be written, not at all."""
+    """Store the facts beside the corpus, else in the user's cache. If both are read-only, store nothing."""
     text = dump(Remembered(facts=facts, marks=marks))
     prefix = Path(facts.prefix)
     for path in (_beside(prefix), _cached(prefix)):

@@ -1,4 +1,4 @@
-"""The whole check of a corpus: every index entry and every token, once; what was found is remembered."""
+"""The full check of a corpus: every index entry and every token, once. The facts are then stored."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from levelfield.worker.faults import CorpusError as FoundByWorker
 def check(
     prefix: str | Path, kind: Kind | None = None, progress: Progress | None = None, again: bool = False
 ) -> CorpusFacts:
-    """The facts of the corpus at `prefix`, all of it read, unless its files' sizes and times are as remembered.
+    """Return the facts of the corpus at `prefix`. It is read in full, unless its files' sizes and times are unchanged.
 
-    kind: by default that of the files present. again: read it all whatever is remembered. Raises CorpusError
-    that names the file, what was found, what was expected and where.
+    kind: by default that of the files present. again: read it in full in any case. Raises CorpusError with the
+    file, what was found, what was expected and where.
     """
     place = Path(prefix).absolute()
     kind = kind or detect(place)
@@ -36,7 +36,7 @@ def check(
 
 
 def detect(prefix: Path) -> Kind:
-    """The kind of the files at `prefix`. Raises CorpusError for none, for both kinds, and for half a pair."""
+    """Return the kind of the files at `prefix`. Raises CorpusError for no kind, both kinds, and half a pair."""
     found = {kind: [path.name for path in paths_of(kind, prefix) if path.exists()] for kind in SUFFIXES}
     pairs = {kind: " and ".join(path.name for path in paths_of(kind, prefix)) for kind in SUFFIXES}
     present = [kind for kind, names in found.items() if names]
@@ -45,7 +45,7 @@ def detect(prefix: Path) -> Kind:
         raise CorpusError(f"{prefix}: found no corpus, expected {', or '.join(pairs.values())}{hint}")
     if len(present) > 1:
         names = ", ".join(name for each in found.values() for name in each)
-        raise CorpusError(f"{prefix}: found files of two kinds ({names}), expected one kind; move the other away")
+        raise CorpusError(f"{prefix}: found files of two kinds ({names}), expected one kind; move the other files away")
     kind = present[0]
     if len(found[kind]) == 1:
         raise CorpusError(f"{prefix}: found only {found[kind][0]}, expected both {pairs[kind]}")

@@ -1,4 +1,4 @@
-"""From text files to a corpus in Megatron's format: one document for each file, in a fixed order."""
+"""Prepares a corpus in Megatron's format from text files: one document for each file, in a fixed order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from levelfield.corpus.tokenization import Tokenizer, open_tokenizer
 from levelfield.corpus.writer import MegatronWriter, new_corpus
 from levelfield.errors import CorpusError
 
-_SMALL_VOCABULARY = 65500  # Megatron's own limit for two bytes a token
+_SMALL_VOCABULARY = 65500  # Megatron's own limit for two-byte tokens
 _BATCH_BYTES = 1 << 22  # the tokenizers library spreads a batch over the cores
 
 
@@ -30,11 +30,11 @@ def prepare(
     force: bool = False,
     end_token: str | None = None,
 ) -> CorpusFacts:
-    """Write OUTPUT.bin and OUTPUT.idx and give their facts, all checked; the same inputs give the same bytes.
+    """Write OUTPUT.bin and OUTPUT.idx, check them and return their facts. Equal inputs give equal bytes.
 
-    inputs: files and directories (see find_texts for which files count). tokenizer: `bytes`, or the path of a
-    TOKENIZER.json, whose token `end_token` ends each document (by default one of END_TOKENS). force: replace
-    what is there. progress: bytes of text done, and in all. Raises CorpusError; then nothing is left behind.
+    inputs: files and directories (find_texts defines which files count). tokenizer: `bytes`, or the path of a
+    TOKENIZER.json, whose token `end_token` ends each document (by default one of END_TOKENS). force: replace an
+    existing corpus. progress: bytes of text done, and their total. Raises CorpusError; then no file stays.
     """
     prefix = Path(output).absolute()
     words = open_tokenizer(tokenizer, end_token)
@@ -56,7 +56,7 @@ def prepare(
 
 @dataclass
 class Source:
-    """The texts while they are read, and what has been seen of them."""
+    """The texts while they are read, with counts of the files and bytes read so far."""
 
     texts: Sequence[Path]
     total_bytes: int
@@ -69,7 +69,7 @@ class Source:
     digest: Any = field(default_factory=hashlib.sha256)
 
     def pieces(self) -> Iterator[Piece]:
-        """All texts that are text, in order; the others are counted."""
+        """Return the pieces of all text files, in order. Other files are only counted."""
         for path in self.texts:
             size = path.stat().st_size
             if size == 0:
@@ -81,7 +81,7 @@ class Source:
                 yield from self._document(path)
 
     def preparation(self, tokenizer: Tokenizer) -> Preparation:
-        """What the facts say of where the corpus came from."""
+        """Return the origin of the corpus for its facts."""
         return Preparation(
             tokenizer=tokenizer.name,
             tokenizer_digest=tokenizer.digest,

@@ -1,4 +1,4 @@
-"""One reading of a corpus's files from end to end: their joint digest and the largest token."""
+"""One full read of a corpus's files: their joint digest and the largest token."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _BLOCK_BYTES = 1 << 24
 
 
 class Scan(NamedTuple):
-    """digest: sha256 over the hexadecimal sha256 of the tokens' file and of the index's, a line each."""
+    """A read's findings. digest: sha256 over the hexadecimal sha256 of both files, tokens first, one per line."""
 
     digest: str
     max_token: int
 
 
 def scan(paths: tuple[Path, Path], dtype: Any, tokens: int, progress: Progress) -> Scan:
-    """Read tokens and index. Raises CorpusError for a negative token, saying where; OSError as the files do."""
+    """Read tokens and index. Raises CorpusError with the place of a negative token; OSError for unreadable files."""
     sizes = [path.stat().st_size for path in paths]
     largest = Largest(paths[0], dtype)
     header_bytes = sizes[0] - tokens * dtype.itemsize

@@ -1,4 +1,4 @@
-"""Which files are text, in an order that does not depend on the machine, and their contents in pieces."""
+"""Finds text files, in an order that does not depend on the machine, and reads their contents in pieces."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _PROBE_BYTES = 8192
 
 
 class Piece(NamedTuple):
-    """Part of a document, cut at an end of line where there is one; `ends` on its last."""
+    """A part of a document, cut at the end of a line if there is one. `ends`: it is the last part."""
 
     content: bytes
     ends: bool
 
 
 def find_texts(inputs: Sequence[str | Path], suffixes: Sequence[str] | None = None) -> list[Path]:
-    """The files to read: each named file, and from each directory, recursively, those with one of `suffixes`.
+    """Return the files to read: each named file, and all files with one of `suffixes` below each directory.
 
-    Sorted by name within each directory; names that begin with a dot are left out; links are followed, a
-    directory once only. suffixes: SUFFIXES by default, ("*",) for all. Raises CorpusError for a missing input.
+    They are sorted by name within each directory. Names that begin with a dot are left out. Links are followed,
+    each directory only once. suffixes: SUFFIXES by default, ("*",) for all. Raises CorpusError for a missing input.
     """
     wanted = tuple(suffix.lower() for suffix in suffixes or SUFFIXES)
     found: list[Path] = []
@@ -48,7 +48,7 @@ def find_texts(inputs: Sequence[str | Path], suffixes: Sequence[str] | None = No
 
 
 def is_text(path: Path) -> bool:
-    """Whether the file is UTF-8 throughout and has no zero byte near its beginning. Raises CorpusError."""
+    """Return whether the whole file is UTF-8, without a zero byte near its beginning. Raises CorpusError."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         with path.open("rb") as file:
@@ -66,7 +66,7 @@ def is_text(path: Path) -> bool:
 
 
 def read_pieces(path: Path, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
-    """The file's content in pieces of at most `piece_bytes`: memory does not grow with the file. Raises CorpusError."""
+    """Return the file's content in pieces of at most `piece_bytes`, so memory is bounded. Raises CorpusError."""
     try:
         with path.open("rb") as file:
             rest = b""
@@ -82,7 +82,7 @@ def read_pieces(path: Path, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
 
 
 def _cut(content: bytes) -> int:
-    """After the last line; in a file of one endless line, before the last character, which may be incomplete."""
+    """Return the place after the last line, or before the last character of a single line: it may be incomplete."""
     at = content.rfind(b"\n") + 1
     if at:
         return at
@@ -122,7 +122,7 @@ def _names(directory: Path) -> list[str]:
 def _kind(path: Path) -> str:
     try:
         mode = path.stat().st_mode
-    except OSError:  # a link to nowhere, or to itself
+    except OSError:  # a broken link, or a link to itself
         return "nothing"
     return "directory" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "other"
 

@@ -1,4 +1,4 @@
-"""Text to token numbers: by bytes, or with a TOKENIZER.json of the tokenizers library."""
+"""Turns text into token numbers: by bytes, or with a TOKENIZER.json of the tokenizers library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ END_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>")
 
 
 class Tokenizer(Protocol):
-    """name and digest go into the facts; vocab_size is above every number that `encode` gives."""
+    """A tokenizer. name and digest go into the facts; vocab_size is above every number that `encode` returns."""
 
     name: str
     digest: str | None
@@ -23,12 +23,12 @@ class Tokenizer(Protocol):
     end_token: int
 
     def encode(self, texts: Sequence[bytes]) -> list[Any]:
-        """For each UTF-8 text its token numbers, as an array, without the end-of-document token."""
+        """Return the token numbers of each UTF-8 text as an array, without the end-of-document token."""
         ...
 
 
 class ByteTokenizer:
-    """Every byte is a token, 0 to 255; 256 ends a document."""
+    """Every byte is a token, 0 to 255. Token 256 ends a document."""
 
     name = "bytes"
     digest: str | None = None
@@ -40,10 +40,10 @@ class ByteTokenizer:
 
 
 class FileTokenizer:
-    """A TOKENIZER.json. Raises CorpusError when it cannot be read or names no end-of-document token."""
+    """A TOKENIZER.json. Raises CorpusError when it is unreadable or has no end-of-document token."""
 
     def __init__(self, path: Path, end_token: str | None) -> None:
-        from tokenizers import Tokenizer as Library  # here: other commands need not wait for it
+        from tokenizers import Tokenizer as Library  # imported here: it is slow, and other commands do not need it
 
         try:
             content = path.read_bytes()
@@ -66,10 +66,13 @@ class FileTokenizer:
 
 
 def open_tokenizer(name: str, end_token: str | None = None) -> Tokenizer:
-    """The tokenizer `bytes`, or that of the file `name`. Raises CorpusError."""
+    """Return the tokenizer `bytes`, or the tokenizer of the file `name`. Raises CorpusError."""
     if name == "bytes":
         if end_token is not None:
-            raise CorpusError(f"tokenizer bytes ends documents with token 256; found end token '{end_token}' asked for")
+            raise CorpusError(
+                f"tokenizer bytes: found end token '{end_token}', expected none, because token 256 ends documents; "
+                "leave --end-token out"
+            )
         return ByteTokenizer()
     if not Path(name).is_file():
         raise CorpusError(f"tokenizer '{name}': found no such file, expected 'bytes' or the path of a TOKENIZER.json")

@@ -1,4 +1,4 @@
-"""Writing Megatron's pair so that it is there whole or not at all."""
+"""Writes Megatron's pair of files: both complete, or none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ENTRIES = 1 << 20
 
 
 class MegatronWriter:
-    """Documents appended to a .bin, and its index. Memory: four bytes for each document."""
+    """Appends documents to a .bin and writes its index. Memory: four bytes for each document."""
 
     def __init__(self, file: IO[bytes], dtype: str) -> None:
         self._file, self._dtype = file, np.dtype(dtype)
@@ -34,7 +34,7 @@ class MegatronWriter:
         self._open_length += len(tokens)
 
     def end_document(self) -> None:
-        """The open document is complete. Raises CorpusError when it is longer than the format can say."""
+        """End the open document. Raises CorpusError when it is longer than the format allows."""
         if self._open_length > _LONGEST:
             raise CorpusError(
                 f"document {len(self._lengths)} has {self._open_length} tokens, expected at most {_LONGEST}"
@@ -43,7 +43,7 @@ class MegatronWriter:
         self._open_length = 0
 
     def write_index(self, file: IO[bytes]) -> None:
-        """The index of all documents, one sequence each."""
+        """Write the index of all documents, one sequence for each."""
         lengths = np.frombuffer(self._lengths, dtype=np.int32)
         code = next(code for code, name in DTYPES.items() if np.dtype(name) == self._dtype)
         file.write(HEADER.pack(MAGIC, 1, code, len(lengths), len(lengths) + 1))
@@ -56,10 +56,10 @@ class MegatronWriter:
 
 @contextlib.contextmanager
 def new_corpus(prefix: Path, dtype: str, force: bool) -> Iterator[MegatronWriter]:
-    """A writer whose files get their names when the block ends well; otherwise nothing of them is left.
+    """Give a writer whose files get their names when the block succeeds. Otherwise they are removed.
 
-    force: replace a corpus that is there. Raises CorpusError for one that is there without it, for another
-    process that writes the same, and when the files cannot be written.
+    force: replace an existing corpus. Raises CorpusError for an existing corpus without `force`, for another
+    process that writes the same corpus, and when the files cannot be written.
     """
     tokens, index = paths_of("megatron", prefix)
     _refuse_existing((tokens, index), force)
@@ -74,14 +74,14 @@ def new_corpus(prefix: Path, dtype: str, force: bool) -> Iterator[MegatronWriter
                     writer.write_index(index_file)
                     _sync(index_file)
                 _sync(file)
-                index.unlink(missing_ok=True)  # a corpus being replaced is never a new .bin with an old .idx
+                index.unlink(missing_ok=True)  # so that a new .bin never stands beside an old .idx
                 partial[0].replace(tokens)
                 partial[1].replace(index)
             finally:
                 for path in partial:
                     path.unlink(missing_ok=True)
     except OSError as error:
-        raise CorpusError(f"{prefix}: cannot be written: {error.strerror}; what was begun is removed") from None
+        raise CorpusError(f"{prefix}: cannot be written: {error.strerror}; the partial files are removed") from None
 
 
 @contextlib.contextmanager
@@ -91,9 +91,9 @@ def _exclusive(path: Path) -> Iterator[IO[bytes]]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise CorpusError(
-                f"{path}: another process is writing it; wait for that one, or name another output"
+                f"{path}: another process is writing it; wait for that process, or name another output"
             ) from None
-        file.truncate(0)  # of a process that was killed
+        file.truncate(0)  # a killed process may have left content
         yield file
 
 

@@ -1,1 +1,1 @@
-"""Figures from raw facts. Pure functions without input or output: equal facts give equal figures, today or later."""
+"""Figures from raw facts. All functions are pure: equal facts always give equal figures."""

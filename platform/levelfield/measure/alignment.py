@@ -1,4 +1,4 @@
-"""Whether a run's training is the reference's: layers from the raw facts up, and one verdict.
+"""The comparison of a run's training with the reference: layers from the raw facts up, and one verdict.
 
     integrity   every step once, finite                          -> diverged at the step, or not comparable
     identity    same work, corpus, initial weights and tokens    -> not comparable, naming what differs
@@ -7,8 +7,8 @@
     curve       every step against the recorded noise            -> diverged at the first step beyond it
     spikes      a single step far from its neighbours            -> different
 
-The loss alone is blind: under Adam a gradient twice too large moves it by 6e-7. Each layer says its number, its
-limit and where the limit comes from. Comparisons are written so that NaN fails them.
+The loss alone is not enough: under Adam a gradient twice too large moves it by 6e-7. Each layer gives its number,
+its limit and the source of the limit. Comparisons are written so that NaN fails them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Literal
 
 Verdict = Literal["aligned", "diverged", "different", "inconclusive", "not comparable", "unchecked"]
 
-# A norm below this part of the whole gradient's is rounding alone: a key's bias has no gradient but rounding,
-# as softmax does not see it. Its difference is taken against this floor.
+# A norm below this part of the whole gradient's norm is only rounding. Example: a key's bias, which does not change
+# the softmax. Its difference is divided by this floor.
 NORM_FLOOR = 1e-3
 FLAGPERF_FIRST_STEP, FLAGPERF_LIMIT = 21, 0.02
 _SPIKE_WIDTH = 5
@@ -29,7 +29,7 @@ _SPIKE_WIDTH = 5
 
 @dataclass(frozen=True)
 class Training:
-    """What a run or a reference shows of itself.
+    """The training facts of a run or a reference.
 
     losses, grad_norms: by step. gradients: norms by step and canonical parameter. identity: digests by name.
     """
@@ -43,7 +43,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Limits:
-    """Relative differences still accepted, and where each number comes from. None: nothing is known to hold it to."""
+    """The largest accepted relative differences, and their source. None: no limit is known."""
 
     first_step: float | None
     gradient: float | None
@@ -53,7 +53,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer's finding. `value` and `limit` are relative differences where it has some."""
+    """The finding of one layer. `value` and `limit` are relative differences, or None."""
 
     name: str
     passed: bool | None
@@ -70,7 +70,7 @@ class Finding:
 
 
 def align(run: Training, reference: Training, limits: Limits) -> Finding:
-    """The verdict on `run`. Layers are computed as far as their facts are there; the first that fails decides."""
+    """Return the verdict on `run`. A layer needs its facts; the first layer that fails decides."""
     gate = integrity(run, reference) or identity(run, reference)
     if gate is not None:
         return gate
@@ -96,7 +96,7 @@ def _verdict(layers: Sequence[Layer], run: Training, reference: Training, limits
 
 
 def integrity(run: Training, reference: Training) -> Finding | None:
-    """None when both have every step, once and finite."""
+    """Return None when both have every step once with finite values, else the finding."""
     for who, training in (("the reference", reference), ("the run", run)):
         missing = [step for step in range(1, training.steps + 1) if step not in training.losses]
         strange = sorted(set(training.losses) - set(range(1, training.steps + 1)))
@@ -114,20 +114,20 @@ def integrity(run: Training, reference: Training) -> Finding | None:
 
 
 def identity(run: Training, reference: Training) -> Finding | None:
-    """None when the digests of work, corpus, initial weights and tokens are known and the same."""
+    """Return None when the digests of work, corpus, weights and tokens are known and equal, else the finding."""
     names = sorted({*run.identity, *reference.identity})
     differ = [n for n in names if run.identity.get(n) != reference.identity.get(n) or run.identity.get(n) is None]
     return _stop("identity", "not comparable", f"these differ: {', '.join(differ)}") if differ else None
 
 
 def first_step(run: Training, reference: Training, limits: Limits) -> Layer:
-    """The loss of one forward pass with equal weights and tokens."""
+    """Compare the loss of one forward pass with equal weights and tokens."""
     value = relative(run.losses[1], reference.losses[1])
     return _layer("first step", value, limits.first_step, "loss of step 1")
 
 
 def gradients(run: Training, reference: Training, limits: Limits) -> Layer:
-    """The largest difference of a parameter's gradient norm over the recorded steps; each parameter must be there."""
+    """Compare the gradient norm of each parameter at the recorded steps. Both must have every parameter."""
     common = sorted(set(run.gradients) & set(reference.gradients))
     if not common:
         return Layer("gradients", None, None, limits.gradient, "no gradient norms by parameter were recorded")
@@ -143,20 +143,20 @@ def gradients(run: Training, reference: Training, limits: Limits) -> Layer:
 
 
 def norm_difference(found: float, norms: Mapping[str, float], name: str) -> float:
-    """|found - expected| over the expected norm, or over NORM_FLOOR of the whole gradient where it is below that."""
+    """Return |found - expected| / max(expected, NORM_FLOOR x the whole gradient's norm)."""
     whole = math.sqrt(math.fsum(norm * norm for norm in norms.values()))
     difference = abs(found - norms[name]) / max(norms[name], NORM_FLOOR * whole, 1e-300)
     return difference if math.isfinite(difference) else math.inf
 
 
 def curve(run: Training, reference: Training, limits: Limits) -> Layer:
-    """The largest difference of the loss over all steps."""
+    """Compare the loss at all steps; the largest difference counts."""
     step = max(reference.losses, key=lambda s: relative(run.losses[s], reference.losses[s]))
     return _layer("curve", relative(run.losses[step], reference.losses[step]), limits.curve, f"loss of step {step}")
 
 
 def spikes(run: Training, reference: Training) -> Layer:
-    """Steps whose loss jumps away from both neighbours' median, where the reference's does not.
+    """Find steps whose loss jumps away from the median of its neighbours, where the reference has no jump.
 
     A jump is more than ten times the median jump of the reference, and more than 1 % of the loss.
     """
@@ -168,7 +168,7 @@ def spikes(run: Training, reference: Training) -> Layer:
 
 
 def first_beyond(run: Training, reference: Training, limit: float | None) -> int | None:
-    """The first step whose loss differs by more than `limit`."""
+    """Return the first step whose loss differs by more than `limit`, or None."""
     if limit is None:
         return None
     steps = sorted(reference.losses)
@@ -176,7 +176,7 @@ def first_beyond(run: Training, reference: Training, limit: float | None) -> int
 
 
 def flagperf_rule(run: Training, reference: Training) -> float | None:
-    """FlagPerf's figure: the mean relative difference from step 21 on; it accepts below 2 %. None with fewer steps."""
+    """Return FlagPerf's figure: the mean relative difference from step 21 on, accepted below 2 %; None before."""
     steps = [s for s in sorted(reference.losses) if s >= FLAGPERF_FIRST_STEP and s in run.losses]
     if not steps:
         return None
@@ -184,7 +184,7 @@ def flagperf_rule(run: Training, reference: Training) -> float | None:
 
 
 def relative(value: float, reference: float) -> float:
-    """|value - reference| / |reference|; infinite for what is not a finite number, so that no limit accepts it."""
+    """Return |value - reference| / |reference|. It is infinite for values that are not finite: no limit accepts it."""
     difference = abs(value - reference) / max(abs(reference), 1e-300)
     return difference if math.isfinite(difference) else math.inf
 

@@ -1,7 +1,7 @@
-"""Limits that are learned: how far apart runs come that differ in arithmetic only, times a stated factor.
+"""Limits from measured noise: the differences between runs that differ in arithmetic only, times a stated factor.
 
-The factor is not fitted to anything: a maximum over a handful of runs underestimates what the next one shows, and
-the faults that matter lie orders of magnitude above rounding.
+The factor is not fitted. It is needed because the maximum of a few runs underestimates the next run. It is safe
+because the important faults are orders of magnitude above rounding.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from levelfield.measure.alignment import Limits, Training, norm_difference, rela
 from levelfield.measure.equivalence import block_means
 
 MULTIPLE = 4
-# Four units in the last place of float32: a loss cannot be told apart finer, however few runs were seen.
+# Four units in the last place of float32: smaller differences of a loss mean nothing, also after few runs.
 LEAST = 4 * 2**-23
 
 
 class Noise(NamedTuple):
-    """Largest relative differences between two runs of the same training. gradient: None without recorded norms."""
+    """The largest relative differences between two runs of one training. gradient: None without recorded norms."""
 
     first_step: float
     gradient: float | None
@@ -27,7 +27,7 @@ class Noise(NamedTuple):
 
 
 def noise_between(run: Training, reference: Training) -> Noise:
-    """How far apart two runs are that differ in arithmetic only. Raises ValueError when one lacks a step."""
+    """Return the differences of two runs that differ in arithmetic only. Raises ValueError for different steps."""
     if set(run.losses) != set(reference.losses) or not run.losses:
         raise ValueError("both runs need the same steps")
     norms = [
@@ -43,7 +43,7 @@ def noise_between(run: Training, reference: Training) -> Noise:
 
 
 def limits_of(noise: Sequence[Noise], source: str) -> Limits:
-    """MULTIPLE times the largest noise, and at least LEAST. Nothing learned gives no limits."""
+    """Return MULTIPLE times the largest noise, and at least LEAST. No noise gives no limits."""
     if not noise:
         return Limits(None, None, None, f"no noise recorded: {source}")
     gradient = [n.gradient for n in noise if n.gradient is not None]
@@ -56,7 +56,7 @@ def limits_of(noise: Sequence[Noise], source: str) -> Limits:
 
 
 def tail_margin(pairs: Iterable[tuple[Mapping[int, float], Mapping[int, float]]]) -> float:
-    """MULTIPLE times the root mean square of the tails' mean relative differences, of runs that should be alike."""
+    """Return MULTIPLE times the root mean square of the tails' mean relative differences of equal trainings."""
     means = []
     for run, reference in pairs:
         steps = sorted(set(run) & set(reference))

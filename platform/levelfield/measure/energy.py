@@ -1,6 +1,6 @@
-"""Energy of the window, by the chips' own counters or by integrating sampled power. See docs/decisions/energy.md.
+"""The energy of the window, from the chips' counters or from sampled power. See docs/decisions/energy.md.
 
-Boundary: the chip (what its counter or power reading covers). Host, network and cooling are outside it.
+Boundary: the chip (what its counter or power reading covers). Host, network and cooling are outside.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from levelfield.measure.records import NANOSECONDS, Reading
 BOUNDARY = "chip"
 LEAST_COVERAGE = 0.95
 LONGEST_GAP_SECONDS = 5.0
-# No chip draws this much: milliwatts read as watts, or joules as millijoules, end up above it.
+# No chip uses so much power. Milliwatts read as watts, or millijoules read as joules, exceed this limit.
 IMPLAUSIBLE_WATTS = 10_000.0
 Column = NDArray[np.float64]
 Method = Literal["counter", "trapezoid"]
@@ -27,7 +27,7 @@ Method = Literal["counter", "trapezoid"]
 
 @dataclass(frozen=True)
 class DeviceEnergy:
-    """One device. coverage: the part of the window between readings no more than five seconds apart."""
+    """The energy of one device. coverage: the part of the window whose readings are at most five seconds apart."""
 
     device: str
     joules: float | None
@@ -38,7 +38,7 @@ class DeviceEnergy:
 
 @dataclass(frozen=True)
 class Energy:
-    """All devices of the run over the window; None, with the reason, when one of them has none."""
+    """The energy of all devices over the window; None, with the reason, when one device has none."""
 
     joules: float | None
     joules_per_token: float | None
@@ -49,7 +49,7 @@ class Energy:
 
 
 def energy(readings: Iterable[Reading], devices: Sequence[str], begin_ns: int, end_ns: int, tokens: int) -> Energy:
-    """Joules from begin_ns to end_ns on the readings' clock. mean_watts: of all devices together."""
+    """Return the energy from begin_ns to end_ns on the readings' clock. mean_watts: of all devices together."""
     if not end_ns > begin_ns or not tokens > 0 or not devices:
         return Energy(None, None, None, (), "no window, no tokens or no device to measure over")
     kept = sorted(readings, key=lambda r: r.time_ns)
@@ -62,7 +62,7 @@ def energy(readings: Iterable[Reading], devices: Sequence[str], begin_ns: int, e
 
 
 def _device_energy(device: str, readings: Sequence[Reading], begin_ns: int, end_ns: int) -> DeviceEnergy:
-    """The counter where every reading has one, else the integral of power."""
+    """Return the counter's energy when every reading has a counter, else the integral of power."""
     counters = [(r.time_ns, r.energy_joules) for r in readings if r.energy_joules is not None]
     powers = [(r.time_ns, r.power_watts) for r in readings if r.power_watts is not None]
     if counters and len(counters) == len(readings):
@@ -85,14 +85,14 @@ def _judged(
 
 
 def counted_joules(points: Sequence[tuple[int, float]], begin_ns: int, end_ns: int) -> float:
-    """The counter's rise over the window, interpolated linearly at its ends; points: (ns, joules) by time."""
+    """Return the counter's rise over the window, interpolated linearly at its ends; points: (ns, joules) by time."""
     times, values = _columns(points, begin_ns)
     start, stop = np.interp([0.0, (end_ns - begin_ns) / NANOSECONDS], times, values)
     return float(stop - start)
 
 
 def integral(points: Sequence[tuple[int, float]], begin_ns: int, end_ns: int) -> float:
-    """Joules: trapezoids under the sampled power, interpolated linearly at the window's ends; points: (ns, watts)."""
+    """Return joules: trapezoids under the power, interpolated linearly at the window's ends; points: (ns, watts)."""
     times, values = _columns(points, begin_ns)
     last = (end_ns - begin_ns) / NANOSECONDS
     inside = (times > 0) & (times < last)
@@ -101,7 +101,7 @@ def integral(points: Sequence[tuple[int, float]], begin_ns: int, end_ns: int) ->
 
 
 def _columns(points: Sequence[tuple[int, float]], begin_ns: int) -> tuple[Column, Column]:
-    """Seconds since the window's begin, subtracted as integers (a clock's nanoseconds exceed a float), and values."""
+    """Return seconds since the window's start, and values. Integers subtract exactly, floats of a clock do not."""
     return (
         np.array([(time - begin_ns) / NANOSECONDS for time, _ in points]),
         np.array([value for _, value in points], dtype=np.float64),

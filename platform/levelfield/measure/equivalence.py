@@ -1,8 +1,8 @@
-"""Whether two training runs that share no weights end alike: two one-sided tests on the tail of the loss.
+"""The equivalence of two runs that share no weights: two one-sided tests on the tail of the loss.
 
-Steps of one run are autocorrelated, so their number says little of what is known. The tail is cut into blocks whose
-means are nearly independent (batch means, Schmeiser, 1982), and the two one-sided tests (Schuirmann, 1987) are made
-on these: the runs are equivalent when the 90 % interval of the mean relative difference lies within the margin.
+The steps of one run are autocorrelated, so their number overstates the evidence. The tail is cut into blocks, whose
+means are nearly independent (batch means, Schmeiser, 1982). The two one-sided tests (Schuirmann, 1987) use these
+means. The runs are equivalent when the 90 % interval of the mean relative difference lies within the margin.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ QUANTILE = 1.8946
 
 @dataclass(frozen=True)
 class Equivalence:
-    """low, high: the 90 % interval of the tail's mean relative difference. more_steps: about how many are wanting."""
+    """The test's result. low, high: the 90 % interval of the mean relative difference. more_steps: estimated need."""
 
     word: Literal["equivalent", "different", "inconclusive"]
     mean: float
@@ -36,7 +36,7 @@ class Equivalence:
 
 
 def tail_equivalence(run: Mapping[int, float], reference: Mapping[int, float], margin: float) -> Equivalence:
-    """Compare the second halves. margin: relative. Raises ValueError when fewer than two steps a block are there."""
+    """Compare the second halves of two curves. margin: relative. Raises ValueError below two steps per block."""
     steps = sorted(set(run) & set(reference))
     tail = steps[len(steps) // 2 :]
     if len(tail) < 2 * BLOCKS:
@@ -50,7 +50,7 @@ def tail_equivalence(run: Mapping[int, float], reference: Mapping[int, float], m
 
 
 def block_means(values: Sequence[float]) -> list[float]:
-    """The means of BLOCKS runs of neighbours; what does not divide is left out at the start."""
+    """Return the means of BLOCKS equal blocks of neighbours. The remainder at the start is left out."""
     size = len(values) // BLOCKS
     kept = values[len(values) - size * BLOCKS :]
     return [statistics.fmean(kept[i * size : (i + 1) * size]) for i in range(BLOCKS)]
@@ -66,6 +66,9 @@ def _judged(mean: float, half: float, margin: float, steps: int) -> Equivalence:
 
 
 def _more(mean: float, half: float, margin: float, steps: int) -> int | None:
-    """Steps until the interval, which narrows with their root, leaves the margin's edge; None when it lies on it."""
+    """Return the further steps until the interval lies clear of the margin's edge; None when its mean is on the edge.
+
+    The interval narrows with the square root of the number of steps.
+    """
     room = abs(margin - abs(mean))
     return math.ceil(2 * steps * ((half / room) ** 2 - 1)) if room > half / 30 else None

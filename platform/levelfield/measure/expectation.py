@@ -1,7 +1,7 @@
-"""The measured memory of a run beside what was expected of it, so that every run checks the model of memory.
+"""The measured memory of a run beside the estimate, so that every run checks the memory model.
 
-On an accelerator the estimate is of everything on the device, which the vendor's tool sees; on the host it is of one
-process, whose resident peak the operating system keeps.
+On an accelerator the estimate covers everything on the device, which the vendor's tool measures. On the host it
+covers one process, whose resident peak the operating system records.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from dataclasses import dataclass
 from levelfield.measure.memory import Memory, Peak
 
 TOLERANCE = 0.2
-# A figure in another unit is off by a power of one of these; within the same tolerance it is taken for such a one.
+# A figure in a wrong unit differs by one of these factors. Within the tolerance, the remark names that unit.
 _STEPS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """figure: what the estimate is of. ratio: measured over expected. remark: what to know of a ratio that is far from
-    1; the run is as valid with it. A null has its reason."""
+    """The estimate beside the measurement.
+
+    figure: the estimated figure. ratio: measured / expected. remark: a sentence for a ratio far from 1; it does not
+    make the run invalid. reason: why values are None.
+    """
 
     figure: str
     expected_bytes: int
@@ -30,7 +33,7 @@ class Expectation:
 
 
 def against_expected(expected_bytes: int, measured: Memory, device_kind: str, why_none: str | None) -> Expectation:
-    """why_none: why the run's figures are not those of whole training; None where they are."""
+    """Return the comparison. why_none: why the run's figures do not cover a whole training, else None."""
     on_host = device_kind == "cpu"
     figure, peak = ("process peak", measured.process) if on_host else ("device-used peak", measured.used)
     reason = why_none or _unknown(peak, expected_bytes)

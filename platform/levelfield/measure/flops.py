@@ -1,12 +1,12 @@
-"""FLOPs per token by the four formulas in use, counted as two per multiply-add. See docs/measurement.md.
+"""FLOPs per token by four formulas, with two FLOPs per multiply-add. See docs/measurement.md.
 
 `palm`           6 N + 12 L H Q T; N all parameters. Chowdhery et al., 2022 (PaLM), appendix B.
 `6n`             6 N; N may be given, as FlagPerf gives a rounded 8e9. Kaplan et al., 2020, without attention.
-`megatron`       the matrix multiplications of the model exactly: grouped key and value heads, gated MLP, logits
-                 (Korthikanti et al., 2022, appendix A, for any of our shapes), and of attention's core the half that
-                 the causal mask leaves (Dao, 2023, section 4.1).
+`megatron`       the exact matrix multiplications of the model: grouped key and value heads, gated MLP, logits
+                 (Korthikanti et al., 2022, appendix A, for any of our shapes). Of attention's core it counts the half
+                 that the causal mask leaves (Dao, 2023, section 4.1).
 `megatron-2021`  96 B S L h^2 (1 + S / 6h + V / 16 L h) per step. Narayanan et al., 2021, section 5.1 and appendix.
-                 It counts the full recomputation of every layer: it measures use of the hardware, not of the model.
+                 It counts the full recomputation of every layer, so it measures hardware utilisation.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ VERSIONS: dict[FormulaId, int] = {"palm": 1, "6n": 1, "megatron": 1, "megatron-2
 
 
 class FormulaError(ValueError):
-    """The formula says nothing about this model or this recomputation; the message says why."""
+    """The formula does not apply to this model or this recomputation. The message gives the reason."""
 
 
 def versioned(formula: FormulaId) -> str:
-    """`palm/1`: a formula's id with the version of its definition here."""
+    """Return a formula's id with the version of its definition, such as `palm/1`."""
     return f"{formula}/{VERSIONS[formula]}"
 
 
@@ -39,11 +39,11 @@ def flops_per_token(
     parameters_override: float | None = None,
     recompute: Recomputation = "none",
 ) -> float:
-    """Training FLOPs per token: forward, backward (twice the forward) and what `recompute` repeats of the forward.
+    """Return training FLOPs per token: forward, backward (twice the forward) and the recomputed part of the forward.
 
-    `full` repeats every layer; `selective` what is no matrix product (norms, activations, dropout), which none of
-    the formulas counts; `selective-attention` the core of attention, as Megatron does (Korthikanti et al., 2022,
-    section 5). Embeddings and logits are never repeated. parameters_override: N of `palm` and `6n`.
+    `full` repeats every layer. `selective` repeats everything except matrix products (norms, activations, dropout),
+    which no formula counts. `selective-attention` repeats the core of attention, as Megatron does (Korthikanti et
+    al., 2022, section 5). Embeddings and logits are never repeated. parameters_override: N of `palm` and `6n`.
     Raises FormulaError.
     """
     if formula == "megatron-2021":
@@ -56,7 +56,7 @@ def flops_per_token(
 
 
 def flops_per_step(formula: FormulaId, model: Model, sequence_length: int, global_batch: int) -> float:
-    """FLOPs of one optimizer step, without recomputation but for `megatron-2021`, which always counts it."""
+    """Return FLOPs of one optimizer step, without recomputation. Only `megatron-2021` always counts it."""
     recompute: Recomputation = "full" if formula == "megatron-2021" else "none"
     return global_batch * sequence_length * flops_per_token(formula, model, sequence_length, None, recompute)
 
@@ -98,12 +98,12 @@ def _layers_forward(model: Model, sequence_length: int) -> float:
 
 
 def _core_forward(model: Model, sequence_length: int) -> float:
-    """Queries with keys, weights with values: 2 x 2 x T x width for each token; the causal mask leaves half."""
+    """Return FLOPs of queries x keys and weights x values: 2 x 2 x T x width per token; the causal mask halves it."""
     return 2.0 * model.layers * sequence_length * model.heads * model.head_size
 
 
 def _narayanan(model: Model, sequence_length: int, recompute: Recomputation) -> float:
-    """Its 96 is 72 for forward and backward and 24 for the layers' second forward; it exists for this case only."""
+    """Return `megatron-2021`. 96 is 72 for forward and backward plus 24 for the layers' second forward."""
     if recompute != "full":
         raise FormulaError(f"megatron-2021 counts full recomputation; this run recomputes: {recompute}")
     if model.activation == "swiglu" or model.kv_heads != model.heads or model.ffn_hidden_size != 4 * model.hidden_size:

@@ -1,4 +1,4 @@
-"""Gradient norms by parameter over the whole layout, from the shares that the ranks report."""
+"""Gradient norms by parameter over the whole layout, from the shares of the ranks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from levelfield.measure.parameters import parameter_shapes
 from levelfield.measure.records import GradientShare, StepRecord
 from levelfield.specs.case import Work
 
-# The whole gradient's norm is computed by the framework, in its own order and precision.
+# The framework computes the whole gradient's norm in its own order and precision.
 AGREEMENT = 1e-3
 
 Norms = dict[int, dict[str, float]]
 
 
 def gradient_norms(shares: Iterable[GradientShare]) -> Norms:
-    """Step to canonical name to norm: the root of the sum of all ranks' squares."""
+    """Return norms by step and canonical name: the root of the sum of all ranks' squares."""
     squares: dict[int, dict[str, list[float]]] = {}
     for share in shares:
         squares.setdefault(share.step, {}).setdefault(share.name, []).append(share.square)
@@ -24,9 +24,9 @@ def gradient_norms(shares: Iterable[GradientShare]) -> Norms:
 
 
 def gradient_reasons(shares: Sequence[GradientShare], records: Iterable[StepRecord], work: Work) -> list[str]:
-    """In each recorded step every parameter has a norm, and together they are the gradient's norm of that step.
+    """Check that each recorded step has a norm for every parameter, and that they add up to the gradient's norm.
 
-    A run that records none has nothing to check: a framework that cannot say them says nothing.
+    A run without recorded norms passes, because some frameworks cannot give them.
     """
     norms = gradient_norms(shares)
     expected = set(parameter_shapes(work.model, work.training.sequence_length))
@@ -45,6 +45,6 @@ def _step_reasons(step: int, found: Mapping[str, float], expected: set[str], who
 
 
 def _root(squares: Sequence[float]) -> float:
-    """NaN for what is no number, so that nothing accepts it."""
+    """Return the root of the sum; NaN for values that are not finite, so that no limit accepts it."""
     total = math.fsum(squares) if all(map(math.isfinite, squares)) else math.nan
     return math.sqrt(total) if total >= 0 else math.nan

@@ -1,7 +1,8 @@
-"""Memory figures: what the devices were seen to use, and what the framework says it held.
+"""Memory figures: the used memory of the devices, and the memory that the framework reports.
 
-Headline: the used peak of the fullest device over its capacity, from the vendor's tool. It sees everything on the
-device (context, communication buffers, other processes), but only when it looks. See docs/decisions/memory-figures.md.
+Headline: the used peak of the fullest device over its capacity, from the vendor's tool. The tool sees everything on
+the device (context, communication buffers, other processes), but only at its samples.
+See docs/decisions/memory-figures.md.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from levelfield.measure.records import Reading, StepRecord, by_rank
 
 ALLOCATED, RESERVED, PROCESS = "allocated_peak_bytes", "reserved_peak_bytes", "process_peak_bytes"
 _KINDS = (ALLOCATED, RESERVED, PROCESS)
-# A sampler may miss a peak, but a used figure below half of what one rank held is of other units or another device.
+# A sampler may miss a peak. But a used figure below half of one rank's memory has another unit or another device.
 _PLAUSIBLE_SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class Peak:
-    """The worst of several: bytes and where (a device or a rank), or None with the reason."""
+    """The largest of several peaks: bytes and the place (a device or a rank), or None with the reason."""
 
     peak_bytes: int | None
     where: str | None
@@ -28,7 +29,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes over the whole run. used_fraction: of the capacity of the device where `used` peaked."""
+    """Peaks in bytes over the whole run. used_fraction: `used` / the capacity of the same device."""
 
     used: Peak
     used_fraction: float | None
@@ -43,7 +44,7 @@ class Memory:
 def memory(
     readings: Iterable[Reading], records: Iterable[StepRecord], capacity_bytes: Mapping[str, int | None]
 ) -> Memory:
-    """The figures of a run; `capacity_bytes` names every device of it."""
+    """Return the memory figures of a run. `capacity_bytes` names every device of the run."""
     held = {rank: {k: _held(own, k) for k in _KINDS} for rank, own in by_rank(records).items()}
     allocated, reserved, process = (_worst_rank(held, kind) for kind in _KINDS)
     seen = _used(readings, capacity_bytes)
@@ -66,14 +67,14 @@ def _used(readings: Iterable[Reading], devices: Iterable[str]) -> dict[str, int 
 
 
 def _held(own: Iterable[StepRecord], kind: str) -> int | None:
-    """The peak of one rank; None when any of its steps does not say, for the peak may have been in it."""
+    """Return the peak of one rank; None when a step has no value, because the peak may be in that step."""
     values = [r.memory.get(kind) for r in own]
     known = [v for v in values if v is not None]
     return max(known) if known and len(known) == len(values) else None
 
 
 def _worst(values: Mapping[str, int | None], what: str, source: str) -> Peak:
-    """The largest; None when one is unknown, for it may have been the largest."""
+    """Return the largest; None when one is unknown, because it may be the largest."""
     unknown = [name for name, value in values.items() if value is None]
     known = {name: value for name, value in values.items() if value is not None}
     if unknown or not known:

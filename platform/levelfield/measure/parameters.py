@@ -1,4 +1,4 @@
-"""The parameters of a model by canonical name: the exact count that formulas and memory estimates share."""
+"""The parameters of a model by canonical name, and their exact count for formulas and memory estimates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Parameters, exactly. `per_layer` is one layer's; `head` is 0 when the embedding is tied to it."""
+    """The exact number of parameters. `per_layer`: of one layer; `head`: 0 when it is tied to the embedding."""
 
     total: int
     embedding: int
@@ -38,13 +38,13 @@ def parameters(model: Model, sequence_length: int) -> ParameterCount:
 
 
 def parameter_shapes(model: Model, sequence_length: int) -> Shapes:
-    """Every parameter's name and shape, matrices as [out, in]."""
+    """Return the name and the shape of every parameter; matrices are [out, in]."""
     layers = {f"layers.{i}.{n}": s for i in range(model.layers) for n, s in layer_shapes(model).items()}
     return {**outer_shapes(model, sequence_length), **layers}
 
 
 def outer_shapes(model: Model, sequence_length: int) -> Shapes:
-    """The parameters outside the layers."""
+    """Return the parameters outside the layers."""
     shapes: Shapes = {"embedding.weight": (model.vocab_size, model.hidden_size)}
     if model.positions == "learned":
         shapes["position.weight"] = (sequence_length, model.hidden_size)
@@ -55,7 +55,7 @@ def outer_shapes(model: Model, sequence_length: int) -> Shapes:
 
 
 def layer_shapes(model: Model) -> Shapes:
-    """The parameters of one layer, without the `layers.{i}.` before their names."""
+    """Return the parameters of one layer, without `layers.{i}.` before their names."""
     shapes = _norm("attention_norm", model) | _norm("mlp_norm", model)
     for name, matrix in layer_matrices(model).items():
         shapes[f"{name}.weight"] = matrix
@@ -65,7 +65,7 @@ def layer_shapes(model: Model) -> Shapes:
 
 
 def layer_matrices(model: Model) -> Shapes:
-    """The matrices of one layer, [out, in]: what its matrix multiplications consist of, attention's core aside."""
+    """Return the matrices of one layer, [out, in]. All its matrix products use them, except attention's core."""
     hidden, ffn = model.hidden_size, model.ffn_hidden_size
     queries, keys = model.heads * model.head_size, model.kv_heads * model.head_size
     shapes: Shapes = {f"attention.{n}": (rows, hidden) for n, rows in zip(_QKV, (queries, keys, keys), strict=True)}

@@ -1,6 +1,6 @@
-"""The raw facts that every figure is computed from, as ranks and samplers reported them.
+"""The raw facts behind every figure, as ranks and samplers reported them.
 
-Times are nanoseconds of a monotonic clock. A clock belongs to one node: times of ranks on different nodes
+Times are nanoseconds of a monotonic clock. Each node has its own clock: times of ranks on different nodes
 are never subtracted from each other.
 """
 
@@ -18,11 +18,11 @@ NANOSECONDS = 1e9
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What one rank reported of one finished step.
+    """One rank's report of one finished step.
 
     loss: nats per token, mean over the whole global batch; None on ranks that do not have it.
     tokens: target tokens that this rank owns (0 unless its tensor and pipeline ranks are 0).
-    tokens_checksum: of what it read, below 2**64; None on ranks that read no data.
+    tokens_checksum: of the tokens that the rank read, below 2**64; None on ranks that read no data.
     skipped: the optimizer did not step because the scaled gradients overflowed (fp16 only).
     memory: bytes by kind (`allocated_peak_bytes`, `reserved_peak_bytes`, `process_peak_bytes`); None where unknown.
     """
@@ -42,7 +42,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class WeightSlice:
-    """The box of one parameter that one rank held after initialisation; `shape` is the whole parameter's.
+    """The box of one parameter that one rank holds after initialisation. `shape`: of the whole parameter.
 
     slices: (start, stop) per dimension. checksum: additive modulo 2**64 over disjoint boxes.
     """
@@ -56,7 +56,7 @@ class WeightSlice:
 
 @dataclass(frozen=True)
 class GradientShare:
-    """One rank's share of a parameter's squared gradient norm: the shares of all ranks add up to the whole's."""
+    """One rank's share of a parameter's squared gradient norm. The shares of all ranks add up to the square."""
 
     rank: int
     step: int
@@ -66,7 +66,7 @@ class GradientShare:
 
 @dataclass(frozen=True)
 class Reading:
-    """One reading of one device by the vendor's tool. `device` tells devices apart over all nodes (`0/3`)."""
+    """One reading of one device by the vendor's tool. `device` is unique over all nodes (`0/3`)."""
 
     device: str
     time_ns: int
@@ -76,7 +76,7 @@ class Reading:
 
 
 class Coordinates(NamedTuple):
-    """Where a rank lies in the layout."""
+    """The place of a rank in the layout."""
 
     pipeline: int
     data: int
@@ -84,19 +84,19 @@ class Coordinates(NamedTuple):
 
     @property
     def owns_tokens(self) -> bool:
-        """Whether this rank counts its batch's tokens: exactly one rank of each data rank does."""
+        """Whether this rank counts the tokens of its batch. Exactly one rank of each data rank does so."""
         return self.pipeline == 0 and self.tensor == 0
 
 
 def coordinates(rank: int, layout: Layout) -> Coordinates:
-    """Tensor innermost, then data, then pipeline: rank = (pipeline * D + data) * T + tensor."""
+    """Return the place of a rank: rank = (pipeline * D + data) * T + tensor."""
     outer, tensor = divmod(rank, layout.tensor)
     pipeline, data = divmod(outer, layout.data)
     return Coordinates(pipeline, data, tensor)
 
 
 def by_rank(records: Iterable[StepRecord]) -> dict[int, tuple[StepRecord, ...]]:
-    """Each rank's records in the order in which they were written."""
+    """Return the records of each rank, in the order of writing."""
     found: dict[int, list[StepRecord]] = {}
     for record in records:
         found.setdefault(record.rank, []).append(record)
@@ -104,7 +104,7 @@ def by_rank(records: Iterable[StepRecord]) -> dict[int, tuple[StepRecord, ...]]:
 
 
 def by_step(records: Iterable[StepRecord]) -> dict[int, tuple[StepRecord, ...]]:
-    """Each step's records over the ranks, by ascending step."""
+    """Return the records of each step over the ranks, by ascending step."""
     found: dict[int, list[StepRecord]] = {}
     for record in records:
         found.setdefault(record.step, []).append(record)

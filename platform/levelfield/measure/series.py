@@ -1,6 +1,6 @@
 """Robust statistics of a series: trend, change point, spread, and intervals over repeats.
 
-They hold without normal distributions: step times have long tails.
+They do not assume normal distributions, because step times have long tails.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FEWEST_FOR_ORDER_STATISTICS = 6
 
 @dataclass(frozen=True)
 class Trend:
-    """slope: Theil-Sen, per step. drift: slope times the length of the series, over its median. p: Mann-Kendall."""
+    """A trend. slope: Theil-Sen, per step. drift: slope x length of the series / its median. p: Mann-Kendall."""
 
     slope: float
     drift: float
@@ -29,7 +29,7 @@ class Trend:
 
 @dataclass(frozen=True)
 class ChangePoint:
-    """Pettitt's test. index: first element after the change. shift: between medians, over the series' median."""
+    """Pettitt's test. index: first element after the change. shift: difference of medians / the series' median."""
 
     index: int
     shift: float
@@ -49,9 +49,9 @@ class Interval:
 
 
 def trend(series: Sequence[float]) -> Trend:
-    """Theil-Sen slope (Sen, 1968) and the Mann-Kendall test (Mann, 1945; Kendall, 1975) with its tie correction.
+    """Return the Theil-Sen slope (Sen, 1968) and the Mann-Kendall test (Mann, 1945; Kendall, 1975), tie-corrected.
 
-    Two-sided p by the normal approximation, which is good from ten values on. Raises ValueError below three.
+    p is two-sided, by the normal approximation, which is good from ten values on. Raises ValueError below three.
     """
     values = _checked(series, fewest=3)
     first, second = np.triu_indices(len(values), k=1)
@@ -62,7 +62,7 @@ def trend(series: Sequence[float]) -> Trend:
 
 
 def change_point(series: Sequence[float]) -> ChangePoint:
-    """Pettitt (1979): the split whose two sides differ most in rank; p = 2 exp(-6 K^2 / (n^3 + n^2)), at most 1.
+    """Return the split whose sides differ most in rank (Pettitt, 1979); p = 2 exp(-6 K^2 / (n^3 + n^2)), at most 1.
 
     Raises ValueError below three values.
     """
@@ -77,11 +77,11 @@ def change_point(series: Sequence[float]) -> ChangePoint:
 
 
 def over_repeats(values: Sequence[float]) -> Interval:
-    """The median over repeats with its interval.
+    """Return the median over repeats with its interval.
 
-    From six values on: between two order statistics, without any assumption (binomial; David and Nagaraja, 2003,
-    section 7.1). From two to five such an interval cannot reach 95 %: Student's t about the mean, which assumes
-    normal repeats and is wide, as it must be. Raises ValueError when empty or not finite.
+    From six values on, the interval lies between two order statistics and assumes nothing (binomial; David and
+    Nagaraja, 2003, section 7.1). With two to five values such an interval cannot reach 95 %. Then it is Student's t
+    about the mean, which assumes normal repeats and is wide. Raises ValueError when empty or not finite.
     """
     data = np.sort(_checked(values, fewest=1))
     n, median = len(data), float(np.median(data))
@@ -96,14 +96,14 @@ def over_repeats(values: Sequence[float]) -> Interval:
 
 
 def relative_iqr(series: Sequence[float]) -> float:
-    """(third - first quartile) / median, quartiles by linear interpolation."""
+    """Return (third - first quartile) / median, with quartiles by linear interpolation."""
     values = _checked(series, fewest=1)
     low, high = np.quantile(values, [0.25, 0.75])
     return _over(float(high - low), values)
 
 
 def _order_statistic(n: int) -> tuple[int, float]:
-    """The largest r for which [r-th smallest, r-th largest] covers the median with at least 95 %."""
+    """Return the largest r whose interval [r-th smallest, r-th largest] covers the median with at least 95 %."""
     outside, rank = 0.0, 0
     while outside + 2 * math.comb(n, rank) / 2**n <= 0.05:
         outside += 2 * math.comb(n, rank) / 2**n

@@ -1,8 +1,8 @@
-"""One step of two trainings, tensor by tensor in the order in which a step makes them: which is the first to differ.
+"""Compares one step of two trainings, tensor by tensor in the order of computation, to find the first difference.
 
-A worker keeps the tensors of one step as files (levelfield.worker.Capture): the embedding's output, each block's, the
-logits, then each parameter's gradient, then the updated parameters. What comes first in that order and differs is
-where the two part; what follows differs because of it.
+A worker writes the tensors of one step to files (levelfield.worker.Capture): the output of the embedding and of each
+block, the logits, then each parameter's gradient, then the updated parameters. The first tensor in this order that
+differs shows the cause. Later tensors differ because of it.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from levelfield.specs.case import Precision
 
 Array = NDArray[np.floating]
 
-# The spacing of numbers at 1: what a precision cannot tell apart.
+# The spacing of numbers at 1: smaller differences are lost in that precision.
 EPSILON: dict[Precision, float] = {"fp32": 2.0**-23, "bf16": 2.0**-7, "fp16": 2.0**-10, "fp8": 2.0**-3}
-# Limits in such units, of a tensor's whole difference against its whole size, by the kind of tensor. In float32 two
-# frameworks that agree came to 7 for outputs and 10 for the others (docs/alignment.md, "diagnose"): the limits lie four
-# and twelve times above that. In 16 bits nothing was measured; there the units are coarse and their errors average out.
+# Limits in these units, for the norm of a tensor's difference / its norm, by the kind of tensor. In float32 two
+# correct frameworks measured 7 for outputs and 10 for the others (docs/alignment.md, "diagnose"). The limits are four
+# and twelve times larger. In 16 bits nothing was measured: the units are coarse, and their errors average out.
 UNITS: dict[str, dict[str, float]] = {
     "fp32": {"output": 32, "gradient": 128, "updated": 128},
     "less": {"output": 4, "gradient": 8, "updated": 4},
 }
-# A gradient below this part of the whole is rounding alone, as a key's bias's is, and so is what Adam makes of it.
+# A gradient below this part of the whole is only rounding (as for a key's bias), and so is Adam's update from it.
 ROUNDING = 1e-5
 
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """|found - expected| / |expected|, both as L2 norms; infinite where they cannot be compared.
+    """The difference of one tensor: |found - expected| / |expected| in L2 norms; infinite if not comparable.
 
-    detail: the place of the largest single difference with both values, or why there is nothing to compare.
+    detail: the place of the largest single difference with both values, or the reason why no comparison is possible.
     """
 
     name: str
@@ -53,7 +53,7 @@ class TensorDifference:
 def compare_step(
     found: Path, expected: Path, parameters: Sequence[str], precision: Precision
 ) -> Iterator[TensorDifference]:
-    """Every tensor that either folder holds, in the step's order. Raises DocumentError for an unreadable one.
+    """Compare every tensor of both folders, in the order of the step. Raises DocumentError for an unreadable one.
 
     parameters: canonical names in the order of the forward pass.
     """
@@ -71,11 +71,13 @@ def compare_step(
 
 
 def limit_of(name: str, precision: Precision) -> float:
+    """Return the limit of a tensor's relative difference, by its kind and precision."""
     units = UNITS["fp32" if precision == "fp32" else "less"]
     return EPSILON[precision] * units.get(name.partition(".")[0], units["output"])
 
 
 def difference(name: str, found: Array, expected: Array, limit: float) -> TensorDifference:
+    """Compare one tensor with the expected one."""
     if found.shape != expected.shape:
         return TensorDifference(name, math.inf, limit, f"shape {list(found.shape)}, expected {list(expected.shape)}")
     apart = np.abs(found.astype(np.float64) - expected)
@@ -89,7 +91,7 @@ def difference(name: str, found: Array, expected: Array, limit: float) -> Tensor
 
 
 def ordered(names: set[str], parameters: Sequence[str]) -> list[str]:
-    """As a step makes them: forward, then gradients from the last parameter to the first, then updated weights."""
+    """Return names in the order of a step: forward, gradients from the last parameter to the first, new weights."""
     place = {name: number for number, name in enumerate(parameters)}
     kinds = ["embedding", "layers", "final_norm", "logits", "gradient", "updated"]
 
@@ -102,16 +104,16 @@ def ordered(names: set[str], parameters: Sequence[str]) -> list[str]:
 
 
 def captured(folder: Path) -> dict[str, Path]:
-    """Name to file of everything that was kept of a step. Raises DocumentError when that is nothing."""
+    """Return the files of a captured step by tensor name. Raises DocumentError when there are none."""
     files = {path.stem: path for path in folder.glob("*.npy")}
     files |= {f"updated.{path.stem}": path for path in (folder / "updated").glob("*.npy")}
     if not files:
-        raise DocumentError(f"{folder}: holds no captured tensors; the implementation keeps none (worker.Capture)")
+        raise DocumentError(f"{folder}: found no captured tensors; the implementation does not support worker.Capture")
     return files
 
 
 def read(path: Path) -> Array:
-    """Raises DocumentError for a damaged file."""
+    """Map a captured tensor. Raises DocumentError for a damaged file."""
     try:
         array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -120,7 +122,7 @@ def read(path: Path) -> Array:
 
 
 def _rounding_alone(files: dict[str, Path], parameters: Sequence[str]) -> set[str]:
-    """Parameters whose gradient in this step is nothing but rounding."""
+    """Return the parameters whose gradient in this step is only rounding."""
     norms = {
         name: float(np.linalg.norm(read(files[f"gradient.{name}"]).astype(np.float64)))
         for name in parameters

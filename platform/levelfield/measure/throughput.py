@@ -1,4 +1,4 @@
-"""Throughput of the window, and how even its steps were. See docs/decisions/throughput-window.md."""
+"""The throughput of the window, and the spread of its step times. See docs/decisions/throughput-window.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MATERIAL = 0.02
 
 @dataclass(frozen=True)
 class StepTime:
-    """When a step ended on one rank's clock, and the target tokens that all ranks trained on in it."""
+    """The end of a step on one rank's clock, and the step's target tokens over all ranks."""
 
     step: int
     end_ns: int
@@ -27,10 +27,10 @@ class StepTime:
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """Seconds per step within the window. spread: interquartile range over median.
+    """Seconds per step within the window. spread: interquartile range / median.
 
-    flags: sentences; a trend or a change point that is both significant (p below 0.01) and material (2 %).
-    unchecked: why the flags could not be looked for, else None.
+    flags: sentences about a trend or a change point that is both significant (p below 0.01) and material (2 %).
+    unchecked: the reason why neither was checked, else None.
     """
 
     steps: int
@@ -46,7 +46,7 @@ class StepSeconds:
 
 @dataclass(frozen=True)
 class Throughput:
-    """Tokens of the window over its wall time; per device: over the devices."""
+    """Tokens of the window / its wall time; per device: / the number of devices."""
 
     tokens: int
     wall_seconds: float
@@ -57,7 +57,7 @@ class Throughput:
 
 
 class WindowError(ValueError):
-    """The window cannot be measured; `reasons` says why."""
+    """The window cannot be measured. `reasons` gives the causes."""
 
     def __init__(self, reasons: Sequence[str]) -> None:
         super().__init__("; ".join(reasons))
@@ -65,10 +65,10 @@ class WindowError(ValueError):
 
 
 def step_times(records: Iterable[StepRecord], first_step: int, last_step: int) -> tuple[StepTime, ...]:
-    """The steps on the clock of the rank whose window lasted longest, with the tokens of all ranks.
+    """Return the steps on the clock of the rank with the longest window, with the tokens of all ranks.
 
-    Clocks of different nodes are not compared: each rank's window is timed by its own. Ranks that lack an end of
-    the window are passed over, unless all do: then the lowest rank's steps come back, for `window` to refuse.
+    Clocks of different nodes are not compared: each rank's window uses its own clock. A rank without the first or
+    the last step is skipped. If all ranks lack one, the lowest rank's steps are returned, and `window` rejects them.
     """
     kept = tuple(records)
     ranks = by_rank(kept)
@@ -82,9 +82,9 @@ def step_times(records: Iterable[StepRecord], first_step: int, last_step: int) -
 def window(
     steps: Sequence[StepTime], begin_ns: int | None, first_step: int, last_step: int, devices: int
 ) -> Throughput:
-    """Measure steps first_step to last_step, both included; a step lasts from the end of the one before it.
+    """Measure steps first_step to last_step, both included. A step starts at the end of the previous step.
 
-    begin_ns: when step 1 began on the same clock; needed only by a window from step 1. Raises WindowError.
+    begin_ns: the start of step 1 on the same clock; only a window from step 1 needs it. Raises WindowError.
     """
     kept = _from_before(steps, begin_ns, first_step, last_step)
     reasons = _reasons(kept, first_step, last_step, devices)
@@ -99,7 +99,7 @@ def window(
 def _from_before(
     steps: Sequence[StepTime], begin_ns: int | None, first_step: int, last_step: int
 ) -> tuple[StepTime, ...]:
-    """The steps of the window behind the one whose end starts it; the run's begin is the end of step 0."""
+    """Return the step before the window and the steps of the window. The run's start is the end of step 0."""
     begin = () if begin_ns is None else (StepTime(0, begin_ns, 0),)
     return tuple(s for s in (*begin, *steps) if first_step - 1 <= s.step <= last_step)
 
@@ -124,7 +124,7 @@ def _reasons(kept: Sequence[StepTime], first_step: int, last_step: int, devices:
 
 
 def sequence_reasons(numbers: Sequence[int], expected: range) -> tuple[str, ...]:
-    """Why `numbers` is not `expected` once each and in order: missing, repeated, out of order."""
+    """Return the differences of `numbers` from `expected`: missing, repeated, out of order."""
     present = set(numbers)
     missing = [n for n in expected if n not in present]
     repeated = sorted({n for n in present if numbers.count(n) > 1}) if len(present) < len(numbers) else []

@@ -1,7 +1,7 @@
-"""MFU and HFU: FLOPs per second over a peak, with everything that the number was computed from.
+"""MFU and HFU: FLOPs per second / a peak, with all inputs of the number.
 
-MFU counts what the model needs (Chowdhery et al., 2022, appendix B); HFU counts what was computed, so
-recomputation too. Without a peak there is no utilisation: None with the reason, never 0.
+MFU counts the FLOPs that the model needs (Chowdhery et al., 2022, appendix B). HFU counts all computed FLOPs,
+with recomputation. Without a peak there is no utilisation: None with the reason, never 0.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from levelfield.specs.case import Model, Precision
 from levelfield.specs.vendor import Peak, PeakDtype
 
 Kind = Literal["MFU", "HFU"]
-# A measured peak is beaten by a little on a good day; by a quarter only a wrong number beats one.
+# A run may exceed a measured peak slightly. Only a wrong number exceeds it by a quarter.
 IMPOSSIBLE = 1.25
 UNKNOWN_PEAK = "no published or measured peak for this chip and precision"
 ABOVE_PEAK = "above the peak: the throughput, the device count or the peak is wrong"
@@ -24,9 +24,9 @@ ABOVE_PEAK = "above the peak: the throughput, the device count or the peak is wr
 
 @dataclass(frozen=True)
 class Utilisation:
-    """A fraction of the peak (0.5 is 50 %), or None; `reason` says why, or what to know about the value.
+    """A fraction of the peak (0.5 is 50 %), or None. `reason`: the cause of None, or a remark about the value.
 
-    low, high: the range of a run in mixed fp8: all its FLOPs at the fp8 peak, or all at the 16-bit one;
+    low, high: the range of a run in mixed fp8: all its FLOPs at the fp8 peak, or all at the 16-bit peak.
     `value` is then None. Otherwise both equal `value`. flops_per_token None: the formula does not apply.
     """
 
@@ -44,7 +44,7 @@ class Utilisation:
 
 @dataclass(frozen=True)
 class PeakRange:
-    """The peak that a precision is held against; `fp8` only where fp8 and 16-bit multiplications mix."""
+    """The peak for a precision. `fp8`: only for a mix of fp8 and 16-bit multiplications."""
 
     peak: Peak | None
     fp8: Peak | None = None
@@ -52,7 +52,7 @@ class PeakRange:
 
 
 def peak_range(precision: Precision, peaks: Mapping[PeakDtype, Peak]) -> PeakRange:
-    """The peaks that apply to a run in `precision`. fp32 is held against fp32, not against tf32."""
+    """Return the peaks for a run in `precision`. fp32 refers to the fp32 peak, not to the tf32 peak."""
     if precision == "fp8":
         return PeakRange(peaks.get("bf16") or peaks.get("fp16"), peaks.get("fp8"), mixed=True)
     return PeakRange(peaks.get(precision))
@@ -66,7 +66,7 @@ def mfu(
     peaks: PeakRange,
     parameters_override: float | None = None,
 ) -> Utilisation:
-    """Model FLOPs utilisation: recomputation never enters it, so `megatron-2021` has none."""
+    """Return model FLOPs utilisation. Recomputation never enters it, so `megatron-2021` has none."""
     if formula == "megatron-2021":
         return _without("MFU", formula, None, None, "megatron-2021 counts recomputation: see its HFU")
     flops = _flops_or_reason(formula, model, sequence_length, parameters_override, "none")
@@ -82,7 +82,7 @@ def hfu(
     recompute: Recomputation,
     parameters_override: float | None = None,
 ) -> Utilisation:
-    """Hardware FLOPs utilisation: with the forward FLOPs that `recompute` repeats."""
+    """Return hardware FLOPs utilisation, with the forward FLOPs that `recompute` repeats."""
     flops = _flops_or_reason(formula, model, sequence_length, parameters_override, recompute)
     return _utilisation("HFU", formula, flops, tokens_per_second_per_device, peaks)
 

@@ -1,4 +1,4 @@
-"""Whether a run's facts are whole and consistent: each rule gives its reasons, and no reason means valid.
+"""Checks that a run's facts are complete and consistent. Each rule returns reasons; a valid run has none.
 
 Comparisons are written so that NaN fails them: `not x < limit`.
 """
@@ -24,13 +24,13 @@ from levelfield.measure.weights import weight_reasons
 from levelfield.specs.case import Acceptance, Training, Window, Work
 from levelfield.specs.layout import Layout
 
-# An all-reduced mean is the same number on every rank but for the last bits of float32.
+# An all-reduced mean is the same number on every rank, except for the last bits of float32.
 LOSS_AGREEMENT = 1e-6
 _SHOWN = 5
 
 
 class Reason(NamedTuple):
-    """A rule that does not hold and what was found; as text, a sentence."""
+    """A broken rule and what was found; as text, a sentence."""
 
     rule: str
     detail: str
@@ -42,9 +42,9 @@ class Reason(NamedTuple):
 def check(
     records: Iterable[StepRecord], weights: Iterable[WeightSlice], work: Work, layout: Layout
 ) -> tuple[Reason, ...]:
-    """Every reason why the run is not valid, in the order of the design's layers; empty for a valid run.
+    """Return every reason why the run is not valid, in the order of the layers; empty for a valid run.
 
-    Ranks are those of `layout`; a rank without a record is missing all its steps.
+    The ranks are those of `layout`. A rank without a record lacks all its steps.
     """
     kept = tuple(records)
     rules = {
@@ -61,7 +61,7 @@ def check(
 
 
 def step_reasons(records: Sequence[StepRecord], training: Training, layout: Layout) -> list[str]:
-    """Every rank ends every step of the run once, in order, each later than the one before."""
+    """Check that every rank ends every step once, in order, each later than the previous step."""
     ranks = by_rank(records)
     strangers = sorted(set(ranks) - set(range(layout.world_size)))
     found = [f"rank {rank} is not one of the layout's {layout.world_size}" for rank in strangers]
@@ -75,7 +75,7 @@ def step_reasons(records: Sequence[StepRecord], training: Training, layout: Layo
 
 
 def finite_reasons(records: Sequence[StepRecord], training: Training) -> list[str]:
-    """Losses and gradient norms are finite. In fp16 a skipped step has none: its scaled gradients overflowed."""
+    """Check that losses and gradient norms are finite. In fp16 a skipped step has no norm: its gradients overflowed."""
     found = []
     for r in records:
         where = f"step {r.step}, rank {r.rank}"
@@ -89,7 +89,7 @@ def finite_reasons(records: Sequence[StepRecord], training: Training) -> list[st
 
 
 def token_reasons(records: Sequence[StepRecord], training: Training, layout: Layout) -> list[str]:
-    """Each rank that owns tokens reports its data rank's share of the global batch, every other rank none."""
+    """Check that each owner of tokens reports its share of the global batch, and every other rank none."""
     share, rest = divmod(training.tokens_per_step, layout.data)
     if rest:
         return [f"{training.tokens_per_step} tokens a step cannot be shared by {layout.data} data ranks"]
@@ -102,7 +102,7 @@ def token_reasons(records: Sequence[StepRecord], training: Training, layout: Lay
 
 
 def loss_reasons(records: Sequence[StepRecord]) -> list[str]:
-    """Every step has a loss, and all ranks that have one have the same, within 1e-6 of it."""
+    """Check that every step has a loss, and that all ranks with a loss agree within 1e-6 of it."""
     found = []
     for step, group in by_step(records).items():
         losses = {r.rank: r.loss for r in group if r.loss is not None}
@@ -116,7 +116,7 @@ def loss_reasons(records: Sequence[StepRecord]) -> list[str]:
 
 
 def checksum_reasons(records: Sequence[StepRecord], layout: Layout) -> list[str]:
-    """Every data rank says what it read, and ranks of the same data rank read the same; no two read alike."""
+    """Check that ranks of one data rank read the same tokens, and that different data ranks read different ones."""
     found = []
     for step, group in by_step(records).items():
         read: dict[int, dict[int, int]] = {}
@@ -134,7 +134,7 @@ def checksum_reasons(records: Sequence[StepRecord], layout: Layout) -> list[str]
 
 
 def clock_reasons(records: Sequence[StepRecord], window: Window) -> list[str]:
-    """Ranks train in step, so their windows last alike: within the time of two of the window's longest steps."""
+    """Check that the windows of all ranks last equally long, within two of the window's longest steps."""
     times = {rank: _window_seconds(own, window) for rank, own in by_rank(records).items()}
     walls = {rank: sum(seconds) for rank, seconds in times.items() if seconds}
     if not walls:
@@ -146,7 +146,7 @@ def clock_reasons(records: Sequence[StepRecord], window: Window) -> list[str]:
 
 
 def acceptance_reasons(records: Sequence[StepRecord], acceptance: Acceptance) -> list[str]:
-    """The mean loss of the last `tail_steps` lies below `fraction` of the first loss."""
+    """Check that the mean loss of the last `tail_steps` is below the accepted fraction of the first loss."""
     curve = loss_curve(records)
     if len(curve) <= acceptance.tail_steps:
         return [f"{len(curve)} losses, expected more than {acceptance.tail_steps}"]
@@ -158,15 +158,15 @@ def acceptance_reasons(records: Sequence[StepRecord], acceptance: Acceptance) ->
 
 
 def loss_curve(records: Iterable[StepRecord]) -> dict[int, float]:
-    """Step to loss, by ascending step, from the lowest rank that has it."""
+    """Return the loss of each step, by ascending step, from the lowest rank that has it."""
     ordered = sorted((r for r in records if r.loss is not None), key=lambda r: (r.step, -r.rank))
     return {r.step: r.loss for r in ordered if r.loss is not None}
 
 
 def tokens_checksum(records: Iterable[StepRecord], layout: Layout) -> int | None:
-    """Of all tokens of the run: the sum over steps and data ranks modulo 2**64, the same in every layout.
+    """Return the checksum of all tokens of the run: the sum over steps and data ranks modulo 2**64.
 
-    None when a data rank of a step says nothing.
+    It is the same in every layout. None when a data rank lacks the checksum of a step.
     """
     read = {
         (r.step, coordinates(r.rank, layout).data): r.tokens_checksum for r in records if r.tokens_checksum is not None
@@ -176,7 +176,7 @@ def tokens_checksum(records: Iterable[StepRecord], layout: Layout) -> int | None
 
 
 def _window_seconds(own: Sequence[StepRecord], window: Window) -> list[float]:
-    """The window's step times on one rank's clock; empty when a step is missing."""
+    """Return the step times of the window on one rank's clock; empty when a step is missing."""
     ends = {r.step: r.end_ns for r in own}
     steps = range(window.first_step - 1, window.last_step + 1)
     if not all(step in ends for step in steps):
@@ -189,7 +189,7 @@ def _split(read: dict[int, dict[int, int]]) -> list[int]:
 
 
 def _spread(values: Sequence[float]) -> float:
-    """Largest relative difference; NaN when one of them is."""
+    """Return the largest relative difference; NaN when a value is NaN."""
     scale = max(max(abs(v) for v in values), 1e-30)
     return math.nan if any(math.isnan(v) for v in values) else (max(values) - min(values)) / scale
 

@@ -1,4 +1,4 @@
-"""Initial weights: the slices of all ranks must make up the whole model once, replicas alike."""
+"""Checks of initial weights: the slices of all ranks form the whole model exactly once, up to equal replicas."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Box = tuple[tuple[int, int], ...]
 
 
 def weight_reasons(slices: Iterable[WeightSlice], work: Work, layout: Layout) -> list[str]:
-    """Every parameter of the model, and no other, is tiled exactly once up to equal replicas.
+    """Check that the slices tile every parameter of the model exactly once, up to equal replicas, and no other.
 
-    One rank may hold no slice of a parameter, or an empty one; ranks of the layout must all report.
+    A rank may hold no slice of a parameter, or an empty one. Every rank of the layout must report.
     """
     kept = tuple(slices)
     expected = parameter_shapes(work.model, work.training.sequence_length)
@@ -32,9 +32,9 @@ def weight_reasons(slices: Iterable[WeightSlice], work: Work, layout: Layout) ->
 
 
 def weight_checksums(slices: Iterable[WeightSlice]) -> dict[str, int]:
-    """Per parameter the checksum of its whole: the sum of its distinct boxes modulo 2**64, the same in every layout.
+    """Return the checksum of each whole parameter: the sum of its distinct boxes modulo 2**64.
 
-    Meaningful for slices about which `weight_reasons` has nothing to say.
+    It is the same in every layout. It has a meaning only for slices without `weight_reasons`.
     """
     return {name: sum(_distinct(own).values()) % CHECKSUM_MODULUS for name, own in _by_name(slices).items()}
 
@@ -76,7 +76,7 @@ def _tiling_reasons(boxes: Sequence[Box], shape: tuple[int, ...]) -> list[str]:
 
 
 def _overlap(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
-    """Two different boxes with a common value, if any; each box against all later ones at once."""
+    """Return two different boxes with a common value, if any. Each box is compared with all later boxes at once."""
     bounds = np.array(boxes, dtype=np.int64).reshape(len(boxes), -1, 2)
     starts, stops = bounds[..., 0], bounds[..., 1]
     for i in range(len(boxes) - 1):
@@ -88,7 +88,7 @@ def _overlap(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
 
 
 def _distinct(own: Sequence[WeightSlice]) -> dict[Box, int]:
-    """Each box that holds values once, with its checksum."""
+    """Return each distinct box that is not empty, with its checksum."""
     return {s.slices: s.checksum for s in own if _volume(s.slices)}
 
 

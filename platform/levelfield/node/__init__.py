@@ -1,1 +1,1 @@
-"""A node's first process. Standard library only, in the syntax of Python 3.8: it also runs in vendors' images."""
+"""The first process of a node. It uses the standard library and Python 3.8 syntax: vendors' images run it too."""

@@ -1,8 +1,8 @@
-"""One node's ranks as processes: started together, ended together, each end written down.
+"""The ranks of one node as processes: they start together and end together, and each end is recorded.
 
-The launchers use `Ranks`. As a script (`python node.py nodes/node0.json`) it is the first process of a container: it
-needs nothing but the standard library, and ends everything when its standard input is closed, which the platform does,
-or the system does for a platform that was killed.
+The launchers use `Ranks`. As a script (`python node.py nodes/node0.json`) this file is a container's first process.
+It needs only the standard library. It ends all ranks when its standard input closes: the platform closes it, or the
+system does so when the platform was killed.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from pathlib import Path
 from typing import Any
 
 POLL_SECONDS = 0.1
-SETTLE_SECONDS = 3.0  # for the other ranks to write what they saw, after one has failed
-TERMINATE_SECONDS = 2.0  # between asking and killing; with the above well under the five seconds of Ctrl-C
+SETTLE_SECONDS = 3.0  # after one rank has failed: time for the others to write their errors
+TERMINATE_SECONDS = 2.0  # between SIGTERM and SIGKILL; both together stay well under the five seconds of Ctrl-C
 
 
 class Ranks:
-    """Processes by rank. Each leads a session of its own, so that its whole group can be ended."""
+    """Processes by rank. Each process leads its own session, so that its whole group can be ended."""
 
     def __init__(self) -> None:
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._stopped: set[int] = set()
 
     def start(self, rank: int, argv: list[str], environment: dict[str, str], log: str) -> None:
-        """Start one rank with exactly this environment. Raises OSError when it cannot be started."""
+        """Start one rank with exactly this environment. Raises OSError when the process cannot start."""
         with Path(log).open("wb") as output:
             self._running[rank] = subprocess.Popen(
                 argv,
@@ -43,22 +43,23 @@ class Ranks:
             )
 
     def alive(self) -> list[int]:
+        """Return the ranks that still run."""
         return [rank for rank, process in self._running.items() if process.poll() is None]
 
     def failed(self) -> int | None:
-        """The first rank that did not end well, if any."""
+        """Return the first rank that ended with an error, or None."""
         return next((rank for rank, process in self._running.items() if process.poll() not in (None, 0)), None)
 
     def settle(self) -> None:
-        """After one has failed the others wait for it in vain: a moment for their own words, then they are stopped."""
+        """Wait a moment for the other ranks to end by themselves and write their errors, after one has failed."""
         deadline = time.monotonic() + SETTLE_SECONDS
         while self.alive() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
 
     def stop(self) -> None:
-        """End every process group that is left: ask, wait, kill."""
+        """End every process group that is left: send SIGTERM, wait, send SIGKILL."""
         left = set(self.alive())
-        for number in (signal.SIGTERM, signal.SIGCONT):  # a stopped process sees the request once it continues
+        for number in (signal.SIGTERM, signal.SIGCONT):  # a suspended process receives SIGTERM when it continues
             self._signal(left, number)
         deadline = time.monotonic() + TERMINATE_SECONDS
         while time.monotonic() < deadline and left & set(self.alive()):
@@ -69,7 +70,7 @@ class Ranks:
         self._stopped |= left
 
     def ends(self) -> list[dict[str, Any]]:
-        """How each rank ended, in order: an exit code, or the signal that ended it, and whether `stop` did."""
+        """Return how each rank ended, in order: an exit code or a signal, and whether `stop` ended it."""
         return [_end(rank, p.poll(), rank in self._stopped) for rank, p in sorted(self._running.items())]
 
     def _signal(self, ranks: set[int], number: int) -> None:
@@ -89,16 +90,16 @@ def _end(rank: int, code: int | None, stopped: bool) -> dict[str, Any]:
 
 
 def main(path: str) -> int:
-    """Run the ranks that the file lists, and write their ends beside it; 0 when all ended well."""
+    """Run the ranks that the file lists and write their ends. Return 0 when every rank ended with exit code 0."""
     work = json.loads(Path(path).read_text(encoding="utf-8"))
-    ranks, told, ends = Ranks(), threading.Event(), Path(work["ends"])
-    signal.signal(signal.SIGTERM, lambda number, frame: told.set())
-    threading.Thread(target=_until_closed, args=(told,), daemon=True).start()
+    ranks, ended, ends = Ranks(), threading.Event(), Path(work["ends"])
+    signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
+    threading.Thread(target=_until_closed, args=(ended,), daemon=True).start()
     try:
         for process in work["processes"]:
             environment = {**os.environ, **process["environment"]}
             ranks.start(process["rank"], process["argv"], environment, process["log"])
-        while ranks.alive() and ranks.failed() is None and not told.wait(POLL_SECONDS):
+        while ranks.alive() and ranks.failed() is None and not ended.wait(POLL_SECONDS):
             _write_ends(ends, ranks.ends())
         if ranks.failed() is not None:
             ranks.settle()
@@ -108,14 +109,15 @@ def main(path: str) -> int:
     return 0 if ranks.failed() is None else 1
 
 
-def _until_closed(told: threading.Event) -> None:
+def _until_closed(ended: threading.Event) -> None:
+    """Set `ended` when standard input closes."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
-    told.set()
+    ended.set()
 
 
 def _write_ends(path: Path, ends: list[dict[str, Any]]) -> None:
-    """Whole or not at all, and only what is new: the platform reads it all the while, to know who has ended."""
+    """Replace the file in one step, and only when `ends` changed: the platform reads it during the run."""
     text = json.dumps(ends)
     if path.exists() and path.read_text(encoding="utf-8") == text:
         return

@@ -1,1 +1,1 @@
-"""A case, a layout and a chip into bytes of memory and seconds per step. Pure functions and their constants."""
+"""Predicts bytes of memory and seconds per step from a case, a layout and a chip. Pure functions only."""

@@ -1,9 +1,9 @@
 """Bytes of activations that wait for the backward pass, on one rank of one pipeline stage.
 
-Korthikanti et al., 2022, section 4, with each factor written out so that it holds for grouped heads, a gated MLP,
-32-bit compute and attention kernels that keep no score matrix (Dao et al., 2022). Micro-batches in flight: Narayanan et
-al., 2021, section 2.2 (1F1B, and interleaved over model chunks). fp8: inputs of matrix products are kept in one byte,
-as transformer-engine's modules do.
+The formulas are those of Korthikanti et al., 2022, section 4. Each factor is explicit, so they also hold for grouped
+heads, a gated MLP, 32-bit compute and attention kernels without a score matrix (Dao et al., 2022). Micro-batches in
+flight: Narayanan et al., 2021, section 2.2 (1F1B, and interleaved over model chunks). fp8: inputs of matrix products
+take one byte, as in transformer-engine's modules.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ FP32, FP16, FP8, MASK = 4, 2, 1, 1
 
 @dataclass(frozen=True)
 class Setting:
-    """The numbers that every term needs. tokens: of one micro-batch; width: bytes of a compute value; input_width: of
-    a value that waits as the input of a matrix product."""
+    """The numbers that every term needs. tokens: of one micro-batch; width: bytes of a compute value; input_width:
+    bytes of a stored input of a matrix product."""
 
     model: Model
     layout: Layout
@@ -43,7 +43,7 @@ class Setting:
 def setting_of(
     model: Model, training: Training, layout: Layout, tuning: Tuning, device_kind: str, keeping: Keeping | None
 ) -> Setting:
-    """`device_kind` as vendor.yaml gives it (`cpu`, `nvidia`)."""
+    """Return the numbers for a layout. `device_kind` as in vendor.yaml (`cpu`, `nvidia`)."""
     return Setting(
         model=model,
         layout=layout,
@@ -59,7 +59,7 @@ def setting_of(
 
 
 def activations(s: Setting, stage: int) -> int:
-    """What the backward pass needs of every micro-batch in flight; the first chunk's has the embedding's too."""
+    """Return the bytes for the backward pass of all micro-batches in flight. The first chunk adds the embedding."""
     embedding = s.tokens * s.model.hidden_size * (s.width + _mask(s)) if stage == 0 else 0
     layers = passes(s, stage) * s.layers_per_stage * stored_of_layer(s) // s.tuning.virtual_pipeline
     stored = layers + passes_of_first_chunk(s, stage) * (embedding // _sequence_split(s))
@@ -68,10 +68,10 @@ def activations(s: Setting, stage: int) -> int:
 
 
 def passes(s: Setting, stage: int) -> int:
-    """Forward passes of one chunk that wait for their backward pass, at most. In 1F1B: pipeline - stage.
+    """Return the largest number of forward passes that wait for their backward pass. In 1F1B: pipeline - stage.
 
-    Interleaved, every later chunk adds a round of `pipeline`: on the first of p stages with v chunks, 1 + (p - 1)/(p v)
-    times the activations of 1F1B (Korthikanti et al., 2022, section 4.2.3).
+    In the interleaved schedule every later chunk adds a round of `pipeline`. On the first of p stages with v chunks
+    this is 1 + (p - 1)/(p v) times the activations of 1F1B (Korthikanti et al., 2022, section 4.2.3).
     """
     later = (s.tuning.virtual_pipeline - 1) * min(s.layout.pipeline, s.accumulation)
     return later + passes_of_first_chunk(s, stage)
@@ -83,8 +83,11 @@ def passes_of_first_chunk(s: Setting, stage: int) -> int:
 
 
 def stored_of_layer(s: Setting) -> int:
-    """Full recomputation keeps a layer's input; selective what its matrix products and its attention give, so
-    that norms, activations and dropout are computed again, or with Megatron all but the inside of attention."""
+    """Return the bytes that one layer keeps for the backward pass.
+
+    Full recomputation keeps the layer's input. Selective recomputation keeps the outputs of matrix products and of
+    attention; norms, activations and dropout are recomputed. With Megatron only the inside of attention is recomputed.
+    """
     if s.tuning.recompute == "none":
         return whole_layer(s)
     hidden = s.tokens * s.model.hidden_size * s.width // _sequence_split(s)
@@ -97,9 +100,9 @@ def stored_of_layer(s: Setting) -> int:
 
 
 def whole_layer(s: Setting) -> int:
-    """Korthikanti et al., 2022, equations 1 to 4: outside the tensor-parallel regions, inside them, and the scores.
+    """Return the bytes of a whole layer: outside the tensor-parallel regions, inside them, and the scores.
 
-    For GPT in 16 bits without tensor parallel: s b h (10 + 24) + 5 a s^2 b.
+    Korthikanti et al., 2022, equations 1 to 4. GPT in 16 bits without tensor parallel: s b h (10 + 24) + 5 a s^2 b.
     """
     hidden = s.tokens * s.model.hidden_size
     outside = hidden * (2 * s.width + 2 * s.input_width + 2 * _mask(s)) // _sequence_split(s)
@@ -107,8 +110,8 @@ def whole_layer(s: Setting) -> int:
 
 
 def _split_bytes(s: Setting) -> int:
-    """Bytes per token inside the tensor-parallel regions: attention's, and the MLP's before and after each step. The
-    heads' output and the MLP's last are inputs of products."""
+    """Return the bytes per token inside the tensor-parallel regions: those of attention, and those of the MLP before
+    and after each step. The heads' output and the MLP's last tensor are inputs of products."""
     heads = s.model.heads * s.model.head_size
     before = (s.keeping.gated_mlp_tensors if s.model.activation == "swiglu" else 2) - 1
     mlp = s.model.ffn_hidden_size * (before * s.width + s.input_width)
@@ -121,12 +124,12 @@ def _tensor_copies(s: Setting) -> int:
 
 
 def _attention_width(s: Setting) -> int:
-    """Queries, keys, values and the heads' output."""
+    """Return the width of queries, keys, values and the heads' output."""
     return (2 * s.model.heads + 2 * s.model.kv_heads) * s.model.head_size
 
 
 def _scores(s: Setting) -> int:
-    """Scores, their softmax and its dropout, where the kernel keeps them: on the host when attention has dropout."""
+    """Return the bytes of scores, softmax and dropout. On the host the kernel keeps them only with dropout."""
     per_score = s.keeping.score_bytes
     if s.in_host_memory:
         per_score = 2 * s.width + MASK if s.model.attention_dropout else 0

@@ -1,4 +1,4 @@
-"""The arithmetic behind a row of the plan: every term with its numbers and where the formula comes from.
+"""The arithmetic behind a row of the plan: every term with its numbers and the source of its formula.
 
 Each `arithmetic` is an expression that a calculator evaluates to the term, in bytes or seconds.
 """
@@ -20,7 +20,7 @@ PIPELINE = "Narayanan et al., 2021, section 2.2"
 
 @dataclass(frozen=True)
 class Term:
-    """One part: its value, the arithmetic that gives it, what the numbers are, and whose formula it is."""
+    """One part: its value, its arithmetic, the meaning of the numbers, and the source of the formula."""
 
     part: str
     value: float
@@ -30,7 +30,7 @@ class Term:
 
 
 def memory_terms(question: Question, row: Row) -> list[Term]:
-    """Bytes on the fullest stage's rank, part by part."""
+    """Return the bytes on a rank of the stage that needs most, by part."""
     work, keeping = question.work, question.constants.keeping
     given = (work.model, work.training, row.layout, row.tuning, question.device_kind, keeping)
     s, stages = setting_of(*given), stage_footprints(*given)
@@ -62,7 +62,7 @@ def memory_terms(question: Question, row: Row) -> list[Term]:
             "buffers",
             parts["buffers"],
             str(parts["buffers"]),
-            "what exchanging sharded states needs: with ZeRO stage 3 two gathered layers and the embedding",
+            "for the exchange of sharded states: with ZeRO stage 3 two gathered layers and the embedding",
             ZERO,
         ),
         Term(
@@ -76,7 +76,7 @@ def memory_terms(question: Question, row: Row) -> list[Term]:
 
 
 def time_terms(question: Question, row: Row) -> list[Term]:
-    """Seconds of a step, part by part."""
+    """Return the seconds of a step, by part."""
     machine, pace, time = question.machine, question.constants.pace_on(question.device_kind), row.time
     training, layout = question.work.training, row.layout
     batches = training.global_batch // (row.tuning.micro_batch * layout.data)
@@ -118,14 +118,14 @@ def time_terms(question: Question, row: Row) -> list[Term]:
             "pipeline",
             time.pipeline,
             f"{batches} * {time.pipeline / batches:.6g}",
-            f"what stages send one another, less the {pace.overlap:.0%} that is hidden",
+            f"transfers between stages, without the {pace.overlap:.0%} that overlap with compute",
             PIPELINE,
         ),
         Term(
             "data",
             time.data,
             f"{time.data:.6g}",
-            f"gradients and updated weights over {layout.data} rank(s), less the {pace.overlap:.0%} that is hidden",
+            f"gradients and updated weights over {layout.data} rank(s), without the {pace.overlap:.0%} that overlap",
             "Rajbhandari et al., 2020, section 7; Thakur et al., 2005",
         ),
         Term(
@@ -148,12 +148,12 @@ def _activations(s: Setting, stage: int, value: int) -> tuple[str, str]:
     layer, flight = stored_of_layer(s), passes(s, stage)
     waiting = flight * s.layers_per_stage * layer // s.tuning.virtual_pipeline
     if value < waiting:
-        return str(value), "one layer's: the fullest moment is the end of a backward pass, with all gradients whole"
+        return str(value), "of one layer: the peak is at the end of a backward pass, with all gradients unsharded"
     kept = {"none": "everything that the backward pass reads", "full": "its input", "selective": "a part"}
     again = "" if s.tuning.recompute == "none" else f", and {whole_layer(s):,} bytes for a layer that is recomputed"
     words = (
-        f"{flight} micro-batch(es) in flight x {s.layers_per_stage} layers / {s.tuning.virtual_pipeline} chunk(s), of "
-        f"each layer {kept[s.tuning.recompute]}; then the embedding's{again}"
+        f"{flight} micro-batch(es) in flight x {s.layers_per_stage} layers / {s.tuning.virtual_pipeline} chunk(s); "
+        f"each layer keeps {kept[s.tuning.recompute]}; then the embedding{again}"
     )
     chunks = s.tuning.virtual_pipeline
     return f"{flight} * {s.layers_per_stage} * {layer} / {chunks} + {value - waiting}", words
@@ -163,7 +163,7 @@ def _logits(s: Setting, value: int) -> tuple[str, str]:
     if value == 0:
         return "0", "the stage has no head"
     if s.keeping.logit_bytes is None:
-        return str(value), "the head works in chunks: two of logits, its gradient and its input's"
+        return str(value), "the head computes in chunks: two chunks of logits, and the gradients of head and input"
     vocabulary = s.model.vocab_size // s.layout.tensor
-    words = "bytes of each logit at the fullest moment x tokens of the micro-batch x vocabulary of the rank"
+    words = "bytes of each logit at the peak x tokens of the micro-batch x vocabulary of the rank"
     return f"{s.keeping.logit_bytes:g} * {s.tokens} * {vocabulary}", words

@@ -1,9 +1,9 @@
-"""How much memory a case is expected to need on its fullest rank, before anything is started.
+"""The expected memory of a case on the rank that needs most, before a run starts.
 
 Weights, gradients and states: Rajbhandari et al., 2020 (ZeRO), section 3.1 and 5, with Adam's K = 12. Activations:
-activations.py. fp8: each weight once more in one byte, and transposed (Micikevicius et al., 2022, and
-transformer-engine's modules). What the analyses leave open is the framework's `Keeping`: its own copies, and a reserve
-for all that is no tensor.
+activations.py. fp8: a one-byte copy of each weight, and a transposed one (Micikevicius et al., 2022, and
+transformer-engine's modules). The framework's `Keeping` covers what the analyses do not define: its own copies, and a
+reserve for everything that is not a tensor.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from levelfield.specs.constants import Keeping
 from levelfield.specs.layout import Layout
 from levelfield.specs.tuning import Tuning
 
-# The head works on as many tokens at a time as have so many bytes of fp32 logits (models/torch/head_loss.py).
+# The head computes chunks of tokens with this many bytes of fp32 logits (models/torch/head_loss.py).
 LOGITS_CHUNK_BYTES = {"host": 2**24, "accelerator": 2**28}
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes on the rank that needs most. weights: fp32 masters and 16-bit copies; buffers: what exchanging sharded
-    states needs; reserve: all that is no tensor of the training."""
+    """Bytes on the rank that needs most. weights: fp32 masters and 16-bit copies; buffers: for the exchange of sharded
+    states; reserve: everything that is not a tensor of the training."""
 
     weights: int
     gradients: int
@@ -41,14 +41,14 @@ class Footprint:
         return sum(getattr(self, f.name) for f in fields(self))
 
     def parts(self) -> dict[str, int]:
-        """By name, without the total."""
+        """Return the bytes of each part by name."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 def expected_memory(
     model: Model, training: Training, layout: Layout, tuning: Tuning, device_kind: str, keeping: Keeping | None = None
 ) -> Footprint:
-    """The footprint of the pipeline stage that needs most; `device_kind` as vendor.yaml gives it (`cpu`, `nvidia`)."""
+    """Return the footprint of the pipeline stage that needs most. `device_kind` as in vendor.yaml (`cpu`, `nvidia`)."""
     return max(
         stage_footprints(model, training, layout, tuning, device_kind, keeping, {0, 1, layout.pipeline - 1}),
         key=lambda f: f.total,
@@ -64,16 +64,20 @@ def stage_footprints(
     keeping: Keeping | None = None,
     stages: Iterable[int] | None = None,
 ) -> list[Footprint]:
-    """The footprint of each pipeline stage, or of those asked for as far as they are there: the first holds most
-    micro-batches, the last the logits, and of those between them the second needs most."""
+    """Return the footprint of each pipeline stage, or of the existing ones in `stages`.
+
+    The first stage holds most micro-batches, and the last holds the logits. Of the others the second needs most.
+    """
     setting = setting_of(model, training, layout, tuning, device_kind, keeping)
     wanted = range(layout.pipeline) if stages is None else sorted(set(stages) & set(range(layout.pipeline)))
     return [_stage(setting, stage) for stage in wanted]
 
 
 def _stage(s: Setting, stage: int) -> Footprint:
-    """At its fullest moment: when the activations of the forward passes wait, or, where gradients are whole until the
-    backward pass ends, at that end."""
+    """Return the peak of a stage: the moment when most activations wait, or the end of the backward pass.
+
+    The second case exists only where gradients are unsharded until the backward pass ends.
+    """
     count = stage_parameters(s, stage)
     level, degree = s.layout.sharding_stage, s.layout.sharding_degree
     states = degree if level >= 1 else 1
@@ -94,12 +98,12 @@ def _stage(s: Setting, stage: int) -> Footprint:
 
 
 def gradient_width(s: Setting) -> int:
-    """Bytes of one gradient."""
+    """Return the bytes of one gradient."""
     return FP32 if s.width == FP32 else s.keeping.gradient_bytes
 
 
 def stage_parameters(s: Setting, stage: int) -> int:
-    """Of one tensor rank: matrices are split over the tensor ranks, vectors and positions are not."""
+    """Return the parameters of a stage on one tensor rank. Matrices are split over tensor ranks, vectors are not."""
     outer = outer_shapes(s.model, s.sequence_length)
     first, last = stage == 0, stage == s.layout.pipeline - 1
     tied_copy = s.model.tied_embeddings and last
@@ -116,20 +120,20 @@ def _held(shapes: Shapes, s: Setting) -> int:
 
 
 def _copies(s: Setting, count: int) -> int:
-    """Whole compute copies beside the masters: in 16 bits always, in fp32 only where the masters are sharded.
+    """Return the bytes of compute copies beside the masters: always in 16 bits, in fp32 only for sharded masters.
 
     ZeRO stage 3 gathers layer by layer instead: see `_buffers`.
     """
     if s.layout.sharding_stage == 3:
         return 0
     matrices = s.layers_per_stage * _held(layer_shapes(s.model), s)
-    fp8 = 2 * FP8 * matrices if s.input_width == FP8 else 0  # each once more, and transposed
+    fp8 = 2 * FP8 * matrices if s.input_width == FP8 else 0  # a copy of each, and a transposed copy
     return fp8 + (s.width * count if s.width == FP16 or s.layout.sharding_stage else 0)
 
 
 def _buffers(s: Setting, count: int) -> int:
-    """On the host what exchanging sharded states leaves in the process; at ZeRO stage 3 two gathered layers (one in
-    use, one on its way) and the embedding."""
+    """Return the bytes for the exchange of sharded states. On the host they are the copies that stay in the process.
+    ZeRO stage 3 adds two gathered layers (one in use, one in transfer) and the embedding."""
     exchanged = s.keeping.host_sharding_copies if s.in_host_memory and s.layout.sharding_stage else 0
     buffers = exchanged * s.width * count
     if s.layout.sharding_stage < 3:
@@ -139,9 +143,11 @@ def _buffers(s: Setting, count: int) -> int:
 
 
 def _logits(s: Setting) -> int:
-    """The head, in chunks: fp32 logits and their log-softmax of one chunk, and the gradients that wait for the
-    backward pass, of the head (fp32) and of its input. A whole micro-batch's logits would be 4 s b V alone
-    (Korthikanti et al., 2022, section 4.3), and it is `logit_bytes` of each where a framework takes them whole."""
+    """Return the bytes of the head in chunks: fp32 logits and log-softmax of one chunk, and two gradients.
+
+    The gradients of the head (fp32) and of its input wait for the backward pass. All logits of a micro-batch are
+    4 s b V bytes (Korthikanti et al., 2022, section 4.3). A framework without chunks takes `logit_bytes` for each.
+    """
     vocabulary = s.model.vocab_size // s.layout.tensor
     if s.keeping.logit_bytes is not None:
         return int(s.keeping.logit_bytes * s.tokens * vocabulary)

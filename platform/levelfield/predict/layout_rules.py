@@ -1,7 +1,7 @@
-"""The relations between batch sizes, layout, heads and layers, and what to do when they do not hold.
+"""The rules for batch sizes, layout, heads and layers, and the nearest layouts when a rule is broken.
 
-The first five are those of OneFlow's GPT report; grouped-query heads, sequence and vocabulary follow from how
-tensor and sequence parallelism cut a tensor.
+The first five come from OneFlow's GPT report. The rules for grouped-query heads, sequence and vocabulary follow from
+the way in which tensor and sequence parallelism split a tensor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from levelfield.specs.layout import Layout
 def broken(
     work: Work, layout: Layout, micro_batch: int, nodes: int, devices_per_node: int, virtual_pipeline: int = 1
 ) -> list[str]:
-    """The relations that do not hold, each as a sentence with its numbers; empty when the layout can be."""
+    """Return the broken rules, each as a sentence with its numbers; empty for a possible layout."""
     world = nodes * devices_per_node
     per_pass = micro_batch * layout.data
     checks = [
@@ -38,14 +38,14 @@ def broken(
 
 
 def accumulation(work: Work, layout: Layout, micro_batch: int) -> int:
-    """Micro-batches per step of one data-parallel rank."""
+    """Return the micro-batches per step of one data-parallel rank."""
     return work.training.global_batch // (micro_batch * layout.data)
 
 
 def require(
     work: Work, layout: Layout, micro_batch: int, nodes: int, devices_per_node: int, virtual_pipeline: int = 1
 ) -> None:
-    """Raises LayoutError with the broken relations and the nearest layouts for which all hold."""
+    """Check all rules. Raises LayoutError with the broken rules and the nearest possible layouts."""
     reasons = broken(work, layout, micro_batch, nodes, devices_per_node, virtual_pipeline)
     if not reasons:
         return
@@ -60,7 +60,7 @@ def require(
 def nearest(
     work: Work, layout: Layout, micro_batch: int, nodes: int, devices: int, virtual_pipeline: int = 1, count: int = 3
 ) -> list[str]:
-    """Up to `count` possible layouts for the devices, those that change the fewest factors of two first."""
+    """Return up to `count` possible layouts for the devices, ordered by the number of changed factors of two."""
     found = [
         (_distance(layout, micro_batch, candidate, batch), f"{candidate} with micro-batch {batch}")
         for candidate in _layouts(layout, nodes * devices)
@@ -71,7 +71,7 @@ def nearest(
 
 
 def _offer_other_counts(work: Work, layout: Layout, micro_batch: int, nodes: int, virtual_pipeline: int) -> str:
-    """For a number of devices with which nothing is possible: the nearest numbers with which something is."""
+    """Return a sentence with the nearest numbers of devices that have a possible layout."""
     asked = max(1, layout.world_size // nodes)
     others = sorted((n for n in range(1, 2 * asked + 1) if n != asked), key=lambda n: abs(n - asked))
     found = ((n, nearest(work, layout, micro_batch, nodes, n, virtual_pipeline, count=1)) for n in others)
@@ -94,7 +94,7 @@ def _cuts(work: Work, layout: Layout) -> Iterator[tuple[bool, str]]:
 
 
 def _interleaving(work: Work, layout: Layout, micro_batches: int, virtual_pipeline: int) -> Iterator[tuple[bool, str]]:
-    """What the interleaved schedule needs (Narayanan et al., 2021, section 2.2)."""
+    """Check the rules of the interleaved schedule (Narayanan et al., 2021, section 2.2)."""
     if virtual_pipeline == 1:
         return
     stages, layers, asked = layout.pipeline, work.model.layers, f"virtual pipeline {virtual_pipeline}"
@@ -108,7 +108,7 @@ def _interleaving(work: Work, layout: Layout, micro_batches: int, virtual_pipeli
 
 
 def _layouts(asked: Layout, world: int) -> Iterator[Layout]:
-    """Every cut of `world` devices, with the sharding stage and sequence parallelism that were asked for."""
+    """Return every division of `world` devices, with the requested sharding stage and sequence parallelism."""
     for tensor in divisors(world):
         for pipeline in divisors(world // tensor):
             data = world // tensor // pipeline
@@ -129,7 +129,7 @@ def _batches(work: Work, layout: Layout, asked: int) -> list[int]:
 
 
 def divisors(number: int) -> list[int]:
-    """All of them, smallest first."""
+    """Return all divisors of a number, smallest first."""
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
 

@@ -1,4 +1,4 @@
-"""What a case will need on devices that need not be here: every valid layout, its memory, its time, in order."""
+"""The search over all valid layouts of a case: the predicted memory and time of each, in order of speed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "selective", "full")
 
 @dataclass(frozen=True)
 class Offer:
-    """What the framework has on this kind of device, as implementation.yaml names it."""
+    """The parallelism and recomputation that a framework supports on a device kind, in implementation.yaml's words."""
 
     parallelism: frozenset[str]
     recompute: tuple[Recompute, ...]
@@ -26,7 +26,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Question:
-    """A case on devices. capacity_bytes: of one device, None where unknown: then everything is taken to fit."""
+    """A case on devices. capacity_bytes: of one device; None: unknown, and every layout counts as fitting."""
 
     work: Work
     machine: Machine
@@ -39,7 +39,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Row:
-    """One layout and what is predicted of it. tokens_per_second: of one device."""
+    """One layout and its predictions. tokens_per_second: of one device."""
 
     tuning: Tuning
     memory: Footprint
@@ -54,8 +54,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Answer:
-    """Rows that fit, fastest first. nearest: where none fits, the row that needs least memory. considered: layouts
-    that were computed; pruned: branches left because the smallest of them does not fit."""
+    """The rows that fit, fastest first. nearest: the row with the least memory, when no row fits. considered: the
+    number of computed layouts; pruned: branches that were left because their smallest layout does not fit."""
 
     rows: tuple[Row, ...]
     nearest: Row | None
@@ -64,7 +64,7 @@ class Answer:
 
 
 def answer(question: Question) -> Answer:
-    """Go through all layouts; a branch is left only when nothing in it can fit, so none that fits is missed."""
+    """Search all layouts. A branch is left only when none of its layouts can fit, so no fitting layout is lost."""
     search = _Search(question)
     rows = [row for layout in _layouts(question) for row in search.rows_of(layout)]
     rows.sort(key=lambda row: (-row.tokens_per_second, row.memory.total))
@@ -72,7 +72,7 @@ def answer(question: Question) -> Answer:
 
 
 def predict(question: Question, tuning: Tuning) -> Row:
-    """One row, whether it fits or not. Raises UnknownLink."""
+    """Predict one row, whether it fits or not. Raises UnknownLink."""
     return _row(question, tuning, _memory(question, tuning))
 
 
@@ -97,8 +97,8 @@ class _Search:
         self.nearest: Row | None = None
 
     def rows_of(self, layout: Layout) -> Iterator[Row]:
-        """Memory grows with the micro-batch and shrinks with recomputation: the first micro-batch that does not fit
-        ends its branch."""
+        """Return the rows of a layout that fit. Memory grows with the micro-batch and shrinks with recomputation: the
+        first micro-batch that does not fit ends its branch."""
         for chunks in _chunks(self.question, layout):
             micro_batches = _micro_batches(self.question, layout, chunks)
             for recompute in self.question.offer.recompute:
@@ -135,7 +135,7 @@ def _fits(question: Question, memory: Footprint) -> bool:
 
 
 def _layouts(question: Question) -> Iterator[Layout]:
-    """Every cut of the devices by what the framework offers; whether the case allows it is _micro_batches' to say."""
+    """Return every division of the devices that the framework supports. _micro_batches applies the case's rules."""
     has = question.offer.parallelism
     for tensor in divisors(question.devices) if "tensor" in has else (1,):
         for pipeline in divisors(question.devices // tensor) if "pipeline" in has else (1,):
@@ -160,14 +160,14 @@ def _variants(has: frozenset[str], tensor: int, pipeline: int, data: int) -> Ite
 
 
 def _chunks(question: Question, layout: Layout) -> list[int]:
-    """Model chunks of a stage: 1, and where the framework interleaves, every division of a stage's layers."""
+    """Return the numbers of model chunks: 1, or every divisor of a stage's layers if the framework interleaves."""
     if layout.pipeline == 1 or "interleaved" not in question.offer.parallelism:
         return [1]
     return divisors(max(1, question.work.model.layers // layout.pipeline))
 
 
 def _micro_batches(question: Question, layout: Layout, chunks: int) -> list[int]:
-    """Powers of two with which every relation holds, smallest first."""
+    """Return the micro-batches that satisfy every rule: powers of two, smallest first."""
     per_rank = question.work.training.global_batch // layout.data
     sizes = [2**power for power in range(per_rank.bit_length())]
     return [n for n in sizes if not broken(question.work, layout, n, 1, question.devices, chunks)]

@@ -1,4 +1,4 @@
-"""What the planner takes a chip for: rates from its vendor's data, and what joins the devices."""
+"""The planner's model of a machine: rates from the vendor's data, and the links between devices."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from levelfield.specs.case import Precision
 from levelfield.specs.host_rates import HostShare, Operation
 from levelfield.specs.vendor import Achieved, Chip, PeakDtype
 
-# A hop of a ring with large messages: NCCL's own model of itself (src/graph/tuning.cc, hwLatencies, Ring, Simple).
+# A hop of a ring with large messages, from NCCL's own model (src/graph/tuning.cc, hwLatencies, Ring, Simple).
 NODE_HOP_SECONDS, NETWORK_HOP_SECONDS = 3.4e-6, 14e-6
-# Assumed where nobody says: one 200 Gb/s port for each device, as NVIDIA's DGX A100 has.
+# The default without --network: one 200 Gb/s port for each device, as in NVIDIA's DGX A100.
 ASSUMED_PORT_BYTES_PER_SECOND = 25e9
 DEVICES_PER_NODE = 8
 
@@ -21,7 +21,7 @@ _NETWORK = re.compile(r"(?:(?P<ports>\d+)\s*x\s*)?(?P<rate>\d+(?:\.\d+)?)\s*(?P<
 
 
 def network_rate(text: str) -> float:
-    """Bytes per second of one node, each way, from `100Gb/s`, `8x400Gb/s` or `25GB/s`. Raises UsageError."""
+    """Return bytes per second of one node, each way, from `100Gb/s`, `8x400Gb/s` or `25GB/s`. Raises UsageError."""
     match = _NETWORK.fullmatch(text.strip())
     if match is None or not float(match["rate"]):
         raise UsageError(f"--network: found '{text}', expected a node's ports and rate, such as 100Gb/s or 8x400Gb/s")
@@ -32,7 +32,7 @@ def network_rate(text: str) -> float:
 def machine_of(
     chip: Chip, precision: Precision, devices_per_node: int, network_bytes_per_second: float | None
 ) -> Machine:
-    """Raises UsageError for a chip whose peak or memory bandwidth nobody published."""
+    """Return the machine of a chip. Raises UsageError when its peak or memory bandwidth is not public."""
     dtype: PeakDtype = "bf16" if precision == "fp8" else precision
     return Machine(
         matmul_flops_per_second=_rate(chip, dtype),
@@ -46,7 +46,7 @@ def machine_of(
 
 
 def host_machine(share: HostShare, precision: Precision) -> Machine:
-    """The host's processors, divided as `share` says, by what was measured of them. Raises UsageError."""
+    """Return the machine of the host's processors from the measured rates of a share. Raises UsageError."""
     measured = share.matmul_flops_per_second.get(precision)
     if not measured:
         known = ", ".join(share.matmul_flops_per_second)
@@ -65,7 +65,7 @@ def host_machine(share: HostShare, precision: Precision) -> Machine:
 
 
 def _fitted_link(share: HostShare, operation: Operation, rounds: int) -> Link | None:
-    """The link over which a ring's `rounds` take what was measured; None for a single process."""
+    """Return the link that gives a ring with `rounds` its measured time; None for a single process."""
     messages, hops = share.collectives.get(operation), rounds * (share.processes - 1)
     if messages is None:
         return None
@@ -73,7 +73,7 @@ def _fitted_link(share: HostShare, operation: Operation, rounds: int) -> Link | 
 
 
 def _rate(chip: Chip, dtype: PeakDtype) -> float:
-    """What was publicly reached, in this dtype or in the other 16-bit one where both peaks are the same; else the
+    """Return the achievable rate in this dtype, or in the other 16-bit dtype if both peaks are equal, else the
     peak."""
     known = chip.achievable.get(dtype) or _twin(chip, dtype) or chip.peaks.get(dtype)
     if known is None:
@@ -82,7 +82,7 @@ def _rate(chip: Chip, dtype: PeakDtype) -> float:
 
 
 def _twin(chip: Chip, dtype: PeakDtype) -> Achieved | None:
-    """What the other 16-bit type reached, where both have the same peak."""
+    """Return the achievable rate of the other 16-bit dtype, if both have the same peak."""
     twins: dict[PeakDtype, PeakDtype] = {"bf16": "fp16", "fp16": "bf16"}
     mine, other = chip.peaks.get(dtype), chip.peaks.get(twins.get(dtype, dtype))
     same = mine is not None and other is not None and mine.tflops == other.tflops
@@ -102,6 +102,6 @@ def _node_link(chip: Chip) -> Link | None:
 
 def _unknown(chip: Chip, key: str, what: str) -> str:
     return (
-        f"{chip.name} has no published {what}, and nothing is planned on a guess. Put `{key}`, with its source, into "
-        "a private chips file (--chips, docs/private-chips.md)"
+        f"{chip.name}: found no published {what}, which the planner needs. Put `{key}`, with its source, into a "
+        "private chips file (--chips, docs/private-chips.md)"
     )

@@ -1,8 +1,8 @@
-"""What one pipeline stage computes and moves for one micro-batch, counted from the case: FLOPs, bytes and launches.
+"""The work of one pipeline stage for one micro-batch, counted from the case: FLOPs, bytes and launches.
 
-FLOPs are the `megatron` formula's (flops.py): two per multiply-add, the causal half of attention where the kernel skips
-what the mask hides. Bytes are what passes through the device's memory when every operation reads its inputs and writes
-its outputs once; the backward pass does twice the forward's work (Korthikanti et al., 2022, appendix A).
+FLOPs follow the `megatron` formula (flops.py): two per multiply-add, and half of attention where the kernel skips the
+masked part. Bytes are the memory traffic when every operation reads its inputs and writes its outputs once. The
+backward pass does twice the work of the forward pass (Korthikanti et al., 2022, appendix A).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from levelfield.specs.case import Model
 
 FP32 = 4
 BACKWARD = 2.0
-# Passes over the logits: written, read by the maximum, the sum of exponentials and the loss, and its gradient's two.
+# Passes over the logits: one write, three reads (maximum, sum of exponentials, loss), and two for the gradient.
 LOGIT_PASSES = 6
-SCORE_PASSES = 4  # written, softmax with mask and dropout in one kernel (read and written), read by the mix of values
-# Calls of a layer's forward pass, about: 2 norms, 7 products, 2 rotations, attention, 3 for the activation and 4 for
-# dropout and residual sums.
+SCORE_PASSES = 4  # one write, one kernel of softmax, mask and dropout (read, write), one read for the weighted values
+# The approximate number of calls of a layer's forward pass: 2 norms, 7 products, 2 rotations, attention, 3 for the
+# activation and 4 for dropout and residual sums.
 LAYER_OPERATIONS = 20
 
 
 @dataclass(frozen=True)
 class Cost:
-    """matmul_flops: of products with weights, which fp8 makes cheaper; core_flops: all others."""
+    """The cost of operations. matmul_flops: of products with weights, which fp8 speeds up; core_flops: all others."""
 
     matmul_flops: float = 0.0
     core_flops: float = 0.0
@@ -49,7 +49,7 @@ class Cost:
 @dataclass(frozen=True)
 class Slice:
     """One rank's share of a micro-batch. tokens: of the micro-batch; width: bytes of a compute value; keeps_scores:
-    attention goes through memory, whole and with the masked half."""
+    attention writes all scores to memory, with the masked half."""
 
     tokens: int
     sequence_length: int
@@ -60,12 +60,12 @@ class Slice:
 
     @property
     def split(self) -> int:
-        """How the parts outside the tensor-parallel regions are divided."""
+        """The number of ranks that divide the work outside the tensor-parallel regions."""
         return self.tensor if self.sequence_parallel else 1
 
 
 def layer_forward(model: Model, part: Slice) -> Cost:
-    """One layer's forward pass on one tensor rank."""
+    """Return the cost of one layer's forward pass on one tensor rank."""
     weights = sum(math.prod(shape) for shape in layer_matrices(model).values()) / part.tensor
     core = 4.0 * part.tokens * part.sequence_length * model.heads * model.head_size / part.tensor
     return Cost(
@@ -77,7 +77,7 @@ def layer_forward(model: Model, part: Slice) -> Cost:
 
 
 def head_forward(model: Model, part: Slice) -> Cost:
-    """Logits and loss of the last stage."""
+    """Return the cost of the last stage's logits and loss."""
     vocabulary = model.vocab_size / part.tensor
     flops = 2.0 * part.tokens * model.hidden_size * vocabulary
     passes = FP32 * LOGIT_PASSES / (1 + BACKWARD)  # both directions together
@@ -86,19 +86,19 @@ def head_forward(model: Model, part: Slice) -> Cost:
 
 
 def embedding_forward(model: Model, part: Slice) -> Cost:
-    """Looking tokens up, adding positions and dropping out: no products."""
+    """Return the cost of token lookup, positions and dropout, which have no matrix products."""
     return Cost(moved_bytes=4.0 * part.width * part.tokens * model.hidden_size / part.split, operations=4)
 
 
 def _products(model: Model, part: Slice, weights: float) -> float:
-    """Inputs, weights and outputs of the products; the side that tensor parallelism cuts is cut."""
+    """Return the bytes of the products: inputs, weights and outputs. Tensor parallelism splits one side of each."""
     rows = sum(sum(shape) for shape in layer_matrices(model).values())
     whole = model.hidden_size * len(layer_matrices(model))
     return part.width * (part.tokens * (whole + (rows - whole) / part.tensor) + weights)
 
 
 def _elementwise(model: Model, part: Slice) -> float:
-    """Norms (read, written) and residual sums (two read, one written), twice each; the activation; rotary positions."""
+    """Return the bytes of two norms (read, write) and residual sums (two reads, one write), activation, rotation."""
     hidden = 2 * (2 + 3) * model.hidden_size / part.split
     gated = model.activation == "swiglu"
     activation = (3 if gated else 2) * model.ffn_hidden_size / part.tensor

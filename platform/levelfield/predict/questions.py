@@ -1,4 +1,4 @@
-"""Questions for the planner: a case by a framework on a chip of the catalogue, or on this host's processors."""
+"""Builds the planner's questions: a case by a framework on a known chip, or on this host's processors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def question_on_chip(
     devices_per_node: int,
     network_bytes_per_second: float | None,
 ) -> Question:
-    """Raises UsageError where too little is known of the chip or the framework."""
+    """Return the question for a chip. Raises UsageError when data of the chip or the framework is missing."""
     machine = machines.machine_of(chip, work.training.precision, devices_per_node, network_bytes_per_second)
     return _question(registry, framework, work, machine, device_kind, nodes * devices_per_node, chip.memory_bytes)
 
@@ -31,7 +31,7 @@ def question_on_chip(
 def question_on_host(
     registry: Registry, framework: str, work: Work, processes: int, memory_bytes: int | None, rates: HostRates
 ) -> Question:
-    """The host divided into so many processes. Raises UsageError for a division that was not measured."""
+    """Return the question for the host with so many processes. Raises UsageError for an unmeasured division."""
     threads = max(1, usable_cores() // processes)
     share = rates.share(processes, threads)
     if share is None:
@@ -55,7 +55,7 @@ def _question(
     constants = registry.constants(framework)
     if constants is None:
         raise UsageError(
-            f"framework {framework}: configs/planner/{framework}.yaml is missing, so its pace is not known; known: "
+            f"framework {framework}: found no configs/planner/{framework}.yaml, which holds its pace; known: "
             f"{', '.join(registry.constants_files)}"
         )
     offer = Offer(frozenset(implementation.offered_parallelism(device_kind)), implementation.recompute)

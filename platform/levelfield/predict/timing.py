@@ -1,10 +1,10 @@
-"""How long a step will take: a roofline for what is computed, alpha and beta for what is sent, and the schedule.
+"""The predicted time of a step: a roofline for compute, alpha and beta for communication, and the schedule.
 
-Compute: FLOPs at the framework's share of the chip's rate, plus bytes at the memory's (Williams et al., 2009, with the
-two added instead of the larger taken: kernels of training seldom overlap them). Collectives: collectives.py. Pipeline:
-fill, drain and the slowest stage (Narayanan et al., 2021, section 2.2; for unequal stages the slowest sets the pace).
-Gradients: reduced once a step (Rajbhandari et al., 2020, section 7). Of what is sent between stages and of gradients,
-the framework's stated overlap is hidden behind compute; nothing of tensor parallelism is.
+Compute: FLOPs at the framework's share of the chip's rate, plus bytes at the memory's rate (Williams et al., 2009).
+The two are added, because kernels of training seldom overlap them. Collectives: collectives.py. Pipeline: fill, drain
+and the slowest stage, which sets the pace (Narayanan et al., 2021, section 2.2). Gradients: reduced once a step
+(Rajbhandari et al., 2020, section 7). The framework's stated overlap hides a part of the communication between stages
+and of gradients. Tensor parallelism has no overlap.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ UPDATE_BYTES = 4 * FP32 + 3 * FP32 + FP16
 
 @dataclass(frozen=True)
 class Machine:
-    """What the devices and what joins them can do. Rates are per device: FLOP/s, bytes/s.
+    """The rates of devices and links. Rates are per device: FLOP/s, bytes/s.
 
-    matmul: the achievable rate where one is known, else the peak; fp8_matmul: the same in fp8, None where there is
-    none. node: between devices of one node; pair: what one device sends to a single other, where only some links lead
-    there. network: between nodes, bytes per second of one whole node. None where unknown.
-    operation_seconds: what launching one operation costs beside its work. gather, scatter: the link as gathers and
-    reduce-scatters see it, where they were measured and differ from all-reduces.
+    matmul: the achievable rate if known, else the peak; fp8_matmul: the same in fp8, or None. node: the link between
+    devices of one node; pair: the rate to a single other device, when only some links lead there. network: between
+    nodes, bytes per second of one whole node. None: unknown. operation_seconds: the cost of a launch beside its work.
+    gather, scatter: the measured link of gathers and reduce-scatters, when it differs from that of all-reduces.
     """
 
     matmul_flops_per_second: float
@@ -49,8 +48,8 @@ class Machine:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step, by part. compute: of an average stage; imbalance: what the slowest stage has beyond it;
-    bubble: filling and draining the pipeline; tensor, pipeline, data: communication that nothing hides."""
+    """Seconds of one step, by part. compute: of an average stage; imbalance: the slowest stage minus the average;
+    bubble: filling and draining the pipeline; tensor, pipeline, data: communication without overlap."""
 
     compute: float
     imbalance: float
@@ -69,7 +68,7 @@ class StepTime:
 
 
 class UnknownLink(ValueError):
-    """The layout sends over something of which nothing is known; the message says what."""
+    """The layout needs a link whose rate is unknown. The message names the link."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class _Setting:
 def step_time(
     model: Model, training: Training, layout: Layout, tuning: Tuning, machine: Machine, keeping: Keeping, pace: Pace
 ) -> StepTime:
-    """Raises UnknownLink."""
+    """Return the time of one step, by part. Raises UnknownLink."""
     s = _setting(model, training, layout, tuning, machine, keeping, pace)
     computes = _computes(s)
     average, slowest = sum(computes) / len(computes), max(computes)
@@ -123,7 +122,7 @@ def _setting(
 
 
 def slice_of(training: Training, layout: Layout, tuning: Tuning, keeping: Keeping) -> Slice:
-    """One rank's share of a micro-batch."""
+    """Return one rank's share of a micro-batch."""
     return Slice(
         tokens=tuning.micro_batch * training.sequence_length,
         sequence_length=training.sequence_length,
@@ -135,7 +134,7 @@ def slice_of(training: Training, layout: Layout, tuning: Tuning, keeping: Keepin
 
 
 def _computes(s: _Setting) -> list[float]:
-    """Seconds of one micro-batch on each stage, both ways. The first has the embedding too, the last the head."""
+    """Return the compute seconds of one micro-batch on each stage, forward and backward, with embedding and head."""
     layers = layer_forward(s.model, s.part) * (s.model.layers / s.layout.pipeline)
     again = 1.0 if s.tuning.recompute == "full" else 0.0
     cost = layers * (1 + BACKWARD + again)
@@ -156,9 +155,12 @@ def _seconds(s: _Setting, cost: Cost) -> float:
 
 
 def _tensor_seconds(s: _Setting) -> float:
-    """Of one micro-batch on a stage: two all-reduces a layer in each direction, and again where it is recomputed.
-    Under sequence parallelism each is a gather and a scatter of the same bytes, and two more gathers go backward
-    (Korthikanti et al., 2022, section 4.2.2)."""
+    """Return the tensor-parallel communication of one micro-batch on a stage.
+
+    Each layer has two all-reduces forward and two backward; recomputing a layer adds two. Sequence parallelism
+    replaces each by a gather and a scatter of the same bytes, and adds two gathers to the backward pass
+    (Korthikanti et al., 2022, section 4.2.2).
+    """
     ranks = s.layout.tensor
     if ranks == 1:
         return 0.0
@@ -181,7 +183,7 @@ def _scatter_seconds(s: _Setting, size: float, ranks: int, link: Link) -> float:
 
 
 def _pipeline_seconds(s: _Setting) -> float:
-    """Of one micro-batch: a stage's output sent on and its gradient sent back."""
+    """Return the communication of one micro-batch between two stages: the output forward, its gradient back."""
     if s.layout.pipeline == 1:
         return 0.0
     size = s.part.width * s.part.tokens * s.model.hidden_size / s.part.split
@@ -189,7 +191,7 @@ def _pipeline_seconds(s: _Setting) -> float:
 
 
 def _data_seconds(s: _Setting) -> float:
-    """The gradients' exchange of a step and, where states are sharded, gathering what was updated."""
+    """Return the exchange of gradients in a step and, with sharded states, the gather of updated weights."""
     ranks = s.layout.data
     if ranks == 1:
         return 0.0
@@ -212,19 +214,21 @@ def _update_seconds(s: _Setting) -> float:
 
 
 def _stage_parameters(s: _Setting) -> float:
-    """Of the fullest stage's rank: its layers, and the embedding or the head beside them."""
+    """Return the parameters on a rank of the largest stage: its layers, and the embedding or the head."""
     count = parameters(s.model, s.part.sequence_length)
     outside = count.embedding + count.head if s.layout.pipeline == 1 else max(count.embedding, count.head)
     return (count.per_layer * count.layers / s.layout.pipeline + outside) / s.layout.tensor
 
 
 def _link(s: _Setting, ranks: int, stride: int) -> Link:
-    """What joins a group of `ranks` whose neighbours are `stride` devices apart: tensor ranks lie closest, then data,
-    then pipeline. Between nodes, the groups that pass through a node share its network."""
+    """Return the link of a group of `ranks` whose neighbours are `stride` devices apart.
+
+    Tensor ranks are closest, then data, then pipeline. Between nodes, all groups of a node share its network.
+    """
     machine, share = s.machine, s.pace.communication_efficiency
     inside = ranks * stride <= machine.devices_per_node
     if machine.node is None or not (inside or machine.network):
-        raise UnknownLink(f"{s.layout}: nothing is known of what joins {'devices of a node' if inside else 'nodes'}")
+        raise UnknownLink(f"{s.layout}: found no rate of the link between {'devices of a node' if inside else 'nodes'}")
     if inside or machine.network is None:
         return Link(machine.node.hop_seconds, share * _node_rate(machine.node, machine.pair_bytes_per_second, ranks))
     through = machine.network.bytes_per_second / min(stride, machine.devices_per_node)
@@ -232,5 +236,5 @@ def _link(s: _Setting, ranks: int, stride: int) -> Link:
 
 
 def _node_rate(node: Link, pair: float | None, ranks: int) -> float:
-    """In a mesh without a switch few ranks are joined by few of the links."""
+    """Return the rate of a group in a node. In a mesh without a switch, a small group uses only a few links."""
     return node.bytes_per_second if pair is None else min(node.bytes_per_second, pair * (ranks - 1))

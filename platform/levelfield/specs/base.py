@@ -1,4 +1,4 @@
-"""What every document shares: frozen, closed, versioned, with a digest, and errors a person can act on."""
+"""The base of every document: frozen, closed and versioned, with a digest and with errors that name the fault."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Value(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def fingerprint(self) -> str:
-        """sha256 of the canonical JSON: equal values have equal digests, whatever their file looked like."""
+        """Return the sha256 of the canonical JSON. Equal values have equal digests in every file format."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
     def to_json(self) -> str:
-        """The document as JSON text, keys in the order of the schema, with a final newline."""
+        """Return the document as JSON text, with keys in the order of the schema and a final newline."""
         return json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
 
 
 class Document(Value):
-    """A value that lives in a file; `schema` names its kind and version."""
+    """A value that is stored in a file. `schema` names its kind and version."""
 
     KIND: ClassVar[str] = ""
     VERSION: ClassVar[int] = 1
@@ -42,7 +42,7 @@ class Document(Value):
 
 
 def parse(cls: type[T], content: Any, origin: str) -> T:
-    """Validate `content` as `cls`. Raises DocumentError naming origin, key, found and expected."""
+    """Validate `content` as `cls`. Raises DocumentError with origin, key, found and expected."""
     if not isinstance(content, dict):
         raise DocumentError(f"{origin}: found {type(content).__name__}, expected a mapping of keys to values")
     content = dict(content)
@@ -55,7 +55,7 @@ def parse(cls: type[T], content: Any, origin: str) -> T:
 
 
 def dump(document: Document) -> str:
-    """A document as JSON text with its schema first; `load` reads it back."""
+    """Return a document as JSON text with its schema first. `load` reads it back."""
     body = {"schema": document.schema_name(), **document.model_dump(mode="json")}
     return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
 
@@ -66,7 +66,7 @@ def load(cls: type[T], path: Path) -> T:
 
 
 def read_mapping(path: Path) -> Any:
-    """The raw content of a YAML or JSON file. Raises DocumentError when it cannot be read."""
+    """Return the raw content of a YAML or JSON file. Raises DocumentError when it cannot be read."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -82,14 +82,14 @@ def read_mapping(path: Path) -> Any:
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Refuses a key written twice, which YAML readers otherwise let pass: the last one would win unseen."""
+    """A YAML loader that rejects duplicate keys. Other loaders silently use the last one."""
 
 
 def _mapping_without_duplicates(loader: Any, node: Any) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
         if key_node.tag == "tag:yaml.org,2002:merge":
-            continue  # `<<` brings defaults in; keys written beside it win by design
+            continue  # `<<` adds defaults; YAML defines that keys beside it override them
         key = loader.construct_object(key_node, deep=True)
         if key in seen:
             raise yaml.constructor.ConstructorError(None, None, f"key '{key}' is written twice", key_node.start_mark)

@@ -114,10 +114,10 @@ class Training(Value):
 
 
 class Data(Value):
-    """The order of samples: sample i of the run is a seeded permutation's i-th, the same for every layout.
+    """The order of samples: sample i of the run is the i-th of a seeded permutation, the same for every layout.
 
-    split: parts of the corpus for training, validation and test, as in Megatron; training uses the first.
-    alphabet, branching: the synthetic corpus when no real one is given (see docs/decisions/synthetic-corpus.md).
+    split: the parts of the corpus for training, validation and test, as in Megatron; training uses the first.
+    alphabet, branching: of the synthetic corpus, used without a real one (docs/decisions/synthetic-corpus.md).
     """
 
     seed: int = Field(ge=0, lt=2**63)
@@ -128,30 +128,30 @@ class Data(Value):
 
 
 class Window(Value):
-    """The measured steps, counted from 1, both ends included; those before it are the warm-up."""
+    """The measured steps, counted from 1, with both ends. The steps before them are the warm-up."""
 
     first_step: int = Field(ge=2)
     last_step: int = Field(ge=2)
 
 
 class Acceptance(Value):
-    """What a right run shows by itself: the mean loss of its last `tail_steps` is below a fraction of the first."""
+    """A limit for a valid run: the mean loss of its last `tail_steps` is below this fraction of the first loss."""
 
     final_loss_below_fraction: float = Field(gt=0, le=1)
     tail_steps: int = Field(ge=1)
 
 
 class Evidence(Value):
-    """What a run records beside its losses: the gradient's norm by parameter at the end of these steps.
+    """What a run records beside its losses: the norm of each parameter's gradient at the end of these steps.
 
-    Warm-up steps, so that recording costs the window nothing. A loss alone is blind to a wrong gradient scale.
+    They are warm-up steps, so recording costs the window nothing. The loss alone cannot show a wrong gradient scale.
     """
 
     gradient_steps: tuple[int, ...] = ()
 
 
 class Limits(Value):
-    """When a run counts as hung: no heartbeat of a rank, or no finished step, for so many seconds."""
+    """The seconds after which a run counts as hung: without a heartbeat of a rank, or without a finished step."""
 
     heartbeat_seconds: float = Field(gt=0)
     step_seconds: float = Field(gt=0)
@@ -187,7 +187,7 @@ class Work(Value):
 
 
 class Case(Document):
-    """The full work, and `smoke`: what differs at smoke scale, key by key, with the same closed schema."""
+    """The full work, and `smoke`: the keys that differ at smoke scale, with the same closed schema."""
 
     KIND: ClassVar[str] = "case"
 
@@ -206,7 +206,7 @@ class Case(Document):
     tuning: dict[Scale, TuningChoice] = Field(default_factory=dict)
 
     def work(self, scale: Scale) -> Work:
-        """The work at `scale`. Raises pydantic.ValidationError when the smoke block makes no valid work."""
+        """Return the work at `scale`. Raises pydantic.ValidationError when the smoke block gives no valid work."""
         full = {name: getattr(self, name).model_dump() for name in Work.model_fields}
         return Work.model_validate(merged(full, self.smoke) if scale == "smoke" else full)
 
@@ -229,7 +229,7 @@ def _flat(error: ValidationError) -> str:
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """`base` with single keys replaced, mapping by mapping; their neighbours stay."""
+    """Return `base` with the changed keys replaced in every nested mapping. All other keys stay."""
     result = dict(base)
     for key, value in changes.items():
         nested = isinstance(value, dict) and isinstance(result.get(key), dict)

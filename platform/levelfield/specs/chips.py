@@ -1,4 +1,4 @@
-"""chips.yaml: a private overlay that adds chips to vendors or corrects fields of theirs, without a commit."""
+"""chips.yaml: a private overlay that adds chips to vendors or corrects fields of their chips, without a commit."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ RATES = ("peaks", "achievable")
 
 
 class ChipCorrection(Chip):
-    """Any of a chip's fields; what is not written stays as it is. `name` may be an alias of the chip.
+    """Corrections of any fields of a chip; absent fields stay as they are. `name` may be an alias of the chip.
 
-    Peaks and achievable rates are corrected dtype by dtype, an interconnect as a whole. A number that is given has its
-    source beside it, as in vendor.yaml.
+    Peaks and achievable rates are corrected for each dtype, an interconnect as a whole. Each number needs its source
+    beside it, as in vendor.yaml.
     """
 
     device_is: Literal["card", "die", "host share"] | None = None  # type: ignore[assignment]
@@ -29,7 +29,7 @@ class ChipCorrection(Chip):
     def _numbers_have_sources(self) -> ChipCorrection:
         for number, source in SOURCES.items():
             if getattr(self, number) is not None and not getattr(self, source):
-                raise ValueError(f"{number} is given without {source}; say where the number comes from")
+                raise ValueError(f"found {number} without {source}; name the source of the number")
         return self
 
 
@@ -42,7 +42,7 @@ class ChipsFile(Document):
 
 
 class OverlayUsed(Value):
-    """The private file that a chip's data comes from in part: where it was, its digest, and the fields it gave."""
+    """The private file that gave a part of a chip's data: its path, its digest, and the fields that it gave."""
 
     file: str
     digest: str
@@ -51,7 +51,7 @@ class OverlayUsed(Value):
 
 @dataclass(frozen=True)
 class ChipOverlay:
-    """A chips file and its place. Sources from it begin with `label`, so that every figure shows what is private."""
+    """A chips file and its path. Sources from it begin with `label`, so every figure shows which data is private."""
 
     path: Path
     content: ChipsFile
@@ -61,21 +61,21 @@ class ChipOverlay:
         return f"private ({self.path.name})"
 
     def applied(self, vendor: VendorFile) -> VendorFile:
-        """The vendor with its chips corrected and new ones behind them. Raises DocumentError naming file and key."""
+        """Return the vendor with corrected chips, then new ones. Raises DocumentError with file and key."""
         chips = {chip.name: chip for chip in vendor.chips}
         done: set[str] = set()
         for number, correction in enumerate(self.content.vendors.get(vendor.name, ())):
             where = f"vendors.{vendor.name}.{number}"
             chip = self._chip(vendor.chip(correction.name), correction, vendor, where)
             if chip.name in done:
-                raise DocumentError(f"{self.path}: key '{where}.name': '{chip.name}' is there twice; write it once")
+                raise DocumentError(f"{self.path}: key '{where}.name': found '{chip.name}' twice, expected it once")
             done.add(chip.name)
             chips[chip.name] = chip
         whole = {**vendor.model_dump(), "schema": vendor.schema_name(), "chips": tuple(chips.values())}
         return parse(VendorFile, whole, f"{self.path}: vendors.{vendor.name}, with its vendor.yaml")
 
     def used(self, vendor: VendorFile, chip: Chip) -> OverlayUsed | None:
-        """What this file gave to a chip of the vendor; None when nothing."""
+        """Return what this file gave to a chip of the vendor, or None when it gave nothing."""
         for correction in self.content.vendors.get(vendor.name, ()):
             if vendor.chip(correction.name) == chip:
                 return OverlayUsed(
@@ -88,7 +88,7 @@ class ChipOverlay:
             names = ", ".join(chip.name for chip in vendor.chips)
             raise DocumentError(
                 f"{self.path}: key '{where}.device_is': missing; {vendor.name} has no chip '{correction.name}', "
-                f"so this is a new one and needs it (card, die or host share). Chips it has: {names}"
+                f"and a new chip needs the key (card, die or host share). {vendor.name} has the chips {names}"
             )
         given = _marked(correction.model_dump(exclude_unset=True), self.label)
         before = known.model_dump() if known else {}
@@ -98,7 +98,7 @@ class ChipOverlay:
 
 
 def read_overlay(path: Path) -> ChipOverlay:
-    """Raises DocumentError when the file is missing, unreadable or wrong."""
+    """Read a chips file. Raises DocumentError when it is missing, unreadable or wrong."""
     return ChipOverlay(path, load(ChipsFile, path))
 
 
@@ -108,7 +108,7 @@ def _fields(correction: ChipCorrection) -> list[str]:
 
 
 def _marked(given: dict[str, Any], label: str) -> dict[str, Any]:
-    """The correction's content with `label` before each source."""
+    """Return the content of a correction with `label` before each source."""
 
     def marked(sourced: dict[str, Any]) -> dict[str, Any]:
         return {**sourced, "source": f"{label}: {sourced['source']}"}

@@ -1,4 +1,4 @@
-"""configs/planner/<framework>.yaml: what the planner knows of a framework beside the published analyses."""
+"""configs/planner/<framework>.yaml: the planner's constants for a framework, beside the published analyses."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from levelfield.specs.base import Document, Value
 
 
 class Keeping(Value):
-    """What a framework keeps in memory where the analyses leave it open. The defaults are models/torch's.
+    """The memory that a framework keeps, where the analyses do not define it. The defaults are those of models/torch.
 
-    gradient_bytes: of each gradient in 16-bit training. logit_bytes: of each logit of a whole micro-batch, at the
-    fullest moment of the loss; None: the head works in chunks. gated_mlp_tensors: tensors of the MLP's width that a
-    gated MLP keeps. tensor_parallel_copies: tensors of the hidden size beyond the analysis that each layer keeps under
-    tensor parallelism without sequence parallelism. score_bytes: of each attention score; 0: the kernel keeps none.
+    gradient_bytes: bytes of each gradient in 16-bit training. logit_bytes: bytes of each logit of a whole micro-batch
+    at the peak of the loss; None: the head computes in chunks. gated_mlp_tensors: tensors of the MLP's width that a
+    gated MLP keeps. tensor_parallel_copies: extra tensors of the hidden size that each layer keeps under tensor
+    parallelism without sequence parallelism. score_bytes: bytes kept of each attention score; 0: the kernel keeps none.
     gradients_whole_in_backward: with ZeRO stage 2 every rank holds all its gradients until the backward pass ends.
-    pipeline_working_sets: recomputed layers that are there at once under pipeline parallelism.
-    host_sharding_copies: on the host, tensors as large as all of a rank's gathered parameters that exchanging sharded
-    states leaves in the process.
+    pipeline_working_sets: recomputed layers that exist at once under pipeline parallelism.
+    host_sharding_copies: tensors that the exchange of sharded states leaves in a process on the host, each as large as
+    all of a rank's gathered parameters.
     reserve_bytes: context, kernels, communication buffers and fragmentation of a process on an accelerator.
     host_process_bytes: interpreter, framework and allocator of a process on the host.
     """
@@ -38,11 +38,12 @@ class Keeping(Value):
 
 
 class Pace(Value):
-    """How much of a chip's and a link's rate a framework gets, and what share of the gradients' exchange it hides.
+    """The fractions of a chip's and a link's rate that a framework reaches, and the overlap of its communication.
 
-    matmul_efficiency: of the achievable (else the peak) rate of matrix products. communication_efficiency: of a link's
-    rate. memory_efficiency: of the memory's rate, in elementwise work; below 1 where that computes longer than it
-    reads and writes, as on the host. overlap: stated, not fitted: 0 where nothing is overlapped.
+    matmul_efficiency: fraction of the achievable (else the peak) rate of matrix products. communication_efficiency:
+    fraction of a link's rate. memory_efficiency: fraction of the memory's rate in elementwise work; it is below 1
+    where computing takes longer than reading and writing, as on the host. overlap: the share of the gradients'
+    exchange that overlaps with computation; it is stated, not fitted, and 0 where nothing overlaps.
     """
 
     matmul_efficiency: float = Field(gt=0, le=1.2)
@@ -52,10 +53,10 @@ class Pace(Value):
 
 
 class Constants(Document):
-    """One set for a framework, on all chips and for all cases.
+    """The planner's constants of one framework, for all chips and all cases.
 
-    host_pace: on the host's processors, where it is another. fitted: by field, what a fit set it with; whatever is not
-    named there was read in the sources, which `sources` gives by field.
+    host_pace: the pace on the host's processors, where it differs. fitted: for each fitted field, the data of the fit.
+    All other fields were read in the sources, which `sources` gives by field.
     """
 
     KIND: ClassVar[str] = "constants"
@@ -68,4 +69,5 @@ class Constants(Document):
     fitted: dict[str, str] = Field(default_factory=dict)
 
     def pace_on(self, device_kind: str) -> Pace:
+        """Return the pace on devices of this kind."""
         return (self.host_pace or self.pace) if device_kind == "cpu" else self.pace

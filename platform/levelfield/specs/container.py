@@ -1,4 +1,4 @@
-"""What a container is: what it shows of the host, and the image it is made from, as values."""
+"""A container as values: the parts of the host that it sees, and the image that it is made from."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from levelfield.specs.vendor import Image
 
 @dataclass(frozen=True)
 class ContainerOptions:
-    """What a container needs to see exactly the chosen devices; built without side effect.
+    """The options with which a container sees exactly the chosen devices. Building them has no side effect.
 
     device_request: identities for the driver `request_driver`. groups: names or numbers. security_options,
-    capabilities: each has its reason in vendor.yaml. The meaning of all is that of specs.vendor.ContainerAccess.
+    capabilities: each has its reason in vendor.yaml. specs.vendor.ContainerAccess defines all fields.
     """
 
     device_nodes: tuple[str, ...] = ()
@@ -32,9 +32,9 @@ class ContainerOptions:
 
 
 class ImagePlan(Value):
-    """The recipe of a run's image. `dockerfile` is the whole of it, but for the wheels of `requirements`.
+    """The recipe of a run's image. `dockerfile` is complete, except for the wheels of `requirements`.
 
-    python: the interpreter in it.
+    python: the interpreter in the image.
     """
 
     name: str
@@ -45,8 +45,11 @@ class ImagePlan(Value):
 
 
 class ContainerPlan(Value):
-    """visible: the visible-devices variable as it holds within. offline: neither wheels nor a base image are fetched.
-    memory_bytes: the limit of a node's container."""
+    """The container of each node.
+
+    visible: the visible-devices variable with its value inside the container. offline: neither wheels nor a base image
+    are downloaded. memory_bytes: the memory limit of a node's container.
+    """
 
     image: ImagePlan
     options: ContainerOptions

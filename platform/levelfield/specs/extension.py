@@ -1,4 +1,4 @@
-"""A case that extends another: what is different, key by key, and nothing else."""
+"""A case that extends another: only the keys that differ."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from levelfield.specs.case import Case, Scale, Work, merged
 
 
 class Extension(Document):
-    """configs/cases/<name>.yaml with `extends`. changes: of the other case's full work, as `smoke` changes it.
+    """configs/cases/<name>.yaml with `extends`. changes: the keys of the other case's full work that differ.
 
-    The other case's tokenizer, smoke block and tuning hold, but for what `smoke` and `tuning` here change, key by key.
+    The tokenizer, smoke block and tuning of the other case stay, except for the keys that this document changes.
     """
 
     KIND: ClassVar[str] = "case"
@@ -37,7 +37,7 @@ class Extension(Document):
         return self
 
     def applied(self, base: Case, origin: str) -> Case:
-        """The whole case. Raises DocumentError naming `origin` and the key when the changes make no valid one."""
+        """Return the whole case. Raises DocumentError with `origin` and the key when the changes give no valid case."""
         own = {"name": self.name, "title": self.title, "source": self.source}
         own |= {"tokenizer": self.tokenizer} if self.tokenizer else {}
         content = merged(base.model_dump(), {**self.changes, "smoke": self.smoke, "tuning": self.tuning, **own})

@@ -1,4 +1,4 @@
-"""The fence around tuning: which fields a case fixes, and why nobody else may set them."""
+"""The locked fields: the fields that a case fixes, with the reason why a tuning cannot set them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Locked:
-    """Fields of one kind, other names that people give them, and the reason why they are the case's."""
+    """Fields of one kind, other common names of them, and the reason why the case fixes them."""
 
     fields: tuple[str, ...]
     also: tuple[str, ...]
@@ -62,12 +62,12 @@ LOCKED = (
 
 
 def reason(field: str) -> str | None:
-    """Why the field is locked; None for one that is not."""
+    """Return the reason why the field is locked, or None when it is free."""
     return next((group.why for group in LOCKED if field in (*group.fields, *group.also)), None)
 
 
 def refuse_locked(names: Iterable[str], free: Iterable[str]) -> None:
-    """Raises ValueError for the first name that is locked, saying why, or that nobody knows, with the nearest ones."""
+    """Raise ValueError for the first name that is locked, with the reason, or unknown, with the nearest names."""
     known = list(free)
     for name in names:
         if name in known:

@@ -1,7 +1,7 @@
-"""Published figures: what others measured, on what, as they printed it, and the formula each derived one follows.
+"""Published figures: what others measured and on what, as printed, and the formula of each derived figure.
 
-A set's `defaults` fill what its rows share: `setting` and, by figure, `columns`. A figure is named after its quantity
-in SI units (memory_bytes, step_seconds), whatever unit the report printed.
+The `defaults` of a set fill what its rows share: `setting` and, by figure, `columns`. A figure is named after its
+quantity in SI units (memory_bytes, step_seconds), whatever unit the report printed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Formula = Literal[
 
 
 class Source(Value):
-    """A report: where it is public, and what to know about it."""
+    """A report: its title, its public place, and a note for the reader."""
 
     title: str
     where: str
@@ -47,11 +47,11 @@ class Source(Value):
 
 
 class Column(Value):
-    """How figures of one name are printed. unit None: words, not numbers.
+    """How a report prints the figures of one name. unit None: words, not numbers.
 
-    header: the report's own heading. means: the unit that the printed one stands for, where it is another.
-    decimals: so many are printed, trailing zeros dropped; None: as many as the text has.
-    formula, of: how it follows from the row, and the figure that the formula reads. peak: whose peak of the chip.
+    header: the report's own heading. means: the unit that the printed unit really stands for, where they differ.
+    decimals: the number of printed decimals, without trailing zeros; None: as many as the text has.
+    formula, of: the formula that derives the figure, and the figure that it reads. peak: the dtype of the chip's peak.
     """
 
     unit: str | None = None
@@ -68,7 +68,7 @@ class Column(Value):
 
     @property
     def scale(self) -> Fraction:
-        """What one of the unit is in SI units."""
+        """One of the printed unit, in SI units."""
         return UNITS[self.means or self.unit or "pieces"]
 
     @model_validator(mode="after")
@@ -83,14 +83,14 @@ class Column(Value):
 
 
 class Disagreement(Value):
-    """A printed figure that does not follow: by how much, in its unit and digits, and what is known of it."""
+    """A printed figure that does not follow from its row: the difference, in its unit and digits, and the reason."""
 
     by: str
     why: str = Field(min_length=3)
 
 
 class PublishedFigure(Column):
-    """One cell, or a list of them (memory by pipeline stage): the text exactly as printed, without its unit."""
+    """One cell, or a list of cells (memory by pipeline stage): the text exactly as printed, without its unit."""
 
     text: str | tuple[str, ...]
     status: FigureStatus = "published"
@@ -102,7 +102,7 @@ class PublishedFigure(Column):
 
     @property
     def numbers(self) -> tuple[Fraction, ...]:
-        """In SI units; empty where there is no number: words, or not published."""
+        """The numbers in SI units; empty for words and for figures that are not published."""
         if self.unit is None or self.status not in ("published", "reference-only", "baseline"):
             return ()
         return tuple(read_number(text).value * self.scale for text in self.texts)
@@ -110,17 +110,17 @@ class PublishedFigure(Column):
     @model_validator(mode="after")
     def _readable(self) -> PublishedFigure:
         if self.disagrees and not self.formula:
-            raise ValueError("disagrees: there is no formula that it could disagree with")
+            raise ValueError("disagrees: found without a formula; add the formula or remove `disagrees`")
         if self.formula and not isinstance(self.text, str):
-            raise ValueError(f"text: found a list of {len(self.text)}, expected one number, as it follows by a formula")
+            raise ValueError(f"text: found a list of {len(self.text)}, expected one number beside a formula")
         _ = self.numbers
         return self
 
 
 class Row(Value):
-    """One configuration. baseline: the row that `change` and `relative-change` are against.
+    """One configuration. baseline: the row that `change` and `relative-change` refer to.
 
-    disagrees: by relation, why the setting does not satisfy it.
+    disagrees: for each relation that the setting does not satisfy, the reason.
     """
 
     name: str
@@ -133,17 +133,17 @@ class Row(Value):
     note: str | None = None
 
     def figure(self, name: str) -> float | None:
-        """The figure in SI units, of a list the largest; None where the row has no such number."""
+        """Return the figure in SI units, the largest of a list, or None when the row has no such number."""
         return max(self.values(name), default=None)
 
     def values(self, name: str) -> tuple[float, ...]:
-        """The figure's numbers in SI units: one, or one by pipeline stage; empty where there is none."""
+        """Return the figure's numbers in SI units: one, or one for each pipeline stage; empty when there is none."""
         found = self.figures.get(name)
         return tuple(float(number) for number in found.numbers) if found else ()
 
 
 class Log(Value):
-    """What one row's run printed as it went: a line is figures by name."""
+    """The training log of one row's run. A line holds figures by name."""
 
     of: str
     columns: dict[str, Column]
@@ -151,7 +151,7 @@ class Log(Value):
 
 
 class ChipAsPublished(Value):
-    """What a report takes a chip for; Levelfield's own data is in vendors/*."""
+    """The data of a chip that a report assumes. Levelfield's own data is in vendors/*."""
 
     peaks_tflops: dict[PeakDtype, PositiveFloat] = Field(default_factory=dict)
     memory_gib: float | None = Field(default=None, gt=0)
@@ -164,7 +164,7 @@ class Defaults(Value):
 
 
 class FigureSet(Document):
-    """configs/published/<name>.yaml. `conventions`: what holds for all figures, as sentences."""
+    """configs/published/<name>.yaml. `conventions`: sentences that apply to all figures."""
 
     KIND: ClassVar[str] = "figures"
 
@@ -186,13 +186,13 @@ class FigureSet(Document):
         try:
             return _filled(content)
         except (AttributeError, KeyError, TypeError):
-            return content  # of another form than the schema, which says so better
+            return content  # not the form of the schema: its validation gives a better message
 
     @model_validator(mode="after")
     def _names_are_known(self) -> FigureSet:
         names = [row.name for row in self.rows]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"rows: found the name '{twice[0]}' twice, expected another for each row")
+            raise ValueError(f"rows: found the name '{twice[0]}' twice, expected a unique name for each row")
         pointed = [("baseline", row.baseline) for row in self.rows] + [("logs.of", log.of) for log in self.logs]
         for key, name in pointed:
             if name is not None and name not in names:
@@ -219,7 +219,7 @@ def _needs(formula: Formula | None) -> set[str]:
 
 
 def _filled(content: dict[str, Any]) -> dict[str, Any]:
-    """The document with each row's setting and figures completed from the defaults and the columns."""
+    """Return the document with every row's setting and figures completed from the defaults and the columns."""
     defaults = content.get("defaults") or {}
     try:
         Defaults.model_validate(defaults)
@@ -238,7 +238,7 @@ def _filled(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cells(figures: dict[str, Any], columns: dict[str, Any]) -> dict[str, Any]:
-    """Figures with what their columns say; a figure's own keys win. A bare text is a figure's text."""
+    """Return figures completed from their columns. A figure's own keys win; a bare text is the figure's text."""
     return {
         name: {**columns.get(name, {}), **(cell if isinstance(cell, dict) else {"text": cell})}
         for name, cell in figures.items()

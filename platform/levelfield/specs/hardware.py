@@ -1,4 +1,4 @@
-"""Hardware by its size and chip: "4x8 V100-SXM2-16GB" is four nodes of eight."""
+"""Hardware as size and chip: "4x8 V100-SXM2-16GB" is four nodes with eight devices each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FORM = re.compile(r"(\d+)x(\d+) +(\S.*)")
 
 
 class NamedHardware(Value):
-    """`chip`: a name or an alias of vendor.yaml; the word `withheld` where a report does not say which it is."""
+    """Nodes, devices per node and chip. `chip`: a name or an alias of vendor.yaml, or `withheld` when not public."""
 
     nodes: int = Field(ge=1)
     devices: int = Field(ge=1)
@@ -25,10 +25,10 @@ class NamedHardware(Value):
 
 
 def read_hardware(text: str) -> NamedHardware:
-    """Raises ValueError with what was found and expected."""
+    """Read hardware from its text form. Raises ValueError with what was found and expected."""
     match = _FORM.fullmatch(text.strip())
     if match is None or 0 in (int(match[1]), int(match[2])):
-        raise ValueError(f"found '{text}', expected nodes x devices of each and a chip, as in '4x8 V100-SXM2-16GB'")
+        raise ValueError(f"found '{text}', expected nodes x devices per node and a chip, as in '4x8 V100-SXM2-16GB'")
     return NamedHardware(nodes=int(match[1]), devices=int(match[2]), chip=match[3])
 
 

@@ -1,4 +1,4 @@
-"""What a host reaches, measured: matrix products, memory and messages, for each way of dividing its cores."""
+"""Measured rates of a host: matrix products, memory and messages, for each division of its cores."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "send_recv"]
 
 
 class Messages(Value):
-    """One operation between processes: alpha_seconds + bytes / bytes_per_second, and what it was fitted to.
+    """The time of one operation between processes, alpha_seconds + bytes / bytes_per_second, and the fitted data.
 
-    Bytes are those of the whole message: what a gather gives out, what a scatter takes in, what one process sends.
+    Bytes are those of the whole message: the output of a gather, the input of a scatter, the data that one process
+    sends.
     """
 
     alpha_seconds: Positive
@@ -25,11 +26,11 @@ class Messages(Value):
 
 
 class HostShare(Value):
-    """What each of `processes` processes reaches with `threads` threads while the others do the same: the slowest one.
+    """The rates of the slowest of `processes` processes with `threads` threads each, while all of them compute.
 
-    matmul_flops_per_second: by precision and edge of the square matrices. triad_bytes_per_second: of a = b + s c by the
-    bytes of each array, three of which are counted; the largest are beyond the caches. copy_bytes_per_second: of the
-    largest, both counted. per_operation_seconds: of a call that has next to nothing to do.
+    matmul_flops_per_second: by precision and edge of the square matrices. triad_bytes_per_second: of a = b + s c, by
+    the bytes of each array; all three arrays count, and the largest are beyond the caches. copy_bytes_per_second: of
+    the largest array, reads and writes counted. per_operation_seconds: of a call with almost no work.
     """
 
     processes: int = Field(ge=1)
@@ -43,19 +44,20 @@ class HostShare(Value):
     @model_validator(mode="after")
     def _several_send(self) -> HostShare:
         if bool(self.collectives) != (self.processes > 1):
-            raise ValueError(f"collectives: found {len(self.collectives)} of {self.processes} process(es)")
+            found = f"found {len(self.collectives)} for {self.processes} process(es)"
+            raise ValueError(f"collectives: {found}, expected some for several processes and none for one")
         if any(not sizes for sizes in self.matmul_flops_per_second.values()):
-            raise ValueError("matmul_flops_per_second: a precision has no sizes")
+            raise ValueError("matmul_flops_per_second: found a precision without sizes, expected at least one")
         return self
 
     @property
     def memory_bytes_per_second(self) -> float:
-        """Of arrays beyond the caches."""
+        """The memory rate for arrays beyond the caches."""
         return self.triad_bytes_per_second[max(self.triad_bytes_per_second)]
 
 
 class HostRates(Document):
-    """Of one machine and version of torch; `shares` by how its cores were divided."""
+    """The rates of one machine with one version of torch. `shares`: one entry for each division of its cores."""
 
     KIND: ClassVar[str] = "host_rates"
 
@@ -65,5 +67,5 @@ class HostRates(Document):
     shares: tuple[HostShare, ...] = Field(min_length=1)
 
     def share(self, processes: int, threads: int) -> HostShare | None:
-        """Of this division of the cores; None where it was not measured."""
+        """Return the rates of this division of the cores, or None when it was not measured."""
         return next((s for s in self.shares if (s.processes, s.threads) == (processes, threads)), None)

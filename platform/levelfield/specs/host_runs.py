@@ -1,4 +1,4 @@
-"""configs/planner/host_runs.json: runs of small models on one processor, which predictions of such runs are held to."""
+"""configs/planner/host_runs.json: runs of small models on one processor. Predictions are compared with them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from levelfield.specs.layout import Layout
 class HostRun(Value):
     """One run. step_seconds: the median of the window's steps; process_peak_bytes: of the largest process.
 
-    status: the run's word; all but a valid one has no figures. other_cores: how many cores others kept busy meanwhile,
-    on average: a run beside others is no measure of the machine.
+    status: the run's status word; only a valid run has figures. other_cores: the average number of cores that other
+    processes used during the run; when it is not near 0, the run does not measure the machine.
     """
 
     name: str
@@ -34,7 +34,7 @@ class HostRun(Value):
 
 
 class HostRuns(Document):
-    """rates: of the same machine, measured in the same session."""
+    """The runs of one machine. rates: of the same machine, measured in the same session."""
 
     KIND: ClassVar[str] = "host_runs"
 

@@ -1,4 +1,4 @@
-"""implementation.yaml: what a framework needs and how its training is launched. The host never imports a framework."""
+"""implementation.yaml: a framework's requirements and its launch. The host never imports a framework."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ PLACEHOLDERS = frozenset({"python", "folder", "rank", "local_rank", "node_rank",
 
 
 def takes_python(wanted: str, version: PythonVersion) -> bool:
-    """Whether `version` fits clauses joined by commas: ">=3.10", "<3.12", "==3.10.*". Raises ValueError for others."""
-    fits = [_fits(clause.strip(), version) for clause in wanted.split(",")]  # all are read before one decides
+    """Return whether `version` fits clauses like ">=3.10,<3.12" or "==3.10.*". Raises ValueError for other forms."""
+    fits = [_fits(clause.strip(), version) for clause in wanted.split(",")]  # a list: every wrong clause raises
     return all(fits)
 
 
@@ -36,9 +36,10 @@ def _fits(clause: str, version: PythonVersion) -> bool:
 
 
 class Requirements(Value):
-    """Pinned pip requirements for one device kind. `verified` says where they ran.
+    """Pinned pip requirements for one device kind. `verified` names where they ran.
 
-    python: which versions they exist for; the platform's own is taken if it fits, else another of the machine.
+    python: the versions that they exist for. The platform's own Python is used if it fits, else another one of the
+    machine.
     """
 
     packages: tuple[str, ...] = Field(min_length=1)
@@ -51,12 +52,12 @@ class Requirements(Value):
         loose = [p for p in self.packages if "==" not in p]
         if loose:
             raise ValueError(f"packages must be pinned with '==': {', '.join(loose)}")
-        takes_python(self.python, (3, 0))  # raises for clauses that it cannot read
+        takes_python(self.python, (3, 0))  # raises ValueError for clauses of an unknown form
         return self
 
 
 class Launch(Value):
-    """The argv of one process; one process is started per device.
+    """The argv of one process. The platform starts one process for each device.
 
     Placeholders in braces: python, folder, rank, local_rank, node_rank, world_size.
     """
@@ -77,8 +78,8 @@ class Launch(Value):
 class ImplementationFile(Document):
     """models/<framework>/implementation.yaml; precisions, parallelism and requirements by device kind.
 
-    `accelerator` in precisions and parallelism stands for every kind but the cpu that is not named. Of such a kind the
-    vendor's image, or the user's own Python, brings the framework, so it has no requirements.
+    `accelerator` in precisions and parallelism means every kind that is not named, except the cpu. Such a kind has no
+    requirements, because the framework comes with the vendor's image or the user's own Python.
     """
 
     KIND: ClassVar[str] = "implementation"
@@ -94,9 +95,11 @@ class ImplementationFile(Document):
     launch: Launch
 
     def offered_precisions(self, kind: str) -> tuple[Precision, ...]:
+        """Return the precisions that are supported on this device kind."""
         return self.precisions.get(kind) or self.precisions.get(_stand_in(kind), ())
 
     def offered_parallelism(self, kind: str) -> tuple[Parallelism, ...]:
+        """Return the kinds of parallelism that are supported on this device kind."""
         return self.parallelism.get(kind) or self.parallelism.get(_stand_in(kind), ())
 
 

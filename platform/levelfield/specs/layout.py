@@ -1,7 +1,7 @@
-"""A parallel layout: how one training is spread over devices, in every notation of the field.
+"""A parallel layout: the distribution of one training over devices, in every common notation.
 
 `data` is the whole data-parallel size. ZeRO (Rajbhandari et al., 2020) shards over `sharding_degree`
-of these ranks; the rest, data / sharding_degree, are replicas of whole shards (hybrid sharding).
+of these ranks, and each shard has data / sharding_degree replicas (hybrid sharding).
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Layout(Value):
         return self
 
     def __str__(self) -> str:
-        """`DP4TP2PP1`, with `SH2SP4` behind it where states are sharded and `+seq` for sequence parallel."""
+        """Return `DP4TP2PP1`, then `SH2SP4` for sharded states and `+seq` for sequence parallel."""
         sharding = f"SH{self.sharding_stage}SP{self.sharding_degree}" if self.sharding_stage else ""
         return f"DP{self.data}TP{self.tensor}PP{self.pipeline}{sharding}{'+seq' if self.sequence_parallel else ''}"
 
     def in_notation(self, notation: str, nodes: int = 1, micro_batch: int = 1) -> str:
-        """The layout as one of the reports writes it: levelfield, megatron, oneflow, paddle or osdi.
+        """Return the layout in one notation: levelfield, megatron, oneflow, paddle or osdi.
 
-        `+seq` goes behind any of them. Raises LayoutError where the notation has no way to say the rest.
+        Each notation may end with `+seq`. Raises LayoutError when the notation cannot express this layout.
         """
         if notation == "levelfield":
             return str(self)
@@ -62,7 +62,7 @@ class Layout(Value):
         if notation not in writers:
             raise LayoutError(f"unknown layout notation '{notation}'; known: levelfield, {', '.join(writers)}")
         if self.sharding_stage and notation != "paddle":
-            raise LayoutError(f"{self}: the {notation} notation has no part for sharded states")
+            raise LayoutError(f"{self}: the {notation} notation has no part for sharded states; use another notation")
         return writers[notation]() + ("+seq" if self.sequence_parallel else "")
 
     def _paddle(self) -> str:
@@ -72,12 +72,12 @@ class Layout(Value):
 
     def _osdi(self, nodes: int, micro_batch: int) -> str:
         if self.tensor * self.pipeline > 1 or self.data % nodes:
-            raise LayoutError(f"{self} on {nodes} nodes: this notation says data parallel only")
+            raise LayoutError(f"{self} on {nodes} nodes: the osdi notation is for data parallel over equal nodes only")
         return f"{nodes}n_{self.data // nodes}g_dp_{micro_batch}bs"
 
 
 class LayoutText(NamedTuple):
-    """What a written layout says; None where it is silent."""
+    """The content of a layout's text; None for what it does not give."""
 
     layout: Layout
     nodes: int | None = None
@@ -88,8 +88,8 @@ class LayoutText(NamedTuple):
 def parse_layout(text: str) -> LayoutText:
     """Read a layout in any notation of `in_notation`. Raises LayoutError.
 
-    In names with SH and SP (Paddle's), SP is the sharding degree, not sequence parallelism; a DP part beside
-    it is the whole data-parallel size, and without one the sharding degree is.
+    In Paddle's names with SH and SP, SP is the sharding degree, not sequence parallelism. A DP part beside them is
+    the whole data-parallel size. Without a DP part the sharding degree is the data-parallel size.
     """
     body, _, suffix = text.partition("+")
     if suffix not in ("", "seq"):
@@ -103,13 +103,13 @@ def parse_layout(text: str) -> LayoutText:
     if _PARTS_PATTERN.fullmatch(body):
         return LayoutText(_from_parts(text, body, suffix))
     raise LayoutError(
-        f"layout '{text}' is in no known notation; write DP4TP2PP1, PP2DP4TP1, 8x1x4 (data x tensor x pipeline), "
+        f"layout '{text}' has an unknown notation; write DP4TP2PP1, PP2DP4TP1, 8x1x4 (data x tensor x pipeline), "
         "TP1PP1SH2SP8 (sharding stage and degree) or 1n_8g_dp_4bs, with +seq for sequence parallel"
     )
 
 
 def is_layout(text: str) -> bool:
-    """Whether `text` is written in one of the notations, possible or not."""
+    """Return whether `text` has the form of a known notation, even if the layout is not possible."""
     body = text.partition("+")[0]
     return any(p.fullmatch(body) for p in (_PARTS_PATTERN, _PRODUCT_PATTERN, _BATCH_PATTERN))
 
@@ -118,7 +118,7 @@ def _from_parts(text: str, body: str, suffix: str) -> Layout:
     fields: dict[str, int] = {}
     for name, number in re.findall(r"(DP|TP|PP|SH|SP)(\d+)", body.upper()):
         if _PARTS[name] in fields:
-            raise LayoutError(f"layout '{text}' says {name} twice")
+            raise LayoutError(f"layout '{text}': found {name} twice, expected it once")
         fields[_PARTS[name]] = int(number)
     if fields.get("sharding_degree", 1) > 1 and "sharding_stage" not in fields:
         raise LayoutError(

@@ -1,4 +1,4 @@
-"""The places of one run, all in one class."""
+"""The paths of all files of one run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class RunPaths:
-    """runs/<utc>_<case>_<framework>_<vendor>_<id>/ and everything in it."""
+    """The folder runs/<utc>_<case>_<framework>_<vendor>_<id>/ and its files."""
 
     root: Path
 
@@ -42,17 +42,17 @@ class RunPaths:
 
     @property
     def nodes(self) -> Path:
-        """What each node's container is told to start, and how its ranks ended."""
+        """For each node's container: the processes to start, and how its ranks ended."""
         return self.root / "nodes"
 
     @property
     def image(self) -> Path:
-        """Of a run in containers: the Dockerfile, and the log of the build if it was built for this run."""
+        """For a run in containers: the Dockerfile, and the log of the build if the run built the image."""
         return self.root / "image"
 
     @property
     def outcome(self) -> Path:
-        """How each process ended: raw, like the events."""
+        """How each process ended: raw data, like the events."""
         return self.root / "outcome.json"
 
     @property
@@ -69,12 +69,12 @@ class RunPaths:
 
     @property
     def reference(self) -> Path:
-        """What the run is held against, copied when it starts."""
+        """The reference that the run is compared with, copied at the start."""
         return self.root / "reference.json"
 
     @property
     def capture(self) -> Path:
-        """One step's tensors, where they were asked for."""
+        """The tensors of one step, if they were requested."""
         return self.root / "capture"
 
     @property

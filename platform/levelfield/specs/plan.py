@@ -1,4 +1,4 @@
-"""A plan: one frozen value that says everything about one run before it starts."""
+"""A plan: one frozen value that describes one run completely before it starts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ RuntimeName = Literal["process", "inside", "docker"]
 
 
 class Hardware(Value):
-    """The devices of the plan. `assumed`: they are not here, and the plan can only be looked at.
+    """The devices of the plan. `assumed`: this machine does not have them, and the plan cannot run.
 
-    visible: the variables that show the training's processes these devices and no others. environment: what the
-    vendor sets beside them for every process. overlay: the private file that gave some of the chip's fields; None when
+    visible: the variables that make exactly these devices visible to the training processes. environment: further
+    variables of the vendor for every process. overlay: the private file that gave some of the chip's fields; None when
     vendor.yaml gave all.
     """
 
@@ -42,9 +42,9 @@ class Hardware(Value):
 
 
 class PeakUsed(Value):
-    """The matmul peak that MFU is taken against. `tflops` None: unknown, with the reason in `source`.
+    """The matmul peak that MFU refers to. `tflops` None: unknown, with the reason in `source`.
 
-    measured_tflops: what the platform's own probe reached, beside a datasheet's number.
+    measured_tflops: the result of the platform's own probe, beside the number of a datasheet.
     """
 
     dtype: str
@@ -64,10 +64,10 @@ class ImplementationUsed(Value):
 
 
 class EnvironmentPlan(Value):
-    """The Python that the training runs in. `requirements` empty: a Python of the user's, taken as it is.
+    """The Python that the training runs in. `requirements` empty: the user's own Python, used unchanged.
 
-    made_with: the interpreter that makes the environment; None for one that nobody makes. lacking: why this machine
-    cannot make it, in a plan that is only looked at.
+    made_with: the interpreter that creates the environment; None when the platform does not create it. lacking: the
+    reason why this machine cannot create it; only a plan that does not run has one.
     """
 
     name: str
@@ -80,7 +80,7 @@ class EnvironmentPlan(Value):
 
 
 class CorpusUsed(Value):
-    """kind synthetic has no prefix; its entropy in nats per token is the floor of the loss."""
+    """The corpus of a run. kind synthetic has no prefix; its entropy in nats per token is the floor of the loss."""
 
     kind: Literal["synthetic", "megatron", "paddle"]
     prefix: str | None = None
@@ -90,7 +90,7 @@ class CorpusUsed(Value):
 
 
 class MemoryExpected(Value):
-    """Estimated bytes of the fullest rank, by part, and how much one device has."""
+    """Estimated bytes of the rank that needs most, by part, and the memory of one device."""
 
     parts: dict[str, int]
     total_bytes: int
@@ -98,8 +98,11 @@ class MemoryExpected(Value):
 
 
 class Plan(Document):
-    """`origins` says who chose each free field; `deviations` what differs from what was asked for; `entry` which of a
-    suite this is; `refusal` why the machine cannot run it."""
+    """Everything about one run before it starts.
+
+    origins: the source of each free field. deviations: the differences from the request. entry: the suite's entry that
+    this run is. refusal: the reason why the machine cannot run it.
+    """
 
     KIND: ClassVar[str] = "plan"
 
@@ -141,7 +144,7 @@ class Plan(Document):
 
 
 def job_of(plan: Plan, paths: RunPaths) -> dict[str, Any]:
-    """The content of job.json: what the worker is told, and nothing about vendors, plans or hosts."""
+    """Return the content of job.json for the worker. It holds nothing about vendors, plans or hosts."""
     work = plan.work.model_dump(mode="json")
     tuning = plan.tuning.model_dump(mode="json", exclude={"layout", "environment"})
     return {

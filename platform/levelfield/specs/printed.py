@@ -1,4 +1,4 @@
-"""Numbers as reports print them: read exactly, in SI units, and written again to the same digit."""
+"""Numbers as reports print them: reading them exactly in SI units, and writing them to the same digit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Literal
 
 Cut = Literal["rounded", "truncated"]
-# What one of each unit is in SI units, or in pieces (tokens, samples). A fraction is of 1.
+# One of each unit, in SI units or in pieces (tokens, samples). A percentage is a fraction of 1.
 UNITS: dict[str, Fraction] = {
     "s": Fraction(1),
     "ms": Fraction(1, 1000),
@@ -32,14 +32,14 @@ _NUMBER = re.compile(r"(?P<before>[↓↑]?)(?P<sign>[-+]?)(?P<number>\d+(?:\.(?
 
 @dataclass(frozen=True)
 class Number:
-    """A printed number, exactly, and how many decimals were printed."""
+    """A printed number, exactly, and the number of printed decimals."""
 
     value: Fraction
     decimals: int
 
 
 def read_number(text: str) -> Number:
-    """Read `41`, `-1754`, `40%`, `↓31.3%` or `11.4↓%`; an arrow down is a minus. Raises ValueError."""
+    """Read a number: `41`, `-1754`, `40%`, `↓31.3%` or `11.4↓%`. An arrow down is a minus. Raises ValueError."""
     match = _NUMBER.fullmatch(text.strip())
     if match is None or (match["before"] and match["after"]):
         raise ValueError(f"found '{text}', expected one number as printed: 41, 40%, -1754 or ↓31.3%")
@@ -49,12 +49,12 @@ def read_number(text: str) -> Number:
 
 
 def cut(value: Fraction, decimals: int, how: Cut) -> Fraction:
-    """The value with so many decimals: halves away from zero, or what is beyond left out."""
+    """Return the value with so many decimals, rounded (halves away from zero) or truncated."""
     scaled = abs(value) * 10**decimals
     whole = int(scaled) if how == "truncated" else int(scaled + Fraction(1, 2))
     return Fraction(whole if value >= 0 else -whole, 10**decimals)
 
 
 def written(value: Fraction, decimals: int, sign: bool = False) -> str:
-    """A value as text with so many decimals; with `sign`, a plus too."""
+    """Return a value as text with so many decimals; with `sign`, positive values have a plus."""
     return f"{float(cut(value, decimals, 'rounded')):{'+' if sign else ''}.{decimals}f}"

@@ -1,4 +1,4 @@
-"""A reference: one run's training in full precision, and how far from it runs may be that differ in arithmetic."""
+"""A reference: the training curve of one run, and the noise of runs that differ from it in arithmetic only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from levelfield.specs.result import Identity
 
 
 class NoiseRow(Value):
-    """The largest relative differences from the reference of a run in which only `changed` was another."""
+    """The largest relative differences from the reference of a run in which only `changed` differed."""
 
     changed: str
     run_id: str
@@ -25,7 +25,7 @@ class Reference(Document):
     """configs/references/<case>_<scale>_<precision>.json
 
     losses, grad_norms: of steps 1, 2, ... gradients: norms by step and canonical parameter. by, why, promoted: who
-    made this the reference, when and for what reason; run_id to layout: the run it was, and its environment.
+    promoted the run to the reference, the reason and the date. run_id to layout: the promoted run and its environment.
     """
 
     KIND: ClassVar[str] = "reference"

@@ -1,6 +1,6 @@
 """Case strings: `case:framework[_version][:vendor-or-chip[:nodes[:devices[:repeats]]]]`.
 
-FlagPerf's six-part strings are read as they are, those too that put a strategy where the chip belongs:
+FlagPerf's six-part strings are read unchanged, also when they have a strategy in the place of the chip:
 `gpt3_6.7B:paddle_2.5.1:TP1PP1SH2SP8A10080G:1:8:1`.
 """
 
@@ -20,7 +20,7 @@ _PART = re.compile(r"(?:DP|TP|PP|SH|SP)\d+", re.IGNORECASE)
 
 
 class Selector(Value):
-    """What was asked for; None where the text is silent. `target` is a vendor's or a chip's name."""
+    """The content of a case string; None for what it does not give. `target` is a vendor's or a chip's name."""
 
     case: str
     framework: str
@@ -33,7 +33,7 @@ class Selector(Value):
 
 
 def parse_selector(text: str) -> Selector:
-    """Read a case string. Raises UsageError that names the part, what was found and what was expected."""
+    """Read a case string. Raises UsageError with the part, what was found and what was expected."""
     parts = text.split(":")
     if not 2 <= len(parts) <= 6 or not all(p.strip() for p in parts):
         raise UsageError(f"--case '{text}': found {len(parts)} parts, expected {_FORM}")
@@ -52,7 +52,7 @@ def parse_selector(text: str) -> Selector:
 def split_target(text: str) -> tuple[str | None, str | None]:
     """Split 'TP1PP1SH2SP8A10080G' into layout and chip; either may be absent.
 
-    Digits of a strategy's last number cannot run into a chip's name, since chips begin with a letter.
+    The last number of a strategy cannot merge with a chip's name, because chips begin with a letter.
     """
     parts, end = [], 0
     while match := _PART.match(text, end):

@@ -1,4 +1,4 @@
-"""What a published figure was measured on: model, layout, batches, chip and network, as far as the report says."""
+"""The setting of a published figure: model, layout, batches, chip and network, as far as the report gives them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from levelfield.specs.layout import Layout, parse_layout
 
 
 class Network(Value):
-    """What joins nodes, as the report says it; each node's rate in one direction."""
+    """The network between nodes, as the report describes it; the rate of each node in one direction."""
 
     description: str
     bytes_per_second: float = Field(gt=0)
@@ -29,10 +29,10 @@ class Shape(Value):
 
 
 class Setting(Value):
-    """What was run: enough to plan it again. None: the report does not say.
+    """What was run, with enough detail to plan it again. None: not public.
 
-    case: a case of Levelfield that is the same work. chip: its name in vendors/*; None when withheld.
-    layout: what ran, in any notation; layout_printed: the report's text for it, where it leaves something out.
+    case: the case of Levelfield with the same work. chip: its name in vendors/*; None when withheld.
+    layout: the layout that ran, in any notation. layout_printed: the report's own text when it is incomplete.
     micro_batch, global_batch: sequences. recompute: `selective-attention` is Megatron's.
     """
 

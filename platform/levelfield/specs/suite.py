@@ -1,4 +1,4 @@
-"""A suite: case strings that are run one after another, each on the hardware that it names or on what is here."""
+"""A suite: case strings that run one after another, each on its named hardware or on this machine."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from levelfield.specs.tuning import TuningChoice
 
 
 class SuiteEntry(Value):
-    """name: of the published row that it is, where it is one; group: the heading that it stands under.
+    """One run of a suite. name: of the published row that it repeats, if any; group: the heading above it.
 
-    hardware: where the row was measured; where it is not here, a run is scaled to what is. note: what a reader of the
-    row has to know.
+    hardware: where the row was measured; on another machine the run is scaled to the devices that exist. note: a
+    remark for the reader of the row.
     """
 
     case: str
@@ -29,12 +29,12 @@ class SuiteEntry(Value):
 
     @property
     def label(self) -> str:
-        """The name; without one the case string and the layout."""
+        """The name, or the case string and the layout when there is no name."""
         return self.name or " ".join(part for part in (self.case, self.set.layout) if part)
 
 
 class Suite(Document):
-    """configs/suites/<name>.yaml; `hardware`: of every entry that names none itself."""
+    """configs/suites/<name>.yaml. `hardware`: of every entry without its own."""
 
     KIND: ClassVar[str] = "suite"
 
@@ -51,7 +51,7 @@ class Suite(Document):
 
 
 class EntryUsed(Value):
-    """Which entry of which suite a run is."""
+    """The suite's entry that a run is."""
 
     suite: str
     name: str

@@ -1,6 +1,6 @@
-"""tested.json beside implementation.yaml: how far an implementation came from torch in each layout that was run.
+"""tested.json beside implementation.yaml: the difference of an implementation from torch in each tested layout.
 
-Written by tests/models/matrix.py, never by hand.
+tests/models/matrix.py writes it; nobody edits it by hand.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Limits(Value):
     grad_norm: float
 
 
-# fp32: rounding in another order. 16 bits against torch's fp32: the rounding of the format itself, so that only the
-# layout is shown to work; their arithmetic is compared in docs/alignment.md's way, run against run.
+# fp32: the limits allow for rounding in another order. 16 bits: they allow for the rounding of the format, because the
+# reference is torch in fp32. So they show only that the layout works; docs/alignment.md compares the arithmetic.
 LIMITS: dict[Precision, Limits] = {
     "fp32": Limits(first_loss=1e-6, loss=1e-5, grad_norm=1e-4),
     "bf16": Limits(first_loss=1e-3, loss=5e-3, grad_norm=0.1),
@@ -32,11 +32,11 @@ LIMITS: dict[Precision, Limits] = {
 
 
 class Difference(Value):
-    """A run's largest relative differences from the reference; None: not finite, or not to be had.
+    """The largest relative differences of a run from the reference; None: not finite, or not available.
 
     first_loss, loss: of the loss at step 1, and at any step. grad_norm: of the global gradient norm at any step.
-    parameter_norm: of one parameter's gradient norm, at the steps that record them. total_norm: of all parameters'
-    norms together from the run's own gradient norm, at those steps.
+    parameter_norm: of one parameter's gradient norm, at the steps that record it. total_norm: between the norm of all
+    parameters' gradients and the run's own gradient norm, at the same steps.
     """
 
     first_loss: float | None
@@ -48,6 +48,7 @@ class Difference(Value):
     same_tokens: bool
 
     def within(self, precision: Precision = "fp32") -> bool:
+        """Return whether every difference is within the limits of `precision`."""
         limits = LIMITS[precision]
         bounds = [
             (self.first_loss, limits.first_loss),
@@ -55,14 +56,14 @@ class Difference(Value):
             (self.grad_norm, limits.grad_norm),
             (self.total_norm, 1e-5),
         ]
-        if precision == "fp32":  # in 16 bits a small parameter's own norm is mostly rounding
+        if precision == "fp32":  # in 16 bits the norm of a small parameter is mostly rounding error
             bounds.append((self.parameter_norm, limits.grad_norm))
         near = all(value is not None and value <= limit for value, limit in bounds)
         return near and self.same_weights and self.same_tokens
 
 
 class Run(Value):
-    """One run of the small model of a family. failure: what it said where it did not end; difference is None then."""
+    """One run of a family's small model. failure: the error message of a failed run; its difference is None."""
 
     name: str
     family: Family
@@ -78,7 +79,7 @@ class Run(Value):
 
 
 class LayoutRuns(Document):
-    """What was run of one version on one kind of device, against torch in one process."""
+    """The runs of one version on one kind of device, compared with torch in one process."""
 
     KIND: ClassVar[str] = "tested"
 

@@ -1,4 +1,4 @@
-"""What a maker's tool prints, as data: the command, the shape of its output, and where each value stands in it."""
+"""The output of a vendor's tool as data: the command, the format of its output, and the place of each value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from levelfield.specs.base import Value
 FieldName = Literal[
     "index", "name", "identity", "memory_total", "memory_used", "power", "energy", "utilisation", "temperature"
 ]
-# Each unit in the contract's own: watts, joules, bytes, a share of 1, degrees Celsius. Text, so that it stays exact.
+# Each unit in the units of the contract: W, J, bytes, fraction of 1, degrees Celsius. Text, because it is exact.
 UNITS: dict[str, dict[str, str]] = {
     "power": {"W": "1", "mW": "0.001"},
     "energy": {"J": "1", "mJ": "0.001", "uJ": "0.000001"},
@@ -31,9 +31,9 @@ def _compiles(text: str) -> str:
     try:
         found = re.compile(text)
     except re.error as error:
-        raise ValueError(f"found '{text}', no regular expression: {error}") from None
+        raise ValueError(f"found '{text}', expected a regular expression: {error}") from None
     if found.fullmatch(""):
-        raise ValueError(f"found '{text}', which an empty text matches too; expected one that asks for something")
+        raise ValueError(f"found '{text}', which matches an empty text; expected a pattern that does not")
     return text
 
 
@@ -41,12 +41,12 @@ Pattern = Annotated[str, AfterValidator(_compiles)]
 
 
 class Where(Value):
-    """Where one value stands in a record.
+    """The place of one value in a record.
 
     column (csv): its number, from 1, or its name in the header. path (json): keys from the record down; a number is a
-    place in a list, `@key` the record's own key. A pattern needs neither: its group has the field's name.
-    unit: what the number is in. printed: the text behind the number, which must then be there (`W`, `%`, `MiB`).
-    matching: what the whole text must match, else it is not this value; its first group, if any, is the value.
+    place in a list, `@key` the record's own key. A pattern needs neither, because its group has the field's name.
+    unit: the unit of the number. printed: the text that must follow the number (`W`, `%`, `MiB`).
+    matching: a pattern for the whole text; other texts are not this value. Its first group, if any, is the value.
     """
 
     column: Annotated[int, Field(ge=1)] | str | None = None
@@ -57,15 +57,15 @@ class Where(Value):
 
 
 class Tool(Value):
-    """A command that prints a record for each device, run in the C locale.
+    """A command that prints a record for each device. It runs in the C locale.
 
-    csv: one record a line, split at `separator` (" ": at any white space) into exactly `columns` parts.
-    json: `records` leads to a list or a mapping of records; empty, the whole document is that. A document that is a
-    list where `records` begins with a key is the records: releases of one tool differ in that.
+    csv: one record per line, split at `separator` (" ": at any white space) into exactly `columns` parts.
+    json: `records` is the path to a list or a mapping of records; when it is empty, the whole document is one of them.
+    A document that is a list, where `records` begins with a key, is the records: releases of one tool differ here.
     pattern: regular expressions with a named group for each field, `^` and `$` at every line. Each match of the first
-    begins a record; the others are looked for behind it, up to the next, and must be there once. Adjacent lines are
-    safest in one pattern with \\n between: a line that is lost then never lets two records run into one.
-    Lines count only when their end is there. not_available: words, any case, that say a value cannot be read.
+    begins a record. The others must match exactly once between it and the next match of the first. Adjacent lines are
+    safest in one pattern with \\n between them: a lost line then never merges two records into one.
+    Only complete lines count. not_available: words, in any case, for a value that cannot be read.
     """
 
     command: tuple[str, ...] = Field(min_length=1)
@@ -81,7 +81,7 @@ class Tool(Value):
     @model_validator(mode="after")
     def _is_complete(self) -> Tool:
         if "index" not in self.fields:
-            raise ValueError("fields.index: missing; a record without the device's index is nobody's")
+            raise ValueError("fields.index: missing; a record needs the index of its device")
         for name, where in self.fields.items():
             _check_unit(name, where.unit)
         {"csv": self._check_columns, "json": self._check_paths, "pattern": self._check_groups}[self.format]()
@@ -93,7 +93,7 @@ class Tool(Value):
         if 0 < len(numbers) < len(self.fields):
             raise ValueError("fields: found numbers and names of columns, expected one kind for all")
         if numbers and self.columns is None and self.separator != " ":
-            raise ValueError("columns: missing; their number is how a damaged line is told from a whole one")
+            raise ValueError("columns: missing; their number shows whether a line is complete")
         if numbers and self.columns is not None and max(numbers) > self.columns:
             raise ValueError(f"fields: found column {max(numbers)}, expected at most {self.columns}, the key 'columns'")
 
@@ -106,7 +106,7 @@ class Tool(Value):
             if getattr(where, key) is None:
                 raise ValueError(f"fields.{name}.{key}: missing; format {self.format} needs it")
             if getattr(where, other) is not None or self.patterns:
-                raise ValueError(f"fields.{name}: format {self.format} knows '{key}' only; remove the rest")
+                raise ValueError(f"fields.{name}: format {self.format} uses '{key}' only; remove the other keys")
 
     def _check_groups(self) -> None:
         groups = [group for pattern in self.patterns for group in re.compile(pattern).groupindex]
@@ -114,13 +114,13 @@ class Tool(Value):
             found, wanted = ", ".join(groups) or "none", ", ".join(self.fields)
             raise ValueError(f"patterns: found the groups {found}, expected each field once: {wanted}")
         if "index" not in re.compile(self.patterns[0]).groupindex:
-            raise ValueError("patterns: the first begins a record, so it must hold the group 'index'")
+            raise ValueError("patterns: the first pattern begins a record, so it needs the group 'index'")
         if any(where.column is not None or where.path is not None for where in self.fields.values()):
-            raise ValueError("fields: format pattern knows neither 'column' nor 'path'; remove them")
+            raise ValueError("fields: format pattern uses neither 'column' nor 'path'; remove them")
 
 
 def units_of(field: str) -> dict[str, str]:
-    """The units that a field may have; none for a field that is no quantity."""
+    """Return the units that a field may have; none for a field that is not a quantity."""
     return UNITS.get("memory" if field.startswith("memory") else field, {})
 
 
@@ -129,15 +129,15 @@ def _check_unit(field: str, unit: str | None) -> None:
     if known and unit not in known:
         raise ValueError(f"fields.{field}.unit: found {unit!r}, expected one of {', '.join(known)}")
     if not known and unit is not None:
-        raise ValueError(f"fields.{field}.unit: found '{unit}', expected none: this is no quantity")
+        raise ValueError(f"fields.{field}.unit: found '{unit}', expected none: the field is not a quantity")
 
 
 class Discovery(Value):
-    """How devices are found where the monitor's own records do not say it: by exactly one of these.
+    """How devices are found when the monitor's own records do not list them: by exactly one of these keys.
 
-    tool: another command. device_nodes: a glob under /dev; the digits that a name ends in are the device's index.
-    What it does not say (name, identity, memory) is taken from the monitor's record of the same index. Where both say
-    an identity it must be the same text: another one means that the index has changed hands, and samples stay empty.
+    tool: another command. device_nodes: a glob under /dev; the digits at the end of a name are the device's index.
+    Missing values (name, identity, memory) come from the monitor's record of the same index. Two identities of one
+    index must be equal. If they differ, the index now belongs to another device, and samples stay empty.
     """
 
     tool: Tool | None = None
@@ -151,7 +151,7 @@ class Discovery(Value):
 
 
 class VersionCommand(Value):
-    """A command that prints a version: what the first group of `pattern` matches, else the whole match."""
+    """A command that prints a version: the first group of `pattern`, or the whole match without a group."""
 
     command: tuple[str, ...] = Field(min_length=1)
     timeout_seconds: float = SECONDS

@@ -1,4 +1,4 @@
-"""Tuning: the closed list of what a vendor or a user may choose. All else is the case's."""
+"""Tuning: the closed list of fields that a vendor or a user may choose. The case fixes all others."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Attention = Literal["sdpa", "flash_attn"]
 
 
 class Tuning(Value):
-    """The free fields, all set: one run's choice.
+    """The values of all free fields for one run.
 
     micro_batch: sequences per forward pass of one data-parallel rank.
-    virtual_pipeline: model chunks of each pipeline stage; above 1 the stages take them by turns, which is the
-    interleaved schedule of Narayanan et al., 2021 (section 2.2).
-    threads: CPU threads per process (None: the framework's own choice).
-    environment: variables for the training process; they are recorded and shown by --dry-run.
+    virtual_pipeline: model chunks of each pipeline stage; above 1 it is the interleaved schedule of Narayanan et al.,
+    2021 (section 2.2).
+    threads: CPU threads per process (None: the framework's default).
+    environment: variables for the training process; they are recorded, and --dry-run shows them.
     """
 
     layout: Layout = Layout()
@@ -35,7 +35,7 @@ class Tuning(Value):
 
 
 class TuningChoice(Value):
-    """A choice of some free fields; None leaves them to whoever chose before."""
+    """The values of some free fields. None keeps the value of the previous choice."""
 
     layout: str | None = None
     micro_batch: int | None = Field(default=None, ge=1)
@@ -55,7 +55,7 @@ class TuningChoice(Value):
 
 
 class TuningRow(Value):
-    """What a vendor chooses for a chip, a framework and a number of devices per node (None: any), and why."""
+    """A vendor's choice for a chip, a framework and a number of devices per node (None: any), and the reason."""
 
     chip: str | None = None
     framework: str | None = None
@@ -65,13 +65,13 @@ class TuningRow(Value):
     why: str = Field(min_length=3)
 
     def applies(self, scale: str, chip: str | None, framework: str | None, devices: int | None) -> bool:
-        """Whether every condition of the row holds; one on what is not known (None) does not."""
+        """Return whether every condition of the row holds. A condition on an unknown value (None) does not hold."""
         holds = (self.chip in (None, chip), self.framework in (None, framework), self.devices in (None, devices))
         return self.scale == scale and all(holds)
 
     @property
     def conditions(self) -> dict[str, str | int]:
-        """What has to hold beside the scale, by name; empty for a row that always applies."""
+        """The conditions beside the scale, by name; empty for a row that always applies."""
         named = {"chip": self.chip, "framework": self.framework, "devices": self.devices}
         return {name: value for name, value in named.items() if value is not None}
 

@@ -1,4 +1,4 @@
-"""vendor.yaml: a maker's chips and how frameworks reach them, as data."""
+"""vendor.yaml: a vendor's chips, and how frameworks use them, as data."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ PeakDtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8"]
 
 
 class Peak(Value):
-    """A dense peak in TFLOP/s and where the number comes from. A peak without a source is not written down."""
+    """A dense peak in TFLOP/s and the source of the number. A peak without a source is not allowed."""
 
     tflops: float = Field(gt=0)
     source: str = Field(min_length=3)
 
 
 class Achieved(Value):
-    """A rate of large matrix products that somebody measured, in TFLOP/s, and who: what a peak is worth in practice."""
+    """A measured rate of large matrix products in TFLOP/s, and its source: the part of a peak that is reachable."""
 
     tflops: float = Field(gt=0)
     source: str = Field(min_length=3)
 
 
 class Interconnect(Value):
-    """What joins devices of this chip in one node, and how fast.
+    """The links between devices of this chip in one node, and their rates.
 
-    each_way_bytes_per_second: what one device sends over all of its links, while it may receive as much.
-    pair_each_way_bytes_per_second: what it sends to one other device, where only some of the links lead there (a mesh
-    without a switch); absent where all of them do. Of uneven links the slowest.
-    bytes_per_second: the number that the source prints, and source_counts how it counts: often both ways together.
+    each_way_bytes_per_second: the rate at which one device sends over all its links, while it may receive as much.
+    pair_each_way_bytes_per_second: the rate to one other device, when only some of the links lead there (a mesh
+    without a switch); absent when all links do. If links differ, it is the slowest.
+    bytes_per_second: the number that the source prints. source_counts: how it counts, often both ways together.
     """
 
     description: str = Field(min_length=3)
@@ -49,7 +49,7 @@ class Interconnect(Value):
         if self.bytes_per_second is None or self.each_way_bytes_per_second is None:
             return self
         if self.source_counts is None:
-            raise ValueError("source_counts: missing; say whether bytes_per_second is `each way` or `both ways`")
+            raise ValueError("source_counts: missing; write whether bytes_per_second counts `each way` or `both ways`")
         expected = self.each_way_bytes_per_second * (2 if self.source_counts == "both ways" else 1)
         if not math.isclose(self.bytes_per_second, expected):
             raise ValueError(
@@ -70,10 +70,10 @@ class Interconnect(Value):
 
 
 class Chip(Value):
-    """One device as the framework sees it. `device_is` says whether that is a card or a die of one.
+    """One device as the framework sees it. `device_is`: a card, a die of a card, or a share of the host.
 
-    match: ends (any case) of the name that the maker's tool prints, to recognise the chip. Ends, because what follows
-    a chip's name makes it another: "H200 NVL" is no H200.
+    match: endings (any case) of the name that the vendor's tool prints, to recognise the chip. They are endings,
+    because a further word names another chip: "H200 NVL" is not an H200.
     achievable: by dtype, the matrix-multiplication rate that public measurements reached; never above the peak.
     """
 
@@ -102,7 +102,7 @@ class Chip(Value):
 
 
 class FrameworkAccess(Value):
-    """How a framework names this vendor's device, and its collective backend."""
+    """The framework's name of this vendor's device, and its collective backend."""
 
     device: str
     backend: str
@@ -117,13 +117,14 @@ class Mount(Value):
 
 
 class ContainerAccess(Value):
-    """How a container is shown exactly the chosen devices. `{index}` in a text stands for each device's index.
+    """How a container sees exactly the chosen devices. `{index}` in a text stands for each device's index.
 
-    device_request: the engine is asked for the devices by their identities, by this driver (`docker run --gpus`).
-    device_nodes: files under /dev; one with `{index}` is there once for each device.
-    renumbered: within the container the devices count from 0, so the visible-devices variable is not passed on.
-    capabilities, security_options: beyond what an engine gives, by name, each with the reason. Nothing is privileged.
-    ulimits: -1 is unlimited. An engine that refuses one starts the container without it, and the result says so.
+    device_request: the driver through which the engine gives devices by their identities (`docker run --gpus`).
+    device_nodes: files under /dev; one with `{index}` is repeated for each device.
+    renumbered: inside the container the devices count from 0, so the visible-devices variable is not passed on.
+    capabilities, security_options: additions to the engine's defaults, by name, each with the reason. No container is
+    privileged.
+    ulimits: -1 is unlimited. If the engine refuses one, the container starts without it, and the result records it.
     """
 
     device_request: str | None = None
@@ -142,10 +143,11 @@ class ContainerAccess(Value):
 
 
 class Image(Value):
-    """An image to build on. With a digest it is that image for ever; without, `source` says where the tag is from.
+    """A base image. A digest fixes its content for ever; without one, `source` gives the origin of the tag.
 
-    python: the interpreter in it. python_version: what wheels are chosen for. system_packages: Debian's, to be
-    installed first. has_framework: it brings the framework, so the implementation's requirements are not installed.
+    python: the interpreter in the image. python_version: the version that wheels are chosen for. system_packages:
+    Debian packages to install first. has_framework: the image holds the framework, so the implementation's
+    requirements are not installed.
     """
 
     image: str = Field(min_length=1)
@@ -158,7 +160,7 @@ class Image(Value):
 
     @property
     def reference(self) -> str:
-        """What FROM takes."""
+        """The argument of FROM in a Dockerfile."""
         return f"{self.image}@{self.digest}" if self.digest else self.image
 
 
@@ -166,10 +168,10 @@ class VendorFile(Document):
     """vendors/<vendor>/vendor.yaml
 
     device_kind: the key under which implementations list their requirements (`cpu`, `nvidia`, ...). With `cpu` the
-    devices are the host's processors: one machine may be divided into any number of them, and they share its memory.
-    images: what containers are built on, by framework; `base` where a framework has none of its own.
+    devices are shares of the host: one machine may be divided into any number of them, and they share its memory.
+    images: the base images of containers, by framework; `base` for a framework without its own.
     environment: variables for every training process.
-    discovery, monitor, software: how the maker's tools are read, where no adapter.py does it. Without `discovery` the
+    discovery, monitor, software: how to read the vendor's tools, when there is no adapter.py. Without `discovery` the
     devices are those of the monitor's records.
     """
 
@@ -203,6 +205,6 @@ class VendorFile(Document):
         return self
 
     def chip(self, name: str) -> Chip | None:
-        """The chip with this name or alias, any case; None when there is none."""
+        """Return the chip with this name or alias, in any case, or None."""
         wanted = name.lower()
         return next((c for c in self.chips if wanted in [n.lower() for n in (c.name, *c.aliases)]), None)

@@ -1,7 +1,7 @@
-"""What a publisher withholds: commitments that everyone may have, and the reveal that the publisher keeps.
+"""Withheld values of a publisher: the public commitments, and the reveal that the publisher keeps.
 
-A commitment binds run, field and value: sha256 over a name of its own, and the canonical JSON of all of them with a
-salt of 32 random bytes, without which no value can be tried out.
+A commitment binds run, field and value. It is a sha256 over a domain name and the canonical JSON of the three with a
+salt of 32 random bytes. Without the salt nobody can test a guessed value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SALT_BYTES = 32
 
 
 def commitment(run_id: str, field: str, salt: str, value: Any) -> str:
-    """The digest of one cell. Raises ValueError for a value that is no JSON, such as NaN."""
+    """Return the digest of one cell. Raises ValueError for a value that JSON cannot hold, such as NaN."""
     cell = {"run_id": run_id, "field": field, "salt": salt, "value": value}
     text = json.dumps(cell, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return "sha256:" + hashlib.sha256(f"{DOMAIN}\0{text}".encode()).hexdigest()
@@ -33,7 +33,7 @@ class Commitment(Value):
 
 
 class Commitments(Document):
-    """commitments.json: public. One cell for each field of each run, or the document is not whole."""
+    """commitments.json, which is public: exactly one cell for each field of each run."""
 
     KIND: ClassVar[str] = "commitments"
 
@@ -46,8 +46,8 @@ class Commitments(Document):
         expected = [(run, field) for run in self.runs for field in self.fields]
         found = [(cell.run_id, cell.field) for cell in self.cells]
         _refuse("missing", set(expected) - set(found))
-        _refuse("not of these runs and fields", set(found) - set(expected))
-        _refuse("there twice", {cell for cell in found if found.count(cell) > 1})
+        _refuse("not one of these runs and fields", set(found) - set(expected))
+        _refuse("found twice", {cell for cell in found if found.count(cell) > 1})
         return self
 
 
@@ -69,7 +69,7 @@ class RevealedCell(Value):
 
 
 class Reveal(Document):
-    """reveal.json: private until the publisher hands it on, whole or only some of its cells."""
+    """reveal.json: private until the publisher gives it to others, all its cells or some."""
 
     KIND: ClassVar[str] = "reveal"
 
@@ -78,7 +78,7 @@ class Reveal(Document):
     @model_validator(mode="after")
     def _once(self) -> Reveal:
         found = [(cell.run_id, cell.field) for cell in self.cells]
-        _refuse("there twice", {cell for cell in found if found.count(cell) > 1})
+        _refuse("found twice", {cell for cell in found if found.count(cell) > 1})
         return self
 
 

@@ -1,8 +1,8 @@
-"""What runs inside the training process: the job, the data, the initial weights, the learning rate, the events.
+"""The code inside a training process: the job, the data, the initial weights, the learning rate, the events.
 
-Standard library and numpy only, in the syntax of Python 3.8: vendors' images have old Pythons and none of
-the platform's dependencies. Every framework's implementation uses these and nothing else of the platform,
-so that the work is identical in all of them.
+It uses the standard library and numpy only, in the syntax of Python 3.8. Vendors' images have old Pythons
+and none of the platform's dependencies. Every framework's implementation imports this package and nothing
+else of the platform, so the work is identical in all of them.
 """
 
 from .batches import Batch, Batches

@@ -1,7 +1,7 @@
-"""Batches: a function of (seed, step), whatever the parallel layout.
+"""Batches as a function of (seed, step), the same for every parallel layout.
 
 With G the global batch, D the data-parallel size and B the micro-batch, row j of micro-batch m of data rank d
-in step s is run-sample (s - 1) G + (m D + d) B + j: the ranks together read each run-sample once.
+in step s is run-sample (s - 1) G + (m D + d) B + j. The ranks together read each run-sample once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Batch(NamedTuple):
 class Batches:
     """The batches of data rank `data_rank`, steps 1 to training.steps.
 
-    Raises JobError when the job's batch sizes do not multiply to the global batch, CorpusError as its corpus does.
+    Raises JobError when the job's batch sizes do not multiply to the global batch. Raises CorpusError when the
+    corpus is damaged or does not fit.
     """
 
     def __init__(self, job: SimpleNamespace, data_rank: int) -> None:
@@ -58,7 +59,7 @@ class Batches:
         return (self.batch(step) for step in range(1, self._steps + 1))
 
     def batch(self, step: int) -> Batch:
-        """The batch of `step`, counted from 1; any step at the same cost."""
+        """Return the batch of `step`, counted from 1. Every step costs the same."""
         numbers = self.run_samples(step)
         samples = self._source.samples(numbers)
         rows = samples.reshape(*self._shape, samples.shape[1])
@@ -66,7 +67,7 @@ class Batches:
         return Batch(step, inputs, targets, targets.size, checksum_samples(numbers, samples))
 
     def run_samples(self, step: int) -> Words:
-        """The run-sample numbers of this rank's rows in `step`, micro-batch by micro-batch."""
+        """Return the run-sample numbers of this rank's rows in `step`, one micro-batch after the other."""
         accumulation, micro_batch = self._shape
         micro = np.arange(accumulation, dtype=np.uint64)[:, None] * np.uint64(self._ranks) + np.uint64(self._rank)
         rows = micro * np.uint64(micro_batch) + np.arange(micro_batch, dtype=np.uint64)
@@ -83,7 +84,7 @@ class Batches:
 
 
 def open_source(job: SimpleNamespace) -> Source:
-    """The job's corpus, ready to give samples. Raises CorpusError."""
+    """Open the job's corpus for reading samples. Raises CorpusError."""
     vocab_size, length = job.model.vocab_size, job.training.sequence_length
     if job.corpus.kind == "synthetic":
         return SyntheticCorpus(job.data, vocab_size, length)

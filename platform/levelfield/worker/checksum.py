@@ -1,8 +1,8 @@
-"""Checksums that add up: of a parameter over disjoint slices, of a step's tokens over data-parallel ranks.
+"""Additive checksums: of a parameter over disjoint slices, and of a step's tokens over data-parallel ranks.
 
-Both are sums modulo 2**64 of one term for each element, each term its number times a random odd word that
-belongs to the element's place (a multilinear hash, Carter and Wegman, 1979): a change of one element, or of
-any few at random, or an exchange of two, changes the sum.
+Both are sums modulo 2**64 with one term for each element. A term is the element's number times a random odd
+word that depends on the element's place (a multilinear hash, Carter and Wegman, 1979). The sum changes when
+one element changes, when any few change at random, or when two are exchanged.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _BLOCK = 32768  # elements at a time: the widened copy stays in a core's cache
 
 
 def checksum_slice(name: str, array: NDArray[np.float32], shape: Sequence[int], slices: Slices) -> int:
-    """The sum, below 2**64, over the elements of `array`, which is the slice `slices` of parameter `name`.
+    """Return the checksum, below 2**64, of `array`, which is the slice `slices` of parameter `name`.
 
-    A term depends on the name, the element's place in the whole parameter and its float32 bits, so the sums
-    of disjoint slices add up (modulo 2**64) to the whole's. Raises ValueError when the array is not float32
-    or not of the slice's shape.
+    A term depends on the name, the element's place in the whole parameter and its float32 bits. So the sums
+    of disjoint slices add up (modulo 2**64) to the sum of the whole. Raises ValueError when the array is not
+    float32 or does not have the slice's shape.
     """
     bounds = bounds_of(shape, slices)
     if array.shape != extent(bounds) or array.dtype != np.float32:
@@ -40,9 +40,9 @@ def checksum_slice(name: str, array: NDArray[np.float32], shape: Sequence[int], 
 
 
 def checksum_samples(numbers: Words, tokens: NDArray[np.int64]) -> int:
-    """The sum, below 2**64, over samples of a hash of the sample's number and its tokens.
+    """Return the checksum, below 2**64, of samples: each term is a hash of a sample's number and its tokens.
 
-    numbers: [n]; tokens: [n, sequence + 1], the last target included.
+    numbers: [n]; tokens: [n, sequence + 1], with the last target.
     """
     places = _odd(key_of("tokens"), np.arange(tokens.shape[1], dtype=np.uint64))
     sums = tokens.view(np.uint64) @ places
@@ -55,7 +55,7 @@ def _weighted_sum(array: NDArray[np.float32], rows: Words, columns: Words) -> in
     height = max(1, _BLOCK // max(1, len(columns)))
     for start in range(0, len(rows), height):
         block = np.ascontiguousarray(array[start : start + height]).view(np.uint32)
-        # plus one: a zero counts too, so that an element cannot be missing unseen
+        # plus one: a zero then changes the sum too, so the sum shows a missing element
         sums = (block.astype(np.uint64) + np.uint64(1)) @ columns
         total += int((sums * rows[start : start + height]).sum(dtype=np.uint64))
     return total & MASK

@@ -1,7 +1,7 @@
 """Tokenised corpora on disk, memory-mapped: Megatron's `.bin` and `.idx`, Paddle's `_ids.npy` and `_idx.npz`.
 
-Opening costs the same for any size: headers, file sizes and the two ends of the index are checked. The whole
-index is checked once, by the platform (`levelfield.corpus.check`). Samples are windows of the flat tokens.
+Opening costs the same for every size: it checks headers, file sizes and the two ends of the index. The
+platform checks the whole index once (`levelfield.corpus.check`). Samples are windows of the flat tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Corpus(NamedTuple):
-    """An open corpus."""
+    """An open corpus: its kind, its prefix, its mapped tokens and its number of documents."""
 
     kind: str
     prefix: str
@@ -33,7 +33,7 @@ class Corpus(NamedTuple):
 
     @property
     def tokens(self) -> NDArray[Any]:
-        """All its tokens, flat and read-only, in the integers of its file."""
+        """All tokens, flat and read-only, in the integer type of the file."""
         return self.map.tokens
 
 
@@ -54,7 +54,7 @@ class IndexedCorpus:
         self._order = Order(_training_samples(corpus, data.split, sequence_length), data.seed, data.shuffle)
 
     def samples(self, numbers: Words) -> NDArray[np.int64]:
-        """The samples of these run numbers: int64 [n, sequence_length + 1].
+        """Return the samples of these run-sample numbers: int64 [n, sequence_length + 1].
 
         Raises CorpusError for a token that is not in the vocabulary.
         """
@@ -69,7 +69,7 @@ class IndexedCorpus:
         return found
 
     def _check_vocabulary(self, found: NDArray[np.int64], places: Words) -> None:
-        # seen as unsigned, a negative number is large: one comparison finds both kinds
+        # a negative number is large when it is read as unsigned: one comparison finds both faults
         if not found.size or int(found.view(np.uint64).max()) < self._vocab_size:
             return
         row, position = np.argwhere(found.view(np.uint64) >= np.uint64(self._vocab_size))[0].tolist()

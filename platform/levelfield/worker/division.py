@@ -1,6 +1,7 @@
-"""Whether a layout's ranks can share a model; what an implementation asks before any rank joins the others.
+"""Checks that a layout's ranks can divide a model; every implementation calls them before the rendezvous.
 
-The platform asks the same before it starts a run (relations.py); a job that comes from elsewhere is refused here.
+The platform makes the same checks before it starts a run (predict/layout_rules.py). These checks refuse a job
+that did not come from the platform.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ DIVIDED = ("heads", "kv_heads", "ffn_hidden_size", "vocab_size")
 
 
 def check_tensor_parallel(job: SimpleNamespace) -> None:
-    """Raises Unsupported for sizes that the tensor-parallel ranks do not divide."""
+    """Check that the tensor-parallel ranks divide every size that they share. Raises Unsupported."""
     ranks = job.layout.tensor
     sizes = {name: getattr(job.model, name) for name in DIVIDED}
     if job.layout.sequence_parallel:
@@ -24,7 +25,7 @@ def check_tensor_parallel(job: SimpleNamespace) -> None:
 
 
 def check_pipeline(job: SimpleNamespace) -> None:
-    """Raises Unsupported for fewer layers or micro-batches than stages."""
+    """Check that every stage has a layer and a micro-batch. Raises Unsupported."""
     stages = job.layout.pipeline
     for name, count in (("layers", job.model.layers), ("micro-batches a step", job.accumulation)):
         if count < stages:

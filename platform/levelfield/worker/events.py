@@ -1,6 +1,6 @@
-"""Events: what a training process says happened, one JSON line each, written before the next thing happens.
+"""The events of a training process: one JSON line each, written as soon as the event happens.
 
-A line is one write to the file: a process that is killed keeps every step that it finished.
+A line is one write to the file. So the file of a killed process holds every step that the process finished.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
 class Recorder:
-    """Appends this rank's events to <events_dir>/rank<rank>.jsonl and keeps its heartbeat.
+    """Appends this rank's events to <events_dir>/rank<rank>.jsonl and starts its heartbeat.
 
-    Every method raises StorageError when its event cannot be written whole; what was written before stays.
+    Every method raises StorageError when its event cannot be written whole. Earlier events stay in the file.
     """
 
     def __init__(self, job: SimpleNamespace) -> None:
@@ -47,13 +47,13 @@ class Recorder:
         self._path = path
 
     def framework(self, name: str, version: str, device: str, details: Fields | None = None) -> None:
-        """Which framework and device this process really uses; `details` is free."""
+        """Record the framework and the device that this process really uses. `details` may hold any fields."""
         self._write(
             {"event": "framework", "name": name, "version": version, "device": device, "details": details or {}}
         )
 
     def weights(self, parameters: Iterable[Held]) -> None:
-        """Checksums of the initial weights this rank holds: (name, whole shape, slices, local float32 values)."""
+        """Record checksums of this rank's initial weights: (name, whole shape, slices, local float32 values)."""
         rows = []
         for name, shape, slices, array in parameters:
             total = checksum_slice(name, array, shape, slices)
@@ -61,7 +61,7 @@ class Recorder:
         self._write({"event": "weights", "parameters": rows})
 
     def begin(self) -> None:
-        """Step 1 starts now; a step lasts from the event before it to its own."""
+        """Record that step 1 starts now. A step lasts from the previous event to its own event."""
         self._write({"event": "begin", "end_ns": time.monotonic_ns()})
 
     def step(
@@ -77,10 +77,11 @@ class Recorder:
         loss_scale: float | None = None,
         skipped: bool = False,
     ) -> None:
-        """Step `step`, counted from 1, has ended now.
+        """Record that step `step`, counted from 1, has ended now.
 
-        loss: the mean over the whole global batch, unscaled; None on a rank that does not have it. tokens: the
-        targets this rank contributed as an owner of data. memory: allocated_peak_bytes and reserved_peak_bytes.
+        loss: the mean over the whole global batch, unscaled; None on a rank that does not have it.
+        tokens: the targets that this rank counts; of ranks with equal data only one counts them.
+        memory: allocated_peak_bytes and reserved_peak_bytes.
         Raises NonFinite, after writing the event, when the loss is NaN or infinite.
         """
         event = {"event": "step", "step": step, "end_ns": time.monotonic_ns()}
@@ -91,19 +92,19 @@ class Recorder:
             raise NonFinite(f"step {step}: the loss is {float(loss)}")
 
     def gradients(self, step: int, squares: Iterable[tuple[str, float]]) -> None:
-        """This rank's share of each parameter's squared gradient norm in `step`, by canonical name.
+        """Record this rank's share of each parameter's squared gradient norm in `step`, by canonical name.
 
-        Of the gradient of the global batch's mean loss, before clipping and without the loss scale; the shares of
-        all ranks add up to the whole parameter's: each of n replicas gives an n-th. Before the step's own event.
+        The gradient is that of the global batch's mean loss, before clipping and without the loss scale. The shares
+        of all ranks add up to the norm of the whole parameter: each of n replicas gives 1/n. Call this before `step`.
         """
         self._write({"event": "gradients", "step": step, "squares": {name: _number(value) for name, value in squares}})
 
     def error(self, error_class: str, message: str, type_name: str) -> None:
-        """This process stops for an error of `error_class` (see faults.classify)."""
+        """Record the error that stops this process; faults.classify gives its `error_class`."""
         self._write({"event": "error", "class": error_class, "message": message, "type": type_name})
 
     def close(self) -> None:
-        """All is done and everything was written; nothing follows."""
+        """Record that the training is complete, and close the file. No event follows."""
         self._write({"event": "end"})
         os.close(self._file)
 
@@ -124,7 +125,7 @@ class Recorder:
 
 
 def _number(value: float | None) -> float | str | None:
-    """As JSON can say it: the words nan, inf and -inf for what is not finite."""
+    """Return `value` for JSON: a value that is not finite becomes the word nan, inf or -inf."""
     if value is None:
         return None
     value = float(value)

@@ -1,6 +1,6 @@
-"""What can go wrong inside a training process, each with the class that its error event carries.
+"""The errors of a training process, each with the error class that its event carries.
 
-The worker may not import `levelfield.errors`; the platform translates by the class.
+The worker may not import `levelfield.errors`. The platform maps each class to one of its own errors.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ _MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
 
 class WorkerError(Exception):
-    """Base of the worker's own errors; `error_class` goes into the error event."""
+    """The base class of the worker's errors. The error event records `error_class`."""
 
     error_class = "error"
 
 
 class JobError(WorkerError):
-    """The job, or the rank's environment, does not say what the worker needs."""
+    """The job or the rank's environment lacks a value that the worker needs, or holds a wrong one."""
 
 
 class CorpusError(WorkerError):
-    """A corpus that is damaged or does not fit the case; says the file, what was found, expected, and where."""
+    """The corpus is damaged or does not fit the case. The message names the file and the place, found and expected."""
 
     error_class = "corpus"
 
@@ -34,19 +34,19 @@ class NonFinite(WorkerError):
 
 
 class StorageError(WorkerError):
-    """Events cannot be written."""
+    """An event or a tensor cannot be written."""
 
     error_class = "storage"
 
 
 class Unsupported(WorkerError):
-    """This implementation cannot do what the job asks for; raised by models, never replaced by something else."""
+    """This implementation does not support what the job requires. Models raise it and never use a substitute."""
 
     error_class = "unsupported"
 
 
 def classify(error: BaseException) -> str:
-    """The error event's class: oom, non-finite, unsupported, corpus, storage, environment or error."""
+    """Return the class of an error event: oom, non-finite, unsupported, corpus, storage, environment or error."""
     if isinstance(error, WorkerError):
         return error.error_class
     if _is_out_of_memory(error):

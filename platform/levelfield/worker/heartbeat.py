@@ -1,4 +1,4 @@
-"""The sign of life: a file touched every second by a thread, which also ends an orphaned process."""
+"""The heartbeat: a thread that touches a file every second and ends the process when it is an orphan."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import threading
 import time
 
 PERIOD_SECONDS = 1.0
-ORPHANED = 1  # exit code; nobody is left to read it
+ORPHANED = 1  # exit code; no parent is left to read it
 
 _parent = os.getppid()  # at import, before the slow imports of a framework: the launcher may die meanwhile
 
 
 def start_heartbeat(path: str) -> None:
-    """Touch `path` now and every second; end the process when its parent is gone. Raises OSError at first touch."""
+    """Touch `path` now and every second; end the process when its parent has gone. The first touch raises OSError."""
     _touch(path)
     threading.Thread(target=_beat, args=(path,), name="levelfield-heartbeat", daemon=True).start()
 
@@ -24,7 +24,7 @@ def _beat(path: str) -> None:
         time.sleep(PERIOD_SECONDS)
         if os.getppid() != _parent:
             os._exit(ORPHANED)
-        with contextlib.suppress(OSError):  # without a touch the platform counts this rank as hung, and says so
+        with contextlib.suppress(OSError):  # without a touch the platform reports this rank as hung
             _touch(path)
 
 

@@ -1,4 +1,4 @@
-"""Layout-invariant initial weights: a parameter's values are a function of (seed, canonical name, index)."""
+"""Initial weights, the same in every layout: a parameter's values depend on (seed, canonical name, index)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Initializer:
-    """Makes the initial values of any slice of any parameter, at a cost proportional to the slice."""
+    """Computes the initial values of any slice of any parameter. The cost is proportional to the slice."""
 
     def __init__(self, job: SimpleNamespace) -> None:
         self._seed = job.training.seed
@@ -25,7 +25,7 @@ class Initializer:
         self._known = self.parameters(job.model)
 
     def parameters(self, model: SimpleNamespace) -> Parameters:
-        """Canonical name to ParameterSpec for the whole of `model`, in the order of the forward pass."""
+        """Return every parameter of `model`: ParameterSpec by canonical name, in the order of the forward pass."""
         return list_parameters(model, self._positions)
 
     def array(
@@ -36,10 +36,10 @@ class Initializer:
         std: float | None = None,
         fill: float | None = None,
     ) -> NDArray[np.float32]:
-        """The slice `slices` of parameter `name`, whose whole shape is `shape`, as a new float32 array.
+        """Return the slice `slices` of parameter `name`, whose whole shape is `shape`, as a new float32 array.
 
-        slices: a slice or None for each dimension. std: N(0, std) values; fill: a constant; neither: what
-        `parameters` says of this name. Raises ValueError for both, or for a shape or slices that do not fit.
+        slices: a slice or None for each dimension. std: N(0, std) values; fill: a constant; neither: the values
+        that `parameters` gives. Raises ValueError for both, or for a shape or slices that do not fit.
         """
         std, fill = self._values_of(name, tuple(shape), std, fill)
         bounds = bounds_of(shape, slices)
@@ -63,7 +63,7 @@ class Initializer:
 
 
 def normal_array(key: int, shape: Sequence[int], slices: Slices, std: float) -> NDArray[np.float32]:
-    """The slice of the N(0, std) array that `key` and `shape` define."""
+    """Return a slice of the N(0, std) array that `key` and `shape` define."""
     whole = tuple(shape) or (1,)
     bounds = bounds_of(whole, slices if len(shape) else None)
     rows = row_numbers(whole, bounds)

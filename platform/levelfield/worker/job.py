@@ -1,4 +1,4 @@
-"""The job: what the platform asks of this training process, read from job.json and the rank's environment."""
+"""The job of this training process, read from job.json and from the rank's environment."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SCHEMA = "levelfield.job/1"
 
 
 def load_job(path: str | None = None) -> SimpleNamespace:
-    """The job as nested namespaces, with rank, world_size and local_rank added (0, 1, 0 without a launcher).
+    """Return the job as nested namespaces, with rank, world_size and local_rank (0, 1, 0 without a launcher).
 
-    path: by default the variable LEVELFIELD_JOB. Raises JobError when it is missing, unreadable or another schema.
+    path: by default the variable LEVELFIELD_JOB. Raises JobError for a missing or unreadable file or another schema.
     """
     path = path or os.environ.get("LEVELFIELD_JOB")
     if not path:
@@ -25,16 +25,16 @@ def load_job(path: str | None = None) -> SimpleNamespace:
     found = content.get("schema")
     if found != SCHEMA:
         raise JobError(f"{path}: key 'schema': found {found!r}, expected '{SCHEMA}'")
-    # a job that does not speak of model chunks has one for each stage
+    # a job without tuning.virtual_pipeline has one model chunk for each stage
     job = _namespace({**content, "tuning": {"virtual_pipeline": 1, **content.get("tuning", {})}})
     job.rank, job.world_size, job.local_rank = _rank("RANK", 0), _rank("WORLD_SIZE", 1), _rank("LOCAL_RANK", 0)
     return job  # type: ignore[no-any-return]
 
 
 def coordinates(job: SimpleNamespace) -> SimpleNamespace:
-    """This rank's place (pipeline, data, tensor): tensor is innermost, then data, then pipeline.
+    """Return this rank's place (pipeline, data, tensor): tensor is innermost, then data, then pipeline.
 
-    Raises JobError when the number of ranks is not what the layout needs.
+    Raises JobError when the layout needs another number of ranks.
     """
     layout = job.layout
     needed = layout.data * layout.tensor * layout.pipeline

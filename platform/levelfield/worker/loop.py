@@ -1,4 +1,4 @@
-"""The loop around a step, the same in every framework: what is recorded, and in which order."""
+"""The training loop of every framework: it defines what is recorded, and in which order."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from .job import coordinates
 
 
 class Trainer(Protocol):
-    """What a framework brings; its initial weights are reported before the loop."""
+    """The part of training that a framework implements. It records its initial weights before the loop."""
 
     def launch(self, batch: Batch) -> None:
-        """The step's work, without waiting for the device where that is possible."""
+        """Start the step's work, without waiting for the device where that is possible."""
 
     def gradient_squares(self) -> Iterable[tuple[str, float]]:
-        """Of the launched step: see Recorder.gradients."""
+        """Return the launched step's squared gradient norms for Recorder.gradients."""
 
     def finish(self, batch: Batch) -> dict[str, Any]:
-        """Wait for the step's end; the facts of Recorder.step."""
+        """Wait for the step's end and return the arguments of Recorder.step."""
 
     def save(self, folder: str) -> None:
         """Write the weights by canonical name."""
 
 
 def train_steps(job: SimpleNamespace, recorder: Recorder, trainer: Trainer) -> None:
-    """Have `trainer` take every step. A step that the loss scale skipped has no gradients worth a record.
+    """Train every step with `trainer` and record it. A step that the loss scale skipped gets no gradients event.
 
-    After the step that `Capture` keeps, its updated weights go to the folder `updated` beside its tensors.
+    After the captured step, the updated weights are saved in the folder `updated` beside the captured tensors.
     """
     batches = iter(Batches(job, coordinates(job).data))
     batch = next(batches, None)
@@ -44,12 +44,12 @@ def train_steps(job: SimpleNamespace, recorder: Recorder, trainer: Trainer) -> N
             recorder.gradients(batch.step, squares)
         recorder.step(batch.step, **facts)
         if job.capture is not None and batch.step == job.capture.step:
-            trainer.save(made(Path(job.capture.folder) / "updated"))
+            trainer.save(_create_folder(Path(job.capture.folder) / "updated"))
         batch = upcoming
     if job.save_weights_dir:
         trainer.save(job.save_weights_dir)
 
 
-def made(folder: Path) -> str:
+def _create_folder(folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     return str(folder)

@@ -1,4 +1,4 @@
-"""A file's tokens, memory-mapped for reading windows of it here and there."""
+"""The tokens of a file, memory-mapped for reading windows at random places."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from .faults import CorpusError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# A shuffled corpus is read at random: reading ahead of each page, the kernel's habit, fetches up to a hundred times
-# what is used. So it is told not to, and told instead which windows come next. Not every system knows the advice.
+# A shuffled corpus is read at random. The kernel reads ahead of each page by default and so fetches up to a hundred
+# times the bytes that are used. MADV_RANDOM stops that, and MADV_WILLNEED names the next windows. Some systems lack
+# both.
 _RANDOM = getattr(mmap, "MADV_RANDOM", None)
 _WILL_NEED = getattr(mmap, "MADV_WILLNEED", None)
 
@@ -37,7 +38,7 @@ class TokenMap:
         self._first_byte = first_byte
 
     def announce(self, start: int, count: int) -> None:
-        """The tokens start..start+count-1 will be read soon: all windows of a batch can be fetched at once."""
+        """Announce a read of the tokens start..start+count-1: the kernel can fetch all windows of a batch at once."""
         if _WILL_NEED is None:
             return
         size = self.tokens.itemsize

@@ -1,8 +1,9 @@
-"""Megatron's indexed format: PREFIX.bin holds the tokens, PREFIX.idx where sequences and documents begin.
+"""Megatron's indexed format: PREFIX.bin holds the tokens, PREFIX.idx the starts of sequences and documents.
 
-The index, little end first: magic, uint64 version, uint8 dtype code, uint64 number of sequences S, uint64
-number of document indices D; then int32 lengths[S] in tokens, int64 pointers[S] in bytes, int64 documents[D],
-the first sequence of each document and last of all S. (Megatron-LM, core/datasets/indexed_dataset.py.)
+The index, little-endian: magic, uint64 version, uint8 dtype code, uint64 number of sequences S, uint64
+number of document indices D; then int32 lengths[S] in tokens, int64 pointers[S] in bytes, int64 documents[D].
+`documents` holds the first sequence of each document and ends with S.
+(Megatron-LM, core/datasets/indexed_dataset.py.)
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Index(NamedTuple):
 
 
 def open_megatron(prefix: str) -> tuple[TokenMap, int]:
-    """The tokens, mapped, and the number of documents. Raises CorpusError; the cost is that of any size."""
+    """Return the mapped tokens and the number of documents, at the same cost for every size. Raises CorpusError."""
     index = open_index(prefix + ".idx")
     size = file_size(prefix + ".bin")
     check_ends(index, prefix + ".bin", size)
@@ -41,7 +42,7 @@ def open_megatron(prefix: str) -> tuple[TokenMap, int]:
 
 
 def open_index(path: str) -> Index:
-    """The parts of the index at `path`. Raises CorpusError for a wrong header or size."""
+    """Map the parts of the index at `path`. Raises CorpusError for a wrong header or size."""
     size = file_size(path)
     dtype, sequences, documents = _read_header(path, size)
     expected = HEADER.size + 12 * sequences + 8 * documents
@@ -75,7 +76,7 @@ def check_ends(index: Index, bin_path: str, bin_size: int) -> None:
 
 
 def _map_tokens(path: str, dtype: Any) -> TokenMap:
-    """The whole file as tokens of `dtype`. Raises CorpusError when it is no whole number of tokens."""
+    """Map the whole file as tokens of `dtype`. Raises CorpusError when the last token is cut off."""
     size = file_size(path)
     if size == 0 or size % dtype.itemsize:
         raise CorpusError(
@@ -85,7 +86,7 @@ def _map_tokens(path: str, dtype: Any) -> TokenMap:
 
 
 def file_size(path: str) -> int:
-    """Bytes of the file. Raises CorpusError when it is missing or is no file."""
+    """Return the size of the file in bytes. Raises CorpusError when it is missing or not a file."""
     try:
         if Path(path).is_file():
             return Path(path).stat().st_size

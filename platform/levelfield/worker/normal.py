@@ -1,6 +1,6 @@
-"""Normal values from counters: the same bits on every machine, only those that are asked for.
+"""Normal values from counters: the same bits on every machine, and only the requested ones are computed.
 
-See docs/decisions/initial-weights.md for why a table, and what it gives up.
+docs/decisions/initial-weights.md gives the reasons for a table and its limits.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _BLOCK = 8192  # words mixed at a time: they and their scratch stay in a core's 
 
 @functools.lru_cache(maxsize=None)
 def standard_normal_table() -> NDArray[np.float32]:
-    """The 65536 mid-quantiles of the standard normal, scaled to unit variance, in multiples of 2**-20.
+    """Return the 65536 mid-quantiles of the standard normal, scaled to unit variance, in multiples of 2**-20.
 
-    Raises WorkerError when this machine's arithmetic gives another table than everywhere else.
+    Raises WorkerError when this machine's arithmetic gives a table with another digest.
     """
     units = _quantile_units()
     digest = hashlib.sha256(units.astype("<i4").tobytes()).hexdigest()
@@ -49,7 +49,7 @@ def _quantile_units() -> NDArray[np.int64]:
 
 
 def fill_normal(out: NDArray[np.float32], key: int, rows: Words, first_column: int, std: float) -> None:
-    """Fill `out` [rows, columns] with N(0, std) values: a function of key, row number and column only.
+    """Fill `out` [rows, columns] with N(0, std) values, which depend on key, row number and column only.
 
     rows: the row number of each row of `out`; first_column: the column number of its first column.
     """

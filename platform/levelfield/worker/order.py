@@ -1,7 +1,7 @@
-"""The order of samples: a seeded permutation computed on the fly, with nothing stored.
+"""The order of samples: a seeded permutation that is computed when needed and never stored.
 
-A Feistel network (Luby and Rackoff, 1988) permutes the smallest even number of bits that holds the count;
-numbers that fall outside are permuted again until they fall inside (cycle walking, Black and Rogaway, 2002).
+A Feistel network (Luby and Rackoff, 1988) permutes the smallest even number of bits that holds the count.
+A number outside the range is permuted again until it falls inside (cycle walking, Black and Rogaway, 2002).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ROUNDS = 8
 
 
 def permute(numbers: Words, count: int, key: int) -> Words:
-    """Where each of `numbers`, all below `count`, goes in the permutation of range(count) that `key` names."""
+    """Return the place of each of `numbers`, all below `count`, in the permutation of range(count) for `key`."""
     half = max(1, ((count - 1).bit_length() + 1) // 2)
     keys = [np.uint64(mix(key + turn)) for turn in range(_ROUNDS)]
     placed = _network(numbers, half, keys)
@@ -39,13 +39,13 @@ def _network(numbers: Words, half: int, keys: list[np.uint64]) -> Words:
 
 
 class Order:
-    """Which of `count` samples is the run's n-th: epoch n // count, each epoch in a permutation of its own."""
+    """The map from a run's n-th sample to one of `count` samples. Epoch n // count has its own permutation."""
 
     def __init__(self, count: int, seed: int, shuffle: bool) -> None:
         self._count, self._seed, self._shuffle = count, seed, shuffle
 
     def places(self, numbers: Words) -> Words:
-        """The corpus sample, below count, for each run-sample number. Without shuffling: its number modulo count."""
+        """Return the corpus sample, below count, of each run-sample number. Unshuffled: the number modulo count."""
         count = np.uint64(self._count)
         places = numbers % count
         if not self._shuffle:

@@ -1,6 +1,6 @@
-"""Paddle's pair: PREFIX_ids.npy, all tokens in one flat array, and PREFIX_idx.npz, with the documents' `lens`.
+"""Paddle's pair of files: PREFIX_ids.npy, one flat array of tokens, and PREFIX_idx.npz with the documents' `lens`.
 
-Only headers are read here, so opening does not depend on the size.
+This module reads only headers, so the cost of opening does not depend on the size.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DTYPES = ("uint16", "int32", "int64")
 
 
 class NpyHeader(NamedTuple):
-    """What an .npy file says of itself; `start` is the byte where its values begin."""
+    """The header of an .npy file. `start` is the byte where the values begin."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -27,7 +27,7 @@ class NpyHeader(NamedTuple):
 
 
 def open_paddle(prefix: str) -> tuple[TokenMap, int]:
-    """The tokens, mapped, and the number of documents. Raises CorpusError; the cost is that of any size."""
+    """Return the mapped tokens and the number of documents, at the same cost for every size. Raises CorpusError."""
     documents = read_lens_header(prefix + "_idx.npz").shape[0]
     path = prefix + "_ids.npy"
     header = _read_ids_header(path)
@@ -35,7 +35,7 @@ def open_paddle(prefix: str) -> tuple[TokenMap, int]:
 
 
 def read_lens_header(path: str) -> NpyHeader:
-    """The header of `lens` in the index at `path`. Raises CorpusError when it is no zip, or without right `lens`."""
+    """Return the header of `lens` in the index at `path`. Raises CorpusError for a damaged zip or wrong `lens`."""
     file_size(path)
     try:
         with zipfile.ZipFile(path) as archive:

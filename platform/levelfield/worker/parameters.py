@@ -1,8 +1,8 @@
-"""The one list of a model's parameters that all frameworks share: canonical name, whole shape, initial values.
+"""The list of a model's parameters that all frameworks share: canonical name, whole shape, initial values.
 
-Matrices are [out, in]. Matrices and embeddings are N(0, init_std); with scaled_residual_init the two that
-write into the residual stream are N(0, init_std / sqrt(2 layers)) (Radford et al., 2019). Norm weights are 1,
-biases 0.
+Matrices are [out, in]. Matrices and embeddings are N(0, init_std). With scaled_residual_init the two matrices
+that write into the residual stream are N(0, init_std / sqrt(2 layers)) (Radford et al., 2019). Norm weights
+are 1, biases 0.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Dict, NamedTuple
 
 
 class ParameterSpec(NamedTuple):
-    """The whole parameter's shape, and either the standard deviation of its values or their constant."""
+    """The shape of the whole parameter, and either the standard deviation of its values or their constant."""
 
     shape: tuple[int, ...]
     std: float | None = None
@@ -24,7 +24,7 @@ Parameters = Dict[str, ParameterSpec]
 
 
 def list_parameters(model: SimpleNamespace, positions: int) -> Parameters:
-    """Every parameter of the whole model, in the order of the forward pass; `positions`: the sequence length."""
+    """Return every parameter of the model, in the order of the forward pass. `positions`: the sequence length."""
     hidden = model.hidden_size
     found: Parameters = {"embedding.weight": ParameterSpec((model.vocab_size, hidden), model.init_std)}
     if model.positions == "learned":

@@ -1,4 +1,4 @@
-"""The life of one training process: from the job to an exit code, with a last event that says why."""
+"""The run of one training process, from the job to an exit code. The last event records the reason."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Main = Callable[[SimpleNamespace, Recorder], None]
 
 
 def run(main: Main) -> NoReturn:
-    """Run main(job, recorder) and end this process: 0 when all went well, 1 after any error.
+    """Run main(job, recorder) and end this process with exit code 0, or 1 after any error.
 
-    `main` returns when no other rank needs this one any more. An error becomes an error event (its class by
-    faults.classify) and a traceback on stderr. The process leaves by os._exit: collective libraries' threads
-    sometimes abort, and their destructors hang, after everything is done.
+    `main` returns when no other rank needs this one any more. An error becomes an error event (its class from
+    faults.classify) and a traceback on stderr. The process ends with os._exit, because threads of collective
+    libraries sometimes abort, and their destructors hang, after the work is complete.
     """
     code = _attempt(main)
     sys.stdout.flush()
@@ -54,7 +54,7 @@ def _report(error: BaseException, recorder: Recorder | None) -> None:
             recorder.error(error_class, message, type(error).__name__)
         except StorageError as second:
             print(f"levelfield: this error could not be recorded: {second}", file=sys.stderr)
-    # after the traceback: whoever has only the log finds class and reason in its last line
+    # after the traceback: the last line of the log then gives the class and the reason
     print(f"levelfield: {error_class}: {message}", file=sys.stderr)
 
 

@@ -9,10 +9,10 @@ from .faults import Unsupported
 
 
 def learning_rate(schedule: SimpleNamespace, step: int) -> float:
-    """The rate of `step`, counted from 1.
+    """Return the learning rate of `step`, counted from 1.
 
-    peak * step / warmup up to the last warm-up step; then the half cosine from peak down to min_lr, which it
-    reaches at decay_steps and keeps. Raises Unsupported for another style than cosine.
+    The rate is peak * step / warmup up to the last warm-up step. Then it follows a half cosine from peak down to
+    min_lr, which it reaches at decay_steps and keeps. Raises Unsupported for another style than cosine.
     """
     if schedule.style != "cosine":
         raise Unsupported(f"training.schedule.style: found '{schedule.style}', expected 'cosine'")

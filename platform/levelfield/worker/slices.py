@@ -1,6 +1,6 @@
-"""A slice of a parameter: which rows and columns of the whole it holds.
+"""A slice of a parameter: the rows and columns of the whole that it holds.
 
-Rows are all leading dimensions flattened, the column is the last dimension.
+All leading dimensions together are the rows; the last dimension is the columns.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Slices = Optional[Sequence[Optional[slice]]]
 
 
 def bounds_of(shape: Sequence[int], slices: Slices) -> Bounds:
-    """(start, stop) for each dimension; None, for all slices or for one, means the whole.
+    """Return (start, stop) for each dimension. None, instead of all slices or of one, means the whole.
 
-    Raises ValueError for another number of slices than dimensions, or a step.
+    Raises ValueError when slices and dimensions differ in number, or for a slice with a step.
     """
     parts = [None] * len(shape) if slices is None else list(slices)
     if len(parts) != len(shape):
@@ -28,12 +28,12 @@ def bounds_of(shape: Sequence[int], slices: Slices) -> Bounds:
 
 
 def extent(bounds: Bounds) -> tuple[int, ...]:
-    """The shape of the slice."""
+    """Return the shape of the slice."""
     return tuple(stop - start for start, stop in bounds)
 
 
 def row_numbers(shape: Sequence[int], bounds: Bounds) -> Words:
-    """The whole parameter's row number of each row of the slice, in order."""
+    """Return the row numbers, in the whole parameter, of the rows of the slice, in order."""
     rows = np.zeros(1, dtype=np.uint64)
     for size, (start, stop) in zip(shape[:-1], bounds[:-1]):
         part = np.arange(start, stop, dtype=np.uint64)

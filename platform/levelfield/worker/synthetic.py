@@ -1,6 +1,6 @@
-"""The synthetic corpus: the same bytes on every machine, any sample by its number, and a known entropy.
+"""The synthetic corpus: the same bytes on every machine, random access by sample number, a known entropy.
 
-See docs/decisions/synthetic-corpus.md for the process and for the derivation of its floor.
+docs/decisions/synthetic-corpus.md defines the process and derives its entropy floor.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 
 def synthetic_entropy(branching: int) -> float:
-    """The floor of the loss in nats per token: the entropy of one step's choice, knowing the two tokens before."""
+    """Return the floor of the loss in nats per token: the entropy of a token, given the two tokens before it."""
     return -math.fsum(p * math.log(p) for p in choice_probabilities(branching))
 
 
 def synthetic_bigram_entropy(branching: int) -> float:
-    """What is left, in nats per token, for a model that sees only one token back: the floor and one parity more."""
+    """Return the entropy of a token in nats, given one token before it: the floor plus the entropy of one parity."""
     odd = math.fsum(choice_probabilities(branching)[1::2])
     return synthetic_entropy(branching) - odd * math.log(odd) - (1 - odd) * math.log(1 - odd)
 
 
 def choice_probabilities(branching: int) -> list[float]:
-    """P(k) = 2**-(k+1), and for the last choice 2**-(branching-1)."""
+    """Return P(k) = 2**-(k+1), and for the last choice 2**-(branching-1)."""
     return [2.0 ** -(k + 1) for k in range(branching - 1)] + [2.0 ** -(branching - 1)]
 
 
 class SyntheticCorpus:
-    """Samples of the process. Raises CorpusError for an alphabet that would make steps ambiguous or not fit."""
+    """Samples of the synthetic process. Raises CorpusError for an alphabet too small for `branching`, or too large."""
 
     def __init__(self, data: SimpleNamespace, vocab_size: int, sequence_length: int) -> None:
         alphabet, branching = data.alphabet, data.branching
@@ -52,7 +52,7 @@ class SyntheticCorpus:
         self._tokens = np.arange(alphabet, dtype=np.int64) * _stride(vocab_size) % vocab_size
 
     def samples(self, numbers: Words) -> NDArray[np.int64]:
-        """The samples of these numbers: int64 [n, sequence_length + 1]."""
+        """Return the samples of these numbers: int64 [n, sequence_length + 1]."""
         keys = keyed(self._key, numbers)
         states = np.empty((len(keys), self._length + 1), dtype=np.int64)
         states[:, 0] = mix_in_place(keys + np.uint64(GAMMA >> 1)) % np.uint64(self._alphabet)
@@ -65,13 +65,13 @@ class SyntheticCorpus:
         words = mix_in_place(keys[:, None] + counters(0, (self._length + 3) // 4)[None, :])
         choices = np.take(self._choices, lanes(words)[:, : self._length])
         steps = choices + np.uint8(1)
-        # the first step follows an even choice by definition: the floor then holds for it too
+        # by definition the choice before the first step is even: the floor then holds for the first step too
         steps[:, 1:] += (choices[:, :-1] & np.uint8(1)) * np.uint8(self._branching)
         return steps
 
 
 def _trailing_zeros(most: int) -> NDArray[np.uint8]:
-    """For each 16-bit number its count of trailing zero bits, at most `most`."""
+    """Return, for each 16-bit number, its count of trailing zero bits, at most `most`."""
     zeros = np.zeros(65536, dtype=np.uint8)
     for bits in range(1, most + 1):
         zeros[:: 2**bits] = bits
@@ -79,7 +79,7 @@ def _trailing_zeros(most: int) -> NDArray[np.uint8]:
 
 
 def _stride(vocab_size: int) -> int:
-    """The first number from vocab_size over the golden ratio that has no factor in common with vocab_size."""
+    """Return the first number, from vocab_size / golden ratio up, that shares no factor with vocab_size."""
     stride = max(1, vocab_size * 618034 // 1000000)
     while math.gcd(stride, vocab_size) != 1:
         stride += 1

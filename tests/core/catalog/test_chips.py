@@ -117,10 +117,10 @@ def test_every_field_of_a_chip_can_be_corrected() -> None:
             HEAD + "  fake: [{name: F1, peaks: {int8: {tflops: 1, source: made up}}}]\n",
             "key 'vendors.fake.0.peaks.int8",
         ),
-        (HEAD + "  fake: [{name: F1, memory_bytes: 5}]\n", "memory_bytes is given without memory_source"),
+        (HEAD + "  fake: [{name: F1, memory_bytes: 5}]\n", "found memory_bytes without memory_source"),
         (
             HEAD + "  fake: [{name: F1, memory_bandwidth_bytes_per_second: 5}]\n",
-            "memory_bandwidth_bytes_per_second is given without bandwidth_source",
+            "found memory_bandwidth_bytes_per_second without bandwidth_source",
         ),
         (
             HEAD + "  fake: [{name: F1, achievable: {bf16: {tflops: 1}}}]\n",
@@ -133,7 +133,7 @@ def test_every_field_of_a_chip_can_be_corrected() -> None:
         (HEAD + "  fake: [{name: F8}]\n", "key 'vendors.fake.0.device_is': missing; fake has no chip 'F8'"),
         (
             HEAD + "  fake: [{name: F1}, {name: F1-8GB}]\n",
-            "key 'vendors.fake.1.name': 'F1' is there twice",
+            "key 'vendors.fake.1.name': found 'F1' twice",
         ),
         (HEAD + "  fake: [{name: F8, device_is: die, aliases: [F2]}]\n", "names used twice: f2"),
         ("- a list\n", "found list, expected a mapping"),

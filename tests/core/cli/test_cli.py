@@ -102,7 +102,7 @@ def test_the_version_is_said(command: Command) -> None:
         (["--suite", "pears"], "unknown suite 'pears'; nearest: pair"),
         (["--suite", "absent.yaml"], "absent.yaml: cannot be read: No such file"),
         (["--case", "tiny"], "found 1 parts, expected case:framework"),
-        (["--case", "tiny:fake", "--layout", "XX"], "layout 'XX' is in no known notation"),
+        (["--case", "tiny:fake", "--layout", "XX"], "layout 'XX' has an unknown notation"),
         (
             ["--case", "tiny:fake", "--layout", "TP2", "--micro-batch", "3"],
             "8 is not a multiple of 3 nearest possible: ",

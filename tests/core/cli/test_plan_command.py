@@ -62,7 +62,7 @@ def test_nothing_fits_is_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
         (("gpt3_6.7B", "--chip", "A100", "--devices", "0"), "--devices: found 0"),
         (("gpt3_6.7B", "--chip", "A100", "--devices", "12"), "not a multiple of the 8 devices"),
         (("gpt3_6.7B", "--chip", "A100", "--network", "fast"), "--network: found 'fast'"),
-        (("llama3_8b", "--chip", "V100"), "V100-SXM2-16GB has no published bf16 peak"),
+        (("llama3_8b", "--chip", "V100"), "V100-SXM2-16GB: found no published bf16 peak"),
     ],
 )
 def test_wrong_questions(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], says: str) -> None:
@@ -86,6 +86,6 @@ def test_a_private_chip_can_be_planned_on(capsys: pytest.CaptureFixture[str], tm
     )
     said(capsys, "llama3_8b", "--chip", "ours", "--chips", str(chips), "--devices", "1")
     chips.write_text(chips.read_text().replace("each_way_bytes_per_second: 196.0e9, ", ""))
-    assert "what joins devices of a node" in refused(capsys, "llama3_8b", "--chip", "ours", "--chips", str(chips))
+    assert "the link between devices of a node" in refused(capsys, "llama3_8b", "--chip", "ours", "--chips", str(chips))
     chips.write_text(chips.read_text().replace("a mesh,", "a mesh, each_way_bytes_per_second: 196.0e9,"))
     assert "ours, 64 GiB each" in said(capsys, "llama3_8b", "--chip", "ours", "--chips", str(chips))

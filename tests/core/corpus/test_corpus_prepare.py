@@ -174,7 +174,7 @@ def test_a_full_disk_is_said_and_nothing_is_left(tmp_path, folder):
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))"
     process = prepare_elsewhere(tmp_path, limit)
     _, message = process.communicate(timeout=60)
-    assert "CorpusError" in message and "cannot be written: File too large; what was begun is removed" in message
+    assert "CorpusError" in message and "cannot be written: File too large; the partial files are removed" in message
     assert list((tmp_path / "out").iterdir()) == []
 
 

@@ -93,7 +93,7 @@ def test_coarser_numbers_have_wider_limits():
 
 
 def test_nothing_captured_and_damaged_files_are_said(tmp_path):
-    with pytest.raises(DocumentError, match="holds no captured tensors"):
+    with pytest.raises(DocumentError, match="found no captured tensors"):
         list(compare_step(tmp_path, tmp_path, PARAMETERS, "fp32"))
     ours, theirs = keep(tmp_path / "a"), keep(tmp_path / "b")
     (ours / "layers.0.npy").write_bytes((ours / "layers.0.npy").read_bytes()[:90])

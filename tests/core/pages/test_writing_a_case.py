@@ -10,9 +10,9 @@ from typing import Any, get_args
 
 import pytest
 import yaml
+from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.errors import DocumentError
-from levelfield.catalog.registry import Registry
 from levelfield.specs.case import Case
 from levelfield.specs.extension import Extension
 from pydantic import BaseModel

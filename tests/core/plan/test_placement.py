@@ -45,7 +45,7 @@ def test_hardware_is_nodes_by_devices_and_a_chip(text: str) -> None:
     "text", ["", "4x8", "V100", "4x8V100", "0x8 V100", "4x0 V100", "4*8 V100", "x8 V100", "-1x8 V100"]
 )
 def test_other_texts_are_refused_with_the_form(text: str) -> None:
-    with pytest.raises(ValueError, match=r"found '.*', expected nodes x devices of each and a chip"):
+    with pytest.raises(ValueError, match=r"found '.*', expected nodes x devices per node and a chip"):
         read_hardware(text)
 
 

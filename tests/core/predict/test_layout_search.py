@@ -115,7 +115,7 @@ def test_what_spans_nodes_goes_by_the_network() -> None:
     inside, outside = (predict(question(machine=machine(devices_per_node=n)), tuning("TP8")).time for n in (8, 4))
     assert outside.tensor > 9 * inside.tensor
     alone = question(machine=machine(devices_per_node=4, network=None))
-    with pytest.raises(UnknownLink, match="what joins nodes"):
+    with pytest.raises(UnknownLink, match="the link between nodes"):
         predict(alone, tuning("TP8"))
     with pytest.raises(UnknownLink, match="devices of a node"):
         predict(question(machine=machine(node=None)), tuning("TP8"))

@@ -137,7 +137,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
         lambda c: c["rows"][0]["figures"].update(
             memory_bytes={"text": "1", "disagrees": {"by": "+1", "why": "for no reason"}}
         ),
-        "there is no formula",
+        "found without a formula",
     ),
     "unknown source": (
         lambda c: c["defaults"]["columns"]["memory_bytes"].update(source="elsewhere"),

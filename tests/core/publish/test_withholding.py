@@ -379,10 +379,10 @@ def test_a_cell_that_nobody_committed_to_is_exit_code_4(bundle: Bundle) -> None:
     ("which", "edit", "says"),
     [
         ("commitments", lambda cells: cells.pop(), "cells: missing: peak of 20260102T030406Z_tiny"),
-        ("commitments", lambda cells: cells.append(cells[0]), "cells: there twice: mfu of"),
+        ("commitments", lambda cells: cells.append(cells[0]), "cells: found twice: mfu of"),
         ("commitments", lambda cells: cells[0].update(run_id="x"), "cells: missing: mfu of"),
         ("commitments", lambda cells: cells[0].update(digest="sha256:0"), "key 'cells.0.digest': found 'sha256:0'"),
-        ("reveal", lambda cells: cells.append(cells[0]), "cells: there twice: mfu of"),
+        ("reveal", lambda cells: cells.append(cells[0]), "cells: found twice: mfu of"),
         ("reveal", lambda cells: cells.clear(), "key 'cells': found"),
         ("reveal", lambda cells: cells[0].update(salt=""), "key 'cells.0.salt': found ''"),
         ("reveal", lambda cells: cells[0].update(field="loss"), "key 'cells.0.field': found 'loss'"),

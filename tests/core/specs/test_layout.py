@@ -88,12 +88,12 @@ def test_data_parallel_layouts_read_back_with_machines_and_batch(nodes: int, dev
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "is in no known notation; write DP4TP2PP1"),
-        ("fast", "is in no known notation"),
-        ("8x1", "is in no known notation"),
-        ("DP", "is in no known notation"),
-        ("DP4,TP2", "is in no known notation"),
-        ("DP4DP2", "says DP twice"),
+        ("", "has an unknown notation; write DP4TP2PP1"),
+        ("fast", "has an unknown notation"),
+        ("8x1", "has an unknown notation"),
+        ("DP", "has an unknown notation"),
+        ("DP4,TP2", "has an unknown notation"),
+        ("DP4DP2", "found DP twice"),
         ("DP4SP4", "SP is the sharding degree and needs SH, the stage; for sequence parallel write +seq"),
         ("DP4TP2+sp", "found '+sp', expected '+seq'"),
         ("DP0TP1", "data Input should be greater than or equal to 1"),
@@ -112,7 +112,7 @@ def test_what_is_no_layout_is_explained(text: str, says: str) -> None:
     ("layout", "notation", "says"),
     [
         (Layout(data=4), "paddle", "have no part for plain data parallel"),
-        (Layout(data=2, tensor=2), "osdi", "says data parallel only"),
+        (Layout(data=2, tensor=2), "osdi", "for data parallel over equal nodes only"),
         (Layout(data=2), "english", "unknown layout notation 'english'; known: levelfield, megatron"),
     ],
 )

@@ -72,7 +72,7 @@ def test_a_case_string_is_read(text: str, selector: Selector) -> None:
         ("a:torch:cpu:1:-2", "devices: found '-2'"),
         ("a:torch:cpu:1:eight", "devices: found 'eight'"),
         ("a:torch:cpu:1:1:1.5", "repeats: found '1.5'"),
-        ("a:torch:DP4DP4A100:1:1", "says DP twice"),
+        ("a:torch:DP4DP4A100:1:1", "found DP twice"),
         ("a:torch:DP6SH2SP4A100", "sharding_degree 4 does not divide"),
     ],
 )
