@@ -173,9 +173,10 @@ def read_curve(ranks: list[list[dict[str, Any]]]) -> Curve:
 
 
 def first_steps(curve: Curve, steps: int) -> Curve:
-    """`curve` as a run of so few steps would have left it; both record gradients at the same steps."""
+    """`curve` as a run of so few steps would have left it."""
     by_step = ("losses", "grad_norms", "tokens", "token_checksums")
-    return dataclasses.replace(curve, **{name: getattr(curve, name)[:steps] for name in by_step})
+    gradients = {step: squares for step, squares in curve.gradients.items() if step <= steps}
+    return dataclasses.replace(curve, gradients=gradients, **{name: getattr(curve, name)[:steps] for name in by_step})
 
 
 def compare(curve: Curve, reference: Curve) -> Difference:

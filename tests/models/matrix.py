@@ -22,6 +22,7 @@ from levelfield.registry import Registry
 from levelfield.runtimes.environments import environment_in_use
 from levelfield.specs.base import dump, load
 from levelfield.specs.case import Family, Precision
+from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import Layout
 from levelfield.specs.tested import Difference, LayoutRuns, Run
 from levelfield.support import rows, table
@@ -206,7 +207,8 @@ def page(registry: Registry) -> str:
     lines = INTRODUCTION.splitlines()
     lines += ["", "```", *table(list(rows(registry))), "```"]
     for framework in sorted(FLOAT32):
-        lines += _measured(load(LayoutRuns, registry.implementation(framework)[1] / "tested.json"))
+        implementation, folder = registry.implementation(framework)
+        lines += _measured(load(LayoutRuns, folder / "tested.json"), implementation)
     return "\n".join(lines) + "\n"
 
 
@@ -223,7 +225,7 @@ same checksums. In 16 bits it is compared with the same fp32 curve, within 5e-3 
 the last digit."""
 
 
-def _measured(tested: LayoutRuns) -> list[str]:
+def _measured(tested: LayoutRuns, implementation: ImplementationFile) -> list[str]:
     head = "| model | precision | run | step 1 | all steps | gradient norm | by parameter | weights, tokens | passed |"
     lines = [
         "",
@@ -231,6 +233,8 @@ def _measured(tested: LayoutRuns) -> list[str]:
         "",
         f"{tested.date}, {tested.device_kind}: {tested.machine}",
     ]
+    for kind, conditions in implementation.conditions.items():
+        lines += [line for precision, why in conditions.items() for line in ("", f"{precision} on {kind}: {why}.")]
     lines += ["", head, "|---" * 9 + "|"]
     for run in tested.runs:
         lines.append(f"| {run.family} | {run.precision} | {run.name} | {_figures(run)} | {_yes(run.passed)} |")
