@@ -133,7 +133,10 @@ def matrix(framework: str, precisions: tuple[Precision, ...]) -> Iterator[Asked]
 
 
 def reduced() -> Iterator[Asked]:
-    """For the tests: one process in both families, every other layout in one of them, by turns; float32."""
+    """For the tests: one process in both families, every other layout in one of them, by turns; float32.
+
+    Of each framework the first one is the long run.
+    """
     families = itertools.cycle(sorted(MODELS))
     for framework, names in FLOAT32.items():
         alone = [] if framework == "torch" else [(family, SINGLE.name) for family in sorted(MODELS)]

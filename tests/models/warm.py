@@ -24,7 +24,7 @@ from pathlib import Path
 
 MODULES = (
     "numpy", "torch", "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel",
-    "megatron.core.distributed", "megatron.core.models.gpt", "megatron.core.optimizer", "deepspeed",
+    "megatron.core.distributed", "megatron.core.models.gpt", "megatron.core.optimizer", "deepspeed", "paddle",
 )  # fmt: skip
 PLATFORM = Path(__file__).parents[2] / "platform"
 LIMIT_SECONDS = 420
