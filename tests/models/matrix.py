@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import hashlib
 import itertools
 import platform
 from collections.abc import Iterable, Iterator
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from layouts import MODELS, ROOT, SINGLE, Curve, Variant, compare, job_of, script_of, train
-from levelfield.implementations import environment_of
+from levelfield.implementations import environment_of, folder_digest
 from levelfield.registry import Registry
 from levelfield.runtimes.environments import environment_in_use
 from levelfield.specs.base import dump, load
@@ -175,9 +176,17 @@ def measure(registry: Registry, framework: str, references: dict[str, Curve]) ->
         version=implementation.version,
         device_kind="cpu",
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        sources=sources_of(framework),
         machine=f"{platform.system()} {platform.machine()}, {_processor()}",
         runs=tuple(runs),
     )
+
+
+def sources_of(framework: str) -> str:
+    """A digest of the code that a run of `framework` and the curve beside it follow from."""
+    worker = ROOT / "platform" / "levelfield" / "worker"
+    folders = (script_of(framework).parent, script_of("torch").parent, worker)
+    return "sha256:" + hashlib.sha256(" ".join(map(folder_digest, folders)).encode()).hexdigest()
 
 
 def _run(asked: Asked, python: Path, reference: Curve) -> Run:
@@ -220,7 +229,7 @@ INTRODUCTION = """# Frameworks: what works where
 Made by `make matrix`, which trains the small GPT and Llama of `tests/models/layouts.py` for 40 steps with every
 framework in every layout below and writes `models/<framework>/tested.json`; this page follows from these files and
 from what each `implementation.yaml` declares. `list frameworks` prints the table too. The tests run a part of the
-same runs, each layout in one of the two families and in half of the steps.
+same runs: each layout in one of the two families and in 5 steps, and one layout of each framework in all 40.
 
 A run passes in fp32 when it is within 1e-6 of torch's loss in one process at step 1, 1e-5 at every step, 1e-4 in the
 global gradient norm and in each parameter's (steps 1, 2 and 10), and when initial weights and all tokens have the
@@ -230,18 +239,23 @@ the last digit."""
 
 def _measured(tested: LayoutRuns, implementation: ImplementationFile) -> list[str]:
     head = "| model | precision | run | step 1 | all steps | gradient norm | by parameter | weights, tokens | passed |"
-    lines = [
-        "",
-        f"## {tested.framework} {tested.version}",
-        "",
-        f"{tested.date}, {tested.device_kind}: {tested.machine}",
-    ]
+    lines = ["", f"## {tested.framework} {tested.version}", ""]
+    lines += [f"{tested.date}, {tested.device_kind}: {tested.machine}. {same_sources(tested)}"]
     for kind, conditions in implementation.conditions.items():
         lines += [line for precision, why in conditions.items() for line in ("", f"{precision} on {kind}: {why}.")]
     lines += ["", head, "|---" * 9 + "|"]
     for run in tested.runs:
         lines.append(f"| {run.family} | {run.precision} | {run.name} | {_figures(run)} | {_yes(run.passed)} |")
     return lines
+
+
+def same_sources(tested: LayoutRuns) -> str:
+    """A sentence: whether the code of the recorded runs is the code beside this page."""
+    if tested.sources is None:
+        return "The code of these runs was not recorded."
+    if tested.sources == sources_of(tested.framework):
+        return "The code has not changed since these runs."
+    return "The code has changed since these runs; `make matrix` repeats them."
 
 
 def _figures(run: Run) -> str:

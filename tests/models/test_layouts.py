@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
+import layouts
+import matrix as matrix_module
 import pytest
 from layouts import LONG_STEPS, MODELS, SINGLE, compare, first_steps, job_of, script_of, train
 from levelfield.registry import Registry
 from levelfield.specs.base import load
 from levelfield.specs.tested import LayoutRuns
-from matrix import FLOAT32, PAGE, VARIANTS, difference, left_to_thorough, matrix, page, reduced
+from matrix import (
+    FLOAT32,
+    PAGE,
+    VARIANTS,
+    difference,
+    left_to_thorough,
+    matrix,
+    page,
+    reduced,
+    same_sources,
+    sources_of,
+)
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 
@@ -96,6 +110,29 @@ def test_every_run_of_the_matrix_is_recorded_for_the_version_in_use_and_passed(f
 
 def test_the_page_is_made_from_the_files():
     assert PAGE.read_text() == page(Registry()), "run `python tests/models/matrix.py --docs`"
+
+
+def test_the_page_says_whether_the_code_is_that_of_the_runs():
+    recorded = load(LayoutRuns, script_of("torch").with_name("tested.json"))
+    same, other, unknown = (
+        same_sources(recorded.model_copy(update={"sources": digest}))
+        for digest in (sources_of("torch"), "sha256:0", None)
+    )
+    assert "has not changed" in same and "has changed since" in other and "was not recorded" in unknown
+
+
+def test_sources_are_those_of_the_framework_of_torch_and_of_the_worker(tmp_path, monkeypatch):
+    for folder in ("models/torch", "models/paddle", "models/megatron", "platform/levelfield/worker"):
+        shutil.copytree(layouts.ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(layouts, "ROOT", tmp_path)
+    monkeypatch.setattr(matrix_module, "ROOT", tmp_path)
+    before = sources_of("paddle")
+    (tmp_path / "models" / "megatron" / "model.py").write_text("")
+    assert sources_of("paddle") == before
+    for path in ("models/paddle/mlp.py", "models/torch/mesh.py", "platform/levelfield/worker/init.py"):
+        (tmp_path / path).write_text("")
+        assert sources_of("paddle") != before
+        before = sources_of("paddle")
 
 
 def test_every_framework_is_in_the_matrix():

@@ -109,14 +109,14 @@ def question(folder: Path, fault: Fault) -> Question:
 
 
 DIAGNOSED = [fault for fault in FAULTS if fault.tensor]
-# one of each kind of first difference; the others take as long and end at a tensor of the same kind
-KINDS = {(fault.tensor or "").split(".")[0]: fault for fault in DIAGNOSED}
+# one of each kind of first difference, and one that begins later; the others end at a tensor of the same kind
+KINDS = {fault.tensor.split(".")[0]: fault for fault in sorted(DIAGNOSED, key=lambda fault: -fault.step)}
 
 
 @pytest.mark.layouts
 @pytest.mark.parametrize(
     "fault",
-    [pytest.param(f, marks=[] if f in KINDS.values() or f.step > 1 else [pytest.mark.thorough]) for f in DIAGNOSED],
+    [pytest.param(f, marks=[] if f in KINDS.values() else [pytest.mark.thorough]) for f in DIAGNOSED],
     ids=lambda fault: fault.name,
 )
 def test_diagnose_names_the_step_and_the_first_tensor(fault: Fault, tmp_path):

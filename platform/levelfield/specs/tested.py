@@ -78,7 +78,10 @@ class Run(Value):
 
 
 class LayoutRuns(Document):
-    """What was run of one version on one kind of device, against torch in one process."""
+    """What was run of one version on one kind of device, against torch in one process.
+
+    sources: digest of the code that was run, by tests/models/matrix.py; None in files from before it was recorded.
+    """
 
     KIND: ClassVar[str] = "tested"
 
@@ -87,4 +90,5 @@ class LayoutRuns(Document):
     device_kind: str
     date: str
     machine: str
+    sources: str | None = None
     runs: tuple[Run, ...] = Field(min_length=1)
