@@ -115,18 +115,20 @@ model.passing = lambda job: {**passing(job), "overlap_p2p_comm": False, "batch_p
 
 
 def test_what_is_freed_while_it_is_sent_is_seen(tmp_path, python, differs):
-    """The memory has ones written to it as it is freed: what lies there otherwise is anything."""
-    fault = """
-import sending
+    """Memory that nothing holds any more has ones written to it as it is freed: otherwise it may hold anything."""
+    overwriting = """
+import torch
 from megatron.core.pipeline_parallel import schedules
-sending._own = lambda tensor: tensor
 right = schedules.deallocate_output_tensor
 def overwritten(out, *more):
-    if out is not None:
+    if out is not None and torch._C._storage_Use_Count(out.untyped_storage()._cdata) == HOLDERS:
         out.data.fill_(1.0)
     right(out, *more)
+HOLDERS = 2  # the tensor, and this look at its memory
 schedules.deallocate_output_tensor = overwritten
 """
+    fault = "import sending\nsending._own = lambda tensor: tensor\n" + overwriting
+    assert differs(tmp_path, "megatron", python, overwriting, variant=VARIANTS["PP2 interleaved"]).within()
     found = differs(tmp_path, "megatron", python, fault, variant=VARIANTS["PP2 interleaved"])
     assert found.same_weights
     assert found.loss > 1e-3
