@@ -234,7 +234,24 @@ same runs: each layout in one of the two families and in 5 steps, and one layout
 A run passes in fp32 when it is within 1e-6 of torch's loss in one process at step 1, 1e-5 at every step, 1e-4 in the
 global gradient norm and in each parameter's (steps 1, 2 and 10), and when initial weights and all tokens have the
 same checksums. In 16 bits it is compared with the same fp32 curve, within 5e-3 and 0.1: that shows the layout, not
-the last digit."""
+the last digit.
+
+## Processors
+
+Libraries choose kernels by the processor's instructions, so a test may hold on one processor only. Every run of the
+tests names its processor and its instructions. They have run on:
+
+- AMD EPYC with avx512_bf16, without avx512_fp16 and amx: all tests.
+- The same processor with oneDNN and torch held to AVX2, by `ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2`: the
+  tests of tests/models. MKL and OpenBLAS choose by the processor's maker; no variable holds them here.
+- The same processor with oneDNN held to AVX-512 without bf16, by `ONEDNN_MAX_CPU_ISA=AVX512_CORE`: the tests in 16
+  bits.
+
+No run was on a processor with avx512_fp16 or amx. What differs there by choice is planted: DeepSpeed is told that the
+processor computes in fp16, and trains in fp16 by the kernels that this processor has, and ZeRO 3 trains in fp32 and
+bf16 under the same answer. On each processor one more test expects of DeepSpeed's fp16 what oneDNN reports there.
+
+## The table"""
 
 
 def _measured(tested: LayoutRuns, implementation: ImplementationFile) -> list[str]:

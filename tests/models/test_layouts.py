@@ -95,6 +95,36 @@ def test_dropout_changes_the_curve_and_repeats_itself(framework, name, interpret
     assert not compare(curve, first_steps(reference("gpt"), 4)).loss < 1e-5
 
 
+# ---- the curves that others are compared with
+
+
+def test_a_curve_is_computed_once_for_a_job_and_its_sources(tmp_path, monkeypatch, reference):
+    right, trained = reference("gpt"), []
+    monkeypatch.setattr(layouts, "train", lambda job: trained.append(job) or right)
+    job, other = job_of(MODELS["gpt"], SINGLE), job_of(MODELS["gpt"], SINGLE, seed=8)
+    assert [layouts.torch_curve(each, tmp_path) for each in (job, job, other)] == [right] * 3
+    assert trained == [job, other]
+    monkeypatch.setattr(layouts, "_torch_sources", lambda: "changed")
+    layouts.torch_curve(job, tmp_path)
+    assert trained == [job, other, job]
+
+
+@pytest.mark.parametrize("changed", ["models/torch/gpt.py", "platform/levelfield/worker/init.py"])
+def test_changed_sources_give_another_curve(changed, tmp_path, monkeypatch):
+    for folder in ("models/torch", "platform/levelfield/worker"):
+        shutil.copytree(layouts.ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(layouts, "ROOT", tmp_path)
+    sources = layouts._torch_sources.__wrapped__
+    before = sources()
+    assert sources() == before
+    (tmp_path / changed).write_text("")
+    assert sources() != before
+
+
+def test_the_first_steps_of_a_curve_are_those_of_a_short_run(reference):
+    assert train(job_of(MODELS["gpt"], SINGLE, 3)) == first_steps(reference("gpt"), 3)
+
+
 # ---- what is written down
 
 
