@@ -9,7 +9,7 @@ QUICK := not e2e and not containers and not thorough
 
 test: lint
 	PYTHONPATH=platform $(PY) -m pytest -n 4 -m "$(QUICK)" --ignore=tests/models
-	PYTHONPATH=platform $(PY) -m pytest -n 2 -m "$(QUICK)" tests/models  # each of several ranks: more would only wait
+	PYTHONPATH=platform $(PY) -m pytest -n 2 --dist loadgroup -m "$(QUICK)" tests/models  # each of several ranks: more would only wait
 	PYTHONPATH=platform $(PY) -m pytest -m "(e2e or containers) and not thorough"  # these use all cores: one by one
 
 # What make test leaves out: further runs of the same kinds.

@@ -1,10 +1,11 @@
-"""Shared by all tests: the last lines of a run say what was skipped and why."""
+"""Shared by all tests: the processor that a run was made on, and at its end what was skipped and why."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +16,37 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["XDG_CONFIG_HOME"] = os.devnull  # nobody's private chips have a part in these tests
 
 
+# Instructions that kernels choose by, so that a figure or an error may depend on them.
+INSTRUCTIONS = (
+    *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_fp16"),
+    *("asimd", "asimdhp", "bf16", "sve"),  # of Arm
+)
+HELD_BY = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def processor() -> str:
+    """Model, usable cores, instructions, and environment variables that hold libraries to fewer instructions."""
+    text = CPUINFO.read_text() if CPUINFO.exists() else ""
+    fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    named = {key.strip(): value.strip() for key, value in fields.items()}
+    flags = named.get("flags", named.get("Features", "")).split()
+    found = " ".join(name for name in INSTRUCTIONS if name in flags) or "no instructions known"
+    held = [f"{name}={os.environ[name]}" for name in HELD_BY if name in os.environ]
+    model = named.get("model name", "unknown model")
+    return f"{model}, {len(os.sched_getaffinity(0))} cores, {found}{''.join(f', held by {each}' for each in held)}"
+
+
+def pytest_report_header() -> str:
+    """The processor, before the first test."""
+    return f"processor: {processor()}"
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many tests were skipped, and for which reasons; nothing when none was."""
+    """The processor where no header had it; how many tests were skipped, and for which reasons."""
+    if terminalreporter.verbosity < 0:  # a quiet run has no header
+        terminalreporter.write_line(f"processor: {processor()}")
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped)
     for reason, count in sorted(reasons.items()):

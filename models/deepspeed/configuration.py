@@ -72,6 +72,9 @@ def check(job):
     if precision == "fp8":
         raise Unsupported("precision fp8; this implementation has fp32, bf16 and fp16")
     if precision == "fp16" and not get_accelerator().is_fp16_supported():
-        raise Unsupported(f"precision fp16: DeepSpeed refuses it on this {job.device}")
+        raise Unsupported(
+            f"precision fp16: DeepSpeed reports that this {job.device} does not compute in it; a cpu needs "
+            "instructions for fp16 that oneDNN uses, such as avx512_fp16"
+        )
     if job.tuning.compile and layout.sharding_stage == 3:
         raise Unsupported("compile under ZeRO 3, which gathers parameters inside of what would be compiled")

@@ -7,19 +7,41 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from layouts import MODELS, SINGLE, Curve, compare, first_steps, job_of, planted, train
+from layouts import MODELS, SINGLE, Curve, compare, first_steps, job_of, planted, torch_curve, train
 from levelfield.catalog.registry import Registry
 from levelfield.plan.environment import environment_of
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.specs.tested import Difference
+from matrix import FLOAT32
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "models" / "torch"))
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """For --dist loadgroup: one process runs a framework's tests, so that it is installed and imported once.
+
+    torch's run wherever there is room: each process has it warm for the reference curves.
+    """
+    for item in items:
+        framework = framework_of(item)
+        if framework in FLOAT32 and framework != "torch":
+            item.add_marker(pytest.mark.xdist_group(framework))
+
+
+def framework_of(item: pytest.Item) -> str:
+    """The framework that a test is about: by its parameter, or by its file's name."""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    if "asked" in parameters:
+        return parameters["asked"].framework
+    return parameters.get("framework", item.path.stem.removeprefix("test_"))
 
 
 @pytest.fixture(scope="session")
@@ -42,16 +64,24 @@ def interpreter_of() -> Iterator[Callable[[str], Path]]:
 
 
 @pytest.fixture(scope="session")
-def reference() -> Callable[[str], Curve]:
+def torch_of(tmp_path_factory) -> Callable[[dict[str, Any]], Curve]:
+    """torch's curve of a job, computed once for all processes of this run of the tests."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "torch-curves"
+    return functools.partial(torch_curve, folder=folder)
+
+
+@pytest.fixture(scope="session")
+def reference(torch_of) -> Callable[[str], Curve]:
     """torch's curve of a family in one process: 40 steps in float32."""
-    return functools.cache(lambda family: train(job_of(MODELS[family], SINGLE)))
+    return functools.cache(lambda family: torch_of(job_of(MODELS[family], SINGLE)))
 
 
 @pytest.fixture(scope="session")
 def differs(reference) -> Callable[..., Difference]:
     """The difference of a framework's run, with a fault planted, from torch's."""
 
-    def of(folder, framework, python, fault, family="gpt", variant=SINGLE, steps=10):
+    def of(folder, framework, python, fault, family="gpt", variant=SINGLE, steps=5):
         curve = train(job_of(MODELS[family], variant, steps), planted(folder, framework, fault), python)
         return compare(curve, first_steps(reference(family), steps))
 

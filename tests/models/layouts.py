@@ -1,12 +1,19 @@
-"""Train the same small work in many parallel layouts, by any framework, and compare each run with another."""
+"""Train the same small work in many parallel layouts, by any framework, and compare each run with another.
+
+torch's own curves are what most runs are compared with: `torch_curve` computes each once for all test processes.
+"""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import fcntl
+import functools
+import hashlib
 import json
 import math
 import os
+import pickle
 import socket
 import sys
 import tempfile
@@ -19,6 +26,7 @@ from warm import End, run_ranks
 
 ROOT = Path(__file__).parents[2]
 NOISE = 1e-6
+LONG_STEPS = 40  # to the end of the learning rate's decay
 
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": {
@@ -70,14 +78,14 @@ class Curve:
     gradients: dict[int, dict[str, float]]
 
 
-def job_of(model: dict[str, Any], variant: Variant, steps: int = 40, **changes: Any) -> dict[str, Any]:
+def job_of(model: dict[str, Any], variant: Variant, steps: int = LONG_STEPS, **changes: Any) -> dict[str, Any]:
     """The job of `variant` on `model`; `changes` replace fields of training."""
     layout = {"data": 1, "tensor": 1, "pipeline": 1, "sequence_parallel": False, "sharding_stage": 0}
     layout = {**layout, "sharding_degree": 1, **variant.layout}
     training = {
         "steps": steps, "sequence_length": 32, "global_batch": 8, "precision": "fp32",
         "optimizer": {"name": "adamw", "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1},
-        "schedule": {"style": "cosine", "peak_lr": 2e-3, "min_lr": 2e-4, "warmup_steps": 5, "decay_steps": 40},
+        "schedule": {"style": "cosine", "peak_lr": 2e-3, "min_lr": 2e-4, "warmup_steps": 5, "decay_steps": LONG_STEPS},
         "loss_scale": None, "gradient_clip": 1.0, "seed": 7, **changes,
     }  # fmt: skip
     return {
@@ -153,6 +161,36 @@ def train(job: dict[str, Any], script: Path | None = None, python: Path | None =
         return read_curve([events(folder, rank) for rank in range(len(ends))])
 
 
+def torch_curve(job: dict[str, Any], folder: Path) -> Curve:
+    """The curve of `job` by torch in the tests' own environment, from `folder` where it was computed before.
+
+    Processes that need it at a time wait for the first. `folder` belongs to one run of the tests; the key has all that
+    the curve follows from, so that sources changed in between give another.
+    """
+    key = hashlib.sha256(json.dumps([job, _torch_sources()], sort_keys=True).encode()).hexdigest()
+    path = folder / f"{key}.curve"
+    folder.mkdir(exist_ok=True)
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            curve = pickle.dumps(train(job))
+            path.with_suffix(".part").write_bytes(curve)
+            path.with_suffix(".part").rename(path)
+        return pickle.loads(path.read_bytes())
+
+
+@functools.cache
+def _torch_sources() -> str:
+    """sha256 of all that torch's curve follows from: its implementation, the worker, and how ranks are started here."""
+    digest = hashlib.sha256(sys.version.encode())
+    torch, worker = ROOT / "models" / "torch", ROOT / "platform" / "levelfield" / "worker"
+    for path in sorted(
+        (*torch.glob("*.py"), *worker.glob("*.py"), Path(__file__), Path(__file__).with_name("warm.py"))
+    ):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
 def events(folder: Path, rank: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / f"rank{rank}.jsonl").read_text().splitlines()]
 
@@ -173,9 +211,10 @@ def read_curve(ranks: list[list[dict[str, Any]]]) -> Curve:
 
 
 def first_steps(curve: Curve, steps: int) -> Curve:
-    """`curve` as a run of so few steps would have left it; both record gradients at the same steps."""
+    """`curve` as a run of so few steps would have left it."""
     by_step = ("losses", "grad_norms", "tokens", "token_checksums")
-    return dataclasses.replace(curve, **{name: getattr(curve, name)[:steps] for name in by_step})
+    gradients = {step: squares for step, squares in curve.gradients.items() if step <= steps}
+    return dataclasses.replace(curve, gradients=gradients, **{name: getattr(curve, name)[:steps] for name in by_step})
 
 
 def compare(curve: Curve, reference: Curve) -> Difference:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import hashlib
 import itertools
 import platform
 from collections.abc import Iterable, Iterator
@@ -20,9 +21,11 @@ from layouts import MODELS, ROOT, SINGLE, Curve, Variant, compare, job_of, scrip
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import rows, table
 from levelfield.plan.environment import environment_of
+from levelfield.plan.implementation_identity import folder_digest
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.specs.base import dump, load
 from levelfield.specs.case import Family, Precision
+from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import Layout
 from levelfield.specs.tested import Difference, LayoutRuns, Run
 
@@ -132,7 +135,10 @@ def matrix(framework: str, precisions: tuple[Precision, ...]) -> Iterator[Asked]
 
 
 def reduced() -> Iterator[Asked]:
-    """For the tests: one process in both families, every other layout in one of them, by turns; float32."""
+    """For the tests: one process in both families, every other layout in one of them, by turns; float32.
+
+    Of each framework the first one is the long run.
+    """
     families = itertools.cycle(sorted(MODELS))
     for framework, names in FLOAT32.items():
         alone = [] if framework == "torch" else [(family, SINGLE.name) for family in sorted(MODELS)]
@@ -171,9 +177,17 @@ def measure(registry: Registry, framework: str, references: dict[str, Curve]) ->
         version=implementation.version,
         device_kind="cpu",
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        sources=sources_of(framework),
         machine=f"{platform.system()} {platform.machine()}, {_processor()}",
         runs=tuple(runs),
     )
+
+
+def sources_of(framework: str) -> str:
+    """A digest of the code that a run of `framework` and the curve beside it follow from."""
+    worker = ROOT / "platform" / "levelfield" / "worker"
+    folders = (script_of(framework).parent, script_of("torch").parent, worker)
+    return "sha256:" + hashlib.sha256(" ".join(map(folder_digest, folders)).encode()).hexdigest()
 
 
 def _run(asked: Asked, python: Path, reference: Curve) -> Run:
@@ -206,7 +220,8 @@ def page(registry: Registry) -> str:
     lines = INTRODUCTION.splitlines()
     lines += ["", "```", *table(list(rows(registry))), "```"]
     for framework in sorted(FLOAT32):
-        lines += _measured(load(LayoutRuns, registry.implementation(framework)[1] / "tested.json"))
+        implementation, folder = registry.implementation(framework)
+        lines += _measured(load(LayoutRuns, folder / "tested.json"), implementation)
     return "\n".join(lines) + "\n"
 
 
@@ -215,26 +230,50 @@ INTRODUCTION = """# Frameworks: what works where
 Made by `make matrix`, which trains the small GPT and Llama of `tests/models/layouts.py` for 40 steps with every
 framework in every layout below and writes `models/<framework>/tested.json`; this page follows from these files and
 from what each `implementation.yaml` declares. `list frameworks` prints the table too. The tests run a part of the
-same runs, each layout in one of the two families and in half of the steps.
+same runs: each layout in one of the two families and in 5 steps, and one layout of each framework in all 40.
 
 A run passes in fp32 when it is within 1e-6 of torch's loss in one process at step 1, 1e-5 at every step, 1e-4 in the
 global gradient norm and in each parameter's (steps 1, 2 and 10), and when initial weights and all tokens have the
 same checksums. In 16 bits it is compared with the same fp32 curve, within 5e-3 and 0.1: that shows the layout, not
-the last digit."""
+the last digit.
+
+## Processors
+
+Libraries choose kernels by the processor's instructions, so a test may hold on one processor only. Every run of the
+tests names its processor and its instructions. They have run on:
+
+- AMD EPYC with avx512_bf16, without avx512_fp16 and amx: all tests.
+- The same processor with oneDNN and torch held to AVX2, by `ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2`: the
+  tests of tests/models. MKL and OpenBLAS choose by the processor's maker; no variable holds them here.
+- The same processor with oneDNN held to AVX-512 without bf16, by `ONEDNN_MAX_CPU_ISA=AVX512_CORE`: the tests in 16
+  bits.
+
+No run was on a processor with avx512_fp16 or amx. What differs there by choice is planted: DeepSpeed is told that the
+processor computes in fp16, and trains in fp16 by the kernels that this processor has, and ZeRO 3 trains in fp32 and
+bf16 under the same answer. On each processor one more test expects of DeepSpeed's fp16 what oneDNN reports there.
+
+## The table"""
 
 
-def _measured(tested: LayoutRuns) -> list[str]:
+def _measured(tested: LayoutRuns, implementation: ImplementationFile) -> list[str]:
     head = "| model | precision | run | step 1 | all steps | gradient norm | by parameter | weights, tokens | passed |"
-    lines = [
-        "",
-        f"## {tested.framework} {tested.version}",
-        "",
-        f"{tested.date}, {tested.device_kind}: {tested.machine}",
-    ]
+    lines = ["", f"## {tested.framework} {tested.version}", ""]
+    lines += [f"{tested.date}, {tested.device_kind}: {tested.machine}. {same_sources(tested)}"]
+    for kind, conditions in implementation.conditions.items():
+        lines += [line for precision, why in conditions.items() for line in ("", f"{precision} on {kind}: {why}.")]
     lines += ["", head, "|---" * 9 + "|"]
     for run in tested.runs:
         lines.append(f"| {run.family} | {run.precision} | {run.name} | {_figures(run)} | {_yes(run.passed)} |")
     return lines
+
+
+def same_sources(tested: LayoutRuns) -> str:
+    """A sentence: whether the code of the recorded runs is the code beside this page."""
+    if tested.sources is None:
+        return "The code of these runs was not recorded."
+    if tested.sources == sources_of(tested.framework):
+        return "The code has not changed since these runs."
+    return "The code has changed since these runs; `make matrix` repeats them."
 
 
 def _figures(run: Run) -> str:

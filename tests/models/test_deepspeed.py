@@ -1,11 +1,28 @@
-"""DeepSpeed: padding, 16 bits, what is kept of a run, and planted faults. Its layouts: test_layouts.py."""
+"""DeepSpeed: padding, 16 bits, what is unsupported, and planted faults. Its layouts: test_layouts.py."""
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
-from layouts import MODELS, NOBODY_JOINS, SINGLE, Variant, compare, events, job_of, launch, planted, script_of, train
+from layouts import (
+    MODELS,
+    NOBODY_JOINS,
+    SINGLE,
+    Variant,
+    compare,
+    events,
+    first_steps,
+    job_of,
+    launch,
+    planted,
+    script_of,
+    train,
+)
+from levelfield.catalog.registry import Registry
+from levelfield.catalog.support import rows
+from levelfield.specs.implementation import ImplementationFile
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 
@@ -21,12 +38,12 @@ def python(interpreter_of) -> Path:
     return interpreter_of("deepspeed")
 
 
-def test_sizes_that_ranks_do_not_divide(python):
+def test_sizes_that_ranks_do_not_divide(python, torch_of):
     """ZeRO 3 pads each flattened parameter: initial values, weights and gradients must not take the padding."""
     odd = {"vocab_size": 67, "hidden_size": 42, "ffn_hidden_size": 51, "heads": 3, "kv_heads": 3}
-    model = {**MODELS["llama"], **odd, "layers": 2}
+    model = {**MODELS["llama"], **odd, "layers": 1}
     variant = Variant("ZeRO 3, DP4", zero(3, 4), micro_batch=1)
-    found = compare(train(job_of(model, variant, 10), TRAIN, python), train(job_of(model, SINGLE, 10)))
+    found = compare(train(job_of(model, variant, 3), TRAIN, python), torch_of(job_of(model, SINGLE, 3)))
     assert found.within(), found
 
 
@@ -34,16 +51,96 @@ def test_sizes_that_ranks_do_not_divide(python):
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_bf16_starts_from_the_same_float32_weights_and_stays_near(stage, python):
-    job = job_of(MODELS["gpt"], Variant("", zero(stage)), 10, precision="bf16")
-    found = compare(train(job, TRAIN, python), train(job_of(MODELS["gpt"], SINGLE, 10)))
+def test_bf16_starts_from_the_same_float32_weights_and_stays_near(stage, python, reference):
+    job = job_of(MODELS["gpt"], Variant("", zero(stage)), 5, precision="bf16")
+    found = compare(train(job, TRAIN, python), first_steps(reference("gpt"), 5))
     assert found.same_weights and found.same_tokens
     assert 0 < found.loss < 1e-3
     assert found.grad_norm < 2e-2
     assert found.total_norm < 1e-5
 
 
-# ---- the case's other promises
+# ---- fp16, which DeepSpeed offers on some processors only
+
+# What DeepSpeed takes this processor for. With True torch computes fp16 as on any processor, by other instructions.
+CLAIMED = """
+import deepspeed.accelerator
+type(deepspeed.accelerator.get_accelerator()).is_fp16_supported = lambda self: {}
+"""
+NEEDS_INSTRUCTIONS = "precision fp16: DeepSpeed reports that this cpu does not compute in it"
+
+
+def fp16_job(stage: int, steps: int) -> dict:
+    scale = {"initial": 256.0, "growth_interval": 1000}
+    return job_of(MODELS["gpt"], Variant("", zero(stage)), steps, precision="fp16", loss_scale=scale)
+
+
+def assert_refused(job: dict, folder: Path, script: Path, python: Path, words: str) -> None:
+    """Every rank ends before it joins the others, and its last event gives the reason."""
+    assert {end.returncode for end in launch(job, folder, script, python)} == {1}
+    error = events(folder, 0)[-1]
+    assert error["class"] == "unsupported"
+    assert words in error["message"]
+
+
+@pytest.mark.parametrize("stage", [0, 1, pytest.param(2, marks=pytest.mark.thorough), 3])
+def test_fp16_trains_where_deepspeed_offers_it(stage, tmp_path, python, reference):
+    script = planted(tmp_path, "deepspeed", CLAIMED.format(True))
+    found = compare(train(fp16_job(stage, 5), script, python), first_steps(reference("gpt"), 5))
+    assert found.within("fp16"), found
+    assert found.loss > 0
+
+
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.thorough)])
+def test_zero_3_keeps_its_precision_where_fp16_is_offered_too(precision, tmp_path, python, reference):
+    """DeepSpeed's default type of ZeRO 3's parameters depends on the processor; this implementation takes none."""
+    script = planted(tmp_path, "deepspeed", CLAIMED.format(True))
+    job = job_of(MODELS["gpt"], Variant("", zero(3)), 2, precision=precision)
+    found = compare(train(job, script, python), first_steps(reference("gpt"), 2))
+    assert found.within(precision), found
+
+
+def test_fp16_is_refused_where_deepspeed_does_not_offer_it(tmp_path, python):
+    script = planted(tmp_path, "deepspeed", NOBODY_JOINS + CLAIMED.format(False))
+    assert_refused(fp16_job(0, 2), tmp_path, script, python, NEEDS_INSTRUCTIONS)
+
+
+def test_fp16_is_refused_with_onednn_held_to_avx2(tmp_path, python, monkeypatch):
+    """On every x86-64 processor, those with avx512_fp16 too: oneDNN itself is held to fewer instructions."""
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    script = planted(tmp_path, "deepspeed", NOBODY_JOINS)
+    assert_refused(fp16_job(0, 2), tmp_path, script, python, NEEDS_INSTRUCTIONS)
+
+
+def test_fp16_on_this_processor_is_as_onednn_reports(tmp_path, python, reference):
+    """Nothing is planted: a run is refused here, or trains what torch trains."""
+    asked = "import torch; print(torch.ops.mkldnn._is_mkldnn_fp16_supported())"
+    reported = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True).stdout.strip()
+    if reported == "True":
+        found = compare(train(fp16_job(1, 20), TRAIN, python), first_steps(reference("gpt"), 20))
+        assert found.within("fp16"), found
+    else:
+        assert reported == "False"
+        assert_refused(
+            fp16_job(1, 2), tmp_path, planted(tmp_path, "deepspeed", NOBODY_JOINS), python, NEEDS_INSTRUCTIONS
+        )
+
+
+def test_the_host_offers_fp16_on_a_cpu_under_its_condition():
+    implementation, _ = Registry().implementation("deepspeed")
+    assert implementation.offered_precisions("cpu") == ("fp32", "bf16", "fp16")
+    assert "avx512_fp16" in implementation.conditions["cpu"]["fp16"]
+    cells = [row.cells for row in rows(Registry()) if (row.framework, row.precision) == ("deepspeed", "fp16")]
+    assert cells and all(found["DP"] == "some" and found["TP"] == "-" for found in cells)
+
+
+def test_a_precision_is_offered_with_a_condition_or_without():
+    implementation, _ = Registry().implementation("deepspeed")
+    with pytest.raises(ValueError, match=r"conditions\.cpu: found bf16"):
+        ImplementationFile.model_validate({**implementation.model_dump(), "conditions": {"cpu": {"bf16": "AMX"}}})
+
+
+# ---- what no processor changes
 
 
 @pytest.mark.parametrize(
@@ -52,17 +149,12 @@ def test_bf16_starts_from_the_same_float32_weights_and_stays_near(stage, python)
         ({"tensor": 2}, "fp32", "tensor 2"),
         ({"pipeline": 2}, "fp32", "pipeline 2"),
         ({}, "fp8", "precision fp8"),
-        ({}, "fp16", "precision fp16"),
         ({"data": 4, "sharding_stage": 3, "sharding_degree": 2}, "fp32", "2 of 4 ranks"),
     ],
 )
 def test_what_is_not_offered_is_unsupported(layout, precision, words, tmp_path, python):
     job = job_of(MODELS["gpt"], Variant("", layout, micro_batch=1), 2, precision=precision)
-    script = planted(tmp_path, "deepspeed", NOBODY_JOINS)
-    assert {end.returncode for end in launch(job, tmp_path, script, python)} == {1}
-    error = events(tmp_path, 0)[-1]
-    assert error["class"] == "unsupported"
-    assert words in error["message"]
+    assert_refused(job, tmp_path, planted(tmp_path, "deepspeed", NOBODY_JOINS), python, words)
 
 
 # ---- planted faults

@@ -52,7 +52,6 @@ def test_a_disturbed_run_is_made_again_and_the_least_disturbed_one_kept(
     assert next(others) is math.nan  # the fourth was left alone, so that no further one was made
 
 
-@pytest.mark.skipif(not PAGE.exists(), reason="host_runs.py has not been run")
 def test_the_committed_file_has_every_run_and_none_beside_others() -> None:
     found = load(HostRuns, PAGE)
     assert [run.name for run in found.runs] == [s.name for s in SETTINGS]

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
+import layouts
+import matrix as matrix_module
 import pytest
-from layouts import MODELS, SINGLE, compare, first_steps, job_of, script_of, train
+from layouts import LONG_STEPS, MODELS, SINGLE, compare, first_steps, job_of, script_of, train
 from levelfield.catalog.registry import Registry
 from levelfield.specs.base import load
 from levelfield.specs.tested import LayoutRuns
-from matrix import FLOAT32, PAGE, VARIANTS, difference, left_to_thorough, matrix, page, reduced
+from matrix import (
+    FLOAT32,
+    PAGE,
+    VARIANTS,
+    difference,
+    left_to_thorough,
+    matrix,
+    page,
+    reduced,
+    same_sources,
+    sources_of,
+)
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 
 
-STEPS = 20  # half of what `make matrix` takes
+STEPS = 5  # a wrong layout shows at once; what shows later only is for the long runs, one of each framework
+LONG = [next(asked for asked in reduced() if asked.framework == framework) for framework in FLOAT32]
 LATER = left_to_thorough(reduced())
 
 
@@ -22,7 +37,8 @@ LATER = left_to_thorough(reduced())
     "asked", [pytest.param(a, marks=[pytest.mark.thorough] if a in LATER else []) for a in reduced()], ids=str
 )
 def test_same_curve_as_torch_in_one_process(asked, reference, interpreter_of):
-    found = difference(asked, interpreter_of(asked.framework), first_steps(reference(asked.family), STEPS))
+    steps = LONG_STEPS if asked in LONG else STEPS
+    found = difference(asked, interpreter_of(asked.framework), first_steps(reference(asked.family), steps))
     assert found.within(), found
 
 
@@ -41,21 +57,21 @@ def test_same_curve_as_torch_in_one_process(asked, reference, interpreter_of):
         ("oneflow", "PP2"),
     ],
 )
-def test_learned_positions_biases_and_a_tied_head_in_llama(framework, name, interpreter_of):
+def test_learned_positions_biases_and_a_tied_head_in_llama(framework, name, interpreter_of, torch_of):
     """What FlagPerf's command trains."""
     changes = {"positions": "learned", "rope_base": None, "bias": True, "tied_embeddings": True}
     model = {**MODELS["llama"], **changes}
-    curve = train(job_of(model, VARIANTS[name], 10), script_of(framework), interpreter_of(framework))
-    found = compare(curve, train(job_of(model, SINGLE, 10)))
+    curve = train(job_of(model, VARIANTS[name], STEPS), script_of(framework), interpreter_of(framework))
+    found = compare(curve, torch_of(job_of(model, SINGLE, STEPS)))
     assert found.within(), found
 
 
 @pytest.mark.parametrize("framework", ["paddle", "oneflow"])
-def test_five_layers_over_two_stages(framework, interpreter_of):
+def test_five_layers_over_two_stages(framework, interpreter_of, torch_of):
     """A remainder: the first stage has three blocks, the last two."""
     model = {**MODELS["gpt"], "layers": 5}
-    curve = train(job_of(model, VARIANTS["PP2"], 10), script_of(framework), interpreter_of(framework))
-    found = compare(curve, train(job_of(model, SINGLE, 10)))
+    curve = train(job_of(model, VARIANTS["PP2"], STEPS), script_of(framework), interpreter_of(framework))
+    found = compare(curve, torch_of(job_of(model, SINGLE, STEPS)))
     assert found.within(), found
 
 
@@ -79,6 +95,36 @@ def test_dropout_changes_the_curve_and_repeats_itself(framework, name, interpret
     assert not compare(curve, first_steps(reference("gpt"), 4)).loss < 1e-5
 
 
+# ---- the curves that others are compared with
+
+
+def test_a_curve_is_computed_once_for_a_job_and_its_sources(tmp_path, monkeypatch, reference):
+    right, trained = reference("gpt"), []
+    monkeypatch.setattr(layouts, "train", lambda job: trained.append(job) or right)
+    job, other = job_of(MODELS["gpt"], SINGLE), job_of(MODELS["gpt"], SINGLE, seed=8)
+    assert [layouts.torch_curve(each, tmp_path) for each in (job, job, other)] == [right] * 3
+    assert trained == [job, other]
+    monkeypatch.setattr(layouts, "_torch_sources", lambda: "changed")
+    layouts.torch_curve(job, tmp_path)
+    assert trained == [job, other, job]
+
+
+@pytest.mark.parametrize("changed", ["models/torch/gpt.py", "platform/levelfield/worker/init.py"])
+def test_changed_sources_give_another_curve(changed, tmp_path, monkeypatch):
+    for folder in ("models/torch", "platform/levelfield/worker"):
+        shutil.copytree(layouts.ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(layouts, "ROOT", tmp_path)
+    sources = layouts._torch_sources.__wrapped__
+    before = sources()
+    assert sources() == before
+    (tmp_path / changed).write_text("")
+    assert sources() != before
+
+
+def test_the_first_steps_of_a_curve_are_those_of_a_short_run(reference):
+    assert train(job_of(MODELS["gpt"], SINGLE, 3)) == first_steps(reference("gpt"), 3)
+
+
 # ---- what is written down
 
 
@@ -94,6 +140,29 @@ def test_every_run_of_the_matrix_is_recorded_for_the_version_in_use_and_passed(f
 
 def test_the_page_is_made_from_the_files():
     assert PAGE.read_text() == page(Registry()), "run `python tests/models/matrix.py --docs`"
+
+
+def test_the_page_says_whether_the_code_is_that_of_the_runs():
+    recorded = load(LayoutRuns, script_of("torch").with_name("tested.json"))
+    same, other, unknown = (
+        same_sources(recorded.model_copy(update={"sources": digest}))
+        for digest in (sources_of("torch"), "sha256:0", None)
+    )
+    assert "has not changed" in same and "has changed since" in other and "was not recorded" in unknown
+
+
+def test_sources_are_those_of_the_framework_of_torch_and_of_the_worker(tmp_path, monkeypatch):
+    for folder in ("models/torch", "models/paddle", "models/megatron", "platform/levelfield/worker"):
+        shutil.copytree(layouts.ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(layouts, "ROOT", tmp_path)
+    monkeypatch.setattr(matrix_module, "ROOT", tmp_path)
+    before = sources_of("paddle")
+    (tmp_path / "models" / "megatron" / "model.py").write_text("")
+    assert sources_of("paddle") == before
+    for path in ("models/paddle/mlp.py", "models/torch/mesh.py", "platform/levelfield/worker/init.py"):
+        (tmp_path / path).write_text("")
+        assert sources_of("paddle") != before
+        before = sources_of("paddle")
 
 
 def test_every_framework_is_in_the_matrix():

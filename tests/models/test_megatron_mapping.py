@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from layouts import MODELS, ROOT, SINGLE, Variant, job_of
 from levelfield.worker import Initializer, Unsupported
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 

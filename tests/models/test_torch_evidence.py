@@ -10,7 +10,6 @@ from layouts import MODELS, SINGLE, compare, events, job_of, launch, planted, re
 from matrix import VARIANTS
 from test_torch_training import DATA_2, gpt
 
-pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 

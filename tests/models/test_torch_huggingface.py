@@ -8,14 +8,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from layouts import MODELS
 from levelfield.errors import UsageError
 from levelfield.publish.export import export_hf, hf_config, initial_arrays, to_hf
 from levelfield.specs.case import Model, Work
 from levelfield.worker import Initializer
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.torch
 LENGTH = 24

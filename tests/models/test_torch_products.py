@@ -6,9 +6,9 @@ import copy
 from types import SimpleNamespace
 
 import pytest
+import torch
 from layouts import MODELS
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from layouts import MODELS, NOBODY_JOINS, SINGLE, Curve, compare, events, job_of, launch, planted, read_curve, train
 from matrix import VARIANTS
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 DATA_2 = VARIANTS["DP2"]

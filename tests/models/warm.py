@@ -1,20 +1,22 @@
 """Ranks that start with their framework imported, as importing it takes longer than most trainings of these tests.
 
-As a script, in a framework's own interpreter, it imports what there is of MODULES once. Each line on its standard input
-is a list of ranks, which it forks and waits for; it answers with their exit codes, and ends with its input. What is
-forked has nothing of Levelfield's or of an implementation's imported. Whole runs, by run_benchmarks.py, start their
-ranks otherwise: tests/e2e and tests/containers.
+As a script, in a framework's own interpreter, it imports what there is of MODULES once, and loads what there is of
+LIBRARIES. Each line on its standard input is a list of ranks, which it forks and waits for; it answers with their exit
+codes, and ends with its input. What is forked has nothing of Levelfield's or of an implementation's imported. Whole
+runs, by run_benchmarks.py, start their ranks otherwise: tests/e2e and tests/containers.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import importlib
 import json
 import os
 import runpy
 import signal
+import site
 import subprocess
 import sys
 import time
@@ -24,8 +26,10 @@ from pathlib import Path
 
 MODULES = (
     "numpy", "torch", "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel",
-    "megatron.core.distributed", "megatron.core.models.gpt", "megatron.core.optimizer", "deepspeed",
+    "megatron.core.distributed", "megatron.core.models.gpt", "megatron.core.optimizer", "deepspeed", "paddle",
 )  # fmt: skip
+# Of a framework that joins the other ranks and starts threads when it is imported: most of its import is this library.
+LIBRARIES = ("oneflow/_oneflow_internal*.so",)
 PLATFORM = Path(__file__).parents[2] / "platform"
 LIMIT_SECONDS = 420
 SETTLE_SECONDS = 60  # for the other ranks, once one has failed
@@ -65,6 +69,8 @@ def serve():
     for module in MODULES:
         with contextlib.suppress(ModuleNotFoundError):  # of another framework
             importlib.import_module(module)
+    for path in (path for place in site.getsitepackages() for name in LIBRARIES for path in Path(place).glob(name)):
+        ctypes.CDLL(str(path))
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a framework prints is no answer
     for line in sys.stdin:

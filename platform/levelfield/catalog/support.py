@@ -12,11 +12,12 @@ from levelfield.specs.implementation import ImplementationFile, Parallelism
 from levelfield.specs.layout import Layout
 from levelfield.specs.tested import LayoutRuns, Run
 
-State = Literal["tested", "fails", "written", "chip", "-"]
+State = Literal["tested", "fails", "written", "some", "chip", "-"]
 STATES: dict[State, str] = {
     "tested": "runs on the cpu and trains what torch trains in one process",
     "fails": "was run on the cpu and differs, or does not end",
     "written": "offered on the cpu; no such run is recorded",
+    "some": "offered on a cpu that has the instructions for it, which the training checks",
     "chip": "written; needs an accelerator, and has not run on one yet",
     "-": "not offered by the framework or by its implementation",
 }
@@ -52,7 +53,7 @@ def rows(registry: Registry) -> Iterator[Row]:
         runs = registry.document(LayoutRuns, path).runs if path.exists() else ()
         for family in implementation.families:
             for precision in PRECISIONS:
-                if any(precision in offered for offered in implementation.precisions.values()):
+                if any(precision in implementation.offered_precisions(kind) for kind in implementation.precisions):
                     yield _row(implementation, family, precision, runs)
 
 
@@ -70,11 +71,13 @@ def _state(implementation: ImplementationFile, precision: Precision, key: str, r
     devices = [
         device
         for device, offered in implementation.parallelism.items()
-        if set(LAYOUTS[key]) <= set(offered) and precision in implementation.precisions.get(device, ())
+        if set(LAYOUTS[key]) <= set(offered) and precision in implementation.offered_precisions(device)
     ]
     if not devices:
         return "-"
-    return "written" if "cpu" in devices else "chip"
+    if "cpu" not in devices:
+        return "chip"
+    return "some" if precision in implementation.conditions.get("cpu", {}) else "written"
 
 
 def kind_of(layout: Layout) -> str | None:
@@ -89,7 +92,14 @@ def kind_of(layout: Layout) -> str | None:
 
 def table(found: list[Row]) -> list[str]:
     """Lines of at most 80 columns, and below them what the words and the columns mean."""
-    words: dict[State, str] = {"tested": "yes", "fails": "NO", "written": "open", "chip": "chip", "-": "-"}
+    words: dict[State, str] = {
+        "tested": "yes",
+        "fails": "NO",
+        "written": "open",
+        "some": "some",
+        "chip": "chip",
+        "-": "-",
+    }
     lines = [_line("framework", "family", "prec", dict(zip(LAYOUTS, LAYOUTS, strict=True)))]
     for row in found:
         cells = {key: words[state] for key, state in row.cells.items()}

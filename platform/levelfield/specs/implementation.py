@@ -80,6 +80,9 @@ class ImplementationFile(Document):
 
     `accelerator` in precisions and parallelism means every kind that is not named, except the cpu. Such a kind has no
     requirements, because the framework comes with the vendor's image or the user's own Python.
+
+    conditions: by device kind, precisions that only some devices of the kind have, each with what such a device needs.
+    The host offers them; the training checks its own device, and ends as unsupported without it.
     """
 
     KIND: ClassVar[str] = "implementation"
@@ -89,14 +92,24 @@ class ImplementationFile(Document):
     version: str
     families: tuple[Family, ...]
     precisions: dict[str, tuple[Precision, ...]]
+    conditions: dict[str, dict[Precision, str]] = Field(default_factory=dict)
     parallelism: dict[str, tuple[Parallelism, ...]]
     recompute: tuple[Literal["none", "selective", "full"], ...]
     requirements: dict[str, Requirements]
     launch: Launch
 
+    @model_validator(mode="after")
+    def _conditions_are_not_unconditional(self) -> ImplementationFile:
+        for kind, conditions in self.conditions.items():
+            twice = sorted(set(conditions) & set(self.precisions.get(kind, ())))
+            if twice:
+                raise ValueError(f"conditions.{kind}: found {', '.join(twice)}, which precisions.{kind} has as well")
+        return self
+
     def offered_precisions(self, kind: str) -> tuple[Precision, ...]:
-        """Return the precisions that are supported on this device kind."""
-        return self.precisions.get(kind) or self.precisions.get(_stand_in(kind), ())
+        """Return the precisions that are supported on this device kind, with or without a condition."""
+        always = self.precisions.get(kind) or self.precisions.get(_stand_in(kind), ())
+        return (*always, *self.conditions.get(kind, {}))
 
     def offered_parallelism(self, kind: str) -> tuple[Parallelism, ...]:
         """Return the kinds of parallelism that are supported on this device kind."""

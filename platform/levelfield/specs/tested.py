@@ -79,7 +79,10 @@ class Run(Value):
 
 
 class LayoutRuns(Document):
-    """The runs of one version on one kind of device, compared with torch in one process."""
+    """The runs of one version on one kind of device, compared with torch in one process.
+
+    sources: digest of the code that was run, by tests/models/matrix.py; None in files from before it was recorded.
+    """
 
     KIND: ClassVar[str] = "tested"
 
@@ -88,4 +91,5 @@ class LayoutRuns(Document):
     device_kind: str
     date: str
     machine: str
+    sources: str | None = None
     runs: tuple[Run, ...] = Field(min_length=1)
