@@ -67,7 +67,7 @@ def predicted(run: HostRun, measured: HostRuns, constants: Constants) -> layout_
         machine=machines.host_machine(share, run.training.precision),
         constants=constants,
         offer=layout_search.Offer(frozenset(), ("none",)),
-        device_kind="cpu",
+        on_host=True,
         devices=run.layout.world_size,
         capacity_bytes=None,
     )

@@ -38,7 +38,7 @@ def question_of(devices: int) -> layout_search.Question:
         machine=machines.machine_of(chip, "bf16", 8, 8 * machines.ASSUMED_PORT_BYTES_PER_SECOND),
         constants=constants,
         offer=layout_search.Offer(DIMENSIONS, layout_search.RECOMPUTATIONS),
-        device_kind="nvidia",
+        on_host=False,
         devices=devices,
         capacity_bytes=chip.memory_bytes,
     )

@@ -71,7 +71,7 @@ def _point(registry: Registry, name: str, row: Row) -> Point:
     constants = registry.constants(setting.framework)
     assert constants is not None
     question = layout_search.Question(
-        case.work("full"), machine, constants, EVERYTHING, "accelerator", setting.devices, chip.memory_bytes
+        case.work("full"), machine, constants, EVERYTHING, False, setting.devices, chip.memory_bytes
     )
     return Point(
         name,

@@ -11,12 +11,12 @@ from levelfield.contracts.vendor import ContainerOptions, Device, Vendor
 from levelfield.errors import DocumentError, LayoutError, NotHere, UnknownName, UsageError
 from levelfield.specs.case import Case
 from levelfield.specs.chips import OverlayUsed
-from levelfield.specs.constants import Keeping
+from levelfield.specs.constants import MemoryModel
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.selector import Selector
 from levelfield.specs.tuning import TuningFile, TuningRow
-from levelfield.specs.vendor import Chip, VendorFile
+from levelfield.specs.vendor import HOST_SHARE, Chip, VendorFile
 
 FALLBACK_VENDOR = "cpu"
 
@@ -25,7 +25,7 @@ FALLBACK_VENDOR = "cpu"
 class Found:
     """All that one selector leads to. `devices` empty: none of this chip are here. overlay: what is private of it.
 
-    expose: the vendor's adapter's `container`, which says how a container is shown devices. keeping: what the
+    expose: the vendor's adapter's `container`, which says how a container is shown devices. memory_model: what the
     framework is known to keep in memory; None where nobody wrote it down.
     """
 
@@ -38,7 +38,7 @@ class Found:
     tuning_rows: tuple[TuningRow, ...]
     overlay: OverlayUsed | None = None
     expose: Callable[[Sequence[Device]], ContainerOptions] | None = None
-    keeping: Keeping | None = None
+    memory_model: MemoryModel | None = None
 
     @property
     def default_devices(self) -> int:
@@ -64,8 +64,8 @@ def find(registry: Registry, selector: Selector, check: bool = True) -> Found:
     overlay = registry.overlay.used(vendor, chip) if registry.overlay else None
     expose = registry.vendor(vendor.name).container
     constants = registry.constants(implementation.framework)
-    keeping = constants.keeping if constants else None
-    return Found(case, implementation, folder, vendor, chip, devices, rows, overlay, expose, keeping)
+    memory_model = constants.keeping if constants else None
+    return Found(case, implementation, folder, vendor, chip, devices, rows, overlay, expose, memory_model)
 
 
 def find_hardware(registry: Registry, target: str | None) -> tuple[VendorFile, Chip, tuple[Device, ...]]:
@@ -142,7 +142,9 @@ def _chip_of(spec: VendorFile, devices: Sequence[Device]) -> tuple[Chip, tuple[D
     first = devices[0]
     chip = spec.chip(first.chip) if first.chip else None
     same = tuple(d for d in devices if d.chip == first.chip)
-    unknown = Chip(name=first.description, device_is="card", memory_bytes=first.memory_bytes)
+    unknown = Chip(
+        name=first.description, device_is=HOST_SHARE if spec.is_host else "card", memory_bytes=first.memory_bytes
+    )
     return chip or unknown, same
 
 

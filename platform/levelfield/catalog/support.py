@@ -11,13 +11,14 @@ from levelfield.specs.case import Family, Precision
 from levelfield.specs.implementation import ImplementationFile, Parallelism
 from levelfield.specs.layout import Layout
 from levelfield.specs.tested import LayoutRuns, Run
+from levelfield.specs.vendor import HOST_KIND
 
 State = Literal["tested", "fails", "written", "some", "chip", "-"]
 STATES: dict[State, str] = {
     "tested": "runs on the cpu and trains what torch trains in one process",
     "fails": "was run on the cpu and differs, or does not end",
     "written": "offered on the cpu; no such run is recorded",
-    "some": "offered on a cpu that has the instructions for it, which the training checks",
+    "some": "offered on a cpu with the instructions for it; the training checks them",
     "chip": "written; needs an accelerator, and has not run on one yet",
     "-": "not offered by the framework or by its implementation",
 }
@@ -75,9 +76,9 @@ def _state(implementation: ImplementationFile, precision: Precision, key: str, r
     ]
     if not devices:
         return "-"
-    if "cpu" not in devices:
+    if HOST_KIND not in devices:
         return "chip"
-    return "some" if precision in implementation.conditions.get("cpu", {}) else "written"
+    return "some" if precision in implementation.conditions.get(HOST_KIND, {}) else "written"
 
 
 def kind_of(layout: Layout) -> str | None:

@@ -32,9 +32,8 @@ class Expectation:
     reason: str | None
 
 
-def against_expected(expected_bytes: int, measured: Memory, device_kind: str, why_none: str | None) -> Expectation:
+def against_expected(expected_bytes: int, measured: Memory, on_host: bool, why_none: str | None) -> Expectation:
     """Return the comparison. why_none: why the run's figures do not cover a whole training, else None."""
-    on_host = device_kind == "cpu"
     figure, peak = ("process peak", measured.process) if on_host else ("device-used peak", measured.used)
     reason = why_none or _unknown(peak, expected_bytes)
     if reason is not None or peak.peak_bytes is None:

@@ -8,6 +8,7 @@ from levelfield.plan.arrangement import Arrangement, arrange
 from levelfield.plan.decision import Decision
 from levelfield.plan.hardware import hardware_of
 from levelfield.predict.footprint import Footprint, expected_memory
+from levelfield.predict.setup import setup_of
 from levelfield.specs.case import Scale
 
 GIB = 2**30
@@ -32,7 +33,7 @@ def choose_scale(decision: Decision) -> tuple[Scale, str]:
 def footprint_of(decision: Decision, arrangement: Arrangement) -> Footprint:
     """The memory that the arrangement is expected to need on its fullest rank."""
     found, work, tuning = decision.found, arrangement.work, arrangement.tuning
-    return expected_memory(work.model, work.training, tuning.layout, tuning, found.vendor.device_kind, found.keeping)
+    return expected_memory(setup_of(work, tuning, found.vendor.is_host, found.memory_model))
 
 
 def _why_not_full(decision: Decision) -> str | None:

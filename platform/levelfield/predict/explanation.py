@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from levelfield.predict.activations import FP32, Setting, passes, setting_of, stored_of_layer, whole_layer
-from levelfield.predict.footprint import gradient_width, stage_footprints, stage_parameters
+from levelfield.predict.activations import passes, stored_of_layer, whole_layer
+from levelfield.predict.footprint import stage_footprints, stage_parameters
 from levelfield.predict.layout_search import Question, Row
 from levelfield.predict.operations import BACKWARD, layer_forward
+from levelfield.predict.setup import FP32, TrainingSetup, setup_of
 from levelfield.predict.timing import UPDATE_BYTES, slice_of
 
 ZERO = "Rajbhandari et al., 2020, section 5"
@@ -31,9 +32,8 @@ class Term:
 
 def memory_terms(question: Question, row: Row) -> list[Term]:
     """Return the bytes on a rank of the stage that needs most, by part."""
-    work, keeping = question.work, question.constants.keeping
-    given = (work.model, work.training, row.layout, row.tuning, question.device_kind, keeping)
-    s, stages = setting_of(*given), stage_footprints(*given)
+    s = setup_of(question.work, row.tuning, question.on_host, question.constants.keeping)
+    stages = stage_footprints(s)
     stage = max(range(len(stages)), key=lambda n: stages[n].total)
     count = stage_parameters(s, stage)
     states = s.layout.sharding_degree if s.layout.sharding_stage else 1
@@ -77,10 +77,11 @@ def memory_terms(question: Question, row: Row) -> list[Term]:
 
 def time_terms(question: Question, row: Row) -> list[Term]:
     """Return the seconds of a step, by part."""
-    machine, pace, time = question.machine, question.constants.pace_on(question.device_kind), row.time
+    machine, pace, time = question.machine, question.constants.pace_on(question.on_host), row.time
     training, layout = question.work.training, row.layout
     batches = training.global_batch // (row.tuning.micro_batch * layout.data)
-    layer = layer_forward(question.work.model, slice_of(training, layout, row.tuning, question.constants.keeping))
+    setup = setup_of(question.work, row.tuning, question.on_host, question.constants.keeping)
+    layer = layer_forward(setup.model, slice_of(setup))
     flops = layer.matmul_flops + layer.core_flops
     roof = "Williams et al., 2009"
     return [
@@ -138,13 +139,13 @@ def time_terms(question: Question, row: Row) -> list[Term]:
     ]
 
 
-def _gradients(s: Setting, count: int, value: int) -> tuple[str, str]:
-    width = gradient_width(s)
+def _gradients(s: TrainingSetup, count: int, value: int) -> tuple[str, str]:
+    width = s.gradient_width
     share = round(width * count / value)
     return f"{width} * {count} / {share}", f"{width} bytes for each parameter, over {share} rank(s)"
 
 
-def _activations(s: Setting, stage: int, value: int) -> tuple[str, str]:
+def _activations(s: TrainingSetup, stage: int, value: int) -> tuple[str, str]:
     layer, flight = stored_of_layer(s), passes(s, stage)
     waiting = flight * s.layers_per_stage * layer // s.tuning.virtual_pipeline
     if value < waiting:
@@ -159,11 +160,11 @@ def _activations(s: Setting, stage: int, value: int) -> tuple[str, str]:
     return f"{flight} * {s.layers_per_stage} * {layer} / {chunks} + {value - waiting}", words
 
 
-def _logits(s: Setting, value: int) -> tuple[str, str]:
+def _logits(s: TrainingSetup, value: int) -> tuple[str, str]:
     if value == 0:
         return "0", "the stage has no head"
-    if s.keeping.logit_bytes is None:
+    if s.memory_model.logit_bytes is None:
         return str(value), "the head computes in chunks: two chunks of logits, and the gradients of head and input"
     vocabulary = s.model.vocab_size // s.layout.tensor
     words = "bytes of each logit at the peak x tokens of the micro-batch x vocabulary of the rank"
-    return f"{s.keeping.logit_bytes:g} * {s.tokens} * {vocabulary}", words
+    return f"{s.memory_model.logit_bytes:g} * {s.tokens} * {vocabulary}", words

@@ -2,8 +2,8 @@
 
 Weights, gradients and states: Rajbhandari et al., 2020 (ZeRO), section 3.1 and 5, with Adam's K = 12. Activations:
 activations.py. fp8: a one-byte copy of each weight, and a transposed one (Micikevicius et al., 2022, and
-transformer-engine's modules). The framework's `Keeping` covers what the analyses do not define: its own copies, and a
-reserve for everything that is not a tensor.
+transformer-engine's modules). The framework's `MemoryModel` covers what the analyses do not define: its own copies,
+and a reserve for everything that is not a tensor.
 """
 
 from __future__ import annotations
@@ -13,11 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
 from levelfield.measure.parameters import Shapes, layer_shapes, outer_shapes
-from levelfield.predict.activations import FP8, FP16, FP32, Setting, activations, setting_of, whole_layer
-from levelfield.specs.case import Model, Training
-from levelfield.specs.constants import Keeping
-from levelfield.specs.layout import Layout
-from levelfield.specs.tuning import Tuning
+from levelfield.predict.activations import activations, whole_layer
+from levelfield.predict.setup import FP8, FP16, FP32, TrainingSetup
 
 # The head computes chunks of tokens with this many bytes of fp32 logits (models/torch/head_loss.py).
 LOGITS_CHUNK_BYTES = {"host": 2**24, "accelerator": 2**28}
@@ -45,35 +42,21 @@ class Footprint:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
-def expected_memory(
-    model: Model, training: Training, layout: Layout, tuning: Tuning, device_kind: str, keeping: Keeping | None = None
-) -> Footprint:
-    """Return the footprint of the pipeline stage that needs most. `device_kind` as in vendor.yaml (`cpu`, `nvidia`)."""
-    return max(
-        stage_footprints(model, training, layout, tuning, device_kind, keeping, {0, 1, layout.pipeline - 1}),
-        key=lambda f: f.total,
-    )
+def expected_memory(setup: TrainingSetup) -> Footprint:
+    """Return the footprint of the pipeline stage that needs most."""
+    return max(stage_footprints(setup, {0, 1, setup.layout.pipeline - 1}), key=lambda f: f.total)
 
 
-def stage_footprints(
-    model: Model,
-    training: Training,
-    layout: Layout,
-    tuning: Tuning,
-    device_kind: str,
-    keeping: Keeping | None = None,
-    stages: Iterable[int] | None = None,
-) -> list[Footprint]:
-    """Return the footprint of each pipeline stage, or of the existing ones in `stages`.
+def stage_footprints(setup: TrainingSetup, stages: Iterable[int] | None = None) -> list[Footprint]:
+    """Return the footprint of each pipeline stage, or of those of `stages` that exist.
 
-    The first stage holds most micro-batches, and the last holds the logits. Of the others the second needs most.
+    The first stage holds the most micro-batches and the last holds the logits. Of the others the second needs most.
     """
-    setting = setting_of(model, training, layout, tuning, device_kind, keeping)
-    wanted = range(layout.pipeline) if stages is None else sorted(set(stages) & set(range(layout.pipeline)))
-    return [_stage(setting, stage) for stage in wanted]
+    wanted = range(setup.layout.pipeline) if stages is None else sorted(set(stages) & set(range(setup.layout.pipeline)))
+    return [_stage(setup, stage) for stage in wanted]
 
 
-def _stage(s: Setting, stage: int) -> Footprint:
+def _stage(s: TrainingSetup, stage: int) -> Footprint:
     """Return the peak of a stage: the moment when most activations wait, or the end of the backward pass.
 
     The second case exists only where gradients are unsharded until the backward pass ends.
@@ -81,7 +64,7 @@ def _stage(s: Setting, stage: int) -> Footprint:
     count = stage_parameters(s, stage)
     level, degree = s.layout.sharding_stage, s.layout.sharding_degree
     states = degree if level >= 1 else 1
-    gradients = gradient_width(s) * count
+    gradients = s.gradient_width * count
     forward = Footprint(
         weights=FP32 * count // states + _copies(s, count),
         gradients=gradients // (degree if level >= 2 else 1),
@@ -89,20 +72,15 @@ def _stage(s: Setting, stage: int) -> Footprint:
         activations=activations(s, stage),
         logits=_logits(s) if stage == s.layout.pipeline - 1 else 0,
         buffers=_buffers(s, count),
-        reserve=s.keeping.host_process_bytes if s.in_host_memory else s.keeping.reserve_bytes,
+        reserve=s.memory_model.host_process_bytes if s.on_host else s.memory_model.reserve_bytes,
     )
-    if level != 2 or not s.keeping.gradients_whole_in_backward:
+    if level != 2 or not s.memory_model.gradients_whole_in_backward:
         return forward
     backward = replace(forward, gradients=gradients, activations=whole_layer(s), logits=0)
     return max(forward, backward, key=lambda f: f.total)
 
 
-def gradient_width(s: Setting) -> int:
-    """Return the bytes of one gradient."""
-    return FP32 if s.width == FP32 else s.keeping.gradient_bytes
-
-
-def stage_parameters(s: Setting, stage: int) -> int:
+def stage_parameters(s: TrainingSetup, stage: int) -> int:
     """Return the parameters of a stage on one tensor rank. Matrices are split over tensor ranks, vectors are not."""
     outer = outer_shapes(s.model, s.sequence_length)
     first, last = stage == 0, stage == s.layout.pipeline - 1
@@ -112,14 +90,14 @@ def stage_parameters(s: Setting, stage: int) -> int:
     return _held(here, s) + s.layers_per_stage * _held(layer_shapes(s.model), s)
 
 
-def _held(shapes: Shapes, s: Setting) -> int:
+def _held(shapes: Shapes, s: TrainingSetup) -> int:
     return sum(
         math.prod(shape) // (s.layout.tensor if len(shape) > 1 and not name.startswith("position") else 1)
         for name, shape in shapes.items()
     )
 
 
-def _copies(s: Setting, count: int) -> int:
+def _copies(s: TrainingSetup, count: int) -> int:
     """Return the bytes of compute copies beside the masters: always in 16 bits, in fp32 only for sharded masters.
 
     ZeRO stage 3 gathers layer by layer instead: see `_buffers`.
@@ -131,10 +109,10 @@ def _copies(s: Setting, count: int) -> int:
     return fp8 + (s.width * count if s.width == FP16 or s.layout.sharding_stage else 0)
 
 
-def _buffers(s: Setting, count: int) -> int:
+def _buffers(s: TrainingSetup, count: int) -> int:
     """Return the bytes for the exchange of sharded states. On the host they are the copies that stay in the process.
     ZeRO stage 3 adds two gathered layers (one in use, one in transfer) and the embedding."""
-    exchanged = s.keeping.host_sharding_copies if s.in_host_memory and s.layout.sharding_stage else 0
+    exchanged = s.memory_model.host_sharding_copies if s.on_host and s.layout.sharding_stage else 0
     buffers = exchanged * s.width * count
     if s.layout.sharding_stage < 3:
         return buffers
@@ -142,14 +120,14 @@ def _buffers(s: Setting, count: int) -> int:
     return buffers + s.width * (2 * _held(layer_shapes(s.model), s) + embedding)
 
 
-def _logits(s: Setting) -> int:
+def _logits(s: TrainingSetup) -> int:
     """Return the bytes of the head in chunks: fp32 logits and log-softmax of one chunk, and two gradients.
 
     The gradients of the head (fp32) and of its input wait for the backward pass. All logits of a micro-batch are
     4 s b V bytes (Korthikanti et al., 2022, section 4.3). A framework without chunks takes `logit_bytes` for each.
     """
     vocabulary = s.model.vocab_size // s.layout.tensor
-    if s.keeping.logit_bytes is not None:
-        return int(s.keeping.logit_bytes * s.tokens * vocabulary)
-    chunk = min(FP32 * s.tokens * vocabulary, LOGITS_CHUNK_BYTES["host" if s.in_host_memory else "accelerator"])
+    if s.memory_model.logit_bytes is not None:
+        return int(s.memory_model.logit_bytes * s.tokens * vocabulary)
+    chunk = min(FP32 * s.tokens * vocabulary, LOGITS_CHUNK_BYTES["host" if s.on_host else "accelerator"])
     return 2 * chunk + FP32 * vocabulary * s.model.hidden_size + s.width * s.tokens * s.model.hidden_size

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from levelfield.predict.footprint import Footprint, expected_memory
 from levelfield.predict.layout_rules import broken, divisors
+from levelfield.predict.setup import setup_of
 from levelfield.predict.timing import Machine, StepTime, step_time
 from levelfield.specs.case import Work
 from levelfield.specs.constants import Constants
@@ -32,7 +33,7 @@ class Question:
     machine: Machine
     constants: Constants
     offer: Offer
-    device_kind: str
+    on_host: bool
     devices: int
     capacity_bytes: int | None
 
@@ -77,15 +78,8 @@ def predict(question: Question, tuning: Tuning) -> Row:
 
 
 def _row(question: Question, tuning: Tuning, memory: Footprint) -> Row:
-    time = step_time(
-        question.work.model,
-        question.work.training,
-        tuning.layout,
-        tuning,
-        question.machine,
-        question.constants.keeping,
-        question.constants.pace_on(question.device_kind),
-    )
+    setup = setup_of(question.work, tuning, question.on_host, question.constants.keeping)
+    time = step_time(setup, question.machine, question.constants.pace_on(question.on_host))
     tokens = question.work.training.tokens_per_step / time.total / tuning.layout.world_size
     return Row(tuning, memory, _fits(question, memory), time, tokens)
 
@@ -120,14 +114,7 @@ class _Search:
 
 
 def _memory(question: Question, tuning: Tuning) -> Footprint:
-    return expected_memory(
-        question.work.model,
-        question.work.training,
-        tuning.layout,
-        tuning,
-        question.device_kind,
-        question.constants.keeping,
-    )
+    return expected_memory(setup_of(question.work, tuning, question.on_host, question.constants.keeping))
 
 
 def _fits(question: Question, memory: Footprint) -> bool:

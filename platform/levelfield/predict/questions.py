@@ -10,7 +10,7 @@ from levelfield.predict.layout_search import Offer, Question
 from levelfield.predict.timing import Machine
 from levelfield.specs.case import Work
 from levelfield.specs.host_rates import HostRates
-from levelfield.specs.vendor import Chip
+from levelfield.specs.vendor import HOST_KIND, Chip
 
 
 def question_on_chip(
@@ -39,7 +39,7 @@ def question_on_host(
         raise UsageError(f"this host was not measured as {processes} processes of {threads} thread(s); known: {known}")
     capacity = memory_bytes // processes if memory_bytes else None
     machine = machines.host_machine(share, work.training.precision)
-    return _question(registry, framework, work, machine, "cpu", processes, capacity)
+    return _question(registry, framework, work, machine, HOST_KIND, processes, capacity)
 
 
 def _question(
@@ -59,4 +59,4 @@ def _question(
             f"{', '.join(registry.constants_files)}"
         )
     offer = Offer(frozenset(implementation.offered_parallelism(device_kind)), implementation.recompute)
-    return Question(work, machine, constants, offer, device_kind, devices, capacity_bytes)
+    return Question(work, machine, constants, offer, device_kind == HOST_KIND, devices, capacity_bytes)

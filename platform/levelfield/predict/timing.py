@@ -14,12 +14,9 @@ from dataclasses import dataclass, fields
 from levelfield.measure.parameters import parameters
 from levelfield.predict.collectives import Link, all_reduce_seconds, gather_seconds, send_seconds
 from levelfield.predict.operations import BACKWARD, Cost, Slice, embedding_forward, head_forward, layer_forward
-from levelfield.specs.case import Model, Training
-from levelfield.specs.constants import Keeping, Pace
-from levelfield.specs.layout import Layout
-from levelfield.specs.tuning import Tuning
+from levelfield.predict.setup import FP16, FP32, TrainingSetup
+from levelfield.specs.constants import Pace
 
-FP32, FP16 = 4, 2
 # One update reads a gradient, a master weight and two moments in fp32, and writes the three and the 16-bit copy.
 UPDATE_BYTES = 4 * FP32 + 3 * FP32 + FP16
 
@@ -72,155 +69,134 @@ class UnknownLink(ValueError):
 
 
 @dataclass(frozen=True)
-class _Setting:
-    model: Model
-    layout: Layout
-    tuning: Tuning
+class _Schedule:
+    """A setup on a machine. part: one rank's share of a micro-batch."""
+
+    setup: TrainingSetup
     machine: Machine
     pace: Pace
     part: Slice
-    fp8: bool
-    micro_batches: int
-    gradient_bytes: int
 
 
-def step_time(
-    model: Model, training: Training, layout: Layout, tuning: Tuning, machine: Machine, keeping: Keeping, pace: Pace
-) -> StepTime:
+def step_time(setup: TrainingSetup, machine: Machine, pace: Pace) -> StepTime:
     """Return the time of one step, by part. Raises UnknownLink."""
-    s = _setting(model, training, layout, tuning, machine, keeping, pace)
+    s = _Schedule(setup, machine, pace, slice_of(setup))
+    layout, tuning = setup.layout, setup.tuning
     computes = _computes(s)
     average, slowest = sum(computes) / len(computes), max(computes)
     tensor, pipeline = _tensor_seconds(s), _pipeline_seconds(s)
     filling = sum(computes) - slowest + (layout.pipeline - 1) * (tensor + pipeline)
     return StepTime(
-        compute=s.micro_batches * average,
-        imbalance=s.micro_batches * (slowest - average),
+        compute=s.setup.micro_batches * average,
+        imbalance=s.setup.micro_batches * (slowest - average),
         bubble=filling / tuning.virtual_pipeline,
-        tensor=s.micro_batches * tensor,
-        pipeline=s.micro_batches * pipeline * tuning.virtual_pipeline,
+        tensor=s.setup.micro_batches * tensor,
+        pipeline=s.setup.micro_batches * pipeline * tuning.virtual_pipeline,
         data=_data_seconds(s),
         optimizer=_update_seconds(s),
     )
 
 
-def _setting(
-    model: Model, training: Training, layout: Layout, tuning: Tuning, machine: Machine, keeping: Keeping, pace: Pace
-) -> _Setting:
-    part = slice_of(training, layout, tuning, keeping)
-    return _Setting(
-        model=model,
-        layout=layout,
-        tuning=tuning,
-        machine=machine,
-        pace=pace,
-        part=part,
-        fp8=training.precision == "fp8",
-        micro_batches=max(1, training.global_batch // (tuning.micro_batch * layout.data)),
-        gradient_bytes=FP32 if part.width == FP32 else keeping.gradient_bytes,
-    )
-
-
-def slice_of(training: Training, layout: Layout, tuning: Tuning, keeping: Keeping) -> Slice:
+def slice_of(setup: TrainingSetup) -> Slice:
     """Return one rank's share of a micro-batch."""
     return Slice(
-        tokens=tuning.micro_batch * training.sequence_length,
-        sequence_length=training.sequence_length,
-        tensor=layout.tensor,
-        sequence_parallel=layout.sequence_parallel,
-        width=FP32 if training.precision == "fp32" else FP16,
-        keeps_scores=keeping.score_bytes > 0,
+        tokens=setup.tokens,
+        sequence_length=setup.sequence_length,
+        tensor=setup.layout.tensor,
+        sequence_parallel=setup.layout.sequence_parallel,
+        width=setup.width,
+        keeps_scores=setup.memory_model.score_bytes > 0,
     )
 
 
-def _computes(s: _Setting) -> list[float]:
+def _computes(s: _Schedule) -> list[float]:
     """Return the compute seconds of one micro-batch on each stage, forward and backward, with embedding and head."""
-    layers = layer_forward(s.model, s.part) * (s.model.layers / s.layout.pipeline)
-    again = 1.0 if s.tuning.recompute == "full" else 0.0
+    layers = layer_forward(s.setup.model, s.part) * (s.setup.model.layers / s.setup.layout.pipeline)
+    again = 1.0 if s.setup.tuning.recompute == "full" else 0.0
     cost = layers * (1 + BACKWARD + again)
-    if s.tuning.recompute == "selective":
+    if s.setup.tuning.recompute == "selective":
         cost += Cost(core_flops=layers.core_flops)
-    stages = [_seconds(s, cost)] * s.layout.pipeline
-    stages[0] += _seconds(s, embedding_forward(s.model, s.part) * (1 + BACKWARD))
-    stages[-1] += _seconds(s, head_forward(s.model, s.part) * (1 + BACKWARD))
+    stages = [_seconds(s, cost)] * s.setup.layout.pipeline
+    stages[0] += _seconds(s, embedding_forward(s.setup.model, s.part) * (1 + BACKWARD))
+    stages[-1] += _seconds(s, head_forward(s.setup.model, s.part) * (1 + BACKWARD))
     return stages
 
 
-def _seconds(s: _Setting, cost: Cost) -> float:
+def _seconds(s: _Schedule, cost: Cost) -> float:
     rate = s.machine.matmul_flops_per_second
-    weights_rate = (s.machine.fp8_matmul_flops_per_second or rate) if s.fp8 else rate
+    weights_rate = (s.machine.fp8_matmul_flops_per_second or rate) if s.setup.training.precision == "fp8" else rate
     computed = (cost.matmul_flops / weights_rate + cost.core_flops / rate) / s.pace.matmul_efficiency
     moved = cost.moved_bytes / s.machine.memory_bytes_per_second / s.pace.memory_efficiency
     return computed + moved + cost.operations * s.machine.operation_seconds
 
 
-def _tensor_seconds(s: _Setting) -> float:
+def _tensor_seconds(s: _Schedule) -> float:
     """Return the tensor-parallel communication of one micro-batch on a stage.
 
     Each layer has two all-reduces forward and two backward; recomputing a layer adds two. Sequence parallelism
     replaces each by a gather and a scatter of the same bytes, and adds two gathers to the backward pass
     (Korthikanti et al., 2022, section 4.2.2).
     """
-    ranks = s.layout.tensor
+    ranks = s.setup.layout.tensor
     if ranks == 1:
         return 0.0
     link = _link(s, ranks, 1)
-    size = s.part.width * s.part.tokens * s.model.hidden_size
-    calls = 6 if s.tuning.recompute == "full" else 4
-    if s.layout.sequence_parallel:
+    size = s.part.width * s.part.tokens * s.setup.model.hidden_size
+    calls = 6 if s.setup.tuning.recompute == "full" else 4
+    if s.setup.layout.sequence_parallel:
         layer = (calls + 2) * _gather_seconds(s, size, ranks, link) + calls * _scatter_seconds(s, size, ranks, link)
     else:
         layer = calls * all_reduce_seconds(size, ranks, link)
-    return layer * s.model.layers / s.layout.pipeline
+    return layer * s.setup.model.layers / s.setup.layout.pipeline
 
 
-def _gather_seconds(s: _Setting, size: float, ranks: int, link: Link) -> float:
+def _gather_seconds(s: _Schedule, size: float, ranks: int, link: Link) -> float:
     return gather_seconds(size, ranks, s.machine.gather or link)
 
 
-def _scatter_seconds(s: _Setting, size: float, ranks: int, link: Link) -> float:
+def _scatter_seconds(s: _Schedule, size: float, ranks: int, link: Link) -> float:
     return gather_seconds(size, ranks, s.machine.scatter or link)
 
 
-def _pipeline_seconds(s: _Setting) -> float:
+def _pipeline_seconds(s: _Schedule) -> float:
     """Return the communication of one micro-batch between two stages: the output forward, its gradient back."""
-    if s.layout.pipeline == 1:
+    if s.setup.layout.pipeline == 1:
         return 0.0
-    size = s.part.width * s.part.tokens * s.model.hidden_size / s.part.split
-    return 2 * send_seconds(size, _link(s, 2, s.layout.tensor * s.layout.data)) * (1 - s.pace.overlap)
+    size = s.part.width * s.part.tokens * s.setup.model.hidden_size / s.part.split
+    return 2 * send_seconds(size, _link(s, 2, s.setup.layout.tensor * s.setup.layout.data)) * (1 - s.pace.overlap)
 
 
-def _data_seconds(s: _Setting) -> float:
+def _data_seconds(s: _Schedule) -> float:
     """Return the exchange of gradients in a step and, with sharded states, the gather of updated weights."""
-    ranks = s.layout.data
+    ranks = s.setup.layout.data
     if ranks == 1:
         return 0.0
-    link = _link(s, ranks, s.layout.tensor)
+    link = _link(s, ranks, s.setup.layout.tensor)
     count = _stage_parameters(s)
-    gradients, weights = s.gradient_bytes * count, s.part.width * count
-    if s.layout.sharding_stage == 0:
+    gradients, weights = s.setup.gradient_width * count, s.part.width * count
+    if s.setup.layout.sharding_stage == 0:
         seconds = all_reduce_seconds(gradients, ranks, link)
-    elif s.layout.sharding_stage < 3:
+    elif s.setup.layout.sharding_stage < 3:
         seconds = _scatter_seconds(s, gradients, ranks, link) + _gather_seconds(s, weights, ranks, link)
     else:  # gathered for each forward and each backward pass
-        passes = 2 * s.micro_batches
+        passes = 2 * s.setup.micro_batches
         seconds = _scatter_seconds(s, gradients, ranks, link) + passes * _gather_seconds(s, weights, ranks, link)
     return seconds * (1 - s.pace.overlap)
 
 
-def _update_seconds(s: _Setting) -> float:
-    states = s.layout.sharding_degree if s.layout.sharding_stage else 1
+def _update_seconds(s: _Schedule) -> float:
+    states = s.setup.layout.sharding_degree if s.setup.layout.sharding_stage else 1
     return UPDATE_BYTES * _stage_parameters(s) / states / s.machine.memory_bytes_per_second
 
 
-def _stage_parameters(s: _Setting) -> float:
+def _stage_parameters(s: _Schedule) -> float:
     """Return the parameters on a rank of the largest stage: its layers, and the embedding or the head."""
-    count = parameters(s.model, s.part.sequence_length)
-    outside = count.embedding + count.head if s.layout.pipeline == 1 else max(count.embedding, count.head)
-    return (count.per_layer * count.layers / s.layout.pipeline + outside) / s.layout.tensor
+    count = parameters(s.setup.model, s.part.sequence_length)
+    outside = count.embedding + count.head if s.setup.layout.pipeline == 1 else max(count.embedding, count.head)
+    return (count.per_layer * count.layers / s.setup.layout.pipeline + outside) / s.setup.layout.tensor
 
 
-def _link(s: _Setting, ranks: int, stride: int) -> Link:
+def _link(s: _Schedule, ranks: int, stride: int) -> Link:
     """Return the link of a group of `ranks` whose neighbours are `stride` devices apart.
 
     Tensor ranks are closest, then data, then pipeline. Between nodes, all groups of a node share its network.
@@ -228,7 +204,9 @@ def _link(s: _Setting, ranks: int, stride: int) -> Link:
     machine, share = s.machine, s.pace.communication_efficiency
     inside = ranks * stride <= machine.devices_per_node
     if machine.node is None or not (inside or machine.network):
-        raise UnknownLink(f"{s.layout}: found no rate of the link between {'devices of a node' if inside else 'nodes'}")
+        raise UnknownLink(
+            f"{s.setup.layout}: found no rate of the link between {'devices of a node' if inside else 'nodes'}"
+        )
     if inside or machine.network is None:
         return Link(machine.node.hop_seconds, share * _node_rate(machine.node, machine.pair_bytes_per_second, ranks))
     through = machine.network.bytes_per_second / min(stride, machine.devices_per_node)

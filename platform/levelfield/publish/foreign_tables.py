@@ -14,6 +14,7 @@ from levelfield.report.words import GIB, cell, status, utilisation
 from levelfield.specs.figures import Row
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result, Utilisation
+from levelfield.specs.vendor import HOST_SHARE
 
 NONE = "/"
 MIB = 2**20
@@ -92,7 +93,7 @@ def short(value: float | None, digits: int = 2) -> str:
 
 def used_bytes(result: Result) -> float | None:
     """What the vendor's tool saw on the fullest device; of a cpu the largest process, for the host is not the run's."""
-    figure = result.memory.process_peak if result.vendor == "cpu" else result.memory.device_used_peak
+    figure = result.memory.process_peak if result.device_is == HOST_SHARE else result.memory.device_used_peak
     return figure.value
 
 

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable
 
 from levelfield.specs.result import Result, Utilisation
+from levelfield.specs.vendor import HOST_SHARE
 
 GIB = 2**30
 NONE = "-"
@@ -63,7 +64,7 @@ def worst_memory(result: Result) -> tuple[str, float | None]:
         ("allocated", memory.allocated_peak),
         ("process", memory.process_peak),
     )
-    order = named if result.vendor != "cpu" else (named[3], *named[:3])
+    order = named if result.device_is != HOST_SHARE else (named[3], *named[:3])
     return next(((name, figure.value) for name, figure in order if figure.value is not None), ("memory", None))
 
 

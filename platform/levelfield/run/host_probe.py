@@ -27,6 +27,7 @@ from levelfield.run.runtimes.process import inherited
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.base import dump, load, parse
 from levelfield.specs.host_rates import HostRates
+from levelfield.specs.vendor import HOST_KIND
 
 PRECISIONS = "fp32,bf16"
 SECONDS_PER_SIZE = 0.1
@@ -45,8 +46,8 @@ def measure_host_rates(registry: Registry, say: Callable[[str], None]) -> HostRa
     """Run the probe in torch's environment and remember its answer. Raises RunFailed when there is none that holds,
     and NotHere or UsageError where torch's environment cannot be."""
     implementation, folder = registry.implementation("torch")
-    packages = implementation.requirements["cpu"].packages
-    environment = environment_of(implementation, "cpu", packages, None, "process")
+    packages = implementation.requirements[HOST_KIND].packages
+    environment = environment_of(implementation, HOST_KIND, packages, None, "process")
     argv = [environment.python, str(folder / "host_rates.py")]
     argv += ["--dtype", PRECISIONS, "--seconds", str(SECONDS_PER_SIZE)]
     with environment_in_use(environment, say):

@@ -9,7 +9,7 @@ from pydantic import Field
 from levelfield.specs.base import Document, Value
 
 
-class Keeping(Value):
+class MemoryModel(Value):
     """The memory that a framework keeps, where the analyses do not define it. The defaults are those of models/torch.
 
     gradient_bytes: bytes of each gradient in 16-bit training. logit_bytes: bytes of each logit of a whole micro-batch
@@ -62,12 +62,12 @@ class Constants(Document):
     KIND: ClassVar[str] = "constants"
 
     framework: str
-    keeping: Keeping = Keeping()
+    keeping: MemoryModel = MemoryModel()
     pace: Pace
     host_pace: Pace | None = None
     sources: dict[str, str] = Field(default_factory=dict)
     fitted: dict[str, str] = Field(default_factory=dict)
 
-    def pace_on(self, device_kind: str) -> Pace:
-        """Return the pace on devices of this kind."""
-        return (self.host_pace or self.pace) if device_kind == "cpu" else self.pace
+    def pace_on(self, on_host: bool) -> Pace:
+        """Return the pace on the host's processors, or on accelerators."""
+        return (self.host_pace or self.pace) if on_host else self.pace

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from levelfield.specs.base import Document, Value
 from levelfield.specs.case import Family, Precision
+from levelfield.specs.vendor import HOST_KIND
 
 Parallelism = Literal["data", "tensor", "pipeline", "interleaved", "sequence", "zero1", "zero2", "zero3"]
 
@@ -117,4 +118,4 @@ class ImplementationFile(Document):
 
 
 def _stand_in(kind: str) -> str:
-    return "" if kind == "cpu" else ANY_ACCELERATOR
+    return "" if kind == HOST_KIND else ANY_ACCELERATOR

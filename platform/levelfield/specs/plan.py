@@ -14,7 +14,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.selector import Selector
 from levelfield.specs.suite import EntryUsed
 from levelfield.specs.tuning import Tuning
-from levelfield.specs.vendor import Chip, FrameworkAccess
+from levelfield.specs.vendor import HOST_KIND, Chip, FrameworkAccess
 
 RuntimeName = Literal["process", "inside", "docker"]
 
@@ -39,6 +39,11 @@ class Hardware(Value):
     environment: dict[str, str] = Field(default_factory=dict)
     assumed: bool
     overlay: OverlayUsed | None = None
+
+    @property
+    def is_host(self) -> bool:
+        """Whether the devices are shares of the host's processors and memory."""
+        return self.device_kind == HOST_KIND
 
 
 class PeakUsed(Value):

@@ -11,6 +11,7 @@ from levelfield.specs.base import Document, Value
 from levelfield.specs.tool import Discovery, Tool, VersionCommand
 
 HOST_KIND = "cpu"  # the device kind of the host's own processors
+HOST_SHARE: Literal["host share"] = "host share"  # `device_is` of its devices
 PeakDtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8"]
 
 

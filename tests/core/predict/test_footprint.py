@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from levelfield.measure.parameters import parameters
 from levelfield.predict.footprint import Footprint, expected_memory
+from levelfield.predict.setup import setup_of
 from levelfield.specs.base import load
-from levelfield.specs.case import Case
-from levelfield.specs.constants import Keeping
+from levelfield.specs.case import Case, Work
+from levelfield.specs.constants import MemoryModel
 from levelfield.specs.layout import Layout, parse_layout
 from levelfield.specs.tuning import Tuning
 
@@ -21,10 +22,13 @@ GIB = 2**30
 def footprint(
     case: str, layout: str = "DP1", kind: str = "nvidia", precision: str = "bf16", **tuning: Any
 ) -> Footprint:
-    found = load(Case, CASES / f"{case}.yaml")
-    training = found.training.model_copy(update={"precision": precision})
-    parsed = parse_layout(layout).layout
-    return expected_memory(found.model, training, parsed, Tuning(layout=parsed, **tuning), kind)
+    work, parsed = in_precision(case, precision), parse_layout(layout).layout
+    return expected_memory(setup_of(work, Tuning(layout=parsed, **tuning), on_host=kind == "cpu"))
+
+
+def in_precision(case: str, precision: str) -> Work:
+    work = load(Case, CASES / f"{case}.yaml").work("full")
+    return work.model_copy(update={"training": work.training.model_copy(update={"precision": precision})})
 
 
 def count(case: str) -> int:
@@ -96,11 +100,11 @@ def test_interleaving_keeps_more_on_the_first_stage() -> None:
 
 def test_what_a_framework_keeps_beyond_the_analyses() -> None:
     """Each of its constants moves the part that it is about, by what it says."""
-    found, layout = load(Case, CASES / "gpt3_6.7B.yaml"), parse_layout("TP2PP1SH2SP4").layout
+    work, layout = in_precision("gpt3_6.7B", "bf16"), parse_layout("TP2PP1SH2SP4").layout
     tuning, unit = Tuning(layout=layout, micro_batch=1), 2048 * 4096
 
     def kept(kind: str = "nvidia", **fields: Any) -> Footprint:
-        return expected_memory(found.model, found.training, layout, tuning, kind, Keeping(**fields))
+        return expected_memory(setup_of(work, tuning, kind == "cpu", MemoryModel(**fields)))
 
     plain, n = kept(), kept().optimizer_states // 2  # states are sharded over 4: 2 n / 4 x 4 bytes
     assert kept(gradient_bytes=2).gradients == plain.gradients // 2
@@ -116,15 +120,9 @@ def test_what_a_framework_keeps_beyond_the_analyses() -> None:
 
 
 def test_fp8_keeps_inputs_in_one_byte_and_weights_twice_more() -> None:
-    found, layout = load(Case, CASES / "llama3_8b.yaml"), Layout()
+    tuning = Tuning(layout=Layout())
     sixteen, eight = (
-        expected_memory(
-            found.model,
-            found.training.model_copy(update={"precision": precision}),
-            layout,
-            Tuning(layout=layout),
-            "nvidia",
-        )
+        expected_memory(setup_of(in_precision("llama3_8b", precision), tuning, on_host=False))
         for precision in ("bf16", "fp8")
     )
     layers = 32 * 218_112_000

@@ -16,8 +16,9 @@ from levelfield.predict.explanation import memory_terms, time_terms
 from levelfield.predict.layout_search import Answer, Offer, Question, answer, predict
 from levelfield.predict.machines import machine_of, network_rate
 from levelfield.predict.operations import head_forward, layer_forward
+from levelfield.predict.setup import setup_of
 from levelfield.predict.timing import Machine, UnknownLink, slice_of
-from levelfield.specs.constants import Keeping, Pace
+from levelfield.specs.constants import MemoryModel, Pace
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.tuning import Tuning
 
@@ -45,7 +46,7 @@ def question(case: str = "llama3_8b", devices: int = 8, capacity_gib: float | No
             update={"pace": Pace(matmul_efficiency=0.5, communication_efficiency=0.5, overlap=0)}
         ),
         offer=ALL,
-        device_kind="nvidia",
+        on_host=False,
         devices=devices,
         capacity_bytes=None if capacity_gib is None else int(capacity_gib * GIB),
     )
@@ -73,7 +74,7 @@ def test_small_messages_of_many_ranks_go_by_a_tree() -> None:
 def test_flops_are_the_megatron_formulas(case: str, layout: str) -> None:
     work = Registry().case(case).work("full")
     chosen = tuning(layout, micro_batch=2)
-    part = slice_of(work.training, chosen.layout, chosen, Keeping())
+    part = slice_of(setup_of(work, chosen, on_host=False))
     layer, head = layer_forward(work.model, part), head_forward(work.model, part)
     forward = work.model.layers * (layer.matmul_flops + layer.core_flops) + head.core_flops
     expected = flops_per_token("megatron", work.model, work.training.sequence_length) * part.tokens
@@ -84,8 +85,7 @@ def test_materialised_scores_cost_the_masked_half_and_memory_traffic() -> None:
     work = Registry().case("gpt3_6.7B").work("full")
     chosen = tuning("DP1")
     kernel, materialised = (
-        layer_forward(work.model, slice_of(work.training, chosen.layout, chosen, Keeping(score_bytes=n)))
-        for n in (0, 5)
+        layer_forward(work.model, slice_of(setup_of(work, chosen, False, MemoryModel(score_bytes=n)))) for n in (0, 5)
     )
     assert materialised.core_flops == 2 * kernel.core_flops
     assert materialised.moved_bytes > 1.5 * kernel.moved_bytes

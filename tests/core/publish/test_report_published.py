@@ -223,7 +223,7 @@ def test_a_smoke_run_takes_none_of_the_reports_numbers(valid: Pair) -> None:
 
 def test_memory_of_a_cpu_is_its_largest_process(valid: Pair) -> None:
     result, plan = valid
-    (found,) = cells("oneflow", [(result.model_copy(update={"vendor": "cpu"}), plan)])
+    (found,) = cells("oneflow", [(result.model_copy(update={"device_is": "host share"}), plan)])
     assert (
         result.memory.process_peak.value and found["memory"] == f"{result.memory.process_peak.value / 2**20:.0f} (MiB)"
     )

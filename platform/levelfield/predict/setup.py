@@ -1,0 +1,60 @@
+"""One layout of a case on one kind of device: the numbers that every formula of memory and time needs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from levelfield.specs.case import Model, Training, Work
+from levelfield.specs.constants import MemoryModel
+from levelfield.specs.layout import Layout
+from levelfield.specs.tuning import Tuning
+
+FP32, FP16, FP8 = 4, 2, 1  # bytes of a value
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """tokens: of one micro-batch. width: bytes of a compute value. input_width: bytes of a stored input of a matrix
+    product. on_host: the devices are shares of the host. micro_batches: per step of one data-parallel rank."""
+
+    model: Model
+    training: Training
+    layout: Layout
+    tuning: Tuning
+    on_host: bool
+    memory_model: MemoryModel
+    tokens: int
+    width: int
+    input_width: int
+    micro_batches: int
+
+    @property
+    def sequence_length(self) -> int:
+        return self.training.sequence_length
+
+    @property
+    def layers_per_stage(self) -> int:
+        return math.ceil(self.model.layers / self.layout.pipeline)
+
+    @property
+    def gradient_width(self) -> int:
+        """Bytes of one gradient."""
+        return FP32 if self.width == FP32 else self.memory_model.gradient_bytes
+
+
+def setup_of(work: Work, tuning: Tuning, on_host: bool, memory_model: MemoryModel | None = None) -> TrainingSetup:
+    """Return the numbers of a case in the layout of `tuning`. memory_model: None takes the defaults."""
+    training, layout = work.training, tuning.layout
+    return TrainingSetup(
+        model=work.model,
+        training=training,
+        layout=layout,
+        tuning=tuning,
+        on_host=on_host,
+        memory_model=memory_model or MemoryModel(),
+        tokens=tuning.micro_batch * training.sequence_length,
+        width=FP32 if training.precision == "fp32" else FP16,
+        input_width={"fp32": FP32, "fp8": FP8}.get(training.precision, FP16),
+        micro_batches=max(1, training.global_batch // (tuning.micro_batch * layout.data)),
+    )
