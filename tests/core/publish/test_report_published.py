@@ -315,7 +315,8 @@ def test_smoke_runs_are_not_put_beside_published_ones(valid: Pair) -> None:
         "gpt3_6.7B: measured at smoke scale; published rows are full-scale work, so none is shown"
     ]
     unpublished, _ = measured_as(valid, PADDLE.rows[0], case="tiny")
-    assert list(remarks([unpublished], beside([unpublished], REGISTRY))) == ["tiny: found no published row of this case"]
+    said = list(remarks([unpublished], beside([unpublished], REGISTRY)))
+    assert said == ["tiny: found no published row of this case"]
 
 
 def test_every_format_holds_measured_and_published(valid: Pair) -> None:
