@@ -80,7 +80,7 @@ PLANTS = [
     Plant("schema", "vendor.yaml", "verified: none", "verified: ''", "key 'verified' is empty"),
     Plant("schema", "adapter.py", "", "import nothing_of_this_name", "cannot be loaded"),
     Plant("schema", "vendor.yaml", VENDOR[VENDOR.index("monitor:") : VENDOR.index("software:")], "", "missing both"),
-    Plant("readme", "README.md", "", None, "there is no README.md"),
+    Plant("readme", "README.md", "", None, "found no README.md"),
     Plant("readme", "README.md", "Made up", "FILL IN", "'FILL IN' in line 3"),
     Plant("chips", "vendor.yaml", "    memory_source: made up\n", "", "memory_bytes has no memory_source"),
     Plant(
@@ -98,11 +98,11 @@ PLANTS = [
     Plant("recordings", "recorded/monitor.csv", "", None, "no recorded/monitor.csv"),
     Plant("recordings", "recorded/README.md", "", None, "no recorded/README.md"),
     Plant("recordings", "recorded/README.md", "`monitor.csv`", "one", "does not name monitor.csv"),
-    Plant("devices", "recorded/monitor.csv", "", "another tool\n", "no device is found in the recordings"),
+    Plant("devices", "recorded/monitor.csv", "", "another tool\n", "found no device in the recordings"),
     Plant("devices", "recorded/monitor.csv", "", None, "no recorded/monitor.csv"),
     Plant("devices", "recorded/monitor.csv", "", "", "monitor.csv is empty"),
-    Plant("devices", "recorded/monitor.csv", MONITOR, MONITOR.replace("Acme", "Acm\udce9"), "is no UTF-8 text"),
-    Plant("devices", "vendor.yaml", "match: [Acme A1]", "match: [Acme A2]", "'Acme A1', and no chip"),
+    Plant("devices", "recorded/monitor.csv", MONITOR, MONITOR.replace("Acme", "Acm\udce9"), "is not UTF-8 text"),
+    Plant("devices", "vendor.yaml", "match: [Acme A1]", "match: [Acme A2]", "'Acme A1', which ends with no chip"),
     Plant(
         "values", "vendor.yaml", "power: {column: 6", "power: {column: 3", "monitor.fields.power is read on no device"
     ),
@@ -124,7 +124,7 @@ PLANTS = [
     Plant("extra-devices", "adapter.py", "", READS % "return float(lines[0][5])", "has values"),
     Plant("no-text", "adapter.py", "", READS % "return 0.0 if not lines else float(lines[device.index][5])", "is 0"),
     Plant("tool-missing", "adapter.py", "", BY_PLACE, "FileNotFoundError"),
-    Plant("tool-failing", "adapter.py", "", BY_PLACE, "the tool fails, and there are 3 devices"),
+    Plant("tool-failing", "adapter.py", "", BY_PLACE, "the tool fails, but devices() returns 3"),
     Plant("tool-slow", "adapter.py", "", BY_PLACE, "still waited for its tool after 2 s"),
     Plant(
         "tool-slow",
@@ -135,7 +135,7 @@ PLANTS = [
     ),
     Plant("versions", "vendor.yaml", "driver ([0-9.]+)", "Driver: ([0-9.]+)", "software.driver: unreadable"),
     Plant("visible", "vendor.yaml", "visible_devices_variable: ACME_VISIBLE_DEVICES\n", "", "no visible_devices"),
-    Plant("visible", "vendor.yaml", "ACME_VISIBLE_DEVICES", "ACME-VISIBLE", "no name of a variable"),
+    Plant("visible", "vendor.yaml", "ACME_VISIBLE_DEVICES", "ACME-VISIBLE", "not the name of a variable"),
     Plant(
         "visible", "adapter.py", "", HEAD + "    def devices(self): return self._all_devices()\n", "devices [0, 1, 2]"
     ),
@@ -146,14 +146,14 @@ PLANTS = [
         "vendor.yaml",
         'device_nodes: ["/dev/acme{index}", /dev/acmectl]',
         "renumbered: true",
-        "the same whichever device is chosen",
+        "the same for every choice of devices",
     ),
     Plant(
         "container",
         "adapter.py",
         "",
         HEAD + "    def container(self, d): return ContainerOptions(device_nodes=('/dev/acme0', '/dev/acme1'))\n",
-        "vendor.yaml tells devices apart, and container() does not",
+        "vendor.yaml has options for each device, but container() ignores them",
     ),
     Plant(
         "container",
@@ -162,10 +162,10 @@ PLANTS = [
         HEAD
         + "    count = 0\n    def container(self, d):\n        Adapter.count += 1\n"
         + "        return ContainerOptions(device_nodes=(f'/dev/acme{Adapter.count}',))\n",
-        "something else when it is asked again",
+        "another value at the second call",
     ),
     Plant("privileges", "vendor.yaml", "the driver raises its threads' priority", "''", "SYS_NICE has no reason"),
-    Plant("privileges", "vendor.yaml", "SYS_NICE", "CAP_SYS_ADMIN", "as good as the whole host"),
+    Plant("privileges", "vendor.yaml", "SYS_NICE", "CAP_SYS_ADMIN", "opens the whole host"),
     Plant("privileges", "vendor.yaml", "/opt/acme/lib", "/", "is the host itself"),
     Plant("privileges", "vendor.yaml", "/opt/acme/lib", "/srv/docker.sock", "is the host itself"),
     Plant(
@@ -175,11 +175,11 @@ PLANTS = [
         HEAD + "    def container(self, d): return ContainerOptions(capabilities=('NET_ADMIN',))\n",
         "NET_ADMIN has no reason",
     ),
-    Plant("images", "vendor.yaml", "  torch: {image", "  tensorflow: {image", "tensorflow is no framework"),
+    Plant("images", "vendor.yaml", "  torch: {image", "  tensorflow: {image", "tensorflow is not a framework"),
     Plant("tuning", "tuning/nothing.yaml", "", "case: nothing\n", "unknown case 'nothing'"),
     Plant("tuning", "tuning/gpt3_6.7B.yaml", "chip: A1", "chip: A9", "unknown chip of acme 'A9'"),
     Plant("tuning", "tuning/gpt3_6.7B.yaml", "micro_batch: 2", "global_batch: 2", "global_batch"),
-    Plant("launch", "vendor.yaml", "  torch: {device", "  tensorflow: {device", "there is no 'tensorflow' here"),
+    Plant("launch", "vendor.yaml", "  torch: {device", "  tensorflow: {device", "unknown 'tensorflow'"),
     Plant("launch", "vendor.yaml", "[torch_acme]", "[torch-acme]", "frameworks.torch"),
     Plant("launch", "vendor.yaml", "has_framework: true, ", "", "no plan for torch"),
     Plant("launch", "vendor.yaml", "verified:", "environment: {RANK: '0'}\nverified:", "RANK"),
@@ -259,7 +259,7 @@ def test_an_adapter_that_asks_no_recorded_tool_is_told(tmp_path: Path) -> None:
 def test_a_container_that_is_shown_all_devices_is_said_to_be(tmp_path: Path) -> None:
     replace(write_acme(tmp_path) / "vendor.yaml", '"/dev/acme{index}"', "/dev/acme")
     finding = found(tmp_path, "container")
-    assert (finding.status, "kept to theirs by ACME_VISIBLE_DEVICES alone" in finding.says) == ("ok", True)
+    assert (finding.status, "only ACME_VISIBLE_DEVICES restricts the processes" in finding.says) == ("ok", True)
 
 
 def test_a_wrong_vendor_yaml_ends_the_suite(tmp_path: Path) -> None:

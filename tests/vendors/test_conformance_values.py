@@ -64,9 +64,9 @@ SWAPPED = (("<memory_used>", "<x>"), ("<memory_total>", "<memory_used>"), ("<x>"
         ([("memory_total: {unit: MiB}", "memory_total: {unit: MB}")], "values", "with MiB in the place of MB they"),
         ([("memory_bytes: 68719476736", "memory_bytes: 64000000000")], "values", "7.4% apart"),
         ([("[0-9.]+ W|N/A)", "[0-9.]+|N/A)(?: W)?"), (", printed: W", "")], "other-units", "without its unit: dev"),
-        ([('"/dev/acme{index}"', "/dev/acme0")], "container", "device 1's node is never shown: /dev/acme0"),
-        ([('"/dev/acme{index}", ', "/dev/acme0, /dev/acme2, ")], "container", "device 1's node is never shown"),
-        ([('  device_nodes: ["/dev/acme{index}", /dev/acmectl]\n', "")], "container", "no device is shown to it"),
+        ([('"/dev/acme{index}"', "/dev/acme0")], "container", "device 1 has no node: /dev/acme0"),
+        ([('"/dev/acme{index}", ', "/dev/acme0, /dev/acme2, ")], "container", "device 1 has no node"),
+        ([('  device_nodes: ["/dev/acme{index}", /dev/acmectl]\n', "")], "container", "no option shows a device"),
     ],
 )  # fmt: skip
 def test_a_table_that_is_read_badly_is_found(
@@ -95,7 +95,7 @@ def test_a_record_that_may_be_silent_is_shown_and_not_told(folder: Path) -> None
 
 def test_a_node_for_each_recorded_device_shows_them_all(folder: Path) -> None:
     replace(folder / "vendor.yaml", '"/dev/acme{index}"', "/dev/acme0, /dev/acme1")
-    assert found(folder, "container").says.startswith("all devices are shown")
+    assert found(folder, "container").says.startswith("the container sees all devices")
 
 
 def test_an_optional_unit_is_told_how_to_be_asked_for(folder: Path) -> None:
@@ -103,7 +103,7 @@ def test_an_optional_unit_is_told_how_to_be_asked_for(folder: Path) -> None:
     replace(folder / "vendor.yaml", ", printed: W", "")
     finding = found(folder, "other-units")
     assert "power_watts is 183.5 for 'temp 61 degC   power 183.5 of 350 W'" in finding.says
-    assert "say the unit in `printed`" in finding.do
+    assert "write the unit in `printed`" in finding.do
 
 
 def test_a_number_that_never_had_a_unit_may_stand_without(folder: Path) -> None:

@@ -43,7 +43,7 @@ def test_a_new_folder_loads_and_the_check_says_what_is_missing(tmp_path: Path, c
     assert "python run_benchmarks.py vendor check zeta" in capsys.readouterr().out
     assert run("check", "zeta", "--fast", "--plugins", tmp_path) == 4
     said = capsys.readouterr().out
-    assert "still says 'FILL IN' in line" in said and "no recorded/monitor.csv" in said and "FAILS" not in said
+    assert "found 'FILL IN' in line" in said and "no recorded/monitor.csv" in said and "FAILS" not in said
     assert all(len(line) <= 80 for line in said.splitlines())
 
 
@@ -61,7 +61,7 @@ def test_a_bad_name_is_refused(name: str, tmp_path: Path, capsys: Said) -> None:
 
 def test_a_name_or_folder_that_is_taken_is_refused(tmp_path: Path, capsys: Said) -> None:
     assert run("new", "nvidia", "--output", tmp_path) == 2
-    assert "the vendor 'nvidia' is" in capsys.readouterr().err
+    assert "the vendor 'nvidia' exists" in capsys.readouterr().err
     (tmp_path / "vendors/zeta").mkdir(parents=True)
     (tmp_path / "levelfield-zeta").mkdir()
     assert run("new", "zeta", "--output", tmp_path) == run("new", "zeta", "--package", "--output", tmp_path) == 2
@@ -138,7 +138,7 @@ def test_one_check_that_is_not_well_and_what_the_chips_match(tmp_path: Path, cap
     replace(tmp_path / "vendors/acme/vendor.yaml", "match: [Acme A1]", "match: [Acme A2, Acme B7]")
     assert run("check", "acme", "--fast", "--plugins", tmp_path) == 4
     said = " ".join(capsys.readouterr().out.split())
-    assert "no chip's match is its end: 'Acme A2', 'Acme B7'" in said and "checks are not well" in said
+    assert "which ends with no chip's match: 'Acme A2', 'Acme B7'" in said and "checks are not well" in said
 
 
 def test_what_is_quoted_keeps_its_blanks(capsys: Said) -> None:
@@ -158,8 +158,8 @@ def test_what_was_made_by_hand_is_told_how_to_name(tmp_path: Path, capsys: Said)
     replace(folder / "recorded/README.md", "`monitor.csv`", "one")
     assert run("check", "acme", "--fast", "--plugins", tmp_path) == 4
     said = " ".join(capsys.readouterr().out.split())
-    assert "add a line for each: - `monitor.csv`: `acme-smi --query`, its date" in said
-    assert "no recorded/software.driver.txt: `vendor record` makes it, or keep there by hand" in said
+    assert "add a line for each: - `monitor.csv`: `acme-smi --query`, date" in said
+    assert "no recorded/software.driver.txt: `vendor record` creates it, or store" in said
 
 
 def test_the_user_s_choice_of_devices_has_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,1 +1,1 @@
-"""Others' published tables, and ours for others: audits, conversions, foreign columns, withheld cells, weights."""
+"""Published tables of others, and tables for publication: audits, conversions, withheld cells, weights."""

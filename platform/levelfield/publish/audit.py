@@ -1,4 +1,4 @@
-"""The audit of published figures: each derived one computed again and held against the text that was printed."""
+"""The audit of published figures: each derived figure is recomputed and compared with the printed text."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ FAULTS: tuple[Verdict, ...] = ("does not follow", "recorded in vain", "recorded 
 class Finding:
     """One derived figure or one relation of a row. difference: printed minus recomputed, in the figure's unit.
 
-    follows; does not follow: a fault. recorded: it does not follow, and the file says so with this difference.
-    recorded in vain: the file says so, and it does follow. recorded otherwise: with another difference than this.
-    open: what it follows from is not in the row; `arithmetic` says what.
+    follows: correct. does not follow: a fault. recorded: a difference that the file records. recorded in vain: the
+    file records a difference, but there is none. recorded otherwise: the file records another difference.
+    open: the row lacks an input; `arithmetic` names it.
     """
 
     row: str
@@ -44,7 +44,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Audit:
-    """All findings of a set, and how many of its figures are inputs, which nothing in their row could check."""
+    """All findings of a set. inputs: the number of figures that have no formula and so cannot be checked."""
 
     name: str
     findings: tuple[Finding, ...]
@@ -59,13 +59,13 @@ class Audit:
 
 
 def works_of(registry: Registry, figures: FigureSet) -> dict[str, Work]:
-    """The full work of every case that the set names. Raises UnknownName."""
+    """Return the full work of every case that the set names. Raises UnknownName."""
     names = {row.setting.case for row in figures.rows if row.setting.case}
     return {name: registry.case(name).work("full") for name in sorted(names)}
 
 
 def audited(figures: FigureSet, works: Mapping[str, Work]) -> Audit:
-    """Every derived figure and every relation of the set; `works` holds each case that it names."""
+    """Check every derived figure and every relation of the set. `works` holds each case that the set names."""
     findings = [finding for row in figures.rows for finding in _relations(row, works.get(row.setting.case or ""))]
     findings += [finding for row in figures.rows for finding in _row(figures, row)]
     findings += [finding for log in figures.logs for finding in _log(figures, log)]
@@ -85,7 +85,7 @@ def _row(figures: FigureSet, row: Row) -> Iterator[Finding]:
 
 
 def _log(figures: FigureSet, log: Log) -> Iterator[Finding]:
-    """A log's lines, each as a row of the setting that the log is of."""
+    """Check the lines of a log, each as a row with the setting of the log's row."""
     of = figures.row(log.of)
     for number, line in enumerate(log.lines, start=1):
         row = of.model_copy(update={"name": f"{of.name}, log line {number}", "figures": line})
@@ -105,7 +105,7 @@ def _figure(figures: FigureSet, row: Row, baseline: Row | None, name: str, figur
 
 
 def _held_against(row: Row, name: str, figure: PublishedFigure, derived: Derived) -> Finding:
-    """Equal to the last printed digit, or to as many decimals as the column has."""
+    """Compare a figure to the last printed digit, or to the decimals of its column."""
     number = read_number(figure.texts[0])
     decimals = number.decimals if figure.decimals is None else figure.decimals
     value = derived.value / figure.scale
@@ -126,7 +126,7 @@ def _verdict(difference: Fraction, by: str, recorded: Disagreement | None) -> Ve
 
 
 def _logged(figures: FigureSet, row: Row, of: str | None) -> Reading | None:
-    """The numbers of `log.NAME` over all lines of the row's log; None where the formula reads the row itself."""
+    """Return the numbers of `log.NAME` over all lines of the row's log, or None when the formula reads the row."""
     if not of or not of.startswith("log."):
         return None
     lines = (line for log in figures.logs if log.of == row.name for line in log.lines)

@@ -6,20 +6,20 @@ from dataclasses import dataclass
 
 from levelfield.specs.figures import Row
 
-# The time of a step with more digits first; samples/s are rounded further than times are.
+# The step time with more digits comes first. samples/s is only a fallback: it is rounded more than times are.
 _STEP_TIMES = ("step_seconds_finer", "step_seconds")
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Tokens/s per device, or None. how: `printed`, `converted` with the arithmetic, or why there is none."""
+    """Tokens/s per device, or None. how: `printed`, `converted` with the arithmetic, or the reason for None."""
 
     tokens_per_second_per_device: float | None
     how: str
 
 
 def rate(row: Row) -> Rate:
-    """As the row prints it, else from its step time, else from its samples/s."""
+    """Return the printed rate, else the rate from the step time, else the rate from samples/s."""
     s = row.setting
     printed = row.figure("tokens_per_second_per_device")
     if printed is not None:

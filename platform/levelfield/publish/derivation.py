@@ -1,7 +1,7 @@
-"""Derived figures of published tables, computed again from their own row: exactly, in SI units, with the arithmetic.
+"""Derived figures of published tables, recomputed from their own row: exactly, in SI units, with the arithmetic.
 
-Inputs are taken as printed. Where a table was computed from more digits than it shows, a figure may be off by its last
-digit; the file then says so.
+Inputs are the printed numbers. A table that was computed from more digits may differ in the last digit; the file then
+records the difference.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from levelfield.specs.setting import Setting, Shape
 
 
 class Underivable(Exception):
-    """The row does not hold what the formula needs; the message says what."""
+    """The row lacks an input of the formula. The message names it."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a formula may use: the row's setting, the figure that its column names, and the same of the baseline."""
+    """The inputs of a formula: the row's setting, the figure that its column names, and that of the baseline."""
 
     setting: Setting
     column: Column
@@ -54,7 +54,7 @@ class Inputs:
 
     @property
     def number(self) -> Fraction:
-        """The one number of the figure that is read. Raises Underivable."""
+        """The single number of the input figure. Raises Underivable."""
         return _one(self.read, f"this row prints no {self.column.of}")
 
     @property
@@ -63,7 +63,7 @@ class Inputs:
 
     @property
     def peak(self) -> Fraction:
-        """FLOP/s of one device, as the report takes it. Raises Underivable."""
+        """The peak FLOP/s of one device that the report assumes. Raises Underivable."""
         dtype = self.column.peak
         found = self.chip.peaks_tflops.get(dtype) if self.chip and dtype else None
         if found is None:
@@ -74,7 +74,7 @@ class Inputs:
 def derive(
     column: Column, row: Row, baseline: Row | None, chip: ChipAsPublished | None, logged: Reading | None = None
 ) -> Derived:
-    """What the column's formula gives for this row; `logged`: what `of: log.NAME` names. Raises Underivable."""
+    """Return the value of the column's formula for this row. `logged`: the input `log.NAME`. Raises Underivable."""
     if column.formula is None:
         raise Underivable("no formula is given")
     name = column.of or ""
@@ -91,7 +91,7 @@ def _one(reading: Reading, problem: str) -> Fraction:
 
 def _over(whole: Fraction | int, by: Fraction, name: str | None) -> Fraction:
     if by == 0:
-        raise Underivable(f"{name} is 0, which nothing can be divided by")
+        raise Underivable(f"{name} is 0, expected a divisor that is not 0")
     return whole / by
 
 
@@ -121,7 +121,7 @@ def micro_batch_times_data(i: Inputs) -> Derived:
 
 
 def megatron_2021(i: Inputs) -> Derived:
-    """FLOP/s of one device by Narayanan et al. (2021), with the vocabulary that the report took."""
+    """Return FLOP/s of one device by Narayanan et al. (2021), with the report's own vocabulary size."""
     s, vocab = i.setting, int(i.column.constants["vocab_size"])
     if s.model is None:
         raise Underivable("the setting has no `model`")
@@ -137,7 +137,7 @@ def megatron_2021(i: Inputs) -> Derived:
 
 
 def _gpt(shape: Shape, vocab_size: int) -> Model:
-    """A GPT of this shape; what else a model has does not enter the formula."""
+    """Return a GPT of this shape. The formula does not use the other fields."""
     return Model(
         family="gpt",
         layers=shape.layers,
@@ -168,7 +168,7 @@ def aggregate(i: Inputs) -> Derived:
 
 
 def six_n(i: Inputs) -> Derived:
-    """FlagPerf's MFU: no attention, and the parameters as the report rounds them."""
+    """Return FlagPerf's MFU: without attention, with the report's rounded number of parameters."""
     count = Fraction(i.column.constants["parameters"])
     return Derived(6 * count * i.number / i.peak, f"6 x {float(count):.10g} x {i.read.text} / {_tera(i.peak)}")
 

@@ -49,7 +49,7 @@ def export_hf(work: Work, output: Path) -> list[Path]:
 
 
 def initial_arrays(work: Work) -> dict[str, Array]:
-    """Canonical name to whole initial value, float32, of every parameter."""
+    """Return the whole initial value of every parameter by canonical name, as float32."""
     job = SimpleNamespace(
         model=SimpleNamespace(**work.model.model_dump()), training=SimpleNamespace(**work.training.model_dump())
     )
@@ -58,7 +58,7 @@ def initial_arrays(work: Work) -> dict[str, Array]:
 
 
 def hf_config(model: Model, sequence_length: int) -> dict[str, Any]:
-    """The config.json of GPT2LMHeadModel or LlamaForCausalLM. Raises UsageError when neither is this architecture."""
+    """Return the config.json of GPT2LMHeadModel or LlamaForCausalLM. Raises UsageError when neither fits."""
     _check_equivalent(model)
     shared = {
         "vocab_size": model.vocab_size,
@@ -73,7 +73,7 @@ def hf_config(model: Model, sequence_length: int) -> dict[str, Any]:
 
 
 def to_hf(model: Model, arrays: Arrays) -> dict[str, Array]:
-    """Canonical arrays under HuggingFace's names and layouts. Raises UsageError as `hf_config` does."""
+    """Return canonical arrays under HuggingFace's names and layouts. Raises UsageError as `hf_config` does."""
     _check_equivalent(model)
     named = _gpt_arrays(model, arrays) if model.family == "gpt" else _llama_arrays(model, arrays)
     return {name: np.ascontiguousarray(array) for name, array in named.items()}
@@ -141,7 +141,7 @@ def _gpt_arrays(model: Model, arrays: Arrays) -> dict[str, Array]:
 
 
 def _gpt_layer(arrays: Arrays, ours: str, theirs: str) -> dict[str, Array]:
-    """Its products are Conv1D, [in, out], and query, key and value are one of them."""
+    """Return one GPT-2 layer. Its matrices are Conv1D, [in, out]; one of them holds query, key and value."""
     named = {}
     for part in ("weight", "bias"):
         fused = [arrays[f"{ours}.attention.{name}.{part}"] for name in ("query", "key", "value")]

@@ -1,4 +1,4 @@
-"""The columns of FlagPerf's, OneFlow's and the OSDI report: headings in their own words and spelling."""
+"""The columns of FlagPerf's, OneFlow's and the OSDI report, with their own headings and spelling."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from levelfield.publish.foreign_tables import (
 from levelfield.report.words import GIB
 
 FORMATS = ("flagperf", "oneflow", "osdi")
-FLAGPERF_BATCH = 512  # its Llama table names a global batch only where it is another
+FLAGPERF_BATCH = 512  # its Llama table prints a global batch only when it is not 512
 _RECOMPUTE = {"none": "False", "full": "True"}
 
 
 def as_report(form: str, runs: Sequence[Run]) -> str:
-    """The runs as the report of this name would print them, and below what to know of them."""
+    """Return the runs in the columns of the named report, with notes below."""
     said = notes(runs)
     return "\n".join([*_tables(form, runs), *(f"{note}\n" for note in said)])
 
 
 def _tables(form: str, runs: Sequence[Run]) -> list[str]:
-    """FlagPerf has one table for a GPT and one for a Llama."""
+    """Return the tables of a report. FlagPerf has one for GPT and one for Llama."""
     if form != "flagperf":
         return [table(runs, {"oneflow": ONEFLOW, "osdi": OSDI}[form])]
     gpt = [run for run in runs if run.plan.work.model.family == "gpt"]
@@ -47,7 +47,7 @@ def _tables(form: str, runs: Sequence[Run]) -> list[str]:
 
 
 def _machines(run: Run, memory: str = "") -> str:
-    """`A100单机8卡（1x8）`, as FlagPerf counts machines and cards."""
+    """Return machines and cards in FlagPerf's form, such as `A100单机8卡（1x8）`."""
     nodes, each, chip = run.result.nodes, run.devices_per_node, run.result.chip
     counted = {1: f"单机{each}卡", 2: f"二机{run.result.devices}卡"}
     return f"{chip}{counted.get(nodes, f'-{nodes}机{run.result.devices}卡')}（{nodes}x{each}{memory}）"
@@ -68,7 +68,7 @@ def _sizes(run: Run) -> str:
 
 
 def _unnamed(run: Run) -> str:
-    """What PPxDPyTPz has no part for, and a batch that is not 512."""
+    """Return what PPxDPyTPz cannot express: sharded states, and a global batch other than 512."""
     layout, batch = run.result.layout, run.plan.work.training.global_batch
     sharding = f"SH{layout.sharding_stage}SP{layout.sharding_degree}" if layout.sharding_stage > 1 else ""
     return ", ".join(filter(None, (f"gbs={batch}" if batch != FLAGPERF_BATCH else "", sharding))) or NONE
@@ -93,7 +93,7 @@ def _strategy(run: Run) -> str:
 
 
 def _tokens_with_arithmetic(run: Run) -> str:
-    """`17.23 * 2048 / 8 = 4410 tokens/s`, cut off behind the point as there."""
+    """Return `17.23 * 2048 / 8 = 4410 tokens/s`, truncated as in FlagPerf's report."""
     if run.samples_per_second is None:
         return NONE
     samples, length = f"{run.samples_per_second:.2f}", run.plan.work.training.sequence_length
@@ -101,7 +101,10 @@ def _tokens_with_arithmetic(run: Run) -> str:
 
 
 def _memory_of_all(run: Run) -> str:
-    """`66.27 * 8 GB`: the fullest device's for each; of pipeline stages each has its own, which a result has not."""
+    """Return `66.27 * 8 GB`: the peak of the fullest device, for each device.
+
+    With pipeline stages each stage has its own peak, and a result does not hold them all.
+    """
     used = used_bytes(run.result)
     if run.result.status.word == "oom":
         return "OOM"
@@ -139,7 +142,7 @@ def _group(run: Run) -> str:
 
 
 def _case(run: Run) -> str:
-    """`2D_PP_2x4x4_512_2304x24`: kind, layout, global batch, hidden size x layers."""
+    """Return kind, layout, global batch and hidden size x layers, such as `2D_PP_2x4x4_512_2304x24`."""
     layout, model = run.result.layout, run.plan.work.model
     kind = "2D" if layout.data > 1 and layout.tensor > 1 else "MP" if layout.tensor > 1 else "DP"
     sizes = f"{layout.data}x{layout.tensor}x{layout.pipeline}"
@@ -148,7 +151,7 @@ def _case(run: Run) -> str:
 
 
 def _latency(run: Run) -> str:
-    """The mean step of the window."""
+    """Return the mean step time of the window."""
     speed = run.result.throughput
     return f"{short(1000 * speed.step_seconds.mean)} (ms)" if speed else NONE
 
@@ -187,7 +190,7 @@ def _placement(run: Run) -> str:
 
 
 def _nodes_and_batch(run: Run) -> str:
-    """`4n_8g_dp_4bs`; it has no part for other layouts than data parallel."""
+    """Return `4n_8g_dp_4bs`, or `/` when the layout is not only data parallel."""
     plain = run.result.layout.model_copy(update={"sharding_stage": 0, "sharding_degree": 1})
     try:
         return plain.in_notation("osdi", run.result.nodes, run.result.micro_batch)

@@ -1,6 +1,6 @@
-"""Measured results in the columns of other reports, headings in their words, so that they can be pasted beside them.
+"""Measured results in the columns of other reports, with their headings, ready to paste into them.
 
-What a run does not have is `/`, as in those reports. docs/published.md says what each column is made from.
+A missing value is `/`, as in those reports. docs/published.md defines each column.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ ALIGNED_BELOW = 0.02
 
 @dataclass(frozen=True)
 class Run:
-    """A result with its plan, the numbers that the report of this case takes (a rounded parameter count, another
-    vocabulary), and the run without sharded states that it is compared with."""
+    """A result with its plan, the constants of the case's report (a rounded parameter count, another vocabulary size),
+    and the run without sharded states as its baseline."""
 
     result: Result
     plan: Plan
@@ -43,7 +43,7 @@ class Run:
 
     @property
     def samples_per_second_before(self) -> float | None:
-        """The baseline's."""
+        """The samples per second of the baseline."""
         return self._samples(self.baseline)
 
     @property
@@ -59,7 +59,7 @@ Columns = Mapping[str, Callable[[Run], str]]
 
 
 def runs_of(results: Sequence[Result], plans: Sequence[Plan], registry: Registry) -> list[Run]:
-    """Each run with what its case's report takes at full scale; a sharded run's baseline is one of the others."""
+    """Return each run with its report's constants at full scale. A sharded run's baseline is one of the others."""
     rows = [row for name in sorted(registry.published) for row in registry.figures(name).rows]
     taken = {result.case: constants_of(result.case, rows) for result in results if result.scale == "full"}
     return [
@@ -69,13 +69,13 @@ def runs_of(results: Sequence[Result], plans: Sequence[Plan], registry: Registry
 
 
 def constants_of(case: str, rows: Sequence[Row]) -> dict[str, float]:
-    """The constants that published figures of this case were computed with."""
+    """Return the constants in the published figures of this case."""
     cells = [figure for row in rows if row.setting.case == case for figure in row.figures.values()]
     return {name: value for figure in cells for name, value in figure.constants.items()}
 
 
 def table(runs: Sequence[Run], columns: Columns) -> str:
-    """A Markdown table in the columns of a report."""
+    """Return a Markdown table in the columns of a report."""
     lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
     lines += [f"| {' | '.join(cell(write(run)) for write in columns.values())} |" for run in runs]
     return "\n".join(lines) + "\n"
@@ -86,19 +86,19 @@ def number(value: float | None, digits: int) -> str:
 
 
 def short(value: float | None, digits: int = 2) -> str:
-    """Trailing zeros dropped: 41 for 41.00."""
+    """Return a number without trailing zeros: 41 for 41.00."""
     text = number(value, digits)
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def used_bytes(result: Result) -> float | None:
-    """What the vendor's tool saw on the fullest device; of a cpu the largest process, for the host is not the run's."""
+    """Return the used memory of the fullest device; on a cpu that of the largest process, as the host is shared."""
     figure = result.memory.process_peak if result.device_is == HOST_SHARE else result.memory.device_used_peak
     return figure.value
 
 
 def notes(runs: Sequence[Run]) -> list[str]:
-    """What a pasted row must not lose: another scale, what went wrong, what differs from what was asked for."""
+    """Return the notes that belong to a pasted row: another scale, failures, and deviations from the request."""
     said = []
     for run in runs:
         r = run.result
@@ -109,7 +109,7 @@ def notes(runs: Sequence[Run]) -> list[str]:
 
 
 def memory_over_capacity(run: Run) -> str:
-    """`76/80` in GiB."""
+    """Return used memory / capacity in GiB, such as `76/80`."""
     used, capacity = used_bytes(run.result), run.result.memory.capacity_bytes
     if run.result.status.word == "oom":
         return "OOM"
@@ -117,7 +117,7 @@ def memory_over_capacity(run: Run) -> str:
 
 
 def mfu(run: Run) -> str:
-    """By 6 N, with the rounded N that the report of this case takes, where there is one."""
+    """Return MFU by 6 N, with the rounded N of the case's report, if it has one."""
     found = utilisation(run.result, "6n")
     if found is None or found.low is None or found.high is None or not found.flops_per_token:
         return NONE
@@ -127,13 +127,13 @@ def mfu(run: Run) -> str:
 
 
 def aligned(run: Run) -> str:
-    """By the report's own rule for the losses; the verdict of Levelfield is stricter."""
+    """Return the result of the report's own rule for losses. Levelfield's verdict is stricter."""
     error = run.result.alignment.flagperf_mean_error
     return NONE if error is None else str(error < ALIGNED_BELOW)
 
 
 def achieved_tflops(run: Run) -> float | None:
-    """TFLOP/s of a device by `megatron-2021`, for runs that recompute every layer, as the formula counts."""
+    """Return TFLOP/s of a device by `megatron-2021`, only for runs with full recomputation, which it counts."""
     if hardware(run) is None or run.tokens_per_second_per_device is None:
         return None
     model, length = run.plan.work.model, run.plan.work.training.sequence_length
@@ -143,7 +143,7 @@ def achieved_tflops(run: Run) -> float | None:
 
 
 def hardware(run: Run) -> Utilisation | None:
-    """The run's own figure by `megatron-2021`; None where the formula says nothing about it."""
+    """Return the run's own figure by `megatron-2021`, or None when the formula does not apply."""
     found = utilisation(run.result, "megatron-2021", "HFU")
     return found if found and found.flops_per_token else None
 
@@ -156,7 +156,7 @@ def share_of_peak(run: Run) -> str:
 
 
 def changed(value: float | None, before: float | None, with_difference: bool = False) -> str:
-    """`89(↓14.4%)`, `3849(-1754,↓31.3%)`; without a run to compare with, the value."""
+    """Return `89(↓14.4%)` or `3849(-1754,↓31.3%)`, or only the value when there is no baseline."""
     if value is None or before is None or before == 0:
         return number(value, 0)
     difference, share = round(value) - round(before), round(value) / round(before) - 1
@@ -165,7 +165,7 @@ def changed(value: float | None, before: float | None, with_difference: bool = F
 
 
 def _baseline(result: Result, others: Sequence[Result]) -> Result | None:
-    """The run of the same work on the same devices whose optimizer's states are not sharded."""
+    """Return the run of the same work on the same devices without sharded optimizer states, or None."""
     if result.layout.sharding_stage != 1:
         return None
     plain = result.layout.model_copy(update={"sharding_stage": 0, "sharding_degree": 1})

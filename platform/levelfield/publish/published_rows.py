@@ -1,8 +1,8 @@
-"""Measured results beside published rows of the same case, by one convention, each figure saying how it came about.
+"""Measured results beside published rows of the same case, by one convention. Each figure has its origin.
 
-Published tokens/s are converted to tokens/s per device, MFU is computed from them by `palm` with the case's own
-parameters and Levelfield's peak of the chip, memory is one device's in bytes. What cannot be converted is absent, with
-the reason.
+Published tokens/s are converted to tokens/s per device. MFU is computed from them by `palm` with the case's own
+parameters and Levelfield's peak of the chip. Memory is that of one device in bytes. A figure that cannot be converted
+is absent, with the reason.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ FIGURES = 3  # of a line: tokens/s/device, MFU, memory
 
 @dataclass(frozen=True)
 class Line:
-    """One row, measured or published. mfu_low, mfu_high: fractions of the peak, equal but for mixed fp8.
+    """One row, measured or published. mfu_low, mfu_high: fractions of the peak; they differ only for mixed fp8.
 
-    *_from: how the figure came about, or why there is none.
+    *_from: the origin of the figure, or the reason why it is absent.
     """
 
     origin: str
@@ -57,7 +57,7 @@ class Line:
 
     @property
     def absent(self) -> list[str]:
-        """Why figures are missing."""
+        """The reasons for missing figures."""
         figures = {
             "tokens/s/device": (self.tokens_per_second_per_device, self.tokens_from),
             "MFU": (self.mfu_high, self.mfu_from),
@@ -67,7 +67,7 @@ class Line:
 
 
 def beside(results: Sequence[Result], registry: Registry) -> list[Line]:
-    """Each case's measured lines, then its published ones."""
+    """Return the lines of each case: measured ones, then published ones."""
     lines: list[Line] = []
     for case in dict.fromkeys(result.case for result in results):
         own = [result for result in results if result.case == case]
@@ -78,12 +78,12 @@ def beside(results: Sequence[Result], registry: Registry) -> list[Line]:
 
 
 def remarks(results: Sequence[Result], lines: Sequence[Line]) -> Iterator[str]:
-    """What to know of a case whose published rows are not there."""
+    """Return a remark for each case without published rows."""
     for case in dict.fromkeys(result.case for result in results):
         if all(result.scale == "smoke" for result in results if result.case == case):
-            yield f"{case}: measured at smoke scale, which is other work than what was published; nothing to put beside"
+            yield f"{case}: measured at smoke scale; published rows are full-scale work, so none is shown"
         elif not any(line.case == case and line.origin == "published" for line in lines):
-            yield f"{case}: no published row is of this case"
+            yield f"{case}: found no published row of this case"
 
 
 def measured(result: Result) -> Line:
@@ -110,7 +110,7 @@ def measured(result: Result) -> Line:
 
 
 def published(case: str, registry: Registry) -> list[Line]:
-    """The rows of all sets that are of this case, converted."""
+    """Return the published rows of this case in all sets, converted."""
     sets = [registry.figures(name) for name in sorted(registry.published)]
     rows = [(figures.name, row) for figures in sets for row in figures.rows if row.setting.case == case]
     if not rows:
@@ -121,7 +121,7 @@ def published(case: str, registry: Registry) -> list[Line]:
 
 
 def _chip(name: str | None, registry: Registry) -> Chip | str:
-    """Levelfield's own data of the chip, or why there is none."""
+    """Return Levelfield's own data of the chip, or the reason why there is none."""
     if name is None:
         return "the chip is withheld"
     try:
@@ -163,7 +163,7 @@ def _unprinted(row: Row) -> str:
 def _utilisation(
     tokens: float | None, row: Row, work: Work, chip: Chip | str
 ) -> tuple[float | None, float | None, str]:
-    """(low, high, how): MFU by `palm` from published tokens/s, or why there is none."""
+    """Return (low, high, origin): MFU by `palm` from published tokens/s, or None with the reason."""
     if tokens is None:
         return None, None, "no tokens/s to convert"
     if isinstance(chip, str):

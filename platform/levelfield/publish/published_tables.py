@@ -20,7 +20,7 @@ _INDENT = 11
 
 
 def beside_published(form: str, results: Sequence[Result], registry: Registry) -> str:
-    """The table in one of the platform's formats: table, markdown, csv or json."""
+    """Return the table in one of the platform's formats: table, markdown, csv or json."""
     lines = beside(results, registry)
     said = list(remarks(results, lines))
     writers = {
@@ -33,7 +33,7 @@ def beside_published(form: str, results: Sequence[Result], registry: Registry) -
 
 
 def as_text(lines: Sequence[Line], said: Sequence[str]) -> str:
-    """Three lines a row and the reasons for what is absent, within 80 columns."""
+    """Return three lines per row and the reasons for absent figures, within 80 columns."""
     text = [wrapped(_CONVENTION, 0), ""]
     text += [wrapped(part, _INDENT) for line in lines for part in _parts(line)]
     return "\n".join([*text, *(wrapped(remark, 2) for remark in said)]) + "\n"
@@ -62,7 +62,7 @@ def _converted(line: Line, how: str) -> str:
 
 
 def as_markdown(lines: Sequence[Line], said: Sequence[str]) -> str:
-    """One table; below it what was converted how, and what is absent why."""
+    """Return one table; below it the conversion rules and the reasons for absent figures."""
     names = ("", "row", "framework", "devices", "layout", "micro-batch", "precision", "status")
     figures = ("tokens/s/device", "MFU (palm)", "memory")
     header = [f"| {' | '.join((*names, *figures))} |", f"|{'---|' * len((*names, *figures))}"]
@@ -88,7 +88,7 @@ def _row(line: Line) -> tuple[str, ...]:
 
 
 def as_csv(lines: Sequence[Line]) -> str:
-    """Raw numbers with units in their names, and beside each where it is from."""
+    """Return raw numbers with units in their names, each with its origin."""
     return csv_text([asdict(line) for line in lines])
 
 

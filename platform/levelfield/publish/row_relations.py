@@ -1,6 +1,6 @@
-"""The relations that a published setting has to satisfy by itself: batches, devices, heads, layers, its printed layout.
+"""The relations that a published setting must satisfy: batches, devices, heads, layers, its printed layout.
 
-The first five are those that OneFlow's GPT report asks for.
+The first five come from OneFlow's GPT report.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from levelfield.specs.setting import Setting, Shape
 
 @dataclass(frozen=True)
 class Relation:
-    """`found` and `expected` are the numbers of its two sides, as text."""
+    """A relation of a setting. `found` and `expected`: the numbers of its two sides, as text."""
 
     name: str
     holds: bool
@@ -24,7 +24,7 @@ class Relation:
 
 
 def relations(s: Setting, work: Work | None = None) -> Iterator[Relation]:
-    """Every relation of the setting, whether it holds or not; with `work`, also to the case that it names."""
+    """Return every relation of the setting, true or false. With `work`, relations to its case are included."""
     layout = s.parallel
     product = s.micro_batch * layout.data * s.accumulation
     yield _equal(
@@ -47,7 +47,7 @@ def _cuts(model: Shape, layout: Layout) -> Iterator[Relation]:
 
 
 def _case(s: Setting, work: Work) -> Iterator[Relation]:
-    """The case that is said to be the same work has the same numbers."""
+    """Compare the setting with the case that it names as the same work."""
     training, shape = work.training, _shape(work)
     pairs: dict[str, tuple[object, object]] = {
         "global_batch": (s.global_batch, training.global_batch),
@@ -64,7 +64,7 @@ def _shape(work: Work) -> Shape:
 
 
 def _printed(s: Setting, said: LayoutText) -> Iterator[Relation]:
-    """The layout as printed may leave parts out; what it says has to be what ran."""
+    """Compare the printed layout, which may be incomplete, with the layout that ran."""
     ran = s.parallel
     pairs: dict[str, tuple[int | None, int]] = {
         "data": (said.layout.data, ran.data),

@@ -1,4 +1,4 @@
-"""A table with withheld cells in every format. All of it is made from results that no longer hold the figures."""
+"""Tables with withheld cells, in every format. Their input is results from which the figures were removed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CSV_NAMES: dict[Withheld, tuple[str, ...]] = {
 
 
 def published(results: Sequence[Result], fields: Sequence[Withheld]) -> dict[str, str]:
-    """The text of each format, by the format's name."""
+    """Return the text of each format, by the format's name."""
     bare = [without(result, fields) for result in results]
     columns = _columns(fields)
     return {

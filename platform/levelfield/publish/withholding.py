@@ -1,7 +1,7 @@
-"""Which figures a field names, which other figures would give it away, and results without them.
+"""The figures of each withheld field, the figures from which others could compute them, and results without them.
 
-MFU = FLOPs per token x tokens/s per device / peak, and the case gives the FLOPs per token: any two of the other three
-give the third. Joules per token and watts give tokens/s.
+MFU = FLOPs per token x tokens/s per device / peak, and the case gives the FLOPs per token. So any two of the other
+three give the third. Joules per token and watts give tokens/s.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from levelfield.specs.withheld import SALT_BYTES, Commitment, Commitments, Revea
 
 WORD = "withheld"
 FIELDS: tuple[Withheld, ...] = get_args(Withheld)
-# The keys of a result that are published, and those that never are; a new one is put into one of both on purpose.
+# The keys of a result that are published, and those that never are. A new key must be added to one of the two.
 PUBLISHED = (
     "run_id", "case", "scale", "framework", "framework_version", "vendor", "chip", "device_is", "nodes", "devices",
     "precision", "layout", "micro_batch", "virtual_pipeline", "accumulation", "recompute", "compile", "parameters",
     "repeat", "status", "steps_done", "steps_planned", "window", "loss", "throughput", "utilisation", "memory",
     "energy", "identity", "alignment", "deviations", "runtime",
 )  # fmt: skip
-LEFT_OUT = ("entry", "warnings")  # words of whoever wrote the suite; sentences of an engine or a tool
-# HFU is MFU times a number that the case gives, so `mfu` names both. A reason may repeat a peak or a ratio to it.
+LEFT_OUT = ("entry", "warnings")  # free text of the suite's author; sentences of an engine or a tool
+# HFU is MFU times a number that the case gives, so `mfu` covers both. A reason may contain a peak or a ratio to it.
 _UTILISATION: dict[Withheld, tuple[str, ...]] = {
     "mfu": ("value", "low", "high", "reason"),
     "peak": ("peak_tflops", "peak_source", "reason"),
@@ -44,7 +44,7 @@ _SAID: dict[Withheld, str] = {"mfu": "MFU", "peak": "the peak", "throughput": "t
 
 @dataclass(frozen=True)
 class Leak:
-    """Whoever has all of `through` has `field`."""
+    """A dependency: a reader who knows all of `through` can compute `field`."""
 
     field: Withheld
     through: tuple[Withheld, ...]
@@ -59,7 +59,7 @@ LEAKS = (
 
 
 def parse_fields(text: str) -> tuple[Withheld, ...]:
-    """`mfu,peak` as fields, in the platform's order. Raises UnknownName or UsageError."""
+    """Read `mfu,peak` as fields, in the platform's order. Raises UnknownName or UsageError."""
     asked = [name.strip() for name in text.split(",") if name.strip()]
     for name in asked:
         if name not in FIELDS:
@@ -70,12 +70,12 @@ def parse_fields(text: str) -> tuple[Withheld, ...]:
 
 
 def refuse_leaks(plan: Plan, fields: Sequence[Withheld]) -> None:
-    """Raises UsageError when a chosen field is public anyway, or follows from what would be published."""
+    """Raise UsageError when a chosen field is public already, or follows from published figures."""
     used, public = _peak_dtypes(plan), _public_peaks(plan)
     chosen, where = f"--withhold {','.join(fields)}", f"{plan.run_id} on {plan.hardware.chip.name}"
     if "peak" in fields and used and used == public:
         raise UsageError(
-            f"{chosen}: {where}: the peak hides nothing: {_sources(plan)} is in the vendor's public file. Withhold "
+            f"{chosen}: {where}: the peak is already public: {_sources(plan)} is in the vendor's file. Withhold "
             "mfu, throughput and energy instead"
         )
     hidden = [field for field in fields if field != "peak" or not public]
@@ -92,7 +92,7 @@ def _explained(leak: Leak, peak_is_public: bool) -> str:
 
 
 def _peak_dtypes(plan: Plan) -> set[PeakDtype]:
-    """The dtypes whose peaks utilisation is taken against, as far as the chip has them."""
+    """Return the dtypes whose peaks utilisation refers to, as far as the chip has them."""
     precision, peaks = plan.work.training.precision, plan.hardware.chip.peaks
     sixteen: PeakDtype = "bf16" if "bf16" in peaks else "fp16"
     used: tuple[PeakDtype, ...] = (sixteen, "fp8") if precision == "fp8" else (precision,)
@@ -100,7 +100,7 @@ def _peak_dtypes(plan: Plan) -> set[PeakDtype]:
 
 
 def _public_peaks(plan: Plan) -> set[PeakDtype]:
-    """Those of them that vendor.yaml gives; a private file's and a measured one are nobody's knowledge yet."""
+    """Return the dtypes whose peak is in vendor.yaml. Peaks of a private file and measured peaks are not public."""
     overlay = plan.hardware.overlay
     return {dtype for dtype in _peak_dtypes(plan) if not overlay or f"peaks.{dtype}" not in overlay.fields}
 
@@ -110,9 +110,9 @@ def _sources(plan: Plan) -> str:
 
 
 def hidden(result: Result, fields: Iterable[Withheld], word: str | None) -> dict[str, Any]:
-    """The result's published content with `word` in every figure that the fields name.
+    """Return the result's published content with `word` in every figure of the fields.
 
-    Reasons and evidence of the status go too: they are sentences, lines of logs among them, that may repeat a figure.
+    Reasons and evidence of the status are removed too, because sentences and log lines may contain a figure.
     """
     fields = tuple(fields)
     row = {key: value for key, value in result.model_dump(mode="json").items() if key in PUBLISHED}
@@ -126,24 +126,24 @@ def hidden(result: Result, fields: Iterable[Withheld], word: str | None) -> dict
         for name in _SECTIONS.get(field, ()):
             row[field][name].update(value=word, reason=word)
         if field == "memory":
-            row["memory"]["expectation"] = word  # its ratio to the estimate, which is published, is the peak
+            row["memory"]["expectation"] = word  # the published estimate times its ratio is the peak
     return row
 
 
 def published_id(run_id: str, fields: Sequence[Withheld]) -> str:
-    """The run's id, less the time of its start where that of the next run would tell how long this one took."""
+    """Return the run's id, without its start time if throughput is withheld: two start times show a run's duration."""
     return _STARTED.sub("", run_id) if "throughput" in fields else run_id
 
 
 def without(result: Result, fields: Iterable[Withheld]) -> Result:
-    """The result with nothing where the fields' figures were, so that no table can print them."""
+    """Return the result without the figures of the fields, so that no table can print them."""
     return Result.model_validate(hidden(result, fields, None))
 
 
 def commit(
     results: Sequence[Result], plans: Sequence[Plan], fields: tuple[Withheld, ...]
 ) -> tuple[Commitments, Reveal]:
-    """A commitment to every field of every run, and what reveals it; each cell has a salt of its own."""
+    """Return a commitment to every field of every run, and its reveal. Each cell has its own salt."""
     runs = tuple(published_id(result.run_id, fields) for result in results)
     cells = tuple(
         RevealedCell(run_id=run, field=field, salt=secrets.token_hex(SALT_BYTES), value=_value(result, plan, field))
@@ -155,7 +155,7 @@ def commit(
 
 
 def _value(result: Result, plan: Plan, field: Withheld) -> Any:
-    """All figures that the field names, as in result.json and plan.json."""
+    """Return all figures of the field, as in result.json and plan.json."""
     row = result.model_dump(mode="json")
     if field == "peak":
         used = next((u.peak_source for u in result.utilisation if u.peak_source), None)

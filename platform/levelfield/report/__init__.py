@@ -1,1 +1,1 @@
-"""Results as people and programs read them: terminal, Markdown, CSV and JSON."""
+"""Results for people and programs: terminal, Markdown, CSV and JSON."""

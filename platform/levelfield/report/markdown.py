@@ -1,4 +1,4 @@
-"""The report of one run, from its template."""
+"""Renders the report of one run from its template."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from levelfield.specs.result import Result
 
 
 def run_report(result: Result, plan: Plan) -> str:
-    """report.md: every figure with how it came about, and the reason where there is none."""
+    """Return report.md: every figure with its origin, or the reason why it is missing."""
     environment = Environment(
         loader=PackageLoader("levelfield", "report"),
         undefined=StrictUndefined,

@@ -1,4 +1,4 @@
-"""Suites as tables: what would run, and what came of it. Both fit 80 columns."""
+"""Tables of suites: the plans of a dry run, and the results. Both fit 80 columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FITS = {True: "yes", False: "NO", None: "unknown"}
 
 
 def planned(plans: Sequence[Plan]) -> list[str]:
-    """Two lines an entry, under its group's heading; below what a reader has to know of single entries."""
+    """Return two lines per entry, under the headings of groups, and notes on single entries below."""
     once = [plan for plan in plans if plan.repeat == 1]
     firsts = _aligned([_PLANNED[0], *(_first(plan) for plan in once)])
     seconds = _aligned([_PLANNED[1], *(_second(plan) for plan in once)])
@@ -32,7 +32,7 @@ def planned(plans: Sequence[Plan]) -> list[str]:
 
 
 def ran(results: Sequence[Result]) -> list[str]:
-    """One line an entry, under its group's heading; below why runs have no figures and what differs."""
+    """Return one line per entry, under the headings of groups; below, reasons for missing figures and deviations."""
     rows = _aligned([_RAN, *(_outcome(result) for result in results)])
     lines = [f"suite {_entry(results[0]).suite}", "", rows[0]]
     for heading, row in zip(_headings(results), rows[1:], strict=True):
@@ -42,7 +42,7 @@ def ran(results: Sequence[Result]) -> list[str]:
 
 
 def by_suite(found: Iterable[Row]) -> list[list[Row]]:
-    """What belongs to a suite, each by itself, in order of first appearance."""
+    """Return the rows of each suite, in order of first appearance. Rows without a suite are left out."""
     suites: dict[str, list[Row]] = {}
     for row in found:
         if row.entry:
@@ -55,7 +55,7 @@ def _entry(of: Plan | Result) -> EntryUsed:
 
 
 def _headings(rows: Sequence[Plan | Result]) -> Iterator[list[str]]:
-    """The lines before each row: the group's name where it is another than before."""
+    """Return the lines before each row: the group's name when it changes."""
     before = None
     for row in rows:
         group = _entry(row).group
@@ -82,7 +82,7 @@ def _second(plan: Plan) -> Cells:
 
 
 def _gib(size_bytes: int | None) -> str:
-    """Four digits at most, so that the line fits."""
+    """Return GiB with at most four digits, so that the line fits."""
     gib = (size_bytes or 0) / GIB
     return "unknown" if size_bytes is None else f"{gib:.{1 if gib < 100 else 0}f}"
 

@@ -1,4 +1,4 @@
-"""Many results side by side, in four formats."""
+"""Tables of many results, in four formats."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Columns = Mapping[str, Callable[[Result], str]]
 
 
 def as_json(results: Sequence[Result]) -> str:
-    """Every figure of every result, in full precision; after the results a summary of each group of repeats."""
+    """Return every figure of every result as JSON, in full precision, with a summary of each group of repeats."""
     rows = [{"schema": r.schema_name(), **r.model_dump(mode="json")} for r in results]
     return json.dumps([*rows, *repeats.as_values(results)], indent=2, ensure_ascii=False) + "\n"
 
 
 def as_csv(results: Sequence[Result]) -> str:
-    """One row a run with raw numbers and units in the names: for programs, so nothing is rounded."""
+    """Return one CSV row per run for programs: raw numbers without rounding, units in the names."""
     return csv_text([plain(r) for r in results])
 
 
 def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
-    """Rows as CSV, with every column that one of them has."""
+    """Return rows as CSV, with every column that any row has."""
     out = io.StringIO()
     names = dict.fromkeys(name for row in rows for name in row)  # a run without figures lacks their columns
     writer = csv.DictWriter(out, fieldnames=list(names) or ["run_id"], lineterminator="\n")
@@ -38,14 +38,14 @@ def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
 
 
 def as_markdown(results: Sequence[Result], columns: Columns = COLUMNS) -> str:
-    """A table with every column, and under it why runs have no figures."""
+    """Return a Markdown table with every column; below it, the reasons for missing figures."""
     header = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     rows = [f"| {' | '.join(cell(write(r)) for write in columns.values())} |" for r in results]
     return "\n".join([*header, *rows, *_notes(results)]) + "\n"
 
 
 def as_text(results: Sequence[Result], width: int = WIDTH, columns: Columns = COLUMNS) -> str:
-    """Fits `width` columns: two lines a run when one is not enough."""
+    """Return a text table within `width` columns. A run takes two lines when one is too short."""
     names = [name for name in (*_NARROW, "peak") if name in columns]
     rows = [{name: columns[name](r) for name in names} for r in results]
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names} if rows else {}
@@ -77,7 +77,7 @@ def _notes(results: Sequence[Result]) -> list[str]:
 
 
 def plain(result: Result) -> dict[str, object]:
-    """A result's figures in one row, by names with units."""
+    """Return a result's figures in one row, by names with units."""
     throughput = result.throughput
     return {
         "run_id": result.run_id,

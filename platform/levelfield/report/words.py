@@ -1,4 +1,4 @@
-"""Numbers as words: one place that rounds, and one that says why a figure is missing."""
+"""Numbers as text: the rounding and the words of all tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTH = 80
 
 
 def wrapped(line: str, indent: int) -> str:
-    """The line broken at spaces to WIDTH columns, what follows indented; paths and names stay whole."""
+    """Return the line broken at spaces to WIDTH columns, with indented following lines. Names are not broken."""
     text = line.lstrip(" ")
     return textwrap.fill(
         text,
@@ -29,7 +29,7 @@ def wrapped(line: str, indent: int) -> str:
 
 
 def cell(text: str) -> str:
-    """Text within a cell of a Markdown table, where a bar would end the cell."""
+    """Return text for a cell of a Markdown table. A bar is escaped, because it would end the cell."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
@@ -42,7 +42,7 @@ def gib(value: float | None) -> str:
 
 
 def percent(found: Utilisation | None) -> str:
-    """37.7 %, or 25.4-50.9 % where mixed fp8 gives a range."""
+    """Return a percentage such as 37.7 %, or a range such as 25.4-50.9 % for mixed fp8."""
     if found is None:
         return NONE
     if found.low is not None and found.high is not None and found.low != found.high:
@@ -51,12 +51,12 @@ def percent(found: Utilisation | None) -> str:
 
 
 def utilisation(result: Result, formula: str, kind: str = "MFU") -> Utilisation | None:
-    """The result's utilisation by this formula, whatever its version."""
+    """Return the result's utilisation by this formula, in any version."""
     return next((u for u in result.utilisation if u.formula.split("/")[0] == formula and u.kind == kind), None)
 
 
 def worst_memory(result: Result) -> tuple[str, float | None]:
-    """The first memory figure that there is, by its name: the device's own, the framework's, the process's."""
+    """Return the first known memory figure with its name, in the order device, framework, process."""
     memory = result.memory
     named = (
         ("device used", memory.device_used_peak),
@@ -69,14 +69,14 @@ def worst_memory(result: Result) -> tuple[str, float | None]:
 
 
 def expectation(result: Result) -> str:
-    """The expected memory, and how many times that was measured: `0.41 GiB (1.12 times that)`."""
+    """Return the expected memory and the ratio of the measured memory: `0.41 GiB (1.12 times that)`."""
     found = result.memory.expectation
     expected = gib(result.memory.expected_bytes)
     return expected if found is None or found.ratio is None else f"{expected} ({number(found.ratio, 2)} times that)"
 
 
 def memory_remarks(result: Result) -> tuple[str, ...]:
-    """What to know of memory that is far from the expected; mostly nothing."""
+    """Return the remark on memory that is far from the estimate, if there is one."""
     found = result.memory.expectation
     return (found.remark,) if found and found.remark else ()
 

@@ -1,1 +1,1 @@
-"""The files of a run directory: made, written, read back and followed."""
+"""The files of a run directory: creating, writing, reading and following them."""

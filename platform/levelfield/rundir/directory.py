@@ -1,4 +1,4 @@
-"""The run directory: made once, inputs written whole, status replaced atomically."""
+"""The run directory: created once, with complete inputs and an atomically replaced status."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def default_runs() -> Path:
 
 
 def new_run_id(case: str, framework: str, vendor: str, now: datetime | None = None) -> str:
-    """<utc>_<case>_<framework>_<vendor>_<id>; the id keeps two runs of one second apart."""
+    """Return <utc>_<case>_<framework>_<vendor>_<id>. The id separates two runs of one second."""
     stamp = (now or datetime.now(timezone.utc)).strftime("%Y%m%dT%H%M%SZ")
     return f"{stamp}_{case}_{framework}_{vendor}_{os.urandom(3).hex()}"
 
 
 def create(runs: Path, run_id: str) -> RunPaths:
-    """Make the directory of a new run and show that it can be written. Raises UsageError that says what is wrong."""
+    """Create the directory of a new run and write its status. Raises UsageError when it cannot be written."""
     paths = RunPaths(runs.absolute() / run_id)
     try:
         runs.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ def create(runs: Path, run_id: str) -> RunPaths:
 
 
 def find_run(runs: Path, name: str) -> RunPaths:
-    """A run by its path, its id, or a part of its id that only one run has. Raises UnknownName or UsageError."""
+    """Return a run by its path, its id, or a unique part of its id. Raises UnknownName or UsageError."""
     given = Path(name)
     if (given / "plan.json").is_file():
         return RunPaths(given.resolve())
@@ -52,9 +52,10 @@ def find_run(runs: Path, name: str) -> RunPaths:
         return RunPaths((runs / known[-1]).resolve())
     matching = [k for k in known if name in k]
     if len(matching) > 1:
-        raise UsageError(f"run '{name}' fits {len(matching)} runs: {', '.join(matching[:4])}; give more of the id")
+        named = ", ".join(matching[:4])
+        raise UsageError(f"run '{name}': found {len(matching)} matching runs: {named}; give more of the id")
     if not matching:
-        raise UnknownName("run", name, known[-20:], hint=f"Runs lie in {runs}; 'latest' is the newest.")
+        raise UnknownName("run", name, known[-20:], hint=f"Runs are in {runs}; 'latest' is the newest run.")
     return RunPaths((runs / matching[0]).resolve())
 
 
@@ -63,7 +64,7 @@ def read_plan(paths: RunPaths) -> Plan:
 
 
 def write_status(paths: RunPaths, phase: str, state: str, **more: Any) -> None:
-    """phase: made, environment, running, collecting, done; state: a word for results, or `running`."""
+    """Write the status. phase: made, environment, running, collecting, done; state: a status word, or `running`."""
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     write_atomically(paths.status, json.dumps({"phase": phase, "state": state, "time": now, **more}, indent=2) + "\n")
 
@@ -73,7 +74,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text` as one step: a reader sees the old content or the new one, never a part."""
+    """Replace the content of `path` by `text` in one step. A reader sees the old or the new content, never a part."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""What a running training says so far, read from its events as they grow."""
+"""The progress of a running training, read from its events while they grow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from levelfield.specs.plan import Plan
 
 @dataclass(frozen=True)
 class Progress:
-    """The last finished step. tokens_per_second_per_device: over the recent steps, for the eye only."""
+    """One finished step. tokens_per_second_per_device: over the recent steps, only for the display."""
 
     step: int
     steps: int
@@ -23,7 +23,7 @@ class Progress:
 
 
 class Follower:
-    """Follows the events of all ranks; keeps only the newest of each step."""
+    """Follows the events of all ranks, and keeps the newest values of each step."""
 
     def __init__(self, events: Path, plan: Plan) -> None:
         self._events, self._plan = events, plan
@@ -33,7 +33,7 @@ class Follower:
         self._memory: int | None = None
 
     def read(self) -> list[Progress]:
-        """The steps that were finished since the last call, in order."""
+        """Return the steps that finished since the last call, in order."""
         before = max(self._ends, default=-1)
         for path in self._events.glob("rank*.jsonl"):
             for event in self._new_events(path):

@@ -1,7 +1,7 @@
 """The raw files of a run, read into records: events of each rank, telemetry, and how each process ended.
 
-A process that is killed may leave a torn last line; it is dropped. A broken line anywhere else means
-that something else wrote into the file: it is reported, and makes the run invalid.
+A killed process may leave an incomplete last line, which is dropped. A broken line anywhere else means
+that another process wrote into the file. It is reported, and makes the run invalid.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class Raw:
-    """Everything that a run said. `broken`: lines that are no events, as sentences."""
+    """All raw records of a run. `broken`: lines that are not events, as sentences."""
 
     steps: tuple[StepRecord, ...] = ()
     weights: tuple[WeightSlice, ...] = ()
@@ -52,13 +52,13 @@ class Raw:
 
     @property
     def steps_done(self) -> int:
-        """The steps that every rank has finished, of those that said anything."""
+        """The number of steps that every rank finished, among ranks with any event."""
         ranks = {r.rank for r in self.steps} | set(self.frameworks)
         return min((max((r.step for r in self.steps if r.rank == rank), default=0) for rank in ranks), default=0)
 
 
 def read_raw(paths: RunPaths) -> Raw:
-    """Read a run directory. Missing files give empty parts: what they would have said is then missing as well."""
+    """Read a run directory. A missing file gives an empty part."""
     broken: list[str] = []
     pairs = [(rank, event) for rank, path in _event_files(paths, broken) for event in read_lines(path, broken)]
     telemetry = list(read_lines(paths.telemetry, broken))
@@ -78,7 +78,7 @@ def read_raw(paths: RunPaths) -> Raw:
 
 
 def _event_files(paths: RunPaths, broken: list[str]) -> list[tuple[int, Path]]:
-    """Each rank's file, by rank; a file that is no rank's is named in `broken`."""
+    """Return each rank's file, by rank. Other files are added to `broken`."""
     found = []
     for path in sorted(paths.events.glob("*.jsonl")):
         rank = path.stem.removeprefix("rank")
@@ -90,12 +90,12 @@ def _event_files(paths: RunPaths, broken: list[str]) -> list[tuple[int, Path]]:
 
 
 def read_lines(path: Path, broken: list[str]) -> Iterator[Event]:
-    """The JSON objects of a file, one a line; what is none is named in `broken`, a torn last line passed over."""
+    """Return the JSON objects of a file, one per line. Other lines go to `broken`; an incomplete last line does not."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError:
         return
-    for number, line in enumerate(lines[:-1], start=1):  # after the last newline: nothing, or a torn line
+    for number, line in enumerate(lines[:-1], start=1):  # after the last newline: nothing, or an incomplete line
         try:
             event = json.loads(line)
             if not isinstance(event, dict):
@@ -144,7 +144,7 @@ def _gradients(rank: int, event: Event) -> list[GradientShare]:
 
 
 def _number(value: Any) -> float | None:
-    """Events write what JSON cannot say as words: "nan", "inf", "-inf"."""
+    """Return a number. Events hold values that JSON lacks as words: "nan", "inf", "-inf"."""
     return None if value is None else float(value)
 
 
@@ -171,7 +171,7 @@ def _reading(time_ns: int, sample: Event) -> Reading:
 
 
 def _telemetry_reasons(telemetry: list[Event]) -> dict[str, str]:
-    """The last reason that the vendor's tool gave for each figure it could not read."""
+    """Return the last reason of the vendor's tool for each figure that it could not read."""
     found: dict[str, str] = {}
     for line in telemetry:
         samples = line.get("samples")

@@ -1,4 +1,4 @@
-"""What plugin authors check their work with: `vendor check`, or a class for their own tests.
+"""The conformance suite for plugin authors: `vendor check`, or a class for their own tests.
 
 from levelfield.testing import VendorConformance
 

@@ -1,4 +1,4 @@
-"""`vendor record`: what the maker's tools print on this machine, kept as the vendor's recordings."""
+"""`vendor record`: runs the vendor's tools on this machine and stores their output as recordings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEADING = "# Where the recorded output comes from\n"
 
 @dataclass(frozen=True)
 class Captured:
-    """One tool's output as it is to be kept. problem: why there is none."""
+    """The output of one tool for a recording. problem: why there is none."""
 
     role: str
     argv: tuple[str, ...]
@@ -34,14 +34,14 @@ class Captured:
 
 
 def record(vendor: Vendor, folder: Path, redact: bool, force: bool) -> list[str]:
-    """Run each command of vendor.yaml, write recorded/, and give what was done in sentences.
+    """Run each command of vendor.yaml, write recorded/, and return sentences about what was done.
 
-    Raises UsageError for recordings that are there already (without `force`), RunFailed when a tool that devices or
-    samples come from does not answer.
+    Raises UsageError for existing recordings without `force`. Raises RunFailed when a tool for devices or samples
+    prints nothing or fails.
     """
     known = commands(vendor.spec)
     if not any(tool for _, tool in known.values()):
-        raise UsageError(f"{folder}: vendor.yaml names no tool to record; add monitor, or record adapter.py's by hand")
+        raise UsageError(f"{folder}: found no tool in vendor.yaml; add `monitor`, or record adapter.py's by hand")
     _refuse_overwriting(folder / "recorded", list(known), force)
     captured = [_captured(role, argv, tool) for role, (argv, tool) in known.items()]
     _must_answer(captured)
@@ -62,7 +62,7 @@ def _tools(captured: list[Captured]) -> dict[str, Tool]:
 def _refuse_overwriting(folder: Path, roles: list[str], force: bool) -> None:
     there = [path for role in roles for path in sorted(folder.glob(f"{role}.*"))]
     if there and not force:
-        raise UsageError(f"{there[0]} is there already; --force replaces it, and the line about it in {ORIGINS}")
+        raise UsageError(f"{there[0]} exists; --force replaces it and its line in {ORIGINS}")
 
 
 def _captured(role: str, argv: tuple[str, ...], tool: Tool | None) -> Captured:
@@ -77,11 +77,11 @@ def _must_answer(captured: list[Captured]) -> None:
         command = shlex.join(item.argv)
         if item.text is None:
             raise RunFailed(
-                f"failed (tool): {item.problem}. Run this on a machine with the chip, its driver and the maker's tools "
-                f"on PATH, where `{command}` answers"
+                f"failed (tool): {item.problem}. Run this on a machine with the chip, its driver and the vendor's "
+                f"tools on PATH, where `{command}` works"
             )
         if not item.text.strip():
-            raise RunFailed(f"failed (tool): `{command}` printed nothing; is a device there, and may this user see it?")
+            raise RunFailed(f"failed (tool): `{command}` printed nothing; check the device and this user's rights")
 
 
 def _unread_said(captured: list[Captured]) -> Iterator[str]:
@@ -91,7 +91,7 @@ def _unread_said(captured: list[Captured]) -> Iterator[str]:
         found: Parsed = parse(item.tool, item.text)
         if not found.records:
             why = f": {found.passed_over[0]}" if found.passed_over else ""
-            yield f"{item.file}: vendor.yaml reads no device from it{why}; `vendor check` says more"
+            yield f"{item.file}: found no device with the rules of vendor.yaml{why}; run `vendor check` for details"
 
 
 def _identities_said(captured: list[Captured]) -> Iterator[str]:
@@ -101,7 +101,7 @@ def _identities_said(captured: list[Captured]) -> Iterator[str]:
 
 
 def _replaced_said(captured: list[Captured]) -> Iterator[str]:
-    """What stands in the place of identities now; the identities themselves are not said again."""
+    """Return sentences with the masks of the identities, without the identities themselves."""
     masks = replacements(captured_texts(captured), _tools(captured))
     for item in captured:
         here = [mask for word, mask in masks.items() if item.text is not None and word in item.text]
@@ -110,8 +110,8 @@ def _replaced_said(captured: list[Captured]) -> Iterator[str]:
             identity = "identity" if len(here) == 1 else "identities"
             yield f"{item.file}: {len(here)} {identity} replaced, now {', '.join(here[:3])}{more}"
     if not masks:
-        yield "--redact found nothing to replace: no serial number, UUID or name of this machine"
-    yield "a place on the PCI bus is no secret and stays; read the files before you publish them"
+        yield "--redact: found no serial number, UUID or name of this machine to replace"
+    yield "PCI bus addresses are not secret and stay; read the files before you publish them"
 
 
 def _written_said(folder: Path, captured: list[Captured]) -> Iterator[str]:
@@ -138,7 +138,7 @@ def _write(folder: Path, vendor: Vendor, captured: list[Captured], kept: dict[st
 
 
 def _with_origins(before: str, vendor: Vendor, captured: list[Captured], kept: dict[str, str]) -> str:
-    """The text with one line for each recording, in the place of an earlier one about the same file."""
+    """Return the text with one line for each recording. It replaces an earlier line about the same file."""
     names = "|".join(map(re.escape, kept))
     lines = [line for line in before.splitlines() if not re.match(rf"- `({names})`", line)]
     lines = lines if not lines or lines[-1].startswith("- ") or not lines[-1].strip() else [*lines, ""]
@@ -149,7 +149,7 @@ def _with_origins(before: str, vendor: Vendor, captured: list[Captured], kept: d
 def _devices(vendor: Vendor) -> Sequence[Device]:
     try:
         return vendor.devices()
-    except Exception:  # an adapter is somebody's code, and what was recorded is kept in any case
+    except Exception:  # an adapter may raise anything, and the recording is written in any case
         return ()
 
 

@@ -1,4 +1,4 @@
-"""The suite as a class of tests, for an author's own CI. pytest calls it; nothing here needs pytest."""
+"""The suite as a test class for an author's own CI. pytest runs it, but this module does not import pytest."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def _subject(vendor: str, plugins: tuple[Path, ...]) -> Subject:
 
 
 class VendorConformance:
-    """Make a subclass whose name begins with Test, and say which vendor: one test for each check.
+    """The base of a test class: a subclass named Test... with `vendor` has one test for each check.
 
-    plugins: folders with vendors/, where the vendor is neither installed nor in the checkout. fast: without whole runs.
+    plugins: folders with vendors/, for a vendor that is neither installed nor in the checkout. fast: no whole runs.
     """
 
     vendor: ClassVar[str]
@@ -28,7 +28,7 @@ class VendorConformance:
     fast: ClassVar[bool] = False
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """A test for each check, named like it."""
+        """Generate one test for each check, with the name of the check."""
         names = [check.name for check in CHECKS if not (self.fast and check.whole)]
         if "check_name" in metafunc.fixturenames:
             metafunc.parametrize("check_name", names)

@@ -1,4 +1,4 @@
-"""Checks of what a container is shown: the chosen devices, no privilege without a reason, an image to build on."""
+"""Checks of container options: only the chosen devices, no privilege without a reason, known base images."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ EVERYTHING = ("ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO")
 
 
 def options(subject: Subject) -> str:
-    """container() is pure, and shows exactly the devices that it is given."""
+    """Check that container() is pure and shows exactly the given devices."""
     known = subject.devices_or_two()
     adapter = subject.adapter()
     shown = adapter.container(known)
     if not isinstance(shown, ContainerOptions):
-        raise Fails(f"container() gives {type(shown).__name__}", "give ContainerOptions")
+        raise Fails(f"container() returns {type(shown).__name__}", "return ContainerOptions")
     if adapter.container(known) != shown or subject.adapter().container(known) != shown:
-        raise Fails("container() gives something else when it is asked again", "compute it from its arguments alone")
+        raise Fails("container() returns another value at the second call", "compute it from its arguments alone")
     _are_nodes(shown)
     if subject.spec.is_host:
-        return "one machine that is divided; nothing of it is shown apart"
+        return "one machine, divided into devices; containers see all of it"
     for device in known:
         _shows_only(subject, device, known)
     return _told_apart(subject, known)
@@ -41,49 +41,49 @@ def _are_nodes(shown: ContainerOptions) -> None:
 
 
 def _shows_only(subject: Subject, device: Device, known: Sequence[Device]) -> None:
-    """What one device is shown by is part of what all are shown by, and holds nothing that only others have."""
+    """Check that the options of one device are part of the options of all, without those of other devices."""
     one, everything = subject.adapter().container([device]), subject.adapter().container(known)
     others = subject.adapter().container([other for other in known if other != device])
     if not set(one.device_nodes) <= set(everything.device_nodes):
-        raise Fails(f"device {device.index} alone has nodes that all together have not", "one rule for any choice")
+        raise Fails(f"device {device.index} alone has nodes that all together lack", "use one rule for every choice")
     for field in ("device_nodes", "device_request"):
         alone, rest, whole = (set(getattr(o, field)) for o in (one, others, everything))
         if whole - rest and not whole - rest <= alone:
             raise Fails(f"{field} of device {device.index}: {sorted(alone)}, expected {sorted(whole - rest)} too", "")
     if one.request_driver and len(one.device_request) != 1:
-        raise Fails(f"one device is asked for as {one.device_request}", "one identity for each device")
+        raise Fails(f"found device_request {one.device_request} for one device", "give one identity for each device")
 
 
 def _told_apart(subject: Subject, known: Sequence[Device]) -> str:
-    """How the choice of devices reaches into the container. Raises Fails when it does not."""
+    """Return how the container restricts the devices. Raises Fails when it does not restrict them."""
     spec, variable = subject.spec, subject.spec.visible_devices_variable
     first, second = [asdict(subject.adapter().container([d])) for d in _two(known)]
     by = sorted(field for field in first if first[field] != second[field])
     if by:
-        return f"devices are told apart by {', '.join(by)}"
+        return f"devices differ in {', '.join(by)}"
     declared = [*spec.container.device_nodes, *spec.container.environment.values()]
     if any("{index}" in text for text in declared) or spec.container.device_request:
-        raise Fails("vendor.yaml tells devices apart, and container() does not", "show the devices that are given")
+        raise Fails("vendor.yaml has options for each device, but container() ignores them", "show the given devices")
     if variable and not spec.container.renumbered:
         _all_are_shown(subject, known)
-        return f"all devices are shown; processes are kept to theirs by {variable} alone"
+        return f"the container sees all devices; only {variable} restricts the processes"
     raise Fails(
-        "the container is shown the same whichever device is chosen",
+        "the container options are the same for every choice of devices",
         "use {index} in device_nodes or environment, or device_request; or leave renumbered out and name the variable",
     )
 
 
 def _all_are_shown(subject: Subject, known: Sequence[Device]) -> None:
-    """Raises Missing when nothing is shown, Fails when a node is one device's own and another device has none."""
+    """Raise Missing when no device is shown, and Fails when one device has its own node and another has none."""
     shown = subject.adapter().container(known)
     if not (shown.device_nodes or shown.device_request or shown.engine_runtime or shown.environment):
-        raise Missing("container: no device is shown to it", "add device_nodes, device_request or engine_runtime")
+        raise Missing("container: no option shows a device", "add device_nodes, device_request or engine_runtime")
     numbered = [match for node in shown.device_nodes if (match := re.fullmatch("(.*?)([0-9]+)", node))]
     for node in numbered:
         own = {int(other[2]) for other in numbered if other[1] == node[1]}
         if hidden := [device.index for device in known if device.index not in own]:
             raise Fails(
-                f"device {hidden[0]}'s node is never shown: {node[0]} is one device's own, whichever is chosen",
+                f"device {hidden[0]} has no node: {node[0]} belongs to one device, but every container gets it",
                 f"write {node[1]}{{index}} in device_nodes",
             )
 
@@ -95,7 +95,7 @@ def _two(known: Sequence[Device]) -> list[Device]:
 
 
 def privileges(subject: Subject) -> str:
-    """Nothing beyond what an engine gives, but by name and with a reason; nothing that is the host itself."""
+    """Check that every addition to the engine's defaults has a name and a reason, and that none opens the host."""
     access = subject.spec.container
     shown = subject.adapter().container(subject.devices_or_two())
     reasons = {**access.capabilities, **access.security_options, **{mount.path: mount.why for mount in access.mounts}}
@@ -104,9 +104,7 @@ def privileges(subject: Subject) -> str:
             raise Missing(f"container: {name} has no reason", "write why it is needed in vendor.yaml, or leave it out")
     for name in shown.capabilities:
         if name.upper().removeprefix("CAP_") in EVERYTHING:
-            raise Fails(
-                f"container.capabilities: {name} is as good as the whole host", "ask for what is needed by name"
-            )
+            raise Fails(f"container.capabilities: {name} opens the whole host", "name only the needed capabilities")
     for path in shown.read_only_mounts:
         if path.rstrip("/") in ("", *HOST_ITSELF) or path.endswith(".sock"):
             raise Fails(f"container.mounts: {path} is the host itself", "mount the folders of the driver alone")
@@ -114,15 +112,15 @@ def privileges(subject: Subject) -> str:
 
 
 def images(subject: Subject) -> str:
-    """Images belong to frameworks that vendor.yaml names, and say where they are from."""
+    """Check that images belong to frameworks of vendor.yaml."""
     found = subject.spec.images
     if not found:
-        raise NotApplicable("no image is named: runs in containers need --base-image")
+        raise NotApplicable("found no `images`: runs in containers need --base-image")
     unknown = sorted(set(found) - set(subject.spec.frameworks) - {"base"})
     if unknown:
         raise Fails(
-            f"images: {', '.join(unknown)} is no framework of this vendor", "use the frameworks' names, or base"
+            f"images: {', '.join(unknown)} is not a framework of this vendor", "use the frameworks' names, or base"
         )
     loose = [name for name, image in found.items() if not image.digest]
-    note = f"; without a digest, so what they are may change: {', '.join(loose)}" if loose else ""
+    note = f"; without a digest, so their content may change: {', '.join(loose)}" if loose else ""
     return f"{len(found)} image(s){note}"

@@ -1,4 +1,4 @@
-"""Damaged copies of a tool's output. Pure: text in, texts out."""
+"""Damaged copies of a tool's output. All functions are pure: text in, texts out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FOREIGN = {
 
 
 class Number(NamedTuple):
-    """A number in a text: where it stands, and where the unit stands that is printed behind it, if one is."""
+    """A number in a text: its place, and the place of the unit after it, if there is one."""
 
     start: int
     end: int
@@ -31,14 +31,14 @@ class Number(NamedTuple):
 
 
 def truncated(text: str) -> Iterator[str]:
-    """Cut off at many places: evenly over the whole, and at each of the last characters."""
+    """Return copies that end early: at evenly spaced places, and at each of the last characters."""
     stride = max(1, len(text) // MOST_COPIES)
     places = {*range(0, len(text), stride), *range(max(0, len(text) - 20), len(text))}
     return (text[:place] for place in sorted(places))
 
 
 def reordered(recording: Recording) -> Iterator[str]:
-    """Whole records, and whatever else may stand in any order, in another one."""
+    """Return copies with whole records, or other parts without a fixed order, in another order."""
     text = recording.text
     if recording.is_json:
         yield from _json_reordered(text, recording.tool.records if recording.tool else ())
@@ -53,7 +53,7 @@ def reordered(recording: Recording) -> Iterator[str]:
 
 
 def _json_reordered(text: str, records: tuple[int | str, ...]) -> Iterator[str]:
-    """Keys backwards; and the records backwards, where they are a list."""
+    """Return copies with keys in reverse order, and with a list of records in reverse order."""
     try:
         document = found = json.loads(text)
         yield json.dumps(_turned(document))
@@ -67,14 +67,14 @@ def _json_reordered(text: str, records: tuple[int | str, ...]) -> Iterator[str]:
 
 
 def _turned(value: Any) -> Any:
-    """Keys of every object backwards; lists as they are, since a place in a list may have a meaning."""
+    """Return the value with the keys of every object reversed. Lists stay, because their order may have a meaning."""
     if isinstance(value, dict):
         return {key: _turned(value[key]) for key in reversed(value)}
     return [_turned(item) for item in value] if isinstance(value, list) else value
 
 
 def repeated(text: str) -> Iterator[str]:
-    """The whole output twice, and each line twice."""
+    """Return copies with the whole output twice, and with each line twice."""
     yield text + text
     lines = text.splitlines(keepends=True)
     stride = max(1, len(lines) // MOST_COPIES)
@@ -82,14 +82,14 @@ def repeated(text: str) -> Iterator[str]:
 
 
 def lines_lost(text: str) -> Iterator[str]:
-    """Each line left out once."""
+    """Return copies without one line each."""
     lines = text.splitlines(keepends=True)
     stride = max(1, len(lines) // MOST_COPIES)
     yield from ("".join([*lines[:at], *lines[at + 1 :]]) for at in range(0, len(lines), stride))
 
 
 def numbers(text: str) -> list[Number]:
-    """The first numbers of a text that stand alone or before a unit; not those within names and identities."""
+    """Return the first numbers of a text, each with the unit after it, if there is one."""
     found: list[Number] = []
     for match in re.finditer(r"-?[0-9]+(?:\.[0-9]+)?", text):
         if len(found) == MOST_NUMBERS:
@@ -101,7 +101,7 @@ def numbers(text: str) -> list[Number]:
 
 
 def nudged(text: str, number: Number) -> str:
-    """The same text with another number of the same form in this place."""
+    """Return the text with another number of the same form in this place."""
     old = text[number.start : number.end]
     at = next(i for i, char in enumerate(old) if char.isdigit())
     new = old[:at] + str(int(old[at]) % 9 + 1) + old[at + 1 :]
@@ -109,20 +109,20 @@ def nudged(text: str, number: Number) -> str:
 
 
 def with_comma(text: str, number: Number) -> str:
-    """Decimals behind a comma, as another locale prints them; never zeros, so that leaving them out shows."""
+    """Return the text with a decimal comma, as another locale prints it. The decimals are not zero, so a loss shows."""
     whole = text[number.start : number.end].partition(".")[0]
     return f"{text[: number.start]}{whole},93{text[number.end :]}"
 
 
 def unavailable(text: str, number: Number) -> str:
-    """NA in the place of the number and its unit."""
+    """Return the text with NA instead of the number and its unit."""
     end = number.unit[1] if number.unit and text[number.end : number.unit[0]].strip() == "" else number.end
     quoted = _is_bare_json(text, number)
     return f"{text[: number.start]}{_quoted('NA', quoted)}{text[end:]}"
 
 
 def in_another_unit(text: str, number: Number, field: str) -> str:
-    """A unit of which the value cannot be meant, in the place of the printed one, or behind a number without."""
+    """Return the text with an impossible unit, instead of the printed unit or after a number without one."""
     if number.unit:
         return text[: number.unit[0]] + FOREIGN[field] + text[number.unit[1] :]
     shown = _quoted(f"{text[number.start : number.end]} {FOREIGN[field]}", _is_bare_json(text, number))
@@ -130,7 +130,7 @@ def in_another_unit(text: str, number: Number, field: str) -> str:
 
 
 def without_unit(text: str, number: Number) -> str:
-    """The number alone, where a unit stood behind it."""
+    """Return the text without the unit after the number."""
     if number.unit is None:
         return text
     stands_behind = text[number.end : number.unit[0]].strip() == ""
@@ -138,7 +138,7 @@ def without_unit(text: str, number: Number) -> str:
 
 
 def _is_bare_json(text: str, number: Number) -> bool:
-    """Whether the number is a JSON value without quotes."""
+    """Return whether the number is a JSON value without quotes."""
     return re.search(r'":\s*$', text[: number.start]) is not None
 
 

@@ -1,4 +1,4 @@
-"""Checks of what the author wrote down: vendor.yaml, README.md, recorded/README.md."""
+"""Checks of the author's files: vendor.yaml, README.md, recorded/README.md, tuning."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ BLANK = "FILL IN"
 
 
 def schema(subject: Subject) -> str:
-    """vendor.yaml is whole, the adapter can be made, and nothing is left to be filled in."""
+    """Check that vendor.yaml is valid and has no blanks, and that the adapter can be created."""
     try:
         spec = subject.spec
         subject.registry.vendor(subject.name)
     except UsageError as error:
-        raise Fails(str(error), "correct the key that is named" if isinstance(error, DocumentError) else "") from None
+        raise Fails(str(error), "correct the named key" if isinstance(error, DocumentError) else "") from None
     _is_filled_in(subject.file)
     for key in ("title", "verified"):
         if not getattr(spec, key).strip():
-            raise Missing(f"key '{key}' is empty", "`verified: none` is an honest value")
+            raise Missing(f"key '{key}' is empty", "write a value; `verified: none` is allowed")
     return f"{spec.schema_name()}; verified: {spec.verified}"
 
 
 def readme(subject: Subject) -> str:
-    """README.md says what is known from where."""
+    """Check that README.md exists and has no blanks."""
     path = subject.folder / "README.md"
     if not path.is_file() or not path.read_text(encoding="utf-8", errors="replace").strip():
-        raise Missing("there is no README.md", "say what is known from where, and what has run on the chip")
+        raise Missing("found no README.md", "name the sources of the data, and what has run on the chip")
     _is_filled_in(path)
     return f"README.md has {len(path.read_text(encoding='utf-8', errors='replace').splitlines())} lines"
 
@@ -44,13 +44,13 @@ def _is_filled_in(path: Path) -> None:
     blank = [str(number) for number, line in enumerate(lines, 1) if BLANK in line]
     if blank:
         raise Missing(
-            f"{path.name} still says '{BLANK}' in line {', '.join(blank)}",
-            f"write what is meant there and remove '{BLANK}'; what is unknown stays away or null",
+            f"{path.name}: found '{BLANK}' in line {', '.join(blank)}",
+            f"write the real value and remove '{BLANK}'; leave unknown values out, or null",
         )
 
 
 def tuning(subject: Subject) -> str:
-    """Each file of tuning/ is of a case that there is, and chooses free fields only."""
+    """Check that each file of tuning/ belongs to a known case and sets free fields only."""
     files = sorted((subject.folder / "tuning").glob("*.yaml"))
     if not files:
         raise NotApplicable("no tuning/<case>.yaml: cases run as they are")
@@ -61,7 +61,7 @@ def tuning(subject: Subject) -> str:
 
 
 def chips(subject: Subject) -> str:
-    """Every number of a chip has its source, and the tool's own names lead to the chips."""
+    """Check that every number of a chip has its source, and that no chip hides a later one."""
     known = subject.spec.chips
     if not known:
         raise Missing("vendor.yaml has no chips", "add one: name, match, device_is, memory_bytes and memory_source")
@@ -79,7 +79,7 @@ def _has_sources(chip: Chip) -> None:
         ("memory_bandwidth_bytes_per_second", "bandwidth_source"),
     ):
         if getattr(chip, number) is not None and not (getattr(chip, source) or "").strip():
-            raise Missing(f"chip {chip.name}: {number} has no {source}", "say which document the number is from")
+            raise Missing(f"chip {chip.name}: {number} has no {source}", "name the document of the number")
     link = chip.interconnect
     if link is not None and link.bytes_per_second is not None and link.each_way_bytes_per_second is None:
         raise Missing(
@@ -87,24 +87,24 @@ def _has_sources(chip: Chip) -> None:
             "give each_way_bytes_per_second, and source_counts: each way, or both ways",
         )
     if any(not end.strip() for end in chip.match):
-        raise Fails(f"chip {chip.name}: match holds an empty text, which every name ends in", "remove it")
+        raise Fails(f"chip {chip.name}: match holds an empty text, which fits every name", "remove it")
 
 
 def _are_told_apart(known: tuple[Chip, ...]) -> None:
-    """No name of one chip is taken for an earlier one."""
+    """Check that no name of a chip matches an earlier chip."""
     for at, chip in enumerate(known):
         for other in known[:at]:
             if taken := next((end for end in chip.match if is_named(end, other.match)), None):
-                raise Fails(f"a device named '{taken}' is taken for {other.name}, not {chip.name}", "make match longer")
+                raise Fails(f"a device named '{taken}' matches {other.name} before {chip.name}", "make match longer")
 
 
 def origins(subject: Subject) -> str:
-    """recorded/README.md says of each recording where and when it was made."""
+    """Check that recorded/README.md names every recording."""
     subject.needs_recordings()
     path = subject.folder / "recorded" / ORIGINS
     if not path.is_file():
         names = ", ".join(r.path.name for r in subject.recordings)
-        raise Missing(f"there is no recorded/README.md, which names {names}", _a_line(subject.recordings[0]))
+        raise Missing(f"found no recorded/README.md, expected one that names {names}", _a_line(subject.recordings[0]))
     _is_filled_in(path)
     text = path.read_text(encoding="utf-8", errors="replace")
     unnamed = [r for r in subject.recordings if not re.search(rf"\b{re.escape(r.path.name)}", text)]
@@ -116,4 +116,4 @@ def origins(subject: Subject) -> str:
 
 def _a_line(recording: Recording) -> str:
     command = " ".join(recording.argv)
-    return f"add a line for each: - `{recording.path.name}`: `{command}`, its date, machine, chips, driver; whose it is"
+    return f"add a line for each: - `{recording.path.name}`: `{command}`, date, machine, chips, driver, owner"

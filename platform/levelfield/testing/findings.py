@@ -1,4 +1,4 @@
-"""What a check finds: a sentence when all is well, else one of these, raised."""
+"""The findings of checks. A check returns a sentence when all is good, and otherwise raises one of these."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Status = Literal["ok", "missing", "fails", "not applicable"]
 
 @dataclass(frozen=True)
 class Row:
-    """What is read of one device, by vendor.yaml's names of fields: in W, J, bytes, shares of 1 and degrees Celsius.
-    Why a value is null stands in `reasons`."""
+    """The values of one device, by the field names of vendor.yaml: in W, J, bytes, fractions of 1 and degrees Celsius.
+    `reasons`: why a value is null."""
 
     device: int
     values: Mapping[str, float | str | None]
@@ -21,8 +21,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Finding:
-    """One check's result. says: what was found; do: what the author has to do about it, if anything; rows: what was
-    read of each device, where the check shows that."""
+    """The result of one check. says: what was found; do: what the author must do, if anything; rows: the values of
+    each device, if the check shows them."""
 
     check: str
     status: Status
@@ -36,7 +36,7 @@ class Finding:
 
 
 class NotOk(Exception):
-    """A check that does not end well: what was found, and what to do."""
+    """The check did not pass: what was found, and what to do."""
 
     status: Status = "fails"
 

@@ -1,4 +1,4 @@
-"""Checks of what a training would be started with: a plan for each framework that vendor.yaml names."""
+"""Checks of the launch of a training: a plan for each framework that vendor.yaml names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLATFORMS_OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_R
 
 
 def launch(subject: Subject) -> str:
-    """Each framework has a plan, and its processes get argv, variables, device and backend as declared."""
+    """Check that each framework has a plan whose processes get the declared argv, variables, device and backend."""
     if not subject.spec.frameworks:
         raise Missing("frameworks: none", "name the torch device and the collective backend of each framework")
     subject.stage.replay(subject.outputs)
@@ -39,10 +39,10 @@ def _check_framework(subject: Subject, framework: str) -> None:
     access, paths = subject.spec.frameworks[framework], RunPaths(subject.stage.runs / "launch")
     strange = [m for m in access.preload if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", m)]
     if strange or not access.device.strip() or not access.backend.strip():
-        raise Fails(f"frameworks.{framework}: {access}", "device, backend and the names of modules to import")
+        raise Fails(f"frameworks.{framework}: {access}", "give device, backend and the names of modules to import")
     job = job_of(plan, paths)
     if (job["device"], job["backend"], job["preload"]) != (access.device, access.backend, list(access.preload)):
-        raise Fails(f"frameworks.{framework}: job.json says {job['device']}/{job['backend']}", "report this")
+        raise Fails(f"frameworks.{framework}: job.json has {job['device']}/{job['backend']}", "report this fault")
     request = LocalLauncher().request(plan, paths, ProcessRuntime())
     for process in request.nodes[0].processes:
         _check_process(framework, plan, process)
@@ -60,15 +60,15 @@ def _check_process(framework: str, plan: Plan, process: ProcessWork) -> None:
 
 
 def _whose(name: str) -> str:
-    return f"take {name} out of vendor.yaml's environment"
+    return f"remove {name} from `environment` of vendor.yaml"
 
 
 def _plan(subject: Subject, framework: str) -> Plan:
-    """A plan for devices that need not be here, of the first case that the framework offers on this kind."""
+    """Return a plan for assumed devices, of the first case that the framework supports on this kind."""
     registry = subject.registry
     if framework not in registry.frameworks:
         known = ", ".join(registry.frameworks)
-        raise Fails(f"frameworks: there is no '{framework}' here; known: {known}", "correct the name or leave it out")
+        raise Fails(f"frameworks: unknown '{framework}'; known: {known}", "correct the name or remove it")
     why = "no case fits"
     for name in sorted(registry.cases):
         selector = Selector(case=name, framework=framework, target=subject.name, devices=DEVICES)
@@ -76,7 +76,7 @@ def _plan(subject: Subject, framework: str) -> Plan:
             return _resolved(subject, selector)
         except UsageError as error:
             why = str(error)
-    raise Fails(f"frameworks: no plan for {framework}: {why}", "leave the framework out, or ask its authors for it")
+    raise Fails(f"frameworks: no plan for {framework}: {why}", "remove the framework, or ask its authors for support")
 
 
 def _resolved(subject: Subject, selector: Selector) -> Plan:

@@ -1,4 +1,4 @@
-"""What an adapter makes of an output, as values by device and field, and what of another outcome is wrong."""
+"""The values that an adapter reads from an output, by device and field, and their comparison."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ OF_DEVICES = ("chip", "memory_bytes", "identity")
 
 
 def outcome(vendor: Vendor, asked: Sequence[Device]) -> dict[Key, Any]:
-    """All values that are not null: of the devices found, and of the samples of `asked`."""
+    """Return all values that are not null, of the found devices and of the samples of `asked`."""
     found = {(d.index, field): getattr(d, field) for d in vendor.devices() for field in OF_DEVICES}
     values = {(s.index, field): getattr(s, field) for s in vendor.sample(asked) for field in SAMPLED}
     return {key: value for key, value in {**found, **values}.items() if value is not None}
 
 
 def wrong(found: Outcome, right: Outcome, new: frozenset[int] = frozenset()) -> str | None:
-    """A value that differs from the right one, in words; None when all agree or are null. new: indices not judged."""
+    """Return a sentence about a wrong value, or None when all are right or null. new: indices to ignore."""
     for (index, field), value in found.items():
         if index not in new and value != right.get((index, field)):
             known = right.get((index, field), "none")
@@ -30,12 +30,12 @@ def wrong(found: Outcome, right: Outcome, new: frozenset[int] = frozenset()) -> 
 
 
 def lost(found: Outcome, right: Outcome) -> Iterator[Key]:
-    """What the right outcome has and this one has not."""
+    """Return the keys that the right outcome has and this one lacks."""
     return (key for key in right if key not in found)
 
 
 def without_reason(samples: Sequence[Sample]) -> str | None:
-    """A value that is null without a reason, in words."""
+    """Return a sentence about a value that is null without a reason, or None."""
     for sample in samples:
         for field in SAMPLED:
             if getattr(sample, field) is None and not sample.reasons.get(field):

@@ -1,4 +1,4 @@
-"""Checks of devices and samples: on the author's recordings, and on damaged copies of them."""
+"""Checks of devices and samples, with the author's recordings and with damaged copies of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from levelfield.testing.recordings import Recording
 from levelfield.testing.subject import Subject
 
 COMPARE = "compare vendor.yaml with the recording"
-WITH_UNIT = "take number and unit into the group or column, and say the unit in `printed`"
+WITH_UNIT = "put number and unit into the group or column, and write the unit in `printed`"
 TIGHTEN = "make the pattern stricter: anchors, `printed`, `matching`, `columns`"
 
 Quantity = tuple[Recording, Number, Key]
@@ -24,7 +24,7 @@ Quantity = tuple[Recording, Number, Key]
 
 @dataclass(frozen=True)
 class Told:
-    """What the recordings say when they are whole: the measure of every damaged copy."""
+    """The values of the undamaged recordings, with which every damaged copy is compared."""
 
     devices: tuple[Device, ...]
     values: dict[Key, Any]
@@ -36,21 +36,22 @@ def told(subject: Subject) -> Told:
 
 
 def after(subject: Subject, right: Told, recording: Recording, text: str | bytes) -> dict[Key, Any]:
-    """The outcome when one of the tools prints this instead."""
+    """Return the outcome when one of the tools prints another text."""
     content = text if isinstance(text, bytes) else text.encode()
     return outcome(subject.over({**subject.outputs, recording.argv: content}), right.devices)
 
 
 def devices(subject: Subject) -> str:
-    """The recordings show devices of known chips."""
+    """Check that the recordings show devices of known chips."""
     found = subject.devices()
     if not found:
-        raise Fails(f"no device is found in the recordings{_why_not(subject)}", COMPARE)
+        raise Fails(f"found no device in the recordings{_why_not(subject)}", COMPARE)
     unknown = next((d for d in found if d.chip is None and d.description != f"{subject.name} device {d.index}"), None)
     if unknown:
-        ends = ", ".join(f"'{end}'" for chip in subject.spec.chips for end in chip.match) or "there is none"
+        ends = ", ".join(f"'{end}'" for chip in subject.spec.chips for end in chip.match) or "none"
         raise Fails(
-            f"the tool says '{unknown.description}', and no chip's match is its end: {ends}", "add it to a chip's match"
+            f"the tool prints '{unknown.description}', which ends with no chip's match: {ends}",
+            "add it to a chip's match",
         )
     named = sorted({d.chip or "a chip without a name" for d in found})
     return f"{len(found)} device(s): {', '.join(named)}"
@@ -62,14 +63,14 @@ def _why_not(subject: Subject) -> str:
 
 
 def _never_wrong(subject: Subject, copies: Iterable[tuple[Recording, str]], what: str) -> str:
-    """No copy gives a value that the whole recording does not give."""
+    """Check that no copy gives a value that differs from the undamaged recording."""
     right, count = told(subject), 0
     for recording, text in copies:
         count += 1
         if error := wrong(after(subject, right, recording, text), right.values):
             raise Fails(f"{recording.path.name} {what}: {error}", TIGHTEN)
     if not count:
-        raise NotApplicable("no recording has records that could be moved")
+        raise NotApplicable("found no recording with records that can be moved")
     return f"{count} copies {what}: no wrong value"
 
 
@@ -84,7 +85,7 @@ def reordered(subject: Subject) -> str:
 
 
 def repeated(subject: Subject) -> str:
-    """Lines that are there twice, or lost."""
+    """Check copies with repeated or lost lines."""
     pairs = [
         (r, text) for r in subject.needs_recordings() for text in (*damage.repeated(r.text), *damage.lines_lost(r.text))
     ]
@@ -92,7 +93,7 @@ def repeated(subject: Subject) -> str:
 
 
 def _quantities(subject: Subject, right: Told) -> Iterator[Quantity]:
-    """The numbers of the recordings that exactly one value depends on: found by changing each."""
+    """Return the numbers of the recordings on which exactly one value depends. Each number is changed to find out."""
     for recording in subject.needs_recordings():
         for number in damage.numbers(recording.text):
             found = after(subject, right, recording, damage.nudged(recording.text, number))
@@ -102,13 +103,13 @@ def _quantities(subject: Subject, right: Told) -> Iterator[Quantity]:
 
 
 def quantities(subject: Subject) -> tuple[Told, list[Quantity]]:
-    """Raises Fails when the recordings hold none: then nothing was read from them."""
+    """Return the undamaged values and the quantities. Raises Fails when the recordings hold no quantity."""
     if "quantities" not in subject.kept:
         right = told(subject)
         subject.kept["quantities"] = (right, list(_quantities(subject, right)))
     right, found = cast(tuple[Told, list[Quantity]], subject.kept["quantities"])
     if not found:
-        raise Fails("no number of the recordings leads to a value", COMPARE)
+        raise Fails("found no number in the recordings that gives a value", COMPARE)
     return right, found
 
 
@@ -119,7 +120,7 @@ def _must_be_null(
     chosen: Sequence[Quantity] | None = None,
     do: str = TIGHTEN,
 ) -> str:
-    """Each quantity, or each of `chosen`, damaged in turn, is null, and no other value is wrong."""
+    """Check that each damaged quantity (all, or `chosen`) is null, and that no other value is wrong."""
     right, found = quantities(subject)
     for recording, number, (index, field) in found if chosen is None else chosen:
         text = damaged(recording.text, number, field)
@@ -142,7 +143,7 @@ def unavailable(subject: Subject) -> str:
 
 
 def in_another_unit(subject: Subject) -> str:
-    """Another unit in the place of the printed one; or none, where the tool always prints one."""
+    """Check copies with another unit, and copies without a unit where the tool always prints one."""
     found = quantities(subject)[1]
     bare = {(recording.role, key[1]) for recording, number, key in found if number.unit is None}
     chosen = [item for item in found if (item[0].role, item[2][1]) not in bare]
@@ -153,7 +154,7 @@ def in_another_unit(subject: Subject) -> str:
 
 
 def extra_devices(subject: Subject) -> str:
-    """A sample is asked of some devices while the tool shows more, and of one that the tool does not show."""
+    """Check samples of some devices while the tool shows more, and of a device that the tool does not show."""
     right = told(subject)
     for device in right.devices:
         seen = outcome(subject.over(subject.outputs), [device])
@@ -166,7 +167,7 @@ def extra_devices(subject: Subject) -> str:
         raise Fails(f"device {absent.index}, which the tool does not show, has values", "pick records by index")
     if blank := without_reason([sample]):
         raise Fails(blank, "give a reason in Sample.reasons")
-    return f"{len(right.devices)} device(s) one by one; one that is not there is null"
+    return f"{len(right.devices)} device(s) one by one; an absent one is null"
 
 
 def _of(right: Told, device: Device) -> dict[Key, Any]:
@@ -178,13 +179,13 @@ def _values(sample: Any) -> set[Key]:
 
 
 def no_text(subject: Subject) -> str:
-    """Nothing, blank lines, and bytes that are no text: no devices, and nulls with reasons."""
+    """Check that empty output, blank lines and bytes that are not text give no devices, and nulls with reasons."""
     right = told(subject)
     for recording in subject.needs_recordings():
         for content in (b"", b"\n\n\n", b"\xff\xfe" + recording.content, recording.content.replace(b"\n", b"\xff\n")):
             if error := wrong(after(subject, right, recording, content), right.values):
-                raise Fails(f"{recording.path.name}, empty or no UTF-8: {error}", "take such output for none")
+                raise Fails(f"{recording.path.name}, empty or not UTF-8: {error}", "treat such output as no output")
     adapter = subject.over({recording.argv: b"" for recording in subject.recordings})
     if blank := without_reason(list(adapter.sample(right.devices))):
         raise Fails(f"the tool prints nothing: {blank}", "give a reason in Sample.reasons")
-    return "empty and other than UTF-8: no wrong value"
+    return "empty and not UTF-8: no wrong value"

@@ -1,4 +1,4 @@
-"""What the maker's tools printed on a real machine: the files of a vendor's `recorded` folder."""
+"""The recorded output of a vendor's tools on a real machine: the files of the `recorded` folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ORIGINS = "README.md"
 
 @dataclass(frozen=True)
 class Recording:
-    """One tool's output. argv: its command; the name alone stands for any arguments (a tool that adapter.py runs)."""
+    """The output of one tool. argv: its command; a name alone means any arguments (a tool of adapter.py)."""
 
     role: str
     path: Path
@@ -39,14 +39,14 @@ class Recording:
 
     @property
     def line_is_record(self) -> bool:
-        """Whether each line is a device's, so that lines may change places."""
+        """Whether each line belongs to one device, so that lines may change places."""
         if self.tool is None or self.tool.format == "csv":
             return self.path.suffix == ".csv" or self.tool is not None
         return len(self.tool.patterns) == 1 and "\\n" not in self.tool.patterns[0]
 
 
 def commands(spec: VendorFile) -> dict[str, tuple[tuple[str, ...], Tool | None]]:
-    """The commands of vendor.yaml by the name of their recording."""
+    """Return the commands of vendor.yaml by the name of their recording."""
     found: dict[str, tuple[tuple[str, ...], Tool | None]] = {}
     if spec.monitor:
         found["monitor"] = (spec.monitor.command, spec.monitor)
@@ -61,7 +61,7 @@ def file_name(role: str, tool: Tool | None) -> str:
 
 
 def recordings(folder: Path, spec: VendorFile) -> tuple[Recording, ...]:
-    """The recordings of vendor.yaml's commands, and those of tools that adapter.py runs: tool.<executable>.<suffix>."""
+    """Return the recordings of vendor.yaml's commands, and those of adapter.py: tool.<executable>.<suffix>."""
     found = []
     for role, (argv, tool) in commands(spec).items():
         for path in sorted(folder.glob(f"{role}.*"))[:1]:

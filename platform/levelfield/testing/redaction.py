@@ -1,4 +1,4 @@
-"""Identities out of a tool's output: each replaced by another of the same form, the same one everywhere."""
+"""Redacts a tool's output: each identity is replaced everywhere by one mask of the same form."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ _PREFIX = re.compile(r"[A-Za-z]+[-_ ]|")
 
 
 def replacements(texts: Mapping[str, str], tools: Mapping[str, Tool]) -> dict[str, str]:
-    """What is to stand in the place of each identity. Raises UsageError when two would become one."""
+    """Return the mask of each identity. Raises UsageError when two identities would get the same mask."""
     found = dict.fromkeys(word for name, text in texts.items() for word in identities(text, tools.get(name)))
     masks = {word: _mask(word, number) for number, word in enumerate(found, 1)}
     if len(set(masks.values())) < len(masks):
-        raise UsageError("--redact: some identities are too short to stay apart; record without it, and replace them")
+        raise UsageError("--redact: found identities too short for unique masks; record without it, and replace them")
     return masks
 
 
 def redacted(texts: Mapping[str, str], tools: Mapping[str, Tool]) -> dict[str, str]:
-    """The texts by file without identities. Raises UsageError when one would then be read in another way."""
+    """Return the texts without identities, by file. Raises UsageError when other values would then be read."""
     masks = replacements(texts, tools)
     made = {name: _replaced(text, masks) for name, text in texts.items()}
     for name, tool in tools.items():
         if name in texts and _meaning(tool, texts[name]) != _meaning(tool, made[name]):
             raise UsageError(
-                f"--redact: without its identities {name} would be read in another way; record without it, and replace "
+                f"--redact: {name} gives other values without its identities; record without --redact, and replace "
                 "them by hand"
             )
     return made
 
 
 def identities(text: str, tool: Tool | None) -> Iterator[str]:
-    """UUIDs, what stands behind a label such as Serial Number, identities by vendor.yaml, and this machine's name.
-    Places on the bus are no identities: they are the same on every machine of a kind."""
+    """Return UUIDs, texts after a label such as Serial Number, identities by vendor.yaml, and this machine's name.
+    Bus addresses are not identities, because they are the same on every machine of a kind."""
     yield from (match.group() for match in _UUID.finditer(text))
     yield from (match[1] for match in _LABELLED.finditer(text) if not _UUID.search(match[1]))
     words = [r.word("identity") for r in parse(tool, text).records.values()] if tool else []
@@ -53,9 +53,9 @@ def identities(text: str, tool: Tool | None) -> Iterator[str]:
 
 
 def _mask(word: str, number: int) -> str:
-    """The same form with other content: `number`, in digits where digits were and in a to f where letters were.
+    """Return `number` in the form of the word: digits in the places of digits, a to f in those of letters.
 
-    Of a word like GPU-4711 the prefix stays, so that a pattern that asks for it still matches.
+    The prefix of a word like GPU-4711 stays, so that a pattern with the prefix still matches.
     """
     prefix = _PREFIX.match(word)
     made: list[str] = []
@@ -69,7 +69,7 @@ def _mask(word: str, number: int) -> str:
 
 
 def _replaced(text: str, masks: Mapping[str, str]) -> str:
-    """All at once, so that no mask is taken for another identity."""
+    """Replace all identities in one pass, so that no mask is replaced again."""
     if not masks:
         return text
     words = sorted(masks, key=len, reverse=True)
@@ -77,7 +77,7 @@ def _replaced(text: str, masks: Mapping[str, str]) -> str:
 
 
 def _meaning(tool: Tool, text: str) -> list[object]:
-    """What is read from the text, but for identities."""
+    """Return the values that the tool's rules read from the text, without identities."""
     quantities = [name for name in tool.fields if name != "identity"]
     found = parse(tool, text).records
     return [(index, [record.texts.found.get(name) for name in quantities]) for index, record in sorted(found.items())]

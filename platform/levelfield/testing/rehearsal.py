@@ -1,7 +1,7 @@
-"""A whole run of a tiny training with the vendor's tools replayed: plan, processes, telemetry, result.
+"""A whole run of a tiny training with replayed tools of the vendor: plan, processes, telemetry, result.
 
-The training knows nothing of the vendor, and vendor.yaml nothing of the training: the run is of a copy of the vendor's
-folder, in which that one framework is named, on the processor.
+The training does not depend on the vendor, nor vendor.yaml on the training. So the run uses a copy of the vendor's
+folder that names only this framework, and trains on the processor.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ MOST_DEVICES = 2
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A run that has ended. left: what still ran then, and files that were not there before."""
+    """A run that has ended. left: processes that still run, and new files outside the run directory."""
 
     result: Result
     paths: RunPaths
     left: tuple[str, ...]
 
     def samples(self) -> list[dict[str, Any]]:
-        """Every sample of the telemetry. Raises Fails for a reading that the adapter's error took the place of."""
+        """Return every sample of the telemetry. Raises Fails for a line with an error of the adapter."""
         lines = [json.loads(line) for line in self.paths.telemetry.read_text().splitlines()]
         if error := next((line["error"] for line in lines if "error" in line), None):
-            raise Fails(f"sample() raised in the run: {error}", "give nulls with reasons instead")
+            raise Fails(f"sample() raised in the run: {error}", "return nulls with reasons instead")
         return [sample for line in lines for sample in line["samples"]]
 
 
 def rehearse(subject: Subject, fault: str) -> Rehearsal:
-    """Run once, and once only for each fault: `none`, `killed` or `nan`. Raises Fails when there is no result."""
+    """Run once for each fault: `none`, `killed` or `nan`. Raises Fails when there is no result."""
     kept = subject.kept.get(f"run {fault}")
     if not isinstance(kept, Rehearsal):
         kept = subject.kept[f"run {fault}"] = _rehearse(subject, fault)
@@ -57,13 +57,13 @@ def rehearse(subject: Subject, fault: str) -> Rehearsal:
 
 
 def devices_of(subject: Subject) -> list[Device]:
-    """The devices that the rehearsal runs on: the first two of the recordings, or of a vendor that needs no tool."""
+    """Return the devices of the rehearsal: the first two of the recordings, or of a vendor without tools."""
     try:
         found = subject.devices()
     except NotApplicable:
         found = list(subject.adapter().devices())
     if not found:
-        raise NotApplicable("no device to run on: neither in recordings nor without them")
+        raise NotApplicable("found no device to run on, with or without recordings")
     return found[:MOST_DEVICES]
 
 
@@ -78,7 +78,7 @@ def _rehearse(subject: Subject, fault: str) -> Rehearsal:
         work = scheduler.jobs(registry, [Entry(text, request)], None)
         (result,) = scheduler.run_all(work, subject.stage.runs, Listener(lambda said: None, lambda plan, step: None))
     except LevelfieldError as error:
-        raise Fails(f"the run was refused: {error}", "see `--dry-run` with this vendor") from None
+        raise Fails(f"the platform refused the run: {error}", "use `--dry-run` with this vendor") from None
     if result.status.failure == "interrupted":
         raise KeyboardInterrupt
     left = [f"process {p.pid} ({p.name()})" for p in subject.stage.processes()]
@@ -88,7 +88,7 @@ def _rehearse(subject: Subject, fault: str) -> Rehearsal:
 
 
 def _copy(subject: Subject) -> Path:
-    """The vendor's folder under another name, with the drill as its one framework."""
+    """Copy the vendor's folder under another name, with the drill as its only framework."""
     folder = subject.stage.root / "plugins/vendors" / f"{subject.name}-drill"
     if folder.exists():
         return folder
@@ -96,12 +96,12 @@ def _copy(subject: Subject) -> Path:
     content = read_mapping(subject.file)
     content |= {"name": folder.name, "frameworks": {"drill": {"device": "cpu", "backend": "gloo"}}}
     if "device_nodes" in (content.get("discovery") or {}):
-        del content["discovery"]  # this machine has no such nodes; the monitor's records are the devices
+        del content["discovery"]  # this machine has no such nodes: the monitor's records give the devices
     (folder / "vendor.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     return folder
 
 
 def _files(subject: Subject, copy: Path) -> set[str]:
-    """Everything in the vendor's folder, its copy, the folder for temporary files and the current one."""
+    """Return all paths in the vendor's folder, its copy, the temporary folder and the current folder."""
     roots = (subject.folder, copy, subject.stage.temporary, subject.stage.here)
     return {str(path) for root in roots for path in root.rglob("*") if "__pycache__" not in path.parts}

@@ -1,4 +1,4 @@
-"""Checks by whole runs with replayed tools: telemetry, what is left behind, and the words for runs that fail."""
+"""Checks with whole runs and replayed tools: telemetry, cleanup, and the status of failed runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FAULTS = {"killed": ("failed", "killed"), "nan": ("invalid", None)}
 
 
 def telemetry(subject: Subject) -> str:
-    """A valid run, whose telemetry holds what the recordings say of its devices."""
+    """Check that a run is valid and that its telemetry holds the recorded values of its devices."""
     run = rehearse(subject, "none")
     status = run.result.status
     if status.word != "valid":
@@ -26,16 +26,16 @@ def telemetry(subject: Subject) -> str:
     peak = run.result.memory.device_used_peak.value
     used = [value for (_, field), value in values.items() if field == "memory_used_bytes"]
     if peak is not None and peak not in used:
-        raise Fails(f"the result's memory is {peak}, and no sample of the telemetry's is", "")
+        raise Fails(f"the result's memory is {peak}, which is in no sample of the telemetry", "")
     return f"a valid run, {len(samples)} sample(s), {len(values)} value(s)"
 
 
 def _advice(evidence: str | None) -> str:
-    return "look at vendor.yaml's environment: every training process gets it" if evidence else ""
+    return "check `environment` of vendor.yaml: every training process gets it" if evidence else ""
 
 
 def _as_recorded(subject: Subject, values: dict[tuple[int, str], object]) -> None:
-    """Nothing else than the recordings say, and all that they say of these devices."""
+    """Check that the values are exactly the recorded values of these devices."""
     try:
         right = told(subject).values
     except NotApplicable:
@@ -46,11 +46,11 @@ def _as_recorded(subject: Subject, values: dict[tuple[int, str], object]) -> Non
         key = next(key for key in {*values, *known} if values.get(key) != known.get(key))
         raise Fails(f"telemetry: device {key[0]}: {key[1]} is {values.get(key)}, recorded {known.get(key)}", "")
     if not values:
-        raise Missing("the telemetry has no value", "compare vendor.yaml with the recording")
+        raise Missing("found no value in the telemetry", "compare vendor.yaml with the recording")
 
 
 def failures(subject: Subject) -> str:
-    """A rank that is killed and a loss that is no number get their own words, whatever the vendor adds."""
+    """Check that a killed rank and a NaN loss give their own status with this vendor."""
     for fault, expected in FAULTS.items():
         status = rehearse(subject, fault).result.status
         found = (status.word, status.failure)
@@ -61,8 +61,8 @@ def failures(subject: Subject) -> str:
 
 
 def cleanup(subject: Subject) -> str:
-    """After the runs: no process, and no file beyond the run directory."""
+    """Check that the runs leave no process, and no file outside the run directory."""
     left = [item for fault in ("none", *FAULTS) for item in rehearse(subject, fault).left]
     if left:
-        raise Fails(f"left behind: {', '.join(left[:3])}", "end what the adapter starts; write nothing on the host")
-    return "no process and no file is left"
+        raise Fails(f"left behind: {', '.join(left[:3])}", "end the adapter's processes; write no file on the host")
+    return "found no process and no file after the runs"

@@ -1,4 +1,4 @@
-"""`vendor new`: a vendor's folder, or a package that holds one, to be filled in."""
+"""`vendor new`: creates a vendor's folder, or a package with one, to fill in."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _TEMPLATES = Path(__file__).with_name("templates")
 
 
 def new_vendor(name: str, plugins: Path, registry: Registry) -> list[Path]:
-    """Write vendors/<name>/ below `plugins` and give the files. Raises UsageError for a name or place taken."""
+    """Write vendors/<name>/ below `plugins` and return the files. Raises UsageError for an existing name or folder."""
     _check_name(name, registry)
     return _write(plugins / "vendors" / name, _folder(name))
 
 
 def new_package(name: str, parent: Path, registry: Registry) -> list[Path]:
-    """Write a package levelfield-<name>/ in `parent`, to be installed by pip, and give the files."""
+    """Write a package levelfield-<name>/ in `parent`, for installation by pip, and return the files."""
     _check_name(name, registry)
     module = f"levelfield_{name.replace('-', '_')}"
     vendor = {f"{module}/vendors/{name}/{file}": text for file, text in _folder(name).items()}
@@ -39,9 +39,7 @@ def _check_name(name: str, registry: Registry) -> None:
     if not NAME.fullmatch(name) or len(name) > 40:
         raise UsageError(f"vendor new: found the name '{name}', expected lower-case letters, digits and single hyphens")
     if name in registry.vendors:
-        raise UsageError(
-            f"vendor new: the vendor '{name}' is there already: {registry.vendors[name]}; use another name"
-        )
+        raise UsageError(f"vendor new: the vendor '{name}' exists: {registry.vendors[name]}; use another name")
 
 
 def _folder(name: str) -> dict[str, str]:
@@ -70,7 +68,7 @@ def _render(template: str, name: str) -> str:
 
 def _write(folder: Path, files: dict[str, str]) -> list[Path]:
     if folder.exists():
-        raise UsageError(f"vendor new: {folder} is there already; remove it, or give another --output")
+        raise UsageError(f"vendor new: {folder} exists; remove it, or give another --output")
     try:
         for name, text in files.items():
             path = folder / name

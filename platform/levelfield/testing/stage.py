@@ -1,4 +1,4 @@
-"""Where the suite acts: a folder of its own, with fake tools that alone are on PATH, and a mark on what it starts."""
+"""The stage of the suite: a temporary folder, fake tools as the only PATH, and a mark on started processes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Outputs = Mapping[tuple[str, ...], bytes]
 
 
 class Stage:
-    """bin: the only folder on PATH. temporary, here: for temporary files, and the current folder; both stay empty.
-    asked: a file that is there once a replayed tool was run."""
+    """The surroundings of all checks. bin: the only folder on PATH. temporary, here: the temporary folder and the
+    current folder, which stay empty. asked: a file that exists after a replayed tool has run."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="levelfield-check-")
@@ -35,7 +35,7 @@ class Stage:
 
     @contextmanager
     def entered(self, without: str | None, **variables: str) -> Iterator[None]:
-        """The surroundings of every check. without: a variable that the user's own choice of devices is in."""
+        """Enter the surroundings of a check. without: the variable with the user's own choice of devices."""
         before, directory, folder = dict(os.environ), tempfile.tempdir, Path.cwd()
         mine = {"PATH": str(self.bin), "TMPDIR": str(self.temporary), MARK: str(self.root)}
         mine |= {"XDG_CACHE_HOME": str(self.root / "cache"), "LEVELFIELD_LOCKS": str(self.root / "locks")}
@@ -54,7 +54,7 @@ class Stage:
             os.environ.update(before)
 
     def replay(self, outputs: Outputs) -> None:
-        """Put fake tools on PATH that print these outputs. A command of one word answers to any arguments."""
+        """Put fake tools on PATH that print these outputs. A command of one word accepts any arguments."""
         self.clear()
         for name in {argv[0] for argv in outputs}:
             own = {argv: content for argv, content in outputs.items() if argv[0] == name}
@@ -70,7 +70,7 @@ class Stage:
             path.unlink()
 
     def processes(self, patience_seconds: float = 2.0) -> list[psutil.Process]:
-        """What was started from here, directly or not, and still runs: what was just killed has time to go."""
+        """Return all marked processes that still run after a short wait for killed ones."""
         deadline = time.monotonic() + patience_seconds
         while True:
             found = [process for process in psutil.process_iter() if _is_ours(process, str(self.root))]
@@ -85,7 +85,7 @@ class Stage:
 
 
 def _answers(root: Path, outputs: Outputs) -> Iterator[str]:
-    """Shell that prints the file of its arguments; exact ones before a name that stands for any."""
+    """Return shell lines that print the output for their arguments. Exact arguments come before any arguments."""
     cat = shutil.which("cat", path="/bin:/usr/bin") or "/bin/cat"
     for argv, content in sorted(outputs.items(), key=lambda item: -len(item[0])):
         file = root / f"output-{hashlib.sha256(shlex.join(argv).encode()).hexdigest()[:16]}"
@@ -103,7 +103,7 @@ def _is_ours(process: psutil.Process, mark: str) -> bool:
 
 
 def fake_nodes(root: Path, pattern: str, indices: Sequence[int]) -> Path:
-    """A folder in whose /dev the glob `pattern` finds one node for each index."""
+    """Create a folder whose /dev has one node for each index that the glob `pattern` matches."""
     literal = pattern.lstrip("/")
     cut = min((at for at in map(literal.find, "*?[") if at >= 0), default=len(literal))
     for index in indices:

@@ -1,4 +1,4 @@
-"""The vendor that is checked: its folder, its recordings, and adapters made with its tools replaced by them."""
+"""The checked vendor: its folder, its recordings, and adapters whose tools are replaced by the recordings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from levelfield.testing.stage import Outputs, Stage, fake_nodes
 
 
 class Subject:
-    """What all checks of one vendor share. Raises UnknownName for a vendor that is not there."""
+    """The state that all checks of one vendor share. Raises UnknownName for an unknown vendor."""
 
     def __init__(self, name: str, plugins: Sequence[Path] = ()) -> None:
         self.name = name
@@ -30,11 +30,11 @@ class Subject:
         self.file = self.registry.vendors[name]
         self.folder = self.file.parent
         self.stage = Stage()
-        self.kept: dict[str, object] = {}  # what one check found and others use
+        self.kept: dict[str, object] = {}  # findings of one check for others
 
     @cached_property
     def spec(self) -> VendorFile:
-        """Raises DocumentError when vendor.yaml is not what its schema asks for."""
+        """The content of vendor.yaml. Raises DocumentError when it does not fit its schema."""
         return self.registry.vendor_file(self.name)
 
     @property
@@ -55,14 +55,14 @@ class Subject:
             yield
 
     def adapter(self, spec: VendorFile | None = None) -> Vendor:
-        """A new adapter, with another spec if one is given; tools are what is on PATH."""
+        """Return a new adapter, with another spec if given. It runs the tools on PATH."""
         made = self.registry.vendor(self.name)
         if type(made) is not DeclaredVendor:
             return made if spec is None else type(made)(spec)  # type: ignore[call-arg]
         return DeclaredVendor(spec or self.spec, root=self._root(self.outputs))
 
     def over(self, outputs: Outputs) -> Vendor:
-        """A new adapter whose tools print these outputs: at once where they are data, else by fake tools on PATH."""
+        """Return a new adapter whose tools print these outputs: directly, or through fake tools for an adapter.py."""
         made = self.registry.vendor(self.name)
         if type(made) is not DeclaredVendor:
             self.stage.replay(outputs)
@@ -75,7 +75,7 @@ class Subject:
         )
 
     def needs_recordings(self) -> tuple[Recording, ...]:
-        """Recordings of the tools that devices and samples come from. Raises Missing or NotApplicable without."""
+        """Return the recordings of the tools for devices and samples. Raises Missing or NotApplicable without them."""
         found = tuple(r for r in self.recordings if not r.role.startswith("software."))
         for role, (argv, tool) in commands(self.spec).items():
             if tool and role not in [recording.role for recording in found]:
@@ -83,17 +83,20 @@ class Subject:
         if blank := next((r for r in found if not r.content.strip()), None):
             raise Missing(f"recorded/{blank.path.name} is empty", self._how_to_record(blank.argv))
         if foreign := next((r for r in found if not r.is_text), None):
-            raise Fails(f"recorded/{foreign.path.name} is no UTF-8 text", self._how_to_record(foreign.argv))
+            raise Fails(f"recorded/{foreign.path.name} is not UTF-8 text", self._how_to_record(foreign.argv))
         if found:
             self.asks_its_tools()
             return found
         if self.has_adapter:
-            raise NotApplicable("adapter.py runs no tool that recorded/ has (recorded/tool.<name>.<suffix>)")
-        raise Missing("vendor.yaml has no monitor", "add the command that prints power, memory and so on")
+            raise NotApplicable("found no recording of a tool of adapter.py (recorded/tool.<name>.<suffix>)")
+        raise Missing("vendor.yaml has no monitor", "add the command that prints power, memory and other values")
 
     def asks_its_tools(self) -> None:
-        """Raises NotApplicable for an adapter that finds devices without its replayed tools: this machine has the
-        hardware, and another way to it. Raises Fails for one that neither asks them nor finds anything."""
+        """Check that the adapter runs its replayed tools.
+
+        Raises NotApplicable for an adapter that finds devices without them, because this machine has the hardware.
+        Raises Fails for an adapter that does not run them and finds nothing.
+        """
         if not self.has_adapter or self.stage.asked.exists() or not self.recordings:
             return
         found = self.over(self.outputs).devices()
@@ -105,17 +108,17 @@ class Subject:
 
     def _how_to_record(self, argv: Sequence[str]) -> str:
         return (
-            f"on a machine with the chip: run_benchmarks.py vendor record {self.name}; or keep there, whole, what "
-            f"`{' '.join(argv)}` printed"
+            f"on a machine with the chip: run_benchmarks.py vendor record {self.name}; or store there the whole output "
+            f"of `{' '.join(argv)}`"
         )
 
     def devices(self) -> list[Device]:
-        """The devices of the recordings."""
+        """Return the devices of the recordings."""
         self.needs_recordings()
         return list(self.over(self.outputs).devices())
 
     def devices_or_two(self) -> list[Device]:
-        """The recordings' devices, or two that might be, to try what does not depend on a tool."""
+        """Return the recordings' devices, or two invented ones for checks that do not depend on a tool."""
         try:
             found = self.devices()
         except (Missing, NotApplicable):
@@ -125,7 +128,7 @@ class Subject:
         ]
 
     def _root(self, outputs: Mapping[tuple[str, ...], bytes]) -> Path:
-        """Where /dev is looked for: nodes for the devices that the monitor's recording shows."""
+        """Return the folder for /dev, with nodes for the devices of the monitor's recording."""
         discovery, root = self.spec.discovery, self.stage.root / "host"
         if discovery and discovery.device_nodes and not root.exists():
             seen = DeclaredVendor(
@@ -137,12 +140,12 @@ class Subject:
 
 
 def _where_it_may_be(name: str, plugins: Sequence[Path]) -> str:
-    """What to do about a vendor that is not found: it may lie deeper than --plugins says, as in a package."""
-    places = ("*/vendors", "*/*/vendors", ".")  # the last: the folder `vendors` itself was given
+    """Return a hint for a vendor that is not found. It may be deeper than --plugins, as in a package."""
+    places = ("*/vendors", "*/*/vendors", ".")  # the last: --plugins is the folder `vendors` itself
     found = (path for folder in plugins for place in places for path in folder.glob(f"{place}/{name}/vendor.yaml"))
     root = next((path.parents[2] for path in found if path.parents[1].name == "vendors"), None)
     if root is None:
-        return "`vendor new NAME` makes one."
+        return "`vendor new NAME` creates one."
     return f"--plugins is the folder that holds vendors/: give --plugins {root}, or install the package by pip."
 
 

@@ -1,4 +1,4 @@
-"""The conformance suite: every check of a vendor, in the order in which an author meets them."""
+"""The conformance suite: every check of a vendor, in the order of an author's work."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from levelfield.testing.subject import Subject
 
 @dataclass(frozen=True)
 class Check:
-    """run gives what is well, in a sentence, or raises NotOk. whole: it trains or waits, which takes seconds.
-    rows: what the author is shown beside the sentence."""
+    """One check. run returns a sentence when all is good, or raises NotOk. whole: it trains or waits, which takes
+    seconds. rows: returns the values to show beside the sentence."""
 
     name: str
     run: Callable[[Subject], str]
@@ -55,7 +55,7 @@ CHECKS = (
 
 
 def check(subject: Subject, fast: bool = False) -> Iterator[Finding]:
-    """Every finding, as it comes; a wrong vendor.yaml is the last. fast: without the checks that train or wait."""
+    """Return the findings one by one. A wrong vendor.yaml is the last. fast: without checks that train or wait."""
     for item in CHECKS:
         if fast and item.whole:
             continue
@@ -66,23 +66,23 @@ def check(subject: Subject, fast: bool = False) -> Iterator[Finding]:
 
 
 def find(subject: Subject, item: Check) -> Finding:
-    """One finding, with its rows where there are any."""
+    """Return the finding of one check, with its rows if it has any."""
     finding = _found(subject, item)
     if item.rows is None:
         return finding
-    with suppress(Exception), subject.surroundings():  # what hinders them is what the finding says
+    with suppress(Exception), subject.surroundings():  # the finding already reports the cause
         return replace(finding, rows=item.rows(subject))
     return finding
 
 
 def _found(subject: Subject, item: Check) -> Finding:
-    """An adapter that raises fails the check; nothing that it does ends the suite."""
+    """Run one check. An adapter that raises fails the check and does not end the suite."""
     try:
         with subject.surroundings():
             return Finding(item.name, "ok", item.run(subject))
     except NotOk as found:
         return Finding(item.name, found.status, found.says, found.do)
     except UsageError as error:
-        return Finding(item.name, "fails", str(error), "correct what is named")
-    except Exception as error:  # an adapter is somebody's code
-        return Finding(item.name, "fails", f"raised {type(error).__name__}: {error}", "give nulls with reasons instead")
+        return Finding(item.name, "fails", str(error), "correct the named key or file")
+    except Exception as error:  # an adapter may raise anything
+        return Finding(item.name, "fails", f"raised {type(error).__name__}: {error}", "return nulls with reasons")

@@ -1,4 +1,4 @@
-"""Checks of what happens around a tool: when it is missing, fails or is slow; versions; the choice of devices."""
+"""Checks of tools: a missing, failing or slow tool; versions; the choice of devices."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from levelfield.testing.findings import Fails, Missing, NotApplicable
 from levelfield.testing.outcomes import without_reason
 from levelfield.testing.subject import Subject
 
-SLOW_TOOL_SECONDS = 0.3  # the limit that the suite gives a tool that it makes slow
+SLOW_TOOL_SECONDS = 0.3  # the time limit for a tool that the suite makes slow
 MOST_SECONDS = 20.0
 DEVICE = Device(0, None, "a device", None)
 
 
 def names_of_tools(subject: Subject) -> list[str]:
-    """The executables that devices and samples come from. Raises NotApplicable without, Fails for one with a folder."""
+    """Return the executables for devices and samples. Raises NotApplicable without any, Fails for a path."""
     subject.asks_its_tools()
     spec = subject.spec
     tools = [tool for tool in (spec.monitor, spec.discovery.tool if spec.discovery else None) if tool]
     names = [tool.command[0] for tool in tools] + [r.argv[0] for r in subject.recordings if r.role == "tool"]
     if not names:
-        raise NotApplicable("no tool is run: neither monitor nor recorded/tool.<name>.<suffix>")
+        raise NotApplicable("found no tool: neither monitor nor recorded/tool.<name>.<suffix>")
     for name in names:
         if "/" in name:
-            raise Fails(f"command {name} is a path", "name the tool alone, so that PATH finds it, and fakes of it")
+            raise Fails(f"command {name} is a path", "use the name alone, so that PATH finds it, or a fake of it")
     return names
 
 
@@ -42,7 +42,7 @@ def missing(subject: Subject) -> str:
 
 
 def failing(subject: Subject) -> str:
-    """A tool that ends with an error, with and without having printed what would otherwise be right."""
+    """Check a tool that ends with an error, with and without right output."""
     names = names_of_tools(subject)
     good = next((r.path for r in subject.recordings if not r.role.startswith("software.")), None)
     show = f"{shutil.which('cat', path='/bin:/usr/bin')} '{good}'; " if good else ""
@@ -56,7 +56,7 @@ def failing(subject: Subject) -> str:
 
 
 def slow(subject: Subject) -> str:
-    """A tool that does not answer is given up in time, and nothing of it is left."""
+    """Check that a tool that does not answer is ended in time, with all its processes."""
     names = names_of_tools(subject)
     sleep = shutil.which("sleep", path="/bin:/usr/bin")
     subject.stage.clear()
@@ -65,12 +65,12 @@ def slow(subject: Subject) -> str:
     _in_time(subject, lambda: _is_silent(subject, _impatient(subject.spec), "does not answer"))
     if left := subject.stage.processes():
         subject.stage.end_all()
-        raise Fails(f"{len(left)} process(es) of a slow tool still run", "end the tool and what it started")
-    return f"{', '.join(names)} not answering: given up, nothing left"
+        raise Fails(f"{len(left)} process(es) of a slow tool still run", "end the tool and its child processes")
+    return f"{', '.join(names)} not answering: ended in time, no process left"
 
 
 def _in_time(subject: Subject, act: Callable[[], None]) -> None:
-    """Act in a thread, so that an adapter that waits for its tool for ever does not hold the suite up."""
+    """Call `act` in a thread, so that an adapter that waits for ever does not block the suite."""
     raised: list[Exception] = []
 
     def run() -> None:
@@ -85,28 +85,28 @@ def _in_time(subject: Subject, act: Callable[[], None]) -> None:
     if thread.is_alive():
         subject.stage.end_all()
         thread.join(MOST_SECONDS)
-        raise Fails(f"the adapter still waited for its tool after {MOST_SECONDS:g} s", "give the tool a limit of time")
+        raise Fails(f"the adapter still waited for its tool after {MOST_SECONDS:g} s", "give the tool a time limit")
     if raised:
         raise raised[0]
 
 
 def _is_silent(subject: Subject, spec: VendorFile, how: str) -> None:
-    """Without an answer there are no devices, and a null with a reason for every value."""
+    """Check that the adapter returns no devices, and a null with a reason for every value."""
     adapter = subject.adapter(spec)
     found = adapter.devices()
     samples = list(adapter.sample([DEVICE]))
     if found and not (spec.discovery and spec.discovery.device_nodes):
-        raise Fails(f"the tool {how}, and there are {len(found)} devices", "without an answer there are none")
+        raise Fails(f"the tool {how}, but devices() returns {len(found)}", "return no devices without output")
     if [s.index for s in samples] != [DEVICE.index]:
-        raise Fails(f"the tool {how}: {len(samples)} samples for one device", "one sample for each device asked for")
+        raise Fails(f"the tool {how}: {len(samples)} samples for one device", "return one sample for each given device")
     if value := next((field for field in SAMPLED if getattr(samples[0], field) is not None), None):
-        raise Fails(f"the tool {how}, and {value} is {getattr(samples[0], value)}", "make it null, with the reason")
+        raise Fails(f"the tool {how}, but {value} is {getattr(samples[0], value)}", "return null, with a reason")
     if blank := without_reason(samples):
         raise Fails(f"the tool {how}: {blank}", "give a reason in Sample.reasons")
 
 
 def _impatient(spec: VendorFile) -> VendorFile:
-    """The same declarations with short limits."""
+    """Return the same declarations with short time limits."""
     less = {"timeout_seconds": SLOW_TOOL_SECONDS}
     tool = spec.discovery.tool if spec.discovery else None
     found = spec.discovery and spec.discovery.model_copy(update={"tool": tool and tool.model_copy(update=less)})
@@ -116,13 +116,13 @@ def _impatient(spec: VendorFile) -> VendorFile:
 
 
 def versions(subject: Subject) -> str:
-    """Where a version's output was recorded, the pattern finds the version in it."""
+    """Check that the pattern of each recorded version finds the version."""
     if not subject.spec.software:
-        raise NotApplicable("vendor.yaml has no software: runs will not say which driver they ran with")
+        raise NotApplicable("vendor.yaml has no software: runs will not record the driver's version")
     known = {r.role.removeprefix("software.") for r in subject.recordings if r.role.startswith("software.")}
     if not known:
         names = ", ".join(f"recorded/software.{name}.txt" for name in subject.spec.software)
-        raise NotApplicable(f"no {names}: `vendor record` makes it, or keep there by hand what the command printed")
+        raise NotApplicable(f"no {names}: `vendor record` creates it, or store the command's output there")
     found = subject.over(subject.outputs).software()
     for name in sorted(known):
         if found[name].startswith("unreadable"):
@@ -131,14 +131,14 @@ def versions(subject: Subject) -> str:
 
 
 def visible(subject: Subject) -> str:
-    """The visible-devices variable leaves exactly the devices that it names."""
+    """Check that the visible-devices variable shows exactly the devices that it names."""
     variable = subject.spec.visible_devices_variable
     if variable is None:
         if subject.spec.is_host:
-            raise NotApplicable("one machine that is divided, not chosen from")
-        raise Missing("no visible_devices_variable", "name the variable by which a process is shown some devices only")
+            raise NotApplicable("one machine, divided into devices: there is no choice")
+        raise Missing("no visible_devices_variable", "name the variable that restricts a process to some devices")
     if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", variable):
-        raise Fails(f"'{variable}' is no name of a variable", "such as ACME_VISIBLE_DEVICES")
+        raise Fails(f"'{variable}' is not the name of a variable", "use a name such as ACME_VISIBLE_DEVICES")
     found = subject.devices()
     if not found:
         raise NotApplicable("the recordings show no device")
@@ -147,5 +147,5 @@ def visible(subject: Subject) -> str:
         with subject.surroundings(**{variable: text}):
             seen = [device.index for device in subject.over(subject.outputs).devices()]
         if seen != expected:
-            raise Fails(f"{variable}='{text}': devices {seen}, expected {expected}", "let it choose by index")
+            raise Fails(f"{variable}='{text}': devices {seen}, expected {expected}", "choose devices by index")
     return f"{variable} chooses among {len(found)} device(s)"

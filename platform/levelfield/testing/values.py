@@ -1,4 +1,4 @@
-"""The check of values: what is read of each device of the recordings, field by field, and what must not be null."""
+"""The check of values: each field of each device of the recordings, and which fields must not be null."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ SAMPLED: dict[FieldName, str] = {
     "utilisation": "utilisation",
     "temperature": "temperature_celsius",
 }
-MEMORY_TOLERANCE = 0.03  # less than lies between MB and MiB (4.9 %), more than drivers keep for themselves (1 %)
+MEMORY_TOLERANCE = 0.03  # below the difference of MB and MiB (4.9 %), above the share that drivers reserve (1 %)
 COMPARE = "compare its place and unit with the recording"
 
 
 def rows(subject: Subject) -> tuple[Row, ...]:
-    """Every field that vendor.yaml declares, or that adapter.py reads of any device, for each device."""
+    """Return, for each device, every field that vendor.yaml declares or that adapter.py reads."""
     devices = subject.devices()
     samples = {sample.index: sample for sample in subject.over(subject.outputs).sample(devices)}
-    silent = "sample() gives none of this device"
+    silent = "sample() returns none of this device"
     read = [(device, samples.get(device.index) or without(device.index, silent)) for device in devices]
     seen = {device.index: _seen(subject, device, sample) for device, sample in read}
     declared = _declared(subject)
@@ -39,7 +39,7 @@ def rows(subject: Subject) -> tuple[Row, ...]:
 
 
 def _declared(subject: Subject) -> dict[FieldName, Recording]:
-    """Fields by the recording that they are read from; the monitor's before discovery's."""
+    """Return the recording of each field. The monitor wins over discovery."""
     tools = sorted((r for r in subject.needs_recordings() if r.tool), key=lambda r: r.role == "monitor")
     return {field: r for r in tools if r.tool for field in r.tool.fields if field != "index"}
 
@@ -63,7 +63,7 @@ def _row(
 
 
 def _why(recording: Recording | None, index: int, field: FieldName) -> str:
-    """Why what is no sample, such as the whole memory, is not read."""
+    """Return why a field outside the samples, such as memory_total, is null."""
     if recording is None or recording.tool is None:
         return "adapter.py gives none"
     parsed = parse(recording.tool, recording.text)
@@ -82,7 +82,7 @@ def _why(recording: Recording | None, index: int, field: FieldName) -> str:
 
 
 def values(subject: Subject) -> str:
-    """Every field that vendor.yaml declares is read on some device, and on each that shows it; nulls have reasons."""
+    """Check that each declared field is read on every device that shows it, and that nulls have reasons."""
     found, declared = rows(subject), _declared(subject)
     if blank := without_reason(list(subject.over(subject.outputs).sample(subject.devices()))):
         raise Fails(blank, "give a reason in Sample.reasons")
@@ -106,7 +106,7 @@ def _are_read(found: Sequence[Row], declared: dict[FieldName, Recording]) -> Non
 
 
 def _are_lost_nowhere(found: Sequence[Row], declared: dict[FieldName, Recording]) -> None:
-    """A value that some devices have is null on others only where the record itself says so."""
+    """Check that a field is null on a device only when the record itself shows no value."""
     read = {field for row in found for field in declared if row.values[field] is not None}
     for row in found:
         lost = [f for f in declared if f in read and row.values[f] is None and not _is_said(row.reasons[f])]
@@ -114,17 +114,17 @@ def _are_lost_nowhere(found: Sequence[Row], declared: dict[FieldName, Recording]
             raise Fails(
                 f"device {row.device}: {', '.join(lost)}: null, where another device has a value: "
                 f"{row.reasons[lost[0]]}",
-                f"{COMPARE} of this device; where it says in a word that there is none, take the word too",
+                f"{COMPARE} of this device; if it prints a word for a missing value, match the word too",
             )
 
 
 def _is_said(reason: str) -> bool:
-    """Whether the record says that there is no value, or does not speak of it where vendor.yaml lets it be silent."""
+    """Return whether the record shows that there is no value, or lacks it where vendor.yaml allows that."""
     return reason.startswith(("the tool says", "found nothing at")) or reason == "the record does not say"
 
 
 def _is_the_chip_s_memory(subject: Subject, recording: Recording | None) -> None:
-    """What the tool says a device has is what vendor.yaml says of its chip."""
+    """Check that the tool's memory of a device equals the memory of its chip in vendor.yaml."""
     known = {chip.name: chip.memory_bytes for chip in subject.spec.chips}
     for device in subject.devices():
         right, found = known.get(device.chip or ""), device.memory_bytes
@@ -132,13 +132,13 @@ def _is_the_chip_s_memory(subject: Subject, recording: Recording | None) -> None
             raise Fails(
                 f"device {device.index}: the tool's memory_total is {found} bytes, and memory_bytes of chip "
                 f"{device.chip} is {right}: {abs(found / right - 1):.1%} apart{_mixed_up(recording, found, right)}",
-                "correct the place or unit of memory_total, or memory_bytes; where a device keeps a part for itself "
-                "(ECC), memory_bytes is what is left, and memory_source says so",
+                "correct the place or unit of memory_total, or memory_bytes; if a device reserves a part (ECC), write "
+                "the rest in memory_bytes, and the reason in memory_source",
             )
 
 
 def _mixed_up(recording: Recording | None, found: int, right: int) -> str:
-    """The unit with which both would agree, if there is one."""
+    """Return a hint with the unit with which both would agree, if there is one."""
     if recording is None or recording.tool is None:
         return ""
     unit, units = recording.tool.fields["memory_total"].unit or "", units_of("memory_total")
@@ -151,7 +151,7 @@ def _mixed_up(recording: Recording | None, found: int, right: int) -> str:
 
 
 def readings(found: Sequence[Row]) -> Iterator[str]:
-    """A table of the quantities, a line for each device, and behind it why some are null."""
+    """Return a table of the quantities, one line per device, and then the reasons for nulls."""
     if not found:
         return
     fields = [field for field in HEADINGS if field in found[0].values]

@@ -217,7 +217,7 @@ def test_nothing_is_divided_by_zero() -> None:
     zero = with_cell(figures.rows[0], "memory_bytes", text="0")
     found = audited(figures.model_copy(update={"rows": (figures.rows[1], zero)}), {})
     said = {f.figure: f.arithmetic for f in found.of("open")}
-    assert said == {"memory_change": "memory_bytes is 0, which nothing can be divided by"}
+    assert said == {"memory_change": "memory_bytes is 0, expected a divisor that is not 0"}
 
 
 def test_every_formula_has_a_function_and_a_published_figure() -> None:

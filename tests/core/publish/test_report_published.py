@@ -312,10 +312,11 @@ def test_smoke_runs_are_not_put_beside_published_ones(valid: Pair) -> None:
     lines = beside([result], REGISTRY)
     assert [line.origin for line in lines] == ["measured"]
     assert list(remarks([result], lines)) == [
-        "gpt3_6.7B: measured at smoke scale, which is other work than what was published; nothing to put beside"
+        "gpt3_6.7B: measured at smoke scale; published rows are full-scale work, so none is shown"
     ]
     unpublished, _ = measured_as(valid, PADDLE.rows[0], case="tiny")
-    assert list(remarks([unpublished], beside([unpublished], REGISTRY))) == ["tiny: no published row is of this case"]
+    said = list(remarks([unpublished], beside([unpublished], REGISTRY)))
+    assert said == ["tiny: found no published row of this case"]
 
 
 def test_every_format_holds_measured_and_published(valid: Pair) -> None:

@@ -113,7 +113,7 @@ def test_a_leak_is_named_with_what_to_add(plan: Plan, fields: Fields, says: str)
 
 
 def test_a_peak_that_everybody_can_look_up_is_not_withheld(plan: Plan) -> None:
-    with pytest.raises(UsageError, match=r"the peak hides nothing: fp32 \(a datasheet\) is in the vendor's public"):
+    with pytest.raises(UsageError, match=r"the peak is already public: fp32 \(a datasheet\) is in the vendor's file"):
         refuse_leaks(with_peak(plan), ("mfu", "peak"))
     with pytest.raises(UsageError, match=r"MFU follows from the peak \(public\), tokens/s .*; withhold throughput too"):
         refuse_leaks(with_peak(plan), ("mfu",))

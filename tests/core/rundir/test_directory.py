@@ -71,7 +71,7 @@ def test_a_run_is_found_by_its_path(runs: Path) -> None:
 
 
 def test_a_name_that_fits_several_runs_is_refused_with_them(runs: Path) -> None:
-    with pytest.raises(UsageError, match=r"run '_a_torch' fits 2 runs: .*111111, .*222222; give more of the id"):
+    with pytest.raises(UsageError, match=r"run '_a_torch': found 2 matching runs: .*111111, .*222222; give more of"):
         directory.find_run(runs, "_a_torch")
 
 

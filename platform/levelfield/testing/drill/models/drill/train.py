@@ -1,4 +1,4 @@
-"""A training that only pretends: real batches, initial weights and events, and a loss that falls by itself.
+"""A simulated training: real batches, initial weights and events, and a computed loss that falls.
 
 DRILL_FAULT breaks it on purpose, on the last rank at step 3: `killed` or `nan`.
 """
@@ -24,7 +24,7 @@ def main(job: SimpleNamespace, recorder: Recorder) -> None:
     )
     recorder.begin()
     for batch in Batches(job, coordinates(job).data):
-        time.sleep(0.01)  # so that no step takes no time
+        time.sleep(0.01)  # so that every step takes some time
         recorder.step(
             batch.step,
             loss=loss(job, batch.step),
@@ -37,7 +37,7 @@ def main(job: SimpleNamespace, recorder: Recorder) -> None:
 
 
 def loss(job: SimpleNamespace, step: int) -> float:
-    """What is asked for at the step of the fault, else a loss that falls."""
+    """Return the loss of a step. At the step of the fault, kill this process or return NaN."""
     fault = os.environ.get("DRILL_FAULT") if step == FAULT_STEP and job.rank == job.world_size - 1 else None
     if fault == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
