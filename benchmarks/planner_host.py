@@ -55,14 +55,14 @@ def main() -> int:
     return 4 if options.check and stale else 0
 
 
-def predicted(run: HostRun, measured: HostRuns, constants: Constants) -> layout_search.Row:
+def predicted(run: HostRun, measured: HostRuns, constants: Constants) -> layout_search.LayoutEstimate:
     """What the planner says of a run, before it."""
     share = measured.rates.share(run.layout.world_size, run.threads)
     if share is None:
         raise SystemExit(f"{run.name}: the host was not measured with {run.threads} thread(s) a process")
     model = {"model": run.model, "training": run.training}
     work = _work().model_copy(update=model)
-    question = layout_search.Question(
+    question = layout_search.LayoutQuestion(
         work=work,
         machine=machines.host_machine(share, run.training.precision),
         constants=constants,

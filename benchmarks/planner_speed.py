@@ -27,13 +27,13 @@ def main() -> None:
         )
 
 
-def question_of(devices: int) -> layout_search.Question:
+def question_of(devices: int) -> layout_search.LayoutQuestion:
     registry = Registry()
     _, chip = find_chip(registry, "H100")
     constants = registry.constants("megatron")
     if constants is None:
         raise SystemExit("configs/planner/megatron.yaml is missing")
-    return layout_search.Question(
+    return layout_search.LayoutQuestion(
         work=registry.case("llama3_70b").work("full"),
         machine=machines.machine_of(chip, "bf16", 8, 8 * machines.ASSUMED_PORT_BYTES_PER_SECOND),
         constants=constants,
@@ -44,7 +44,7 @@ def question_of(devices: int) -> layout_search.Question:
     )
 
 
-def timed(question: layout_search.Question) -> tuple[float, layout_search.Answer]:
+def timed(question: layout_search.LayoutQuestion) -> tuple[float, layout_search.LayoutRanking]:
     start = time.perf_counter()
     found = layout_search.answer(question)
     return time.perf_counter() - start, found

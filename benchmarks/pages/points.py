@@ -12,7 +12,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.predict import layout_search, machines
 from levelfield.publish.conversion import rate
 from levelfield.specs.constants import Constants
-from levelfield.specs.figures import Row, Setting
+from levelfield.specs.figures import PublishedRow, Setting
 from levelfield.specs.tuning import Recompute, Tuning
 
 SETS = ("flagperf_llama3", "flagperf_gpt3_paddle", "oneflow_gpt", "osdi_gpt2")
@@ -29,8 +29,8 @@ class Point:
     left_out: why it is in no fit."""
 
     set_name: str
-    row: Row
-    question: layout_search.Question
+    row: PublishedRow
+    question: layout_search.LayoutQuestion
     tuning: Tuning
     memory_bytes: float | None
     tokens_per_second: float | None
@@ -40,7 +40,7 @@ class Point:
     def framework(self) -> str:
         return self.row.setting.framework
 
-    def predicted(self, constants: Constants) -> layout_search.Row:
+    def predicted(self, constants: Constants) -> layout_search.LayoutEstimate:
         return layout_search.predict(replace(self.question, constants=constants), self.tuning)
 
 
@@ -56,7 +56,7 @@ def points_of(registry: Registry) -> tuple[list[Point], list[tuple[str, str, str
     return points, skipped
 
 
-def _point(registry: Registry, name: str, row: Row) -> Point:
+def _point(registry: Registry, name: str, row: PublishedRow) -> Point:
     """Raises LeftOut for a row that says too little to be planned."""
     setting = row.setting
     if setting.chip is None or setting.case is None:
@@ -70,7 +70,7 @@ def _point(registry: Registry, name: str, row: Row) -> Point:
     machine = machines.machine_of(chip, setting.precision, setting.devices_per_node, network or assumed)
     constants = registry.constants(setting.framework)
     assert constants is not None
-    question = layout_search.Question(
+    question = layout_search.LayoutQuestion(
         case.work("full"), machine, constants, EVERYTHING, False, setting.devices, chip.memory_bytes
     )
     return Point(
@@ -95,7 +95,7 @@ def _tuning(setting: Setting) -> Tuning:
     )
 
 
-def _left_out(row: Row) -> str | None:
+def _left_out(row: PublishedRow) -> str | None:
     if row.setting.recompute is None:
         return "states neither recomputation nor attention kernel; another version of OneFlow"
     return None

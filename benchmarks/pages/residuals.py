@@ -87,7 +87,7 @@ def _rows_table(mine: list[Point], points: list[Point], fitted: dict[str, Consta
     return lines
 
 
-def _memory_cells(point: Point, found: layout_search.Row, fit: bool) -> str:
+def _memory_cells(point: Point, found: layout_search.LayoutEstimate, fit: bool) -> str:
     predicted = f"{found.memory.total / GIB:.1f}{'' if found.fits else ' (does not fit)'}"
     if point.memory_bytes is None:
         return f"{point.row.status} | {predicted} | "
@@ -95,7 +95,7 @@ def _memory_cells(point: Point, found: layout_search.Row, fit: bool) -> str:
     return f"{point.memory_bytes / GIB:.1f} | {predicted} | {off:+.1f} %{' fit' if fit else ''}"
 
 
-def _time_cells(point: Point, found: layout_search.Row, fit: bool) -> str:
+def _time_cells(point: Point, found: layout_search.LayoutEstimate, fit: bool) -> str:
     if point.tokens_per_second is None:
         return f" | {found.tokens_per_second:,.0f} | "
     off = 100 * (found.tokens_per_second / point.tokens_per_second - 1)
@@ -117,11 +117,11 @@ def scatter(points: list[Point], fitted: dict[str, Constants]) -> str:
     )
 
 
-def _predicted_memory(found: layout_search.Row) -> float:
+def _predicted_memory(found: layout_search.LayoutEstimate) -> float:
     return found.memory.total
 
 
-def _predicted_rate(found: layout_search.Row) -> float:
+def _predicted_rate(found: layout_search.LayoutEstimate) -> float:
     return found.tokens_per_second
 
 
@@ -131,7 +131,7 @@ def _panel(
     left: int,
     title: str,
     published: Callable[[Point], float | None],
-    predicted: Callable[[layout_search.Row], float],
+    predicted: Callable[[layout_search.LayoutEstimate], float],
     unit: float,
     span: tuple[float, float],
 ) -> list[str]:

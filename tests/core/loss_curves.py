@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from levelfield.measure.alignment import FLAGPERF_LIMIT, Limits, Training, align, flagperf_rule
+from levelfield.measure.alignment import FLAGPERF_LIMIT, AlignmentLimits, Training, align, flagperf_rule
 from levelfield.measure.calibration import MULTIPLE, limits_of, noise_between, tail_margin
 from levelfield.measure.equivalence import tail_equivalence
 
@@ -61,12 +61,12 @@ def unpaired(half: int) -> tuple[list[Pair], list[Pair]]:
     return same, other
 
 
-def paired_limits() -> Limits:
+def paired_limits() -> AlignmentLimits:
     learned = [noise_between(p.run, p.reference) for p in paired(range(HALF + 1)) if p.same]
     return limits_of(learned, "the older records")
 
 
-def paired_words(limits: Limits) -> list[tuple[Pair, str, bool]]:
+def paired_words(limits: AlignmentLimits) -> list[tuple[Pair, str, bool]]:
     """(pair, our verdict without gradients, whether FlagPerf's rule accepts) of the newer records."""
     found = []
     for pair in paired(range(HALF + 1, 18)):

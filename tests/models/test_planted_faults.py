@@ -17,7 +17,7 @@ from levelfield.measure import alignment as rules
 from levelfield.measure.calibration import limits_of, noise_between
 from levelfield.run.runner import Listener
 from levelfield.specs.tuning import TuningChoice
-from levelfield.studies.diagnosis import Question, Side, first_difference
+from levelfield.studies.diagnosis import Diagnosis, Side, first_difference
 
 pytestmark = pytest.mark.torch
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.torch
 NUMERICS = (Variant("", micro_batch=4), Variant("", {"data": 2}), Variant("", {"tensor": 2}))
 
 
-WIDE = rules.Limits(1e-6, 1e-3, 1e-5, "wide")
+WIDE = rules.AlignmentLimits(1e-6, 1e-3, 1e-5, "wide")
 
 
 def training_of(curve: Curve) -> rules.Training:
@@ -40,7 +40,7 @@ STEPS = 10  # the last step whose gradients are recorded
 
 
 @pytest.fixture(scope="module")
-def expected(torch_of) -> Callable[[dict[str, Any]], tuple[rules.Training, rules.Limits]]:
+def expected(torch_of) -> Callable[[dict[str, Any]], tuple[rules.Training, rules.AlignmentLimits]]:
     """The right training of a model, and the limits that its numerics-only variations give."""
 
     def of(model):
@@ -100,12 +100,12 @@ def rewrite(source: Path, target: Path | None = None, **changes: object) -> None
     (target or source).write_text(yaml.safe_dump({**yaml.safe_load(source.read_text()), **changes}, sort_keys=False))
 
 
-def question(folder: Path, fault: Fault) -> Question:
+def question(folder: Path, fault: Fault) -> Diagnosis:
     registry = Registry([plugins(folder / "plugins", fault)])
     choice = TuningChoice(micro_batch=4, threads=1, layout="DP1TP1PP1")
     sides = [Side(f"small:{name}:processor:1:1", choice, sys.executable) for name in ("faulty", "torch")]
     quiet = Listener(say=lambda text: None, step=lambda plan, progress: None)
-    return Question(registry, *sides, "smoke", None, folder / "runs", quiet)
+    return Diagnosis(registry, *sides, "smoke", None, folder / "runs", quiet)
 
 
 DIAGNOSED = [fault for fault in FAULTS if fault.tensor]

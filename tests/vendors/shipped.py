@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from adapters import VENDORS, load_spec
-from levelfield.contracts.command import Answer
+from levelfield.contracts.command import CommandOutput
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.readings import SAMPLED
 from levelfield.contracts.vendor import Device, Sample
@@ -68,9 +68,9 @@ def adapter(recording: str, output: str | None = None) -> DeclaredVendor:
     monitor = text_of(recording) if output is None else output
     found = [path.read_text() for path in (VENDORS / spec.name / "recorded").glob("discovery.*")]
 
-    def replay(argv: Sequence[str], timeout_seconds: float) -> Answer:
+    def replay(argv: Sequence[str], timeout_seconds: float) -> CommandOutput:
         asked = spec.discovery and spec.discovery.tool
-        return Answer(found[0] if asked and tuple(argv) == asked.command else monitor)
+        return CommandOutput(found[0] if asked and tuple(argv) == asked.command else monitor)
 
     return DeclaredVendor(spec, replay)
 

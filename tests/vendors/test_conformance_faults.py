@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 from acme_folder import MONITOR, VENDOR, replace, write_acme
 from levelfield.testing import tools
-from levelfield.testing.findings import Finding
+from levelfield.testing.findings import CheckFinding
 from levelfield.testing.subject import Subject
 from levelfield.testing.suite import CHECKS, check, find
 
@@ -211,7 +211,7 @@ PLANTS = [
 ]
 
 
-def found(plugins: Path, name: str) -> Finding:
+def found(plugins: Path, name: str) -> CheckFinding:
     return find(Subject("acme", [plugins]), next(item for item in CHECKS if item.name == name))
 
 

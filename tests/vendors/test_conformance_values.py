@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from acme_folder import VENDOR, replace, write_acme
 from levelfield.cli.main import main
-from levelfield.testing.findings import Finding
+from levelfield.testing.findings import CheckFinding
 from levelfield.testing.subject import Subject
 from levelfield.testing.suite import CHECKS, check, find
 
@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def found(folder: Path, name: str) -> Finding:
+def found(folder: Path, name: str) -> CheckFinding:
     subject = Subject(folder.name, [folder.parents[1]])
     return find(subject, next(item for item in CHECKS if item.name == name))
 

@@ -9,7 +9,7 @@ import pytest
 from declared_specs import SHAPES, recorded, spec_of
 from hypothesis import given
 from hypothesis import strategies as st
-from levelfield.contracts.command import Answer
+from levelfield.contracts.command import CommandOutput
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.readings import SAMPLED
 from levelfield.contracts.vendor import Device, Sample
@@ -22,8 +22,8 @@ def all_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ACME_VISIBLE_DEVICES", raising=False)
 
 
-def replay(output: str | None, reason: str = "") -> Callable[[Sequence[str], float], Answer]:
-    return lambda argv, timeout_seconds: Answer(output, reason)
+def replay(output: str | None, reason: str = "") -> Callable[[Sequence[str], float], CommandOutput]:
+    return lambda argv, timeout_seconds: CommandOutput(output, reason)
 
 
 def vendor(shape: str, output: str | None = None) -> DeclaredVendor:

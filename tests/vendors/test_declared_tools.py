@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from declared_specs import CSV, KEYED, LIST, MX, NPU, recorded, spec_of
-from levelfield.contracts.command import Answer, ask
+from levelfield.contracts.command import CommandOutput, ask
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.readings import SAMPLED
 from levelfield.contracts.vendor import Device
@@ -32,9 +32,9 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     return write
 
 
-def replay(**outputs: str) -> Callable[[Sequence[str], float], Answer]:
+def replay(**outputs: str) -> Callable[[Sequence[str], float], CommandOutput]:
     """An `ask` that answers by the tool's name, `_` for `-`."""
-    return lambda argv, timeout_seconds: Answer(outputs[argv[0].replace("-", "_")])
+    return lambda argv, timeout_seconds: CommandOutput(outputs[argv[0].replace("-", "_")])
 
 
 # -- the tool itself
@@ -42,7 +42,7 @@ def replay(**outputs: str) -> Callable[[Sequence[str], float], Answer]:
 
 def test_a_tool_is_found_by_path_and_run_with_its_arguments_in_the_c_locale(script: Script) -> None:
     script("acme-smi", 'echo "$1 $LC_ALL"; cat')
-    assert ask(["acme-smi", "--query"], 5) == Answer("--query C\n")
+    assert ask(["acme-smi", "--query"], 5) == CommandOutput("--query C\n")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from adapters import VENDORS, load_spec
 from hypothesis import given
 from hypothesis import strategies as st
-from levelfield.contracts.command import Answer
+from levelfield.contracts.command import CommandOutput
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.readings import SAMPLED
 from levelfield.contracts.vendor import Device
@@ -179,7 +179,7 @@ def test_no_text_makes_an_adapter_raise_or_invent(recording: str, output: str) -
 @pytest.mark.parametrize("vendor", DECLARED)
 @pytest.mark.parametrize("reason", ["cannot be started", "did not answer within 10 s", "ended with exit code 9"])
 def test_a_tool_without_an_answer_is_no_device_and_every_value_says_why(vendor: str, reason: str) -> None:
-    silent = DeclaredVendor(load_spec(vendor), lambda argv, timeout_seconds: Answer(None, reason))
+    silent = DeclaredVendor(load_spec(vendor), lambda argv, timeout_seconds: CommandOutput(None, reason))
     assert silent.devices() == []
     (sample,) = silent.sample([Device(0, None, "", None)])
     assert sample.reasons == dict.fromkeys(SAMPLED, reason)

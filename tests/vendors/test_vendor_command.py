@@ -12,7 +12,7 @@ from levelfield.cli.main import main
 from levelfield.cli.vendor_command import _show
 from levelfield.specs.base import load
 from levelfield.specs.vendor import VendorFile
-from levelfield.testing.findings import Finding
+from levelfield.testing.findings import CheckFinding
 
 INTERRUPTING = """
 import os, signal
@@ -144,11 +144,11 @@ def test_one_check_that_is_not_well_and_what_the_chips_match(tmp_path: Path, cap
 def test_what_is_quoted_keeps_its_blanks(capsys: Said) -> None:
     """Also where a line of the report ends, and in a text that is longer than a line."""
     for width in range(1, 50):
-        _show(Finding("values", "fails", f"{'x' * width} 'temp   54 C    load  7'\nand more", "write a    b"), [])
+        _show(CheckFinding("values", "fails", f"{'x' * width} 'temp   54 C    load  7'\nand more", "write a    b"), [])
         said = capsys.readouterr().out
         assert "temp   54" in said and "C    load  7'" in said and "a    b" in said and "\0" not in said
         assert all(len(line) <= 80 for line in said.splitlines())
-    _show(Finding("values", "fails", "a  b " + "c  " * 60, ""), [])
+    _show(CheckFinding("values", "fails", "a  b " + "c  " * 60, ""), [])
     assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines())
 
 

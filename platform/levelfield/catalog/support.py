@@ -10,7 +10,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.specs.case import Family, Precision
 from levelfield.specs.implementation import ImplementationFile, Parallelism
 from levelfield.specs.layout import Layout
-from levelfield.specs.tested import LayoutRuns, Run
+from levelfield.specs.tested import LayoutRuns, TestedRun
 from levelfield.specs.vendor import HOST_KIND
 
 State = Literal["tested", "fails", "written", "some", "chip", "-"]
@@ -39,14 +39,14 @@ LAYOUTS: dict[str, tuple[Parallelism, ...]] = {
 
 
 @dataclass(frozen=True)
-class Row:
+class SupportRow:
     framework: str
     family: Family
     precision: Precision
     cells: dict[str, State]
 
 
-def rows(registry: Registry) -> Iterator[Row]:
+def rows(registry: Registry) -> Iterator[SupportRow]:
     """A row for each framework, family and precision that is offered on any device. Raises DocumentError."""
     for name in sorted(registry.frameworks):
         implementation, folder = registry.implementation(name)
@@ -58,13 +58,15 @@ def rows(registry: Registry) -> Iterator[Row]:
                     yield _row(implementation, family, precision, runs)
 
 
-def _row(implementation: ImplementationFile, family: Family, precision: Precision, runs: tuple[Run, ...]) -> Row:
+def _row(
+    implementation: ImplementationFile, family: Family, precision: Precision, runs: tuple[TestedRun, ...]
+) -> SupportRow:
     own = [run for run in runs if run.family == family and run.precision == precision]
     cells = {key: _state(implementation, precision, key, own) for key in LAYOUTS}
-    return Row(implementation.framework, family, precision, cells)
+    return SupportRow(implementation.framework, family, precision, cells)
 
 
-def _state(implementation: ImplementationFile, precision: Precision, key: str, runs: list[Run]) -> State:
+def _state(implementation: ImplementationFile, precision: Precision, key: str, runs: list[TestedRun]) -> State:
     """Every run of a kind of layout has to pass for "tested"."""
     ended = [run.passed for run in runs if kind_of(run.layout) == key]
     if ended:
@@ -91,7 +93,7 @@ def kind_of(layout: Layout) -> str | None:
     return next((key for key, needed in LAYOUTS.items() if list(needed) == used), None)
 
 
-def table(found: list[Row]) -> list[str]:
+def table(found: list[SupportRow]) -> list[str]:
     """Lines of at most 80 columns, and below them what the words and the columns mean."""
     words: dict[State, str] = {
         "tested": "yes",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DocumentError, GateFailed, UnknownName
-from levelfield.publish.audit import Audit, Finding, audited, works_of
+from levelfield.publish.audit import Audit, AuditFinding, audited, works_of
 from levelfield.report.words import wrapped
 from levelfield.specs.base import load
 from levelfield.specs.figures import FigureSet
@@ -87,7 +87,7 @@ def _lines(audit: Audit, everything: bool) -> Iterator[str]:
             yield from (wrapped(line, 6) for line in _finding(finding))
 
 
-def _finding(found: Finding) -> Iterator[str]:
+def _finding(found: AuditFinding) -> Iterator[str]:
     yield f"  {found.row}, {found.figure}: {_WORDS.get(found.verdict, found.verdict)}"
     unit = f" {found.unit}" if found.unit else ""
     if found.recomputed is None:

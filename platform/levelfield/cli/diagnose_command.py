@@ -25,7 +25,7 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Alignment
 from levelfield.specs.tuning import TuningChoice
-from levelfield.studies.diagnosis import Probe, Question, Side, first_difference
+from levelfield.studies.diagnosis import Diagnosis, Probe, Side, first_difference
 
 BEFORE, AFTER = 6, 4  # tensors that are shown on both sides of the first that differs
 USUAL_SUSPECT = 10  # where no curve says when two runs part: late enough for what a step leaves to add up
@@ -50,7 +50,7 @@ def execute(options: argparse.Namespace) -> int:
 
 def _question(
     options: argparse.Namespace, registry: Registry, paths: RunPaths, plan: Plan, reference: Reference | None
-) -> Question:
+) -> Diagnosis:
     own, other = plan.implementation.framework, options.against or (reference.framework if reference else "torch")
     if own == other:
         raise UsageError(f"diagnose: {paths.root.name} was trained by {own}; give another with --against FRAMEWORK")
@@ -58,7 +58,7 @@ def _question(
     mine = {key: getattr(plan.tuning, key) for key in ("recompute", "compile", "attention", "environment")}
     given = None if plan.environment.folder else plan.environment.python
     terminal = Terminal(quiet=options.json)
-    return Question(
+    return Diagnosis(
         registry=registry,
         found=Side(f"{plan.case}:{own}:{plan.hardware.vendor}:1:1", TuningChoice(**same, **mine), given),
         expected=Side(f"{plan.case}:{other}:{plan.hardware.vendor}:1:1", TuningChoice(**same), options.python),
@@ -85,7 +85,7 @@ def _suspect(asked: int | None, paths: RunPaths, plan: Plan, reference: Referenc
     return min(asked or beyond or USUAL_SUSPECT, last)
 
 
-def _lines(plan: Plan, question: Question, verdict: Alignment, suspect: int, found: Probe | None) -> list[str]:
+def _lines(plan: Plan, question: Diagnosis, verdict: Alignment, suspect: int, found: Probe | None) -> list[str]:
     lines = [f"{'the run':<11}{verdict.verdict}: {verdict.reason}"]
     lines += [f"{'compared':<11}{question.found.text} with {question.expected.text}, one process each"]
     if found is None:
@@ -139,7 +139,7 @@ def _numbers(steps: Sequence[int]) -> str:
     return ", ".join(map(str, steps))
 
 
-def _as_json(question: Question, verdict: Alignment, suspect: int, found: Probe | None) -> dict[str, Any]:
+def _as_json(question: Diagnosis, verdict: Alignment, suspect: int, found: Probe | None) -> dict[str, Any]:
     return {
         "run": {"verdict": verdict.verdict, "reason": verdict.reason},
         "found": question.found.text,

@@ -16,7 +16,7 @@ from levelfield.errors import UsageError
 from levelfield.measure.flops import flops_per_token
 from levelfield.predict import machines, questions
 from levelfield.predict.explanation import Term, memory_terms, time_terms
-from levelfield.predict.layout_search import Answer, Question, Row, answer
+from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, LayoutRanking, answer
 from levelfield.predict.timing import UnknownLink
 from levelfield.report.words import GIB, wrapped
 from levelfield.specs.selector import Selector
@@ -82,7 +82,7 @@ def execute(options: argparse.Namespace) -> int:
     return 0
 
 
-def _answered(question: Question, chip: Chip) -> Answer:
+def _answered(question: LayoutQuestion, chip: Chip) -> LayoutRanking:
     try:
         return answer(question)
     except UnknownLink as error:
@@ -121,7 +121,7 @@ def _place(options: argparse.Namespace) -> Assumed:
 
 def _question(
     options: argparse.Namespace, registry: Registry, vendor: VendorFile, chip: Chip, place: Assumed
-) -> Question:
+) -> LayoutQuestion:
     work = registry.case(options.case).work(options.scale)
     if not vendor.is_host:
         return questions.question_on_chip(
@@ -139,13 +139,15 @@ def _question(
     return question_here(registry, found, work, place.nodes * place.devices_per_node, say)
 
 
-def _row(found: Answer, number: int) -> Row:
+def _row(found: LayoutRanking, number: int) -> LayoutEstimate:
     if not 1 <= number <= len(found.rows):
         raise UsageError(f"--explain {number}: there are {len(found.rows)} rows that fit, numbered from 1")
     return found.rows[number - 1]
 
 
-def _lines(question: Question, chip: Chip, place: Assumed, found: Answer, options: argparse.Namespace) -> Iterator[str]:
+def _lines(
+    question: LayoutQuestion, chip: Chip, place: Assumed, found: LayoutRanking, options: argparse.Namespace
+) -> Iterator[str]:
     capacity = f"{question.capacity_bytes / GIB:.0f} GiB each" if question.capacity_bytes else "memory unknown"
     yield f"{options.case} ({options.scale}) by {options.framework} on {place.nodes} x {place.devices_per_node}"
     yield f"{chip.name}, {capacity}; predicted, not measured"
@@ -171,7 +173,7 @@ def _lines(question: Question, chip: Chip, place: Assumed, found: Answer, option
     )
 
 
-def _nothing(question: Question, found: Answer) -> Iterator[str]:
+def _nothing(question: LayoutQuestion, found: LayoutRanking) -> Iterator[str]:
     if found.nearest is None:
         yield f"no layout of {question.devices} devices is possible: heads, layers and global batch do not divide"
         return
@@ -180,7 +182,7 @@ def _nothing(question: Question, found: Answer) -> Iterator[str]:
     yield f"  {found.nearest.layout} micro-batch {found.nearest.tuning.micro_batch}: {need:.1f} GiB, of {have:.1f} GiB"
 
 
-def _utilisation(question: Question, chip: Chip, row: Row) -> str:
+def _utilisation(question: LayoutQuestion, chip: Chip, row: LayoutEstimate) -> str:
     training = question.work.training
     peak = chip.peaks.get(training.precision)
     if peak is None:
@@ -189,7 +191,7 @@ def _utilisation(question: Question, chip: Chip, row: Row) -> str:
     return f"{row.tokens_per_second * flops / (peak.tflops * 1e12):>5.1%}"
 
 
-def _explain(question: Question, row: Row, options: argparse.Namespace) -> int:
+def _explain(question: LayoutQuestion, row: LayoutEstimate, options: argparse.Namespace) -> int:
     memory, time = memory_terms(question, row), time_terms(question, row)
     if options.json:
         print(json.dumps({"memory": [asdict(t) for t in memory], "time": [asdict(t) for t in time]}, indent=2))
@@ -208,7 +210,7 @@ def _term_lines(terms: list[Term], unit: float, name: str) -> Iterator[str]:
         yield wrapped(f"    {term.words} [{term.source}]", 4)
 
 
-def _content(question: Question, chip: Chip, place: Assumed, found: Answer, top: int) -> dict[str, object]:
+def _content(question: LayoutQuestion, chip: Chip, place: Assumed, found: LayoutRanking, top: int) -> dict[str, object]:
     return {
         "schema": "levelfield.planned/1",
         "chip": chip.name,
@@ -224,7 +226,7 @@ def _content(question: Question, chip: Chip, place: Assumed, found: Answer, top:
     }
 
 
-def _row_content(row: Row) -> dict[str, object]:
+def _row_content(row: LayoutEstimate) -> dict[str, object]:
     tuning = row.tuning
     return {
         "layout": str(row.layout),

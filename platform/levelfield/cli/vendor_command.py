@@ -16,7 +16,7 @@ from levelfield.cli.terminal import shown
 from levelfield.errors import GateFailed
 from levelfield.report.words import wrapped
 from levelfield.testing.capture import record
-from levelfield.testing.findings import Finding
+from levelfield.testing.findings import CheckFinding
 from levelfield.testing.scaffold import new_package, new_vendor
 from levelfield.testing.subject import Subject
 from levelfield.testing.suite import check
@@ -64,7 +64,7 @@ def _record(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    found: list[Finding] = []
+    found: list[CheckFinding] = []
     for finding in check(Subject(options.name, options.plugins), options.fast):
         if not options.json:
             _show(finding, found)
@@ -78,7 +78,7 @@ def _check(options: argparse.Namespace) -> int:
     return GateFailed.exit_code if bad else 0
 
 
-def _show(finding: Finding, before: Sequence[Finding]) -> None:
+def _show(finding: CheckFinding, before: Sequence[CheckFinding]) -> None:
     """A line for each check; what an earlier one said already is not said again."""
     same = next((f.check for f in before if (f.says, f.do) == (finding.says, finding.do)), None)
     if same:
@@ -96,7 +96,7 @@ def _whole(text: str) -> str:
     return re.sub(r"\S+(?: {2,}\S+)+", lambda m: m[0].replace(" ", BLANK) if len(m[0]) <= 80 - INDENT else m[0], line)
 
 
-def _conclude(name: str, found: Sequence[Finding], bad: Sequence[Finding]) -> None:
+def _conclude(name: str, found: Sequence[CheckFinding], bad: Sequence[CheckFinding]) -> None:
     if bad:
         are = "is" if len(bad) == 1 else "are"
         _say(f"{name}: {len(bad)} of {len(found)} checks {are} not well: {', '.join(f.check for f in bad)}")

@@ -12,17 +12,17 @@ from typing import NamedTuple
 LEAVE_SECONDS = 1.0  # the time for a killed tool to end; a tool that hangs in its driver never ends
 
 
-class Answer(NamedTuple):
+class CommandOutput(NamedTuple):
     """The output of a tool; None when there is no readable output, and `reason` gives the cause."""
 
     text: str | None
     reason: str = ""
 
 
-Ask = Callable[[Sequence[str], float], Answer]
+Ask = Callable[[Sequence[str], float], CommandOutput]
 
 
-def ask(argv: Sequence[str], timeout_seconds: float) -> Answer:
+def ask(argv: Sequence[str], timeout_seconds: float) -> CommandOutput:
     """Run a tool from PATH in the C locale and return its output. After `timeout_seconds` the tool is killed."""
     try:
         process = subprocess.Popen(
@@ -34,11 +34,11 @@ def ask(argv: Sequence[str], timeout_seconds: float) -> Answer:
             start_new_session=True,
         )
     except (OSError, ValueError) as error:
-        return Answer(None, f"{argv[0]} cannot be started: {getattr(error, 'strerror', None) or error}")
+        return CommandOutput(None, f"{argv[0]} cannot be started: {getattr(error, 'strerror', None) or error}")
     try:
         printed, complaint = process.communicate(timeout=timeout_seconds)
     except subprocess.TimeoutExpired:
-        return Answer(None, f"{argv[0]} did not answer within {timeout_seconds:g} s")
+        return CommandOutput(None, f"{argv[0]} did not answer within {timeout_seconds:g} s")
     finally:
         if process.returncode is None:
             _end(process)
@@ -56,11 +56,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             stream.close()
 
 
-def _answer(name: str, code: int, printed: bytes, complaint: bytes) -> Answer:
+def _answer(name: str, code: int, printed: bytes, complaint: bytes) -> CommandOutput:
     if code != 0:
         said = complaint.decode(errors="replace").strip().partition("\n")[0][:120]
-        return Answer(None, f"{name} ended with exit code {code}" + (f": {said}" if said else ""))
+        return CommandOutput(None, f"{name} ended with exit code {code}" + (f": {said}" if said else ""))
     try:
-        return Answer(printed.decode())
+        return CommandOutput(printed.decode())
     except UnicodeDecodeError as error:
-        return Answer(None, f"{name} printed no UTF-8 text: byte {error.start}")
+        return CommandOutput(None, f"{name} printed no UTF-8 text: byte {error.start}")

@@ -146,7 +146,7 @@ def _memory(plan: Plan, raw: Raw, status: Status) -> Memory:
     )
 
 
-def _expectation(plan: Plan, measured: memories.Memory, status: Status) -> MemoryExpectation:
+def _expectation(plan: Plan, measured: memories.MemoryPeaks, status: Status) -> MemoryExpectation:
     """A run that broke off may never have come to its peak, so only a valid one is compared."""
     why_none = None if status.word == "valid" else f"the run is {status.word}"
     found = against_expected(plan.expected_memory.total_bytes, measured, plan.hardware.is_host, why_none)

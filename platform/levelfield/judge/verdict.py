@@ -33,7 +33,7 @@ def first_step_beyond(raw: Raw, reference: Reference) -> int | None:
     return next((s for s, ours, theirs in pairs if limit is None or not rules.relative(ours, theirs) <= limit), None)
 
 
-def limits_from(reference: Reference) -> rules.Limits:
+def limits_from(reference: Reference) -> rules.AlignmentLimits:
     return limits_of([Noise(n.first_step, n.gradient, n.curve) for n in reference.noise], "the reference's noise")
 
 

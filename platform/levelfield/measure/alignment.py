@@ -42,7 +42,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Limits:
+class AlignmentLimits:
     """The largest accepted relative differences, and their source. None: no limit is known."""
 
     first_step: float | None
@@ -63,13 +63,13 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Finding:
+class AlignmentFinding:
     verdict: Verdict
     reason: str
     layers: tuple[Layer, ...]
 
 
-def align(run: Training, reference: Training, limits: Limits) -> Finding:
+def align(run: Training, reference: Training, limits: AlignmentLimits) -> AlignmentFinding:
     """Return the verdict on `run`. A layer needs its facts; the first layer that fails decides."""
     gate = integrity(run, reference) or identity(run, reference)
     if gate is not None:
@@ -80,10 +80,12 @@ def align(run: Training, reference: Training, limits: Limits) -> Finding:
         curve(run, reference, limits),
         spikes(run, reference),
     )
-    return Finding(*_verdict(layers, run, reference, limits), layers)
+    return AlignmentFinding(*_verdict(layers, run, reference, limits), layers)
 
 
-def _verdict(layers: Sequence[Layer], run: Training, reference: Training, limits: Limits) -> tuple[Verdict, str]:
+def _verdict(
+    layers: Sequence[Layer], run: Training, reference: Training, limits: AlignmentLimits
+) -> tuple[Verdict, str]:
     failed = next((layer for layer in layers if layer.passed is False), None)
     if failed is None:
         open_ = [layer.name for layer in layers if layer.passed is None]
@@ -95,7 +97,7 @@ def _verdict(layers: Sequence[Layer], run: Training, reference: Training, limits
     return "different", f"{failed.name}: {failed.detail}"
 
 
-def integrity(run: Training, reference: Training) -> Finding | None:
+def integrity(run: Training, reference: Training) -> AlignmentFinding | None:
     """Return None when both have every step once with finite values, else the finding."""
     for who, training in (("the reference", reference), ("the run", run)):
         missing = [step for step in range(1, training.steps + 1) if step not in training.losses]
@@ -113,20 +115,20 @@ def integrity(run: Training, reference: Training) -> Finding | None:
     return None
 
 
-def identity(run: Training, reference: Training) -> Finding | None:
+def identity(run: Training, reference: Training) -> AlignmentFinding | None:
     """Return None when the digests of work, corpus, weights and tokens are known and equal, else the finding."""
     names = sorted({*run.identity, *reference.identity})
     differ = [n for n in names if run.identity.get(n) != reference.identity.get(n) or run.identity.get(n) is None]
     return _stop("identity", "not comparable", f"these differ: {', '.join(differ)}") if differ else None
 
 
-def first_step(run: Training, reference: Training, limits: Limits) -> Layer:
+def first_step(run: Training, reference: Training, limits: AlignmentLimits) -> Layer:
     """Compare the loss of one forward pass with equal weights and tokens."""
     value = relative(run.losses[1], reference.losses[1])
     return _layer("first step", value, limits.first_step, "loss of step 1")
 
 
-def gradients(run: Training, reference: Training, limits: Limits) -> Layer:
+def gradients(run: Training, reference: Training, limits: AlignmentLimits) -> Layer:
     """Compare the gradient norm of each parameter at the recorded steps. Both must have every parameter."""
     common = sorted(set(run.gradients) & set(reference.gradients))
     if not common:
@@ -149,7 +151,7 @@ def norm_difference(found: float, norms: Mapping[str, float], name: str) -> floa
     return difference if math.isfinite(difference) else math.inf
 
 
-def curve(run: Training, reference: Training, limits: Limits) -> Layer:
+def curve(run: Training, reference: Training, limits: AlignmentLimits) -> Layer:
     """Compare the loss at all steps; the largest difference counts."""
     step = max(reference.losses, key=lambda s: relative(run.losses[s], reference.losses[s]))
     return _layer("curve", relative(run.losses[step], reference.losses[step]), limits.curve, f"loss of step {step}")
@@ -211,5 +213,5 @@ def _layer(name: str, value: float, limit: float | None, detail: str) -> Layer:
     return Layer(name, value <= limit, value, limit, f"{value:.1e}, limit {limit:.1e} ({detail})")
 
 
-def _stop(layer: str, verdict: Verdict, reason: str) -> Finding:
-    return Finding(verdict, reason, (Layer(layer, False, None, None, reason),))
+def _stop(layer: str, verdict: Verdict, reason: str) -> AlignmentFinding:
+    return AlignmentFinding(verdict, reason, (Layer(layer, False, None, None, reason),))

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from levelfield.measure.alignment import Limits, Training, norm_difference, relative
+from levelfield.measure.alignment import AlignmentLimits, Training, norm_difference, relative
 from levelfield.measure.equivalence import block_means
 
 MULTIPLE = 4
@@ -42,12 +42,12 @@ def noise_between(run: Training, reference: Training) -> Noise:
     )
 
 
-def limits_of(noise: Sequence[Noise], source: str) -> Limits:
+def limits_of(noise: Sequence[Noise], source: str) -> AlignmentLimits:
     """Return MULTIPLE times the largest noise, and at least LEAST. No noise gives no limits."""
     if not noise:
-        return Limits(None, None, None, f"no noise recorded: {source}")
+        return AlignmentLimits(None, None, None, f"no noise recorded: {source}")
     gradient = [n.gradient for n in noise if n.gradient is not None]
-    return Limits(
+    return AlignmentLimits(
         _limit(n.first_step for n in noise),
         _limit(gradient) if gradient else None,
         _limit(n.curve for n in noise),

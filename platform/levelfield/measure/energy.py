@@ -37,7 +37,7 @@ class DeviceEnergy:
 
 
 @dataclass(frozen=True)
-class Energy:
+class EnergyUse:
     """The energy of all devices over the window; None, with the reason, when one device has none."""
 
     joules: float | None
@@ -48,17 +48,17 @@ class Energy:
     boundary: str = BOUNDARY
 
 
-def energy(readings: Iterable[Reading], devices: Sequence[str], begin_ns: int, end_ns: int, tokens: int) -> Energy:
+def energy(readings: Iterable[Reading], devices: Sequence[str], begin_ns: int, end_ns: int, tokens: int) -> EnergyUse:
     """Return the energy from begin_ns to end_ns on the readings' clock. mean_watts: of all devices together."""
     if not end_ns > begin_ns or not tokens > 0 or not devices:
-        return Energy(None, None, None, (), "no window, no tokens or no device to measure over")
+        return EnergyUse(None, None, None, (), "no window, no tokens or no device to measure over")
     kept = sorted(readings, key=lambda r: r.time_ns)
     each = tuple(_device_energy(d, [r for r in kept if r.device == d], begin_ns, end_ns) for d in devices)
     missing = [e for e in each if e.joules is None]
     if missing:
-        return Energy(None, None, None, each, f"device {missing[0].device}: {missing[0].reason}")
+        return EnergyUse(None, None, None, each, f"device {missing[0].device}: {missing[0].reason}")
     joules = math.fsum(e.joules for e in each if e.joules is not None)
-    return Energy(joules, joules / tokens, joules * NANOSECONDS / (end_ns - begin_ns), each, None)
+    return EnergyUse(joules, joules / tokens, joules * NANOSECONDS / (end_ns - begin_ns), each, None)
 
 
 def _device_energy(device: str, readings: Sequence[Reading], begin_ns: int, end_ns: int) -> DeviceEnergy:

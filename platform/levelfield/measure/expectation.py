@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from levelfield.measure.memory import Memory, Peak
+from levelfield.measure.memory import MemoryPeak, MemoryPeaks
 
 TOLERANCE = 0.2
 # A figure in a wrong unit differs by one of these factors. Within the tolerance, the remark names that unit.
@@ -32,7 +32,7 @@ class Expectation:
     reason: str | None
 
 
-def against_expected(expected_bytes: int, measured: Memory, on_host: bool, why_none: str | None) -> Expectation:
+def against_expected(expected_bytes: int, measured: MemoryPeaks, on_host: bool, why_none: str | None) -> Expectation:
     """Return the comparison. why_none: why the run's figures do not cover a whole training, else None."""
     figure, peak = ("process peak", measured.process) if on_host else ("device-used peak", measured.used)
     reason = why_none or _unknown(peak, expected_bytes)
@@ -42,7 +42,7 @@ def against_expected(expected_bytes: int, measured: Memory, on_host: bool, why_n
     return Expectation(figure, expected_bytes, peak.peak_bytes, ratio, _remark(figure, ratio), None)
 
 
-def _unknown(peak: Peak, expected_bytes: int) -> str | None:
+def _unknown(peak: MemoryPeak, expected_bytes: int) -> str | None:
     if peak.peak_bytes is None:
         return peak.reason or "it was not measured"
     return None if expected_bytes > 0 else f"the plan expects {expected_bytes} bytes"

@@ -19,7 +19,7 @@ _PLAUSIBLE_SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class Peak:
+class MemoryPeak:
     """The largest of several peaks: bytes and the place (a device or a rank), or None with the reason."""
 
     peak_bytes: int | None
@@ -28,22 +28,22 @@ class Peak:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryPeaks:
     """Peaks in bytes over the whole run. used_fraction: `used` / the capacity of the same device."""
 
-    used: Peak
+    used: MemoryPeak
     used_fraction: float | None
     capacity_bytes: int | None
-    allocated: Peak
-    reserved: Peak
-    process: Peak
+    allocated: MemoryPeak
+    reserved: MemoryPeak
+    process: MemoryPeak
     per_device: dict[str, int | None]
     per_rank: dict[int, dict[str, int | None]]
 
 
 def memory(
     readings: Iterable[Reading], records: Iterable[StepRecord], capacity_bytes: Mapping[str, int | None]
-) -> Memory:
+) -> MemoryPeaks:
     """Return the memory figures of a run. `capacity_bytes` names every device of the run."""
     held = {rank: {k: _held(own, k) for k in _KINDS} for rank, own in by_rank(records).items()}
     allocated, reserved, process = (_worst_rank(held, kind) for kind in _KINDS)
@@ -51,10 +51,10 @@ def memory(
     used = _plausible(_worst(seen, "device", "the vendor's tool"), capacity_bytes, allocated)
     capacity = capacity_bytes[used.where] if used.where else None
     fraction = used.peak_bytes / capacity if used.peak_bytes is not None and capacity else None
-    return Memory(used, fraction, capacity, allocated, reserved, process, seen, held)
+    return MemoryPeaks(used, fraction, capacity, allocated, reserved, process, seen, held)
 
 
-def _worst_rank(held: Mapping[int, Mapping[str, int | None]], kind: str) -> Peak:
+def _worst_rank(held: Mapping[int, Mapping[str, int | None]], kind: str) -> MemoryPeak:
     return _worst({str(rank): peaks[kind] for rank, peaks in held.items()}, "rank", "the framework")
 
 
@@ -73,30 +73,30 @@ def _held(own: Iterable[StepRecord], kind: str) -> int | None:
     return max(known) if known and len(known) == len(values) else None
 
 
-def _worst(values: Mapping[str, int | None], what: str, source: str) -> Peak:
+def _worst(values: Mapping[str, int | None], what: str, source: str) -> MemoryPeak:
     """Return the largest; None when one is unknown, because it may be the largest."""
     unknown = [name for name, value in values.items() if value is None]
     known = {name: value for name, value in values.items() if value is not None}
     if unknown or not known:
-        return Peak(None, None, f"{source} gave no figure for {what} {unknown[0]}" if unknown else f"no {what}")
+        return MemoryPeak(None, None, f"{source} gave no figure for {what} {unknown[0]}" if unknown else f"no {what}")
     wrong = [name for name, value in known.items() if value <= 0]
     if wrong:
-        return Peak(None, None, f"{source} gave {known[wrong[0]]} bytes for {what} {wrong[0]}")
+        return MemoryPeak(None, None, f"{source} gave {known[wrong[0]]} bytes for {what} {wrong[0]}")
     name = max(known, key=lambda n: known[n])
-    return Peak(known[name], f"{name}")
+    return MemoryPeak(known[name], f"{name}")
 
 
-def _plausible(used: Peak, capacity_bytes: Mapping[str, int | None], allocated: Peak) -> Peak:
+def _plausible(used: MemoryPeak, capacity_bytes: Mapping[str, int | None], allocated: MemoryPeak) -> MemoryPeak:
     if used.peak_bytes is None or used.where is None:
         return used
     capacity = capacity_bytes[used.where]
     if capacity is not None and not used.peak_bytes <= capacity:
-        return Peak(
+        return MemoryPeak(
             None, None, f"device {used.where}: {used.peak_bytes} bytes used of {capacity}: units or device differ"
         )
     if allocated.peak_bytes is not None and not used.peak_bytes >= _PLAUSIBLE_SHARE * allocated.peak_bytes:
         held = f"rank {allocated.where} held {allocated.peak_bytes}"
-        return Peak(
+        return MemoryPeak(
             None, None, f"device {used.where}: {used.peak_bytes} bytes seen, but {held}: units or device differ"
         )
     return used

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from levelfield.predict.activations import passes, stored_of_layer, whole_layer
 from levelfield.predict.footprint import stage_footprints, stage_parameters
-from levelfield.predict.layout_search import Question, Row
+from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion
 from levelfield.predict.operations import BACKWARD, layer_forward
 from levelfield.predict.setup import FP32, TrainingSetup, setup_of
 from levelfield.predict.timing import UPDATE_BYTES, slice_of
@@ -30,7 +30,7 @@ class Term:
     source: str
 
 
-def memory_terms(question: Question, row: Row) -> list[Term]:
+def memory_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
     """Return the bytes on a rank of the stage that needs most, by part."""
     s = setup_of(question.work, row.tuning, question.on_host, question.constants.keeping)
     stages = stage_footprints(s)
@@ -75,7 +75,7 @@ def memory_terms(question: Question, row: Row) -> list[Term]:
     ]
 
 
-def time_terms(question: Question, row: Row) -> list[Term]:
+def time_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
     """Return the seconds of a step, by part."""
     machine, pace, time = question.machine, question.constants.pace_on(question.on_host), row.time
     training, layout = question.work.training, row.layout

@@ -26,7 +26,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Question:
+class LayoutQuestion:
     """A case on devices. capacity_bytes: of one device; None: unknown, and every layout counts as fitting."""
 
     work: Work
@@ -39,7 +39,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Row:
+class LayoutEstimate:
     """One layout and its predictions. tokens_per_second: of one device."""
 
     tuning: Tuning
@@ -54,43 +54,43 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Answer:
+class LayoutRanking:
     """The rows that fit, fastest first. nearest: the row with the least memory, when no row fits. considered: the
     number of computed layouts; pruned: branches that were left because their smallest layout does not fit."""
 
-    rows: tuple[Row, ...]
-    nearest: Row | None
+    rows: tuple[LayoutEstimate, ...]
+    nearest: LayoutEstimate | None
     considered: int
     pruned: int
 
 
-def answer(question: Question) -> Answer:
+def answer(question: LayoutQuestion) -> LayoutRanking:
     """Search all layouts. A branch is left only when none of its layouts can fit, so no fitting layout is lost."""
     search = _Search(question)
     rows = [row for layout in _layouts(question) for row in search.rows_of(layout)]
     rows.sort(key=lambda row: (-row.tokens_per_second, row.memory.total))
-    return Answer(tuple(rows), None if rows else search.nearest, search.considered, search.pruned)
+    return LayoutRanking(tuple(rows), None if rows else search.nearest, search.considered, search.pruned)
 
 
-def predict(question: Question, tuning: Tuning) -> Row:
+def predict(question: LayoutQuestion, tuning: Tuning) -> LayoutEstimate:
     """Predict one row, whether it fits or not. Raises UnknownLink."""
     return _row(question, tuning, _memory(question, tuning))
 
 
-def _row(question: Question, tuning: Tuning, memory: Footprint) -> Row:
+def _row(question: LayoutQuestion, tuning: Tuning, memory: Footprint) -> LayoutEstimate:
     setup = setup_of(question.work, tuning, question.on_host, question.constants.keeping)
     time = step_time(setup, question.machine, question.constants.pace_on(question.on_host))
     tokens = question.work.training.tokens_per_step / time.total / tuning.layout.world_size
-    return Row(tuning, memory, _fits(question, memory), time, tokens)
+    return LayoutEstimate(tuning, memory, _fits(question, memory), time, tokens)
 
 
 class _Search:
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: LayoutQuestion) -> None:
         self.question = question
         self.considered = self.pruned = 0
-        self.nearest: Row | None = None
+        self.nearest: LayoutEstimate | None = None
 
-    def rows_of(self, layout: Layout) -> Iterator[Row]:
+    def rows_of(self, layout: Layout) -> Iterator[LayoutEstimate]:
         """Return the rows of a layout that fit. Memory grows with the micro-batch and shrinks with recomputation: the
         first micro-batch that does not fit ends its branch."""
         for chunks in _chunks(self.question, layout):
@@ -113,15 +113,15 @@ class _Search:
             self.nearest = _row(self.question, tuning, memory)
 
 
-def _memory(question: Question, tuning: Tuning) -> Footprint:
+def _memory(question: LayoutQuestion, tuning: Tuning) -> Footprint:
     return expected_memory(setup_of(question.work, tuning, question.on_host, question.constants.keeping))
 
 
-def _fits(question: Question, memory: Footprint) -> bool:
+def _fits(question: LayoutQuestion, memory: Footprint) -> bool:
     return question.capacity_bytes is None or memory.total <= question.capacity_bytes
 
 
-def _layouts(question: Question) -> Iterator[Layout]:
+def _layouts(question: LayoutQuestion) -> Iterator[Layout]:
     """Return every division of the devices that the framework supports. _micro_batches applies the case's rules."""
     has = question.offer.parallelism
     for tensor in divisors(question.devices) if "tensor" in has else (1,):
@@ -146,14 +146,14 @@ def _variants(has: frozenset[str], tensor: int, pipeline: int, data: int) -> Ite
             )
 
 
-def _chunks(question: Question, layout: Layout) -> list[int]:
+def _chunks(question: LayoutQuestion, layout: Layout) -> list[int]:
     """Return the numbers of model chunks: 1, or every divisor of a stage's layers if the framework interleaves."""
     if layout.pipeline == 1 or "interleaved" not in question.offer.parallelism:
         return [1]
     return divisors(max(1, question.work.model.layers // layout.pipeline))
 
 
-def _micro_batches(question: Question, layout: Layout, chunks: int) -> list[int]:
+def _micro_batches(question: LayoutQuestion, layout: Layout, chunks: int) -> list[int]:
     """Return the micro-batches that satisfy every rule: powers of two, smallest first."""
     per_rank = question.work.training.global_batch // layout.data
     sizes = [2**power for power in range(per_rank.bit_length())]

@@ -6,7 +6,7 @@ from levelfield.catalog.host_cores import usable_cores
 from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
 from levelfield.predict import machines
-from levelfield.predict.layout_search import Offer, Question
+from levelfield.predict.layout_search import LayoutQuestion, Offer
 from levelfield.predict.timing import Machine
 from levelfield.specs.case import Work
 from levelfield.specs.host_rates import HostRates
@@ -22,7 +22,7 @@ def question_on_chip(
     nodes: int,
     devices_per_node: int,
     network_bytes_per_second: float | None,
-) -> Question:
+) -> LayoutQuestion:
     """Return the question for a chip. Raises UsageError when data of the chip or the framework is missing."""
     machine = machines.machine_of(chip, work.training.precision, devices_per_node, network_bytes_per_second)
     return _question(registry, framework, work, machine, device_kind, nodes * devices_per_node, chip.memory_bytes)
@@ -30,7 +30,7 @@ def question_on_chip(
 
 def question_on_host(
     registry: Registry, framework: str, work: Work, processes: int, memory_bytes: int | None, rates: HostRates
-) -> Question:
+) -> LayoutQuestion:
     """Return the question for the host with so many processes. Raises UsageError for an unmeasured division."""
     threads = max(1, usable_cores() // processes)
     share = rates.share(processes, threads)
@@ -50,7 +50,7 @@ def _question(
     device_kind: str,
     devices: int,
     capacity_bytes: int | None,
-) -> Question:
+) -> LayoutQuestion:
     implementation, _ = registry.implementation(framework)
     constants = registry.constants(framework)
     if constants is None:
@@ -59,4 +59,4 @@ def _question(
             f"{', '.join(registry.constants_files)}"
         )
     offer = Offer(frozenset(implementation.offered_parallelism(device_kind)), implementation.recompute)
-    return Question(work, machine, constants, offer, device_kind == HOST_KIND, devices, capacity_bytes)
+    return LayoutQuestion(work, machine, constants, offer, device_kind == HOST_KIND, devices, capacity_bytes)

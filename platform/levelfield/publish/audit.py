@@ -8,10 +8,10 @@ from fractions import Fraction
 from typing import Literal
 
 from levelfield.catalog.registry import Registry
-from levelfield.publish.derivation import Derived, Reading, Underivable, derive
+from levelfield.publish.derivation import Derived, LoggedReading, Underivable, derive
 from levelfield.publish.row_relations import Relation, relations
 from levelfield.specs.case import Work
-from levelfield.specs.figures import Disagreement, FigureSet, Log, PublishedFigure, Row
+from levelfield.specs.figures import Disagreement, FigureSet, Log, PublishedFigure, PublishedRow
 from levelfield.specs.printed import cut, read_number, written
 
 Verdict = Literal["follows", "does not follow", "recorded", "recorded in vain", "recorded otherwise", "open"]
@@ -19,7 +19,7 @@ FAULTS: tuple[Verdict, ...] = ("does not follow", "recorded in vain", "recorded 
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """One derived figure or one relation of a row. difference: printed minus recomputed, in the figure's unit.
 
     follows: correct. does not follow: a fault. recorded: a difference that the file records. recorded in vain: the
@@ -47,14 +47,14 @@ class Audit:
     """All findings of a set. inputs: the number of figures that have no formula and so cannot be checked."""
 
     name: str
-    findings: tuple[Finding, ...]
+    findings: tuple[AuditFinding, ...]
     inputs: int
 
-    def of(self, *verdicts: Verdict) -> list[Finding]:
+    def of(self, *verdicts: Verdict) -> list[AuditFinding]:
         return [finding for finding in self.findings if finding.verdict in verdicts]
 
     @property
-    def faults(self) -> list[Finding]:
+    def faults(self) -> list[AuditFinding]:
         return self.of(*FAULTS)
 
 
@@ -73,18 +73,18 @@ def audited(figures: FigureSet, works: Mapping[str, Work]) -> Audit:
     return Audit(figures.name, tuple(findings), sum(not cell.formula for line in lines for cell in line.values()))
 
 
-def _relations(row: Row, work: Work | None) -> Iterator[Finding]:
+def _relations(row: PublishedRow, work: Work | None) -> Iterator[AuditFinding]:
     return (_relation(row, relation) for relation in relations(row.setting, work))
 
 
-def _row(figures: FigureSet, row: Row) -> Iterator[Finding]:
+def _row(figures: FigureSet, row: PublishedRow) -> Iterator[AuditFinding]:
     baseline = figures.row(row.baseline) if row.baseline else None
     for name, figure in row.figures.items():
         if figure.formula:
             yield _figure(figures, row, baseline, name, figure)
 
 
-def _log(figures: FigureSet, log: Log) -> Iterator[Finding]:
+def _log(figures: FigureSet, log: Log) -> Iterator[AuditFinding]:
     """Check the lines of a log, each as a row with the setting of the log's row."""
     of = figures.row(log.of)
     for number, line in enumerate(log.lines, start=1):
@@ -92,19 +92,21 @@ def _log(figures: FigureSet, log: Log) -> Iterator[Finding]:
         yield from (_figure(figures, row, None, name, cell) for name, cell in line.items() if cell.formula)
 
 
-def _figure(figures: FigureSet, row: Row, baseline: Row | None, name: str, figure: PublishedFigure) -> Finding:
+def _figure(
+    figures: FigureSet, row: PublishedRow, baseline: PublishedRow | None, name: str, figure: PublishedFigure
+) -> AuditFinding:
     printed = ", ".join(figure.texts)
     if len(figure.numbers) != 1:
-        return Finding(row.name, name, "open", printed, None, None, figure.unit, f"the figure is {figure.status}")
+        return AuditFinding(row.name, name, "open", printed, None, None, figure.unit, f"the figure is {figure.status}")
     chip = figures.chips.get(row.setting.chip or "")
     try:
         derived = derive(figure, row, baseline, chip, _logged(figures, row, figure.of))
     except Underivable as problem:
-        return Finding(row.name, name, "open", printed, None, None, figure.unit, str(problem))
+        return AuditFinding(row.name, name, "open", printed, None, None, figure.unit, str(problem))
     return _held_against(row, name, figure, derived)
 
 
-def _held_against(row: Row, name: str, figure: PublishedFigure, derived: Derived) -> Finding:
+def _held_against(row: PublishedRow, name: str, figure: PublishedFigure, derived: Derived) -> AuditFinding:
     """Compare a figure to the last printed digit, or to the decimals of its column."""
     number = read_number(figure.texts[0])
     decimals = number.decimals if figure.decimals is None else figure.decimals
@@ -114,7 +116,7 @@ def _held_against(row: Row, name: str, figure: PublishedFigure, derived: Derived
     by = written(difference, decimals, sign=True)
     verdict = _verdict(difference, by, figure.disagrees)
     why = figure.disagrees.why if figure.disagrees else None
-    return Finding(row.name, name, verdict, figure.texts[0], shown, by, figure.unit, derived.arithmetic, why)
+    return AuditFinding(row.name, name, verdict, figure.texts[0], shown, by, figure.unit, derived.arithmetic, why)
 
 
 def _verdict(difference: Fraction, by: str, recorded: Disagreement | None) -> Verdict:
@@ -125,17 +127,17 @@ def _verdict(difference: Fraction, by: str, recorded: Disagreement | None) -> Ve
     return "recorded" if recorded.by == by else "recorded otherwise"
 
 
-def _logged(figures: FigureSet, row: Row, of: str | None) -> Reading | None:
+def _logged(figures: FigureSet, row: PublishedRow, of: str | None) -> LoggedReading | None:
     """Return the numbers of `log.NAME` over all lines of the row's log, or None when the formula reads the row."""
     if not of or not of.startswith("log."):
         return None
     lines = (line for log in figures.logs if log.of == row.name for line in log.lines)
     cells = (line.get(of.removeprefix("log.")) for line in lines)
-    return Reading(tuple(number for cell in cells if cell for number in cell.numbers))
+    return LoggedReading(tuple(number for cell in cells if cell for number in cell.numbers))
 
 
-def _relation(row: Row, relation: Relation) -> Finding:
+def _relation(row: PublishedRow, relation: Relation) -> AuditFinding:
     why = row.disagrees.get(relation.name)
     broken: Verdict = "recorded" if why else "does not follow"
     verdict: Verdict = ("recorded in vain" if why else "follows") if relation.holds else broken
-    return Finding(row.name, relation.name, verdict, relation.found, relation.expected, None, None, "", why)
+    return AuditFinding(row.name, relation.name, verdict, relation.found, relation.expected, None, None, "", why)

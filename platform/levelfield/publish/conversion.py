@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from levelfield.specs.figures import Row
+from levelfield.specs.figures import PublishedRow
 
 # The step time with more digits comes first. samples/s is only a fallback: it is rounded more than times are.
 _STEP_TIMES = ("step_seconds_finer", "step_seconds")
@@ -18,7 +18,7 @@ class Rate:
     how: str
 
 
-def rate(row: Row) -> Rate:
+def rate(row: PublishedRow) -> Rate:
     """Return the printed rate, else the rate from the step time, else the rate from samples/s."""
     s = row.setting
     printed = row.figure("tokens_per_second_per_device")

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from levelfield.measure.flops import flops_per_token
 from levelfield.specs.case import Model
-from levelfield.specs.figures import ChipAsPublished, Column, Formula, PublishedFigure, Row
+from levelfield.specs.figures import ChipAsPublished, Column, Formula, PublishedFigure, PublishedRow
 from levelfield.specs.setting import Setting, Shape
 
 
@@ -29,14 +29,14 @@ class Derived:
 
 
 @dataclass(frozen=True)
-class Reading:
+class LoggedReading:
     """The figure that a formula reads: its numbers in SI units, and its text with its unit."""
 
     numbers: tuple[Fraction, ...] = ()
     text: str = ""
 
     @classmethod
-    def of(cls, figure: PublishedFigure | None) -> Reading:
+    def of(cls, figure: PublishedFigure | None) -> LoggedReading:
         if figure is None:
             return cls()
         return cls(figure.numbers, f"{', '.join(figure.texts)} {figure.unit}".replace(" pieces", ""))
@@ -48,8 +48,8 @@ class Inputs:
 
     setting: Setting
     column: Column
-    read: Reading
-    before: Reading
+    read: LoggedReading
+    before: LoggedReading
     chip: ChipAsPublished | None
 
     @property
@@ -72,18 +72,22 @@ class Inputs:
 
 
 def derive(
-    column: Column, row: Row, baseline: Row | None, chip: ChipAsPublished | None, logged: Reading | None = None
+    column: Column,
+    row: PublishedRow,
+    baseline: PublishedRow | None,
+    chip: ChipAsPublished | None,
+    logged: LoggedReading | None = None,
 ) -> Derived:
     """Return the value of the column's formula for this row. `logged`: the input `log.NAME`. Raises Underivable."""
     if column.formula is None:
         raise Underivable("no formula is given")
     name = column.of or ""
-    before = Reading.of(baseline.figures.get(name)) if baseline else Reading()
-    inputs = Inputs(row.setting, column, logged or Reading.of(row.figures.get(name)), before, chip)
+    before = LoggedReading.of(baseline.figures.get(name)) if baseline else LoggedReading()
+    inputs = Inputs(row.setting, column, logged or LoggedReading.of(row.figures.get(name)), before, chip)
     return FORMULAS[column.formula](inputs)
 
 
-def _one(reading: Reading, problem: str) -> Fraction:
+def _one(reading: LoggedReading, problem: str) -> Fraction:
     if len(reading.numbers) != 1:
         raise Underivable(problem)
     return reading.numbers[0]

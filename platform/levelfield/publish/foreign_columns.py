@@ -9,7 +9,7 @@ from levelfield.publish.foreign_tables import (
     MIB,
     NONE,
     Columns,
-    Run,
+    ReportedRun,
     achieved_tflops,
     aligned,
     changed,
@@ -28,13 +28,13 @@ FLAGPERF_BATCH = 512  # its Llama table prints a global batch only when it is no
 _RECOMPUTE = {"none": "False", "full": "True"}
 
 
-def as_report(form: str, runs: Sequence[Run]) -> str:
+def as_report(form: str, runs: Sequence[ReportedRun]) -> str:
     """Return the runs in the columns of the named report, with notes below."""
     said = notes(runs)
     return "\n".join([*_tables(form, runs), *(f"{note}\n" for note in said)])
 
 
-def _tables(form: str, runs: Sequence[Run]) -> list[str]:
+def _tables(form: str, runs: Sequence[ReportedRun]) -> list[str]:
     """Return the tables of a report. FlagPerf has one for GPT and one for Llama."""
     if form != "flagperf":
         return [table(runs, {"oneflow": ONEFLOW, "osdi": OSDI}[form])]
@@ -46,42 +46,42 @@ def _tables(form: str, runs: Sequence[Run]) -> list[str]:
 # -- FlagPerf
 
 
-def _machines(run: Run, memory: str = "") -> str:
+def _machines(run: ReportedRun, memory: str = "") -> str:
     """Return machines and cards in FlagPerf's form, such as `A100单机8卡（1x8）`."""
     nodes, each, chip = run.result.nodes, run.devices_per_node, run.result.chip
     counted = {1: f"单机{each}卡", 2: f"二机{run.result.devices}卡"}
     return f"{chip}{counted.get(nodes, f'-{nodes}机{run.result.devices}卡')}（{nodes}x{each}{memory}）"
 
 
-def _machines_with_memory(run: Run) -> str:
+def _machines_with_memory(run: ReportedRun) -> str:
     capacity = run.result.memory.capacity_bytes
     return _machines(run, f"*{capacity / GIB:.0f}G" if capacity else "")
 
 
-def _precision(run: Run) -> str:
+def _precision(run: ReportedRun) -> str:
     return {"fp8": "bf16+fp8"}.get(run.result.precision, run.result.precision)
 
 
-def _sizes(run: Run) -> str:
+def _sizes(run: ReportedRun) -> str:
     layout = run.result.layout
     return f"PP{layout.pipeline}DP{layout.data}TP{layout.tensor}"
 
 
-def _unnamed(run: Run) -> str:
+def _unnamed(run: ReportedRun) -> str:
     """Return what PPxDPyTPz cannot express: sharded states, and a global batch other than 512."""
     layout, batch = run.result.layout, run.plan.work.training.global_batch
     sharding = f"SH{layout.sharding_stage}SP{layout.sharding_degree}" if layout.sharding_stage > 1 else ""
     return ", ".join(filter(None, (f"gbs={batch}" if batch != FLAGPERF_BATCH else "", sharding))) or NONE
 
 
-def _batches(run: Run) -> str:
+def _batches(run: ReportedRun) -> str:
     tokens = run.plan.work.training.tokens_per_step
     said = f"{tokens / 1e6:.0f}M" if tokens >= 1e6 else str(tokens)
     r = run.result
     return f"per_device_bs={r.micro_batch}, accumulate={r.accumulation}, (global bs = {said} tokens)"
 
 
-def _strategy(run: Run) -> str:
+def _strategy(run: ReportedRun) -> str:
     layout, recompute = run.result.layout, run.result.recompute
     said = ["flash_attention=True"] if run.plan.tuning.attention == "flash_attn" else []
     said.append(f"recompute={_RECOMPUTE.get(recompute, recompute)}")
@@ -92,7 +92,7 @@ def _strategy(run: Run) -> str:
     return ", ".join(said)
 
 
-def _tokens_with_arithmetic(run: Run) -> str:
+def _tokens_with_arithmetic(run: ReportedRun) -> str:
     """Return `17.23 * 2048 / 8 = 4410 tokens/s`, truncated as in FlagPerf's report."""
     if run.samples_per_second is None:
         return NONE
@@ -100,7 +100,7 @@ def _tokens_with_arithmetic(run: Run) -> str:
     return f"{samples} * {length} / {run.result.devices} = {int(float(samples) * length / run.result.devices)} tokens/s"
 
 
-def _memory_of_all(run: Run) -> str:
+def _memory_of_all(run: ReportedRun) -> str:
     """Return `66.27 * 8 GB`: the peak of the fullest device, for each device.
 
     With pipeline stages each stage has its own peak, and a result does not hold them all.
@@ -134,14 +134,14 @@ FLAGPERF_GPT: Columns = {
 # -- OneFlow
 
 
-def _group(run: Run) -> str:
+def _group(run: ReportedRun) -> str:
     layout = run.result.layout
     if layout.pipeline > 1:
         return "PP"
     return "2D" if layout.data > 1 and layout.tensor > 1 else "MP" if layout.tensor > 1 else "DP"
 
 
-def _case(run: Run) -> str:
+def _case(run: ReportedRun) -> str:
     """Return kind, layout, global batch and hidden size x layers, such as `2D_PP_2x4x4_512_2304x24`."""
     layout, model = run.result.layout, run.plan.work.model
     kind = "2D" if layout.data > 1 and layout.tensor > 1 else "MP" if layout.tensor > 1 else "DP"
@@ -150,18 +150,18 @@ def _case(run: Run) -> str:
     return f"{kind}{'_PP' if layout.pipeline > 1 else ''}_{sizes}_{batch}_{model.hidden_size}x{model.layers}"
 
 
-def _latency(run: Run) -> str:
+def _latency(run: ReportedRun) -> str:
     """Return the mean step time of the window."""
     speed = run.result.throughput
     return f"{short(1000 * speed.step_seconds.mean)} (ms)" if speed else NONE
 
 
-def _mebibytes(run: Run) -> str:
+def _mebibytes(run: ReportedRun) -> str:
     used = used_bytes(run.result)
     return "OOM" if run.result.status.word == "oom" else NONE if used is None else f"{used / MIB:.0f} (MiB)"
 
 
-def _aggregate(run: Run) -> str:
+def _aggregate(run: ReportedRun) -> str:
     achieved = achieved_tflops(run)
     return NONE if achieved is None else short(achieved * run.result.devices / 1000)
 
@@ -180,16 +180,16 @@ ONEFLOW: Columns = {
 # -- OSDI
 
 
-def _date(run: Run) -> str:
+def _date(run: ReportedRun) -> str:
     date = run.result.run_id[:8]
     return date if date.isdigit() else NONE
 
 
-def _placement(run: Run) -> str:
+def _placement(run: ReportedRun) -> str:
     return {0: "off_optimization", 1: "on_optimization"}.get(run.result.layout.sharding_stage, NONE)
 
 
-def _nodes_and_batch(run: Run) -> str:
+def _nodes_and_batch(run: ReportedRun) -> str:
     """Return `4n_8g_dp_4bs`, or `/` when the layout is not only data parallel."""
     plain = run.result.layout.model_copy(update={"sharding_stage": 0, "sharding_degree": 1})
     try:
@@ -198,7 +198,7 @@ def _nodes_and_batch(run: Run) -> str:
         return NONE
 
 
-def _memory_change(run: Run) -> str:
+def _memory_change(run: ReportedRun) -> str:
     used = used_bytes(run.result)
     before = used_bytes(run.baseline) if run.baseline else None
     if run.result.status.word == "oom":
@@ -206,7 +206,7 @@ def _memory_change(run: Run) -> str:
     return changed(used and used / MIB, before and before / MIB, with_difference=True)
 
 
-def _samples_change(run: Run) -> str:
+def _samples_change(run: ReportedRun) -> str:
     return changed(run.samples_per_second, run.samples_per_second_before)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from levelfield.catalog.registry import Registry
 from levelfield.measure.flops import flops_per_token
 from levelfield.report.words import GIB, cell, status, utilisation
-from levelfield.specs.figures import Row
+from levelfield.specs.figures import PublishedRow
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result, Utilisation
 from levelfield.specs.vendor import HOST_SHARE
@@ -23,7 +23,7 @@ ALIGNED_BELOW = 0.02
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """A result with its plan, the constants of the case's report (a rounded parameter count, another vocabulary size),
     and the run without sharded states as its baseline."""
 
@@ -55,26 +55,26 @@ class Run:
         return speed.tokens_per_second / self.plan.work.training.sequence_length if speed else None
 
 
-Columns = Mapping[str, Callable[[Run], str]]
+Columns = Mapping[str, Callable[[ReportedRun], str]]
 
 
-def runs_of(results: Sequence[Result], plans: Sequence[Plan], registry: Registry) -> list[Run]:
+def runs_of(results: Sequence[Result], plans: Sequence[Plan], registry: Registry) -> list[ReportedRun]:
     """Return each run with its report's constants at full scale. A sharded run's baseline is one of the others."""
     rows = [row for name in sorted(registry.published) for row in registry.figures(name).rows]
     taken = {result.case: constants_of(result.case, rows) for result in results if result.scale == "full"}
     return [
-        Run(result, plan, taken[result.case] if result.scale == "full" else {}, _baseline(result, results))
+        ReportedRun(result, plan, taken[result.case] if result.scale == "full" else {}, _baseline(result, results))
         for result, plan in zip(results, plans, strict=True)
     ]
 
 
-def constants_of(case: str, rows: Sequence[Row]) -> dict[str, float]:
+def constants_of(case: str, rows: Sequence[PublishedRow]) -> dict[str, float]:
     """Return the constants in the published figures of this case."""
     cells = [figure for row in rows if row.setting.case == case for figure in row.figures.values()]
     return {name: value for figure in cells for name, value in figure.constants.items()}
 
 
-def table(runs: Sequence[Run], columns: Columns) -> str:
+def table(runs: Sequence[ReportedRun], columns: Columns) -> str:
     """Return a Markdown table in the columns of a report."""
     lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
     lines += [f"| {' | '.join(cell(write(run)) for write in columns.values())} |" for run in runs]
@@ -97,7 +97,7 @@ def used_bytes(result: Result) -> float | None:
     return figure.value
 
 
-def notes(runs: Sequence[Run]) -> list[str]:
+def notes(runs: Sequence[ReportedRun]) -> list[str]:
     """Return the notes that belong to a pasted row: another scale, failures, and deviations from the request."""
     said = []
     for run in runs:
@@ -108,7 +108,7 @@ def notes(runs: Sequence[Run]) -> list[str]:
     return said
 
 
-def memory_over_capacity(run: Run) -> str:
+def memory_over_capacity(run: ReportedRun) -> str:
     """Return used memory / capacity in GiB, such as `76/80`."""
     used, capacity = used_bytes(run.result), run.result.memory.capacity_bytes
     if run.result.status.word == "oom":
@@ -116,7 +116,7 @@ def memory_over_capacity(run: Run) -> str:
     return NONE if used is None or capacity is None else f"{used / GIB:.0f}/{capacity / GIB:.0f}"
 
 
-def mfu(run: Run) -> str:
+def mfu(run: ReportedRun) -> str:
     """Return MFU by 6 N, with the rounded N of the case's report, if it has one."""
     found = utilisation(run.result, "6n")
     if found is None or found.low is None or found.high is None or not found.flops_per_token:
@@ -126,13 +126,13 @@ def mfu(run: Run) -> str:
     return low if low == high else f"{low}-{high}"
 
 
-def aligned(run: Run) -> str:
+def aligned(run: ReportedRun) -> str:
     """Return the result of the report's own rule for losses. Levelfield's verdict is stricter."""
     error = run.result.alignment.flagperf_mean_error
     return NONE if error is None else str(error < ALIGNED_BELOW)
 
 
-def achieved_tflops(run: Run) -> float | None:
+def achieved_tflops(run: ReportedRun) -> float | None:
     """Return TFLOP/s of a device by `megatron-2021`, only for runs with full recomputation, which it counts."""
     if hardware(run) is None or run.tokens_per_second_per_device is None:
         return None
@@ -142,13 +142,13 @@ def achieved_tflops(run: Run) -> float | None:
     return flops * run.tokens_per_second_per_device / 1e12
 
 
-def hardware(run: Run) -> Utilisation | None:
+def hardware(run: ReportedRun) -> Utilisation | None:
     """Return the run's own figure by `megatron-2021`, or None when the formula does not apply."""
     found = utilisation(run.result, "megatron-2021", "HFU")
     return found if found and found.flops_per_token else None
 
 
-def share_of_peak(run: Run) -> str:
+def share_of_peak(run: ReportedRun) -> str:
     found, achieved = hardware(run), achieved_tflops(run)
     if found is None or achieved is None or found.peak_tflops is None:
         return NONE

@@ -17,7 +17,7 @@ from levelfield.measure.utilisation import mfu, peak_range
 from levelfield.publish.conversion import rate
 from levelfield.report import words
 from levelfield.specs.case import Work
-from levelfield.specs.figures import Row
+from levelfield.specs.figures import PublishedRow
 from levelfield.specs.result import Result
 from levelfield.specs.vendor import Chip
 
@@ -130,7 +130,7 @@ def _chip(name: str | None, registry: Registry) -> Chip | str:
         return str(problem)
 
 
-def _published(name: str, row: Row, work: Work, chip: Chip | str) -> Line:
+def _published(name: str, row: PublishedRow, work: Work, chip: Chip | str) -> Line:
     s, tokens = row.setting, rate(row)
     low, high, mfu_from = _utilisation(tokens.tokens_per_second_per_device, row, work, chip)
     memory = row.values("memory_bytes")
@@ -155,13 +155,13 @@ def _published(name: str, row: Row, work: Work, chip: Chip | str) -> Line:
     )
 
 
-def _unprinted(row: Row) -> str:
+def _unprinted(row: PublishedRow) -> str:
     figure = row.figures.get("memory_bytes")
     return f"{figure.status if figure else row.status}"
 
 
 def _utilisation(
-    tokens: float | None, row: Row, work: Work, chip: Chip | str
+    tokens: float | None, row: PublishedRow, work: Work, chip: Chip | str
 ) -> tuple[float | None, float | None, str]:
     """Return (low, high, origin): MFU by `palm` from published tokens/s, or None with the reason."""
     if tokens is None:

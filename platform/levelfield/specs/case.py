@@ -150,7 +150,7 @@ class Evidence(Value):
     gradient_steps: tuple[int, ...] = ()
 
 
-class Limits(Value):
+class TimeLimits(Value):
     """The seconds after which a run counts as hung: without a heartbeat of a rank, or without a finished step."""
 
     heartbeat_seconds: float = Field(gt=0)
@@ -166,7 +166,7 @@ class Work(Value):
     data: Data
     window: Window
     acceptance: Acceptance
-    limits: Limits
+    limits: TimeLimits
     evidence: Evidence = Evidence()
 
     @model_validator(mode="after")
@@ -200,7 +200,7 @@ class Case(Document):
     data: Data
     window: Window
     acceptance: Acceptance
-    limits: Limits
+    limits: TimeLimits
     evidence: Evidence = Evidence()
     smoke: dict[str, dict[str, Any]]
     tuning: dict[Scale, TuningChoice] = Field(default_factory=dict)

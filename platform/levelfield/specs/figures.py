@@ -117,7 +117,7 @@ class PublishedFigure(Column):
         return self
 
 
-class Row(Value):
+class PublishedRow(Value):
     """One configuration. baseline: the row that `change` and `relative-change` refer to.
 
     disagrees: for each relation that the setting does not satisfy, the reason.
@@ -174,10 +174,10 @@ class FigureSet(Document):
     conventions: tuple[str, ...] = ()
     chips: dict[str, ChipAsPublished] = Field(default_factory=dict)
     defaults: Defaults = Defaults()
-    rows: tuple[Row, ...] = Field(min_length=1)
+    rows: tuple[PublishedRow, ...] = Field(min_length=1)
     logs: tuple[Log, ...] = ()
 
-    def row(self, name: str) -> Row:
+    def row(self, name: str) -> PublishedRow:
         return next(row for row in self.rows if row.name == name)
 
     @model_validator(mode="before")

@@ -14,7 +14,7 @@ from levelfield.specs.case import Family, Precision
 from levelfield.specs.layout import Layout
 
 
-class Limits(Value):
+class DifferenceLimits(Value):
     """The largest relative differences that pass."""
 
     first_loss: float
@@ -24,10 +24,10 @@ class Limits(Value):
 
 # fp32: the limits allow for rounding in another order. 16 bits: they allow for the rounding of the format, because the
 # reference is torch in fp32. So they show only that the layout works; docs/alignment.md compares the arithmetic.
-LIMITS: dict[Precision, Limits] = {
-    "fp32": Limits(first_loss=1e-6, loss=1e-5, grad_norm=1e-4),
-    "bf16": Limits(first_loss=1e-3, loss=5e-3, grad_norm=0.1),
-    "fp16": Limits(first_loss=1e-3, loss=5e-3, grad_norm=0.1),
+LIMITS: dict[Precision, DifferenceLimits] = {
+    "fp32": DifferenceLimits(first_loss=1e-6, loss=1e-5, grad_norm=1e-4),
+    "bf16": DifferenceLimits(first_loss=1e-3, loss=5e-3, grad_norm=0.1),
+    "fp16": DifferenceLimits(first_loss=1e-3, loss=5e-3, grad_norm=0.1),
 }
 
 
@@ -62,7 +62,7 @@ class Difference(Value):
         return near and self.same_weights and self.same_tokens
 
 
-class Run(Value):
+class TestedRun(Value):
     """One run of a family's small model. failure: the error message of a failed run; its difference is None."""
 
     name: str
@@ -92,4 +92,4 @@ class LayoutRuns(Document):
     date: str
     machine: str
     sources: str | None = None
-    runs: tuple[Run, ...] = Field(min_length=1)
+    runs: tuple[TestedRun, ...] = Field(min_length=1)

@@ -49,7 +49,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Question:
+class Diagnosis:
     """What to train, and where the short runs go. Raises RunFailed when one of them does not reach its step."""
 
     registry: Registry
@@ -99,7 +99,7 @@ def shortened(plan: Plan, step: int) -> Plan:
     return plan.model_copy(update={"work": short, "work_digest": short.fingerprint()})
 
 
-def first_difference(question: Question, suspect: int) -> Probe | None:
+def first_difference(question: Diagnosis, suspect: int) -> Probe | None:
     """The earliest step in which something differs, of 1 to `suspect`; None when all agrees even there.
 
     It is the earliest if a difference, once there, stays: training does not forget.

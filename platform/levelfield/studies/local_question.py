@@ -6,13 +6,15 @@ from collections.abc import Callable
 
 from levelfield.catalog.lookup import Found
 from levelfield.catalog.registry import Registry
-from levelfield.predict.layout_search import Question
+from levelfield.predict.layout_search import LayoutQuestion
 from levelfield.predict.questions import question_on_chip, question_on_host
 from levelfield.run import host_probe
 from levelfield.specs.case import Work
 
 
-def question_here(registry: Registry, found: Found, work: Work, devices: int, say: Callable[[str], None]) -> Question:
+def question_here(
+    registry: Registry, found: Found, work: Work, devices: int, say: Callable[[str], None]
+) -> LayoutQuestion:
     """The devices that are here: a host is measured once, and what is known of it is used again."""
     memory = found.devices[0].memory_bytes if found.devices else None
     if not found.vendor.is_host:

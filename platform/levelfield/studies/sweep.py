@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from levelfield.plan.request import Entry, UserRequest
-from levelfield.predict.layout_search import Row
+from levelfield.predict.layout_search import LayoutEstimate
 from levelfield.report.words import worst_memory
 from levelfield.specs.case import Scale
 from levelfield.specs.result import Result
@@ -18,7 +18,7 @@ from levelfield.specs.tuning import TuningChoice
 class Pair:
     """A row of the plan and the result of its run; None while it has not run."""
 
-    row: Row
+    row: LayoutEstimate
     result: Result | None = None
 
     @property
@@ -34,7 +34,7 @@ class Pair:
 
 
 def entries_of(
-    rows: Sequence[Row], selector: Selector, vendor: str, devices: int, request: UserRequest, scale: Scale
+    rows: Sequence[LayoutEstimate], selector: Selector, vendor: str, devices: int, request: UserRequest, scale: Scale
 ) -> list[Entry]:
     """One line of work for each row, on this number of devices."""
     framework = f"{selector.framework}_{selector.version}" if selector.version else selector.framework
@@ -42,7 +42,7 @@ def entries_of(
     return [Entry(text, replace(request, scale=scale, choice=_choice(row))) for row in rows]
 
 
-def _choice(row: Row) -> TuningChoice:
+def _choice(row: LayoutEstimate) -> TuningChoice:
     return TuningChoice(
         layout=str(row.layout),
         micro_batch=row.tuning.micro_batch,
@@ -51,9 +51,9 @@ def _choice(row: Row) -> TuningChoice:
     )
 
 
-def distinct(rows: Sequence[Row]) -> list[Row]:
+def distinct(rows: Sequence[LayoutEstimate]) -> list[LayoutEstimate]:
     """The first row of each group whose predicted time and memory are the same."""
-    groups: dict[tuple[float, int], Row] = {}
+    groups: dict[tuple[float, int], LayoutEstimate] = {}
     for row in rows:
         groups.setdefault((row.time.total, row.memory.total), row)
     return list(groups.values())

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from levelfield.contracts.command import Answer, ask
+from levelfield.contracts.command import CommandOutput, ask
 from levelfield.contracts.records import Parsed, parse
 from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import RunFailed, UsageError
@@ -66,7 +66,7 @@ def _refuse_overwriting(folder: Path, roles: list[str], force: bool) -> None:
 
 
 def _captured(role: str, argv: tuple[str, ...], tool: Tool | None) -> Captured:
-    answer: Answer = ask(argv, 60)
+    answer: CommandOutput = ask(argv, 60)
     return Captured(role, argv, file_name(role, tool), answer.text, tool, answer.reason)
 
 

@@ -10,7 +10,7 @@ Status = Literal["ok", "missing", "fails", "not applicable"]
 
 
 @dataclass(frozen=True)
-class Row:
+class CheckRow:
     """The values of one device, by the field names of vendor.yaml: in W, J, bytes, fractions of 1 and degrees Celsius.
     `reasons`: why a value is null."""
 
@@ -20,7 +20,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckFinding:
     """The result of one check. says: what was found; do: what the author must do, if anything; rows: the values of
     each device, if the check shows them."""
 
@@ -28,7 +28,7 @@ class Finding:
     status: Status
     says: str
     do: str = ""
-    rows: tuple[Row, ...] = ()
+    rows: tuple[CheckRow, ...] = ()
 
     @property
     def is_good(self) -> bool:

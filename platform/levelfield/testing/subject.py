@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
-from levelfield.contracts.command import Answer
+from levelfield.contracts.command import CommandOutput
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import UnknownName
@@ -70,7 +70,7 @@ class Subject:
         answers = {argv: _answer(content) for argv, content in outputs.items()}
         return DeclaredVendor(
             self.spec,
-            lambda argv, seconds: answers.get(tuple(argv)) or Answer(None, "not recorded"),
+            lambda argv, seconds: answers.get(tuple(argv)) or CommandOutput(None, "not recorded"),
             self._root(self.outputs),
         )
 
@@ -149,8 +149,8 @@ def _where_it_may_be(name: str, plugins: Sequence[Path]) -> str:
     return f"--plugins is the folder that holds vendors/: give --plugins {root}, or install the package by pip."
 
 
-def _answer(content: bytes) -> Answer:
+def _answer(content: bytes) -> CommandOutput:
     try:
-        return Answer(content.decode())
+        return CommandOutput(content.decode())
     except UnicodeDecodeError as error:
-        return Answer(None, f"the tool printed no UTF-8 text: byte {error.start}")
+        return CommandOutput(None, f"the tool printed no UTF-8 text: byte {error.start}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from levelfield.errors import UsageError
 from levelfield.testing import containers, files, launching, reading, running, tools, values
-from levelfield.testing.findings import Finding, NotOk, Row
+from levelfield.testing.findings import CheckFinding, CheckRow, NotOk
 from levelfield.testing.subject import Subject
 
 
@@ -20,7 +20,7 @@ class Check:
     name: str
     run: Callable[[Subject], str]
     whole: bool = False
-    rows: Callable[[Subject], tuple[Row, ...]] | None = None
+    rows: Callable[[Subject], tuple[CheckRow, ...]] | None = None
 
 
 CHECKS = (
@@ -54,7 +54,7 @@ CHECKS = (
 )
 
 
-def check(subject: Subject, fast: bool = False) -> Iterator[Finding]:
+def check(subject: Subject, fast: bool = False) -> Iterator[CheckFinding]:
     """Return the findings one by one. A wrong vendor.yaml is the last. fast: without checks that train or wait."""
     for item in CHECKS:
         if fast and item.whole:
@@ -65,7 +65,7 @@ def check(subject: Subject, fast: bool = False) -> Iterator[Finding]:
             return
 
 
-def find(subject: Subject, item: Check) -> Finding:
+def find(subject: Subject, item: Check) -> CheckFinding:
     """Return the finding of one check, with its rows if it has any."""
     finding = _found(subject, item)
     if item.rows is None:
@@ -75,14 +75,14 @@ def find(subject: Subject, item: Check) -> Finding:
     return finding
 
 
-def _found(subject: Subject, item: Check) -> Finding:
+def _found(subject: Subject, item: Check) -> CheckFinding:
     """Run one check. An adapter that raises fails the check and does not end the suite."""
     try:
         with subject.surroundings():
-            return Finding(item.name, "ok", item.run(subject))
+            return CheckFinding(item.name, "ok", item.run(subject))
     except NotOk as found:
-        return Finding(item.name, found.status, found.says, found.do)
+        return CheckFinding(item.name, found.status, found.says, found.do)
     except UsageError as error:
-        return Finding(item.name, "fails", str(error), "correct the named key or file")
+        return CheckFinding(item.name, "fails", str(error), "correct the named key or file")
     except Exception as error:  # an adapter may raise anything
-        return Finding(item.name, "fails", f"raised {type(error).__name__}: {error}", "return nulls with reasons")
+        return CheckFinding(item.name, "fails", f"raised {type(error).__name__}: {error}", "return nulls with reasons")

@@ -10,7 +10,7 @@ from levelfield.contracts.readings import without
 from levelfield.contracts.records import parse
 from levelfield.contracts.vendor import Device, Sample
 from levelfield.specs.tool import FieldName, units_of
-from levelfield.testing.findings import Fails, Row
+from levelfield.testing.findings import CheckRow, Fails
 from levelfield.testing.outcomes import without_reason
 from levelfield.testing.recordings import Recording
 from levelfield.testing.subject import Subject
@@ -26,7 +26,7 @@ MEMORY_TOLERANCE = 0.03  # below the difference of MB and MiB (4.9 %), above the
 COMPARE = "compare its place and unit with the recording"
 
 
-def rows(subject: Subject) -> tuple[Row, ...]:
+def rows(subject: Subject) -> tuple[CheckRow, ...]:
     """Return, for each device, every field that vendor.yaml declares or that adapter.py reads."""
     devices = subject.devices()
     samples = {sample.index: sample for sample in subject.over(subject.outputs).sample(devices)}
@@ -56,10 +56,12 @@ def _seen(subject: Subject, device: Device, sample: Sample) -> dict[FieldName, A
 
 def _row(
     index: int, seen: dict[FieldName, Any], sample: Sample, fields: Sequence[Any], declared: dict[FieldName, Recording]
-) -> Row:
+) -> CheckRow:
     lacking = [field for field in fields if seen[field] is None]
     reasons = {f: sample.reasons.get(SAMPLED[f]) if f in SAMPLED else _why(declared.get(f), index, f) for f in lacking}
-    return Row(index, {field: seen[field] for field in fields}, {f: why or "no reason" for f, why in reasons.items()})
+    return CheckRow(
+        index, {field: seen[field] for field in fields}, {f: why or "no reason" for f, why in reasons.items()}
+    )
 
 
 def _why(recording: Recording | None, index: int, field: FieldName) -> str:
@@ -95,7 +97,7 @@ def values(subject: Subject) -> str:
     return f"read: {', '.join(fields)}"
 
 
-def _are_read(found: Sequence[Row], declared: dict[FieldName, Recording]) -> None:
+def _are_read(found: Sequence[CheckRow], declared: dict[FieldName, Recording]) -> None:
     for field, recording in declared.items():
         if found and all(row.values[field] is None for row in found):
             why = "; ".join(list(dict.fromkeys(row.reasons[field] for row in found))[:2])
@@ -105,7 +107,7 @@ def _are_read(found: Sequence[Row], declared: dict[FieldName, Recording]) -> Non
             )
 
 
-def _are_lost_nowhere(found: Sequence[Row], declared: dict[FieldName, Recording]) -> None:
+def _are_lost_nowhere(found: Sequence[CheckRow], declared: dict[FieldName, Recording]) -> None:
     """Check that a field is null on a device only when the record itself shows no value."""
     read = {field for row in found for field in declared if row.values[field] is not None}
     for row in found:
@@ -150,7 +152,7 @@ def _mixed_up(recording: Recording | None, found: int, right: int) -> str:
     return f"; with {best} in the place of {unit} they would agree" if gaps[best] <= MEMORY_TOLERANCE else ""
 
 
-def readings(found: Sequence[Row]) -> Iterator[str]:
+def readings(found: Sequence[CheckRow]) -> Iterator[str]:
     """Return a table of the quantities, one line per device, and then the reasons for nulls."""
     if not found:
         return
@@ -175,6 +177,6 @@ HEADINGS = {
 }
 
 
-def _cell(row: Row, field: str) -> str:
+def _cell(row: CheckRow, field: str) -> str:
     value = row.values[field]
     return "null" if value is None else f"{float(value) / HEADINGS[field][1]:.8g}"

@@ -11,7 +11,7 @@ import pytest
 from levelfield.cli.terminal import result_lines
 from levelfield.judge.collector import collect
 from levelfield.measure.expectation import Expectation, against_expected
-from levelfield.measure.memory import Memory, Peak
+from levelfield.measure.memory import MemoryPeak, MemoryPeaks
 from levelfield.report.markdown import run_report
 from levelfield.report.tables import as_csv, as_json
 from levelfield.run.runner import finish
@@ -25,15 +25,16 @@ from recorded_runs import USED_BYTES, break_off, change_steps, edit, fail
 GIB = 2**30
 
 
-def measured(used: float | None = None, process: float | None = None) -> Memory:
+def measured(used: float | None = None, process: float | None = None) -> MemoryPeaks:
     """What was measured: bytes, or none with a reason."""
     used_peak, process_peak = (
-        Peak(None, None, "no counter") if value is None else Peak(int(value), "0") for value in (used, process)
+        MemoryPeak(None, None, "no counter") if value is None else MemoryPeak(int(value), "0")
+        for value in (used, process)
     )
-    return Memory(used_peak, None, None, Peak(None, None), Peak(None, None), process_peak, {}, {})
+    return MemoryPeaks(used_peak, None, None, MemoryPeak(None, None), MemoryPeak(None, None), process_peak, {}, {})
 
 
-def held(memory: Memory, kind: str = "nvidia", expected: int = GIB, why_none: str | None = None) -> Expectation:
+def held(memory: MemoryPeaks, kind: str = "nvidia", expected: int = GIB, why_none: str | None = None) -> Expectation:
     return against_expected(expected, memory, kind == "cpu", why_none)
 
 
@@ -70,7 +71,7 @@ def test_what_is_further_off_is_remarked_on(ratio: float, says: str) -> None:
 
 
 def test_a_ratio_that_is_not_a_number_is_remarked_on() -> None:
-    broken = Memory(Peak(math.nan, "0"), None, None, *[Peak(None, None)] * 3, {}, {})  # type: ignore[arg-type]
+    broken = MemoryPeaks(MemoryPeak(math.nan, "0"), None, None, *[MemoryPeak(None, None)] * 3, {}, {})  # type: ignore[arg-type]
     assert held(broken).remark is not None
 
 
@@ -84,7 +85,7 @@ def test_a_ratio_that_is_not_a_number_is_remarked_on() -> None:
     ],
 )
 def test_without_a_figure_there_is_no_ratio_but_a_reason(
-    memory: Memory, kind: str, expected: int, why: str | None, reason: str
+    memory: MemoryPeaks, kind: str, expected: int, why: str | None, reason: str
 ) -> None:
     found = held(memory, kind, expected, why)
     assert (found.measured_bytes, found.ratio, found.remark, found.reason) == (None, None, None, reason)

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import loss_curves
 import pytest
-from levelfield.measure.alignment import Limits, Training, align, flagperf_rule, norm_difference
+from levelfield.measure.alignment import AlignmentLimits, Training, align, flagperf_rule, norm_difference
 from levelfield.measure.calibration import LEAST, MULTIPLE, limits_of, noise_between, tail_margin
 from levelfield.measure.equivalence import BLOCKS, block_means, tail_equivalence
 
 STEPS = 60
 IDENTITY = {"work": "w", "corpus": "c", "initial_weights": "i", "tokens": "t"}
-LIMITS = Limits(first_step=1e-6, gradient=1e-4, curve=1e-5, source="the test")
+LIMITS = AlignmentLimits(first_step=1e-6, gradient=1e-4, curve=1e-5, source="the test")
 NORMS = {"embedding.weight": 1.0, "layers.0.mlp.up.weight": 0.2, "layers.0.attention.key.bias": 3e-9}
 
 
@@ -75,7 +75,7 @@ def test_a_spike_is_seen_even_where_the_curve_has_no_limit():
 
 
 def test_without_recorded_noise_nothing_is_aligned():
-    found = align(REFERENCE, REFERENCE, Limits(None, None, None, "none"))
+    found = align(REFERENCE, REFERENCE, AlignmentLimits(None, None, None, "none"))
     assert found.verdict == "inconclusive" and "no noise" in found.reason
 
 

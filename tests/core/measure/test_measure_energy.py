@@ -7,7 +7,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from levelfield.measure.energy import Energy, counted_joules, energy, integral
+from levelfield.measure.energy import EnergyUse, counted_joules, energy, integral
 from levelfield.measure.records import Reading
 
 SECOND = 10**9
@@ -20,7 +20,7 @@ def sampled(watts: list[float | None], device: str = "0/0", joules: list[float |
     return [Reading(device, START + k * SECOND, w, j) for k, (w, j) in enumerate(pairs)]
 
 
-def over(readings: list[Reading], first: float = 1, last: float = 9, devices: tuple[str, ...] = ("0/0",)) -> Energy:
+def over(readings: list[Reading], first: float = 1, last: float = 9, devices: tuple[str, ...] = ("0/0",)) -> EnergyUse:
     return energy(readings, devices, START + round(first * SECOND), START + round(last * SECOND), 1000)
 
 

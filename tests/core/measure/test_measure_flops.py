@@ -14,7 +14,7 @@ from levelfield.measure.parameters import parameter_shapes, parameters
 from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range
 from levelfield.specs.base import load
 from levelfield.specs.case import Case, Model
-from levelfield.specs.figures import Row
+from levelfield.specs.figures import PublishedRow
 from levelfield.specs.vendor import Peak
 from levelfield.worker.parameters import list_parameters
 
@@ -33,14 +33,14 @@ def model(name: str, **changes: Any) -> Model:
     return found.model_copy(update=changes)
 
 
-def gpt(row: Row, vocabulary: int = TABLE_VOCABULARY) -> Model:
+def gpt(row: PublishedRow, vocabulary: int = TABLE_VOCABULARY) -> Model:
     shape = row.setting.model
     assert shape is not None
     sizes = {"hidden_size": shape.hidden_size, "ffn_hidden_size": 4 * shape.hidden_size, "layers": shape.layers}
     return model("gpt2_small", vocab_size=vocabulary, heads=shape.heads, kv_heads=shape.heads, **sizes)
 
 
-def printed(row: Row, name: str) -> str:
+def printed(row: PublishedRow, name: str) -> str:
     (text,) = row.figures[name].texts
     return text
 
@@ -51,18 +51,18 @@ def printed_like(value: float, cell: str, digits: int = 2) -> bool:
     return rounded == Decimal(cell)
 
 
-def tokens_per_second_per_device(row: Row, milliseconds: float = 1e-3) -> float:
+def tokens_per_second_per_device(row: PublishedRow, milliseconds: float = 1e-3) -> float:
     seconds = float(printed(row, "step_seconds")) * milliseconds
     return row.setting.global_batch * 2048 / seconds / row.setting.devices
 
 
-def achieved(row: Row, vocabulary: int = TABLE_VOCABULARY) -> float:
+def achieved(row: PublishedRow, vocabulary: int = TABLE_VOCABULARY) -> float:
     flops = flops_per_token("megatron-2021", gpt(row, vocabulary), 2048, recompute="full")
     return flops * tokens_per_second_per_device(row) / 1e12
 
 
 @pytest.mark.parametrize("row", ONEFLOW, ids=[r.name for r in ONEFLOW])
-def test_every_oneflow_row_is_reproduced_to_its_last_digit(row: Row) -> None:
+def test_every_oneflow_row_is_reproduced_to_its_last_digit(row: PublishedRow) -> None:
     rate = tokens_per_second_per_device(row)
     found = hfu("megatron-2021", gpt(row), 2048, rate, PeakRange(V100), "full")
     assert found.achieved_tflops is not None and found.value is not None
@@ -84,7 +84,7 @@ def test_flops_of_a_step_are_those_of_its_tokens() -> None:
     assert flops_per_step("megatron-2021", gpt(row), s, b) == pytest.approx(expected, rel=1e-14)
 
 
-def flagperf_cells(row: Row) -> list[tuple[str, float, str]]:
+def flagperf_cells(row: PublishedRow) -> list[tuple[str, float, str]]:
     """(where, computed per cent, printed per cent) of each MFU of a row; a range is fp8's low and 16-bit's high."""
     mixed = row.setting.precision == "fp8"
     peaks = PeakRange(H100 if row.name.startswith("H100") else A100, H100_FP8 if mixed else None, mixed=mixed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from levelfield.measure.memory import ALLOCATED, PROCESS, RESERVED, Memory, memory
+from levelfield.measure.memory import ALLOCATED, PROCESS, RESERVED, MemoryPeaks, memory
 from levelfield.measure.records import Reading, StepRecord
 
 GIB = 2**30
@@ -25,7 +25,7 @@ HELD = steps({0: [50 * GIB, 60 * GIB], 1: [55 * GIB, 55 * GIB]})
 SEEN = readings({"0/0": [10 * GIB, 64 * GIB, 63 * GIB], "0/1": [9 * GIB, None, 62 * GIB]})
 
 
-def found(seen: list[Reading] = SEEN, held: list[StepRecord] = HELD) -> Memory:
+def found(seen: list[Reading] = SEEN, held: list[StepRecord] = HELD) -> MemoryPeaks:
     return memory(seen, held, CAPACITY)
 
 

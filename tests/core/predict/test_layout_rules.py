@@ -11,7 +11,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.errors import LayoutError
 from levelfield.predict.layout_rules import accumulation, broken, nearest, require
 from levelfield.specs.case import Work
-from levelfield.specs.figures import Row
+from levelfield.specs.figures import PublishedRow
 from levelfield.specs.layout import Layout, parse_layout
 
 GPT: Work = Registry().case("gpt3_6.7B").work("full")  # 1024 sequences, 32 heads, 32 layers, vocabulary 50304
@@ -25,7 +25,7 @@ def shaped(work: Work, batch: int = 1024, length: int = 2048, **model: int) -> W
     return work.model_copy(update={"model": work.model.model_copy(update=model), "training": training})
 
 
-def work_of(row: Row) -> Work:
+def work_of(row: PublishedRow) -> Work:
     shape = row.setting.model
     assert shape is not None
     sizes = {"hidden_size": shape.hidden_size, "ffn_hidden_size": 4 * shape.hidden_size, "layers": shape.layers}
@@ -34,7 +34,7 @@ def work_of(row: Row) -> Work:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_the_published_configurations_satisfy_all_relations(row: Row) -> None:
+def test_the_published_configurations_satisfy_all_relations(row: PublishedRow) -> None:
     setting, model = row.setting, row.setting.model
     *_, layout, batch, sizes = row.name.split("_")
     assert model is not None and sizes == f"{model.hidden_size}x{model.layers}"

@@ -13,7 +13,7 @@ from levelfield.measure.flops import flops_per_token
 from levelfield.predict import layout_rules
 from levelfield.predict.collectives import Link, all_reduce_seconds, gather_seconds, send_seconds
 from levelfield.predict.explanation import memory_terms, time_terms
-from levelfield.predict.layout_search import Answer, Offer, Question, answer, predict
+from levelfield.predict.layout_search import LayoutQuestion, LayoutRanking, Offer, answer, predict
 from levelfield.predict.machines import machine_of, network_rate
 from levelfield.predict.operations import head_forward, layer_forward
 from levelfield.predict.setup import setup_of
@@ -35,11 +35,13 @@ def machine(**changes: object) -> Machine:
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
-def question(case: str = "llama3_8b", devices: int = 8, capacity_gib: float | None = 80, **changes: object) -> Question:
+def question(
+    case: str = "llama3_8b", devices: int = 8, capacity_gib: float | None = 80, **changes: object
+) -> LayoutQuestion:
     registry = Registry()
     constants = registry.constants("megatron")
     assert constants is not None
-    plain = Question(
+    plain = LayoutQuestion(
         work=registry.case(case).work("full"),
         machine=machine(),
         constants=constants.model_copy(
@@ -154,11 +156,11 @@ def test_the_search_loses_nothing(case: str, devices: int, capacity: float) -> N
     assert _keys(answer(asked)) == _brute(asked)
 
 
-def _keys(found: Answer) -> set[str]:
+def _keys(found: LayoutRanking) -> set[str]:
     return {f"{r.layout} {r.tuning.micro_batch} {r.tuning.virtual_pipeline} {r.tuning.recompute}" for r in found.rows}
 
 
-def _brute(asked: Question) -> set[str]:
+def _brute(asked: LayoutQuestion) -> set[str]:
     sizes = [n for n in range(1, asked.devices + 1) if asked.devices % n == 0]
     batches = [2**n for n in range(11)]
     found = set()

@@ -16,7 +16,7 @@ from levelfield.errors import LayoutError
 from levelfield.publish.audit import Audit, audited, works_of
 from levelfield.publish.derivation import FORMULAS
 from levelfield.specs.base import load
-from levelfield.specs.figures import Disagreement, FigureSet, Formula, Row
+from levelfield.specs.figures import Disagreement, FigureSet, Formula, PublishedRow
 from levelfield.specs.layout import parse_layout
 from plans import ROOT
 
@@ -45,7 +45,7 @@ READ = sorted({(name, cell.of) for name, _, cell in CELLS if cell.of and not cel
 NUMBERS = ("nodes", "devices_per_node", "micro_batch", "accumulation", "global_batch", "sequence_length")
 
 
-def audit(name: str, rows: tuple[Row, ...] | None = None) -> Audit:
+def audit(name: str, rows: tuple[PublishedRow, ...] | None = None) -> Audit:
     figures = SETS[name]
     return audited(figures.model_copy(update={"rows": rows}) if rows else figures, WORKS[name])
 
@@ -54,7 +54,7 @@ def without_logs(name: str) -> FigureSet:
     return SETS[name].model_copy(update={"logs": ()})
 
 
-def with_cell(row: Row, column: str, **changes: Any) -> Row:
+def with_cell(row: PublishedRow, column: str, **changes: Any) -> PublishedRow:
     cell = row.figures[column].model_copy(update=changes)
     return row.model_copy(update={"figures": {**row.figures, column: cell}})
 
@@ -66,7 +66,7 @@ def wrong_digits(text: str) -> Iterator[str]:
             yield f"{text[: place.start()]}{(int(place[0]) + step) % 10}{text[place.end() :]}"
 
 
-def with_row(figures: FigureSet, row: Row) -> FigureSet:
+def with_row(figures: FigureSet, row: PublishedRow) -> FigureSet:
     """The rows that the audit of this one reads: it, and those that it is a baseline of or has as one."""
     near = tuple(other for other in figures.rows if row.name == other.baseline or other.name == row.baseline)
     return figures.model_copy(update={"rows": (row, *near), "logs": tuple(g for g in figures.logs if g.of == row.name)})

@@ -20,11 +20,11 @@ from levelfield.judge.collector import collect
 from levelfield.measure.utilisation import hfu, mfu, peak_range
 from levelfield.publish.conversion import rate
 from levelfield.publish.foreign_columns import FLAGPERF_GPT, FLAGPERF_LLAMA, FORMATS, ONEFLOW, OSDI, as_report
-from levelfield.publish.foreign_tables import Run, changed, constants_of, runs_of
+from levelfield.publish.foreign_tables import ReportedRun, changed, constants_of, runs_of
 from levelfield.publish.published_rows import beside, remarks
 from levelfield.publish.published_tables import beside_published
 from levelfield.rundir.directory import read_plan
-from levelfield.specs.figures import Row
+from levelfield.specs.figures import PublishedRow
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Figure, Result, Status, Utilisation
@@ -44,7 +44,7 @@ def valid(recorded: Path) -> Pair:
     return collect(RunPaths(recorded)), read_plan(RunPaths(recorded))
 
 
-def measured_as(valid: Pair, row: Row, **changes: Any) -> Pair:
+def measured_as(valid: Pair, row: PublishedRow, **changes: Any) -> Pair:
     """The recorded run, as if it had been this row's and had measured what the row prints."""
     result, plan = valid
     s, work = row.setting, work_of(row.setting.case)
@@ -68,7 +68,7 @@ def measured_as(valid: Pair, row: Row, **changes: Any) -> Pair:
     return found, plan.model_copy(update={"work": work, "case": s.case, "scale": "full"})
 
 
-def utilisation(row: Row, tokens: float | None) -> tuple[Utilisation, ...]:
+def utilisation(row: PublishedRow, tokens: float | None) -> tuple[Utilisation, ...]:
     """As `collect` computes it, with Levelfield's own peaks and parameters."""
     s = row.setting
     if tokens is None or s.chip is None:
@@ -89,7 +89,7 @@ def cells(form: str, pairs: Sequence[Pair]) -> list[dict[str, str]]:
     return [dict(zip(head, row, strict=True)) for row in rows]
 
 
-def text_of(row: Row, name: str) -> str:
+def text_of(row: PublishedRow, name: str) -> str:
     return str(row.figures[name].text)
 
 
@@ -97,7 +97,7 @@ def text_of(row: Row, name: str) -> str:
 
 
 @pytest.mark.parametrize("row", ONEFLOW_SET.rows, ids=lambda row: row.name)
-def test_a_run_like_oneflows_prints_oneflows_row(valid: Pair, row: Row) -> None:
+def test_a_run_like_oneflows_prints_oneflows_row(valid: Pair, row: PublishedRow) -> None:
     (found,) = cells("oneflow", [measured_as(valid, row)])
     latency = float(found.pop("lantency").removesuffix(" (ms)"))
     assert latency == pytest.approx(1000 * (row.figure("step_seconds_finer") or 0), abs=0.0051)
@@ -123,7 +123,7 @@ MACHINES = {"A100 1x8": "A800-SXM4-80GB单机8卡（1x8）", "H100 1x8": "H100-S
 
 
 @pytest.mark.parametrize("row", [r for r in LLAMA.rows if r.setting.chip], ids=lambda row: row.name)
-def test_a_run_like_flagperfs_prints_flagperfs_row(valid: Pair, row: Row) -> None:
+def test_a_run_like_flagperfs_prints_flagperfs_row(valid: Pair, row: PublishedRow) -> None:
     oom = row.status == "oom"
     changes = {"status": Status(word="oom", reasons=("out of memory",))} if oom else {}
     (found,) = cells("flagperf", [measured_as(valid, row, **changes)])
@@ -146,7 +146,7 @@ def test_a_run_like_flagperfs_prints_flagperfs_row(valid: Pair, row: Row) -> Non
 
 
 @pytest.mark.parametrize("row", [r for r in PADDLE.rows if r.figures], ids=lambda row: row.name)
-def test_a_run_like_flagperfs_with_paddle_prints_its_row(valid: Pair, row: Row) -> None:
+def test_a_run_like_flagperfs_with_paddle_prints_its_row(valid: Pair, row: PublishedRow) -> None:
     result, plan = measured_as(valid, row)
     exact = (row.figure("samples_per_second") or 0) * 2048
     assert result.throughput
@@ -249,7 +249,7 @@ def test_changes(value: float | None, before: float | None, text: str) -> None:
 def test_flagperfs_rule_is_flagperfs(valid: Pair, error: float | None, text: str) -> None:
     result, plan = valid
     alignment = result.alignment.model_copy(update={"flagperf_mean_error": error})
-    run = Run(result.model_copy(update={"alignment": alignment}), plan, {})
+    run = ReportedRun(result.model_copy(update={"alignment": alignment}), plan, {})
     assert FLAGPERF_LLAMA["是否精度对齐"](run) == text
 
 
