@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from changed_documents import written
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DocumentError
 from levelfield.measure.parameters import parameters
 from levelfield.specs.base import load
 from levelfield.specs.case import Case
 from plans import ROOT
-from test_documents import written
 
 NAMES = sorted(p.stem for p in (ROOT / "configs/cases").glob("*.yaml"))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from changed_documents import TINY, written
 from levelfield.errors import DocumentError
 from levelfield.specs.base import Document, dump, load
 from levelfield.specs.case import Case
@@ -19,7 +20,6 @@ from levelfield.specs.tuning import Tuning, TuningFile
 from levelfield.specs.vendor import VendorFile
 from plans import PLUGINS, ROOT
 
-TINY = PLUGINS / "configs/cases/tiny.yaml"
 KINDS: dict[str, type[Document]] = {
     "configs/cases/*.yaml": Case,
     "configs/suites/*.yaml": Suite,
@@ -46,22 +46,6 @@ def refusal(path: Path, kind: type[Document] = Case) -> str:
     with pytest.raises(DocumentError) as caught:
         load(kind, path)
     return str(caught.value)
-
-
-def written(folder: Path, change: dict[str, Any], source: Path = TINY) -> Path:
-    """A copy of a document with keys replaced, by dotted name; None removes."""
-    content = yaml.safe_load(source.read_text())
-    for name, value in change.items():
-        *outer, last = name.split(".")
-        place = content
-        for key in outer:
-            place = place.setdefault(key, {})
-        place.pop(last, None)
-        if value is not None:
-            place[last] = value
-    path = folder / "case.yaml"
-    path.write_text(yaml.safe_dump(content))
-    return path
 
 
 @pytest.mark.parametrize(("kind", "path"), SHIPPED, ids=[f"{p.parent.name}/{p.name}" for _, p in SHIPPED])
