@@ -159,7 +159,7 @@ def test_who_presses_again_and_again_gets_the_same_end(train: Run, runs: Path, m
         return lambda *given: (press(), method(*given))[1]
 
     monkeypatch.setattr("levelfield.rundir.follower.Follower.read", press)
-    for name in ("worker.node.Ranks.stop", "worker.node.Ranks.ends", "runner.collect"):
+    for name in ("node.ranks.Ranks.stop", "node.ranks.Ranks.ends", "run.runner.collect"):
         monkeypatch.setattr(f"levelfield.{name}", pressing(pkgutil.resolve_name(f"levelfield.{name}")))
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     code, (result,) = train()
