@@ -92,7 +92,8 @@ def _mapping_without_duplicates(loader: Any, node: Any) -> dict[Any, Any]:
             continue  # `<<` adds defaults; YAML defines that keys beside it override them
         key = loader.construct_object(key_node, deep=True)
         if key in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"key '{key}' is written twice", key_node.start_mark)
+            message = f"found key '{key}' twice, expected it once"
+            raise yaml.constructor.ConstructorError(None, None, message, key_node.start_mark)
         seen.add(key)
     loader.flatten_mapping(node)
     return dict(loader.construct_pairs(node, deep=True))
@@ -101,7 +102,7 @@ def _mapping_without_duplicates(loader: Any, node: Any) -> dict[Any, Any]:
 def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     keys = [key for key, _ in pairs]
     if twice := next((key for key in keys if keys.count(key) > 1), None):
-        raise ValueError(f"key '{twice}' is written twice")
+        raise ValueError(f"found key '{twice}' twice, expected it once")
     return dict(pairs)
 
 

@@ -54,7 +54,7 @@ class Reference(Document):
     @model_validator(mode="after")
     def _whole(self) -> Reference:
         if len(self.grad_norms) != len(self.losses):
-            raise ValueError(f"{len(self.grad_norms)} grad_norms, expected {len(self.losses)} as there are losses")
+            raise ValueError(f"grad_norms: found {len(self.grad_norms)}, expected {len(self.losses)}, one per loss")
         return self
 
 

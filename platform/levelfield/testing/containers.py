@@ -34,10 +34,10 @@ def options(subject: Subject) -> str:
 def _are_nodes(shown: ContainerOptions) -> None:
     for node in shown.device_nodes:
         if not node.startswith("/dev/") or "{" in node or "*" in node:
-            raise Fails(f"device node '{node}'", "a file under /dev; '{index}' is the only thing in braces")
+            raise Fails(f"device node '{node}'", "use a file under /dev; only '{index}' may be in braces")
     for name, text in shown.environment.items():
         if "{" in text:
-            raise Fails(f"container.environment.{name}: '{text}'", "'{index}' is the only thing in braces")
+            raise Fails(f"container.environment.{name}: '{text}'", "only '{index}' may be in braces")
 
 
 def _shows_only(subject: Subject, device: Device, known: Sequence[Device]) -> None:
