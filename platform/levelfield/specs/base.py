@@ -116,7 +116,7 @@ def _check_schema(cls: type[Document], found: Any, origin: str) -> None:
 
 
 def _explain(error: ValidationError, origin: str) -> str:
-    lines = [f"{origin}: {_key(e['loc'])}: {_finding(e)}" for e in error.errors(include_url=False)]
+    lines = [f"{origin}: {_key(e['loc'])}: {_description(e)}" for e in error.errors(include_url=False)]
     return "\n".join(lines)
 
 
@@ -124,7 +124,7 @@ def _key(location: tuple[int | str, ...]) -> str:
     return f"key '{'.'.join(str(part) for part in location)}'" if location else "document"
 
 
-def _finding(detail: Any) -> str:
+def _description(detail: Any) -> str:
     if detail["type"] == "missing":
         return "missing; it is required"
     if detail["type"] == "extra_forbidden":

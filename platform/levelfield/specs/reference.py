@@ -1,4 +1,4 @@
-"""A reference: the training curve of one run, and the noise of runs that differ from it in arithmetic only."""
+"""A reference: the unrounded training curve of one run, and the noise of runs that differ in arithmetic only."""
 
 from __future__ import annotations
 

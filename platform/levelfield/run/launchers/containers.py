@@ -41,7 +41,7 @@ class ContainerLauncher:
         """Start all containers and wait. Containers and network are removed before it returns or raises. If the engine
         is gone, the next start removes them."""
         try:
-            _tell(request)
+            _write_work(request)
         except OSError as error:
             return Outcome("launch-error", (), f"{error.filename or 'the run directory'}: {error.strerror}")
         try:
@@ -66,7 +66,7 @@ class ContainerLauncher:
         except KeyboardInterrupt:
             outcome = _stopped(request, running, "interrupted", "interrupted by the user")
         _keep_logs(request, running)
-        return _with(outcome, warnings, any(c.attrs["State"]["OOMKilled"] for c in running.values()))
+        return _with_findings(outcome, warnings, any(c.attrs["State"]["OOMKilled"] for c in running.values()))
 
 
 def _own_networks(request: Request) -> dict[str, ContainerWork]:
@@ -90,7 +90,7 @@ def _work(node: NodeWork) -> ContainerWork:
     return node.container
 
 
-def _tell(request: Request) -> None:
+def _write_work(request: Request) -> None:
     """Write the list of processes for each node's first process. Raises OSError."""
     port = free_port()
     for node in request.nodes:
@@ -182,7 +182,7 @@ def _keep_logs(request: Request, running: dict[int, Container]) -> None:
                 (Path(node.processes[0].log).parent / f"node{node.node_rank}.log").write_bytes(said)
 
 
-def _with(outcome: Outcome, warnings: list[str], out_of_memory: bool) -> Outcome:
+def _with_findings(outcome: Outcome, warnings: list[str], out_of_memory: bool) -> Outcome:
     """Return the outcome with warnings and the engine's out-of-memory flag.
 
     The flag alone does not decide: the kernel may have killed a child process while the rank continued.

@@ -47,7 +47,7 @@ def ready(client: DockerClient, container: ContainerPlan, say: Say) -> Built:
     wheels = wheels_of(image, container.offline, say)
     tag = tag_of(image, base_id, wheels)
     log = cache_folder() / "images" / f"{tag.replace('/', '-').replace(':', '-')}.log"
-    with _alone(log):  # if two runs need it, only one builds it
+    with _locked(log):  # if two runs need it, only one builds it
         found = _id(client, tag)
         if found is None:
             say(f"building {tag} on {image.base.reference}; its log is {log}")
@@ -101,7 +101,7 @@ def _pulled(client: DockerClient, reference: str) -> str:
 
 
 @contextmanager
-def _alone(log: Path) -> Iterator[None]:
+def _locked(log: Path) -> Iterator[None]:
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         lock = log.with_suffix(".lock").open("w")

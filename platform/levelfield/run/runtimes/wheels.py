@@ -74,12 +74,12 @@ def _fetch(image: ImagePlan, folder: Path, say: Say) -> dict[str, str]:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            return _listed(folder) or _ask_pip(image, folder, say)
+            return _listed(folder) or _run_pip(image, folder, say)
     except OSError as error:
         raise RunFailed(f"{folder}: {error.strerror}") from None
 
 
-def _ask_pip(image: ImagePlan, folder: Path, say: Say) -> dict[str, str]:
+def _run_pip(image: ImagePlan, folder: Path, say: Say) -> dict[str, str]:
     """Run `pip wheel`, because some requirements are published only as sources."""
     version = image.base.python_version
     say(f"fetching the wheels of {image.name} for Python {version}: {', '.join(image.requirements)}")
