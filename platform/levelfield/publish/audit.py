@@ -101,10 +101,10 @@ def _figure(figures: FigureSet, row: Row, baseline: Row | None, name: str, figur
         derived = derive(figure, row, baseline, chip, _logged(figures, row, figure.of))
     except Underivable as problem:
         return Finding(row.name, name, "open", printed, None, None, figure.unit, str(problem))
-    return _compared(row, name, figure, derived)
+    return _held_against(row, name, figure, derived)
 
 
-def _compared(row: Row, name: str, figure: PublishedFigure, derived: Derived) -> Finding:
+def _held_against(row: Row, name: str, figure: PublishedFigure, derived: Derived) -> Finding:
     """Compare a figure to the last printed digit, or to the decimals of its column."""
     number = read_number(figure.texts[0])
     decimals = number.decimals if figure.decimals is None else figure.decimals

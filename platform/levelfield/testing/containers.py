@@ -23,7 +23,7 @@ def options(subject: Subject) -> str:
         raise Fails(f"container() returns {type(shown).__name__}", "return ContainerOptions")
     if adapter.container(known) != shown or subject.adapter().container(known) != shown:
         raise Fails("container() returns another value at the second call", "compute it from its arguments alone")
-    _check_nodes(shown)
+    _are_nodes(shown)
     if subject.spec.divisible:
         return "one machine, divided into devices; containers see all of it"
     for device in known:
@@ -31,7 +31,7 @@ def options(subject: Subject) -> str:
     return _restriction(subject, known)
 
 
-def _check_nodes(shown: ContainerOptions) -> None:
+def _are_nodes(shown: ContainerOptions) -> None:
     for node in shown.device_nodes:
         if not node.startswith("/dev/") or "{" in node or "*" in node:
             raise Fails(f"device node '{node}'", "use a file under /dev; only '{index}' may be in braces")

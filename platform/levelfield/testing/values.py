@@ -86,16 +86,16 @@ def values(subject: Subject) -> str:
     found, declared = rows(subject), _declared(subject)
     if blank := without_reason(list(subject.over(subject.outputs).sample(subject.devices()))):
         raise Fails(blank, "give a reason in Sample.reasons")
-    _check_read(found, declared)
+    _are_read(found, declared)
     _check_memory(subject, declared.get("memory_total"))
-    _check_missing(found, declared)
+    _are_lost_nowhere(found, declared)
     fields = sorted({f for row in found for f, value in row.values.items() if value is not None} - {"name", "identity"})
     if not fields:
         raise Fails("no device has any value", "compare vendor.yaml with the recording")
     return f"read: {', '.join(fields)}"
 
 
-def _check_read(found: Sequence[Row], declared: dict[FieldName, Recording]) -> None:
+def _are_read(found: Sequence[Row], declared: dict[FieldName, Recording]) -> None:
     for field, recording in declared.items():
         if found and all(row.values[field] is None for row in found):
             why = "; ".join(list(dict.fromkeys(row.reasons[field] for row in found))[:2])
@@ -105,7 +105,7 @@ def _check_read(found: Sequence[Row], declared: dict[FieldName, Recording]) -> N
             )
 
 
-def _check_missing(found: Sequence[Row], declared: dict[FieldName, Recording]) -> None:
+def _are_lost_nowhere(found: Sequence[Row], declared: dict[FieldName, Recording]) -> None:
     """Check that a field is null on a device only when the record itself shows no value."""
     read = {field for row in found for field in declared if row.values[field] is not None}
     for row in found:

@@ -34,7 +34,7 @@ class ContainerLauncher:
     name = "containers"
 
     def request(self, plan: Plan, paths: RunPaths, runtime: Runtime) -> Request:
-        """Return a request with a container for each node, without side effect."""
+        """A container for each node. Pure."""
         return request_of(plan, paths, self.name, runtime, plan.hardware.nodes)
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
@@ -66,7 +66,7 @@ class ContainerLauncher:
         except KeyboardInterrupt:
             outcome = _stopped(request, running, "interrupted", "interrupted by the user")
         _keep_logs(request, running)
-        return _with_findings(outcome, warnings, any(c.attrs["State"]["OOMKilled"] for c in running.values()))
+        return _with(outcome, warnings, any(c.attrs["State"]["OOMKilled"] for c in running.values()))
 
 
 def _own_networks(request: Request) -> dict[str, ContainerWork]:
@@ -182,11 +182,8 @@ def _keep_logs(request: Request, running: dict[int, Container]) -> None:
                 (Path(node.processes[0].log).parent / f"node{node.node_rank}.log").write_bytes(said)
 
 
-def _with_findings(outcome: Outcome, warnings: list[str], out_of_memory: bool) -> Outcome:
-    """Return the outcome with warnings and the engine's out-of-memory flag.
-
-    The flag alone does not decide: the kernel may have killed a child process while the rank continued.
-    """
+def _with(outcome: Outcome, warnings: list[str], out_of_memory: bool) -> Outcome:
+    """The engine's flag alone says nothing: a child may have been killed and the rank gone on."""
     extra: dict[str, Any] = {"warnings": "\n".join(warnings)} if warnings else {}
     extra |= {"oom_kills": "1"} if out_of_memory else {}
     return Outcome(outcome.cause, outcome.ends, outcome.evidence, extra)

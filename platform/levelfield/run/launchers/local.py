@@ -32,7 +32,7 @@ class LocalLauncher:
     name = "local"
 
     def request(self, plan: Plan, paths: RunPaths, runtime: Runtime) -> Request:
-        """Return a request with one node and all ranks, without side effect."""
+        """One node with every rank. Pure."""
         return request_of(plan, paths, self.name, runtime, nodes=1, removed=REMOVED_VARIABLES)
 
     def execute(self, request: Request, watch: Watch) -> Outcome:

@@ -32,7 +32,7 @@ _HOME = {"HOME": "/tmp", "USER": "levelfield", "LOGNAME": "levelfield"}
 
 
 class DockerRuntime:
-    """The runtime of containers. `in_use` finds the image's id; before that, a request shows the image's name."""
+    """Knows its image's id once it is in use; before, a request shows the name that the image has."""
 
     name = "docker"
 
@@ -75,7 +75,7 @@ class DockerRuntime:
         return str(printed)
 
     def identity(self, plan: Plan) -> dict[str, Any]:
-        """Return the image, its packages and the engine. The packages of an image are listed once and stored."""
+        """The image and what is in it. The packages are asked for once per image and remembered."""
         assert self._built is not None, "the runtime is in use"
         try:
             listed = self._packages(plan, cache_folder() / "images" / f"{self._built.id.rpartition(':')[2]}.json")
@@ -87,7 +87,7 @@ class DockerRuntime:
         return {"environment_packages": listed, "image": self._built.to_dict(), "engine": said}
 
     def keep(self, plan: Plan, paths: RunPaths) -> None:
-        """Write the recipe to the run directory, and the log of the build if this run built the image."""
+        """Leave the recipe in the run directory, and the log of the build if it was built for this run."""
         assert self._built is not None, "the runtime is in use"
         paths.image.mkdir(exist_ok=True)
         write_atomically(paths.image / "Dockerfile", _container(plan).image.dockerfile)
