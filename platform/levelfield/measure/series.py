@@ -129,5 +129,5 @@ def _over(difference: float, values: Series) -> float:
 def _checked(series: Sequence[float], fewest: int) -> Series:
     values = np.asarray(series, dtype=np.float64)
     if len(values) < fewest or not np.isfinite(values).all():
-        raise ValueError(f"found {len(values)} values, expected at least {fewest} finite ones")
+        raise ValueError(f"found {len(values)} values, expected at least {fewest}, all finite")
     return values

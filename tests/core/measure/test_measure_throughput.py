@@ -190,7 +190,7 @@ def test_six_repeats_are_the_first_to_have_a_distribution_free_interval() -> Non
 
 @pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf]])
 def test_repeats_that_are_no_numbers_are_refused(values: list[float]) -> None:
-    with pytest.raises(ValueError, match="finite ones"):
+    with pytest.raises(ValueError, match="all finite"):
         over_repeats(values)
 
 
