@@ -50,8 +50,7 @@ class Model(Value):
         if self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}")
         if (self.positions == "rope") != (self.rope_base is not None):
-            found = f"found {self.rope_base} with positions '{self.positions}'"
-            raise ValueError(f"rope_base: {found}, expected a number for 'rope' and none for others")
+            raise ValueError("rope_base is given exactly when positions is 'rope'")
         if self.positions == "rope" and self.head_size % 2:
             raise ValueError(f"rope needs an even head size, found {self.head_size}")
         return self
@@ -110,7 +109,7 @@ class Training(Value):
     @model_validator(mode="after")
     def _scaled(self) -> Training:
         if self.precision == "fp16" and self.loss_scale is None:
-            raise ValueError("loss_scale: missing; precision fp16 needs it")
+            raise ValueError("precision fp16 needs loss_scale")
         return self
 
 
@@ -174,16 +173,15 @@ class Work(Value):
     def _consistent(self) -> Work:
         last, first, steps = self.window.last_step, self.window.first_step, self.training.steps
         if not first <= last <= steps:
-            raise ValueError(f"window: found steps {first} to {last}, expected them within 1 to {steps}")
+            raise ValueError(f"window {first}..{last} does not lie within the {steps} steps")
         if self.data.alphabet > self.model.vocab_size:
-            at_most = f"vocab_size {self.model.vocab_size}"
-            raise ValueError(f"data.alphabet: found {self.data.alphabet}, expected at most {at_most}")
+            raise ValueError(f"data.alphabet {self.data.alphabet} is above vocab_size {self.model.vocab_size}")
         if self.data.alphabet < 2 * self.data.branching:
             least = f"twice data.branching {self.data.branching}"
             raise ValueError(f"data.alphabet: found {self.data.alphabet}, expected at least {least}")
         late = [step for step in self.evidence.gradient_steps if not 1 <= step < first]
         if late:
-            raise ValueError(f"evidence.gradient_steps: found {late}, expected steps before the window ({first})")
+            raise ValueError(f"evidence.gradient_steps {late} do not lie before the window, which starts at {first}")
         if self.acceptance.tail_steps >= steps:
             raise ValueError(f"acceptance.tail_steps: found {self.acceptance.tail_steps}, expected below steps {steps}")
         return self

@@ -109,9 +109,9 @@ def test_every_wrong_key_is_named_at_once(tmp_path: Path) -> None:
     [
         ({"model.heads": 3}, "hidden_size 16 is not divisible by heads 3"),
         ({"model.kv_heads": 3}, "heads 4 is not divisible by kv_heads 3"),
-        ({"model.rope_base": 10000.0}, "rope_base: found 10000.0 with positions 'learned'"),
-        ({"model.positions": "rope"}, "rope_base: found None with positions 'rope'"),
-        ({"training.precision": "fp16"}, "loss_scale: missing; precision fp16 needs it"),
+        ({"model.rope_base": 10000.0}, "rope_base is given exactly when positions is 'rope'"),
+        ({"model.positions": "rope"}, "rope_base is given exactly when positions is 'rope'"),
+        ({"training.precision": "fp16"}, "precision fp16 needs loss_scale"),
         ({"training.schedule.min_lr": 1.0}, "min_lr: found 1.0, expected at most peak_lr 0.001"),
         ({"training.schedule.warmup_steps": 24}, "warmup_steps: found 24, expected below decay_steps 24"),
     ],
