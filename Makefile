@@ -3,21 +3,35 @@ PYTHON ?= python3
 DEV := .venvs/dev
 PY := $(DEV)/bin/python
 STAMP := $(DEV)/levelfield-locks.sha256
-QUICK := not e2e and not containers and not thorough
+NEW := not thorough
+PYTEST := PYTHONPATH=platform $(PY) -m pytest
 
-.PHONY: test quick lint bench gpu-check matrix host-runs thorough clean
+# pip compiles nothing ahead: most of a framework is never imported. (0 is pip's own, inverted way to say so.) Python
+# keeps what it compiles on first use, whatever the caller's environment says.
+export PIP_NO_COMPILE := 0
+unexport PYTHONDONTWRITEBYTECODE
 
-test: lint
-	PYTHONPATH=platform $(PY) -m pytest -n 4 -m "$(QUICK)" --ignore=tests/models
-	PYTHONPATH=platform $(PY) -m pytest -n 2 --dist loadgroup -m "$(QUICK)" tests/models  # each of several ranks: more would only wait
-	PYTHONPATH=platform $(PY) -m pytest -m "(e2e or containers) and not thorough"  # these use all cores: one by one
+.PHONY: test quick lint environments framework-free bench gpu-check matrix host-runs thorough clean
+
+# What needs no framework runs while the frameworks' environments are made. A rank of tests/models has a core of its
+# own. Tests of one container engine run one after another, in one process, beside the other end-to-end tests.
+test: $(STAMP)
+	$(MAKE) --no-print-directory -j 3 environments lint framework-free
+	$(PYTEST) -n 2 --dist loadgroup -m "$(NEW)" tests/models
+	$(PYTEST) -n 2 --dist loadgroup -m "(e2e or containers) and $(NEW)" tests/containers tests/e2e
+
+framework-free: $(STAMP)
+	$(PYTEST) -n 3 -m "not e2e and not containers and $(NEW)" --ignore=tests/models
+
+environments: $(STAMP)
+	PYTHONPATH=platform $(PY) tests/environments.py
 
 # What make test leaves out: further runs of the same kinds.
 thorough: $(STAMP)
-	PYTHONPATH=platform $(PY) -m pytest -n 2 -m thorough
+	$(PYTEST) -n 2 --dist loadgroup -m thorough
 
 quick: $(STAMP)
-	PYTHONPATH=platform $(PY) -m pytest -n 2 tests/core tests/vendors
+	$(PYTEST) -n 2 -m "$(NEW)" tests/core tests/vendors
 
 lint: $(STAMP)
 	$(PY) -m ruff check .

@@ -15,6 +15,9 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_SECONDS = 900
+# A training that only pretends, a vendor with FAKE_DEVICES devices, and the case `long`: time to break something.
+PRETENDING = ("--plugins", str(ROOT / "tests/core/plugins"), "--plugins", str(ROOT / "tests/containers/plugins"))
+SHORT = ("--plugins", str(ROOT / "tests/e2e/plugins"))  # the case `short`: forty small steps of a real training
 
 
 class Benchmark:
@@ -70,6 +73,12 @@ def finished(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]
         raise
     assert "Traceback" not in out + err, err
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def steps(run: Path) -> list[tuple[float, float, str]]:
+    """Loss, gradient norm and tokens of every step of rank 0, as they were written."""
+    events = [json.loads(line) for line in (run / "events" / "rank0.jsonl").read_text().splitlines()]
+    return [(e["loss"], e["grad_norm"], e["tokens_checksum"]) for e in events if e.get("event") == "step"]
 
 
 def trainings(runs: Path) -> dict[int, psutil.Process]:

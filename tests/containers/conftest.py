@@ -1,7 +1,7 @@
 """A container engine for the tests that need one, and what it must not keep of them.
 
 They take the engine that DOCKER_HOST names and the local image LEVELFIELD_BASE_IMAGE; `.ci/engine up` gives both.
-Without them these tests are skipped by name; with LEVELFIELD_REQUIRE_ENGINE, as in CI, they fail.
+Without them these tests are skipped by name, which CI forbids.
 """
 
 from __future__ import annotations
@@ -19,9 +19,14 @@ from levelfield.run.runtimes.engine import IMAGE_LABEL
 
 
 def _unavailable(why: str) -> None:
-    if os.environ.get("LEVELFIELD_REQUIRE_ENGINE"):
-        pytest.fail(f"{why}, and LEVELFIELD_REQUIRE_ENGINE is set")
     pytest.skip(f"{why}; `.ci/engine up` starts one and prints the variables to set")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One process for all that use the engine: they list, prune and reap what is on it."""
+    for item in items:
+        if item.get_closest_marker("containers"):
+            item.add_marker(pytest.mark.xdist_group("engine"))
 
 
 @pytest.fixture(scope="session")

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from docker import DockerClient
 from levelfield.run.runtimes.engine import OWNER_LABEL
 
-HERE = Path(__file__).parent
-PRETENDING = ("--plugins", str(HERE.parent / "core" / "plugins"), "--plugins", str(HERE / "plugins"))
 IN_CONTAINERS = ("--runtime", "docker")
 
 

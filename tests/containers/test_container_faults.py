@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from containers_shared import IN_CONTAINERS, PRETENDING, kept
+from containers_shared import IN_CONTAINERS, kept
 from docker import DockerClient
-from driving import Benchmark, finished, trainings
+from driving import PRETENDING, Benchmark, finished, trainings
 
 pytestmark = pytest.mark.containers
 LONG = ("--case", "long:fake:fake:1:2", *PRETENDING, *IN_CONTAINERS)

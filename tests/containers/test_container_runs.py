@@ -1,4 +1,8 @@
-"""Real trainings in containers: the same bits as without, on one node and on two containers of one network."""
+"""Real trainings in containers: the same bits as without, on one node and on two containers of one network.
+
+`short` has every part of a training in forty small steps. `make thorough` trains the shipped cases, whose references
+are of longer runs.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +12,44 @@ from pathlib import Path
 
 import pytest
 from containers_shared import IN_CONTAINERS
-from driving import Benchmark
+from driving import SHORT, Benchmark, steps
 
 pytestmark = pytest.mark.containers
-
-
-def steps(run: Path) -> list[tuple[float, float, str]]:
-    """Loss, gradient norm and tokens of every step of rank 0, as they were written."""
-    events = [json.loads(line) for line in (run / "events" / "rank0.jsonl").read_text().splitlines()]
-    return [(e["loss"], e["grad_norm"], e["tokens_checksum"]) for e in events if e.get("event") == "step"]
 
 
 def content(run: Path, name: str) -> dict:
     return json.loads((run / name).read_text())
 
 
-@pytest.mark.parametrize("case", ["gpt3_6.7B:paddle", "llama3_8b:torch"])
-def test_one_node_trains_the_same_bits_as_without_a_container(case: str, benchmark: Benchmark, tmp_path: Path) -> None:
-    done = benchmark.run("--case", case, *IN_CONTAINERS)
+def valid_run(benchmark: Benchmark, *arguments: str) -> Path:
+    done = benchmark.run(*arguments)
     assert done.returncode == 0, done.stderr
-    run, result = benchmark.only_run(), benchmark.result()
-    assert (result["status"]["word"], result["alignment"]["verdict"]) == ("valid", "aligned")
-    plain = Benchmark(tmp_path / "plain", Path(benchmark.variables["XDG_CACHE_HOME"]))
-    assert plain.run("--case", case).returncode == 0
-    assert len(steps(run)) == 40 and steps(run) == steps(plain.only_run())
+    assert benchmark.result()["status"]["word"] == "valid"
+    return benchmark.only_run()
+
+
+@pytest.fixture(scope="module")
+def plain(images_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[float, float, str]]:
+    """The steps of `short` without a container."""
+    without = Benchmark(tmp_path_factory.mktemp("plain") / "runs", images_cache)
+    found = steps(valid_run(without, "--case", "short:torch", *SHORT))
+    assert [tokens for _, _, tokens in found] and len({loss for loss, _, _ in found}) == 40
+    return found
+
+
+def test_one_node_trains_the_same_bits_as_without_a_container(benchmark: Benchmark, plain: list) -> None:
+    run = valid_run(benchmark, "--case", "short:torch", *SHORT, *IN_CONTAINERS)
+    assert steps(run) == plain
     _says_where_it_ran(run)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", ["gpt3_6.7B:paddle", "llama3_8b:torch"])
+def test_a_shipped_case_trains_the_same_bits_and_is_aligned(case: str, benchmark: Benchmark, tmp_path: Path) -> None:
+    run = valid_run(benchmark, "--case", case, *IN_CONTAINERS)
+    assert benchmark.result()["alignment"]["verdict"] == "aligned"
+    without = Benchmark(tmp_path / "plain", Path(benchmark.variables["XDG_CACHE_HOME"]))
+    assert steps(run) == steps(valid_run(without, "--case", case))
 
 
 def _says_where_it_ran(run: Path) -> None:
@@ -45,23 +62,29 @@ def _says_where_it_ran(run: Path) -> None:
     assert (run / "telemetry.jsonl").read_text().count('"samples"') > 1
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        "gpt3_6.7B:torch:cpu:2:1",
-        "llama3_8b:paddle:cpu:2:1",
-        pytest.param("gpt3_6.7B:paddle:cpu:2:1", marks=pytest.mark.thorough),
-        pytest.param("llama3_8b:torch:cpu:2:1", marks=pytest.mark.thorough),
-    ],
-)
-def test_two_containers_of_one_network_are_two_nodes(case: str, benchmark: Benchmark) -> None:
-    done = benchmark.run("--case", case, *IN_CONTAINERS)
-    assert done.returncode == 0, done.stderr
-    result, request = benchmark.result(), content(benchmark.only_run(), "request.json")
-    assert (result["status"]["word"], result["alignment"]["verdict"]) == ("valid", "aligned")
-    assert result["deviations"] == ["2 nodes were asked for; they are 2 containers of one machine"]
+def test_two_containers_of_one_network_train_the_same_bits_as_two_processes(
+    benchmark: Benchmark, tmp_path: Path
+) -> None:
+    run = valid_run(benchmark, "--case", "short:torch:cpu:2:1", *SHORT, "--threads", "1", *IN_CONTAINERS)
+    without = Benchmark(tmp_path / "plain", Path(benchmark.variables["XDG_CACHE_HOME"]))
+    assert steps(run) == steps(valid_run(without, "--case", "short:torch:cpu:1:2", *SHORT, "--threads", "1"))
+    _are_two_nodes(benchmark)
+
+
+def _are_two_nodes(benchmark: Benchmark) -> None:
+    request = content(benchmark.only_run(), "request.json")
+    assert benchmark.result()["deviations"] == ["2 nodes were asked for; they are 2 containers of one machine"]
     assert [node["address"] for node in request["nodes"]] == ["node0", "node1"]
     assert len({node["container"]["network"] for node in request["nodes"]}) == 1
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("framework", ["torch", "paddle"])
+@pytest.mark.parametrize("case", ["gpt3_6.7B", "llama3_8b"])
+def test_a_shipped_case_on_two_nodes_is_aligned(case: str, framework: str, benchmark: Benchmark) -> None:
+    valid_run(benchmark, "--case", f"{case}:{framework}:cpu:2:1", *IN_CONTAINERS)
+    assert benchmark.result()["alignment"]["verdict"] == "aligned"
+    _are_two_nodes(benchmark)
 
 
 def test_an_unchanged_image_is_not_built_again_and_works_offline(benchmark: Benchmark) -> None:
@@ -73,11 +96,9 @@ def test_an_unchanged_image_is_not_built_again_and_works_offline(benchmark: Benc
     assert tag in [image["tag"] for image in json.loads(listed.stdout)]
 
 
-def test_inside_takes_the_python_that_is_there(benchmark: Benchmark) -> None:
+def test_inside_takes_the_python_that_is_there(benchmark: Benchmark, plain: list) -> None:
     """As in a vendor's container: its Python has the framework, and nothing is made."""
-    done = benchmark.run("--case", "gpt2_small:torch", "--runtime", "inside", "--python", sys.executable)
-    result = benchmark.result()
-    assert done.returncode == 0, done.stderr
-    assert (result["runtime"], result["alignment"]["verdict"]) == ("inside", "aligned")
-    assert content(benchmark.only_run(), "plan.json")["environment"]["requirements"] == []
-    assert "signs" in content(benchmark.only_run(), "provenance.json")["container"]
+    run = valid_run(benchmark, "--case", "short:torch", *SHORT, "--runtime", "inside", "--python", sys.executable)
+    assert (benchmark.result()["runtime"], steps(run)) == ("inside", plain)
+    assert content(run, "plan.json")["environment"]["requirements"] == []
+    assert "signs" in content(run, "provenance.json")["container"]

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from containers_shared import IN_CONTAINERS, PRETENDING, kept
+from containers_shared import IN_CONTAINERS, kept
 from docker import DockerClient
-from driving import ROOT, Benchmark, finished, trainings
+from driving import PRETENDING, ROOT, Benchmark, finished, trainings
 
 pytestmark = pytest.mark.containers
 NAME = "levelfield-drill"

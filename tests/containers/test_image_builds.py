@@ -8,9 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from containers_shared import PRETENDING
 from docker import DockerClient
-from driving import Benchmark, finished
+from driving import PRETENDING, Benchmark, finished
 
 pytestmark = pytest.mark.containers
 FAKE = Path(PRETENDING[1])

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from driving import ROOT, Benchmark
+from driving import ROOT, SHORT, Benchmark
 
 pytestmark = pytest.mark.e2e
 
@@ -46,15 +46,15 @@ def test_the_first_command_ends_valid_and_the_second_start_makes_nothing(clone: 
     assert "result   valid" in first.stdout
     (run,) = (clone / "runs").iterdir()
     result = json.loads((run / "result.json").read_text())
-    assert result["scale"] == "smoke"
+    assert (result["scale"], result["alignment"]["verdict"]) == ("smoke", "aligned")
     assert result["loss"]["tail_mean"] < 0.6 * result["loss"]["first"]
     assert result["throughput"]["tokens_per_second_per_device"] > 0
 
-    again = start(clone, cache, "--case", "llama3_8b:torch", "--json")
+    again = start(clone, cache, "--case", "short:torch", *SHORT, "--json")
     assert again.returncode == 0, again.stderr
     assert again.stderr == ""
     (other,) = json.loads(again.stdout)
-    assert other["status"]["word"] == "valid" and other["case"] == "llama3_8b"
+    assert other["status"]["word"] == "valid" and other["case"] == "short"
 
     for name in sorted(p.name for p in (clone / "runs").iterdir()):
         check = start(clone, cache, "collect", name, "--check")
@@ -68,7 +68,7 @@ def test_real_text_trains_and_the_result_names_the_corpus(benchmark: Benchmark, 
         "data", "prepare", "--input", str(sources), "--suffix", ".py", "--tokenizer", "bytes", "--output", str(prefix)
     )
     assert prepared.returncode == 0, prepared.stderr
-    done = benchmark.run("--case", "llama3_8b:torch", "--data", str(prefix), "--quiet")
+    done = benchmark.run("--case", "short:torch", *SHORT, "--data", str(prefix), "--quiet")
     assert done.returncode == 0, done.stderr + done.stdout
     digest = next(line.split()[1] for line in prepared.stdout.splitlines() if line.startswith("digest"))
     assert benchmark.result()["identity"]["corpus"] == digest

@@ -65,7 +65,7 @@ def test_a_name_or_folder_that_is_taken_is_refused(tmp_path: Path, capsys: Said)
     (tmp_path / "vendors/zeta").mkdir(parents=True)
     (tmp_path / "levelfield-zeta").mkdir()
     assert run("new", "zeta", "--output", tmp_path) == run("new", "zeta", "--package", "--output", tmp_path) == 2
-    assert "is there already" in capsys.readouterr().err and not list((tmp_path / "vendors/zeta").iterdir())
+    assert "exists; remove it" in capsys.readouterr().err and not list((tmp_path / "vendors/zeta").iterdir())
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path, capsys: Said) -> None:

@@ -9,7 +9,7 @@ from levelfield.corpus.facts import SUFFIXES, CorpusFacts, Kind, Progress, mark,
 from levelfield.corpus.scan import scan
 from levelfield.errors import CorpusError
 from levelfield.worker.corpora import open_corpus
-from levelfield.worker.faults import CorpusError as FoundByWorker
+from levelfield.worker.faults import CorpusError as WorkerCorpusError
 
 
 def check(
@@ -57,7 +57,7 @@ def _read_all(kind: Kind, prefix: Path, progress: Progress) -> CorpusFacts:
         corpus = open_corpus(kind, str(prefix))
         check_entries(kind, paths_of(kind, prefix)[1], len(corpus.tokens))
         found = scan(paths_of(kind, prefix), corpus.tokens.dtype, len(corpus.tokens), progress)
-    except FoundByWorker as error:
+    except WorkerCorpusError as error:
         raise CorpusError(str(error)) from None
     except OSError as error:
         raise CorpusError(f"{prefix}: cannot be read: {error.strerror or error}") from None

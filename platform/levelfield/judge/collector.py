@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import asdict
 
 from levelfield.judge.status import judge
 from levelfield.judge.verdict import judged
@@ -35,7 +34,6 @@ from levelfield.specs.result import (
     MemoryExpectation,
     Result,
     Status,
-    StepTimes,
     Throughput,
     Utilisation,
 )
@@ -103,7 +101,7 @@ def _as_result(measured: MeasuredThroughput) -> Throughput:
         tokens_per_second=measured.tokens_per_second,
         tokens_per_second_per_device=measured.tokens_per_second_per_device,
         wall_seconds=measured.wall_seconds,
-        step_seconds=StepTimes(**asdict(measured.step_seconds)),
+        step_seconds=measured.step_seconds,
     )
 
 
@@ -118,7 +116,7 @@ def _utilisation(plan: Plan, throughput: MeasuredThroughput | None) -> tuple[Uti
     found += [
         hfu(f, model, length, rate, peaks, recompute) for f in FORMULAS if f == "megatron-2021" or recompute != "none"
     ]
-    return tuple(Utilisation(**asdict(u)) for u in found)
+    return tuple(found)
 
 
 def _peaks(plan: Plan) -> PeakRange:

@@ -178,7 +178,7 @@ def first_beyond(run: Training, reference: Training, limit: float | None) -> int
 
 
 def flagperf_rule(run: Training, reference: Training) -> float | None:
-    """Return FlagPerf's figure: the mean relative difference from step 21 on, accepted below 2 %; None before."""
+    """Return FlagPerf's figure: the mean relative difference from step 21 on (limit 2 %), or None with fewer steps."""
     steps = [s for s in sorted(reference.losses) if s >= FLAGPERF_FIRST_STEP and s in run.losses]
     if not steps:
         return None

@@ -20,7 +20,10 @@ QUANTILE = 1.8946
 
 @dataclass(frozen=True)
 class Equivalence:
-    """The test's result. low, high: the 90 % interval of the mean relative difference. more_steps: estimated need."""
+    """The test's result. low, high: the 90 % interval of the mean relative difference.
+
+    more_steps: about how many more steps a clear result needs; None for a clear result.
+    """
 
     word: Literal["equivalent", "different", "inconclusive"]
     mean: float

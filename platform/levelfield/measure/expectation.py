@@ -52,11 +52,11 @@ def _remark(figure: str, ratio: float) -> str | None:
     if abs(ratio - 1) <= TOLERANCE:
         return None
     said = f"the {figure} is {ratio:.3g} times what was expected"
-    if unit := _mixed_up(ratio):
+    if unit := _likely_unit(ratio):
         return f"{said}: as if {unit} and bytes were mixed up"
     return f"{said}: the model of memory {'lacks something' if ratio > 1 else 'counts what is not there'}"
 
 
-def _mixed_up(ratio: float) -> str | None:
+def _likely_unit(ratio: float) -> str | None:
     factor = math.exp(abs(math.log(ratio)))
     return next((unit for unit, size in _STEPS.items() if abs(factor / size - 1) <= TOLERANCE), None)

@@ -10,6 +10,7 @@ import numpy as np
 
 from levelfield.measure.records import NANOSECONDS, StepRecord, by_rank, by_step
 from levelfield.measure.series import change_point, relative_iqr, trend
+from levelfield.specs.result import StepTimes
 
 FEWEST_FOR_FLAGS = 10
 SIGNIFICANCE = 0.01
@@ -26,25 +27,6 @@ class StepTime:
 
 
 @dataclass(frozen=True)
-class StepSeconds:
-    """Seconds per step within the window. spread: interquartile range / median.
-
-    flags: sentences about a trend or a change point that is both significant (p below 0.01) and material (2 %).
-    unchecked: the reason why neither was checked, else None.
-    """
-
-    steps: int
-    median: float
-    mean: float
-    p90: float
-    minimum: float
-    maximum: float
-    spread: float
-    flags: tuple[str, ...]
-    unchecked: str | None
-
-
-@dataclass(frozen=True)
 class Throughput:
     """Tokens of the window / its wall time; per device: / the number of devices."""
 
@@ -53,7 +35,7 @@ class Throughput:
     tokens_per_second: float
     tokens_per_second_per_device: float
     devices: int
-    step_seconds: StepSeconds
+    step_seconds: StepTimes
 
 
 class WindowError(ValueError):
@@ -143,10 +125,10 @@ def _time_reasons(kept: Sequence[StepTime]) -> tuple[str, ...]:
     return (f"{_steps(wrong)} took no time or less",) if wrong else ()
 
 
-def _step_seconds(seconds: Sequence[float], first_step: int) -> StepSeconds:
+def _step_seconds(seconds: Sequence[float], first_step: int) -> StepTimes:
     values = np.asarray(seconds)
     few = len(seconds) < FEWEST_FOR_FLAGS
-    return StepSeconds(
+    return StepTimes(
         steps=len(seconds),
         median=float(np.median(values)),
         mean=float(values.mean()),

@@ -13,6 +13,7 @@ from typing import Literal
 
 from levelfield.measure.flops import FormulaError, FormulaId, Recomputation, flops_per_token, versioned
 from levelfield.specs.case import Model, Precision
+from levelfield.specs.result import Utilisation
 from levelfield.specs.vendor import Peak, PeakDtype
 
 Kind = Literal["MFU", "HFU"]
@@ -20,26 +21,6 @@ Kind = Literal["MFU", "HFU"]
 IMPOSSIBLE = 1.25
 UNKNOWN_PEAK = "no published or measured peak for this chip and precision"
 ABOVE_PEAK = "above the peak: the throughput, the device count or the peak is wrong"
-
-
-@dataclass(frozen=True)
-class Utilisation:
-    """A fraction of the peak (0.5 is 50 %), or None. `reason`: the cause of None, or a remark about the value.
-
-    low, high: the range of a run in mixed fp8: all its FLOPs at the fp8 peak, or all at the 16-bit peak.
-    `value` is then None. Otherwise both equal `value`. flops_per_token None: the formula does not apply.
-    """
-
-    formula: str
-    kind: Kind
-    value: float | None
-    low: float | None
-    high: float | None
-    flops_per_token: float | None
-    achieved_tflops: float | None
-    peak_tflops: float | None
-    peak_source: str | None
-    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -114,7 +95,16 @@ def _against_peak(kind: Kind, formula: FormulaId, flops: float, achieved: float,
         return _without(kind, formula, flops, achieved, f"{low:.3g} x the peak ({source}): {ABOVE_PEAK}")
     value = None if peaks.mixed else high
     return Utilisation(
-        versioned(formula), kind, value, low, high, flops, achieved, tflops, source, _remark(peaks.mixed, low)
+        formula=versioned(formula),
+        kind=kind,
+        value=value,
+        low=low,
+        high=high,
+        flops_per_token=flops,
+        achieved_tflops=achieved,
+        peak_tflops=tflops,
+        peak_source=source,
+        reason=_remark(peaks.mixed, low),
     )
 
 
@@ -131,4 +121,15 @@ def _described(peak: Peak, fp8: Peak | None) -> tuple[float, str]:
 
 
 def _without(kind: Kind, formula: FormulaId, flops: float | None, achieved: float | None, reason: str) -> Utilisation:
-    return Utilisation(versioned(formula), kind, None, None, None, flops, achieved, None, None, reason)
+    return Utilisation(
+        formula=versioned(formula),
+        kind=kind,
+        value=None,
+        low=None,
+        high=None,
+        flops_per_token=flops,
+        achieved_tflops=achieved,
+        peak_tflops=None,
+        peak_source=None,
+        reason=reason,
+    )

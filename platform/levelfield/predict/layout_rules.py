@@ -12,6 +12,16 @@ from collections.abc import Iterator
 from levelfield.errors import LayoutError
 from levelfield.specs.case import Work
 from levelfield.specs.layout import Layout
+from levelfield.worker.division import DIVIDED_OVER, SEQUENCE_OVER
+
+_SIZES = {
+    "heads": "{} attention heads",
+    "kv_heads": "{} key-value heads",
+    "ffn_hidden_size": "ffn size {}",
+    "vocab_size": "vocabulary {}",
+    "layers": "{} layers",
+    "sequence_length": "sequence length {}",
+}
 
 
 def broken(
@@ -31,7 +41,7 @@ def broken(
             f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} = nodes {nodes} x devices "
             f"{devices_per_node}: {layout.world_size} is not {world}",
         ),
-        *_cuts(work, layout),
+        *_divisions(work, layout),
         *_interleaving(work, layout, accumulation(work, layout, micro_batch), virtual_pipeline),
     ]
     return [sentence for holds, sentence in checks if not holds]
@@ -79,18 +89,20 @@ def _offer_other_counts(work: Work, layout: Layout, micro_batch: int, nodes: int
     return f"not possible on {layout.world_size} devices; nearest: {', '.join(offers) or 'none'}"
 
 
-def _cuts(work: Work, layout: Layout) -> Iterator[tuple[bool, str]]:
-    model, tensor = work.model, layout.tensor
+def _divisions(work: Work, layout: Layout) -> Iterator[tuple[bool, str]]:
+    model = work.model
     yield model.hidden_size % model.heads == 0, f"hidden size {model.hidden_size} over {model.heads} heads"
-    yield model.heads % tensor == 0, f"{model.heads} attention heads cannot be cut over tensor {tensor}"
-    yield model.kv_heads % tensor == 0, f"{model.kv_heads} key-value heads cannot be cut over tensor {tensor}"
-    yield model.ffn_hidden_size % tensor == 0, f"ffn size {model.ffn_hidden_size} cannot be cut over tensor {tensor}"
-    yield model.vocab_size % tensor == 0, f"vocabulary {model.vocab_size} cannot be cut over tensor {tensor}"
-    yield model.layers % layout.pipeline == 0, f"{model.layers} layers cannot be cut over pipeline {layout.pipeline}"
+    yield from (_divides(name, getattr(model, name), over, layout) for name, over in DIVIDED_OVER.items())
     if layout.sequence_parallel:
+        yield layout.tensor > 1, "sequence parallel (+seq) needs a tensor-parallel size above 1"
         length = work.training.sequence_length
-        yield tensor > 1, "sequence parallel (+seq) needs a tensor-parallel size above 1"
-        yield length % tensor == 0, f"sequence length {length} cannot be cut over tensor {tensor}"
+        yield from (_divides(name, length, over, layout) for name, over in SEQUENCE_OVER.items())
+
+
+def _divides(name: str, size: int, over: str, layout: Layout) -> tuple[bool, str]:
+    """Whether the layout's dimension divides the size, and the sentence for when it does not."""
+    parts: int = getattr(layout, over)
+    return size % parts == 0, f"{_SIZES[name].format(size)} cannot be cut over {over} {parts}"
 
 
 def _interleaving(work: Work, layout: Layout, micro_batches: int, virtual_pipeline: int) -> Iterator[tuple[bool, str]]:

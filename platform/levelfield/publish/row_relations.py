@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from levelfield.specs.case import Work
 from levelfield.specs.layout import Layout, LayoutText, parse_layout
 from levelfield.specs.setting import Setting, Shape
+from levelfield.worker.division import DIVIDED_OVER
 
 
 @dataclass(frozen=True)
@@ -33,17 +34,18 @@ def relations(s: Setting, work: Work | None = None) -> Iterator[Relation]:
     sizes = f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} = {layout.world_size}"
     yield _equal("devices", layout.world_size, s.devices, sizes)
     if shape := s.model or (_shape(work) if work else None):
-        yield from _cuts(shape, layout)
+        yield from _divisions(shape, layout)
     if work:
         yield from _case(s, work)
     if s.layout_printed:
         yield from _printed(s, parse_layout(s.layout_printed))
 
 
-def _cuts(model: Shape, layout: Layout) -> Iterator[Relation]:
+def _divisions(model: Shape, layout: Layout) -> Iterator[Relation]:
     yield _divides("hidden_size over heads", model.hidden_size, model.heads)
-    yield _divides("heads over tensor", model.heads, layout.tensor)
-    yield _divides("layers over pipeline", model.layers, layout.pipeline)
+    for name, over in DIVIDED_OVER.items():
+        if name in Shape.model_fields:
+            yield _divides(f"{name} over {over}", getattr(model, name), getattr(layout, over))
 
 
 def _case(s: Setting, work: Work) -> Iterator[Relation]:

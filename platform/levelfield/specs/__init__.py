@@ -1,1 +1,1 @@
-"""Frozen documents: what is written in configs/, vendors/ and models/, and what a run leaves."""
+"""Frozen documents: the files of configs/, vendors/ and models/, and the documents of a run."""

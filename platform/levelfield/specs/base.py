@@ -92,7 +92,8 @@ def _mapping_without_duplicates(loader: Any, node: Any) -> dict[Any, Any]:
             continue  # `<<` adds defaults; YAML defines that keys beside it override them
         key = loader.construct_object(key_node, deep=True)
         if key in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"key '{key}' is written twice", key_node.start_mark)
+            message = f"found key '{key}' twice, expected it once"
+            raise yaml.constructor.ConstructorError(None, None, message, key_node.start_mark)
         seen.add(key)
     loader.flatten_mapping(node)
     return dict(loader.construct_pairs(node, deep=True))
@@ -101,7 +102,7 @@ def _mapping_without_duplicates(loader: Any, node: Any) -> dict[Any, Any]:
 def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     keys = [key for key, _ in pairs]
     if twice := next((key for key in keys if keys.count(key) > 1), None):
-        raise ValueError(f"key '{twice}' is written twice")
+        raise ValueError(f"found key '{twice}' twice, expected it once")
     return dict(pairs)
 
 
@@ -115,7 +116,7 @@ def _check_schema(cls: type[Document], found: Any, origin: str) -> None:
 
 
 def _explain(error: ValidationError, origin: str) -> str:
-    lines = [f"{origin}: {_key(e['loc'])}: {_finding(e)}" for e in error.errors(include_url=False)]
+    lines = [f"{origin}: {_key(e['loc'])}: {_description(e)}" for e in error.errors(include_url=False)]
     return "\n".join(lines)
 
 
@@ -123,7 +124,7 @@ def _key(location: tuple[int | str, ...]) -> str:
     return f"key '{'.'.join(str(part) for part in location)}'" if location else "document"
 
 
-def _finding(detail: Any) -> str:
+def _description(detail: Any) -> str:
     if detail["type"] == "missing":
         return "missing; it is required"
     if detail["type"] == "extra_forbidden":

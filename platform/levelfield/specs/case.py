@@ -78,9 +78,9 @@ class Schedule(Value):
     @model_validator(mode="after")
     def _ordered(self) -> Schedule:
         if self.min_lr > self.peak_lr:
-            raise ValueError(f"min_lr {self.min_lr} is above peak_lr {self.peak_lr}")
+            raise ValueError(f"min_lr: found {self.min_lr}, expected at most peak_lr {self.peak_lr}")
         if self.warmup_steps >= self.decay_steps:
-            raise ValueError(f"warmup_steps {self.warmup_steps} is not below decay_steps {self.decay_steps}")
+            raise ValueError(f"warmup_steps: found {self.warmup_steps}, expected below decay_steps {self.decay_steps}")
         return self
 
 
@@ -177,12 +177,13 @@ class Work(Value):
         if self.data.alphabet > self.model.vocab_size:
             raise ValueError(f"data.alphabet {self.data.alphabet} is above vocab_size {self.model.vocab_size}")
         if self.data.alphabet < 2 * self.data.branching:
-            raise ValueError(f"data.alphabet {self.data.alphabet} is below twice data.branching {self.data.branching}")
+            least = f"twice data.branching {self.data.branching}"
+            raise ValueError(f"data.alphabet: found {self.data.alphabet}, expected at least {least}")
         late = [step for step in self.evidence.gradient_steps if not 1 <= step < first]
         if late:
             raise ValueError(f"evidence.gradient_steps {late} do not lie before the window, which starts at {first}")
         if self.acceptance.tail_steps >= steps:
-            raise ValueError(f"acceptance.tail_steps {self.acceptance.tail_steps} is not below steps {steps}")
+            raise ValueError(f"acceptance.tail_steps: found {self.acceptance.tail_steps}, expected below steps {steps}")
         return self
 
 
@@ -225,7 +226,8 @@ class Case(Document):
 
 
 def _flat(error: ValidationError) -> str:
-    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'work'}: {e['msg']}" for e in error.errors())
+    found = ((".".join(map(str, e["loc"])) or "work", e["msg"].removeprefix("Value error, ")) for e in error.errors())
+    return "; ".join(f"{key}: {message}" for key, message in found)
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def refuse_locked(names: Iterable[str], free: Iterable[str]) -> None:
         if name in known:
             continue
         if why := reason(name):
-            raise ValueError(f"'{name}' is locked, the case fixes it: {why}. Free are {', '.join(known)}")
+            raise ValueError(f"'{name}' is locked, the case fixes it: {why}. Free fields: {', '.join(known)}")
         near = difflib.get_close_matches(name, known, n=3)
         nearest = f"; nearest: {', '.join(near)}" if near else ""
-        raise ValueError(f"unknown field '{name}'{nearest}. Free are {', '.join(known)}")
+        raise ValueError(f"unknown field '{name}'{nearest}. Free fields: {', '.join(known)}")

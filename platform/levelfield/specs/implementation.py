@@ -52,7 +52,7 @@ class Requirements(Value):
     def _pinned(self) -> Requirements:
         loose = [p for p in self.packages if "==" not in p]
         if loose:
-            raise ValueError(f"packages must be pinned with '==': {', '.join(loose)}")
+            raise ValueError(f"packages: found {', '.join(loose)}, expected every version pinned with '=='")
         takes_python(self.python, (3, 0))  # raises ValueError for clauses of an unknown form
         return self
 

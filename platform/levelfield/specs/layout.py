@@ -122,7 +122,7 @@ def _from_parts(text: str, body: str, suffix: str) -> Layout:
         fields[_PARTS[name]] = int(number)
     if fields.get("sharding_degree", 1) > 1 and "sharding_stage" not in fields:
         raise LayoutError(
-            f"layout '{text}': SP is the sharding degree and needs SH, the stage; for sequence parallel write +seq"
+            f"layout '{text}': found SP, the sharding degree, without SH, the stage; for sequence parallel write +seq"
         )
     fields.setdefault("data", fields.get("sharding_degree", 1))
     if fields.get("sharding_stage") and "sharding_degree" not in fields:

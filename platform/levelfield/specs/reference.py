@@ -1,4 +1,4 @@
-"""A reference: the training curve of one run, and the noise of runs that differ from it in arithmetic only."""
+"""A reference: the unrounded training curve of one run, and the noise of runs that differ in arithmetic only."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Reference(Document):
     @model_validator(mode="after")
     def _whole(self) -> Reference:
         if len(self.grad_norms) != len(self.losses):
-            raise ValueError(f"{len(self.grad_norms)} grad_norms, expected {len(self.losses)} as there are losses")
+            raise ValueError(f"grad_norms: found {len(self.grad_norms)}, expected {len(self.losses)}, one per loss")
         return self
 
 

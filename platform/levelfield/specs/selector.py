@@ -39,7 +39,7 @@ def parse_selector(text: str) -> Selector:
         raise UsageError(f"--case '{text}': found {len(parts)} parts, expected {_FORM}")
     framework = _FRAMEWORK.fullmatch(parts[1])
     if framework is None:
-        raise UsageError(f"--case '{text}': '{parts[1]}' is not framework[_version], for example torch or torch_2.13.0")
+        raise UsageError(f"--case '{text}': found '{parts[1]}', expected framework[_version], such as torch_2.13.0")
     layout, target = split_target(parts[2]) if len(parts) > 2 else (None, None)
     counts = {
         name: _count(text, name, part) for name, part in zip(("nodes", "devices", "repeats"), parts[3:], strict=False)

@@ -60,7 +60,7 @@ class Tool(Value):
     """A command that prints a record for each device. It runs in the C locale.
 
     csv: one record per line, split at `separator` (" ": at any white space) into exactly `columns` parts.
-    json: `records` is the path to a list or a mapping of records; when it is empty, the whole document is one of them.
+    json: `records` is the path to a list or a mapping of records; when it is empty, the whole document is that value.
     A document that is a list, where `records` begins with a key, is the records: releases of one tool differ here.
     pattern: regular expressions with a named group for each field, `^` and `$` at every line. Each match of the first
     begins a record. The others must match exactly once between it and the next match of the first. Adjacent lines are

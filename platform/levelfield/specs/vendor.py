@@ -202,7 +202,7 @@ class VendorFile(Document):
         names = [n.lower() for c in self.chips for n in (c.name, *c.aliases)]
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
-            raise ValueError(f"chips: names used twice: {', '.join(twice)}")
+            raise ValueError(f"chips: found the names {', '.join(twice)} twice, expected unique names")
         return self
 
     def chip(self, name: str) -> Chip | None:

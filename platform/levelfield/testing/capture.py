@@ -44,11 +44,11 @@ def record(vendor: Vendor, folder: Path, redact: bool, force: bool) -> list[str]
         raise UsageError(f"{folder}: found no tool in vendor.yaml; add `monitor`, or record adapter.py's by hand")
     _refuse_overwriting(folder / "recorded", list(known), force)
     captured = [_captured(role, argv, tool) for role, (argv, tool) in known.items()]
-    _must_answer(captured)
+    _check_output(captured)
     kept = redacted(captured_texts(captured), _tools(captured)) if redact else captured_texts(captured)
     _write(folder / "recorded", vendor, captured, kept)
-    said = _replaced_said(captured) if redact else _identities_said(captured)
-    return [*_written_said(folder / "recorded", captured), *_unread_said(captured), *said]
+    said = _mask_notes(captured) if redact else _identity_notes(captured)
+    return [*_file_notes(folder / "recorded", captured), *_unread_notes(captured), *said]
 
 
 def captured_texts(captured: list[Captured]) -> dict[str, str]:
@@ -70,7 +70,7 @@ def _captured(role: str, argv: tuple[str, ...], tool: Tool | None) -> Captured:
     return Captured(role, argv, file_name(role, tool), answer.text, tool, answer.reason)
 
 
-def _must_answer(captured: list[Captured]) -> None:
+def _check_output(captured: list[Captured]) -> None:
     for item in captured:
         if item.tool is None:
             continue
@@ -84,7 +84,7 @@ def _must_answer(captured: list[Captured]) -> None:
             raise RunFailed(f"failed (tool): `{command}` printed nothing; check the device and this user's rights")
 
 
-def _unread_said(captured: list[Captured]) -> Iterator[str]:
+def _unread_notes(captured: list[Captured]) -> Iterator[str]:
     for item in captured:
         if item.tool is None or item.text is None:
             continue
@@ -94,13 +94,13 @@ def _unread_said(captured: list[Captured]) -> Iterator[str]:
             yield f"{item.file}: found no device with the rules of vendor.yaml{why}; run `vendor check` for details"
 
 
-def _identities_said(captured: list[Captured]) -> Iterator[str]:
+def _identity_notes(captured: list[Captured]) -> Iterator[str]:
     for item in captured:
         if item.text is not None and any(identities(item.text, item.tool)):
             yield f"{item.file} holds identities of devices; --redact --force replaces them"
 
 
-def _replaced_said(captured: list[Captured]) -> Iterator[str]:
+def _mask_notes(captured: list[Captured]) -> Iterator[str]:
     """Return sentences with the masks of the identities, without the identities themselves."""
     masks = replacements(captured_texts(captured), _tools(captured))
     for item in captured:
@@ -114,7 +114,7 @@ def _replaced_said(captured: list[Captured]) -> Iterator[str]:
     yield "PCI bus addresses are not secret and stay; read the files before you publish them"
 
 
-def _written_said(folder: Path, captured: list[Captured]) -> Iterator[str]:
+def _file_notes(folder: Path, captured: list[Captured]) -> Iterator[str]:
     for item in captured:
         if item.text is None:
             yield f"{item.role}: not recorded: {item.problem}"

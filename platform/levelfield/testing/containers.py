@@ -27,20 +27,20 @@ def options(subject: Subject) -> str:
     if subject.spec.is_host:
         return "one machine, divided into devices; containers see all of it"
     for device in known:
-        _shows_only(subject, device, known)
-    return _told_apart(subject, known)
+        _check_one_device(subject, device, known)
+    return _restriction(subject, known)
 
 
 def _are_nodes(shown: ContainerOptions) -> None:
     for node in shown.device_nodes:
         if not node.startswith("/dev/") or "{" in node or "*" in node:
-            raise Fails(f"device node '{node}'", "a file under /dev; '{index}' is the only thing in braces")
+            raise Fails(f"device node '{node}'", "use a file under /dev; only '{index}' may be in braces")
     for name, text in shown.environment.items():
         if "{" in text:
-            raise Fails(f"container.environment.{name}: '{text}'", "'{index}' is the only thing in braces")
+            raise Fails(f"container.environment.{name}: '{text}'", "only '{index}' may be in braces")
 
 
-def _shows_only(subject: Subject, device: Device, known: Sequence[Device]) -> None:
+def _check_one_device(subject: Subject, device: Device, known: Sequence[Device]) -> None:
     """Check that the options of one device are part of the options of all, without those of other devices."""
     one, everything = subject.adapter().container([device]), subject.adapter().container(known)
     others = subject.adapter().container([other for other in known if other != device])
@@ -54,7 +54,7 @@ def _shows_only(subject: Subject, device: Device, known: Sequence[Device]) -> No
         raise Fails(f"found device_request {one.device_request} for one device", "give one identity for each device")
 
 
-def _told_apart(subject: Subject, known: Sequence[Device]) -> str:
+def _restriction(subject: Subject, known: Sequence[Device]) -> str:
     """Return how the container restricts the devices. Raises Fails when it does not restrict them."""
     spec, variable = subject.spec, subject.spec.visible_devices_variable
     first, second = [asdict(subject.adapter().container([d])) for d in _two(known)]
@@ -65,7 +65,7 @@ def _told_apart(subject: Subject, known: Sequence[Device]) -> str:
     if any("{index}" in text for text in declared) or spec.container.device_request:
         raise Fails("vendor.yaml has options for each device, but container() ignores them", "show the given devices")
     if variable and not spec.container.renumbered:
-        _all_are_shown(subject, known)
+        _check_all_shown(subject, known)
         return f"the container sees all devices; only {variable} restricts the processes"
     raise Fails(
         "the container options are the same for every choice of devices",
@@ -73,7 +73,7 @@ def _told_apart(subject: Subject, known: Sequence[Device]) -> str:
     )
 
 
-def _all_are_shown(subject: Subject, known: Sequence[Device]) -> None:
+def _check_all_shown(subject: Subject, known: Sequence[Device]) -> None:
     """Raise Missing when no device is shown, and Fails when one device has its own node and another has none."""
     shown = subject.adapter().container(known)
     if not (shown.device_nodes or shown.device_request or shown.engine_runtime or shown.environment):

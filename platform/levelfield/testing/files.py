@@ -23,7 +23,7 @@ def schema(subject: Subject) -> str:
         subject.registry.vendor(subject.name)
     except UsageError as error:
         raise Fails(str(error), "correct the named key" if isinstance(error, DocumentError) else "") from None
-    _is_filled_in(subject.file)
+    _check_blanks(subject.file)
     for key in ("title", "verified"):
         if not getattr(spec, key).strip():
             raise Missing(f"key '{key}' is empty", "write a value; `verified: none` is allowed")
@@ -35,11 +35,11 @@ def readme(subject: Subject) -> str:
     path = subject.folder / "README.md"
     if not path.is_file() or not path.read_text(encoding="utf-8", errors="replace").strip():
         raise Missing("found no README.md", "name the sources of the data, and what has run on the chip")
-    _is_filled_in(path)
+    _check_blanks(path)
     return f"README.md has {len(path.read_text(encoding='utf-8', errors='replace').splitlines())} lines"
 
 
-def _is_filled_in(path: Path) -> None:
+def _check_blanks(path: Path) -> None:
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     blank = [str(number) for number, line in enumerate(lines, 1) if BLANK in line]
     if blank:
@@ -66,14 +66,14 @@ def chips(subject: Subject) -> str:
     if not known:
         raise Missing("vendor.yaml has no chips", "add one: name, match, device_is, memory_bytes and memory_source")
     for chip in known:
-        _has_sources(chip)
-    _are_told_apart(known)
+        _check_sources(chip)
+    _check_matches(known)
     without = [chip.name for chip in known if not chip.peaks]
     note = f"; no peak, so no MFU: {', '.join(without)}" if without else ""
     return f"{len(known)} chip(s){note}"
 
 
-def _has_sources(chip: Chip) -> None:
+def _check_sources(chip: Chip) -> None:
     for number, source in (
         ("memory_bytes", "memory_source"),
         ("memory_bandwidth_bytes_per_second", "bandwidth_source"),
@@ -90,7 +90,7 @@ def _has_sources(chip: Chip) -> None:
         raise Fails(f"chip {chip.name}: match holds an empty text, which fits every name", "remove it")
 
 
-def _are_told_apart(known: tuple[Chip, ...]) -> None:
+def _check_matches(known: tuple[Chip, ...]) -> None:
     """Check that no name of a chip matches an earlier chip."""
     for at, chip in enumerate(known):
         for other in known[:at]:
@@ -104,16 +104,16 @@ def origins(subject: Subject) -> str:
     path = subject.folder / "recorded" / ORIGINS
     if not path.is_file():
         names = ", ".join(r.path.name for r in subject.recordings)
-        raise Missing(f"found no recorded/README.md, expected one that names {names}", _a_line(subject.recordings[0]))
-    _is_filled_in(path)
+        raise Missing(f"found no recorded/README.md, expected one that names {names}", _hint(subject.recordings[0]))
+    _check_blanks(path)
     text = path.read_text(encoding="utf-8", errors="replace")
     unnamed = [r for r in subject.recordings if not re.search(rf"\b{re.escape(r.path.name)}", text)]
     if unnamed:
         names = ", ".join(r.path.name for r in unnamed)
-        raise Missing(f"recorded/README.md does not name {names}", _a_line(unnamed[0]))
+        raise Missing(f"recorded/README.md does not name {names}", _hint(unnamed[0]))
     return f"{len(subject.recordings)} recording(s): {', '.join(r.path.name for r in subject.recordings)}"
 
 
-def _a_line(recording: Recording) -> str:
+def _hint(recording: Recording) -> str:
     command = " ".join(recording.argv)
     return f"add a line for each: - `{recording.path.name}`: `{command}`, date, machine, chips, driver, owner"

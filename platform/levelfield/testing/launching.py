@@ -54,12 +54,12 @@ def _check_process(framework: str, plan: Plan, process: ProcessWork) -> None:
     expected = {"RANK": str(process.rank), "WORLD_SIZE": str(plan.world_size), **plan.hardware.visible}
     for name, value in {**plan.hardware.environment, **expected}.items():
         if process.environment.get(name) != value:
-            raise Fails(f"{framework}: {name} is {process.environment.get(name)}, expected {value}", _whose(name))
+            raise Fails(f"{framework}: {name} is {process.environment.get(name)}, expected {value}", _advice(name))
     if taken := [name for name in PLATFORMS_OWN if name in plan.hardware.environment]:
-        raise Fails(f"environment sets {', '.join(taken)}, which the platform sets for each process", _whose(taken[0]))
+        raise Fails(f"environment sets {', '.join(taken)}, which the platform sets for each process", _advice(taken[0]))
 
 
-def _whose(name: str) -> str:
+def _advice(name: str) -> str:
     return f"remove {name} from `environment` of vendor.yaml"
 
 

@@ -22,7 +22,7 @@ def telemetry(subject: Subject) -> str:
     if {s["index"] for s in samples} != {d.index for d in devices}:
         raise Fails(f"samples of {sorted({s['index'] for s in samples})}, expected one of each device", "")
     values = {(s["index"], field): s[field] for s in samples for field in SAMPLED if s[field] is not None}
-    _as_recorded(subject, values)
+    _check_recorded(subject, values)
     peak = run.result.memory.device_used_peak.value
     used = [value for (_, field), value in values.items() if field == "memory_used_bytes"]
     if peak is not None and peak not in used:
@@ -34,7 +34,7 @@ def _advice(evidence: str | None) -> str:
     return "check `environment` of vendor.yaml: every training process gets it" if evidence else ""
 
 
-def _as_recorded(subject: Subject, values: dict[tuple[int, str], object]) -> None:
+def _check_recorded(subject: Subject, values: dict[tuple[int, str], object]) -> None:
     """Check that the values are exactly the recorded values of these devices."""
     try:
         right = told(subject).values

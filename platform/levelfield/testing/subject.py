@@ -26,7 +26,7 @@ class Subject:
         self.plugins = tuple(folder.absolute() for folder in plugins)
         self.registry = Registry(self.plugins)
         if name not in self.registry.vendors:
-            raise UnknownName("vendor", name, self.registry.vendors, hint=_where_it_may_be(name, self.plugins))
+            raise UnknownName("vendor", name, self.registry.vendors, hint=_location_hint(name, self.plugins))
         self.file = self.registry.vendors[name]
         self.folder = self.file.parent
         self.stage = Stage()
@@ -139,7 +139,7 @@ class Subject:
         return root
 
 
-def _where_it_may_be(name: str, plugins: Sequence[Path]) -> str:
+def _location_hint(name: str, plugins: Sequence[Path]) -> str:
     """Return a hint for a vendor that is not found. It may be deeper than --plugins, as in a package."""
     places = ("*/vendors", "*/*/vendors", ".")  # the last: --plugins is the folder `vendors` itself
     found = (path for folder in plugins for place in places for path in folder.glob(f"{place}/{name}/vendor.yaml"))

@@ -36,7 +36,7 @@ def names_of_tools(subject: Subject) -> list[str]:
 def missing(subject: Subject) -> str:
     names = names_of_tools(subject)
     subject.stage.clear()
-    _is_silent(subject, subject.spec, "is missing")
+    _check_empty(subject, subject.spec, "is missing")
     subject.adapter().software()  # must not raise either
     return f"{', '.join(names)} missing: no devices, samples of nulls with reasons"
 
@@ -50,7 +50,7 @@ def failing(subject: Subject) -> str:
         subject.stage.clear()
         for name in names:
             subject.stage.tool(name, body)
-        _is_silent(subject, subject.spec, "fails")
+        _check_empty(subject, subject.spec, "fails")
         subject.adapter().software()
     return f"{', '.join(names)} failing: no devices, samples of nulls with reasons"
 
@@ -62,7 +62,7 @@ def slow(subject: Subject) -> str:
     subject.stage.clear()
     for name in names:
         subject.stage.tool(name, f"{sleep} 300 & wait")
-    _in_time(subject, lambda: _is_silent(subject, _impatient(subject.spec), "does not answer"))
+    _in_time(subject, lambda: _check_empty(subject, _with_short_limits(subject.spec), "does not answer"))
     if left := subject.stage.processes():
         subject.stage.end_all()
         raise Fails(f"{len(left)} process(es) of a slow tool still run", "end the tool and its child processes")
@@ -90,7 +90,7 @@ def _in_time(subject: Subject, act: Callable[[], None]) -> None:
         raise raised[0]
 
 
-def _is_silent(subject: Subject, spec: VendorFile, how: str) -> None:
+def _check_empty(subject: Subject, spec: VendorFile, how: str) -> None:
     """Check that the adapter returns no devices, and a null with a reason for every value."""
     adapter = subject.adapter(spec)
     found = adapter.devices()
@@ -105,7 +105,7 @@ def _is_silent(subject: Subject, spec: VendorFile, how: str) -> None:
         raise Fails(f"the tool {how}: {blank}", "give a reason in Sample.reasons")
 
 
-def _impatient(spec: VendorFile) -> VendorFile:
+def _with_short_limits(spec: VendorFile) -> VendorFile:
     """Return the same declarations with short time limits."""
     less = {"timeout_seconds": SLOW_TOOL_SECONDS}
     tool = spec.discovery.tool if spec.discovery else None

@@ -89,7 +89,7 @@ def values(subject: Subject) -> str:
     if blank := without_reason(list(subject.over(subject.outputs).sample(subject.devices()))):
         raise Fails(blank, "give a reason in Sample.reasons")
     _are_read(found, declared)
-    _is_the_chip_s_memory(subject, declared.get("memory_total"))
+    _check_memory(subject, declared.get("memory_total"))
     _are_lost_nowhere(found, declared)
     fields = sorted({f for row in found for f, value in row.values.items() if value is not None} - {"name", "identity"})
     if not fields:
@@ -111,7 +111,7 @@ def _are_lost_nowhere(found: Sequence[CheckRow], declared: dict[FieldName, Recor
     """Check that a field is null on a device only when the record itself shows no value."""
     read = {field for row in found for field in declared if row.values[field] is not None}
     for row in found:
-        lost = [f for f in declared if f in read and row.values[f] is None and not _is_said(row.reasons[f])]
+        lost = [f for f in declared if f in read and row.values[f] is None and not _is_stated(row.reasons[f])]
         if lost:
             raise Fails(
                 f"device {row.device}: {', '.join(lost)}: null, where another device has a value: "
@@ -120,12 +120,12 @@ def _are_lost_nowhere(found: Sequence[CheckRow], declared: dict[FieldName, Recor
             )
 
 
-def _is_said(reason: str) -> bool:
+def _is_stated(reason: str) -> bool:
     """Return whether the record shows that there is no value, or lacks it where vendor.yaml allows that."""
     return reason.startswith(("the tool says", "found nothing at")) or reason == "the record does not say"
 
 
-def _is_the_chip_s_memory(subject: Subject, recording: Recording | None) -> None:
+def _check_memory(subject: Subject, recording: Recording | None) -> None:
     """Check that the tool's memory of a device equals the memory of its chip in vendor.yaml."""
     known = {chip.name: chip.memory_bytes for chip in subject.spec.chips}
     for device in subject.devices():
@@ -133,13 +133,13 @@ def _is_the_chip_s_memory(subject: Subject, recording: Recording | None) -> None
         if right and found and abs(found / right - 1) > MEMORY_TOLERANCE:
             raise Fails(
                 f"device {device.index}: the tool's memory_total is {found} bytes, and memory_bytes of chip "
-                f"{device.chip} is {right}: {abs(found / right - 1):.1%} apart{_mixed_up(recording, found, right)}",
+                f"{device.chip} is {right}: {abs(found / right - 1):.1%} apart{_unit_hint(recording, found, right)}",
                 "correct the place or unit of memory_total, or memory_bytes; if a device reserves a part (ECC), write "
                 "the rest in memory_bytes, and the reason in memory_source",
             )
 
 
-def _mixed_up(recording: Recording | None, found: int, right: int) -> str:
+def _unit_hint(recording: Recording | None, found: int, right: int) -> str:
     """Return a hint with the unit with which both would agree, if there is one."""
     if recording is None or recording.tool is None:
         return ""

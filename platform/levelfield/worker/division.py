@@ -1,7 +1,8 @@
-"""Checks that a layout's ranks can divide a model; every implementation calls them before the rendezvous.
+"""The sizes that a layout divides, and the checks that every implementation calls before the rendezvous.
 
-The platform makes the same checks before it starts a run (predict/layout_rules.py). These checks refuse a job
-that did not come from the platform.
+`DIVIDED_OVER` is the one list of these rules: the platform applies it before it starts a run
+(predict/layout_rules.py) and to published rows (publish/row_relations.py). The checks here refuse a job that did not
+come from the platform.
 """
 
 from __future__ import annotations
@@ -10,13 +11,21 @@ from types import SimpleNamespace
 
 from .faults import Unsupported
 
-DIVIDED = ("heads", "kv_heads", "ffn_hidden_size", "vocab_size")
+# A size of the model, and the dimension of the layout that must divide it. Sequence parallelism adds the last one.
+DIVIDED_OVER = {
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "ffn_hidden_size": "tensor",
+    "vocab_size": "tensor",
+    "layers": "pipeline",
+}
+SEQUENCE_OVER = {"sequence_length": "tensor"}
 
 
 def check_tensor_parallel(job: SimpleNamespace) -> None:
     """Check that the tensor-parallel ranks divide every size that they share. Raises Unsupported."""
     ranks = job.layout.tensor
-    sizes = {name: getattr(job.model, name) for name in DIVIDED}
+    sizes = {name: getattr(job.model, name) for name, over in DIVIDED_OVER.items() if over == "tensor"}
     if job.layout.sequence_parallel:
         sizes["sequence_length"] = job.training.sequence_length
     uneven = [f"{name} {size}" for name, size in sizes.items() if size % ranks]

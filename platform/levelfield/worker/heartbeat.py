@@ -14,7 +14,7 @@ _parent = os.getppid()  # at import, before the slow imports of a framework: the
 
 
 def start_heartbeat(path: str) -> None:
-    """Touch `path` now and every second; end the process when its parent has gone. The first touch raises OSError."""
+    """Touch `path` now and every second; end the process when its parent is gone. Raises OSError at the start only."""
     _touch(path)
     threading.Thread(target=_beat, args=(path,), name="levelfield-heartbeat", daemon=True).start()
 

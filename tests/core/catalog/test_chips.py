@@ -135,7 +135,7 @@ def test_every_field_of_a_chip_can_be_corrected() -> None:
             HEAD + "  fake: [{name: F1}, {name: F1-8GB}]\n",
             "key 'vendors.fake.1.name': found 'F1' twice",
         ),
-        (HEAD + "  fake: [{name: F8, device_is: die, aliases: [F2]}]\n", "names used twice: f2"),
+        (HEAD + "  fake: [{name: F8, device_is: die, aliases: [F2]}]\n", "found the names f2 twice"),
         ("- a list\n", "found list, expected a mapping"),
         ("{", "not valid yaml"),
     ],

@@ -101,13 +101,13 @@ def test_other_names_of_locked_fields_are_known(plugins: Path, name: str, why: s
 def test_a_typing_error_is_no_locked_field(plugins: Path, name: str, near: str) -> None:
     path = planted(plugins, {"set": {name: 1}, "why": "faster"})
     message = refusal(plugins)
-    assert f"{path}: key 'rows.3.set': unknown field '{name}'; nearest: {near}. Free are layout, " in message
+    assert f"{path}: key 'rows.3.set': unknown field '{name}'; nearest: {near}. Free fields: layout, " in message
     assert "locked" not in message
 
 
 def test_a_field_like_no_other_lists_the_free_ones(plugins: Path) -> None:
     planted(plugins, {"set": {"zzz": 1}, "why": "faster"})
-    assert f"unknown field 'zzz'. Free are {', '.join(TuningChoice.model_fields)}" in refusal(plugins)
+    assert f"unknown field 'zzz'. Free fields: {', '.join(TuningChoice.model_fields)}" in refusal(plugins)
 
 
 def test_a_locked_field_beside_set_is_refused_with_its_reason_too(plugins: Path) -> None:

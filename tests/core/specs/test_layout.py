@@ -94,7 +94,7 @@ def test_data_parallel_layouts_read_back_with_machines_and_batch(nodes: int, dev
         ("DP", "has an unknown notation"),
         ("DP4,TP2", "has an unknown notation"),
         ("DP4DP2", "found DP twice"),
-        ("DP4SP4", "SP is the sharding degree and needs SH, the stage; for sequence parallel write +seq"),
+        ("DP4SP4", "found SP, the sharding degree, without SH, the stage; for sequence parallel write +seq"),
         ("DP4TP2+sp", "found '+sp', expected '+seq'"),
         ("DP0TP1", "data Input should be greater than or equal to 1"),
         ("0x1x1", "data Input should be greater than or equal to 1"),

@@ -67,7 +67,7 @@ def test_a_case_string_is_read(text: str, selector: Selector) -> None:
         ("a:b:c:1:1:1:1", "found 7 parts"),
         ("a::cpu", "expected case:framework"),
         ("a:torch-2:cpu:", "expected case:framework"),
-        ("a:2.13", "'2.13' is not framework[_version]"),
+        ("a:2.13", "found '2.13', expected framework[_version]"),
         ("a:torch:cpu:0", "nodes: found '0', expected a whole number of 1 or more"),
         ("a:torch:cpu:1:-2", "devices: found '-2'"),
         ("a:torch:cpu:1:eight", "devices: found 'eight'"),

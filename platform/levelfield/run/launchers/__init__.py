@@ -1,4 +1,4 @@
-"""How nodes are reached. Each module offers a class that keeps the Launcher contract."""
+"""The launchers: ways to reach nodes. Their classes implement the Launcher contract."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from levelfield.specs.plan import Plan
 
 
 def means(plan: Plan) -> tuple[Runtime, Launcher]:
-    """The runtime that the plan names, and the launcher that reaches it."""
+    """Return the runtime of the plan, and the launcher for it."""
     if plan.runtime == "docker":
-        # here, as the SDK takes a third of a second to load, which a run without containers need not wait for
+        # imported here: the SDK loads in a third of a second, and only runs in containers need it
         from levelfield.run.launchers.containers import ContainerLauncher
         from levelfield.run.runtimes.docker import DockerRuntime
 

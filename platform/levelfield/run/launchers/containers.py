@@ -1,4 +1,4 @@
-"""Launcher `containers`: every node is a container of one engine, watched until the last has ended."""
+"""Launcher `containers`: every node is a container of one engine. It watches them until the last has ended."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ STOP_SECONDS = int(SETTLE_SECONDS + TERMINATE_SECONDS + 2)
 
 
 class ContainerLauncher:
+    """Launches each node as a container of the local engine."""
+
     name = "containers"
 
     def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request:
@@ -45,10 +47,10 @@ class ContainerLauncher:
         return request_of(plan, paths, self.name, runtime, plan.hardware.nodes)
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
-        """Start all containers and wait. Removes them and their network before it returns or raises; what an engine
-        that is gone kept of them, the next start removes."""
+        """Start all containers and wait. Containers and network are removed before it returns or raises. If the engine
+        is gone, the next start removes them."""
         try:
-            _tell(request)
+            _write_work(request)
         except OSError as error:
             return Outcome("launch-error", (), f"{error.filename or 'the run directory'}: {error.strerror}")
         try:
@@ -85,12 +87,12 @@ def _own_networks(request: Request) -> dict[str, ContainerWork]:
 
 @contextmanager
 def _network(client: DockerClient, name: str) -> Iterator[None]:
-    """A network without a way out."""
+    """Create a network without access to other networks, and remove it at the block's end."""
     network = client.networks.create(name, driver="bridge", internal=True, labels={OWNER_LABEL: owner()})
     try:
         yield
     finally:
-        with suppress(Exception):  # an engine that is gone: the next start removes it, by its label
+        with suppress(Exception):  # the engine is gone: the next start finds the network by its label and removes it
             network.remove()
 
 
@@ -99,8 +101,8 @@ def _work(node: NodeWork) -> ContainerWork:
     return node.container
 
 
-def _tell(request: Request) -> None:
-    """Write what each node's first process is to start. Raises OSError."""
+def _write_work(request: Request) -> None:
+    """Write the list of processes for each node's first process. Raises OSError."""
     port = free_port()
     for node in request.nodes:
         processes = [{**asdict(p), "environment": with_port(p, port)} for p in node.processes]
@@ -110,7 +112,7 @@ def _tell(request: Request) -> None:
 
 
 def _supervise(request: Request, running: dict[int, Container], liveness: Liveness, watch: Watch) -> Outcome:
-    while any([_is_running(container) for container in running.values()]):  # a list: each is asked
+    while any([_is_running(container) for container in running.values()]):  # a list: every container is reloaded
         watch()
         if any(_failed(container) for container in running.values()):
             break
@@ -127,12 +129,12 @@ def _supervise(request: Request, running: dict[int, Container], liveness: Livene
 
 
 def _alive(request: Request) -> list[int]:
-    """Ranks that have not ended: one that has beats no more."""
+    """Return the ranks that have not ended. An ended rank has no heartbeat."""
     return [end.rank for node in request.nodes for end in _written(node) if (end.exit_code, end.signal) == (None, None)]
 
 
 def _written(node: NodeWork) -> tuple[ProcessEnd, ...]:
-    """How each rank of a node ended by what its first process wrote; nothing is known of one that runs or was lost."""
+    """Return how each rank of a node ended, from its first process. A running or lost rank has no values."""
     try:
         known = {end.rank: end for end in ends_of(json.loads(Path(str(node.ends)).read_text()))}
     except (OSError, ValueError, TypeError):
@@ -151,7 +153,7 @@ def _failed(container: Container) -> bool:
 
 
 def _settle(running: dict[int, Container]) -> None:
-    """After one has failed the others wait for it in vain: a moment for their own words."""
+    """Wait a moment for the other containers to end by themselves and write their errors, after one has failed."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while any(_is_running(c) for c in running.values()) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
@@ -166,7 +168,7 @@ def _stopped(request: Request, running: dict[int, Container], cause: Cause, evid
 
 
 def _ends(request: Request, running: dict[int, Container], stopped: set[int] | None = None) -> tuple[ProcessEnd, ...]:
-    """What each node's first process wrote; where it was killed, the ranks that ran went with it."""
+    """Return the ends that each node's first process wrote. If it was killed, its running ranks ended with it."""
     found = []
     for node in request.nodes:
         code = running[node.node_rank].attrs["State"]["ExitCode"] if node.node_rank in running else None
@@ -177,15 +179,15 @@ def _ends(request: Request, running: dict[int, Container], stopped: set[int] | N
 
 
 def _lost(rank: int, code: int | None, by_us: bool) -> ProcessEnd:
-    """A container ends with 128 + the signal that ended its first process."""
+    """Return the end of a lost rank. A container's exit code is 128 + the signal that ended its first process."""
     if code is not None and code > 128:
         return ProcessEnd(rank, None, code - 128, by_us)
     return ProcessEnd(rank, code, None, by_us)
 
 
 def _keep_logs(request: Request, running: dict[int, Container]) -> None:
-    """What the containers' own first processes said: nothing, where all went well."""
+    """Write the output of the containers' first processes, if there is any. A good run has none."""
     for node in request.nodes:
         if node.node_rank in running and (said := running[node.node_rank].logs()):
-            with suppress(OSError):  # a full disk: the ranks' own files say so
+            with suppress(OSError):  # a full disk: the ranks' own files show it
                 (Path(node.processes[0].log).parent / f"node{node.node_rank}.log").write_bytes(said)

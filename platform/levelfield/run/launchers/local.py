@@ -1,4 +1,4 @@
-"""Launcher `local`: all ranks on this machine, watched until the last has ended."""
+"""Launcher `local`: all ranks run on this machine. It watches them until the last has ended."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ from levelfield.specs.plan import Plan
 
 
 class LocalLauncher:
+    """Launches all ranks as processes of this machine."""
+
     name = "local"
 
     def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request:
@@ -34,7 +36,7 @@ class LocalLauncher:
         return request_of(plan, paths, self.name, runtime, nodes=1, removed=REMOVED_VARIABLES)
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
-        """Start all ranks and wait. Ends every process group it started before it returns or raises."""
+        """Start all ranks and wait. Every started process group is ended before it returns or raises."""
         before = _oom_kills()
         outcome = self._run(request, watch)
         kills = _oom_kills() - before
@@ -59,7 +61,7 @@ class LocalLauncher:
 def request_of(
     plan: Plan, paths: RunPaths, launcher: str, runtime: NodeSource, nodes: int, removed: tuple[str, ...] = ()
 ) -> Request:
-    """A request for so many nodes, with the case's limits. removed: the user's variables that no rank gets. Pure."""
+    """Return a request for so many nodes, with the case's limits. removed: user's variables that no rank gets."""
     limits = plan.work.limits
     return Request(
         launcher=launcher,
@@ -104,7 +106,7 @@ def ends_of(listed: list[dict[str, Any]]) -> tuple[ProcessEnd, ...]:
 
 
 def evidence_of(ends: tuple[ProcessEnd, ...], rank: int) -> str:
-    """What is to be said of a rank that did not end well."""
+    """Return the evidence line of a failed rank."""
     end = next(end for end in ends if end.rank == rank)
     if end.signal is not None:
         return f"rank {rank} was ended by {_signal_name(end.signal)}"
@@ -125,7 +127,7 @@ def free_port() -> int:
 
 
 def _oom_kills() -> int:
-    """How often the kernel has killed for memory in this cgroup; 0 where that cannot be read."""
+    """Return the number of out-of-memory kills in this cgroup; 0 when it cannot be read."""
     for path in (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")):
         try:
             counts = dict(line.split() for line in path.read_text().splitlines())

@@ -1,4 +1,4 @@
-"""Whether ranks are alive and get on, told from the files that their workers touch and write."""
+"""Checks that ranks are alive and make progress, from the files that their workers touch and write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from levelfield.contracts.execution import Request
 class Liveness:
     """Two limits of the case: seconds without a rank's heartbeat, and seconds without a finished step.
 
-    A heartbeat comes from a thread, so a rank that waits for another still beats: the one that stopped is named.
+    A thread gives the heartbeat, so a rank that waits for another still has one. The evidence names the stopped rank.
     """
 
     def __init__(self, request: Request) -> None:
@@ -22,7 +22,7 @@ class Liveness:
         self._last_progress = time.monotonic()
 
     def hang(self, alive: list[int]) -> str | None:
-        """The evidence line of a hang, or None. `alive`: ranks whose processes have not ended."""
+        """Return the evidence line of a hang, or None. `alive`: ranks whose processes have not ended."""
         for rank in alive:
             silence = self._seconds_since_heartbeat(rank)
             if silence is not None and silence > self._request.heartbeat_seconds:
@@ -34,7 +34,7 @@ class Liveness:
         try:
             return time.time() - (self._events / f"rank{rank}.alive").stat().st_mtime
         except OSError:
-            return None  # not started yet: the limit for the first step watches over that
+            return None  # not started yet: the limit of the first step covers this
 
     def _no_progress(self) -> str | None:
         sizes = {p: p.stat().st_size for p in self._events.glob("rank*.jsonl")}

@@ -1,1 +1,1 @@
-"""What a node runs in. Each module offers a class that keeps the Runtime contract."""
+"""The runtimes of a node: Python environments and containers. Their classes implement the Runtime contract."""

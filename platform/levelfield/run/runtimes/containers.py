@@ -1,4 +1,4 @@
-"""From a container as a value to a container of the engine."""
+"""Creates and starts a container of the engine from a ContainerWork."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from levelfield.specs.container import ContainerOptions
 def started(
     client: DockerClient, work: ContainerWork, address: str | None = None
 ) -> Iterator[tuple[Container, list[str]]]:
-    """The container, running, with what the engine refused of it as sentences; removed when the block ends."""
+    """Give the running container and sentences about refused options. The block's end removes it."""
     ulimits, warnings = dict(work.options.ulimits), []
     while True:
         with _created(client, _arguments(client, work, ulimits, address)) as container:
@@ -29,7 +29,7 @@ def started(
             except APIError as error:
                 if "rlimit" not in str(error) or not ulimits:
                     raise
-                name, value = ulimits.popitem()  # which one is refused is not said; each is an optimisation
+                name, value = ulimits.popitem()  # the engine does not name the refused one; all are optional
                 warnings.append(f"the engine refused ulimit {name}={value}; the container ran without it")
                 continue
             yield container, warnings
@@ -38,22 +38,24 @@ def started(
 
 @contextmanager
 def _created(client: DockerClient, arguments: dict[str, Any]) -> Iterator[Container]:
-    """The container before its start, its standard input held open: the system closes it for a platform that is killed,
-    and the container's first process then ends everything."""
+    """Give the container before its start, with its standard input open.
+
+    The system closes that input when the platform is killed. The container's first process then ends all ranks.
+    """
     created: str = client.api.create_container(**arguments)["Id"]
     container = client.containers.get(created)
     try:
         with closing(client.api.attach_socket(created, params={"stdin": 1, "stream": 1})):
             yield container
     finally:
-        with suppress(Exception):  # an engine that is gone: the next start removes it, by its label
+        with suppress(Exception):  # the engine is gone: the next start finds the container by its label and removes it
             container.remove(force=True, v=True)
 
 
 def _arguments(
     client: DockerClient, work: ContainerWork, ulimits: dict[str, int], address: str | None
 ) -> dict[str, Any]:
-    """What the engine is asked for. No capability is kept but those that the vendor names with a reason."""
+    """Return the arguments for the engine. The only capabilities are those that the vendor names with a reason."""
     options = work.options
     host = client.api.create_host_config(
         binds={path: {"bind": path, "mode": mode} for path, mode in work.mounts.items()},
@@ -94,7 +96,7 @@ def _device_requests(options: ContainerOptions) -> list[DeviceRequest]:
 
 
 def _group(name: str) -> str:
-    """A group by its number on the host, as the image may number it otherwise or not have it."""
+    """Return the number of a group on the host. The image may lack the group or use another number."""
     try:
         return str(grp.getgrnam(name).gr_gid)
     except KeyError:

@@ -1,7 +1,8 @@
-"""Runtime `docker`: a node's ranks run in a container, made from an image that is built when it is not there.
+"""Runtime `docker`: a node's ranks run in a container. A missing image is built first.
 
-A container has exactly the chosen devices, the run directory, and read-only what the training reads; no capability, no
-network beyond what the run needs, and the user who started it. Paths are the same within and without.
+A container has exactly the chosen devices, the run directory, and read-only the files that the training reads. It has
+no further capability and no network that the run does not need. It runs as the user who started the run. Paths are
+the same inside and outside.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class DockerRuntime:
         yield ReadyDocker(built)
 
     def node(self, plan: Plan, paths: RunPaths, node_rank: int) -> NodeWork:
-        """One node's container and processes, without side effect."""
+        """Return the container and the processes of one node, without side effect."""
         first, visible = address_of(plan, 0), _container(plan).visible
         processes = (rank_work(plan, paths, rank, first, visible) for rank in ranks_of(plan, node_rank))
         file = paths.nodes / f"node{node_rank}.json"
@@ -99,7 +100,7 @@ class ReadyDocker(DockerRuntime):
         return self._built.id
 
     def output(self, plan: Plan, argv: Sequence[str], environment: Mapping[str, str], seconds: float) -> str:
-        """What a command prints in a container of its own. Raises OSError where it fails or takes too long."""
+        """Return the output of a command in its own container. Raises OSError when it fails or takes too long."""
         work = self._work(plan, f"ask-{os.urandom(3).hex()}", tuple(argv[1:]), {}, environment)
         try:
             with connect() as client, answers(), started(client, work) as (container, _):
@@ -140,7 +141,7 @@ class ReadyDocker(DockerRuntime):
 
 
 def address_of(plan: Plan, node_rank: int) -> str:
-    """A node's name within the run's own network; a node that is alone talks to itself."""
+    """Return a node's name in the run's own network, or the loopback address of a single node."""
     return "127.0.0.1" if plan.hardware.nodes == 1 else f"node{node_rank}"
 
 
@@ -150,18 +151,18 @@ def _container(plan: Plan) -> ContainerPlan:
 
 
 def _network(plan: Plan, container: ContainerPlan) -> str:
-    """Nodes that are containers of one engine meet in a network of their own, which leads nowhere else."""
+    """Return the network of a run. Several nodes of one engine share an internal network without other access."""
     declared = container.options.network
     return declared if declared == "host" or plan.hardware.nodes == 1 else f"levelfield-{plan.run_id}"
 
 
 def _interface(network: str) -> dict[str, str]:
-    """Gloo takes the address of the host's name, which a container without a network does not have."""
+    """Return Gloo's interface. By default Gloo resolves the hostname, which fails in a container without network."""
     return {} if network == "host" else {"GLOO_SOCKET_IFNAME": "lo" if network == "none" else "eth0"}
 
 
 def _read(plan: Plan) -> dict[str, str]:
-    """What the training reads: the worker, the models (some share another's), the corpus."""
+    """Return the folders that the training reads: the worker, all models (some import others), the corpus."""
     folders = [checkout() / "platform", Path(plan.implementation.folder).parent]
     folders += [Path(plan.corpus.prefix).parent] if plan.corpus.prefix else []
     return {str(folder): "ro" for folder in folders}

@@ -1,4 +1,4 @@
-"""The container engine: reached, asked, and cleared of what killed runs left. Through the docker SDK alone."""
+"""The container engine: connecting, errors, and removing the containers of killed runs. Only by the docker SDK."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psutil
 
 from levelfield.errors import RunFailed
 
-if TYPE_CHECKING:  # the SDK takes a moment to load, and most commands need no engine
+if TYPE_CHECKING:  # the SDK loads slowly, and most commands need no engine
     from docker import DockerClient
 
 RUN_LABEL = "levelfield.run"
@@ -23,12 +23,12 @@ Say = Callable[[str], None]
 
 
 class EngineGone(Exception):
-    """The engine no longer answers, or answers with an error that no retry mends."""
+    """The engine does not respond any more, or it responds with an error that a retry cannot solve."""
 
 
 @contextmanager
 def connect() -> Iterator[DockerClient]:
-    """The engine that DOCKER_HOST names, else the local one. Raises RunFailed, saying how to get one."""
+    """Connect to the engine of DOCKER_HOST, else to the local one. Raises RunFailed with what to do."""
     from docker import DockerClient
     from docker.errors import DockerException
 
@@ -46,7 +46,7 @@ def connect() -> Iterator[DockerClient]:
 
 @contextmanager
 def answers() -> Iterator[None]:
-    """Turns every way in which an engine fails to answer into EngineGone, with its first line."""
+    """Turn every error of the engine or its connection into EngineGone, with the first line of its message."""
     from docker.errors import DockerException
     from requests.exceptions import RequestException
 
@@ -63,13 +63,13 @@ def first_line(error: Exception) -> str:
 
 
 def owner() -> str:
-    """This process, so that another can tell whether it still lives: machine, process id, and when it started."""
+    """Return a label of this process: machine, process id and start time. `is_alive` reads it."""
     process = psutil.Process()
     return f"{platform.node()}/{process.pid}/{process.create_time():.2f}"
 
 
 def is_alive(owner_text: str) -> bool:
-    """Whether the process that a label names still runs. Another machine's is taken to be alive: it cannot be asked."""
+    """Return whether the process of a label still runs. A process of another machine counts as alive."""
     machine, _, rest = owner_text.rpartition("/")[0].partition("/")
     started = owner_text.rpartition("/")[2]
     if machine != platform.node():
@@ -81,7 +81,7 @@ def is_alive(owner_text: str) -> bool:
 
 
 def reap(client: DockerClient, say: Say) -> None:
-    """Remove containers and networks of runs whose platform was killed. One that goes meanwhile is as good."""
+    """Remove containers and networks of runs whose platform was killed. A failure to remove one is ignored."""
     from docker.errors import APIError
 
     marked: dict[str, str | list[str] | bool] = {"label": OWNER_LABEL}

@@ -1,7 +1,7 @@
-"""A framework's Python environment: made from pinned requirements, remade when they change, safe beside other runs.
+"""A framework's Python environment: created from pinned requirements, recreated when they change, locked while in use.
 
-A run holds a shared lock on its environment for as long as it uses it; whoever makes or remakes it holds the lock
-alone. The stamp is written last, so a killed installation is seen as none.
+A run holds a shared lock on its environment while it uses it. A run that creates the environment holds an exclusive
+lock. The stamp is written last, so a killed installation does not count.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Say = Callable[[str], None]
 
 @contextmanager
 def environment_in_use(plan: EnvironmentPlan, say: Say) -> Iterator[None]:
-    """Make the environment ready and keep others from remaking it meanwhile. Raises RunFailed or UsageError."""
+    """Prepare the environment and lock it against changes for the block. Raises RunFailed or UsageError."""
     if not plan.folder:
         yield
         return
@@ -43,7 +43,7 @@ def environment_in_use(plan: EnvironmentPlan, say: Say) -> Iterator[None]:
 
 
 def is_ready(plan: EnvironmentPlan) -> bool:
-    """Whether the environment lies there, whole, from these very requirements."""
+    """Return whether the environment is complete and has exactly these requirements."""
     if not plan.folder:
         return shutil.which(plan.python) is not None
     try:
@@ -79,7 +79,7 @@ def _acquire(lock: int, kind: int, folder: Path, say: Say) -> None:
 
 
 def _make(plan: EnvironmentPlan, folder: Path, say: Say) -> None:
-    """Build from nothing; what a failed or killed attempt left is removed first."""
+    """Create the environment from scratch. The rest of a failed or killed attempt is removed first."""
     why = "the requirements changed" if _stamp(folder).exists() else "first use"
     say(f"making {folder.parent.name}/{folder.name} ({why}): {', '.join(plan.requirements)}")
     _stamp(folder).unlink(missing_ok=True)
@@ -92,7 +92,7 @@ def _make(plan: EnvironmentPlan, folder: Path, say: Say) -> None:
 
 
 def _run(argv: list[str], say: Say) -> None:
-    """Run an installer, passing on each package that it collects. Raises RunFailed with its last lines."""
+    """Run an installer and report each package that it collects. Raises RunFailed with its last lines."""
     lines: list[str] = []
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None

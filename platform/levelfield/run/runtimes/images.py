@@ -1,6 +1,6 @@
-"""Images: built from a recipe when they are not there, under a tag that is the digest of all that goes in.
+"""Images: built from a recipe when they are missing, with a tag that is the digest of all inputs.
 
-An unchanged recipe is therefore never built twice, and a changed one always is.
+So an unchanged recipe is never built twice, and a changed recipe is always built.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Built:
-    """An image that is there. log: what the engine said when it was built, if that was here."""
+    """An existing image. log: the engine's output of the build, if the build was on this machine."""
 
     tag: str
     id: str
@@ -41,13 +41,13 @@ class Built:
 
 
 def ready(client: DockerClient, container: ContainerPlan, say: Say) -> Built:
-    """The image, built now if it is not there. Raises RunFailed with the engine's last words."""
+    """Return the image, and build it if it is missing. Raises RunFailed with the last lines of the engine."""
     image = container.image
     base_id = _base_id(client, image, container.offline, say)
     wheels = wheels_of(image, container.offline, say)
     tag = tag_of(image, base_id, wheels)
     log = cache_folder() / "images" / f"{tag.replace('/', '-').replace(':', '-')}.log"
-    with _alone(log):  # of two runs that need it one builds
+    with _locked(log):  # if two runs need it, only one builds it
         found = _id(client, tag)
         if found is None:
             say(f"building {tag} on {image.base.reference}; its log is {log}")
@@ -58,7 +58,7 @@ def ready(client: DockerClient, container: ContainerPlan, say: Say) -> Built:
 
 
 def tag_of(image: ImagePlan, base_id: str, wheels: Wheels) -> str:
-    """name:digest over the Dockerfile, the base's id, the requirements and every wheel's content."""
+    """Return name:digest over the Dockerfile, the base's id, the requirements and every wheel's content."""
     listed = [f"{name} {digest}" for name, digest in sorted(wheels.files.items())]
     parts = (image.dockerfile, base_id, *image.requirements, *listed)
     return f"{image.name}:{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
@@ -101,7 +101,7 @@ def _pulled(client: DockerClient, reference: str) -> str:
 
 
 @contextmanager
-def _alone(log: Path) -> Iterator[None]:
+def _locked(log: Path) -> Iterator[None]:
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         lock = log.with_suffix(".lock").open("w")
@@ -113,7 +113,7 @@ def _alone(log: Path) -> Iterator[None]:
 
 
 def _build(client: DockerClient, image: ImagePlan, wheels: Wheels, tag: str, log: Path, say: Say) -> None:
-    """Stream the context to the engine and its words to the log. An interrupt closes the stream, and that the build."""
+    """Stream the context to the engine and its output to the log. An interrupt closes the stream and ends the build."""
     verify(wheels)
     with context(image, wheels) as tar, log.open("w", encoding="utf-8") as file:
         stream = client.api.build(
@@ -126,12 +126,12 @@ def _build(client: DockerClient, image: ImagePlan, wheels: Wheels, tag: str, log
             network_mode="host" if image.base.system_packages else "none",
         )
         _follow(stream, file, say)
-    # The stage that unpacked the wheels has no name; it would keep as much disk again.
+    # The build stage with the unpacked wheels has no tag. It would need the same disk space again.
     client.images.prune(filters={"dangling": True, "label": f"{IMAGE_LABEL}={image.name.partition('/')[2]}"})
 
 
 def _follow(stream: Iterable[dict[str, Any]], log: TextIO, say: Say) -> None:
-    """Raises RunFailed with the last words before the engine's error."""
+    """Write the engine's output to the log. Raises RunFailed with the last lines before an error."""
     said: deque[str] = deque(maxlen=3)
     for chunk in stream:
         text = str(chunk.get("stream") or chunk.get("error") or "")
@@ -145,7 +145,7 @@ def _follow(stream: Iterable[dict[str, Any]], log: TextIO, say: Say) -> None:
 
 @contextmanager
 def context(image: ImagePlan, wheels: Wheels) -> Iterator[Any]:
-    """The build context as a tar file: the Dockerfile, the wheels and the list of what to install."""
+    """Give the build context as a tar file: the Dockerfile, the wheels and the list of requirements."""
     listed = "".join(f"{line}\n" for line in image.requirements)
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w") as tar:
@@ -166,7 +166,7 @@ def _add(tar: tarfile.TarFile, name: str, text: str) -> None:
 
 @dataclass(frozen=True)
 class Listed:
-    """An image of ours on the engine. created: ISO 8601, as the engine says it."""
+    """An image of Levelfield on the engine. created: ISO 8601, from the engine."""
 
     tag: str
     id: str
@@ -175,7 +175,7 @@ class Listed:
 
 
 def listed(client: DockerClient) -> list[Listed]:
-    """Every tagged image of ours, by name, the newest of each name first."""
+    """Return every tagged image of Levelfield by name, the newest of each name first."""
     found = [
         Listed(tag, str(image.id), int(image.attrs["Size"]), str(image.attrs["Created"]))
         for image in client.images.list(filters={"label": IMAGE_LABEL})
@@ -187,8 +187,10 @@ def listed(client: DockerClient) -> list[Listed]:
 
 
 def prune(client: DockerClient, everything: bool) -> tuple[list[str], int]:
-    """Remove all but the newest of each name, or everything of ours, and what stopped builds left. One that a container
-    uses stays. Returns the tags that went and the bytes that the engine says it has freed."""
+    """Remove all images of Levelfield, or all except the newest of each name, and the rest of stopped builds.
+
+    An image that a container uses stays. Return the removed tags and the bytes that the engine reports as freed.
+    """
     from docker.errors import APIError
 
     images = listed(client)
@@ -204,7 +206,7 @@ def prune(client: DockerClient, everything: bool) -> tuple[list[str], int]:
 
 
 def export(client: DockerClient, tag: str, path: Path) -> None:
-    """Write the image as `docker load` reads it, whole or not at all. Raises OSError."""
+    """Write the image for `docker load`. A failed write leaves no file. Raises OSError."""
     part = path.with_name(path.name + ".part")
     try:
         with part.open("wb") as file:

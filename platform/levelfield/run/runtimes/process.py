@@ -1,6 +1,7 @@
 """Runtimes `process` and `inside`: a rank is a process of this machine, in the framework's own Python environment.
 
-`inside` is for a machine that is a container already: the vendor's image has the framework, and nothing is made.
+`inside` is for a machine that is already a container: the vendor's image has the framework, and no environment is
+created.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LISTING_SECONDS = 60.0
 
 
 class ProcessRuntime:
-    """Builds argv and environment of each rank; the environment itself is made by `environments`."""
+    """The runtime of processes: it builds argv and variables of each rank. `environments` creates the environment."""
 
     name = "process"
 
@@ -43,7 +44,7 @@ class ProcessRuntime:
         return done.stdout
 
     def keep(self, plan: Plan, paths: RunPaths) -> None:
-        """Nothing beside what every run leaves."""
+        """Write nothing: a process has no further files."""
 
     def identity(self, plan: Plan) -> dict[str, Any]:
         try:
@@ -54,16 +55,18 @@ class ProcessRuntime:
 
 
 class InsideRuntime(ProcessRuntime):
+    """The runtime of processes on a machine that is already a container."""
+
     name = "inside"
 
     def identity(self, plan: Plan) -> dict[str, Any]:
-        """Beside the packages, what shows that this is a container."""
+        """Return the packages, and the files that identify this machine as a container."""
         signs = [path for path in ("/.dockerenv", "/run/.containerenv") if Path(path).exists()]
         return {**super().identity(plan), "container": {"signs": signs}}
 
 
 def inherited(environment: dict[str, str] | None = None) -> dict[str, str]:
-    """The user's own variables, less those that would lead the training's Python astray or pose as a launcher's."""
+    """Return the user's variables, without those that would change the training's Python or imitate a launcher."""
     given = dict(os.environ) if environment is None else environment
     return {key: value for key, value in given.items() if key not in REMOVED_VARIABLES}
 

@@ -1,4 +1,4 @@
-"""What one rank is started with, whatever it runs in."""
+"""The argv and the variables of one rank, the same in every runtime."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from levelfield.contracts.execution import PORT_CHOSEN_AT_START, ProcessWork
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
-# Prints the packages of the Python that runs it, as name==version; -I keeps the caller's variables out of it.
+# Prints the packages of the Python that runs it, as name==version. -I ignores the caller's variables.
 LISTING = (
     "-I",
     "-c",
@@ -21,7 +21,7 @@ def ranks_of(plan: Plan, node_rank: int) -> range:
 
 
 def rank_work(plan: Plan, paths: RunPaths, rank: int, address: str, visible: dict[str, str]) -> ProcessWork:
-    """The work of one rank: argv filled in, and all variables it gets. `address`: where rank 0 is reached."""
+    """Return the work of one rank: its complete argv and all its variables. `address`: of rank 0."""
     per_node = plan.hardware.devices_per_node
     values = {
         "python": plan.environment.python,
@@ -68,5 +68,5 @@ def _threads(plan: Plan) -> dict[str, str]:
 
 
 def packages(listed: str) -> dict[str, str]:
-    """What LISTING printed, by name."""
+    """Return the output of LISTING as versions by name."""
     return dict(item.split("==", 1) for item in listed.split())

@@ -1,7 +1,7 @@
-"""The wheels of an image: fetched once by pip of the host, with the user's own index and certificates, and kept.
+"""The wheels of an image: the host's pip downloads them once, with the user's own index and certificates.
 
-A build then needs no network, and `--offline` works from what is here. The folder's name is the digest of what was
-asked for; `wheels.json`, written last, lists what came with its sha256.
+A build then needs no network, and `--offline` uses the stored wheels. The folder's name is the digest of the request.
+`wheels.json`, which is written last, lists the files with their sha256.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Wheels:
-    """folder: where they lie; files: each with its sha256."""
+    """The wheels of one image. folder: their place; files: each with its sha256."""
 
     folder: Path
     files: dict[str, str]
@@ -39,8 +39,8 @@ def cache_folder() -> Path:
 
 
 def wheels_of(image: ImagePlan, offline: bool, say: Say) -> Wheels:
-    """All wheels that the image's requirements come to. Raises RunFailed when they cannot be had, UsageError when no
-    interpreter of the image's version is here to choose them."""
+    """Return all wheels for the image's requirements. Raises RunFailed when they cannot be downloaded, and UsageError
+    when this machine has no interpreter of the image's version to choose them."""
     if not image.requirements:
         return Wheels(Path(), {})
     wanted = "\n".join((image.base.python_version, platform.machine(), PIP_REQUIREMENT, *image.requirements))
@@ -57,7 +57,7 @@ def wheels_of(image: ImagePlan, offline: bool, say: Say) -> Wheels:
 
 
 def verify(wheels: Wheels) -> None:
-    """Raises RunFailed when a wheel is missing or not what was fetched."""
+    """Check every wheel. Raises RunFailed when one is missing or has another digest."""
     for name, expected in wheels.files.items():
         path = wheels.folder / name
         found = _sha256(path) if path.is_file() else "nothing"
@@ -69,18 +69,18 @@ def verify(wheels: Wheels) -> None:
 
 
 def _fetch(image: ImagePlan, folder: Path, say: Say) -> dict[str, str]:
-    """Fetch, or wait for another run that does."""
+    """Download the wheels, or wait for another run that downloads them."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            return _listed(folder) or _ask_pip(image, folder, say)
+            return _listed(folder) or _run_pip(image, folder, say)
     except OSError as error:
         raise RunFailed(f"{folder}: {error.strerror}") from None
 
 
-def _ask_pip(image: ImagePlan, folder: Path, say: Say) -> dict[str, str]:
-    """`pip wheel`, as some requirements are published as sources only."""
+def _run_pip(image: ImagePlan, folder: Path, say: Say) -> dict[str, str]:
+    """Run `pip wheel`, because some requirements are published only as sources."""
     version = image.base.python_version
     say(f"fetching the wheels of {image.name} for Python {version}: {', '.join(image.requirements)}")
     interpreter = find_interpreter(f"=={version}.*")

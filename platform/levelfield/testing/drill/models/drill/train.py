@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from levelfield.worker import Batches, Initializer, Recorder, coordinates, learning_rate, run
 
 FAULT_STEP = 3
+PACE_SECONDS = 0.01
 
 
 def main(job: SimpleNamespace, recorder: Recorder) -> None:
@@ -23,8 +24,9 @@ def main(job: SimpleNamespace, recorder: Recorder) -> None:
         for name, spec in initializer.parameters(job.model).items()
     )
     recorder.begin()
+    start = time.monotonic()
     for batch in Batches(job, coordinates(job).data):
-        time.sleep(0.01)  # so that every step takes some time
+        time.sleep(max(0.0, start + PACE_SECONDS * batch.step - time.monotonic()))  # a late step delays no other
         recorder.step(
             batch.step,
             loss=loss(job, batch.step),
