@@ -74,7 +74,7 @@ def rates_from(printed: str) -> HostRates:
     except DocumentError as error:
         raise RunFailed(str(error)) from None
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise RunFailed(f"the probe of this host printed no usable rates: {type(error).__name__}: {error}") from None
+        raise RunFailed(f"the probe of this host: found no usable rates: {type(error).__name__}: {error}") from None
 
 
 def _share(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def _fitted(name: str, times: Mapping[str, float]) -> dict[str, Any]:
     try:
         alpha, rate = fit_messages(seconds_by_bytes)
     except ValueError as error:
-        raise ValueError(f"{name}: {error}; measure again when the machine is quiet") from None
+        raise ValueError(f"{name}: {error}; run again on an idle machine") from None
     return {"alpha_seconds": alpha, "bytes_per_second": rate, "seconds_by_bytes": seconds_by_bytes}
 
 

@@ -109,7 +109,7 @@ def test_only_a_valid_run_becomes_a_reference_or_noise(run, twin, reference):
     scale_losses(twin, 2.0, first=10)
     (twin.events / "rank1.jsonl").unlink()
     for make in (lambda: reference_from(twin, "why"), lambda: with_noise(reference, twin)):
-        with pytest.raises(UsageError, match="only a valid run"):
+        with pytest.raises(UsageError, match="need a valid run"):
             make()
 
 
@@ -155,7 +155,7 @@ def test_the_runs_folder_may_be_named_before_the_action_and_after_it(behind, run
 
 def test_calibrate_without_a_case_and_promote_without_a_run_are_wrong_usage(capsys):
     assert main(["align", "calibrate"]) == 2
-    assert "give a case" in capsys.readouterr().err
+    assert "found no case; give one" in capsys.readouterr().err
     assert main(["references", "promote", "no-such-run", "--why", "x"]) == 2
 
 
