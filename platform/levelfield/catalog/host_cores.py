@@ -6,5 +6,5 @@ import os
 
 
 def usable_cores() -> int:
-    """The number of cores that the operating system allows this process."""
+    """Return the number of cores that the operating system allows this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
