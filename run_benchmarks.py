@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Levelfield's entry: makes sure of the platform's own environment, then hands over to `levelfield.cli`.
+"""Levelfield's entry point: prepares the platform's own environment, then calls `levelfield.cli`.
 
-Standard library only, and no annotations newer than Python 3.6, so that an old Python gets a sentence instead
-of a syntax error. LEVELFIELD_NO_BOOTSTRAP=1 uses the Python that runs this file as it is.
+This file uses the standard library only, and the syntax of Python 3.6. So an old Python prints a sentence instead of
+a syntax error. LEVELFIELD_NO_BOOTSTRAP=1 uses the Python that runs this file, without changes.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ def main():
 
 
 def is_suitable():
-    """Whether this Python already has exactly the packages of requirements.lock."""
+    """Return whether this Python has exactly the packages of requirements.lock."""
     if os.path.realpath(sys.prefix) == os.path.realpath(ENVIRONMENT):
         return read(STAMP) == wanted_stamp()
     from importlib.metadata import PackageNotFoundError, version
@@ -63,7 +63,7 @@ def locked_packages():
 
 
 def holds(marker):
-    """The lock file uses one kind of marker: python_version >= or < "3.11"."""
+    """Return whether a marker of the lock file holds. All of them are: python_version >= or < "3.11"."""
     if not marker:
         return True
     newer = sys.version_info >= (3, 11)
@@ -84,7 +84,7 @@ def read(path):
 
 
 def make_environment():
-    """Make .venv once; a second start waits for the first, and a half-made one is made again."""
+    """Make .venv once. A second start waits for the first; an incomplete .venv is made again."""
     import fcntl
 
     try:

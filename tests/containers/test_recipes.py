@@ -125,7 +125,7 @@ def test_a_vendor_without_an_image_is_told_where_to_name_one() -> None:
     registry = Registry()
     implementation, folder = registry.implementation("torch")
     file = registry.vendor_file("cpu").model_copy(update={"images": {}})
-    with pytest.raises(UsageError, match=r"vendor cpu names no image for torch: .*--base-image"):
+    with pytest.raises(UsageError, match=r"vendor cpu has no image for torch: .*--base-image"):
         image_plan(implementation, folder, file, ("torch==2.13.0",), None)
 
 

@@ -79,7 +79,7 @@ PLANTS = [
     Plant("schema", "vendor.yaml", "verified: none", "verified: none  # FILL IN", "'FILL IN' in line 36"),
     Plant("schema", "vendor.yaml", "verified: none", "verified: ''", "key 'verified' is empty"),
     Plant("schema", "adapter.py", "", "import nothing_of_this_name", "cannot be loaded"),
-    Plant("schema", "vendor.yaml", VENDOR[VENDOR.index("monitor:") : VENDOR.index("software:")], "", "missing both"),
+    Plant("schema", "vendor.yaml", VENDOR[VENDOR.index("monitor:") : VENDOR.index("software:")], "", "found neither"),
     Plant("readme", "README.md", "", None, "found no README.md"),
     Plant("readme", "README.md", "Made up", "FILL IN", "'FILL IN' in line 3"),
     Plant("chips", "vendor.yaml", "    memory_source: made up\n", "", "memory_bytes has no memory_source"),

@@ -1,1 +1,1 @@
-"""Names into documents: cases, frameworks, vendors, chips and suites, from the checkout and from plugins."""
+"""Finds documents by name: cases, frameworks, vendors, chips and suites, of the checkout and of plugins."""

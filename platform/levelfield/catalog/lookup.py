@@ -1,4 +1,4 @@
-"""From names to things: what a selector asks for, looked up among the plugins and on this machine."""
+"""Finds the documents and devices of a selector among the plugins and on this machine."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ FALLBACK_VENDOR = "cpu"
 
 @dataclass(frozen=True)
 class Found:
-    """All that one selector leads to. `devices` empty: none of this chip are here. overlay: what is private of it.
+    """All documents and devices of one selector. devices: those of this chip that are here.
 
-    expose: the vendor's adapter's `container`, which says how a container is shown devices. memory_model: what the
-    framework is known to keep in memory; None where nobody wrote it down.
+    overlay: the private values of the chip. expose: the `container` of the vendor's adapter; it returns the options
+    that give devices to a container. memory_model: what the framework holds in memory; None without a document of it.
     """
 
     case: Case
@@ -42,18 +42,19 @@ class Found:
 
     @property
     def default_devices(self) -> int:
-        """The devices of a node where nobody chooses: all that are here; a host is one device."""
+        """Return the default number of devices of a node: all that are here; a host is one device."""
         return 1 if self.vendor.is_host else max(1, len(self.devices))
 
     def has_devices(self, count: int) -> bool:
-        """Whether so many devices are here. A host can be divided into any number of processes."""
+        """Return whether `count` devices are here. A host can be divided into any number of processes."""
         return bool(self.devices) and (self.vendor.is_host or len(self.devices) >= count)
 
 
 def find(registry: Registry, selector: Selector, check: bool = True) -> Found:
-    """Look everything up. Raises UnknownName, DocumentError or UsageError; never falls back to another name.
+    """Return the documents and devices of the selector. Raises UnknownName, DocumentError or UsageError.
 
-    check: raise NotHere where the framework has not the family, or the vendor not the framework.
+    There is no fallback to another name. check: raise NotHere where the framework does not have the family, or the
+    vendor does not have the framework.
     """
     case = registry.case(selector.case)
     implementation, folder = registry.implementation(selector.framework)
@@ -69,7 +70,7 @@ def find(registry: Registry, selector: Selector, check: bool = True) -> Found:
 
 
 def find_hardware(registry: Registry, target: str | None) -> tuple[VendorFile, Chip, tuple[Device, ...]]:
-    """The vendor, chip and devices that `target` names; without one the first accelerator here, else the cpu."""
+    """Return the vendor, chip and devices of `target`; for None, of the first accelerator here, else the cpu."""
     if target is None:
         vendor = detect(registry)
         return vendor.spec, *_chip_of(vendor.spec, tuple(vendor.devices()))
@@ -82,7 +83,7 @@ def find_hardware(registry: Registry, target: str | None) -> tuple[VendorFile, C
 
 
 def find_chip(registry: Registry, name: str) -> tuple[VendorFile, Chip]:
-    """The chip of this name or alias, and its vendor. Raises UnknownName over all vendors and chips."""
+    """Return the chip of this name or alias, and its vendor. Raises UnknownName with all vendors and chips."""
     files = [registry.vendor_file(v) for v in registry.vendors]
     for spec in files:
         if chip := spec.chip(name):
@@ -92,7 +93,7 @@ def find_chip(registry: Registry, name: str) -> tuple[VendorFile, Chip]:
 
 
 def detect(registry: Registry) -> Vendor:
-    """The first vendor, in order of name, whose devices are here; the cpu when there is no other."""
+    """Return the first vendor by name with devices here; the cpu when there is no other."""
     for name in sorted(set(registry.vendors) - {FALLBACK_VENDOR}):
         vendor = registry.vendor(name)
         if vendor.devices():
@@ -101,20 +102,20 @@ def detect(registry: Registry) -> Vendor:
 
 
 def tuning_rows(registry: Registry, vendor: str, case: str) -> tuple[TuningRow, ...]:
-    """The rows of the vendor's tuning for this case; none when it has no such file."""
+    """Return the rows of the vendor's tuning for this case; none when it has no such file."""
     path = registry.vendors[vendor].parent / "tuning" / f"{case}.yaml"
     if not path.is_file():
         return ()
     file = registry.document(TuningFile, path)
     if file.case != case:
-        raise UsageError(f"{path}: key 'case': found '{file.case}', expected '{case}' as its name says")
+        raise UsageError(f"{path}: key 'case': found '{file.case}', expected '{case}' as in the file name")
     for number, row in enumerate(file.rows):
         _check_row(registry, registry.vendor_file(vendor), row, f"{path}: key 'rows.{number}")
     return file.rows
 
 
 def check_tuning(registry: Registry, vendor: str) -> None:
-    """Every tuning file of a vendor. Raises UsageError naming the first that is wrong, or for a case nobody has."""
+    """Check every tuning file of a vendor. Raises UsageError for the first wrong file or unknown case."""
     for path in sorted((registry.vendors[vendor].parent / "tuning").glob("*.yaml")):
         if path.stem not in registry.cases:
             raise DocumentError(f"{path}: {UnknownName('case', path.stem, registry.cases)}")
@@ -122,7 +123,7 @@ def check_tuning(registry: Registry, vendor: str) -> None:
 
 
 def _check_row(registry: Registry, vendor: VendorFile, row: TuningRow, where: str) -> None:
-    """A row that could never apply, or whose layout nobody could read, is somebody's mistake."""
+    """Raises DocumentError for a row that can never apply, or with an unreadable layout."""
     chips = [chip.name for chip in vendor.chips]
     if row.chip is not None and row.chip not in chips:
         raise DocumentError(f"{where}.chip': {UnknownName(f'chip of {vendor.name}', row.chip, chips)}")
@@ -136,7 +137,7 @@ def _check_row(registry: Registry, vendor: VendorFile, row: TuningRow, where: st
 
 
 def _chip_of(spec: VendorFile, devices: Sequence[Device]) -> tuple[Chip, tuple[Device, ...]]:
-    """The chip of the devices that are here, or a nameless one without peaks when it is not in vendor.yaml."""
+    """Return the chip of the devices here, or one without peaks when vendor.yaml does not have it."""
     if not devices:
         return spec.chips[0], ()
     first = devices[0]

@@ -1,9 +1,9 @@
-"""Plugins: folders of the checkout, of --plugins DIR, and of installed packages (entry points). Nothing is imported
-or parsed before it is asked for; a name that two places claim is refused, naming both.
+"""Plugins: folders of the checkout, of --plugins DIR, and of installed packages (entry points).
 
-A folder of plugins has the checkout's own shape: vendors/<name>/, models/<name>/, configs/cases/<name>.yaml,
+A plugin is imported or parsed at its first use. One name in two folders is an error that names both.
+A folder of plugins has the structure of the checkout: vendors/<name>/, models/<name>/, configs/cases/<name>.yaml,
 configs/suites/<name>.yaml, configs/published/<name>.yaml. An installed package names such a folder by an entry point
-of group `levelfield.plugins`: a module, whose own folder it is.
+of group `levelfield.plugins`. The entry point is a module; the folder is the folder of that module.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ D = TypeVar("D", bound=Document)
 
 
 def private_chips(given: Path | None) -> Path | None:
-    """The chips file in use: the one of --chips, else the user's own where there is one."""
+    """Return the chips file: the one of --chips, else the user's own if it exists. Raises UsageError."""
     if given is not None:
         if not given.is_file():
             raise UsageError(f"--chips {given}: no such file; expected a document of schema levelfield.chips/1")
@@ -49,9 +49,9 @@ def private_chips(given: Path | None) -> Path | None:
 
 
 class Registry:
-    """All plugins by kind and name; vendors' chips as `chips`, a private file, corrects them.
+    """All plugins by kind and name. chips: a private file that adds and corrects chips of vendors.
 
-    A registry lives as long as a command: it reads each document and loads each adapter once.
+    A command makes one registry. It reads each document and loads each adapter once.
     """
 
     def __init__(self, extra: Iterable[Path] = (), chips: Path | None = None) -> None:
@@ -98,7 +98,7 @@ class Registry:
         return self._collect("vendor", "vendors/*/vendor.yaml", lambda p: p.parent.name)
 
     def case(self, name: str) -> Case:
-        """The whole case, where it extends another one too. Raises UnknownName or DocumentError."""
+        """Return the whole case, with the values of the case that it extends. Raises UnknownName or DocumentError."""
         extension = self.extension(name)
         if extension:
             return extension.applied(self._extended(extension, self.cases[name]), str(self.cases[name]))
@@ -106,7 +106,7 @@ class Registry:
         return _named(found, found.name, name, self.cases[name])
 
     def extension(self, name: str) -> Extension | None:
-        """What the case's file changes of another case; None for a case that stands by itself."""
+        """Return the changes to another case in the case's file; None for a case that extends none."""
         path = self._path("case", name, self.cases)
         content = self._content(path)
         if not isinstance(content, dict) or "extends" not in content:
@@ -115,13 +115,13 @@ class Registry:
         return _named(found, found.name, name, path)
 
     def _extended(self, extension: Extension, path: Path) -> Case:
-        """The case below an extension: one that stands by itself, so that two files say everything."""
+        """Return the case that an extension changes. It extends none itself, so that two files hold all values."""
         if extension.extends not in self.cases:
             raise DocumentError(f"{path}: key 'extends': {UnknownName('case', extension.extends, self.cases)}")
         if below := self.extension(extension.extends):
             raise DocumentError(
                 f"{path}: key 'extends': found '{extension.extends}', which extends '{below.extends}' itself; expected "
-                f"a case that stands by itself: extend '{below.extends}' and repeat the changes"
+                f"a case that extends none: extend '{below.extends}' and repeat the changes"
             )
         return self.case(extension.extends)
 
@@ -134,7 +134,7 @@ class Registry:
         return _named(found, found.name, name, path)
 
     def figures(self, name: str) -> FigureSet:
-        """Figures that others published."""
+        """Return a set of published figures."""
         path = self._path("published set", name, self.published)
         found = self.document(FigureSet, path)
         return _named(found, found.name, name, path)
@@ -145,7 +145,7 @@ class Registry:
         return _named(found, found.framework, name, path), path.parent
 
     def constants(self, framework: str) -> Constants | None:
-        """What the planner knows of a framework; None where nobody wrote it down."""
+        """Return the planner's constants of a framework; None without a document of them."""
         if framework not in self.constants_files:
             return None
         path = self.constants_files[framework]
@@ -154,7 +154,7 @@ class Registry:
 
     @cached_property
     def overlay(self) -> ChipOverlay | None:
-        """The private chips file. Raises DocumentError when it is wrong or names a vendor that is not there."""
+        """Return the private chips file. Raises DocumentError when it is wrong or names an unknown vendor."""
         if self._chips is None:
             return None
         found = read_overlay(self._chips)
@@ -164,23 +164,23 @@ class Registry:
         return found
 
     def vendor_file(self, name: str) -> VendorFile:
-        """vendor.yaml, with the chips that the private file adds or corrects."""
+        """Return vendor.yaml with the chips that the private file adds or corrects."""
         path = self._path("vendor", name, self.vendors)
         found = self.document(VendorFile, path)
         _named(found, found.name, name, path)
         return self.overlay.applied(found) if self.overlay else found
 
     def vendor(self, name: str) -> Vendor:
-        """The vendor's adapter, made with its vendor.yaml: its own, or without adapter.py the generic one.
+        """Return the vendor's adapter: its own, or without adapter.py the generic one.
 
-        Raises DocumentError when adapter.py has no Adapter, or when there is neither code nor a way to find devices.
+        Raises DocumentError when adapter.py has no Adapter, or when neither adapter.py nor vendor.yaml finds devices.
         """
         if name not in self._vendors:
             self._vendors[name] = self._loaded_vendor(name)
         return self._vendors[name]
 
     def document(self, kind: type[D], path: Path) -> D:
-        """The document in this file. Raises DocumentError."""
+        """Return the document in this file. Raises DocumentError."""
         if (kind, path) not in self._documents:
             self._documents[kind, path] = parse(kind, self._content(path), str(path))
         return cast(D, self._documents[kind, path])
@@ -218,14 +218,14 @@ class Registry:
 
 def _named(document: T, inside: str, outside: str, path: Path) -> T:
     if inside != outside:
-        raise DocumentError(f"{path}: found the name '{inside}', expected '{outside}' as its place says")
+        raise DocumentError(f"{path}: found the name '{inside}', expected '{outside}' as in its path")
     return document
 
 
 def _declared(spec: VendorFile, path: Path) -> Vendor:
     if spec.discovery is None and spec.monitor is None:
         raise DocumentError(
-            f"{path}: keys 'discovery' and 'monitor': missing both, and {path.with_name('adapter.py')} is missing too; "
+            f"{path}: found neither 'discovery' nor 'monitor' nor {path.with_name('adapter.py')}; "
             "expected one of the three to find devices"
         )
     return DeclaredVendor(spec)
@@ -239,10 +239,10 @@ def _package_folder(module: str) -> Path | None:
 def _load_module(name: str, path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise DocumentError(f"{path}: not a file of Python; expected the vendor's adapter, or nothing there")
+        raise DocumentError(f"{path}: not a Python file; expected the vendor's adapter, or no file")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # an adapter is somebody's code: say whose it is
+    except Exception as error:  # an adapter may raise anything: name its file
         raise DocumentError(f"{path}: cannot be loaded: {type(error).__name__}: {error}") from error
     return module

@@ -1,4 +1,4 @@
-"""Framework x family x precision x layout: what works. From what implementations declare and what was run of them."""
+"""The support table: framework x family x precision x layout, from declarations and recorded runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SupportRow:
 
 
 def rows(registry: Registry) -> Iterator[SupportRow]:
-    """A row for each framework, family and precision that is offered on any device. Raises DocumentError."""
+    """Return a row for each framework, family and precision that is offered on any device. Raises DocumentError."""
     for name in sorted(registry.frameworks):
         implementation, folder = registry.implementation(name)
         path = folder / "tested.json"
@@ -67,7 +67,7 @@ def _row(
 
 
 def _state(implementation: ImplementationFile, precision: Precision, key: str, runs: list[MatrixRun]) -> State:
-    """Every run of a kind of layout has to pass for "tested"."""
+    """Return the state of a cell. "tested" means that every run of this kind of layout passed."""
     ended = [run.passed for run in runs if kind_of(run.layout) == key]
     if ended:
         return "tested" if all(ended) else "fails"
@@ -84,7 +84,7 @@ def _state(implementation: ImplementationFile, precision: Precision, key: str, r
 
 
 def kind_of(layout: Layout) -> str | None:
-    """Its column; None for what mixes more than a column says."""
+    """Return the column of the layout; None for a mix that no column has."""
     used: list[str] = [] if layout.data == 1 else ["data"]
     used += [f"zero{layout.sharding_stage}"] if layout.sharding_stage else []
     used += ["tensor"] if layout.tensor > 1 else []
@@ -94,7 +94,7 @@ def kind_of(layout: Layout) -> str | None:
 
 
 def table(found: list[SupportRow]) -> list[str]:
-    """Lines of at most 80 columns, and below them what the words and the columns mean."""
+    """Return the table in lines of at most 80 columns, with the meaning of words and columns below."""
     words: dict[State, str] = {
         "tested": "yes",
         "fails": "NO",

@@ -1,4 +1,4 @@
-"""What a vendor's tuning makes of a case: by row, and all rows of one place together."""
+"""The changes of a vendor's tuning to a case: by row, and all rows of one place together."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 from levelfield.specs.case import Case, Scale
 from levelfield.specs.tuning import Tuning, TuningChoice, TuningRow
 
-# What holds where nobody chooses; the rest are the schema's defaults.
+# The values without a choice; the other fields have the schema's defaults.
 UNCHOSEN: dict[str, Any] = {"layout": "data parallel over all devices", "threads": "the framework's choice"}
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a case would run; None: anywhere."""
+    """The place of a run. None: any."""
 
     chip: str | None = None
     framework: str | None = None
     devices: int | None = None
 
     def admits(self, row: TuningRow) -> bool:
-        """Whether the row may apply here: nothing that is known speaks against it."""
+        """Return whether the row may apply here: no known value contradicts it."""
         pairs = ((self.chip, row.chip), (self.framework, row.framework), (self.devices, row.devices))
         return all(None in pair or pair[0] == pair[1] for pair in pairs)
 
     def meets(self, row: TuningRow, scale: Scale) -> bool:
-        """Whether the row does apply here, with what is known."""
+        """Return whether the row applies here with the known values."""
         return row.applies(scale, self.chip, self.framework, self.devices)
 
 
@@ -40,7 +40,7 @@ class Change:
 
 @dataclass(frozen=True)
 class RowChanges:
-    """One row by its number in the file, and what it changes. Fields that it leaves as they are do not appear."""
+    """One row with its number in the file, and its changes, without unchanged fields."""
 
     number: int
     row: TuningRow
@@ -48,7 +48,7 @@ class RowChanges:
 
 
 def row_changes(case: Case, rows: Sequence[TuningRow], scale: Scale, place: Place) -> Iterator[RowChanges]:
-    """What each row that may apply changes of the case and of those rows before it that apply wherever it does."""
+    """Return the changes of each row that may apply, to the case and to earlier rows that apply wherever it does."""
     for number, row in enumerate(rows):
         if row.scale != scale or not place.admits(row):
             continue
@@ -61,12 +61,12 @@ def row_changes(case: Case, rows: Sequence[TuningRow], scale: Scale, place: Plac
 
 
 def tuned(case: Case, rows: Sequence[TuningRow], scale: Scale, place: Place) -> dict[str, Any]:
-    """All free fields as case and vendor choose them at one place."""
+    """Return all free fields with the choices of case and vendor at one place."""
     return _values(case, [row for row in rows if place.meets(row, scale)], scale)
 
 
 def overlaid(before: dict[str, Any], choice: TuningChoice) -> dict[str, Any]:
-    """The fields after a choice; variables of the environment join those before."""
+    """Return the fields after a choice. Its environment variables are added to the present ones."""
     given = choice.model_dump(exclude_none=True)
     if "environment" in given:
         given["environment"] = {**before["environment"], **given["environment"]}

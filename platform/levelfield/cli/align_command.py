@@ -1,4 +1,4 @@
-"""`align`: a run's training against a reference or another run, layer by layer."""
+"""`align`: compares a run's training with a reference or another run, layer by layer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from levelfield.specs.result import Alignment
 
 
 def execute(options: argparse.Namespace) -> int:
-    """0 when the run is aligned, else 4."""
+    """Return 0 when the run is aligned, else 4."""
     if options.run == "calibrate":
         return calibrate(options)
     runs, registry = options.runs or default_runs(), registry_of(options)
@@ -37,13 +37,13 @@ def _verdict(paths: RunPaths, name: str | None, registry: Registry, runs: Path) 
     if name is None or name in registry.references:
         return judged(steps, raw, identity, registry.reference(name) if name else own)
     other = reference_from(find_run(runs, name), "compared with, not promoted")
-    # two runs are held to the noise that the case's reference knows
+    # the noise of the case's reference also limits the difference of two runs
     known = other.model_copy(update={"noise": own.noise if own and own.identity.work == identity.work else ()})
     return against(training_of(steps, raw, identity), training_of_reference(known), known)
 
 
 def lines(found: Alignment) -> list[str]:
-    """Verdict, each layer with its number and limit, and FlagPerf's figure beside them; within 80 columns."""
+    """Return verdict, layers with value and limit, and FlagPerf's figure, in lines of at most 80 columns."""
     marks = {True: "holds", False: "FAILS", None: "open"}
     text = [f"{found.verdict}: {found.reason}"]
     text += [f"{layer.name:<11}{marks[layer.passed]:<7}{layer.detail}" for layer in found.layers]

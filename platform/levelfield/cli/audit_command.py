@@ -1,4 +1,4 @@
-"""`audit`: published figures, each derived one computed again from its own row."""
+"""`audit`: computes each derived figure of published tables again from its own row."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ from levelfield.specs.base import load
 from levelfield.specs.figures import FigureSet
 
 _HELP = """\
-Compute every derived figure of published tables again from its own row: batches,
-samples/s, tokens/s, FLOP/s, MFU, shares and changes, to the last printed digit. List
-those that do not follow, each with its arithmetic. What a file records as not
-following (`disagrees`) is listed and is no fault; anything else ends with exit code
-4. docs/published.md says how a table of your own is written down."""
+Compute every derived figure of published tables again from its own row, to the
+last printed digit: batches, samples/s, tokens/s, FLOP/s, MFU, shares, changes.
+The output lists each figure that does not follow, with the arithmetic. Exit
+code 4 when the file does not record such a figure under `disagrees`.
+docs/published.md shows the format for tables of your own.
+
+examples:
+  run_benchmarks.py audit
+  run_benchmarks.py audit FILE.yaml --all
+"""
 
 
 _WORDS = {"recorded": "does not follow, as recorded", "recorded in vain": "follows, but is recorded as not following"}
@@ -28,13 +33,15 @@ _WORDS = {"recorded": "does not follow, as recorded", "recorded in vain": "follo
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = _HELP
-    parser.add_argument("what", nargs="*", metavar="NAME|FILE", help="sets or files of your own (default: every set)")
-    parser.add_argument("--all", action="store_true", help="list what follows too, with its arithmetic")
+    parser.add_argument(
+        "what", nargs="*", metavar="NAME|FILE", help="published sets or your own files (default: every set)"
+    )
+    parser.add_argument("--all", action="store_true", help="also list figures that follow, with the arithmetic")
     parser.add_argument("--json", action="store_true", help="machine-readable output, with every finding")
 
 
 def execute(options: argparse.Namespace) -> int:
-    """0 when all that does not follow is recorded, else GateFailed."""
+    """Return 0 when the files record every figure that does not follow. Raises GateFailed otherwise."""
     registry = Registry(options.plugins)
     audits = [_audit(registry, name) for name in options.what or sorted(registry.published)]
     if options.json:
@@ -42,7 +49,9 @@ def execute(options: argparse.Namespace) -> int:
     else:
         print("\n".join(line for audit in audits for line in _lines(audit, options.all)))
     if faults := [f"{audit.name}: {finding.row}, {finding.figure}" for audit in audits for finding in audit.faults]:
-        raise GateFailed(f"{len(faults)} not as recorded: {'; '.join(faults[:5])}{'; ...' if faults[5:] else ''}")
+        raise GateFailed(
+            f"{len(faults)} figure(s) not as recorded: {'; '.join(faults[:5])}{'; ...' if faults[5:] else ''}"
+        )
     return 0
 
 
@@ -73,7 +82,7 @@ def _row(audit: Audit) -> dict[str, object]:
 
 
 def _lines(audit: Audit, everything: bool) -> Iterator[str]:
-    """A set's line, and under it each finding that does not follow, within 80 columns."""
+    """Return one line about the set and lines about findings that do not follow, within 80 columns."""
     counts = {
         "follow": audit.of("follows"),
         "do not, as recorded": audit.of("recorded"),

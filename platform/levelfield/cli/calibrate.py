@@ -1,4 +1,4 @@
-"""`align calibrate CASE`: run a case again with other arithmetic and record how far the runs come apart."""
+"""`align calibrate CASE`: runs a case with other arithmetic and records how far the runs differ."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from levelfield.studies.calibration import variations
 
 
 def calibrate(options: argparse.Namespace) -> int:
-    """Record one row of noise for every variation that the implementation offers. 3 when one of its runs fails."""
+    """Record one row of noise for every variation that the implementation offers. Return 3 when a run fails, else 0."""
     registry, runs = registry_of(options), options.runs or default_runs()
     plan, reference = _start(registry, options.case)
     terminal, failed = Terminal(quiet=options.json), []
@@ -36,12 +36,12 @@ def calibrate(options: argparse.Namespace) -> int:
 
 def _start(registry: Registry, case: str | None) -> tuple[Plan, Reference]:
     if not case:
-        raise UsageError("align calibrate: give a case, as in `align calibrate gpt3_6.7B:torch`")
+        raise UsageError("align calibrate: found no case; give one, such as `align calibrate gpt3_6.7B:torch`")
     (job,) = scheduler.jobs(registry, [Entry(case, UserRequest(repeat=1))], None)
     plan = scheduler.planned(job)
     reference = scheduler.reference_of(registry, plan)
     if reference is None:
         raise UsageError(
-            f"{plan.case} has no reference at scale {plan.scale}: `references promote RUN --why ...` first"
+            f"{plan.case} has no reference at scale {plan.scale}; make one first: `references promote RUN --why ...`"
         )
     return plan, reference

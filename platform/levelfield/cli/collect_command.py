@@ -1,4 +1,4 @@
-"""`collect`: the result again, from the raw files."""
+"""`collect`: computes the result of a run again from its raw files."""
 
 from __future__ import annotations
 
@@ -25,4 +25,4 @@ def execute(options: argparse.Namespace) -> int:
 def _check(found: str, expected: str, where: str) -> None:
     if found != expected:
         raise GateFailed(f"{where} is not what its raw files give; `collect` without --check writes it again")
-    print(f"{where}: as its raw files give")
+    print(f"{where}: the raw files give the same result")

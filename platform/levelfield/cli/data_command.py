@@ -1,4 +1,4 @@
-"""`data`: a corpus prepared from text, or checked."""
+"""`data`: prepares a corpus from text, or checks one."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def execute(options: argparse.Namespace) -> int:
 
 def _say(facts: CorpusFacts) -> int:
     print(f"{facts.prefix}: {facts.kind}, {facts.tokens:,} tokens in {facts.documents:,} documents")
-    print(f"tokens are {facts.dtype}, the largest is {facts.max_token}")
+    print(f"token type {facts.dtype}, largest token {facts.max_token}")
     print(f"digest {facts.digest}")
     return 0

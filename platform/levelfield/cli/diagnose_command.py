@@ -1,4 +1,4 @@
-"""`diagnose`: the first step and the first tensor in which a run's framework parts from another's."""
+"""`diagnose`: finds the first step and tensor in which a run's framework differs from another."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from levelfield.specs.result import Alignment
 from levelfield.specs.tuning import TuningChoice
 from levelfield.studies.diagnosis import Diagnosis, Probe, Side, first_difference
 
-BEFORE, AFTER = 6, 4  # tensors that are shown on both sides of the first that differs
-USUAL_SUSPECT = 10  # where no curve says when two runs part: late enough for what a step leaves to add up
+BEFORE, AFTER = 6, 4  # the tensors in the table before and after the first that differs
+USUAL_SUSPECT = 10  # the step without a loss curve to compare: late enough for small differences to add up
 
 
 def execute(options: argparse.Namespace) -> int:
-    """0 when all agrees in one process, 4 when something differs, 3 when a training does not run."""
+    """Return 0 when everything agrees in one process, else 4. Raises RunFailed for a failed training."""
     registry = registry_of(options)
     paths = find_run(options.runs or default_runs(), options.run)
     plan = read_plan(paths)
@@ -53,7 +53,9 @@ def _question(
 ) -> Diagnosis:
     own, other = plan.implementation.framework, options.against or (reference.framework if reference else "torch")
     if own == other:
-        raise UsageError(f"diagnose: {paths.root.name} was trained by {own}; give another with --against FRAMEWORK")
+        raise UsageError(
+            f"diagnose: {paths.root.name} was trained with {own}; choose another framework: --against FRAMEWORK"
+        )
     same = {"micro_batch": plan.tuning.micro_batch, "threads": plan.tuning.threads, "layout": "DP1TP1PP1"}
     mine = {key: getattr(plan.tuning, key) for key in ("recompute", "compile", "attention", "environment")}
     given = None if plan.environment.folder else plan.environment.python
@@ -77,7 +79,7 @@ def _corpus(plan: Plan, terminal: Terminal) -> CorpusFacts | None:
 
 
 def _suspect(asked: int | None, paths: RunPaths, plan: Plan, reference: Reference | None) -> int:
-    """The step by which the two have parted: asked for, or the first whose loss is beyond the noise."""
+    """Return the last step to search: the given one, else the first whose loss is beyond the noise."""
     last = plan.work.training.steps - 1
     if asked is not None and not 1 <= asked <= last:
         raise UsageError(f"--step: found {asked}, expected 1 to {last}")
@@ -87,19 +89,19 @@ def _suspect(asked: int | None, paths: RunPaths, plan: Plan, reference: Referenc
 
 def _lines(plan: Plan, question: Diagnosis, verdict: Alignment, suspect: int, found: Probe | None) -> list[str]:
     lines = [f"{'the run':<11}{verdict.verdict}: {verdict.reason}"]
-    lines += [f"{'compared':<11}{question.found.text} with {question.expected.text}, one process each"]
+    lines += [f"{'compared':<11}{question.found.text} and {question.expected.text}, one process each"]
     if found is None:
         lines.append(f"{'result':<11}both agree in every tensor of steps {_numbers(sorted(question.probes))}")
         if plan.world_size > 1:
             layout = plan.tuning.layout
-            lines.append(f"{'so':<11}what differs comes with the layout {layout}, not with the model or its optimizer")
+            lines.append(f"{'so':<11}the layout {layout} causes the difference, not the model or its optimizer")
         else:
-            lines.append(f"{'so':<11}nothing differs yet by step {suspect}; a later one: --step N")
+            lines.append(f"{'so':<11}nothing differs up to step {suspect}; search further with --step N")
         return lines
     if found.inputs:
-        return [*lines, f"{'result':<11}before anything is computed these differ: {', '.join(found.inputs[:5])}"]
+        return [*lines, f"{'result':<11}the inputs differ: {', '.join(found.inputs[:5])}"]
     first = next(number for number, tensor in enumerate(found.tensors) if tensor.differs)
-    lines.append(f"{'result':<11}step {found.step}: {found.tensors[first].name} is the first to differ")
+    lines.append(f"{'result':<11}step {found.step}: {found.tensors[first].name} is the first tensor that differs")
     lines.append(f"{'so':<11}{_meaning(found, first)}")
     lines.append("")
     near = found.tensors[max(0, first - BEFORE) : first + AFTER + 1]
@@ -107,9 +109,11 @@ def _lines(plan: Plan, question: Diagnosis, verdict: Alignment, suspect: int, fo
 
 
 def _meaning(found: Probe, first: int) -> str:
-    """What an author should look at."""
+    """Return what the author of an implementation should check, as a sentence."""
     kind, _, rest = found.tensors[first].name.partition(".")
-    before = f"all of the step up to {found.tensors[first - 1].name} agrees" if first else "it is the step's first"
+    before = (
+        f"{found.tensors[first - 1].name} and all before it agree" if first else "it is the first tensor of the step"
+    )
     if kind == "updated":
         why = "learning rate, clipping, weight decay (which parameters have it), Adam's constants"
     elif kind == "gradient":
@@ -118,7 +122,7 @@ def _meaning(found: Probe, first: int) -> str:
         why = f"attention, MLP, norms, positions or the mapping of the weights of block {rest}"
     else:
         why = {"embedding": "token and position embeddings", "final_norm": "the last norm", "logits": "the head"}[kind]
-    return f"{before}; look at {why}"
+    return f"{before}; check {why}"
 
 
 def _table(tensors: Sequence[TensorDifference]) -> list[str]:
@@ -132,7 +136,7 @@ def _table(tensors: Sequence[TensorDifference]) -> list[str]:
 
 def _rest(tensors: Sequence[TensorDifference]) -> list[str]:
     differ = sum(tensor.differs for tensor in tensors)
-    return [f"... and of {len(tensors)} later ones {differ} differ"] if tensors else []
+    return [f"... {differ} of {len(tensors)} later tensors differ"] if tensors else []
 
 
 def _numbers(steps: Sequence[int]) -> str:

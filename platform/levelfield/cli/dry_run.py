@@ -1,4 +1,4 @@
-"""--dry-run: exactly what would run, as text or JSON, without making anything."""
+"""--dry-run: shows exactly what would run, as text or JSON, and creates nothing."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ TUNING_FIELDS = (
 
 
 def show(plans: Sequence[Plan], runs: Path, as_json: bool) -> int:
-    """Print every plan with its request and job, and those of suites as tables. Always 0: what cannot be planned has
-    raised before."""
+    """Print every plan with its request and job, and the plans of suites as tables. Return 0."""
     if as_json:
         print(json.dumps([_everything(plan, runs) for plan in plans], indent=2, ensure_ascii=False))
     else:
@@ -58,7 +57,7 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
     yield f"hardware     {hardware.nodes} x {hardware.devices_per_node} {hardware.chip.name} ({hardware.description})"
     yield f"reached as   {_reached(plan)}"
     if hardware.assumed:
-        yield "             ASSUMED: these devices are not here; this plan can only be looked at"
+        yield "             ASSUMED: these devices are not here; this plan cannot run"
     for field in TUNING_FIELDS:
         origin = plan.origins.get(field, "default")
         yield f"{field:<12} {_said(getattr(plan.tuning, field))}  ({origin})"
@@ -83,28 +82,28 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
             yield from (
                 f"             {name}={shlex.quote(value)}" for name, value in sorted(process.environment.items())
             )
-    yield f"             without {' '.join(request.removed_variables) or 'any variable of yours'}"
+    yield f"             removed variables: {' '.join(request.removed_variables) or 'every variable of this host'}"
 
 
 def _reached(plan: Plan) -> str:
-    """What the training calls its device and collectives, and what it imports first."""
+    """Return the device and backend by the framework's names, and the modules to import first."""
     preload = f", importing {', '.join(plan.access.preload)}" if plan.access.preload else ""
     return f"device {plan.access.device}, backend {plan.access.backend}{preload}"
 
 
 def _place(plan: Plan) -> str:
-    """Where the packages are, and which they are."""
+    """Return where the packages are, and which they are."""
     environment, packages = plan.environment, ", ".join(plan.environment.requirements)
     if plan.container:
         base = plan.container.image.base.reference
         return f"{environment.name} on {base} (`image show` prints the Dockerfile): {packages}"
     if not packages:
-        return f"{environment.name}: {environment.python}, as it is; a run names it with --python or --runtime inside"
+        return f"{environment.name}: {environment.python}, unchanged; give it with --python or --runtime inside"
     return f"{environment.name} ({'ready' if is_ready(environment) else 'would be made'}): {packages}"
 
 
 def _container(node_rank: int, work: ContainerWork) -> Iterator[str]:
-    """A node's container: what it is made from, and all that it is shown."""
+    """Return a node's container: its image, and every mount, option and variable."""
     yield f"node {node_rank:<7} container {work.name} from {work.image}"
     yield f"             {shlex.join(work.argv)}"
     limit = f"memory {gib(work.memory_bytes)}" if work.memory_bytes else "no memory limit"

@@ -1,4 +1,4 @@
-"""`export`: a case's initial weights for other tools."""
+"""`export`: writes a case's initial weights for other tools."""
 
 from __future__ import annotations
 

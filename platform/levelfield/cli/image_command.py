@@ -1,4 +1,4 @@
-"""`image`: build, list, prune and export the images that --runtime docker runs in."""
+"""`image`: builds, lists, removes and exports the images of --runtime docker."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _ready(options: argparse.Namespace, framework: str) -> images.Built:
 def _build(options: argparse.Namespace) -> None:
     for framework in options.framework:
         built = _ready(options, framework)
-        print(f"{built.tag}  {'built' if built.fresh else 'was there'}  {built.id}")
+        print(f"{built.tag}  {'built' if built.fresh else 'exists'}  {built.id}")
 
 
 def _show(options: argparse.Namespace) -> None:
@@ -65,7 +65,7 @@ def _list(options: argparse.Namespace) -> None:
     for image in found:
         print(f"{image.tag:<46}  {gib(image.size_bytes):>9}  {image.created[:19]}")
     if not found:
-        print("no image of ours is on this engine; `image build FRAMEWORK` makes one")
+        print("found no image of Levelfield on this engine; build one: `image build FRAMEWORK`")
 
 
 def _prune(options: argparse.Namespace) -> None:
@@ -73,7 +73,7 @@ def _prune(options: argparse.Namespace) -> None:
         gone, freed = images.prune(client, options.all)
     for tag in gone:
         print(f"removed {tag}")
-    print(f"{gib(freed)} freed at most: layers that other images share stay")
+    print(f"freed up to {gib(freed)}; layers that other images share stay")
 
 
 def _export(options: argparse.Namespace) -> None:
@@ -83,9 +83,9 @@ def _export(options: argparse.Namespace) -> None:
         verify(wheels)
         with images.context(recipe, wheels) as tar, Path(options.output).open("wb") as file:
             shutil.copyfileobj(tar, file)
-        print(f"{options.output}: the build context; `docker build -t NAME - < {options.output}`")
+        print(f"{options.output}: the build context; build it: `docker build -t NAME - < {options.output}`")
         return
     built = _ready(options, options.framework)
     with connect() as client, answers():
         images.export(client, built.tag, options.output)
-    print(f"{options.output}: {built.tag}; `docker load -i {options.output}`")
+    print(f"{options.output}: {built.tag}; load it: `docker load -i {options.output}`")

@@ -1,4 +1,4 @@
-"""`list`: names with a line each, or JSON."""
+"""`list`: prints names with one line about each, or JSON."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _lines(rows: list[Row]) -> list[str]:
 
 
 def _chip_lines(rows: list[Row]) -> list[str]:
-    """Whole, on further lines where it is long: a number that is cut is another number."""
+    """Return whole texts, wrapped where they are long: a number that is cut is another number."""
     width = max((len(r["name"]) for r in rows), default=0)
     return [wrapped(f"  {r['name']:<{width}}  {r['says']}", width + 4) for r in rows] or ["  none"]
 
@@ -69,7 +69,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def _vendor_lines(rows: list[Row]) -> list[str]:
-    """Name, what is here, and what the vendor was verified on: whole, on further lines where it is long."""
+    """Return name, devices here, and what the vendor was verified on, wrapped where it is long."""
     table = [{"name": "name", "here": "here", "verified": "verified on"}, *rows]
     name = max(len(r["name"]) for r in table)
     here = min(HERE_WIDTH, max(len(r["here"]) for r in table))
@@ -118,7 +118,7 @@ def _chips(registry: Registry) -> list[Row]:
 
 
 def _rates(chip: Chip) -> str:
-    """Peaks in TFLOP/s, what was measured of them, and the links in GB/s each way."""
+    """Return published and measured peaks in TFLOP/s, and the links in GB/s each way."""
     said = [f"TFLOP/s: {_by_dtype(chip.peaks) or 'none published'}"]
     said += [f"reached: {_by_dtype(chip.achievable)}"] if chip.achievable else []
     link = chip.interconnect
@@ -134,7 +134,7 @@ def _by_dtype(rates: Mapping[PeakDtype, Peak | Achieved]) -> str:
 
 
 def _private(chips: list[Row]) -> Iterator[str]:
-    """Which chips a private file had a hand in, and in what."""
+    """Return the chips that a private file changes, each with the changed fields."""
     for row in chips:
         if row["overlay"]:
             yield f"  private: {row['name']}: {', '.join(row['overlay']['fields'])}, by {row['overlay']['file']}"

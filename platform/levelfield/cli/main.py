@@ -1,6 +1,6 @@
-"""The command line: which command, and what the process ends with.
+"""Run one command of the command line and return its exit code.
 
-Exit codes: 0 good; 2 wrong usage or configuration; 3 a run failed; 4 a gate refused; 5 the platform's own fault;
+Exit codes: 0 success; 2 wrong usage or configuration; 3 a run failed; 4 a check failed; 5 a fault of the platform;
 130 interrupted.
 """
 
@@ -15,7 +15,7 @@ from levelfield.errors import INTERRUPTED, PLATFORM_FAULT, LevelfieldError
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code; errors become sentences on stderr, never tracebacks."""
+    """Run one command and return its exit code. Errors become sentences on stderr, without a traceback."""
     options = parser_of(arguments)
     try:
         code: int = options.command(options)
@@ -25,18 +25,18 @@ def main(arguments: Sequence[str]) -> int:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
-    except BrokenPipeError:  # `... | head`: nobody reads on, which is no fault
+    except BrokenPipeError:  # `... | head` closed the pipe, which is no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
         return _fail(
-            f"{error.filename or 'output'}: {error.strerror}; what was measured before is kept", PLATFORM_FAULT
+            f"{error.filename or 'output'}: {error.strerror}; the measurements so far are kept", PLATFORM_FAULT
         )
     except Exception as error:
         if os.environ.get("LEVELFIELD_DEBUG"):
             raise
         detail = f"{type(error).__name__}: {error}"
-        said = f"a fault of the platform itself: {detail}. LEVELFIELD_DEBUG=1 shows where; please report it"
+        said = f"a fault of the platform itself: {detail}. run again with LEVELFIELD_DEBUG=1 and report the traceback"
         return _fail(said, PLATFORM_FAULT)
 
 

@@ -1,4 +1,4 @@
-"""`plan`: which layouts a case could have on devices that need not be here, and what each will need."""
+"""`plan`: predicts memory and tokens/s of every possible layout of a case. The devices may be absent."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from levelfield.specs.vendor import Chip, VendorFile
 from levelfield.studies.local_question import question_here
 
 DESCRIPTION = """\
-Say beforehand what a case will need: every layout that the case, the framework
-and the devices allow, with the memory of the fullest device by part and the
-tokens/s that are to be expected, fastest first. Nothing has to be here.
+Predict every layout that the case, the framework and the devices allow, fastest
+first: memory of the fullest device (GiB), tokens/s of one device, and MFU.
+The devices may be absent.
 
 examples:
   run_benchmarks.py plan gpt3_6.7B --chip A100-SXM4-80GB --devices 8
@@ -34,13 +34,13 @@ examples:
   run_benchmarks.py plan llama3_8b --chip H100 --nodes 4 --network 8x400Gb/s
   run_benchmarks.py plan llama3_8b --chip H100 --framework megatron --explain 1
 
-docs/planner.md says how it computes and how far published figures are from it.
+docs/planner.md explains the formulas and their error against published figures
 """
 
 
 @dataclass(frozen=True)
 class Assumed:
-    """What was not said and is taken to be so; each is printed."""
+    """The nodes, devices and network of a plan. remarks: assumptions where the user gave no value."""
 
     nodes: int
     devices_per_node: int
@@ -51,23 +51,29 @@ class Assumed:
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = DESCRIPTION
-    parser.add_argument("case")
-    parser.add_argument("--chip", required=True, metavar="NAME", help="of `list chips`; cpu: this host, measured")
-    parser.add_argument("--nodes", type=int, metavar="N", help="nodes; without it --devices are all there are")
-    parser.add_argument("--devices", type=int, metavar="N", help="devices of a node, or without --nodes of all nodes")
+    parser.add_argument("case", metavar="CASE", help="the name of a case; `list cases` shows all")
+    parser.add_argument(
+        "--chip", required=True, metavar="NAME", help="a chip of `list chips`; cpu: this host, measured"
+    )
+    parser.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: from --devices)")
+    parser.add_argument(
+        "--devices", type=int, metavar="N", help="devices per node; without --nodes: devices of all nodes"
+    )
     parser.add_argument("--framework", default="torch", metavar="NAME", help="default: torch")
     parser.add_argument(
-        "--network", metavar="RATE", help="of one node: 100Gb/s, 8x400Gb/s (default: 200 Gb/s a device)"
+        "--network", metavar="RATE", help="network of a node: 100Gb/s, 8x400Gb/s (default: 200 Gb/s per device)"
     )
-    parser.add_argument("--scale", choices=("full", "smoke"), default="full")
+    parser.add_argument("--scale", choices=("full", "smoke"), default="full", help="default: full")
     parser.add_argument("--top", type=int, default=10, metavar="N", help="rows to show (default: 10)")
-    parser.add_argument("--explain", type=int, metavar="ROW", help="the arithmetic of one row, with its sources")
-    parser.add_argument("--json", action="store_true", help="machine-readable output, with every part")
+    parser.add_argument("--explain", type=int, metavar="ROW", help="show the arithmetic of one row, with sources")
+    parser.add_argument(
+        "--json", action="store_true", help="machine-readable output, with all parts of memory and time"
+    )
     parser.add_argument("--chips", type=Path, metavar="FILE", help="private chips and corrections")
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Always 0 when an answer could be computed, also when nothing fits: that is an answer."""
+    """Print the ranking or one row's arithmetic. Return 0, also when no layout fits."""
     registry = registry_of(options)
     vendor, chip = lookup.find_chip(registry, options.chip)
     place = _place(options)
@@ -93,7 +99,7 @@ def _answered(question: LayoutQuestion, chip: Chip) -> LayoutRanking:
 
 
 def _place(options: argparse.Namespace) -> Assumed:
-    """Raises UsageError for counts that make no nodes."""
+    """Return the given or assumed nodes and network. Raises UsageError for counts that do not divide into nodes."""
     for name in ("nodes", "devices", "top"):
         value = getattr(options, name)
         if value is not None and value < 1:
@@ -104,18 +110,18 @@ def _place(options: argparse.Namespace) -> Assumed:
         per_node = min(devices, machines.DEVICES_PER_NODE)
         if devices % per_node:
             raise UsageError(
-                f"--devices {devices}: not a multiple of the {per_node} devices that a node is taken to have; "
-                "say --nodes N and --devices of each node"
+                f"--devices {devices}: expected a multiple of {per_node}, the assumed devices per node; "
+                "give --nodes N and --devices per node"
             )
         nodes = devices // per_node
         if nodes > 1:
-            remarks.append(f"nodes of {per_node} devices are assumed; --nodes and --devices say otherwise")
+            remarks.append(f"nodes of {per_node} devices; --nodes and --devices change this")
     else:
         nodes, per_node = options.nodes, options.devices or machines.DEVICES_PER_NODE
     network = machines.network_rate(options.network) if options.network else None
     if nodes > 1 and network is None:
         network = machines.ASSUMED_PORT_BYTES_PER_SECOND * per_node
-        remarks.append(f"a network of {per_node} x 200 Gb/s a node is assumed; --network says otherwise")
+        remarks.append(f"a network of {per_node} x 200 Gb/s per node; --network changes this")
     return Assumed(nodes, per_node, network, tuple(remarks))
 
 
@@ -141,7 +147,7 @@ def _question(
 
 def _row(found: LayoutRanking, number: int) -> LayoutEstimate:
     if not 1 <= number <= len(found.rows):
-        raise UsageError(f"--explain {number}: there are {len(found.rows)} rows that fit, numbered from 1")
+        raise UsageError(f"--explain {number}: expected 1 to {len(found.rows)}, the rows that fit")
     return found.rows[number - 1]
 
 
@@ -166,8 +172,8 @@ def _lines(
         )
     yield ""
     yield wrapped(
-        f"{len(found.rows):,} of {found.considered:,} layouts fit. tokens/s is of one device; GiB of the fullest; "
-        "again: what is recomputed; chunks: of each pipeline stage. MFU is palm's, of the "
+        f"{len(found.rows):,} of {found.considered:,} layouts fit. tokens/s is per device, GiB of the fullest device; "
+        "again: what is recomputed; chunks: per pipeline stage. MFU is by formula palm, of the "
         f"{question.work.training.precision} peak. --explain ROW shows the arithmetic",
         0,
     )
@@ -175,10 +181,10 @@ def _lines(
 
 def _nothing(question: LayoutQuestion, found: LayoutRanking) -> Iterator[str]:
     if found.nearest is None:
-        yield f"no layout of {question.devices} devices is possible: heads, layers and global batch do not divide"
+        yield f"no layout on {question.devices} devices: heads, layers and global batch do not divide"
         return
     need, have = found.nearest.memory.total / GIB, (question.capacity_bytes or 0) / GIB
-    yield "nothing fits: the smallest is"
+    yield "no layout fits; the smallest is"
     yield f"  {found.nearest.layout} micro-batch {found.nearest.tuning.micro_batch}: {need:.1f} GiB, of {have:.1f} GiB"
 
 

@@ -1,4 +1,4 @@
-"""The registry that a command's options ask for."""
+"""The registry for the options of a command."""
 
 from __future__ import annotations
 
@@ -8,5 +8,8 @@ from levelfield.catalog.registry import Registry, private_chips
 
 
 def registry_of(options: argparse.Namespace) -> Registry:
-    """Plugins of --plugins, and chips of --chips or of the user's own file. Raises UsageError for what is not there."""
+    """Return the registry with the plugins of --plugins and the chips of --chips or of the user's file.
+
+    Raises UsageError for a folder or file that does not exist.
+    """
     return Registry(options.plugins, private_chips(options.chips))

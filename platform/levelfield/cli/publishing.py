@@ -1,4 +1,4 @@
-"""`report --withhold`: a folder to hand on, and the reveal that stays."""
+"""`report --withhold`: writes a folder to publish, and the reveal file to keep secret."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from levelfield.specs.result import Result
 
 
 def publish(options: argparse.Namespace, results: Sequence[Result], plans: Sequence[Plan]) -> str:
-    """Write the bundle and the reveal; the text to print. Raises UsageError before anything is written."""
+    """Write the bundle and the reveal file. Return the text to print. Raises UsageError before anything is written."""
     folder, reveal = _places(options)
     fields = parse_fields(options.withhold)
     _refuse_twice([published_id(result.run_id, fields) for result in results])
@@ -30,32 +30,38 @@ def publish(options: argparse.Namespace, results: Sequence[Result], plans: Seque
         _write(folder, files, reveal, dump(secret))
     except OSError as error:
         raise UsageError(f"{error.filename or folder}: cannot be written: {error.strerror}") from None
-    said = (f"published  {folder}: {', '.join(files)}", f"keep       {reveal}: salts and values, for nobody else")
+    said = (
+        f"published  {folder}: {', '.join(files)}",
+        f"keep       {reveal}: salts and values; do not publish this file",
+    )
     return texts[options.format] + "\n".join(wrapped(line, 11) for line in said) + "\n"
 
 
 def _places(options: argparse.Namespace) -> tuple[Path, Path]:
-    """The bundle and the reveal, neither there yet: a reveal that is written over is lost for its commitments."""
+    """Return the paths of the bundle and the reveal file. Raises UsageError for existing ones.
+
+    An overwritten reveal file is lost, and nothing else can open its commitments.
+    """
     if not options.bundle or not options.withhold:
-        raise UsageError("report: --withhold FIELDS and --bundle DIR go together; the bundle holds the commitments")
+        raise UsageError("report: give --withhold FIELDS and --bundle DIR together; the bundle holds the commitments")
     if options.output:
-        raise UsageError(f"--output {options.output}: a table with withheld cells goes into --bundle, in every format")
+        raise UsageError(f"--output {options.output}: leave it out; --bundle gets the withheld table in every format")
     folder: Path = options.bundle
     reveal: Path = options.reveal or folder.absolute().with_name(f"{folder.absolute().name}.reveal.json")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"--bundle {folder}: already there and not empty; name a new folder")
+        raise UsageError(f"--bundle {folder}: exists and is not empty; name a new folder")
     if reveal.exists():
-        raise UsageError(f"--reveal {reveal}: already there, and the only key to its commitments; name another file")
+        raise UsageError(f"--reveal {reveal}: exists, and only it opens its commitments; name another file")
     return folder, reveal
 
 
 def _refuse_twice(runs: list[str]) -> None:
     if twice := sorted({run for run in runs if runs.count(run) > 1}):
-        raise UsageError(f"report: run given twice: {', '.join(twice)}")
+        raise UsageError(f"report: found a run twice: {', '.join(twice)}; name each run once")
 
 
 def _write(folder: Path, files: dict[str, str], reveal: Path, secret: str) -> None:
-    """The reveal first: without it a bundle is worth nothing to its publisher."""
+    """Write the reveal file first: without it the publisher cannot open the bundle."""
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(reveal, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8") as file:

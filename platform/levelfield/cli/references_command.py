@@ -1,4 +1,4 @@
-"""`references`: list them, make a run one, record noise."""
+"""`references`: lists references, makes a run one, and records noise."""
 
 from __future__ import annotations
 

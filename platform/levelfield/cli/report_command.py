@@ -1,4 +1,4 @@
-"""`report`: one run in full or many side by side."""
+"""`report`: reports one run in full, or several side by side."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from levelfield.specs.result import Result
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Results are computed from the raw files, so that an edited result.json changes no report."""
+    """Compute the results from the raw files, so that an edited result.json changes no report. Return 0."""
     _refuse_together(options)
     paths = [find_run(options.runs or default_runs(), name) for name in options.run]
     results = [collect(p) for p in paths]
@@ -40,13 +40,13 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _refuse_together(options: argparse.Namespace) -> None:
-    """Raises UsageError for options that would each make another table."""
+    """Raises UsageError for options that need different tables."""
     private = [f"--{name}" for name in ("withhold", "bundle", "reveal") if getattr(options, name)]
     columns = [f"--format {options.format}"] if options.format in FOREIGN else []
     beside = ["--with-published"] if options.with_published else []
     if sum(map(bool, (private, columns, beside))) > 1:
         given = ", ".join([*private, *columns, *beside])
-        raise UsageError(f"report: {given} make different tables; give one of them at a time")
+        raise UsageError(f"report: {given} need different tables; give only one of them")
 
 
 def _text(options: argparse.Namespace, paths: Sequence[RunPaths], results: Sequence[Result]) -> str:
@@ -64,7 +64,7 @@ def _text(options: argparse.Namespace, paths: Sequence[RunPaths], results: Seque
 
 
 def _one_run(paths: RunPaths, result: Result) -> tuple[str, str]:
-    """The result of one run in full, as text and as Markdown."""
+    """Return the result of one run in full, as text and as Markdown."""
     return "\n".join(result_lines(result)) + "\n", run_report(result, read_plan(paths))
 
 

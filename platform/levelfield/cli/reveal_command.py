@@ -1,4 +1,4 @@
-"""`reveal check`: whether revealed values are those that were committed to."""
+"""`reveal check`: compares revealed values with their commitments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MISMATCH, UNKNOWN = "does not match", "was never committed to"
 
 
 def execute(options: argparse.Namespace) -> int:
-    """0 when every revealed cell is the one that was committed to, else 4."""
+    """Return 0 when every revealed cell matches its commitment. Raises GateFailed otherwise."""
     cells = list(_checked(load(Commitments, options.commitments), load(Reveal, options.revealed)))
     if options.json:
         print(json.dumps(cells, indent=2, ensure_ascii=False))
@@ -25,12 +25,12 @@ def execute(options: argparse.Namespace) -> int:
         print("\n".join(line for cell in cells for line in _lines(cell)))
     wrong = [cell for cell in cells if cell["says"] in (MISMATCH, UNKNOWN)]
     if wrong:
-        raise GateFailed(f"{options.revealed}: {len(wrong)} of {len(cells)} cells are not as committed to")
+        raise GateFailed(f"{options.revealed}: {len(wrong)} of {len(cells)} cells do not match a commitment")
     return 0
 
 
 def _checked(public: Commitments, reveal: Reveal) -> Iterator[dict[str, Any]]:
-    """Every cell of either document; a value is given only where it is the one that was committed to."""
+    """Return every cell of both documents, with its value if the value matches the commitment."""
     revealed = {(cell.run_id, cell.field): cell for cell in reveal.cells}
     for promised in public.cells:
         found = revealed.pop((promised.run_id, promised.field), None)

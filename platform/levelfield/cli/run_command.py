@@ -1,4 +1,4 @@
-"""`run`: what was asked, what is going on, what came out."""
+"""`run`: runs the given cases and suites, with progress on stderr and results on stdout."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ MISALIGNED = ("diverged", "different")
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Run everything that was asked for: 0 when all is well, 3 when a run is not valid, 4 when one is valid and does
-    not train as its reference does, 130 when interrupted."""
+    """Run all given cases and suites.
+
+    Return 0 when every run is valid and none differs from its reference, 3 when a run is not valid, 4 when a valid run
+    differs from its reference, 130 when interrupted.
+    """
     terminal = Terminal(quiet=options.quiet or options.json)
     registry = registry_of(options)
     work = scheduler.entries(registry, options.case, options.suite, _request(options))
@@ -42,7 +45,7 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def run_jobs(jobs: Iterator[scheduler.Job], runs: Path, terminal: Terminal) -> list[Result]:
-    """One after another, each said on the terminal; an interrupted one is the last."""
+    """Run the jobs in order, with sentences on the terminal. Return their results; an interrupted run is the last."""
     results = []
     for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener()):
         terminal.finished(result, runs)
@@ -51,7 +54,7 @@ def run_jobs(jobs: Iterator[scheduler.Job], runs: Path, terminal: Terminal) -> l
 
 
 def exit_code(results: list[Result]) -> int:
-    """What a command that ran these ends with."""
+    """Return the exit code of a command with these results."""
     if any(r.status.failure == "interrupted" for r in results):
         return INTERRUPTED
     if any(r.status.word != "valid" for r in results):
@@ -94,7 +97,7 @@ def _hardware(text: str | None, dry_run: bool) -> NamedHardware | None:
     if text is None:
         return None
     if not dry_run:
-        raise UsageError("--assume-hardware: of use with --dry-run only; a run uses what is here")
+        raise UsageError("--assume-hardware: found no --dry-run; add it, since a run needs real devices")
     try:
         return read_hardware(text)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""`show`: a case with nothing left implicit, and what a vendor's tuning makes of it."""
+"""`show`: prints every value of a case, and its free fields after a vendor's tuning."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _extended(registry: Registry, name: str) -> dict[str, object]:
-    """Which case this one extends and what it changes; nothing for one that stands by itself."""
+    """Return the case that this one extends and the changes; nothing for a case that extends none."""
     extension = registry.extension(name)
     if extension is None:
         return {}
@@ -52,12 +52,14 @@ def _extended(registry: Registry, name: str) -> dict[str, object]:
 
 
 def _place(options: argparse.Namespace, registry: Registry) -> Place:
-    """Where rows are looked for. Raises UsageError for what there is not, or without a vendor."""
+    """Return the place for which rows are selected. Raises UsageError for unknown names, or without a vendor."""
     if options.vendor is None:
         given = {"--diff": options.diff, "--framework": options.framework, "--chip": options.chip}
         given["--devices"] = options.devices is not None
         if alone := [name for name, value in given.items() if value]:
-            raise UsageError(f"show: {', '.join(alone)}: give --vendor NAME too; known: {', '.join(registry.vendors)}")
+            raise UsageError(
+                f"show: {', '.join(alone)}: found no --vendor; add --vendor NAME; known: {', '.join(registry.vendors)}"
+            )
         return Place()
     vendor = registry.vendor_file(options.vendor)
     chip = vendor.chip(options.chip) if options.chip else None
@@ -81,7 +83,7 @@ def _work(case: Case, scale: Scale) -> dict[str, object]:
 def _tuned(
     vendor: str | None, case: Case, rows: tuple[TuningRow, ...], scale: Scale, place: Place
 ) -> dict[str, object]:
-    """The free fields with the vendor's rows that apply, and which rows need more to be known."""
+    """Return the free fields with the vendor's rows that apply, and the conditions of the other rows."""
     if vendor is None:
         return {}
     here = [row for row in rows if row.scale == scale and place.admits(row)]

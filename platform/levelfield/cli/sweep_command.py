@@ -1,4 +1,4 @@
-"""`sweep`: run the planner's best layouts for real, and show what was predicted beside what was measured."""
+"""`sweep`: runs the planner's best layouts and shows predictions beside measurements."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from levelfield.studies.local_question import question_here
 from levelfield.studies.sweep import Pair, distinct, entries_of
 
 DESCRIPTION = """\
-Run the best rows of the plan on the devices that are here, one after another,
-and show what was predicted beside what was measured. Rows that differ only in
-what the prediction does not tell apart are run once.
+Run the best layouts of the plan on this machine's devices, one after another.
+The table shows prediction beside measurement: tokens/s of one device, and the
+memory of the fullest device in GiB. Layouts with equal predictions run once.
 
 examples:
   run_benchmarks.py sweep gpt3_6.7B:torch:cpu:1:2 --top 4
@@ -39,23 +39,32 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = DESCRIPTION
     parser.add_argument("case", metavar="CASE", help="a case string: case:framework[:chip[:nodes[:devices]]]")
-    parser.add_argument("--top", type=int, default=3, metavar="N", help="how many rows to run (default: 3)")
-    parser.add_argument("--scale", choices=("auto", "smoke", "full"), default="auto", help="auto: full where it fits")
-    parser.add_argument("--dry-run", action="store_true", help="show the rows and run nothing")
-    parser.add_argument("--python", metavar="PATH", help="train with this interpreter instead of a made environment")
+    parser.add_argument("--top", type=int, default=3, metavar="N", help="number of layouts to run (default: 3)")
+    parser.add_argument(
+        "--scale",
+        choices=("auto", "smoke", "full"),
+        default="auto",
+        help="auto: full on an accelerator with enough memory, else smoke",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show the predictions and run nothing")
+    parser.add_argument(
+        "--python", metavar="PATH", help="train with this Python; default: an environment that Levelfield makes"
+    )
     parser.add_argument("--chips", type=Path, metavar="FILE", help="private chips and corrections")
     parser.add_argument("--json", action="store_true", help="machine-readable output on stdout")
-    parser.add_argument("--quiet", action="store_true", help="only the result")
+    parser.add_argument("--quiet", action="store_true", help="print only the result")
 
 
 def execute(options: argparse.Namespace) -> int:
-    """As `run`: 0 when all is well, 3 when a run is not valid, 4 when one trains otherwise, 130 when interrupted."""
+    """Run the layouts and print the table. Return the exit code as `run` does."""
     if options.top < 1:
         raise UsageError(f"--top: found {options.top}, expected 1 or more")
     terminal = Terminal(quiet=options.quiet or options.json)
     registry, selector = registry_of(options), parse_selector(options.case)
     if selector.layout or selector.nodes > 1:
-        raise UsageError(f"sweep {options.case}: layouts are what is swept, on one node; leave both out")
+        raise UsageError(
+            f"sweep {options.case}: found a layout or several nodes; leave both out, sweep chooses layouts on one node"
+        )
     found = lookup.find(registry, selector)
     request = UserRequest(scale=options.scale, python=options.python)
     scale, _ = choose_scale(Decision(options.case, selector, found, request, options.scale))
@@ -63,7 +72,7 @@ def execute(options: argparse.Namespace) -> int:
     question = question_here(registry, found, found.case.work(scale), devices, terminal.say)
     rows = distinct(answer(question).rows)[: options.top]
     if not rows:
-        raise UsageError(f"sweep {options.case}: no layout fits; `plan` says what the smallest would need")
+        raise UsageError(f"sweep {options.case}: no layout fits; `plan` shows what the smallest needs")
     pairs = [Pair(row) for row in rows]
     if not options.dry_run:
         runs = options.runs or default_runs()

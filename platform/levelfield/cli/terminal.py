@@ -1,6 +1,6 @@
-"""What a person sees: sentences on stderr while it runs, the result on stdout.
+"""Output for people: sentences on stderr during a run, the result on stdout.
 
-Without a terminal there are no colours and no redrawn lines: a step now and then, so that a log stays readable.
+Without a terminal no line is redrawn: a log gets the line of a step every few seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOG_SECONDS = 5.0
 
 
 class Terminal:
-    """Progress and results; `quiet` keeps all but errors from stderr."""
+    """Progress and results. With `quiet` only errors go to stderr."""
 
     def __init__(self, quiet: bool) -> None:
         self._quiet = quiet
@@ -39,14 +39,14 @@ class Terminal:
             print(words.wrapped(f"levelfield: {text}", 12), file=sys.stderr, flush=True)
 
     def announced(self, jobs: Iterator[Job]) -> Iterator[Job]:
-        """Pass the jobs on, saying of each what will run and why at this scale."""
+        """Return the same jobs, and print for each what will run and why at this scale."""
         for job in jobs:
             for sentence in announcement(job.plan):
                 self.say(sentence)
             yield job
 
     def step(self, plan: Plan, progress: Progress) -> None:
-        """One finished step: a redrawn line on a terminal, a line every few seconds elsewhere."""
+        """Show a finished step: a redrawn line on a terminal, a line every few seconds elsewhere."""
         if self._quiet:
             return
         last = progress.step == progress.steps
@@ -68,7 +68,7 @@ class Terminal:
             self.say(f"{words.status(result)}: {result.status.evidence}")
 
     def summary(self, results: Sequence[Result], runs: Path) -> None:
-        """The table at the end: one run in full, several side by side, suites by entry, and where everything is."""
+        """Print the results: one run in full, several side by side, suites by entry, and the run directories."""
         alone = [result for result in results if result.entry is None]
         if len(alone) == 1:
             print("\n".join(result_lines(alone[0])))
@@ -83,7 +83,7 @@ class Terminal:
 
     @contextmanager
     def bytes_progress(self, what: str) -> Iterator[Callable[[int, int], None]]:
-        """A callback for bytes done and in all."""
+        """Return a callback that shows progress. Its arguments are the bytes done and all bytes."""
         state = {"shown": -1}
 
         def show(done: int, whole: int) -> None:
@@ -102,7 +102,7 @@ class Terminal:
 
 
 def announcement(plan: Plan) -> list[str]:
-    """What will run, in sentences: nothing that matters is left to the files."""
+    """Return sentences about what will run, with every deviation from the request."""
     hardware = plan.hardware
     lines = [f"suite {plan.entry.suite}, entry {plan.entry.name}"] if plan.entry else []
     lines += [
@@ -131,7 +131,7 @@ def duration(seconds: float) -> str:
 
 
 def result_lines(result: Result) -> list[str]:
-    """One result within 80 columns."""
+    """Return one result in lines of at most 80 columns."""
     name, memory = words.worst_memory(result)
     throughput, mfu = result.throughput, words.utilisation(result, "palm")
     lines = [
@@ -157,7 +157,7 @@ def result_lines(result: Result) -> list[str]:
 
 
 def shown(path: Path) -> str:
-    """A path as short as it can be said from here."""
+    """Return the path relative to the current folder where it is below it, else the whole path."""
     try:
         return str(path.absolute().relative_to(Path.cwd()))
     except ValueError:

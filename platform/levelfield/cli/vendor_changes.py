@@ -1,4 +1,4 @@
-"""`show --diff`: a vendor's tuning as what it changes."""
+"""`show --diff`: prints what a vendor's tuning changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from levelfield.specs.tuning import TuningRow
 def print_changes(
     case: Case, vendor: str, rows: Sequence[TuningRow], scales: Sequence[Scale], place: Place, as_json: bool
 ) -> int:
-    """Every row that may apply, with its changes and its reason. Always 0: a vendor may change nothing."""
+    """Print every row that may apply, with its changes and its reason. Return 0."""
     found = {scale: list(row_changes(case, rows, scale, place)) for scale in scales}
     if as_json:
         content = {scale: [_as_json(row) for row in changed] for scale, changed in found.items()}
@@ -39,7 +39,7 @@ def _lines(case: Case, vendor: str, found: dict[Scale, list[RowChanges]]) -> Ite
             yield f"  row {row.number}: {where}"
             yield from (f"    {c.field:<17}{_said(c.before)} -> {_said(c.after)}" for c in row.changes)
             if not row.changes:
-                yield "    nothing: all is as it was"
+                yield "    no change: the case has these values"
             yield f"    why: {row.row.why}"
 
 

@@ -1,4 +1,4 @@
-"""`vendor`: begin one, check one, record what its tools print."""
+"""`vendor`: creates a vendor's folder, checks it, and records the output of its tools."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from levelfield.testing.subject import Subject
 from levelfield.testing.suite import check
 from levelfield.testing.values import readings
 
-INDENT = 25  # of what follows a check's name
-BLANK = "\0"  # a blank that is no place to break a line
+INDENT = 25  # the column after a check's name
+BLANK = "\0"  # a blank where no line may break
 CONTINUED = " \\\n           "
 LABELS = {"ok": "ok", "missing": "missing", "fails": "FAILS", "not applicable": "n/a"}
 
@@ -37,20 +37,20 @@ def _new(options: argparse.Namespace) -> int:
     if options.package:
         made = new_package(options.name, options.output or Path.cwd(), registry)
         folder = made[0].parent
-        _say(f"made     {shown(folder)}, a package. Next:")
+        _say(f"created  {shown(folder)}, a package. Next:")
         _say_command(f"{shown(Path(sys.executable))} -m pip install -e", shown(folder))
         _say_command(f"python run_benchmarks.py vendor check {options.name}")
         return 0
     made = new_vendor(options.name, options.output or checkout(), registry)
     where = [f"--plugins {shown(options.output)}"] if options.output else []
-    _say(f"made     {shown(made[0].parent)}. Next:")
+    _say(f"created  {shown(made[0].parent)}. Next:")
     _say(f"         fill in {shown(made[0])}")
     _say_command(f"python run_benchmarks.py vendor check {options.name}", *where)
     return 0
 
 
 def _say_command(*parts: str) -> None:
-    """A command that can be pasted: broken, where it is too long for a line, as the shell takes it."""
+    """Print a command to paste, with the shell's line continuation where it is too long for a line."""
     line = " ".join(parts)
     print(f"         {line if len(line) <= 80 - 9 else CONTINUED.join(parts)}", flush=True)
 
@@ -79,7 +79,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _show(finding: CheckFinding, before: Sequence[CheckFinding]) -> None:
-    """A line for each check; what an earlier one said already is not said again."""
+    """Print the lines of one check. A repeated text becomes the name of the earlier check."""
     same = next((f.check for f in before if (f.says, f.do) == (finding.says, finding.do)), None)
     if same:
         finding = replace(finding, says=f"as {same}", do="")
@@ -91,7 +91,7 @@ def _show(finding: CheckFinding, before: Sequence[CheckFinding]) -> None:
 
 
 def _whole(text: str) -> str:
-    """One line of a text; runs of blanks are marked, where they fit a line, since wrapping loses those at an end."""
+    """Return the text as one line. Runs of blanks that fit a line are marked, so that wrapping keeps them."""
     line = re.sub(r"\s*\n\s*", " ", text)
     return re.sub(r"\S+(?: {2,}\S+)+", lambda m: m[0].replace(" ", BLANK) if len(m[0]) <= 80 - INDENT else m[0], line)
 

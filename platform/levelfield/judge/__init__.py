@@ -1,1 +1,1 @@
-"""One run directory into a Result: validity, figures by `measure/`, and the verdict on its training."""
+"""Computes a Result from a run directory: validity, figures by `measure/`, and the verdict on the training."""

@@ -1,6 +1,6 @@
-"""From the raw files of a run to its result: pure, so that `collect` writes the same bytes again.
+"""Computes the result of a run from its raw files. The same files give the same bytes.
 
-Every figure comes from `levelfield.measure`; nothing here knows how to compute one.
+Every figure comes from `levelfield.measure`; this module has no formula.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from levelfield.specs.vendor import Peak, PeakDtype
 
 
 def collect(paths: RunPaths) -> Result:
-    """Compute the result of a run directory from its plan and raw files alone. Raises DocumentError for a bad plan."""
+    """Return the result of a run directory, from its plan and raw files only. Raises DocumentError for a bad plan."""
     plan, raw = read_plan(paths), read_raw(paths)
     status = judge(plan, raw, paths)
     throughput, why_none = _throughput(plan, raw, status)
@@ -85,7 +85,7 @@ def collect(paths: RunPaths) -> Result:
 
 
 def _throughput(plan: Plan, raw: Raw, status: Status) -> tuple[MeasuredThroughput | None, str]:
-    """The window's throughput, or None and why. A run that is not valid has none: a wrong run has no speed."""
+    """Return the window's throughput, or None and the reason. Only a valid run has a throughput."""
     if status.word != "valid":
         return None, f"the run is {status.word}"
     first, last = plan.work.window.first_step, plan.work.window.last_step
@@ -106,7 +106,7 @@ def _as_result(measured: MeasuredThroughput) -> Throughput:
 
 
 def _utilisation(plan: Plan, throughput: MeasuredThroughput | None) -> tuple[Utilisation, ...]:
-    """Each formula's MFU, and its HFU where activations are recomputed or the formula counts recomputation."""
+    """Return each formula's MFU, and its HFU where the run recomputes or the formula counts recomputation."""
     if throughput is None:
         return ()
     model, length = plan.work.model, plan.work.training.sequence_length
@@ -120,7 +120,7 @@ def _utilisation(plan: Plan, throughput: MeasuredThroughput | None) -> tuple[Uti
 
 
 def _peaks(plan: Plan) -> PeakRange:
-    """The datasheet's peaks, and where it has none of this dtype the measured one that the plan holds."""
+    """Return the published peaks, with the plan's measured peak where none of this dtype is published."""
     peaks: dict[PeakDtype, Peak] = dict(plan.hardware.chip.peaks)
     used, precision = plan.peak, plan.work.training.precision
     if precision not in peaks and used.tflops is not None:
@@ -145,7 +145,7 @@ def _memory(plan: Plan, raw: Raw, status: Status) -> Memory:
 
 
 def _expectation(plan: Plan, measured: memories.MemoryPeaks, status: Status) -> MemoryExpectation:
-    """A run that broke off may never have come to its peak, so only a valid one is compared."""
+    """Return measured against expected memory of a valid run. An incomplete run may not have reached its peak."""
     why_none = None if status.word == "valid" else f"the run is {status.word}"
     found = against_expected(plan.expected_memory.total_bytes, measured, plan.hardware.is_host, why_none)
     figure = _bytes(found.measured_bytes, found.reason)
@@ -157,7 +157,7 @@ def _bytes(value: int | None, reason: str | None) -> Figure:
 
 
 def _devices(plan: Plan, raw: Raw) -> list[str]:
-    """The devices by their names in the telemetry; a host that is divided into shares is read as one."""
+    """Return the devices by their names in the telemetry. A host that is divided into shares is one device."""
     indices = [str(i) for i in plan.hardware.device_indices]
     return indices or sorted({r.device for r in raw.readings}) or ["0"]
 
@@ -215,6 +215,6 @@ def _reference(paths: RunPaths) -> Reference | None:
 
 
 def _framework_version(plan: Plan, raw: Raw) -> str:
-    """What the training process said it was; the pinned version when it said nothing."""
+    """Return the version that the training process wrote, else the pinned version."""
     said = next((str(e["version"]) for e in raw.frameworks.values() if e.get("version")), None)
     return said or plan.implementation.version

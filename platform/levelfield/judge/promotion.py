@@ -1,4 +1,4 @@
-"""Making references: from a valid run, and with the noise of runs that differ from it in arithmetic only."""
+"""Makes references from valid runs, and adds the noise of runs with other arithmetic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from levelfield.specs.result import Result
 
 
 def reference_from(paths: RunPaths, why: str) -> Reference:
-    """The reference that a run would be. Raises UsageError for a run that is not valid."""
+    """Return a reference made from a run. Raises UsageError for a run that is not valid."""
     plan, result = read_plan(paths), collect(paths)
     _only_valid(result)
     training = _training(paths, plan, result)
@@ -44,9 +44,9 @@ def reference_from(paths: RunPaths, why: str) -> Reference:
 
 
 def promoted(paths: RunPaths, why: str, present: Reference | None, replace: bool) -> Reference:
-    """The new reference. Raises GateFailed for a run that fails against the present one, unless `replace`.
+    """Return the new reference. Raises GateFailed for a run that fails against the present one, unless `replace`.
 
-    Noise that was recorded for the same work stays: it belongs to the case, not to one run of it.
+    Recorded noise of the same work stays: it belongs to the case, not to one run.
     """
     found = reference_from(paths, why)
     if present is None or present.identity.work != found.identity.work:
@@ -55,18 +55,21 @@ def promoted(paths: RunPaths, why: str, present: Reference | None, replace: bool
     if verdict.verdict in ("diverged", "different", "not comparable") and not replace:
         raise GateFailed(
             f"{paths.root.name} is {verdict.verdict} against the present reference ({verdict.reason}); "
-            "--replace makes it the reference all the same"
+            "use --replace to promote it anyway"
         )
     return found.model_copy(update={"noise": present.noise})
 
 
 def with_noise(reference: Reference, paths: RunPaths) -> Reference:
-    """The reference with one more row. Raises UsageError for a run that is not valid or did other work."""
+    """Return the reference with one more row of noise. Raises UsageError for an invalid run or other work."""
     plan, result = read_plan(paths), collect(paths)
     _only_valid(result)
     differ = [key for key, value in result.identity.model_dump().items() if getattr(reference.identity, key) != value]
     if differ:
-        raise UsageError(f"{plan.run_id} did other work than {reference.name}: {', '.join(differ)} differ")
+        raise UsageError(
+            f"{plan.run_id} did other work than {reference.name}: {', '.join(differ)} differ; "
+            "give a run of the same work"
+        )
     noise = noise_between(_training(paths, plan, result), training_of_reference(reference))
     row = NoiseRow(changed=changed(plan, result), run_id=plan.run_id, **noise._asdict())
     rows = [r for r in reference.noise if r.changed != row.changed] + [row]
@@ -74,7 +77,7 @@ def with_noise(reference: Reference, paths: RunPaths) -> Reference:
 
 
 def changed(plan: Plan, result: Result) -> str:
-    """What the run was: framework, layout, micro-batch, model chunks, threads, recomputation, compilation."""
+    """Return framework, layout, micro-batch, model chunks, threads, recomputation and compilation of the run."""
     words = [f"{result.framework} {result.framework_version}", str(result.layout), f"micro-batch {result.micro_batch}"]
     words += [f"virtual pipeline {result.virtual_pipeline}"] if result.virtual_pipeline > 1 else []
     words += [f"{plan.tuning.threads} threads"] if plan.tuning.threads else []
@@ -88,4 +91,4 @@ def _training(paths: RunPaths, plan: Plan, result: Result) -> Training:
 
 def _only_valid(result: Result) -> None:
     if result.status.word != "valid":
-        raise UsageError(f"{result.run_id} is {result.status.word}; only a valid run can be a reference or its noise")
+        raise UsageError(f"{result.run_id} is {result.status.word}; a reference and its noise need a valid run")

@@ -1,4 +1,4 @@
-"""The word for a run: from how its processes ended, what they said last, and the rules of validity."""
+"""Determines the status of a run from the ends of its processes, their last output, and the rules of validity."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from levelfield.specs.result import Status, Word
 _WORDS_OF_CLASSES = {"oom": "oom", "non-finite": "invalid", "unsupported": "unsupported"}
 
 
-# How a run ended that says nothing about its training: word, class of failure, reason.
+# Ends of a run that do not depend on its training: word, class of failure, reason.
 _WORDS_OF_CAUSES: dict[str, tuple[Word, str | None, str]] = {
     "interrupted": ("failed", "interrupted", "interrupted by the user"),
     "environment": ("failed", "environment", "the environment is not usable"),
@@ -28,7 +28,7 @@ _WORDS_OF_CAUSES: dict[str, tuple[Word, str | None, str]] = {
 
 
 def judge(plan: Plan, raw: Raw, paths: RunPaths) -> Status:
-    """A status with its reasons and the line that shows it; `valid` only when every rule holds."""
+    """Return the status with reasons and evidence. It is `valid` only when every rule holds."""
     cause = raw.outcome.get("cause")
     if cause is None:
         return _without_outcome(raw)
@@ -41,13 +41,13 @@ def judge(plan: Plan, raw: Raw, paths: RunPaths) -> Status:
 
 
 def _evidence(raw: Raw) -> str:
-    """What the launcher saw, and how far the run had come by then."""
+    """Return the launcher's evidence, and the number of finished steps."""
     said = raw.outcome.get("evidence") if raw.outcome["cause"] != "interrupted" else None
     return "; ".join(part for part in (said, _steps_done(raw) if raw.steps_done or not said else None) if part)
 
 
 def _without_outcome(raw: Raw) -> Status:
-    """The platform could not say how the run ended: it was killed, or its disk was full."""
+    """Return the status of a run without an outcome: the platform was killed, or its disk was full."""
     if not raw.steps:
         return Status(word="not-run", reasons=("there is no outcome and no step: the run was not started",))
     reason = "the platform ended before it could say how the run did"
@@ -63,7 +63,7 @@ def _validity(plan: Plan, raw: Raw) -> Status:
 
 
 def _failed(raw: Raw, paths: RunPaths) -> Status:
-    """The first cause: a rank killed from outside, else the first error of a worker, else what a log ends with."""
+    """Return the first cause: a rank killed from outside, else a worker's first error, else the end of a log."""
     killed = [e for e in raw.outcome.get("ends", ()) if e.get("signal") and not e.get("stopped_by_us")]
     if killed:
         return _killed(killed[0], raw)
@@ -79,7 +79,7 @@ def _failed(raw: Raw, paths: RunPaths) -> Status:
 
 
 def _first_error(raw: Raw) -> tuple[int, dict[str, object]]:
-    """A cause before what follows from it: ranks that lose their peer say `error`."""
+    """Return the rank and error of the cause. Class `error` comes last: a rank has it when its peer is lost."""
     ordered = sorted(raw.errors.items(), key=lambda item: (item[1].get("class") in ("error", None), item[0]))
     return ordered[0]
 
@@ -93,7 +93,7 @@ def _killed(end: dict[str, int], raw: Raw) -> Status:
 
 
 def _from_log(raw: Raw, paths: RunPaths) -> Status:
-    """A rank ended before it could write an event: its log's last line is the evidence, never a figure."""
+    """Return the status of a rank that ended without an error event. Its log's last line is the evidence."""
     rank = next((e["rank"] for e in raw.outcome.get("ends", ()) if e.get("exit_code")), 0)
     line = last_line(paths.logs / f"rank{rank}.log")
     failure = "environment" if line and line.startswith(("ModuleNotFoundError", "ImportError")) else "error"
@@ -102,7 +102,7 @@ def _from_log(raw: Raw, paths: RunPaths) -> Status:
 
 
 def last_line(log: Path) -> str | None:
-    """The last line of a log that says anything."""
+    """Return the last line of a log that is not empty; None without one."""
     try:
         lines = log.read_text(errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""From raw files and a reference to the verdict; from a run to a reference. The rules are in measure/alignment.py."""
+"""Compares a run's training with a reference. The rules are in measure/alignment.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from levelfield.specs.result import Alignment, AlignmentLayer, Identity
 
 
 def judged(steps: int, raw: Raw, identity: Identity, reference: Reference | None) -> Alignment:
-    """The verdict on a run of `steps` planned steps."""
+    """Return the verdict on a run of `steps` planned steps."""
     if reference is None:
         return Alignment(verdict="unchecked", reason="this case has no reference at this scale")
     if reference.identity.corpus != identity.corpus:
@@ -27,7 +27,7 @@ def judged(steps: int, raw: Raw, identity: Identity, reference: Reference | None
 
 
 def first_step_beyond(raw: Raw, reference: Reference) -> int | None:
-    """The first step that both have and whose loss is beyond the reference's noise."""
+    """Return the first step of both whose loss difference is beyond the reference's noise; None without one."""
     limit, losses = limits_from(reference).curve, loss_curve(raw.steps)
     pairs = [(step, losses[step], loss) for step, loss in enumerate(reference.losses, start=1) if step in losses]
     return next((s for s, ours, theirs in pairs if limit is None or not rules.relative(ours, theirs) <= limit), None)
@@ -63,7 +63,7 @@ def training_of_reference(reference: Reference) -> rules.Training:
 
 
 def _layer(layer: rules.Layer) -> AlignmentLayer:
-    """What is not finite has no place in JSON; the layer's words say it."""
+    """Return the layer for JSON. A value that is not finite becomes None; the layer's detail names it."""
     fields = asdict(layer)
     for key in ("value", "limit"):
         fields[key] = fields[key] if fields[key] is not None and math.isfinite(fields[key]) else None

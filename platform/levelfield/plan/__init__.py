@@ -1,1 +1,1 @@
-"""What the user requests and what this machine has, into one frozen Plan. Nothing is started or written here."""
+"""Makes one frozen Plan from the user's request and this machine. Nothing is started or written here."""

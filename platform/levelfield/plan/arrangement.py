@@ -1,4 +1,4 @@
-"""How the work lies on the devices: free fields, layout, nodes and devices, and who chose each."""
+"""The free fields, layout, nodes and devices of a plan, with the origin of each value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from levelfield.specs.tuning import Tuning, TuningChoice, TuningRow
 
 @dataclass(frozen=True)
 class Arrangement:
-    """The work of one scale with all free fields settled. origins: free field to the name of who chose it."""
+    """The work of one scale with every free field set. origins: free field to the name of its source."""
 
     scale: Scale
     work: Work
@@ -27,7 +27,7 @@ class Arrangement:
 
 @dataclass(frozen=True)
 class _Choice:
-    """Free fields that somebody chose, and who."""
+    """Chosen free fields, and the source of each."""
 
     fields: TuningChoice
     origins: dict[str, str]
@@ -37,7 +37,7 @@ class _Choice:
 
 
 def arrange(decision: Decision, scale: Scale) -> Arrangement:
-    """Settle every free field at this scale. Raises LayoutError for a layout text that cannot be read."""
+    """Return every free field at this scale. Raises LayoutError for an unreadable layout text."""
     found, choice = decision.found, _chosen(decision, scale)
     written = parse_layout(choice.fields.layout) if choice.fields.layout else None
     nodes = written.nodes if written and written.nodes else decision.selector.nodes
@@ -50,7 +50,7 @@ def arrange(decision: Decision, scale: Scale) -> Arrangement:
 
 
 def _chosen(decision: Decision, scale: Scale) -> _Choice:
-    """The free fields of all sources; a later source has priority: case, vendor, case string, suite, command line."""
+    """Return the free fields of all sources: case, vendor, case string, suite, command line. The last has priority."""
     found = decision.found
     sources = [
         (f"case {found.case.name}", found.case.tuning.get(scale, TuningChoice())),
@@ -69,7 +69,7 @@ def _chosen(decision: Decision, scale: Scale) -> _Choice:
 
 
 def _rows(decision: Decision, scale: Scale) -> Iterator[TuningRow]:
-    """The rows of the vendor's tuning that apply here."""
+    """Return the rows of the vendor's tuning that apply here."""
     found = decision.found
     devices = decision.selector.devices or len(found.devices)
     for row in found.tuning_rows:
@@ -84,7 +84,7 @@ def _default_devices(written: LayoutText | None, nodes: int, found: Found) -> in
 
 
 def _tuning(choice: _Choice, layout: Layout, found: Found, processes: int) -> tuple[Tuning, dict[str, str]]:
-    """The tuning and who chose its fields. The processes of a host share its cores."""
+    """Return the tuning and the origins of its fields. The processes of a host share its cores."""
     fields = choice.fields.model_dump(exclude_none=True, exclude={"layout"})
     if "threads" not in fields and found.vendor.is_host:
         fields["threads"] = max(1, usable_cores() // processes)

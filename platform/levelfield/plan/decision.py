@@ -1,4 +1,4 @@
-"""What is settled before a plan is made: the hardware, the scale that is requested, and what a suite adds."""
+"""The input of a plan: the hardware, the requested scale, and the values of a suite."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from levelfield.specs.suite import EntryUsed
 class Decision:
     """The input of `resolve`.
 
-    text: the case string as the user wrote it. selector: the same with the hardware settled. found: the documents and
+    text: the case string as the user wrote it. selector: the same with the chosen hardware. found: the documents and
     devices that it names. scale, why_scale: the requested scale, and the reason where it is not the command line's.
     suite: the suite's entry. deviations: differences from the request, as sentences. refusal: why this machine cannot
     run it; the plan is then a record and is not checked.

@@ -23,11 +23,10 @@ def environment_of(
     runtime: RuntimeName,
     assume: bool = False,
 ) -> EnvironmentPlan:
-    """The Python environment: made by the platform from pinned requirements, or one that is there already.
+    """Return the Python environment: made by the platform from pinned requirements, or an existing one.
 
-    Raises NotHere when there is none: the machine has no Python that the requirements exist for, or the implementation
-    has no requirements for this kind of device. `assume`: a plan to look at names the vendor's own then, or says why
-    this machine cannot make one.
+    Raises NotHere when the machine has no suitable Python, or the implementation has no requirements for this kind of
+    device. `assume`: return the vendor's own Python or a reason instead of raising.
     """
     if runtime == "inside":
         python = python or "python3"
@@ -55,7 +54,7 @@ def environment_of(
 
 
 def _interpreter(file: ImplementationFile, kind: str, assume: bool) -> tuple[Interpreter | None, str | None]:
-    """The interpreter to make the environment with, or why there is none where that may be."""
+    """Return the interpreter that makes the environment, or with `assume` the reason why there is none."""
     try:
         return interpreter_for(file, kind), None
     except NotHere as error:
@@ -66,12 +65,12 @@ def _interpreter(file: ImplementationFile, kind: str, assume: bool) -> tuple[Int
 
 def _given(python: str) -> EnvironmentPlan:
     if not shutil.which(python):
-        raise UsageError(f"--python {python}: found no interpreter there")
+        raise UsageError(f"--python {python}: found no interpreter there; give the path of an executable Python")
     return EnvironmentPlan(name="given", folder="", python=python, requirements=(), digest="")
 
 
 def image_environment(image: ImagePlan) -> EnvironmentPlan:
-    """The Python of a container: part of the image, so that nothing is made on the host."""
+    """Return the Python of a container. It is part of the image; nothing is made on the host."""
     digest = _digest((image.dockerfile, *image.requirements))
     return EnvironmentPlan(
         name=f"image {image.name}", folder="", python=image.python, requirements=image.requirements, digest=digest
@@ -79,7 +78,7 @@ def image_environment(image: ImagePlan) -> EnvironmentPlan:
 
 
 def requirements_of(file: ImplementationFile, kind: str, tuning: Tuning, work: Work) -> tuple[str, ...]:
-    """The pinned requirements that this choice needs; empty where the vendor brings the framework."""
+    """Return the pinned requirements of this choice; none where the vendor provides the framework."""
     if kind not in file.requirements:
         return ()
     needs = file.requirements[kind]

@@ -1,4 +1,4 @@
-"""The devices of a plan, and how a node's container is made and shown them."""
+"""The devices of a plan, and the container of a node with its devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from levelfield.specs.plan import Hardware
 
 
 def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:
-    """The devices that the arrangement takes. Raises UsageError where they are absent and may not be assumed."""
+    """Return the devices of the arrangement. Raises UsageError where they are absent and not assumed."""
     found, nodes, devices = decision.found, arrangement.nodes, arrangement.devices_per_node
     assumed = _are_absent(decision, nodes, devices)
     if assumed and not decision.request.assume:
@@ -38,7 +38,7 @@ def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:
 
 
 def _memory_of_device(found: Found, world_size: int) -> int | None:
-    """Bytes of memory of one device; of a host, its share of the host's memory. None where it is unknown."""
+    """Return the bytes of memory of one device, or its share of a host's memory. None where unknown."""
     memory = found.chip.memory_bytes
     if found.devices:
         memory = found.devices[0].memory_bytes or memory
@@ -46,7 +46,7 @@ def _memory_of_device(found: Found, world_size: int) -> int | None:
 
 
 def _are_absent(decision: Decision, nodes: int, devices: int) -> bool:
-    """Whether the machine lacks nodes or devices. Containers divide a host into nodes."""
+    """Return whether the machine lacks nodes or devices. Containers divide a host into nodes."""
     containers = decision.found.vendor.is_host and decision.request.runtime == "docker"
     return (nodes > 1 and not containers) or not decision.found.has_devices(devices)
 
@@ -60,23 +60,23 @@ def _visible(found: Found, devices: int) -> dict[str, str]:
 def _absent(found: Found, nodes: int, devices: int) -> str:
     if nodes > 1:
         return (
-            f"{nodes} nodes were asked for; the local launcher reaches one. --dry-run shows the plan; for vendor cpu "
-            "--runtime docker takes a container for each"
+            f"found one node, expected {nodes}: the local launcher reaches only this machine. --dry-run shows the "
+            "plan; with vendor cpu, --runtime docker starts a container for each node"
         )
     return (
-        f"{devices} x {found.chip.name} (vendor {found.vendor.name}) asked for, {len(found.devices)} found here. "
-        "`list vendors` shows what is here; --dry-run shows the plan without the hardware"
+        f"found {len(found.devices)} x {found.chip.name} (vendor {found.vendor.name}), expected {devices}. "
+        "`list vendors` shows the devices here; --dry-run shows the plan without them"
     )
 
 
 def container_of(decision: Decision, hardware: Hardware, requirements: tuple[str, ...]) -> ContainerPlan | None:
-    """How a node's container is made and which devices it gets; None for another runtime. Raises UsageError."""
+    """Return the container of a node with its image and devices; None for another runtime. Raises UsageError."""
     found, request = decision.found, decision.request
     if request.runtime != "docker":
         _refuse_container_options(request)
         return None
     if request.python:
-        raise UsageError("--python: a container has its own; leave it out, or use --runtime inside or process")
+        raise UsageError("--python: a container has its own Python; leave it out, or use --runtime inside or process")
     expose = found.expose or partial(container_options, found.vendor.container)
     return ContainerPlan(
         image=image_plan(found.implementation, found.folder, found.vendor, requirements, request.base_image),
@@ -94,11 +94,11 @@ def _refuse_container_options(request: UserRequest) -> None:
         "--offline": request.offline,
     }
     if unused := [name for name, value in given.items() if value]:
-        raise UsageError(f"{', '.join(unused)}: of use with --runtime docker only")
+        raise UsageError(f"{', '.join(unused)}: found no --runtime docker; add it, or leave the option out")
 
 
 def _exposed(found: Found, hardware: Hardware) -> list[Device]:
-    """The devices that a container gets; assumed ones where none is here."""
+    """Return the devices of a container; assumed ones where none is here."""
     chosen = [d for d in found.devices if d.index in hardware.device_indices]
     indices = hardware.device_indices or range(hardware.devices_per_node)
     return chosen or [Device(i, found.chip.name, found.chip.name, None) for i in indices]

@@ -1,7 +1,7 @@
 """The recipe of a run's image: a Dockerfile from the templates in docker/, and the wheels that go into it.
 
-Pure but for reading the templates. A framework from elsewhere has a template of its own beside its implementation.yaml
-(`Dockerfile.j2`), or takes the base as it is.
+This module only reads the templates. A plugin's framework may have a template beside its implementation.yaml:
+`Dockerfile.j2`. Without one its image is the base image.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ def image_plan(
     requirements: tuple[str, ...],
     given: str | None,
 ) -> ImagePlan:
-    """The recipe for one framework on one vendor. `given`: an image of the user's to build on, which has all that the
-    system needs, and the framework where there are no requirements.
+    """Return the recipe for one framework on one vendor.
 
-    Raises UsageError when neither the vendor nor the user names one.
+    given: the user's base image. It has the system's packages, and the framework where there are no requirements.
+    Raises UsageError when neither the vendor nor the user names a base image.
     """
     base = _base(implementation.framework, vendor, given, bool(requirements))
     needed = () if base.has_framework else requirements
     if not needed and not base.has_framework:
         raise UsageError(
             f"{implementation.framework} on {vendor.name}: {folder / 'implementation.yaml'} has no requirements for "
-            f"'{vendor.device_kind}', so the image has to bring the framework: set has_framework in the vendor's images"
+            f"'{vendor.device_kind}', so the image must have the framework: set has_framework in the vendor's images"
         )
     return ImagePlan(
         name=f"levelfield/{implementation.framework}-{vendor.name}",
@@ -56,8 +56,8 @@ def _base(framework: str, vendor: VendorFile, given: str | None, installs: bool)
         return Image(image=given, python_version=version, has_framework=not installs, source="given by the user")
     if named is None:
         raise UsageError(
-            f"vendor {vendor.name} names no image for {framework}: add one to images in its vendor.yaml, or name one "
-            "with --base-image"
+            f"vendor {vendor.name} has no image for {framework}: add one to images in its vendor.yaml, or give "
+            "--base-image IMAGE"
         )
     return named
 

@@ -1,4 +1,4 @@
-"""Which implementation runs: its version, and a digest of its sources."""
+"""The identity of an implementation: its version, and a digest of its sources."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def implementation_used(file: ImplementationFile, folder: Path) -> Implementatio
 
 
 def folder_digest(folder: Path) -> str:
-    """sha256 over the names and contents of all source files below `folder`; not of what was measured with them."""
+    """Return the sha256 of all source files below `folder`, with their names, without measured results."""
     digest = hashlib.sha256()
     sources = (p for p in folder.rglob("*") if p.is_file() and p.suffix in (".py", ".yaml", ".json"))
     for path in sorted(p for p in sources if p.name != "tested.json"):
@@ -33,7 +33,7 @@ def folder_digest(folder: Path) -> str:
 
 
 def version_deviations(selector: Selector, implementation: ImplementationFile) -> tuple[str, ...]:
-    """The difference between the framework's version in the case string and the pinned one, as sentences."""
+    """Return sentences about a version in the case string that differs from the pinned one."""
     if selector.version in (None, implementation.version):
         return ()
     name, asked, used = implementation.framework, selector.version, implementation.version

@@ -1,4 +1,4 @@
-"""The Python that an environment is made with: this one, or another of this machine that an implementation needs."""
+"""The Python that makes an environment: this one, or another one on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from levelfield.specs.implementation import PythonVersion, takes_python
 MINORS = range(30, 5, -1)
 PATIENCE_SECONDS = 30
 # Debian splits the last two from its Python, and no environment can be made without them.
-QUESTION = "import sys, ensurepip, venv; print('%d.%d' % sys.version_info[:2])"
+PROGRAM = "import sys, ensurepip, venv; print('%d.%d' % sys.version_info[:2])"
 
 
 class Interpreter(NamedTuple):
@@ -24,9 +24,9 @@ class Interpreter(NamedTuple):
 
 
 def find_interpreter(wanted: str) -> Interpreter:
-    """This Python if it fits `wanted` (see specs), else the newest other one that does and starts.
+    """Return this Python if it fits `wanted` (see specs), else the newest other one that fits and starts.
 
-    Raises UsageError, with where was looked and what was found, when there is none.
+    Raises UsageError with the searched places and the found files when there is none.
     """
     own = sys.version_info[:2]
     if takes_python(wanted, own):
@@ -42,7 +42,7 @@ def find_interpreter(wanted: str) -> Interpreter:
 
 
 def _candidates(name: str) -> Iterator[Path]:
-    """Executable files of this name: on PATH, all of them, as a first may be a shim that fails; then in _stores."""
+    """Return all executable files of this name on PATH, then in _stores. The first may be a shim that fails."""
     folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
     folders += [folder for store in _stores() for folder in sorted(store.glob("*/bin"), reverse=True)]
     paths = (folder / name for folder in folders)
@@ -50,18 +50,18 @@ def _candidates(name: str) -> Iterator[Path]:
 
 
 def _stores() -> list[Path]:
-    """Where pyenv and uv keep the Pythons that they install."""
+    """Return the folders where pyenv and uv install Pythons."""
     home = Path.home()
     pyenv = Path(os.environ.get("PYENV_ROOT") or home / ".pyenv")
     return [pyenv / "versions", home / ".local" / "share" / "uv" / "python"]
 
 
 def _refusal(path: Path, version: str) -> str | None:
-    """Why the file at `path` is no Python `version` that can make environments; None if it is one.
+    """Return why `path` is not a Python `version` that can make environments; None if it is one.
 
-    It is asked in isolation, so that the user's variables do not change the answer.
+    It runs in isolated mode, so that the user's variables do not change its output.
     """
-    argv = [str(path), "-I", "-c", QUESTION]
+    argv = [str(path), "-I", "-c", PROGRAM]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -1,4 +1,4 @@
-"""The peak that a plan takes MFU against: published, or measured on this machine."""
+"""The peak of a plan, for MFU: published, or measured on this machine."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from levelfield.specs.vendor import Chip
 
 @dataclass(frozen=True)
 class MeasuredPeaks:
-    """Rates that a probe reached on this machine, in TFLOP/s by dtype, and how; empty before the first probe."""
+    """Rates that a probe measured on this machine, in TFLOP/s by dtype. how: the method, or why there are none."""
 
     tflops: dict[str, float] = field(default_factory=dict)
     how: str = "no probe of this machine yet; the first run makes one"
 
 
 def peak_of(chip: Chip, work: Work, measured: MeasuredPeaks) -> PeakUsed:
-    """Return the published peak of the precision's dtype, else the measured one, else none; never another dtype's."""
+    """Return the published peak of the precision's dtype, else the measured one, else none.
+
+    The peak of another dtype is never used.
+    """
     dtype = work.training.precision
     probe = measured.tflops.get(dtype)
     published = chip.peaks.get(dtype)
@@ -30,5 +33,5 @@ def peak_of(chip: Chip, work: Work, measured: MeasuredPeaks) -> PeakUsed:
 
 
 def with_peak(plan: Plan, measured: MeasuredPeaks) -> Plan:
-    """Return the same plan with the peak that follows from what a probe measured."""
+    """Return the same plan with the peak that follows from the measured peaks."""
     return plan.model_copy(update={"peak": peak_of(plan.hardware.chip, plan.work, measured)})

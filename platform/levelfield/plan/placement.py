@@ -1,4 +1,4 @@
-"""Where an entry runs: on the hardware that it names when that is here, assumed for a plan, or reduced to what is."""
+"""The hardware of an entry: the named one if it is here, assumed for a plan, or this machine with a smaller layout."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from levelfield.specs.tuning import TuningChoice
 
 
 def place(registry: Registry, entry: Entry, refusal: str | None = None) -> Decision:
-    """Settle the hardware of an entry. The user's --assume-hardware has priority over the suite's hardware.
+    """Return the decision with the hardware of an entry. --assume-hardware has priority over the suite's hardware.
 
     refusal: why this machine cannot run the entry; nothing is checked then. Raises UsageError, UnknownName or
-    DocumentError for names that are wrong or given twice, DoesNotFit for `--scale full` on absent hardware.
+    DocumentError for wrong or repeated names, DoesNotFit for `--scale full` on absent hardware.
     """
     selector, request = _selector(entry), entry.request
     named = request.hardware or entry.hardware
@@ -47,7 +47,7 @@ def _selector(entry: Entry) -> Selector:
 
 
 def _decided(registry: Registry, entry: Entry, selector: Selector, refusal: str | None) -> Decision:
-    """The decision as far as the entry alone settles it."""
+    """Return the decision from the entry alone."""
     found = lookup.find(registry, selector, check=refusal is None)
     scale = _scale(entry)
     by_suite = entry.suite is not None and scale != entry.request.scale
@@ -65,7 +65,7 @@ def _decided(registry: Registry, entry: Entry, selector: Selector, refusal: str 
 
 
 def _scale(entry: Entry) -> RequestedScale:
-    """The command line's scale has priority over the suite's."""
+    """Return the command line's scale, else the suite's."""
     return entry.scale if entry.request.scale == "auto" else entry.request.scale
 
 
@@ -87,19 +87,21 @@ def _is_here(found: Found, named: NamedHardware) -> bool:
 
 
 def _assumed(decision: Decision, why: str) -> Decision:
-    """Plan the whole case: the plan shows whether it fits."""
+    """Return the decision at full scale where the scale is auto: the plan shows whether it fits."""
     return replace(decision, scale="full", why_scale=why) if decision.scale == "auto" else decision
 
 
 def _here(registry: Registry, entry: Entry, selector: Selector, refusal: str | None, named: NamedHardware) -> Decision:
-    """Run on this machine instead. Raises DoesNotFit for scale full."""
+    """Return the decision for this machine instead. Raises DoesNotFit for scale full."""
     if _scale(entry) == "full":
-        raise DoesNotFit(f"--scale full: {named} is not here. Without it the entry runs at smoke scale on what is here")
+        raise DoesNotFit(
+            f"--scale full: {named} is not here. Leave --scale out to run the entry at smoke scale on this machine"
+        )
     return _reduced(_decided(registry, entry, selector, refusal), named)
 
 
 def _reduced(decision: Decision, named: NamedHardware) -> Decision:
-    """Run at smoke scale. The layout is reduced to this machine unless the command line gives one."""
+    """Return the decision at smoke scale. The layout is reduced to this machine unless the command line gives one."""
     found, suggestion = decision.found, decision.suggestion
     why = f"{named} is not here" if named.chip != WITHHELD else f"the chip of {named.nodes}x{named.devices} is withheld"
     suggested = suggestion.choice.model_dump(exclude_none=True, exclude={"micro_batch"})

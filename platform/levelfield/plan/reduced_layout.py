@@ -1,4 +1,4 @@
-"""A layout for many devices, cut down to a few, so that every kind of parallelism in it is still tried."""
+"""A layout for many devices reduced to a few. Every kind of parallelism stays if there are enough devices."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from levelfield.specs.layout import Layout
 
 
 def reduced(layout: Layout, devices: int, work: Work, micro_batch: int, offered: Collection[str]) -> Layout:
-    """The layout with its largest dimension halved again and again until it fits `devices` and the work's sizes.
+    """Return the layout with its largest dimension halved until it fits `devices` and the work's sizes.
 
-    Of equal dimensions data goes first, then tensor, then pipeline. offered: parallelism that the implementation has
-    on the devices; a sharding stage that it lacks becomes the next lower one that it has.
+    Of equal dimensions data is halved first, then tensor, then pipeline. offered: the parallelism of the
+    implementation on these devices. A sharding stage that is not offered becomes the next lower offered one.
     """
     sizes = _within(work, micro_batch, {n: getattr(layout, n) for n in ("data", "tensor", "pipeline")})
     while math.prod(sizes.values()) > devices:
@@ -27,7 +27,7 @@ def reduced(layout: Layout, devices: int, work: Work, micro_batch: int, offered:
 
 
 def _within(work: Work, micro_batch: int, sizes: dict[str, int]) -> dict[str, int]:
-    """Each dimension halved until it divides what it cuts."""
+    """Return the sizes, each halved until it divides the numbers that it splits."""
     model, training = work.model, work.training
     cut = {
         "data": max(1, training.global_batch // micro_batch),
@@ -42,7 +42,7 @@ def _dividing(size: int, whole: int) -> int:
 
 
 def _halved(size: int) -> int:
-    """The largest power of two below."""
+    """Return the largest power of two below `size`."""
     return 1 << ((size - 1).bit_length() - 1)
 
 

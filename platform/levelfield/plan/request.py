@@ -1,4 +1,4 @@
-"""What the user requests: the options of a run, and one line of work with what a suite adds to it."""
+"""The user's request: the options of a run, and one entry of work with the values of a suite."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class UserRequest:
 
     choice: free fields that the user sets. repeat: the number of runs; None takes it from the case string.
     python: an interpreter to use as it is. assume: plan for devices that may be absent. probe: measure the peak again.
-    capture_step: the step whose tensors are kept. base_image, offline, container_memory_bytes: for runtime docker.
+    capture_step: the step whose tensors are written. base_image, offline, container_memory_bytes: for runtime docker.
     hardware: the value of --assume-hardware.
     """
 
@@ -48,7 +48,7 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of work: a case string and the user's request. The other fields come from a suite's entry."""
+    """One entry of work: a case string and the user's request. The other fields come from a suite's entry."""
 
     text: str
     request: UserRequest = field(default_factory=UserRequest)

@@ -1,4 +1,4 @@
-"""From a decision to a plan. Nothing is started, made or written here."""
+"""Makes a plan from a decision. Nothing is started or written here."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
 
 
 def _check(decision: Decision, arrangement: Arrangement) -> None:
-    """Raises LayoutError for a layout that cannot be, NotHere for what the implementation does not offer."""
+    """Raises LayoutError for an impossible layout, NotHere for a choice that the implementation does not offer."""
     work, tuning, found = arrangement.work, arrangement.tuning, decision.found
     nodes, devices = arrangement.nodes, arrangement.devices_per_node
     layout_rules.require(work, tuning.layout, tuning.micro_batch, nodes, devices, tuning.virtual_pipeline)
@@ -97,7 +97,7 @@ def _expected(memory: Footprint, hardware: Hardware) -> MemoryExpected:
 
 
 def _deviations(decision: Decision, arrangement: Arrangement) -> tuple[str, ...]:
-    """Every difference between what was requested and what runs, as sentences."""
+    """Return every difference between the request and the plan, as sentences."""
     request, nodes = decision.request, arrangement.nodes
     shared = nodes > 1 and request.runtime == "docker" and not request.assume
     one_machine = (f"{nodes} nodes were asked for; they are {nodes} containers of one machine",) if shared else ()
@@ -106,7 +106,7 @@ def _deviations(decision: Decision, arrangement: Arrangement) -> tuple[str, ...]
 
 
 def _corpus(facts: CorpusFacts | None, work: Work, scale: Scale) -> CorpusUsed:
-    """The corpus in use. Raises CorpusError when the case's vocabulary does not hold its largest token."""
+    """Return the corpus of the plan. Raises CorpusError for tokens outside the vocabulary, or for too few tokens."""
     if facts is None:
         entropy = synthetic_entropy(work.data.branching)
         digest = work.data.fingerprint()
@@ -118,6 +118,7 @@ def _corpus(facts: CorpusFacts | None, work: Work, scale: Scale) -> CorpusUsed:
         )
     if facts.tokens <= work.training.sequence_length:
         raise CorpusError(
-            f"{facts.prefix}: {facts.tokens} tokens, expected at least {work.training.sequence_length + 1}, one sample"
+            f"{facts.prefix}: found {facts.tokens} tokens, expected at least {work.training.sequence_length + 1}: one "
+            "sample. Prepare a longer text"
         )
     return CorpusUsed(kind=facts.kind, prefix=str(facts.prefix), digest=facts.digest, tokens=facts.tokens)

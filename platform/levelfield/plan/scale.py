@@ -1,4 +1,4 @@
-"""The scale of a run: full where the estimate fits, smoke elsewhere, with the reason in numbers."""
+"""The scale of a run: full where the estimated memory fits, else smoke, with the reason in numbers."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def choose_scale(decision: Decision) -> tuple[Scale, str]:
 
 
 def footprint_of(decision: Decision, arrangement: Arrangement) -> Footprint:
-    """The memory that the arrangement is expected to need on its fullest rank."""
+    """Return the expected memory of the arrangement's fullest rank."""
     found, work, tuning = decision.found, arrangement.work, arrangement.tuning
     return expected_memory(setup_of(work, tuning, found.vendor.is_host, found.memory_model))
 
 
 def _why_not_full(decision: Decision) -> str | None:
-    """The memory that the full case needs beyond what a device has, as a sentence; None where it fits or is unknown.
+    """Return a sentence when the full case needs more memory than a device has; None where it fits or is unknown.
 
-    Raises UsageError where the devices are absent and may not be assumed.
+    Raises UsageError where the devices are absent and not assumed.
     """
     full = arrange(decision, "full")
     available = hardware_of(decision, full).memory_bytes_per_device

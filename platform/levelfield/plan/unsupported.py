@@ -1,4 +1,4 @@
-"""What an implementation does not offer, refused before anything runs."""
+"""Checks, before a run, that an implementation offers every choice of the plan."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Devices are locked while a run uses them, across all users of the machine.
+"""Locks the devices of a run, against all users of the machine.
 
-A lock is the kernel's, on a file for each device: it goes with the process that holds it, however that ends.
+A lock is a kernel lock on a file for each device. The kernel releases it when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from levelfield.specs.plan import Plan
 
 
 class DeviceTaken(Exception):
-    """Says which device is taken, and by which run."""
+    """A device is in use. The message names the device and the run."""
 
 
 def lock_folder() -> Path:
@@ -26,8 +26,10 @@ def lock_folder() -> Path:
 
 @contextmanager
 def devices_locked(plan: Plan) -> Iterator[None]:
-    """Hold the plan's devices. A host that is divided into shares has none to hold. Raises DeviceTaken, or RunFailed
-    where no lock can be made."""
+    """Lock the plan's devices until the block ends. A host that is divided into shares has none to lock.
+
+    Raises DeviceTaken, or RunFailed where a lock cannot be made.
+    """
     with ExitStack() as stack:
         for index in plan.hardware.device_indices:
             stack.enter_context(_locked(f"{plan.hardware.vendor}-{index}", plan.run_id))
@@ -59,9 +61,9 @@ def _locked(device: str, run_id: str) -> Iterator[None]:
 
 
 def _opened(path: Path) -> int:
-    """For reading and writing by everyone, whoever made it."""
+    """Return a descriptor of the file. Every user can read and write it, whoever made it."""
     try:
-        # Not to be created: in such a folder Linux refuses that for a file that another user has made.
+        # Without O_CREAT: in a sticky folder Linux forbids O_CREAT on a file of another user.
         return os.open(path, os.O_RDWR)
     except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True)

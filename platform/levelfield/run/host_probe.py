@@ -1,7 +1,7 @@
-"""What this host gives torch, measured once per machine, version of torch and number of cores, and kept.
+"""Rates of this host with torch, measured once per machine, version of torch and number of cores.
 
-For predictions of runs on vendor cpu, whose rates nobody publishes. Taken on a busy machine they are too low, so they
-can be taken anew.
+Predictions for vendor cpu need them: nobody publishes them. A busy machine gives rates that are too low, so they can
+be measured again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LIMIT_SECONDS = 300.0
 
 
 def known_host_rates(registry: Registry) -> HostRates | None:
-    """What an earlier probe of this machine found; None where there was none, or what it left is damaged."""
+    """Return the stored rates of this machine; None where there are none, or the file is damaged."""
     try:
         return load(HostRates, _path(registry))
     except DocumentError:
@@ -43,22 +43,24 @@ def known_host_rates(registry: Registry) -> HostRates | None:
 
 
 def measure_host_rates(registry: Registry, say: Callable[[str], None]) -> HostRates:
-    """Run the probe in torch's environment and remember its answer. Raises RunFailed when there is none that holds,
-    and NotHere or UsageError where torch's environment cannot be."""
+    """Run the probe in torch's environment, store its rates and return them.
+
+    Raises RunFailed without usable rates, and NotHere or UsageError where torch's environment cannot be made.
+    """
     implementation, folder = registry.implementation("torch")
     packages = implementation.requirements[HOST_KIND].packages
     environment = environment_of(implementation, HOST_KIND, packages, None, "process")
     argv = [environment.python, str(folder / "host_rates.py")]
     argv += ["--dtype", PRECISIONS, "--seconds", str(SECONDS_PER_SIZE)]
     with environment_in_use(environment, say):
-        say("measuring this machine's matrix products, memory and messages, once (about a minute)")
+        say("measuring matrix products, memory and messages of this machine, once (about a minute)")
         rates = rates_from(_printed(argv, implementation.launch.environment))
     _remember(_path(registry), rates)
     return rates
 
 
 def rates_from(printed: str) -> HostRates:
-    """The probe's last line as rates, its messages fitted. Raises RunFailed for what is no rate, naming it."""
+    """Return the rates of the probe's last line, with fitted messages. Raises RunFailed, which names a wrong rate."""
     try:
         found = json.loads(printed.splitlines()[-1])
         content = {
@@ -72,7 +74,7 @@ def rates_from(printed: str) -> HostRates:
     except DocumentError as error:
         raise RunFailed(str(error)) from None
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise RunFailed(f"the probe of this host: no answer that holds: {type(error).__name__}: {error}") from None
+        raise RunFailed(f"the probe of this host printed no usable rates: {type(error).__name__}: {error}") from None
 
 
 def _share(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,7 +99,7 @@ def _fitted(name: str, times: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _printed(argv: Sequence[str], environment: Mapping[str, str]) -> str:
-    """What the probe printed. It leaves no process behind, whatever ends it."""
+    """Return the output of the probe. All its processes are ended, also after an error."""
     everything = {**inherited(), **environment}
     with subprocess.Popen(
         argv, env=everything, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -105,11 +107,13 @@ def _printed(argv: Sequence[str], environment: Mapping[str, str]) -> str:
         try:
             printed, said = probe.communicate(timeout=LIMIT_SECONDS)
         except subprocess.TimeoutExpired:
-            raise RunFailed(f"the probe of this host took more than {LIMIT_SECONDS:g} s") from None
+            raise RunFailed(
+                f"the probe of this host took more than {LIMIT_SECONDS:g} s; run again on an idle machine"
+            ) from None
         finally:
             _end(probe.pid)
     if probe.returncode:
-        last = (said.strip().splitlines() or ["it said nothing"])[-1]
+        last = (said.strip().splitlines() or ["it printed nothing"])[-1]
         raise RunFailed(f"the probe of this host ended with exit status {probe.returncode}: {last}")
     return printed
 
@@ -118,7 +122,7 @@ def _end(group: int) -> None:
     try:
         os.killpg(group, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
-        return  # all of it has ended
+        return  # all processes have ended
 
 
 def _remember(path: Path, rates: HostRates) -> None:
@@ -126,7 +130,7 @@ def _remember(path: Path, rates: HostRates) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, dump(rates))
     except OSError:
-        return  # without a cache the next one measures again
+        return  # without a stored file the next command measures again
 
 
 def _path(registry: Registry) -> Path:

@@ -1,4 +1,4 @@
-"""Telemetry beside a run: the vendor's samples once a second, appended raw. It never hurts the run it watches."""
+"""Telemetry of a run: appends the vendor's raw samples once a second. Its errors do not stop the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from levelfield.contracts.vendor import Device, Vendor
 
 INTERVAL_SECONDS = 1.0
-LEAVE_SECONDS = 2.0  # how long the end of a run waits for a slow tool
+LEAVE_SECONDS = 2.0  # the longest wait for a slow tool at the end of a run
 
 
 @contextmanager
@@ -37,15 +37,15 @@ def _sample_until(stop: threading.Event, vendor: Vendor, devices: Sequence[Devic
                 if stop.wait(INTERVAL_SECONDS):
                     return
     except OSError:
-        return  # a full disk: the run's own files say so, and what was sampled stays
+        return  # a full disk: the run's own files report it, and the samples so far stay
 
 
 def _reading(vendor: Vendor, devices: Sequence[Device]) -> dict[str, object]:
-    """One line: the time in the middle of the reading, on the clock of the events."""
+    """Return one line of samples. Its time is the middle of the reading, on the clock of the events."""
     before = time.monotonic_ns()
     try:
         samples = [asdict(s) for s in vendor.sample(devices)]
         line: dict[str, object] = {"samples": samples}
-    except Exception as error:  # an adapter is somebody's code; its fault must not end a run
+    except Exception as error:  # an adapter may raise anything, and the run must go on
         line = {"samples": [], "error": f"{type(error).__name__}: {error}"}
     return {"time_ns": (before + time.monotonic_ns()) // 2, **line}

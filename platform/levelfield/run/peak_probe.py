@@ -1,6 +1,6 @@
 """The achievable matmul peak of this machine, measured once per machine, framework and number of threads.
 
-Marked `measured` wherever it is used: it says what this software reaches on this chip, not what the chip could do.
+Output marks it `measured`: it is the rate of this software on this chip, not the chip's own peak.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def cache_folder() -> Path:
 
 
 def known_peaks(plan: Plan, machine: str) -> MeasuredPeaks:
-    """What an earlier probe found for this machine, framework and device; empty when there was none."""
+    """Return the stored peaks of this machine, framework and device; empty without an earlier probe."""
     found = _known(_path(plan, machine))
     return _measured(plan, found) if found else MeasuredPeaks()
 
 
 def measure_peaks(plan: Plan, machine: str, runtime: ReadyRuntime, say: Callable[[str], None]) -> MeasuredPeaks:
-    """Run the implementation's probe and remember its answer; a probe that fails leaves the peak unknown, and why."""
+    """Run the implementation's probe, store its rates and return them, or no rates and the reason."""
     precision = plan.work.training.precision
     if not plan.implementation.peak_probe:
         return MeasuredPeaks(how=f"{plan.implementation.framework} has no probe")
@@ -50,13 +50,13 @@ def measure_peaks(plan: Plan, machine: str, runtime: ReadyRuntime, say: Callable
 
 
 def _peaks(found: dict[str, dict[str, float]]) -> dict[str, float]:
-    """TFLOP/s by dtype, less what is no rate: NaN, infinite, zero or negative. Raises where the answer is no answer."""
+    """Return TFLOP/s by dtype, without rates that are NaN, infinite, zero or negative. Raises for other content."""
     values = {dtype: float(answer["tflops"]) for dtype, answer in found.items()}
     return {dtype: value for dtype, value in values.items() if math.isfinite(value) and value > 0}
 
 
 def forget_peaks(plan: Plan, machine: str) -> None:
-    """Drop a measured peak that a run has exceeded: it was taken while the machine was busy, so it is taken again."""
+    """Delete a measured peak that a run exceeded: the machine was busy, so the next run measures again."""
     _path(plan, machine).unlink(missing_ok=True)
 
 
@@ -67,7 +67,7 @@ def _argv(plan: Plan) -> list[str]:
 
 
 def _measured(plan: Plan, peaks: dict[str, float]) -> MeasuredPeaks:
-    """Per device: a host that is divided into shares has its peak divided with it."""
+    """Return the peaks per device. A host that is divided into shares has its peak divided too."""
     shares = 1 if plan.hardware.device_indices else plan.world_size
     name = f"{plan.implementation.framework} {plan.implementation.version}"
     how = f"best matmul rate of {name} with {usable_cores()} threads, divided by {shares} device(s)"
@@ -84,7 +84,7 @@ def _remember(path: Path, peaks: dict[str, float]) -> None:
 
 
 def _known(path: Path) -> dict[str, float]:
-    """What the cache holds; nothing where it is missing or damaged."""
+    """Return the stored rates; none where the file is missing or damaged."""
     try:
         return _peaks(json.loads(path.read_text()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

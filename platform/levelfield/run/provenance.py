@@ -1,4 +1,4 @@
-"""Where a run comes from: source, software and machine, as they were when it started."""
+"""The provenance of a run: source, software and machine at its start."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _OWN_PACKAGES = ("pydantic", "numpy", "psutil", "PyYAML", "Jinja2")
 
 
 def provenance(plan: Plan, vendor: Vendor, runtime: ReadyRuntime) -> dict[str, Any]:
-    """Everything about the surroundings of a run that could change its figures."""
+    """Return everything outside the plan that can change the figures of a run."""
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "source": source(checkout()),
@@ -49,7 +49,7 @@ def provenance(plan: Plan, vendor: Vendor, runtime: ReadyRuntime) -> dict[str, A
 
 
 def source(folder: Path) -> dict[str, Any]:
-    """The commit and whether the tree differs from it; null with the reason outside git."""
+    """Return the commit and the files that differ from it; outside git null and the reason."""
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return {"commit": None, "reason": "not a git checkout, or git is missing"}
@@ -72,7 +72,7 @@ def machine() -> dict[str, Any]:
 def _software(vendor: Vendor) -> dict[str, str]:
     try:
         return vendor.software()
-    except Exception as error:  # an adapter is somebody's code; its fault must not end a run
+    except Exception as error:  # an adapter may raise anything, and the run must go on
         return {"error": f"{type(error).__name__}: {error}"}
 
 

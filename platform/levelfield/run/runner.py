@@ -1,8 +1,8 @@
-"""One run, from its plan to its result: the only place that knows the order of things.
+"""Runs one plan up to its result. Only this module defines the order of the phases.
 
     directory -> inputs written -> environment -> processes watched -> outcome -> result and report
 
-Whatever fails on the way leaves a result that says so.
+A failure in any phase gives a result with the reason.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from levelfield.specs.result import Result
 
 @dataclass(frozen=True)
 class Listener:
-    """Where a run tells how it gets on; the command line shows it."""
+    """Callbacks for the progress of a run. say: for a sentence. step: for a finished step."""
 
     say: Callable[[str], None]
     step: Callable[[Plan, Progress], None]
@@ -51,10 +51,10 @@ def run(
     machine: str,
     reference: Reference | None = None,
 ) -> Result:
-    """Run once and return the result, valid or not. The plan gets its measured peak on the way.
+    """Run once and return the result, valid or not. The stored plan gets the measured peak.
 
     reference: what the run is compared with; the run directory gets a copy.
-    Raises UsageError when the run directory cannot be written; everything later ends in a result.
+    Raises UsageError when the run directory cannot be written; every later error gives a result.
     """
     paths = directory.create(runs, plan.run_id)
     if reference is not None:
@@ -69,22 +69,22 @@ def run(
 
 
 def refuse(plan: Plan, runs: Path, reason: str) -> Result:
-    """The result of a plan that this machine cannot run: a run directory that says why; nothing is started."""
+    """Write a run directory with the reason why this machine cannot run the plan. Return its result."""
     paths = directory.create(runs, plan.run_id)
     directory.write_atomically(paths.plan, dump(plan))
     return _finished(paths, Outcome("unsupported", (), " ".join(reason.split())))
 
 
 def _finished(paths: RunPaths, outcome: Outcome) -> Result:
-    """Raises RunFailed when the disk takes no more: what was measured is there, and `collect` goes on from it."""
+    """Write the outcome and return the result. Raises RunFailed for a full disk; `collect` continues later."""
     try:
         directory.write_status(paths, "collecting", "running")
         directory.write_json(paths.outcome, outcome.to_dict())
         return finish(paths)
     except OSError as error:
         raise RunFailed(
-            f"failed (storage): {paths.root}: {error.strerror}. The finished steps are kept: make room, then "
-            f"`collect {paths.root}`"
+            f"failed (storage): {paths.root}: {error.strerror}. The finished steps are kept. Free some space, "
+            f"then run `collect {paths.root}`"
         ) from None
 
 
@@ -93,7 +93,7 @@ def _exceeds_its_peak(result: Result) -> bool:
 
 
 def finish(paths: RunPaths) -> Result:
-    """Compute the result from the raw files and write it with its report. Derived files only: it can be done again."""
+    """Write result and report from the raw files. Return the result. A second call writes the same files."""
     result = collect(paths)
     directory.write_atomically(paths.result, dump(result))
     directory.write_atomically(paths.report, run_report(result, directory.read_plan(paths)))
@@ -119,7 +119,7 @@ def _attempt(plan: Plan, vendor: Vendor, paths: RunPaths, listener: Listener, ma
 
 
 def _measured(plan: Plan, machine: str, runtime: ReadyRuntime, listener: Listener) -> MeasuredPeaks:
-    """A measured peak where the chip has no published one or one is asked for; from the cache if it is there."""
+    """Return stored peaks; measure them where the chip has no published peak, or with --probe."""
     known = peak_probe.known_peaks(plan, machine)
     enough = plan.work.training.precision in known.tflops or plan.peak.tflops is not None
     if enough and not plan.probe_peak:
@@ -148,16 +148,18 @@ def _execute(
 
 
 def _devices(plan: Plan, vendor: Vendor) -> list[Device]:
-    """The devices of the plan, to be sampled; of a host that is divided into shares, the host."""
+    """Return the devices to sample: those of the plan, or the host where it is divided into shares."""
     found = list(vendor.devices())
     return [d for d in found if d.index in plan.hardware.device_indices] or found
 
 
 @contextmanager
 def _interrupted_once() -> Iterator[None]:
-    """A terminated platform ends as an interrupted one does. Ctrl-C pressed again changes nothing: the processes are
-    being stopped and the result written, which takes seconds. Where it is ignored, as in a shell's background job, it
-    stays so."""
+    """Raise KeyboardInterrupt at the first SIGINT or SIGTERM of the block, and ignore later ones.
+
+    After the first one the processes are stopped and the result is written, which takes seconds. An ignored signal
+    stays ignored, as in a shell's background job.
+    """
     ending = False
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -166,8 +168,8 @@ def _interrupted_once() -> Iterator[None]:
             ending = True
             raise KeyboardInterrupt
 
-    heard = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt) for number in heard}
+    handled = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in handled}
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""From what was asked on the command line to runs, one after another, and their results."""
+"""Plans the work of the command line, runs it in order, and returns the results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from levelfield.specs.suite import EntryUsed, Suite, SuiteEntry
 
 @dataclass(frozen=True)
 class Job:
-    """One run to come. reference: reads what the run will be compared with, when it starts."""
+    """A planned run. reference: a callback that reads the run's reference at its start."""
 
     plan: Plan
     vendor: Vendor
@@ -37,27 +37,27 @@ class Job:
 
 
 def entries(registry: Registry, cases: Sequence[str], suites: Sequence[str], request: UserRequest) -> list[Entry]:
-    """All work in the order of the command line, the cases first."""
+    """Return all work in the order of the command line, cases first. Raises UsageError without any."""
     found = [Entry(text, request) for text in cases]
     for name in suites:
         found += _entries_of(registry, name, request)
     if not found:
-        raise UsageError("nothing to run: give --case CASE:FRAMEWORK or --suite NAME (`list` shows what there is)")
+        raise UsageError("nothing to run: give --case CASE:FRAMEWORK or --suite NAME (`list` shows the names)")
     return found
 
 
 def jobs(registry: Registry, work: Sequence[Entry], corpus: CorpusFacts | None) -> Iterator[Job]:
-    """Every run of every entry. All plans are made before the first is handed out: a typing error costs no run."""
+    """Return every run of every entry. All plans are made first, so that a typing error stops before any run."""
     made: list[Job] = []
     for entry in work:
-        with _blamed(entry.suite):
+        with _named_in_errors(entry.suite):
             made += _jobs_or_refusals(registry, entry, corpus)
     yield from made
 
 
 @contextmanager
-def _blamed(entry: EntryUsed | None) -> Iterator[None]:
-    """Errors name the suite's entry that they come from."""
+def _named_in_errors(entry: EntryUsed | None) -> Iterator[None]:
+    """Add the suite's entry to the message of a UsageError in the block."""
     try:
         yield
     except UsageError as error:
@@ -67,12 +67,12 @@ def _blamed(entry: EntryUsed | None) -> Iterator[None]:
 
 
 def planned(job: Job) -> Plan:
-    """The plan as far as it is known before the run: with the peak that an earlier probe of this machine found."""
+    """Return the plan before the run, with the peak of an earlier probe of this machine."""
     return with_peak(job.plan, peak_probe.known_peaks(job.plan, platform.node()))
 
 
 def run_all(work: Iterator[Job], runs: Path, listener: runner.Listener) -> Iterator[Result]:
-    """Run one after another and return each result as it comes; an interrupted run is the last one."""
+    """Run the jobs in order and yield each result. An interrupted run is the last one."""
     for job in work:
         if job.plan.refusal:
             result = runner.refuse(job.plan, runs, job.plan.refusal)
@@ -84,7 +84,7 @@ def run_all(work: Iterator[Job], runs: Path, listener: runner.Listener) -> Itera
 
 
 def _jobs_or_refusals(registry: Registry, entry: Entry, corpus: CorpusFacts | None) -> list[Job]:
-    """The entry's runs. A suite's entry that cannot run here becomes runs that record why."""
+    """Return the entry's runs. A suite's entry that cannot run here gives runs that record the reason."""
     try:
         return list(_jobs_of(registry, place(registry, entry), corpus))
     except NotHere as error:
@@ -94,7 +94,7 @@ def _jobs_or_refusals(registry: Registry, entry: Entry, corpus: CorpusFacts | No
 
 
 def _jobs_of(registry: Registry, decision: Decision, corpus: CorpusFacts | None) -> Iterator[Job]:
-    """One job for each repeat. The repeats share one plan but for the number and the run's id."""
+    """Return one job for each repeat. Only the run id and the number of the repeat differ in their plans."""
     found, first = decision.found, None
     for number in range(1, decision.selector.repeats + 1):
         run_id = directory.new_run_id(found.case.name, found.implementation.framework, found.vendor.name)
@@ -104,8 +104,10 @@ def _jobs_of(registry: Registry, decision: Decision, corpus: CorpusFacts | None)
 
 
 def reference_of(registry: Registry, plan: Plan) -> Reference | None:
-    """The reference of the plan's case, scale and precision; without one, that of another case that fixes the very
-    same work, as cases do that differ at full scale only. Raises DocumentError for a damaged one."""
+    """Return the reference of the plan's case, scale and precision, else that of another case with the same work.
+
+    Cases that differ at full scale only have the same work at smoke scale. Raises DocumentError for a damaged one.
+    """
     name = reference_name(plan.case, plan.scale, plan.work.training.precision)
     if name in registry.references:
         return registry.reference(name)

@@ -1,1 +1,1 @@
-"""Several runs that answer one question: where two frameworks differ, how a prediction holds, how large noise is."""
+"""Studies of several runs: where two frameworks differ, the error of predictions, the size of noise."""

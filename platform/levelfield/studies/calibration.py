@@ -1,4 +1,4 @@
-"""The runs that show how large a case's noise is: the same work with other arithmetic."""
+"""The runs that measure the noise of a case: the same work with other arithmetic."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from levelfield.plan.request import Entry, UserRequest
 from levelfield.specs.plan import Plan
 from levelfield.specs.tuning import TuningChoice
 
-# Layouts over two processes, with what an implementation must offer for each.
+# The parallelism that an implementation must offer, and a layout with it over two processes.
 LAYOUTS = {"data": "DP2", "tensor": "TP2", "pipeline": "PP2", "zero1": "DP2SH1SP2"}
 
 
 def variations(registry: Registry, plan: Plan) -> list[Entry]:
-    """One thread; half the micro-batch; each layout over two processes. The work is the same in all of them."""
+    """Return entries of the same work: one thread, half the micro-batch, each layout over two processes."""
     framework, vendor = plan.implementation.framework, plan.hardware.vendor
     offered = registry.implementation(framework)[0].parallelism.get(plan.hardware.device_kind, ())
     one, two = (f"{plan.case}:{framework}:{vendor}:1:{devices}" for devices in (1, 2))

@@ -1,7 +1,7 @@
-"""Where two frameworks part: the first step and, in it, the first tensor that differs beyond rounding.
+"""Finds where two frameworks differ: the first step and, in it, the first tensor beyond rounding.
 
-A probe trains both in one process up to a step and compares what that step made (measure/tensors.py). The step is
-searched by halves between one where all agrees and one where something differs.
+A probe trains both up to a step, in one process each, and compares the tensors of that step (measure/tensors.py). A
+binary search finds the step, between a step where all tensors agree and one where a tensor differs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from levelfield.worker.parameters import list_parameters
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two trainings: a case string for one process, its free choices, its interpreter if one was given."""
+    """One of the two trainings: a case string for one process, its free choices, and the given interpreter."""
 
     text: str
     choice: TuningChoice
@@ -37,7 +37,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Probe:
-    """One step of both. inputs: what differs before anything is computed, as sentences; tensors: in order."""
+    """One step of both trainings. inputs: sentences about different weights and tokens. tensors: in order."""
 
     step: int
     inputs: tuple[str, ...]
@@ -50,7 +50,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What to train, and where the short runs go. Raises RunFailed when one of them does not reach its step."""
+    """The two trainings and the folder of their short runs. Raises RunFailed when a run does not reach its step."""
 
     registry: Registry
     found: Side
@@ -85,7 +85,7 @@ class Diagnosis:
 
 
 def shortened(plan: Plan, step: int) -> Plan:
-    """The same training, ended after `step`; one more, as a window lies behind a warm-up of at least one step."""
+    """Return the plan with one step after `step`, because a window needs a warm-up of at least one step."""
     work = plan.work
     end = step + 1
     short = work.model_copy(
@@ -100,9 +100,9 @@ def shortened(plan: Plan, step: int) -> Plan:
 
 
 def first_difference(question: Diagnosis, suspect: int) -> Probe | None:
-    """The earliest step in which something differs, of 1 to `suspect`; None when all agrees even there.
+    """Return the first step of 1 to `suspect` in which something differs; None when step `suspect` agrees.
 
-    It is the earliest if a difference, once there, stays: training does not forget.
+    The search expects that a difference stays in all later steps, as it does in training.
     """
     low, high = 0, question.probe(1)
     if not high.agrees:
@@ -120,7 +120,7 @@ def first_difference(question: Diagnosis, suspect: int) -> Probe | None:
 
 
 def _inputs(found: Raw, expected: Raw, step: int) -> Iterator[str]:
-    """Initial weights and tokens, by their checksums."""
+    """Return sentences about initial weights and tokens with different checksums."""
     ours = {w.name: w.checksum for w in found.weights}
     theirs = {w.name: w.checksum for w in expected.weights}
     for name in sorted({*ours, *theirs}, key=list({**theirs, **ours}).index):

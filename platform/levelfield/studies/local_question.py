@@ -15,7 +15,7 @@ from levelfield.specs.case import Work
 def question_here(
     registry: Registry, found: Found, work: Work, devices: int, say: Callable[[str], None]
 ) -> LayoutQuestion:
-    """The devices that are here: a host is measured once, and what is known of it is used again."""
+    """Return the question about the devices here. A host is measured once; later questions use the stored rates."""
     memory = found.devices[0].memory_bytes if found.devices else None
     if not found.vendor.is_host:
         return question_on_chip(

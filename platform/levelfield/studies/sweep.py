@@ -1,4 +1,4 @@
-"""The planner's best layouts of one case, run on this machine: each prediction beside its own run."""
+"""Runs of the planner's best layouts on this machine, each with its prediction."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from levelfield.specs.tuning import TuningChoice
 
 @dataclass(frozen=True)
 class Pair:
-    """A row of the plan and the result of its run; None while it has not run."""
+    """A row of the plan and the result of its run. result: None without a run."""
 
     row: LayoutEstimate
     result: Result | None = None
 
     @property
     def measured_rate(self) -> float | None:
-        """Tokens/s per device."""
+        """Return tokens/s per device."""
         throughput = self.result.throughput if self.result else None
         return throughput.tokens_per_second_per_device if throughput else None
 
     @property
     def measured_memory(self) -> float | None:
-        """Bytes."""
+        """Return the memory of the fullest device, in bytes."""
         return worst_memory(self.result)[1] if self.result else None
 
 
 def entries_of(
     rows: Sequence[LayoutEstimate], selector: Selector, vendor: str, devices: int, request: UserRequest, scale: Scale
 ) -> list[Entry]:
-    """One line of work for each row, on this number of devices."""
+    """Return one entry of work for each row, on `devices` devices."""
     framework = f"{selector.framework}_{selector.version}" if selector.version else selector.framework
     text = f"{selector.case}:{framework}:{selector.target or vendor}:1:{devices}"
     return [Entry(text, replace(request, scale=scale, choice=_choice(row))) for row in rows]
@@ -52,7 +52,7 @@ def _choice(row: LayoutEstimate) -> TuningChoice:
 
 
 def distinct(rows: Sequence[LayoutEstimate]) -> list[LayoutEstimate]:
-    """The first row of each group whose predicted time and memory are the same."""
+    """Return the first row of each group with equal predicted time and memory."""
     groups: dict[tuple[float, int], LayoutEstimate] = {}
     for row in rows:
         groups.setdefault((row.time.total, row.memory.total), row)

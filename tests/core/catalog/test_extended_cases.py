@@ -82,7 +82,7 @@ def test_the_digest_is_of_the_whole_case(tmp_path: Path) -> None:
         ({"tuning": {"full": {"steps": 3}}}, "'steps' is locked, the case fixes it"),
         ({"tuning": {"half": {}}}, "key 'tuning.half.[key]': found 'half', expected: input should be"),
         ({"model": {"layers": 3}}, "key 'model': unknown key"),
-        ({"name": "another"}, "found the name 'another', expected 'child' as its place says"),
+        ({"name": "another"}, "found the name 'another', expected 'child' as in its path"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_with_file_and_key(tmp_path: Path, content: dict[str, Any], says: str) -> None:

@@ -92,7 +92,7 @@ def test_tuning_for_another_case_is_refused(tmp_path: Path) -> None:
     copy = Path(shutil.copytree(PLUGINS, tmp_path / "plugins"))
     file = copy / "vendors/fake/tuning/tiny.yaml"
     file.write_text(file.read_text().replace("case: tiny", "case: large"))
-    with pytest.raises(UsageError, match="key 'case': found 'large', expected 'tiny' as its name says"):
+    with pytest.raises(UsageError, match="key 'case': found 'large', expected 'tiny' as in the file name"):
         lookup.tuning_rows(Registry([copy]), "fake", "tiny")
 
 

@@ -106,7 +106,7 @@ def test_a_name_like_no_other_lists_all_there_are(registry: Registry) -> None:
         ("1 / 0", "cannot be loaded: ZeroDivisionError"),
         ("def (", "cannot be loaded: SyntaxError"),
         ("x = 1", "found no class 'Adapter', expected one as in levelfield.contracts.vendor"),
-        (None, "missing too; expected one of the three to find devices"),
+        (None, "adapter.py; expected one of the three to find devices"),
     ],
 )
 def test_a_broken_adapter_is_named_by_its_file(plugins: Path, code: str | None, says: str) -> None:
@@ -132,7 +132,7 @@ def test_a_document_in_the_wrong_place_is_refused(plugins: Path, path: str, old:
     file.write_text(file.read_text().replace(old, new, 1))
     with pytest.raises(DocumentError) as caught:
         look_up(Registry([plugins]))
-    assert str(file) in str(caught.value) and "as its place says" in str(caught.value)
+    assert str(file) in str(caught.value) and "as in its path" in str(caught.value)
 
 
 def test_nothing_is_parsed_before_it_is_asked_for(plugins: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from argparse import ArgumentTypeError
@@ -14,7 +15,8 @@ from typing import NamedTuple
 import pytest
 import yaml
 from levelfield.cli import listing_command
-from levelfield.cli.arguments import COMMANDS, size_in_bytes
+from levelfield.cli.arguments import COMMANDS, parser_of, size_in_bytes
+from levelfield.cli.descriptions import DESCRIPTIONS
 from levelfield.cli.main import main
 from levelfield.run.runner import finish
 from levelfield.specs.paths import RunPaths
@@ -66,14 +68,22 @@ def too_long(text: str) -> list[str]:
         [],
         ["--help"],
         *([name, "--help"] for name in COMMANDS),
-        ["data", "prepare", "--help"],
-        ["data", "check", "--help"],
+        *([*name.split(), "--help"] for name in DESCRIPTIONS if " " in name),
     ],
 )
 def test_help_ends_well_and_fits_eighty_columns(command: Command, arguments: list[str]) -> None:
     done = command(*arguments)
     assert (done.code, done.err) == (0, "") and done.out.startswith("usage: run_benchmarks.py")
     assert too_long(done.out) == []
+
+
+@pytest.mark.parametrize("name", [name for name in DESCRIPTIONS if name != "run"])
+def test_help_teaches_by_examples_of_the_same_command(name: str, command: Command) -> None:
+    shown = command(*name.split(), "--help").out.replace("\\\n      ", "")
+    lines = [line.strip() for line in shown.splitlines() if line.startswith("  run_benchmarks.py ")]
+    assert lines and all(line.startswith(f"run_benchmarks.py {name.split()[0]}") for line in lines)
+    for line in lines:
+        parser_of(shlex.split(line.split("   ")[0])[1:])
 
 
 def test_every_command_is_in_the_help(command: Command) -> None:
@@ -93,7 +103,7 @@ def test_the_version_is_said(command: Command) -> None:
         (["list", "birds"], "invalid choice: 'birds'"),
         (["--case", "tiny:fake", "--scale", "huge"], "invalid choice: 'huge'"),
         (["--case"], "expected one argument"),
-        (["report"], "the following arguments are required: run"),
+        (["report"], "the following arguments are required: RUN"),
         (["data"], "the following arguments are required: action"),
         (["--quiet"], "nothing to run: give --case CASE:FRAMEWORK or --suite NAME"),
         (["--case", "tinny:fake"], "unknown case 'tinny'; nearest: tiny"),
@@ -135,7 +145,7 @@ def test_no_wrong_usage_leaves_a_run_directory(command: Command, tmp_path: Path)
 
 def test_all_work_is_checked_before_the_first_run_starts(command: Command, tmp_path: Path) -> None:
     done = command("--case", "tiny:fake", "--case", "tiny:fake:F1:1:3", "--python", sys.executable)
-    assert done.code == 2 and "3 x F1 (vendor fake) asked for, 2 found here" in " ".join(done.err.split())
+    assert done.code == 2 and "found 2 x F1 (vendor fake), expected 3" in " ".join(done.err.split())
     assert not (tmp_path / "runs").exists()
 
 
@@ -214,7 +224,7 @@ def test_a_dry_run_is_readable_for_programs(command: Command) -> None:
 def test_a_vendors_own_python_is_named_where_the_framework_comes_with_it(command: Command) -> None:
     shown = " ".join(command("--case", "gpt3_6.7B:torch:ascend:1:2", "--dry-run").out.split())
     assert "reached as device npu, backend hccl, importing torch_npu" in shown
-    assert "environment the vendor's own: python3, as it is" in shown
+    assert "environment the vendor's own: python3, unchanged" in shown
 
 
 def test_a_dry_run_in_containers_shows_what_each_is_given(command: Command) -> None:
@@ -229,7 +239,7 @@ def test_a_dry_run_in_containers_shows_what_each_is_given(command: Command) -> N
 @pytest.mark.parametrize("option", [("--offline",), ("--base-image", "x"), ("--container-memory", "8G")])
 def test_options_of_containers_are_refused_elsewhere(option: tuple[str, ...], command: Command) -> None:
     done = command("--case", "tiny:fake:F1", *option)
-    assert done.code == 2 and f"{option[0]}: of use with --runtime docker only" in done.err
+    assert done.code == 2 and f"{option[0]}: found no --runtime docker" in done.err
 
 
 @pytest.mark.parametrize("size", ["8", "8k", "8M", "8gb"])
@@ -239,7 +249,7 @@ def test_sizes_are_read_as_engines_write_them(size: str) -> None:
 
 @pytest.mark.parametrize("size", ["", "G", "-8G", "8T", "8.5G", "8 G B"])
 def test_other_sizes_are_refused(size: str) -> None:
-    with pytest.raises(ArgumentTypeError, match="expected a size such as 512M or 8G"):
+    with pytest.raises(ArgumentTypeError, match="expected a size in bytes such as 512M or 8G"):
         size_in_bytes(size)
 
 

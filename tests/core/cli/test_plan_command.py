@@ -23,7 +23,7 @@ def test_a_table_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "llama3_70b", "--chip", "H100", "--devices", "16384", "--framework", "megatron")
     assert max(map(len, text.splitlines())) <= 80
     assert "predicted, not measured" in text
-    assert "nodes of 8 devices are assumed" in text and "8 x 200 Gb/s a node is assumed" in text
+    assert "assumed: nodes of 8 devices" in text and "assumed: a network of 8 x 200 Gb/s per node" in text
 
 
 def test_what_is_said_is_not_assumed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,12 +45,12 @@ def test_the_arithmetic_of_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Korthikanti et al." in text and "optimizer_states" in text
     found = json.loads(said(capsys, "llama3_8b", "--chip", "H100", "--devices", "8", "--explain", "2", "--json"))
     assert {term["part"] for term in found["time"]} >= {"compute", "bubble", "tensor", "data"}
-    assert "numbered from 1" in refused(capsys, "llama3_8b", "--chip", "H100", "--devices", "8", "--explain", "0")
+    assert "expected 1 to 375" in refused(capsys, "llama3_8b", "--chip", "H100", "--devices", "8", "--explain", "0")
 
 
 def test_nothing_fits_is_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "llama3_70b", "--chip", "A100", "--devices", "1")
-    assert "nothing fits" in text and "of 80.0 GiB" in text
+    assert "no layout fits" in text and "of 80.0 GiB" in text
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_nothing_fits_is_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
         (("gpt3_7B", "--chip", "A100"), "unknown case 'gpt3_7B'"),
         (("gpt3_6.7B", "--chip", "A100", "--framework", "jax"), "unknown framework 'jax'"),
         (("gpt3_6.7B", "--chip", "A100", "--devices", "0"), "--devices: found 0"),
-        (("gpt3_6.7B", "--chip", "A100", "--devices", "12"), "not a multiple of the 8 devices"),
+        (("gpt3_6.7B", "--chip", "A100", "--devices", "12"), "expected a multiple of 8"),
         (("gpt3_6.7B", "--chip", "A100", "--network", "fast"), "--network: found 'fast'"),
         (("llama3_8b", "--chip", "V100"), "V100-SXM2-16GB: found no published bf16 peak"),
     ],

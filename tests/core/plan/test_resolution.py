@@ -171,9 +171,14 @@ def test_only_an_implementation_that_declares_it_interleaves(plan_for: Make, tmp
     [
         ("tiny:fake:F1:1:2", {"layout": "DP3"}, LayoutError, "3 is not 2"),
         ("tiny:fake:F1:1:2", {"layout": "PP2", "micro_batch": 3}, LayoutError, "8 is not a multiple of 3"),
-        ("tiny:fake:F1:1:4", {}, UsageError, "4 x F1 (vendor fake) asked for, 2 found here"),
-        ("tiny:fake:F2:1:1", {}, UsageError, "1 x F2 (vendor fake) asked for, 0 found here"),
-        ("tiny:fake:F1:2:1", {}, UsageError, "2 nodes were asked for; the local launcher reaches one"),
+        ("tiny:fake:F1:1:4", {}, UsageError, "found 2 x F1 (vendor fake), expected 4"),
+        ("tiny:fake:F2:1:1", {}, UsageError, "found 0 x F2 (vendor fake), expected 1"),
+        (
+            "tiny:fake:F1:2:1",
+            {},
+            UsageError,
+            "found one node, expected 2: the local launcher reaches only this machine",
+        ),
         ("tiny:fake:F1", {"recompute": "selective"}, UsageError, "fake does not offer: recomputation selective"),
         ("tiny:fake:DP0", {}, LayoutError, "greater than or equal to 1"),
     ],
@@ -251,7 +256,7 @@ def test_without_one_the_synthetic_corpus_has_a_known_entropy(plan_for: Make) ->
     ("changes", "says"),
     [
         ({"max_token": 64}, "/corpus: token 64 is outside the vocabulary of 64 tokens at scale smoke"),
-        ({"tokens": 8}, "/corpus: 8 tokens, expected at least 9, one sample"),
+        ({"tokens": 8}, "/corpus: found 8 tokens, expected at least 9: one sample"),
     ],
 )
 def test_a_corpus_that_does_not_fit_the_case_is_refused(plan_for: Make, changes: dict[str, object], says: str) -> None:

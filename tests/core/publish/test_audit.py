@@ -265,7 +265,7 @@ def test_a_file_of_ones_own_is_audited_the_same_way(tmp_path: Path, capsys: pyte
     assert main(["audit", str(path)]) == 4
     out, err = capsys.readouterr()
     assert "printed ↓31.4 %, recomputed -31.3 %, difference -0.1" in out
-    assert "1 not as recorded: mine: test-10-2, memory_change" in err
+    assert "1 figure(s) not as recorded: mine: test-10-2, memory_change" in err
 
 
 @pytest.mark.parametrize(

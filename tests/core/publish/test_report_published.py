@@ -364,4 +364,4 @@ def test_options_that_make_different_tables_are_refused_together(
     run: RunPaths, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
     assert main(["report", str(run.root), *options]) == 2
-    assert "make different tables; give one of them at a time" in capsys.readouterr().err
+    assert "need different tables; give only one of them" in capsys.readouterr().err

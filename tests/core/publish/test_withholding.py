@@ -359,7 +359,7 @@ def swap(key: str) -> Callable[[list[dict[str, Any]]], None]:
 def test_a_changed_reveal_is_exit_code_4(bundle: Bundle, edit: Callable[..., object], wrong: int) -> None:
     bundle.change(bundle.reveal, edit)
     code, out, err = bundle.check()
-    assert code == 4 and out.count("does not match") == wrong and f"{wrong} of 4 cells are not as committed" in err
+    assert code == 4 and out.count("does not match") == wrong and f"{wrong} of 4 cells do not match a commitment" in err
     assert out.count("matches  ") == 4 - wrong and "2.0000000000000004" not in out
 
 
@@ -415,14 +415,20 @@ def test_the_two_documents_are_not_taken_for_each_other(bundle: Bundle) -> None:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (["--withhold", "peak"], "--withhold FIELDS and --bundle DIR go together"),
-        (["--bundle", "{}/new"], "--withhold FIELDS and --bundle DIR go together"),
-        (["--reveal", "{}/mine"], "--withhold FIELDS and --bundle DIR go together"),
+        (["--withhold", "peak"], "give --withhold FIELDS and --bundle DIR together"),
+        (["--bundle", "{}/new"], "give --withhold FIELDS and --bundle DIR together"),
+        (["--reveal", "{}/mine"], "give --withhold FIELDS and --bundle DIR together"),
         (["--withhold", "mfu,speed", "--bundle", "{}/new"], "unknown field 'speed'"),
         (["--withhold", "peak", "--bundle", "{}/new"], "the peak follows from MFU, tokens/s"),
-        (["--withhold", "mfu,peak", "--bundle", "{}"], "already there and not empty"),
-        (["--withhold", "mfu,peak", "--bundle", "{}/new", "--reveal", "{}/taken"], "already there, and the only key"),
-        (["--withhold", "mfu,peak", "--bundle", "{}/new", "--output", "x"], "goes into --bundle, in every format"),
+        (["--withhold", "mfu,peak", "--bundle", "{}"], "exists and is not empty"),
+        (
+            ["--withhold", "mfu,peak", "--bundle", "{}/new", "--reveal", "{}/taken"],
+            "exists, and only it opens its commitments",
+        ),
+        (
+            ["--withhold", "mfu,peak", "--bundle", "{}/new", "--output", "x"],
+            "--bundle gets the withheld table in every format",
+        ),
         (["--withhold", "mfu,peak", "--bundle", "{}/taken/x"], "cannot be written: Not a directory"),
     ],
 )
@@ -437,7 +443,7 @@ def test_wrong_usage_publishes_nothing(
 
 def test_a_run_given_twice_is_refused(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report([runs[0], runs[0]], "--withhold", "mfu,peak", "--bundle", tmp_path / "out") == 2
-    assert f"run given twice: {runs[0].name}" in capsys.readouterr().err
+    assert f"found a run twice: {runs[0].name}" in capsys.readouterr().err
 
 
 def test_the_reveal_goes_where_it_is_asked_for(runs: list[Path], tmp_path: Path) -> None:

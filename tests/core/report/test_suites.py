@@ -161,7 +161,10 @@ def test_what_is_wrong_in_a_suite_names_the_entry(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--assume-hardware", "1x2 F1"), "--assume-hardware: of use with --dry-run only; a run uses what is here"),
+        (
+            ("--assume-hardware", "1x2 F1"),
+            "--assume-hardware: found no --dry-run; add it, since a run needs real devices",
+        ),
         (("--assume-hardware", "F1", "--dry-run"), "--assume-hardware: found 'F1', expected nodes x devices"),
         (("--assume-hardware", "1x2 F9", "--dry-run"), "unknown vendor or chip 'F9'"),
         (("--scale", "full"), "--scale full: 1x8 F1 is not here"),

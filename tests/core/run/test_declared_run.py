@@ -126,4 +126,4 @@ def test_without_adapter_and_declaration_the_missing_keys_are_named(
     file.write_text(VENDOR[: VENDOR.index("monitor:")] + "verified: none\n")
     assert run(plugins, "--dry-run") == 2
     said = capsys.readouterr().err
-    assert str(file) in said and "keys 'discovery' and 'monitor': missing both" in said
+    assert str(file) in said and "found neither 'discovery' nor 'monitor'" in said

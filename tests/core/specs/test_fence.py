@@ -286,8 +286,8 @@ def test_show_with_a_vendor_gives_the_tuning_that_would_hold(capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--diff"], "show: --diff: give --vendor NAME too; known: "),
-        (["--chip", "F1", "--devices", "2"], "show: --chip, --devices: give --vendor NAME too"),
+        (["--diff"], "show: --diff: found no --vendor; add --vendor NAME; known: "),
+        (["--chip", "F1", "--devices", "2"], "show: --chip, --devices: found no --vendor; add --vendor NAME"),
         (["--vendor", "fak"], "unknown vendor 'fak'; nearest: fake"),
         (["--vendor", "fake", "--chip", "F9"], "unknown chip of fake 'F9'"),
         (["--vendor", "fake", "--framework", "troch"], "unknown framework 'troch'; nearest: torch"),

@@ -70,14 +70,14 @@ def test_a_difference_that_is_not_a_number_differs():
 def test_the_answer_names_step_and_tensor_and_where_to_look(first, words, run):
     plan = read_plan(run)
     text = "\n".join(_lines(plan, Steps(1), VERDICT, 9, probe(4, first)))
-    assert f"step 4: {first} is the first to differ" in text
+    assert f"step 4: {first} is the first tensor that differs" in text
     assert words in text
     assert f"DIFFERS {first}" in text
 
 
 def test_inputs_that_differ_come_before_everything(run):
     text = "\n".join(_lines(read_plan(run), Steps(1), VERDICT, 9, probe(1, "embedding", ("the tokens of step 1",))))
-    assert "before anything is computed these differ: the tokens of step 1" in text
+    assert "the inputs differ: the tokens of step 1" in text
 
 
 def test_agreement_in_one_process_points_to_the_layout(run):
@@ -85,7 +85,7 @@ def test_agreement_in_one_process_points_to_the_layout(run):
     first_difference(steps, 5)
     text = "\n".join(_lines(read_plan(run), steps, VERDICT, 5, None))
     assert "agree in every tensor of steps 1, 5" in text
-    assert "comes with the layout DP2TP1PP1" in text
+    assert "the layout DP2TP1PP1 causes the difference" in text
 
 
 def test_a_shortened_plan_is_a_valid_plan_of_the_same_work(run):
@@ -100,7 +100,7 @@ def test_a_shortened_plan_is_a_valid_plan_of_the_same_work(run):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--against", "fake"], "give another with --against"),
+        (["--against", "fake"], "choose another framework: --against"),
         (["--against", "torch", "--step", "0"], "expected 1 to 11"),
         (["--against", "torch", "--step", "12"], "expected 1 to 11"),
     ],

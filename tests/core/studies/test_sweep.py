@@ -95,7 +95,7 @@ def test_a_run_that_fails_is_a_row_with_its_reason(plugins: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("case", "arguments", "says"),
     [
-        ("tiny:fake:TP2PP1F1", (), "layouts are what is swept"),
+        ("tiny:fake:TP2PP1F1", (), "sweep chooses layouts"),
         ("tiny:fake:F1:2", (), "on one node"),
         ("tiny:fake:F1", ("--top", "0"), "--top: found 0"),
         ("tiny:fake:F2", (), "no published"),

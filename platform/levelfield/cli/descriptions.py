@@ -1,0 +1,290 @@
+"""The texts of --help above the options: what a command does, and examples of it. Lines have at most 80 columns."""
+
+from __future__ import annotations
+
+RUN = """\
+Train one case on this machine and compute its result from the raw files.
+
+examples:
+  run_benchmarks.py --case gpt3_6.7B:torch          smoke without accelerator
+  run_benchmarks.py --case llama3_8b:torch:cpu:1:2  two processes
+  run_benchmarks.py --case gpt3_6.7B:torch --layout TP2PP1 --dry-run
+  run_benchmarks.py --suite smoke --repeat 3
+  run_benchmarks.py --suite oneflow_gpt --dry-run   as a table
+
+a case string:
+  case:framework[_version][:vendor-or-chip[:nodes[:devices[:repeats]]]]
+layouts: DP4TP2PP1, PP2DP4TP1, 8x1x4 (data x tensor x pipeline), TP1PP1SH2SP8
+(sharding stage and degree), 1n_8g_dp_4bs; +seq adds sequence parallelism
+
+other commands (each has --help):
+  list       cases, frameworks, vendors, chips and suites
+  show       every value of a case, at full and at smoke scale
+  plan       memory and tokens/s of every layout of a case, on any devices
+  sweep      run the plan's best layouts; compare prediction and measurement
+  report     results of one run or several: table, markdown, csv, json
+  reveal     check withheld values against their commitments
+  collect    compute the result of a run again from its raw files
+  align      compare a run's training with a reference, layer by layer
+  diagnose   find the first step and tensor in which two frameworks differ
+  references list references, promote a run to one, record its noise
+  audit      compute published figures again from their own rows
+  vendor     add a vendor's chips: create a folder, check it, record tools
+  image      images for --runtime docker: build, list, prune, export
+  data       prepare a corpus from text, or check one
+  export     write a case's initial weights in another tool's format
+
+exit codes: 0 success, 2 wrong usage or configuration, 3 a run failed,
+4 a check failed, 5 a fault of the platform, 130 interrupted
+"""
+
+LIST = """\
+List names, with one line about each. Without KIND: every kind but runs.
+
+examples:
+  run_benchmarks.py list
+  run_benchmarks.py list chips      peaks in TFLOP/s, links in GB/s
+  run_benchmarks.py list runs --runs DIR
+"""
+
+SHOW = """\
+Show every value of a case, at full and at smoke scale. --vendor adds the free
+fields after the vendor's tuning; --diff shows only what that tuning changes.
+
+examples:
+  run_benchmarks.py show llama3_8b
+  run_benchmarks.py show gpt3_6.7B --scale smoke --json
+  run_benchmarks.py show llama3_8b --vendor nvidia --diff
+"""
+
+REPORT = """\
+Report results: one run in full, or several side by side.
+RUN is a path, a run id, a part of an id, or `latest`.
+
+examples:
+  run_benchmarks.py report latest
+  run_benchmarks.py report RUN1 RUN2 --format markdown --output table.md
+  run_benchmarks.py report latest --with-published
+  run_benchmarks.py report RUN --withhold mfu,peak --bundle DIR
+"""
+
+REVEAL = """\
+Check values that a publisher reveals against the commitments of the table.
+
+example:
+  run_benchmarks.py reveal check DIR/commitments.json DIR.reveal.json
+"""
+
+REVEAL_CHECK = """\
+Print for every cell whether the revealed value matches its commitment.
+Exit code 4 when a value does not match.
+
+example:
+  run_benchmarks.py reveal check DIR/commitments.json DIR.reveal.json
+"""
+
+COLLECT = """\
+Compute result.json and report.md of a run again from its raw files. The same
+raw files give the same bytes.
+
+examples:
+  run_benchmarks.py collect latest
+  run_benchmarks.py collect RUN --check
+"""
+
+ALIGN = """\
+Compare a run's training with a reference, layer by layer. Exit code 4 unless
+the verdict is `aligned`. `align calibrate` trains a case with other arithmetic
+and records the noise in the reference.
+
+examples:
+  run_benchmarks.py align latest
+  run_benchmarks.py align RUN --reference OTHER_RUN
+  run_benchmarks.py align calibrate gpt3_6.7B:torch
+"""
+
+DIAGNOSE = """\
+Find the first step and tensor in which a run's framework differs from another.
+Both train a few steps again, in one process each. The comparison covers every
+block's output, every gradient and every updated parameter of a step.
+Exit code 4 when something differs, else 0. RUN/diagnosis/ keeps the short runs.
+
+examples:
+  run_benchmarks.py diagnose latest
+  run_benchmarks.py diagnose RUN --against megatron --step 5
+"""
+
+REFERENCES = """\
+List and make references: the trainings that runs are compared with. They are
+files in configs/references/.
+
+examples:
+  run_benchmarks.py references list
+  run_benchmarks.py references promote RUN --why "first run on this host"
+  run_benchmarks.py references noise NAME RUN1 RUN2
+"""
+
+REFERENCES_LIST = """\
+List every reference with its origin and its number of noise rows.
+
+example:
+  run_benchmarks.py references list
+"""
+
+REFERENCES_PROMOTE = """\
+Make a valid run the reference of its case. Exit code 4 when the run fails
+against the present reference and --replace is not given.
+
+example:
+  run_benchmarks.py references promote RUN --why "first run on this host"
+"""
+
+REFERENCES_NOISE = """\
+Record in a reference how far runs with other arithmetic are from it. A row has
+two relative differences: of the first step, and of the loss curve.
+
+example:
+  run_benchmarks.py references noise NAME RUN1 RUN2
+"""
+
+VENDOR = """\
+Add a vendor's chips. docs/writing-a-vendor.md shows the steps.
+
+examples:
+  run_benchmarks.py vendor new acme
+  run_benchmarks.py vendor check acme --fast
+  run_benchmarks.py vendor record acme --redact
+"""
+
+VENDOR_NEW = """\
+Write a folder for a vendor, with the places to fill in.
+
+examples:
+  run_benchmarks.py vendor new acme
+  run_benchmarks.py vendor new acme --package --output DIR
+"""
+
+VENDOR_CHECK = """\
+Check a vendor with the conformance suite. No chip is needed. Exit code 4 unless
+every check passes or does not apply.
+
+examples:
+  run_benchmarks.py vendor check acme
+  run_benchmarks.py vendor check acme --fast --plugins DIR
+"""
+
+VENDOR_RECORD = """\
+Run the vendor's tools and store their output as recordings. Run this on a
+machine with the chip.
+
+example:
+  run_benchmarks.py vendor record acme --redact
+"""
+
+IMAGE = """\
+Manage the images of --runtime docker. A run builds a missing image itself.
+
+examples:
+  run_benchmarks.py image build torch megatron --vendor nvidia
+  run_benchmarks.py image list
+  run_benchmarks.py image export torch --output torch.tar
+"""
+
+IMAGE_BUILD = """\
+Build the images of frameworks. An image that exists is not built again.
+
+example:
+  run_benchmarks.py image build torch megatron --vendor nvidia
+"""
+
+IMAGE_SHOW = """\
+Print the Dockerfile of a framework's image.
+
+example:
+  run_benchmarks.py image show torch --vendor nvidia
+"""
+
+IMAGE_LIST = """\
+List Levelfield's images on the engine, with size (GiB) and creation time.
+
+example:
+  run_benchmarks.py image list --json
+"""
+
+IMAGE_PRUNE = """\
+Remove old images and the remains of stopped builds. The newest image of each
+framework and vendor stays.
+
+examples:
+  run_benchmarks.py image prune
+  run_benchmarks.py image prune --all
+"""
+
+IMAGE_EXPORT = """\
+Write an image, or its build context, to a tar file.
+
+examples:
+  run_benchmarks.py image export torch --output torch.tar
+  run_benchmarks.py image export torch --context --output context.tar
+"""
+
+DATA = """\
+Prepare a corpus from text, or check one.
+
+examples:
+  run_benchmarks.py data prepare --input DIR --tokenizer bytes --output PREFIX
+  run_benchmarks.py data check PREFIX
+"""
+
+DATA_PREPARE = """\
+Convert text files to Megatron's indexed format: PREFIX.bin and PREFIX.idx.
+
+examples:
+  run_benchmarks.py data prepare --input DIR --tokenizer bytes --output PREFIX
+  run_benchmarks.py data prepare --input a.txt --tokenizer tokenizer.json \\
+      --end-token "<|endoftext|>" --output PREFIX
+"""
+
+DATA_CHECK = """\
+Read a whole corpus and print its format, size in tokens and digest.
+
+example:
+  run_benchmarks.py data check PREFIX
+"""
+
+EXPORT = """\
+Write a case's initial weights in another tool's format.
+
+example:
+  run_benchmarks.py export llama3_8b --format hf --scale smoke --output DIR
+"""
+
+DESCRIPTIONS = {
+    "run": RUN,
+    "list": LIST,
+    "show": SHOW,
+    "report": REPORT,
+    "reveal": REVEAL,
+    "reveal check": REVEAL_CHECK,
+    "collect": COLLECT,
+    "align": ALIGN,
+    "diagnose": DIAGNOSE,
+    "references": REFERENCES,
+    "references list": REFERENCES_LIST,
+    "references promote": REFERENCES_PROMOTE,
+    "references noise": REFERENCES_NOISE,
+    "vendor": VENDOR,
+    "vendor new": VENDOR_NEW,
+    "vendor check": VENDOR_CHECK,
+    "vendor record": VENDOR_RECORD,
+    "image": IMAGE,
+    "image build": IMAGE_BUILD,
+    "image show": IMAGE_SHOW,
+    "image list": IMAGE_LIST,
+    "image prune": IMAGE_PRUNE,
+    "image export": IMAGE_EXPORT,
+    "data": DATA,
+    "data prepare": DATA_PREPARE,
+    "data check": DATA_CHECK,
+    "export": EXPORT,
+}
