@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from containers_shared import ON_THE_ENGINE
 from docker import DockerClient
 from docker.errors import APIError
 from levelfield.contracts.execution import ContainerWork
@@ -18,7 +19,7 @@ from levelfield.run.runtimes.engine import OWNER_LABEL, owner
 from levelfield.specs.container import ContainerOptions
 from levelfield.specs.vendor import ContainerAccess
 
-pytestmark = pytest.mark.containers
+pytestmark = ON_THE_ENGINE
 
 # What the kernel says of the first process, as JSON.
 LOOK = """

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from containers_shared import IN_CONTAINERS
+from containers_shared import IN_CONTAINERS, ON_THE_ENGINE
 from driving import SHORT, Benchmark, steps
 
-pytestmark = pytest.mark.containers
+pytestmark = ON_THE_ENGINE
 
 
 def content(run: Path, name: str) -> dict:

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from containers_shared import IN_CONTAINERS, kept
+from containers_shared import IN_CONTAINERS, ON_THE_ENGINE, kept
 from docker import DockerClient
 from driving import PRETENDING, ROOT, Benchmark, finished, trainings
 
-pytestmark = pytest.mark.containers
+pytestmark = ON_THE_ENGINE
 NAME = "levelfield-drill"
 STATE = Path("/run") / NAME
 

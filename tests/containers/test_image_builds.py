@@ -8,10 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
+from containers_shared import ON_THE_ENGINE
 from docker import DockerClient
 from driving import PRETENDING, Benchmark, finished
 
-pytestmark = pytest.mark.containers
+pytestmark = ON_THE_ENGINE
 FAKE = Path(PRETENDING[1])
 
 
