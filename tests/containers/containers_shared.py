@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from docker import DockerClient
 from levelfield.run.runtimes.engine import OWNER_LABEL
 
-# One process for all that use the engine: they list, prune and remove what is on it.
-ON_THE_ENGINE = [pytest.mark.containers, pytest.mark.xdist_group("engine")]
 IN_CONTAINERS = ("--runtime", "docker")
 
 

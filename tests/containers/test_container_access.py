@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from containers_shared import ON_THE_ENGINE
 from docker import DockerClient
 from docker.errors import APIError
 from levelfield.contracts.execution import ContainerWork
@@ -19,7 +18,7 @@ from levelfield.run.runtimes.engine import OWNER_LABEL, owner
 from levelfield.specs.container import ContainerOptions
 from levelfield.specs.vendor import ContainerAccess
 
-pytestmark = ON_THE_ENGINE
+pytestmark = pytest.mark.containers
 
 # What the kernel says of the first process, as JSON.
 LOOK = """

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from containers_shared import IN_CONTAINERS, ON_THE_ENGINE, kept
+from containers_shared import IN_CONTAINERS, kept
 from docker import DockerClient
 from driving import PRETENDING, Benchmark, finished, trainings
 
-pytestmark = ON_THE_ENGINE
+pytestmark = pytest.mark.containers
 LONG = ("--case", "long:fake:fake:1:2", *PRETENDING, *IN_CONTAINERS)
 
 

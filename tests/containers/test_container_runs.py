@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from containers_shared import IN_CONTAINERS, ON_THE_ENGINE
+from containers_shared import IN_CONTAINERS
 from driving import SHORT, Benchmark, steps
 
-pytestmark = ON_THE_ENGINE
+pytestmark = pytest.mark.containers
 
 
 def content(run: Path, name: str) -> dict:

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from containers_shared import IN_CONTAINERS, ON_THE_ENGINE, kept
+from containers_shared import IN_CONTAINERS, kept
 from docker import DockerClient
 from driving import PRETENDING, ROOT, Benchmark, finished, trainings
 
-pytestmark = ON_THE_ENGINE
+pytestmark = pytest.mark.containers
 NAME = "levelfield-drill"
 STATE = Path("/run") / NAME
 

@@ -8,11 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from containers_shared import ON_THE_ENGINE
 from docker import DockerClient
 from driving import PRETENDING, Benchmark, finished
 
-pytestmark = ON_THE_ENGINE
+pytestmark = pytest.mark.containers
 FAKE = Path(PRETENDING[1])
 
 
