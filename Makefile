@@ -11,14 +11,20 @@ PYTEST := PYTHONPATH=platform $(PY) -m pytest
 export PIP_NO_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: test quick lint environments framework-free bench gpu-check matrix host-runs thorough clean
+.PHONY: test quick lint environments framework-free on-the-engine end-to-end bench gpu-check matrix host-runs thorough clean
 
 # What needs no framework runs while the frameworks' environments are made. A rank of tests/models has a core of its
-# own. Tests of one container engine run one after another, in one process, beside the other end-to-end tests.
+# own. Tests of the container engine run one after another, beside the other end-to-end tests.
 test: $(STAMP)
 	$(MAKE) --no-print-directory -j 3 environments lint framework-free
 	$(PYTEST) -n 2 --dist loadgroup -m "$(NEW)" tests/models
-	$(PYTEST) -n 2 --dist loadgroup -m "(e2e or containers) and $(NEW)" tests/containers tests/e2e
+	$(MAKE) --no-print-directory -j 2 on-the-engine end-to-end
+
+on-the-engine: $(STAMP)
+	$(PYTEST) -m "(containers or beside_no_container) and $(NEW)" tests/containers tests/e2e
+
+end-to-end: $(STAMP)
+	$(PYTEST) -m "e2e and not beside_no_container and $(NEW)" tests/e2e
 
 framework-free: $(STAMP)
 	$(PYTEST) -n 3 -m "not e2e and not containers and $(NEW)" --ignore=tests/models
@@ -28,7 +34,8 @@ environments: $(STAMP)
 
 # What make test leaves out: further runs of the same kinds.
 thorough: $(STAMP)
-	$(PYTEST) -n 2 --dist loadgroup -m thorough
+	$(PYTEST) -n 2 -m "thorough and not containers"
+	$(PYTEST) -m "thorough and containers" tests/containers
 
 quick: $(STAMP)
 	$(PYTEST) -n 2 -m "$(NEW)" tests/core tests/vendors

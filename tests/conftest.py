@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,14 @@ ALLOWED_SKIPS = (
     "this Python is the one that is needed",  # of two kinds of machine each test can run on one
     "no Python older than 3.10 lies in ~/.pyenv/versions",  # old Pythons are no requirement
 )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_device_locks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A folder of locks for each process of the tests: they run at a time, on devices that only pretend."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LEVELFIELD_LOCKS", str(tmp_path_factory.mktemp("locks")))
+        yield
 
 
 def skip_reasons(config: pytest.Config) -> Counter[str]:

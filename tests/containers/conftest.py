@@ -22,13 +22,6 @@ def _unavailable(why: str) -> None:
     pytest.skip(f"{why}; `.ci/engine up` starts one and prints the variables to set")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One process for all that use the engine: they list, prune and reap what is on it."""
-    for item in items:
-        if item.get_closest_marker("containers"):
-            item.add_marker(pytest.mark.xdist_group("engine"))
-
-
 @pytest.fixture(scope="session")
 def engine() -> Iterator[DockerClient]:
     try:

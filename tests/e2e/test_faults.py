@@ -24,8 +24,6 @@ TORCH = ("--case", "drill:torch:cpu:1:2", "--plugins", str(PLUGINS), "--threads"
 BOTH = {"argnames": "command", "ids": ["pretending", "torch"]}
 with_torch_now = pytest.mark.parametrize(argvalues=[LONG, TORCH], **BOTH)
 with_torch_later = pytest.mark.parametrize(argvalues=[LONG, pytest.param(TORCH, marks=pytest.mark.thorough)], **BOTH)
-# A container's kill for memory, as one of tests/containers has, counts as this machine's while a rank is killed here.
-beside_no_container = pytest.mark.xdist_group("engine")
 
 
 @pytest.fixture
@@ -52,7 +50,7 @@ def broken(benchmark: Benchmark, command: tuple[str, ...], number: int) -> tuple
     return done.returncode, benchmark.result()
 
 
-@beside_no_container
+@pytest.mark.beside_no_container
 @with_torch_now
 def test_a_killed_rank_is_named_and_the_steps_done_are_kept(benchmark: Benchmark, command: tuple[str, ...]) -> None:
     code, result = broken(benchmark, command, signal.SIGKILL)

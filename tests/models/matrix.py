@@ -27,7 +27,7 @@ from levelfield.specs.base import dump, load
 from levelfield.specs.case import Family, Precision
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import Layout
-from levelfield.specs.tested import Difference, LayoutRuns, TestedRun
+from levelfield.specs.tested import Difference, LayoutRuns, MatrixRun
 
 STEPS = 40
 PAGE = ROOT / "docs" / "frameworks.md"
@@ -190,13 +190,13 @@ def sources_of(framework: str) -> str:
     return "sha256:" + hashlib.sha256(" ".join(map(folder_digest, folders)).encode()).hexdigest()
 
 
-def _run(asked: Asked, python: Path, reference: Curve) -> TestedRun:
+def _run(asked: Asked, python: Path, reference: Curve) -> MatrixRun:
     found, failure = None, None
     try:
         found = difference(asked, python, reference)
     except RuntimeError as error:
         failure = str(error).strip().splitlines()[-1][:200]
-    return TestedRun(
+    return MatrixRun(
         name=asked.variant.name,
         family=asked.family,
         precision=asked.precision,
@@ -278,7 +278,7 @@ def same_sources(tested: LayoutRuns) -> str:
     return "The code has changed since these runs; `make matrix` repeats them."
 
 
-def _figures(run: TestedRun) -> str:
+def _figures(run: MatrixRun) -> str:
     found = run.difference
     if found is None:
         return f"{run.failure} | | | | "

@@ -13,16 +13,25 @@ import yaml
 from faults import FAULTS, Fault
 from layouts import MODELS, ROOT, SINGLE, Curve, Variant, job_of, planted, script_of, train
 from levelfield.catalog.registry import Registry
+from levelfield.contracts.execution import Outcome, ProcessEnd, Request, Watch
 from levelfield.measure import alignment as rules
 from levelfield.measure.calibration import limits_of, noise_between
+from levelfield.run import launchers
+from levelfield.run.launchers.local import LocalLauncher, free_port, with_port
 from levelfield.run.runner import Listener
+from levelfield.run.runtimes.process import inherited
 from levelfield.specs.tuning import TuningChoice
 from levelfield.studies.diagnosis import Diagnosis, Side, first_difference
+from warm import run_ranks
 
 pytestmark = pytest.mark.torch
 
-# what changes arithmetic only: the limits come from these
-NUMERICS = (Variant("", micro_batch=4), Variant("", {"data": 2}), Variant("", {"tensor": 2}))
+# what changes arithmetic only: the limits come from these. Ranks take as much as they can at once: they cost the most.
+NUMERICS = (
+    Variant("", micro_batch=4),
+    Variant("", {"data": 2}, micro_batch=4),
+    Variant("", {"tensor": 2}, micro_batch=8),
+)
 
 
 WIDE = rules.AlignmentLimits(1e-6, 1e-3, 1e-5, "wide")
@@ -108,27 +117,51 @@ def question(folder: Path, fault: Fault) -> Diagnosis:
     return Diagnosis(registry, *sides, "smoke", None, folder / "runs", quiet)
 
 
-DIAGNOSED = [fault for fault in FAULTS if fault.tensor]
-# one of each kind of first difference, and one that begins later; the others end at a tensor of the same kind
-KINDS = {fault.tensor.split(".")[0]: fault for fault in sorted(DIAGNOSED, key=lambda fault: -fault.step)}
+class WarmLauncher(LocalLauncher):
+    """Forks the ranks from a process that has torch imported; all else of a run is the platform's own."""
+
+    def execute(self, request: Request, watch: Watch) -> Outcome:
+        processes, port = request.nodes[0].processes, free_port()
+        environments = [{**inherited(), **with_port(process, port)} for process in processes]
+        python, script = processes[0].argv
+        ends = run_ranks(python, script, environments, Path(request.events_dir))
+        watch()
+        codes = [end.returncode for end in ends]
+        ended = (ProcessEnd(p.rank, code, None, False) for p, code in zip(processes, codes, strict=True))
+        return Outcome("rank-failed" if any(codes) else "exited", tuple(ended), ends[0].output[-500:])
 
 
-@pytest.mark.layouts
-@pytest.mark.parametrize(
-    "fault",
-    [pytest.param(f, marks=[] if f in KINDS.values() else [pytest.mark.thorough]) for f in DIAGNOSED],
-    ids=lambda fault: fault.name,
-)
-def test_diagnose_names_the_step_and_the_first_tensor(fault: Fault, tmp_path):
-    asked = question(tmp_path, fault)
+@pytest.fixture
+def warm_ranks(monkeypatch) -> None:
+    monkeypatch.setattr(launchers, "LocalLauncher", WarmLauncher)
+
+
+def assert_found(fault: Fault, folder: Path) -> None:
+    """`diagnose` names the fault's step and tensor, by halves and not one step after another."""
+    asked = question(folder, fault)
     found = first_difference(asked, 10)
     assert found is not None and found.step == fault.step
     first = found.inputs[0] if found.inputs else next(t.name for t in found.tensors if t.differs)
     assert first == fault.tensor
-    # by halves, not one after another
     assert len(asked.probes) <= 5
 
 
+DIAGNOSED = [fault for fault in FAULTS if fault.tensor]
+
+
+@pytest.mark.layouts
+@pytest.mark.usefixtures("warm_ranks")
+@pytest.mark.parametrize("fault", DIAGNOSED, ids=lambda fault: fault.name)
+def test_diagnose_names_the_step_and_the_first_tensor(fault: Fault, tmp_path):
+    assert_found(fault, tmp_path)
+
+
+@pytest.mark.layouts
+def test_diagnose_in_processes_as_a_user_starts_them(tmp_path):
+    assert_found(next(fault for fault in DIAGNOSED if fault.tensor == "layers.2"), tmp_path)
+
+
+@pytest.mark.usefixtures("warm_ranks")
 def test_diagnose_finds_nothing_where_nothing_differs(tmp_path):
     asked = question(tmp_path, Fault("none", "pass", "", None))
     assert first_difference(asked, 3) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,17 @@ def written(folder: Path, framework: str, job: dict, key: str, python: Path | No
     return {str(path.relative_to(place).with_suffix("")): np.load(path) for path in place.rglob("*.npy")}
 
 
+@pytest.fixture(scope="module")
+def torchs(tmp_path_factory):
+    """What torch writes: (family, key) to its arrays, computed once for each family."""
+
+    @functools.cache
+    def of(family: str, key: str) -> dict[str, np.ndarray]:
+        return written(tmp_path_factory.mktemp("torch"), "torch", job_of(MODELS[family], SINGLE, 3), key, None)
+
+    return of
+
+
 def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], limit: float) -> None:
     assert set(found) == set(expected)
     for name, right in expected.items():
@@ -55,15 +67,15 @@ def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], l
 
 
 @pytest.mark.parametrize(("framework", "family", "layout"), SAVED)
-def test_saved_weights_are_torchs(framework, family, layout, tmp_path, interpreter_of):
-    right = written(tmp_path, "torch", job_of(MODELS[family], SINGLE, 3), "save_weights_dir", None)
+def test_saved_weights_are_torchs(framework, family, layout, tmp_path, torchs, interpreter_of):
+    right = torchs(family, "save_weights_dir")
     job = job_of(MODELS[family], VARIANTS[layout], 3)
     assert_same(written(tmp_path, framework, job, "save_weights_dir", interpreter_of(framework)), right, 2e-5)
 
 
 @pytest.mark.parametrize(("framework", "family", "recompute"), CAPTURED)
-def test_captured_tensors_are_torchs(framework, family, recompute, tmp_path, interpreter_of):
-    right = written(tmp_path, "torch", job_of(MODELS[family], SINGLE, 3), "capture", None)
+def test_captured_tensors_are_torchs(framework, family, recompute, tmp_path, torchs, interpreter_of):
+    right = torchs(family, "capture")
     assert {"embedding", "layers.3", "final_norm", "logits", "updated/embedding.weight"} < set(right)
     variant: Variant = dataclasses.replace(SINGLE, recompute=recompute)
     found = written(tmp_path, framework, job_of(MODELS[family], variant, 3), "capture", interpreter_of(framework))

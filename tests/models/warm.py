@@ -26,7 +26,9 @@ from pathlib import Path
 
 MODULES = (
     "numpy", "torch", "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel",
-    "megatron.core.distributed", "megatron.core.models.gpt", "megatron.core.optimizer", "deepspeed", "paddle",
+    "megatron.core.distributed", "megatron.core.models.gpt", "megatron.core.optimizer", "paddle", "deepspeed",
+    # These two import torch's compiler and 600 modules more, which each rank would import again.
+    "deepspeed.runtime.zero.muon.original_muon", "deepspeed.module_inject.auto_ep_layer",
 )  # fmt: skip
 # Of a framework that joins the other ranks and starts threads when it is imported: most of its import is this library.
 LIBRARIES = ("oneflow/_oneflow_internal*.so",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -21,5 +22,7 @@ def load_adapter(vendor: str) -> ModuleType:
     return module
 
 
+@cache
 def load_spec(vendor: str) -> VendorFile:
+    """Read once: tests ask for it thousands of times, and it is frozen."""
     return load(VendorFile, VENDORS / vendor / "vendor.yaml")

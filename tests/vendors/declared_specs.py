@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -116,10 +117,12 @@ SHAPES = {
 }
 
 
+@cache
 def spec_of(*parts: str) -> VendorFile:
     """A vendor.yaml of these parts. Raises DocumentError as the platform does."""
     return parse(VendorFile, yaml.safe_load(HEAD + "".join(parts)), "vendor.yaml")
 
 
+@cache
 def recorded(shape: str) -> str:
     return (RECORDED / SHAPES[shape][1]).read_text()

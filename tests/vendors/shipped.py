@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 from adapters import VENDORS, load_spec
 from levelfield.contracts.command import CommandOutput
@@ -57,6 +58,7 @@ EXPECTED: dict[str, dict[int, Values]] = {
 WHOLE = [name for name in EXPECTED if "/monitor." in name]
 
 
+@cache
 def text_of(recording: str) -> str:
     vendor, name = recording.split("/")
     return (VENDORS / vendor / "recorded" / name).read_text()

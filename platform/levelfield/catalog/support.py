@@ -10,7 +10,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.specs.case import Family, Precision
 from levelfield.specs.implementation import ImplementationFile, Parallelism
 from levelfield.specs.layout import Layout
-from levelfield.specs.tested import LayoutRuns, TestedRun
+from levelfield.specs.tested import LayoutRuns, MatrixRun
 from levelfield.specs.vendor import HOST_KIND
 
 State = Literal["tested", "fails", "written", "some", "chip", "-"]
@@ -59,14 +59,14 @@ def rows(registry: Registry) -> Iterator[SupportRow]:
 
 
 def _row(
-    implementation: ImplementationFile, family: Family, precision: Precision, runs: tuple[TestedRun, ...]
+    implementation: ImplementationFile, family: Family, precision: Precision, runs: tuple[MatrixRun, ...]
 ) -> SupportRow:
     own = [run for run in runs if run.family == family and run.precision == precision]
     cells = {key: _state(implementation, precision, key, own) for key in LAYOUTS}
     return SupportRow(implementation.framework, family, precision, cells)
 
 
-def _state(implementation: ImplementationFile, precision: Precision, key: str, runs: list[TestedRun]) -> State:
+def _state(implementation: ImplementationFile, precision: Precision, key: str, runs: list[MatrixRun]) -> State:
     """Return the state of a cell. "tested" means that every run of this kind of layout passed."""
     ended = [run.passed for run in runs if kind_of(run.layout) == key]
     if ended:

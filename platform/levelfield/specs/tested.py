@@ -62,7 +62,7 @@ class Difference(Value):
         return near and self.same_weights and self.same_tokens
 
 
-class TestedRun(Value):
+class MatrixRun(Value):
     """One run of a family's small model. failure: the error message of a failed run; its difference is None."""
 
     name: str
@@ -92,4 +92,4 @@ class LayoutRuns(Document):
     date: str
     machine: str
     sources: str | None = None
-    runs: tuple[TestedRun, ...] = Field(min_length=1)
+    runs: tuple[MatrixRun, ...] = Field(min_length=1)

@@ -12,7 +12,7 @@ from levelfield.catalog.support import LAYOUTS, kind_of, rows, table
 from levelfield.errors import DocumentError
 from levelfield.specs.base import dump
 from levelfield.specs.layout import Layout
-from levelfield.specs.tested import Difference, LayoutRuns, TestedRun
+from levelfield.specs.tested import Difference, LayoutRuns, MatrixRun
 
 FAKE = Path(__file__).parents[1] / "plugins" / "models" / "fake"
 RIGHT = Difference(
@@ -20,12 +20,12 @@ RIGHT = Difference(
 )
 
 
-def run_of(layout: str = "DP2", difference: Difference | None = RIGHT, precision: str = "fp32") -> TestedRun:
+def run_of(layout: str = "DP2", difference: Difference | None = RIGHT, precision: str = "fp32") -> MatrixRun:
     place = {"DP2": Layout(data=2), "TP2": Layout(tensor=2)}[layout]
-    return TestedRun(name=layout, family="gpt", precision=precision, layout=place, steps=40, difference=difference)
+    return MatrixRun(name=layout, family="gpt", precision=precision, layout=place, steps=40, difference=difference)
 
 
-def cells(folder: Path, *runs: TestedRun, precision: str = "fp32") -> dict[str, str]:
+def cells(folder: Path, *runs: MatrixRun, precision: str = "fp32") -> dict[str, str]:
     """The row of GPT of the implementation `fake` with these runs recorded."""
     home = folder / "models" / "fake"
     shutil.copytree(FAKE, home)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 from levelfield.worker import Batches, Initializer, Recorder, coordinates, learning_rate, run
 
 FAULT_STEP = 3
-PACE_SECONDS = 0.01
+STEP_SECONDS = 0.01
 
 
 def main(job: SimpleNamespace, recorder: Recorder) -> None:
@@ -24,9 +25,9 @@ def main(job: SimpleNamespace, recorder: Recorder) -> None:
         for name, spec in initializer.parameters(job.model).items()
     )
     recorder.begin()
-    start = time.monotonic()
     for batch in Batches(job, coordinates(job).data):
-        time.sleep(max(0.0, start + PACE_SECONDS * batch.step - time.monotonic()))  # a late step delays no other
+        time.sleep(STEP_SECONDS)
+        meet(job, batch.step)
         recorder.step(
             batch.step,
             loss=loss(job, batch.step),
@@ -36,6 +37,22 @@ def main(job: SimpleNamespace, recorder: Recorder) -> None:
             tokens_checksum=batch.checksum,
             memory={"allocated_peak_bytes": None, "reserved_peak_bytes": None, "process_peak_bytes": 10**6},
         )
+
+
+def meet(job: SimpleNamespace, step: int) -> None:
+    """Wait until every rank is at this step, as the collectives of a real training do."""
+    folder = Path(job.events_dir)
+    (folder / f"rank{job.rank}.step").write_text(str(step))
+    while any(reached(folder / f"rank{rank}.step") < step for rank in range(job.world_size)):
+        time.sleep(0.001)
+
+
+def reached(path: Path) -> int:
+    """Return the step in the file; 0 while it is missing or empty."""
+    try:
+        return int(path.read_text() or 0)
+    except OSError:
+        return 0
 
 
 def loss(job: SimpleNamespace, step: int) -> float:
