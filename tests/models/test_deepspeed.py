@@ -50,7 +50,7 @@ def test_sizes_that_ranks_do_not_divide(python, torch_of):
 # ---- 16 bits
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [0, 1, pytest.param(2, marks=pytest.mark.thorough), 3])
 def test_bf16_starts_from_the_same_float32_weights_and_stays_near(stage, python, reference):
     job = job_of(MODELS["gpt"], Variant("", zero(stage)), 5, precision="bf16")
     found = compare(train(job, TRAIN, python), first_steps(reference("gpt"), 5))
