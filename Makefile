@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # own. Tests of the container engine run one after another, beside the other end-to-end tests.
 test: $(STAMP)
 	$(MAKE) --no-print-directory -j 3 environments lint framework-free
-	$(PYTEST) -n 2 --dist loadgroup -m "$(NEW)" tests/models
+	$(PYTEST) -n 2 -m "$(NEW)" tests/models
 	$(MAKE) --no-print-directory -j 2 on-the-engine end-to-end
 
 on-the-engine: $(STAMP)

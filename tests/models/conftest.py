@@ -19,29 +19,9 @@ from levelfield.catalog.registry import Registry
 from levelfield.plan.environment import environment_of
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.specs.tested import Difference
-from matrix import FLOAT32
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "models" / "torch"))
 sys.path.insert(0, str(Path(__file__).parent))
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For --dist loadgroup: one process runs a framework's tests, so that it is installed and imported once.
-
-    torch's run wherever there is room: each process has it warm for the reference curves.
-    """
-    for item in items:
-        framework = framework_of(item)
-        if framework in FLOAT32 and framework != "torch":
-            item.add_marker(pytest.mark.xdist_group(framework))
-
-
-def framework_of(item: pytest.Item) -> str:
-    """The framework that a test is about: by its parameter, or by its file's name."""
-    parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    if "asked" in parameters:
-        return parameters["asked"].framework
-    return parameters.get("framework", item.path.stem.removeprefix("test_"))
 
 
 @pytest.fixture(scope="session")
