@@ -66,7 +66,7 @@ def predicted(run: HostRun, measured: HostRuns, constants: Constants) -> layout_
         work=work,
         machine=machines.host_machine(share, run.training.precision),
         constants=constants,
-        offer=layout_search.Offer(frozenset(), ("none",)),
+        offer=layout_search.SupportedParallelism(frozenset(), ("none",)),
         on_host=True,
         devices=run.layout.world_size,
         capacity_bytes=None,

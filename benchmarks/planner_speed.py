@@ -37,7 +37,7 @@ def question_of(devices: int) -> layout_search.LayoutQuestion:
         work=registry.case("llama3_70b").work("full"),
         machine=machines.machine_of(chip, "bf16", 8, 8 * machines.ASSUMED_PORT_BYTES_PER_SECOND),
         constants=constants,
-        offer=layout_search.Offer(DIMENSIONS, layout_search.RECOMPUTATIONS),
+        offer=layout_search.SupportedParallelism(DIMENSIONS, layout_search.RECOMPUTATIONS),
         on_host=False,
         devices=devices,
         capacity_bytes=chip.memory_bytes,

@@ -16,7 +16,7 @@ from levelfield.specs.figures import PublishedRow, Setting
 from levelfield.specs.tuning import Recompute, Tuning
 
 SETS = ("flagperf_llama3", "flagperf_gpt3_paddle", "oneflow_gpt", "osdi_gpt2")
-EVERYTHING = layout_search.Offer(frozenset(), ("none", "selective", "full"))
+EVERYTHING = layout_search.SupportedParallelism(frozenset(), ("none", "selective", "full"))
 
 
 class LeftOut(Exception):

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from levelfield.measure.alignment import FLAGPERF_LIMIT, AlignmentLimits, Training, align, flagperf_rule
+from levelfield.measure.alignment import FLAGPERF_LIMIT, AlignmentLimits, TrainingCurve, align, flagperf_rule
 from levelfield.measure.calibration import MULTIPLE, limits_of, noise_between, tail_margin
 from levelfield.measure.equivalence import tail_equivalence
 
@@ -32,8 +32,8 @@ OTHER_MODEL = ("swiglu", "rope", "untie", "disable_bias", "decoupled_lr", "qk_la
 class Pair(NamedTuple):
     name: str
     same: bool
-    run: Training
-    reference: Training
+    run: TrainingCurve
+    reference: TrainingCurve
 
 
 def paired(records: range) -> Iterator[Pair]:
@@ -87,9 +87,9 @@ def _flagperf(pair: Pair) -> bool:
     return figure is not None and figure < FLAGPERF_LIMIT
 
 
-def _training(losses: list[list[float]]) -> Training:
+def _training(losses: list[list[float]]) -> TrainingCurve:
     curve = {int(step): loss for step, loss in losses}
-    return Training(len(curve), curve)
+    return TrainingCurve(len(curve), curve)
 
 
 def _model(test: str) -> tuple[bool, ...]:

@@ -19,9 +19,9 @@ from levelfield.measure.calibration import limits_of, noise_between
 from levelfield.run import launchers
 from levelfield.run.launchers.local import LocalLauncher, free_port, with_port
 from levelfield.run.runner import Listener
-from levelfield.run.runtimes.process import inherited
+from levelfield.run.runtimes.process_runtime import inherited
 from levelfield.specs.tuning import TuningChoice
-from levelfield.studies.diagnosis import Diagnosis, Side, first_difference
+from levelfield.studies.diagnosis import ComparedTraining, Diagnosis, first_difference
 from warm import run_ranks
 
 pytestmark = pytest.mark.torch
@@ -37,19 +37,19 @@ NUMERICS = (
 WIDE = rules.AlignmentLimits(1e-6, 1e-3, 1e-5, "wide")
 
 
-def training_of(curve: Curve) -> rules.Training:
+def training_of(curve: Curve) -> rules.TrainingCurve:
     norms = {s: {n: max(v, 0.0) ** 0.5 for n, v in squares.items()} for s, squares in curve.gradients.items()}
     identity = {"weights": str(sorted(curve.weights.items())), "tokens": str(curve.token_checksums)}
     steps = range(1, len(curve.losses) + 1)
     losses, global_norms = dict(zip(steps, curve.losses, strict=True)), dict(zip(steps, curve.grad_norms, strict=True))
-    return rules.Training(len(losses), losses, global_norms, norms, identity)
+    return rules.TrainingCurve(len(losses), losses, global_norms, norms, identity)
 
 
 STEPS = 10  # the last step whose gradients are recorded
 
 
 @pytest.fixture(scope="module")
-def expected(torch_of) -> Callable[[dict[str, Any]], tuple[rules.Training, rules.AlignmentLimits]]:
+def expected(torch_of) -> Callable[[dict[str, Any]], tuple[rules.TrainingCurve, rules.AlignmentLimits]]:
     """The right training of a model, and the limits that its numerics-only variations give."""
 
     def of(model):
@@ -112,7 +112,7 @@ def rewrite(source: Path, target: Path | None = None, **changes: object) -> None
 def question(folder: Path, fault: Fault) -> Diagnosis:
     registry = Registry([plugins(folder / "plugins", fault)])
     choice = TuningChoice(micro_batch=4, threads=1, layout="DP1TP1PP1")
-    sides = [Side(f"small:{name}:processor:1:1", choice, sys.executable) for name in ("faulty", "torch")]
+    sides = [ComparedTraining(f"small:{name}:processor:1:1", choice, sys.executable) for name in ("faulty", "torch")]
     quiet = Listener(say=lambda text: None, step=lambda plan, progress: None)
     return Diagnosis(registry, *sides, "smoke", None, folder / "runs", quiet)
 

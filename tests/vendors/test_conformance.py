@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from levelfield.catalog.registry import Registry
+from levelfield.testing.check_suite import CHECKS, check
 from levelfield.testing.conformance import VendorConformance
 from levelfield.testing.subject import Subject
-from levelfield.testing.suite import CHECKS, check
 
 VENDORS = sorted(Registry().vendors)
 

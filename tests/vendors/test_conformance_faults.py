@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import pytest
 from acme_folder import MONITOR, VENDOR, replace, write_acme
-from levelfield.testing import tools
+from levelfield.testing import tool_checks
+from levelfield.testing.check_suite import CHECKS, check, find
 from levelfield.testing.findings import CheckFinding
 from levelfield.testing.subject import Subject
-from levelfield.testing.suite import CHECKS, check, find
 
 HEAD = """
 import subprocess
@@ -226,7 +226,7 @@ def test_the_vendor_is_well_before_it_is_broken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: f"{plant.check}: {plant.says}")
 def test_the_check_finds_what_was_planted(plant: Plant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tools, "MOST_SECONDS", 2.0)
+    monkeypatch.setattr(tool_checks, "MOST_SECONDS", 2.0)
     path = write_acme(tmp_path) / plant.file
     if plant.new is None:
         path.unlink()

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from acme_folder import VENDOR, replace, write_acme
 from levelfield.cli.main import main
+from levelfield.testing.check_suite import CHECKS, check, find
 from levelfield.testing.findings import CheckFinding
 from levelfield.testing.subject import Subject
-from levelfield.testing.suite import CHECKS, check, find
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/writing-a-vendor.md").read_text()
 OUTPUT, SHOWN = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from levelfield.catalog.registry import Registry
+from levelfield.testing.check_suite import check
 from levelfield.testing.scaffold import new_package, new_vendor
 from levelfield.testing.subject import Subject
-from levelfield.testing.suite import check
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "tests/packages/levelfield-acme"

@@ -22,7 +22,7 @@ FALLBACK_VENDOR = "cpu"
 
 
 @dataclass(frozen=True)
-class Found:
+class Selection:
     """All documents and devices of one selector. devices: those of this chip that are here.
 
     overlay: the private values of the chip. expose: the `container` of the vendor's adapter; it returns the options
@@ -50,7 +50,7 @@ class Found:
         return bool(self.devices) and (self.vendor.is_host or len(self.devices) >= count)
 
 
-def find(registry: Registry, selector: Selector, check: bool = True) -> Found:
+def find(registry: Registry, selector: Selector, check: bool = True) -> Selection:
     """Return the documents and devices of the selector. Raises UnknownName, DocumentError or UsageError.
 
     There is no fallback to another name. check: raise NotHere where the framework does not have the family, or the
@@ -66,7 +66,7 @@ def find(registry: Registry, selector: Selector, check: bool = True) -> Found:
     expose = registry.vendor(vendor.name).container
     constants = registry.constants(implementation.framework)
     memory_model = constants.keeping if constants else None
-    return Found(case, implementation, folder, vendor, chip, devices, rows, overlay, expose, memory_model)
+    return Selection(case, implementation, folder, vendor, chip, devices, rows, overlay, expose, memory_model)
 
 
 def find_hardware(registry: Registry, target: str | None) -> tuple[VendorFile, Chip, tuple[Device, ...]]:

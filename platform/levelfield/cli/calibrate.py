@@ -15,7 +15,7 @@ from levelfield.run import scheduler
 from levelfield.rundir.directory import default_runs, find_run
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
-from levelfield.studies.calibration import variations
+from levelfield.studies.noise_runs import variations
 
 
 def calibrate(options: argparse.Namespace) -> int:

@@ -25,7 +25,7 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Alignment
 from levelfield.specs.tuning import TuningChoice
-from levelfield.studies.diagnosis import Diagnosis, Probe, Side, first_difference
+from levelfield.studies.diagnosis import ComparedTraining, Diagnosis, StepComparison, first_difference
 
 BEFORE, AFTER = 6, 4  # the tensors in the table before and after the first that differs
 USUAL_SUSPECT = 10  # the step without a loss curve to compare: late enough for small differences to add up
@@ -62,8 +62,10 @@ def _question(
     terminal = Terminal(quiet=options.json)
     return Diagnosis(
         registry=registry,
-        found=Side(f"{plan.case}:{own}:{plan.hardware.vendor}:1:1", TuningChoice(**same, **mine), given),
-        expected=Side(f"{plan.case}:{other}:{plan.hardware.vendor}:1:1", TuningChoice(**same), options.python),
+        found=ComparedTraining(f"{plan.case}:{own}:{plan.hardware.vendor}:1:1", TuningChoice(**same, **mine), given),
+        expected=ComparedTraining(
+            f"{plan.case}:{other}:{plan.hardware.vendor}:1:1", TuningChoice(**same), options.python
+        ),
         scale=plan.scale,
         corpus=_corpus(plan, terminal),
         folder=paths.root / "diagnosis",
@@ -87,7 +89,9 @@ def _suspect(asked: int | None, paths: RunPaths, plan: Plan, reference: Referenc
     return min(asked or beyond or USUAL_SUSPECT, last)
 
 
-def _lines(plan: Plan, question: Diagnosis, verdict: Alignment, suspect: int, found: Probe | None) -> list[str]:
+def _lines(
+    plan: Plan, question: Diagnosis, verdict: Alignment, suspect: int, found: StepComparison | None
+) -> list[str]:
     lines = [f"{'the run':<11}{verdict.verdict}: {verdict.reason}"]
     lines += [f"{'compared':<11}{question.found.text} and {question.expected.text}, one process each"]
     if found is None:
@@ -108,7 +112,7 @@ def _lines(plan: Plan, question: Diagnosis, verdict: Alignment, suspect: int, fo
     return [*lines, *_table(near), *_rest(found.tensors[first + AFTER + 1 :])]
 
 
-def _meaning(found: Probe, first: int) -> str:
+def _meaning(found: StepComparison, first: int) -> str:
     """Return what the author of an implementation should check, as a sentence."""
     kind, _, rest = found.tensors[first].name.partition(".")
     before = (
@@ -143,7 +147,7 @@ def _numbers(steps: Sequence[int]) -> str:
     return ", ".join(map(str, steps))
 
 
-def _as_json(question: Diagnosis, verdict: Alignment, suspect: int, found: Probe | None) -> dict[str, Any]:
+def _as_json(question: Diagnosis, verdict: Alignment, suspect: int, found: StepComparison | None) -> dict[str, Any]:
     return {
         "run": {"verdict": verdict.verdict, "reason": verdict.reason},
         "found": question.found.text,

@@ -15,7 +15,7 @@ from levelfield.errors import RunFailed
 from levelfield.plan.image_recipe import image_plan
 from levelfield.report.words import gib
 from levelfield.run.runtimes import images
-from levelfield.run.runtimes.engine import EngineGone, answers, connect
+from levelfield.run.runtimes.engine import EngineError, answers, connect
 from levelfield.run.runtimes.wheels import verify, wheels_of
 from levelfield.specs.container import ContainerOptions, ContainerPlan, ImagePlan
 
@@ -24,7 +24,7 @@ def execute(options: argparse.Namespace) -> int:
     action = {"build": _build, "list": _list, "prune": _prune, "export": _export, "show": _show}[options.action]
     try:
         action(options)
-    except EngineGone as error:
+    except EngineError as error:
         raise RunFailed(f"the container engine: {error}") from None
     return 0
 

@@ -13,7 +13,7 @@ from levelfield.catalog.tuning_changes import Place, tuned
 from levelfield.cli.plugins import registry_of
 from levelfield.cli.vendor_changes import print_changes
 from levelfield.errors import UnknownName, UsageError
-from levelfield.measure.parameters import parameters
+from levelfield.measure.parameter_counts import parameters
 from levelfield.specs.case import Case, Scale
 from levelfield.specs.tuning import TuningRow
 

@@ -22,7 +22,7 @@ from levelfield.run import scheduler
 from levelfield.rundir.directory import default_runs
 from levelfield.specs.selector import parse_selector
 from levelfield.studies.local_question import question_here
-from levelfield.studies.sweep import Pair, distinct, entries_of
+from levelfield.studies.sweep import PredictedRun, distinct, entries_of
 
 DESCRIPTION = """\
 Run the best layouts of the plan on this machine's devices, one after another.
@@ -73,18 +73,18 @@ def execute(options: argparse.Namespace) -> int:
     rows = distinct(answer(question).rows)[: options.top]
     if not rows:
         raise UsageError(f"sweep {options.case}: no layout fits; `plan` shows what the smallest needs")
-    pairs = [Pair(row) for row in rows]
+    pairs = [PredictedRun(row) for row in rows]
     if not options.dry_run:
         runs = options.runs or default_runs()
         work = entries_of(rows, selector, found.vendor.name, devices, request, scale)
         jobs = scheduler.jobs(registry, work, None)
         results = run_jobs(jobs, runs, terminal)
-        pairs = [Pair(row, result) for row, result in zip_longest(rows, results)]
+        pairs = [PredictedRun(row, result) for row, result in zip_longest(rows, results)]
     _show(pairs, options)
     return exit_code([pair.result for pair in pairs if pair.result])
 
 
-def _show(pairs: Sequence[Pair], options: argparse.Namespace) -> None:
+def _show(pairs: Sequence[PredictedRun], options: argparse.Namespace) -> None:
     if options.json:
         content = {"schema": "levelfield.sweep/1", "rows": [_content(pair) for pair in pairs]}
         print(json.dumps(content, indent=2, ensure_ascii=False))
@@ -92,7 +92,7 @@ def _show(pairs: Sequence[Pair], options: argparse.Namespace) -> None:
         print("\n".join(_lines(pairs)))
 
 
-def _lines(pairs: Sequence[Pair]) -> Iterator[str]:
+def _lines(pairs: Sequence[PredictedRun]) -> Iterator[str]:
     yield f"{'':37}{'tokens/s/device':>21}  {'GiB':>12}"
     yield "layout                micro again     predicted  measured   off  pred.  meas."
     for pair in pairs:
@@ -108,7 +108,7 @@ def _lines(pairs: Sequence[Pair]) -> Iterator[str]:
             yield wrapped(f"{pair.row.layout}: {status(pair.result)}: {pair.result.status.evidence or ''}", 4)
 
 
-def _content(pair: Pair) -> dict[str, object]:
+def _content(pair: PredictedRun) -> dict[str, object]:
     row = pair.row
     return {
         "layout": str(row.layout),

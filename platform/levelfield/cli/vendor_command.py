@@ -15,12 +15,12 @@ from levelfield.checkout import checkout
 from levelfield.cli.terminal import shown
 from levelfield.errors import GateFailed
 from levelfield.report.words import wrapped
-from levelfield.testing.capture import record
+from levelfield.testing.check_suite import check
 from levelfield.testing.findings import CheckFinding
+from levelfield.testing.recorder import record
 from levelfield.testing.scaffold import new_package, new_vendor
 from levelfield.testing.subject import Subject
-from levelfield.testing.suite import check
-from levelfield.testing.values import readings
+from levelfield.testing.value_checks import readings
 
 INDENT = 25  # the column after a check's name
 BLANK = "\0"  # a blank where no line may break

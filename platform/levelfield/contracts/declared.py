@@ -13,7 +13,7 @@ from pathlib import Path
 
 from levelfield.contracts.command import Ask, ask
 from levelfield.contracts.readings import Read, chip_named, sample_of, shown, take, without
-from levelfield.contracts.records import Parsed, Record, parse
+from levelfield.contracts.tool_records import Parsed, Record, parse
 from levelfield.contracts.vendor import ContainerOptions, Device, Sample, container_options
 from levelfield.specs.tool import FieldName, Tool, VersionCommand
 from levelfield.specs.vendor import VendorFile

@@ -39,7 +39,7 @@ def prepare(
     prefix = Path(output).absolute()
     words = open_tokenizer(tokenizer, end_token)
     texts = find_texts([inputs] if isinstance(inputs, (str, Path)) else inputs, suffixes)
-    source = Source(texts, sum(path.stat().st_size for path in texts), progress)
+    source = TextSource(texts, sum(path.stat().st_size for path in texts), progress)
     with new_corpus(prefix, "<u2" if words.vocab_size < _SMALL_VOCABULARY else "<i4", force) as writer:
         for batch in _batches(source.pieces()):
             _write(writer, words, batch)
@@ -55,7 +55,7 @@ def prepare(
 
 
 @dataclass
-class Source:
+class TextSource:
     """The texts while they are read, with counts of the files and bytes read so far."""
 
     texts: Sequence[Path]

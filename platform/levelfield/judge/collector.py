@@ -14,13 +14,12 @@ from levelfield.measure import energy as energies
 from levelfield.measure import memory as memories
 from levelfield.measure.expectation import against_expected
 from levelfield.measure.flops import FORMULAS
-from levelfield.measure.throughput import Throughput as MeasuredThroughput
-from levelfield.measure.throughput import WindowError, step_times, window
+from levelfield.measure.throughput import WindowError, WindowThroughput, step_times, window
 from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range
 from levelfield.measure.validity import loss_curve, tokens_checksum
 from levelfield.measure.weights import weight_checksums
 from levelfield.rundir.directory import read_plan
-from levelfield.rundir.raw_files import Raw, read_raw
+from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -84,7 +83,7 @@ def collect(paths: RunPaths) -> Result:
     )
 
 
-def _throughput(plan: Plan, raw: Raw, status: Status) -> tuple[MeasuredThroughput | None, str]:
+def _throughput(plan: Plan, raw: RawRecords, status: Status) -> tuple[WindowThroughput | None, str]:
     """Return the window's throughput, or None and the reason. Only a valid run has a throughput."""
     if status.word != "valid":
         return None, f"the run is {status.word}"
@@ -96,7 +95,7 @@ def _throughput(plan: Plan, raw: Raw, status: Status) -> tuple[MeasuredThroughpu
         return None, str(error)
 
 
-def _as_result(measured: MeasuredThroughput) -> Throughput:
+def _as_result(measured: WindowThroughput) -> Throughput:
     return Throughput(
         tokens_per_second=measured.tokens_per_second,
         tokens_per_second_per_device=measured.tokens_per_second_per_device,
@@ -105,7 +104,7 @@ def _as_result(measured: MeasuredThroughput) -> Throughput:
     )
 
 
-def _utilisation(plan: Plan, throughput: MeasuredThroughput | None) -> tuple[Utilisation, ...]:
+def _utilisation(plan: Plan, throughput: WindowThroughput | None) -> tuple[Utilisation, ...]:
     """Return each formula's MFU, and its HFU where the run recomputes or the formula counts recomputation."""
     if throughput is None:
         return ()
@@ -128,7 +127,7 @@ def _peaks(plan: Plan) -> PeakRange:
     return peak_range(precision, peaks)
 
 
-def _memory(plan: Plan, raw: Raw, status: Status) -> Memory:
+def _memory(plan: Plan, raw: RawRecords, status: Status) -> Memory:
     devices = _devices(plan, raw)
     capacity, shares = plan.hardware.memory_bytes_per_device, plan.hardware.devices_per_node // len(devices)
     whole = capacity * max(1, shares) if capacity else None  # the tool reads a divided host as one device
@@ -156,13 +155,13 @@ def _bytes(value: int | None, reason: str | None) -> Figure:
     return Figure(value=value, unit="B", reason=reason if value is None else None)
 
 
-def _devices(plan: Plan, raw: Raw) -> list[str]:
+def _devices(plan: Plan, raw: RawRecords) -> list[str]:
     """Return the devices by their names in the telemetry. A host that is divided into shares is one device."""
     indices = [str(i) for i in plan.hardware.device_indices]
     return indices or sorted({r.device for r in raw.readings}) or ["0"]
 
 
-def _energy(plan: Plan, raw: Raw, throughput: MeasuredThroughput | None, why_none: str) -> Energy:
+def _energy(plan: Plan, raw: RawRecords, throughput: WindowThroughput | None, why_none: str) -> Energy:
     if throughput is None:
         return _no_energy(why_none)
     ends = {r.step: r.end_ns for r in raw.steps if r.rank == 0}
@@ -187,7 +186,7 @@ def _no_energy(reason: str) -> Energy:
     )
 
 
-def _loss(plan: Plan, raw: Raw) -> Loss:
+def _loss(plan: Plan, raw: RawRecords) -> Loss:
     losses = [value for _, value in sorted(loss_curve(raw.steps).items()) if math.isfinite(value)]
     tail = losses[-plan.work.acceptance.tail_steps :]
     return Loss(
@@ -198,7 +197,7 @@ def _loss(plan: Plan, raw: Raw) -> Loss:
     )
 
 
-def _identity(plan: Plan, raw: Raw) -> Identity:
+def _identity(plan: Plan, raw: RawRecords) -> Identity:
     weights = weight_checksums(raw.weights)
     listed = "\n".join(f"{name} {checksum:016x}" for name, checksum in sorted(weights.items()))
     tokens = tokens_checksum(raw.steps, plan.tuning.layout)
@@ -214,7 +213,7 @@ def _reference(paths: RunPaths) -> Reference | None:
     return load(Reference, paths.reference) if paths.reference.exists() else None
 
 
-def _framework_version(plan: Plan, raw: Raw) -> str:
+def _framework_version(plan: Plan, raw: RawRecords) -> str:
     """Return the version that the training process wrote, else the pinned version."""
     said = next((str(e["version"]) for e in raw.frameworks.values() if e.get("version")), None)
     return said or plan.implementation.version

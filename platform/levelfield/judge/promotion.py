@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from levelfield.errors import GateFailed, UsageError
 from levelfield.judge.collector import collect
 from levelfield.judge.verdict import training_of, training_of_reference
-from levelfield.measure.alignment import Training
+from levelfield.measure.alignment import TrainingCurve
 from levelfield.measure.calibration import noise_between
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.raw_files import read_raw
@@ -85,7 +85,7 @@ def changed(plan: Plan, result: Result) -> str:
     return ", ".join(words + (["compiled"] if result.compile else []))
 
 
-def _training(paths: RunPaths, plan: Plan, result: Result) -> Training:
+def _training(paths: RunPaths, plan: Plan, result: Result) -> TrainingCurve:
     return training_of(plan.work.training.steps, read_raw(paths), result.identity)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from levelfield.measure.gradients import gradient_reasons
 from levelfield.measure.validity import check
-from levelfield.rundir.raw_files import Raw
+from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Status, Word
@@ -27,7 +27,7 @@ _WORDS_OF_CAUSES: dict[str, tuple[Word, str | None, str]] = {
 }
 
 
-def judge(plan: Plan, raw: Raw, paths: RunPaths) -> Status:
+def judge(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
     """Return the status with reasons and evidence. It is `valid` only when every rule holds."""
     cause = raw.outcome.get("cause")
     if cause is None:
@@ -40,13 +40,13 @@ def judge(plan: Plan, raw: Raw, paths: RunPaths) -> Status:
     return _validity(plan, raw)
 
 
-def _evidence(raw: Raw) -> str:
+def _evidence(raw: RawRecords) -> str:
     """Return the launcher's evidence, and the number of finished steps."""
     said = raw.outcome.get("evidence") if raw.outcome["cause"] != "interrupted" else None
     return "; ".join(part for part in (said, _steps_done(raw) if raw.steps_done or not said else None) if part)
 
 
-def _without_outcome(raw: Raw) -> Status:
+def _without_outcome(raw: RawRecords) -> Status:
     """Return the status of a run without an outcome: the platform was killed, or its disk was full."""
     if not raw.steps:
         return Status(word="not-run", reasons=("there is no outcome and no step: the run was not started",))
@@ -54,7 +54,7 @@ def _without_outcome(raw: Raw) -> Status:
     return Status(word="failed", failure="platform", reasons=(reason,), evidence=_steps_done(raw))
 
 
-def _validity(plan: Plan, raw: Raw) -> Status:
+def _validity(plan: Plan, raw: RawRecords) -> Status:
     reasons = [str(r) for r in check(raw.steps, raw.weights, plan.work, plan.tuning.layout)]
     reasons += [f"gradients: {r}" for r in gradient_reasons(raw.gradients, raw.steps, plan.work)]
     reasons += [f"raw files: {sentence}" for sentence in raw.broken]
@@ -62,7 +62,7 @@ def _validity(plan: Plan, raw: Raw) -> Status:
     return Status(word="invalid", reasons=tuple(reasons)) if reasons else Status(word="valid")
 
 
-def _failed(raw: Raw, paths: RunPaths) -> Status:
+def _failed(raw: RawRecords, paths: RunPaths) -> Status:
     """Return the first cause: a rank killed from outside, else a worker's first error, else the end of a log."""
     killed = [e for e in raw.outcome.get("ends", ()) if e.get("signal") and not e.get("stopped_by_us")]
     if killed:
@@ -78,13 +78,13 @@ def _failed(raw: Raw, paths: RunPaths) -> Status:
     return _from_log(raw, paths)
 
 
-def _first_error(raw: Raw) -> tuple[int, dict[str, object]]:
+def _first_error(raw: RawRecords) -> tuple[int, dict[str, object]]:
     """Return the rank and error of the cause. Class `error` comes last: a rank has it when its peer is lost."""
     ordered = sorted(raw.errors.items(), key=lambda item: (item[1].get("class") in ("error", None), item[0]))
     return ordered[0]
 
 
-def _killed(end: dict[str, int], raw: Raw) -> Status:
+def _killed(end: dict[str, int], raw: RawRecords) -> Status:
     name = signal.Signals(end["signal"]).name if end["signal"] in set(signal.Signals) else f"signal {end['signal']}"
     evidence = f"rank {end['rank']} was ended by {name}; {_steps_done(raw)}"
     if end["signal"] == signal.SIGKILL and raw.oom_kills:
@@ -92,7 +92,7 @@ def _killed(end: dict[str, int], raw: Raw) -> Status:
     return Status(word="failed", failure="killed", reasons=("a rank was killed",), evidence=evidence)
 
 
-def _from_log(raw: Raw, paths: RunPaths) -> Status:
+def _from_log(raw: RawRecords, paths: RunPaths) -> Status:
     """Return the status of a rank that ended without an error event. Its log's last line is the evidence."""
     rank = next((e["rank"] for e in raw.outcome.get("ends", ()) if e.get("exit_code")), 0)
     line = last_line(paths.logs / f"rank{rank}.log")
@@ -110,5 +110,5 @@ def last_line(log: Path) -> str | None:
     return next((line.strip()[:300] for line in reversed(lines) if line.strip()), None)
 
 
-def _steps_done(raw: Raw) -> str:
+def _steps_done(raw: RawRecords) -> str:
     return f"{raw.steps_done} steps were finished"

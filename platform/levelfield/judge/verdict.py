@@ -9,12 +9,12 @@ from levelfield.measure import alignment as rules
 from levelfield.measure.calibration import Noise, limits_of
 from levelfield.measure.gradients import gradient_norms
 from levelfield.measure.validity import loss_curve
-from levelfield.rundir.raw_files import Raw
+from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Alignment, AlignmentLayer, Identity
 
 
-def judged(steps: int, raw: Raw, identity: Identity, reference: Reference | None) -> Alignment:
+def judged(steps: int, raw: RawRecords, identity: Identity, reference: Reference | None) -> Alignment:
     """Return the verdict on a run of `steps` planned steps."""
     if reference is None:
         return Alignment(verdict="unchecked", reason="this case has no reference at this scale")
@@ -26,7 +26,7 @@ def judged(steps: int, raw: Raw, identity: Identity, reference: Reference | None
     return against(training_of(steps, raw, identity), training_of_reference(reference), reference)
 
 
-def first_step_beyond(raw: Raw, reference: Reference) -> int | None:
+def first_step_beyond(raw: RawRecords, reference: Reference) -> int | None:
     """Return the first step of both whose loss difference is beyond the reference's noise; None without one."""
     limit, losses = limits_from(reference).curve, loss_curve(raw.steps)
     pairs = [(step, losses[step], loss) for step, loss in enumerate(reference.losses, start=1) if step in losses]
@@ -37,7 +37,7 @@ def limits_from(reference: Reference) -> rules.AlignmentLimits:
     return limits_of([Noise(n.first_step, n.gradient, n.curve) for n in reference.noise], "the reference's noise")
 
 
-def against(run: rules.Training, other: rules.Training, reference: Reference) -> Alignment:
+def against(run: rules.TrainingCurve, other: rules.TrainingCurve, reference: Reference) -> Alignment:
     limits = limits_from(reference)
     finding = rules.align(run, other, limits)
     figure = rules.flagperf_rule(run, other)
@@ -51,15 +51,17 @@ def against(run: rules.Training, other: rules.Training, reference: Reference) ->
     )
 
 
-def training_of(steps: int, raw: Raw, identity: Identity) -> rules.Training:
+def training_of(steps: int, raw: RawRecords, identity: Identity) -> rules.TrainingCurve:
     norms = {r.step: r.grad_norm for r in raw.steps if r.rank == 0 and r.grad_norm is not None and not r.skipped}
-    return rules.Training(steps, loss_curve(raw.steps), norms, gradient_norms(raw.gradients), identity.model_dump())
+    return rules.TrainingCurve(
+        steps, loss_curve(raw.steps), norms, gradient_norms(raw.gradients), identity.model_dump()
+    )
 
 
-def training_of_reference(reference: Reference) -> rules.Training:
+def training_of_reference(reference: Reference) -> rules.TrainingCurve:
     norms = {step: norm for step, norm in enumerate(reference.grad_norms, start=1) if norm is not None}
     losses = dict(enumerate(reference.losses, start=1))
-    return rules.Training(len(losses), losses, norms, reference.gradients, reference.identity.model_dump())
+    return rules.TrainingCurve(len(losses), losses, norms, reference.gradients, reference.identity.model_dump())
 
 
 def _layer(layer: rules.Layer) -> AlignmentLayer:

@@ -28,7 +28,7 @@ _SPIKE_WIDTH = 5
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingCurve:
     """The training facts of a run or a reference.
 
     losses, grad_norms: by step. gradients: norms by step and canonical parameter. identity: digests by name.
@@ -69,7 +69,7 @@ class AlignmentFinding:
     layers: tuple[Layer, ...]
 
 
-def align(run: Training, reference: Training, limits: AlignmentLimits) -> AlignmentFinding:
+def align(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits) -> AlignmentFinding:
     """Return the verdict on `run`. A layer needs its facts; the first layer that fails decides."""
     gate = integrity(run, reference) or identity(run, reference)
     if gate is not None:
@@ -84,7 +84,7 @@ def align(run: Training, reference: Training, limits: AlignmentLimits) -> Alignm
 
 
 def _verdict(
-    layers: Sequence[Layer], run: Training, reference: Training, limits: AlignmentLimits
+    layers: Sequence[Layer], run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits
 ) -> tuple[Verdict, str]:
     failed = next((layer for layer in layers if layer.passed is False), None)
     if failed is None:
@@ -97,7 +97,7 @@ def _verdict(
     return "different", f"{failed.name}: {failed.detail}"
 
 
-def integrity(run: Training, reference: Training) -> AlignmentFinding | None:
+def integrity(run: TrainingCurve, reference: TrainingCurve) -> AlignmentFinding | None:
     """Return None when both have every step once with finite values, else the finding."""
     for who, training in (("the reference", reference), ("the run", run)):
         missing = [step for step in range(1, training.steps + 1) if step not in training.losses]
@@ -115,20 +115,20 @@ def integrity(run: Training, reference: Training) -> AlignmentFinding | None:
     return None
 
 
-def identity(run: Training, reference: Training) -> AlignmentFinding | None:
+def identity(run: TrainingCurve, reference: TrainingCurve) -> AlignmentFinding | None:
     """Return None when the digests of work, corpus, weights and tokens are known and equal, else the finding."""
     names = sorted({*run.identity, *reference.identity})
     differ = [n for n in names if run.identity.get(n) != reference.identity.get(n) or run.identity.get(n) is None]
     return _stop("identity", "not comparable", f"these differ: {', '.join(differ)}") if differ else None
 
 
-def first_step(run: Training, reference: Training, limits: AlignmentLimits) -> Layer:
+def first_step(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits) -> Layer:
     """Compare the loss of one forward pass with equal weights and tokens."""
     value = relative(run.losses[1], reference.losses[1])
     return _layer("first step", value, limits.first_step, "loss of step 1")
 
 
-def gradients(run: Training, reference: Training, limits: AlignmentLimits) -> Layer:
+def gradients(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits) -> Layer:
     """Compare the gradient norm of each parameter at the recorded steps. Both must have every parameter."""
     common = sorted(set(run.gradients) & set(reference.gradients))
     if not common:
@@ -151,13 +151,13 @@ def norm_difference(found: float, norms: Mapping[str, float], name: str) -> floa
     return difference if math.isfinite(difference) else math.inf
 
 
-def curve(run: Training, reference: Training, limits: AlignmentLimits) -> Layer:
+def curve(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits) -> Layer:
     """Compare the loss at all steps; the largest difference counts."""
     step = max(reference.losses, key=lambda s: relative(run.losses[s], reference.losses[s]))
     return _layer("curve", relative(run.losses[step], reference.losses[step]), limits.curve, f"loss of step {step}")
 
 
-def spikes(run: Training, reference: Training) -> Layer:
+def spikes(run: TrainingCurve, reference: TrainingCurve) -> Layer:
     """Find steps whose loss jumps away from the median of its neighbours, where the reference has no jump.
 
     A jump is more than ten times the median jump of the reference, and more than 1 % of the loss.
@@ -169,7 +169,7 @@ def spikes(run: Training, reference: Training) -> Layer:
     return Layer("spikes", not found, ours[found[0]] if found else None, max(10 * usual, 0.01), detail)
 
 
-def first_beyond(run: Training, reference: Training, limit: float | None) -> int | None:
+def first_beyond(run: TrainingCurve, reference: TrainingCurve, limit: float | None) -> int | None:
     """Return the first step whose loss differs by more than `limit`, or None."""
     if limit is None:
         return None
@@ -177,7 +177,7 @@ def first_beyond(run: Training, reference: Training, limit: float | None) -> int
     return next((s for s in steps if not relative(run.losses[s], reference.losses[s]) <= limit), None)
 
 
-def flagperf_rule(run: Training, reference: Training) -> float | None:
+def flagperf_rule(run: TrainingCurve, reference: TrainingCurve) -> float | None:
     """Return FlagPerf's figure: the mean relative difference from step 21 on (limit 2 %), or None with fewer steps."""
     steps = [s for s in sorted(reference.losses) if s >= FLAGPERF_FIRST_STEP and s in run.losses]
     if not steps:

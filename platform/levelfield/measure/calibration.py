@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from levelfield.measure.alignment import AlignmentLimits, Training, norm_difference, relative
+from levelfield.measure.alignment import AlignmentLimits, TrainingCurve, norm_difference, relative
 from levelfield.measure.equivalence import block_means
 
 MULTIPLE = 4
@@ -26,7 +26,7 @@ class Noise(NamedTuple):
     curve: float
 
 
-def noise_between(run: Training, reference: Training) -> Noise:
+def noise_between(run: TrainingCurve, reference: TrainingCurve) -> Noise:
     """Return the differences of two runs that differ in arithmetic only. Raises ValueError for different steps."""
     if set(run.losses) != set(reference.losses) or not run.losses:
         raise ValueError("both runs need the same steps")

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from levelfield.measure.records import NANOSECONDS, Reading
+from levelfield.measure.raw_facts import NANOSECONDS, Reading
 
 BOUNDARY = "chip"
 LEAST_COVERAGE = 0.95

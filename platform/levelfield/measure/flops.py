@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from typing import Literal, get_args
 
-from levelfield.measure.parameters import layer_matrices, parameters
+from levelfield.measure.parameter_counts import layer_matrices, parameters
 from levelfield.specs.case import Model
 
 Recomputation = Literal["none", "selective", "selective-attention", "full"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from levelfield.measure.parameters import parameter_shapes
-from levelfield.measure.records import GradientShare, StepRecord
+from levelfield.measure.parameter_counts import parameter_shapes
+from levelfield.measure.raw_facts import GradientShare, StepRecord
 from levelfield.specs.case import Work
 
 # The framework computes the whole gradient's norm in its own order and precision.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from levelfield.measure.records import Reading, StepRecord, by_rank
+from levelfield.measure.raw_facts import Reading, StepRecord, by_rank
 
 ALLOCATED, RESERVED, PROCESS = "allocated_peak_bytes", "reserved_peak_bytes", "process_peak_bytes"
 _KINDS = (ALLOCATED, RESERVED, PROCESS)

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from levelfield.measure.records import NANOSECONDS, StepRecord, by_rank, by_step
+from levelfield.measure.raw_facts import NANOSECONDS, StepRecord, by_rank, by_step
 from levelfield.measure.series import change_point, relative_iqr, trend
 from levelfield.specs.result import StepTimes
 
@@ -18,7 +18,7 @@ MATERIAL = 0.02
 
 
 @dataclass(frozen=True)
-class StepTime:
+class StepEnd:
     """The end of a step on one rank's clock, and the step's target tokens over all ranks."""
 
     step: int
@@ -27,7 +27,7 @@ class StepTime:
 
 
 @dataclass(frozen=True)
-class Throughput:
+class WindowThroughput:
     """Tokens of the window / its wall time; per device: / the number of devices."""
 
     tokens: int
@@ -46,7 +46,7 @@ class WindowError(ValueError):
         self.reasons = tuple(reasons)
 
 
-def step_times(records: Iterable[StepRecord], first_step: int, last_step: int) -> tuple[StepTime, ...]:
+def step_times(records: Iterable[StepRecord], first_step: int, last_step: int) -> tuple[StepEnd, ...]:
     """Return the steps on the clock of the rank with the longest window, with the tokens of all ranks.
 
     Clocks of different nodes are not compared: each rank's window uses its own clock. A rank without the first or
@@ -58,12 +58,12 @@ def step_times(records: Iterable[StepRecord], first_step: int, last_step: int) -
         return ()
     tokens = {step: sum(r.tokens for r in found) for step, found in by_step(kept).items()}
     slowest = max(ranks, key=lambda rank: (_wall_ns(ranks[rank], first_step, last_step), -rank))
-    return tuple(StepTime(r.step, r.end_ns, tokens[r.step]) for r in ranks[slowest])
+    return tuple(StepEnd(r.step, r.end_ns, tokens[r.step]) for r in ranks[slowest])
 
 
 def window(
-    steps: Sequence[StepTime], begin_ns: int | None, first_step: int, last_step: int, devices: int
-) -> Throughput:
+    steps: Sequence[StepEnd], begin_ns: int | None, first_step: int, last_step: int, devices: int
+) -> WindowThroughput:
     """Measure steps first_step to last_step, both included. A step starts at the end of the previous step.
 
     begin_ns: the start of step 1 on the same clock; only a window from step 1 needs it. Raises WindowError.
@@ -75,14 +75,16 @@ def window(
     tokens = sum(s.tokens for s in kept[1:])
     wall = (kept[-1].end_ns - kept[0].end_ns) / NANOSECONDS
     seconds = [(b.end_ns - a.end_ns) / NANOSECONDS for a, b in pairwise(kept)]
-    return Throughput(tokens, wall, tokens / wall, tokens / wall / devices, devices, _step_seconds(seconds, first_step))
+    return WindowThroughput(
+        tokens, wall, tokens / wall, tokens / wall / devices, devices, _step_seconds(seconds, first_step)
+    )
 
 
 def _from_before(
-    steps: Sequence[StepTime], begin_ns: int | None, first_step: int, last_step: int
-) -> tuple[StepTime, ...]:
+    steps: Sequence[StepEnd], begin_ns: int | None, first_step: int, last_step: int
+) -> tuple[StepEnd, ...]:
     """Return the step before the window and the steps of the window. The run's start is the end of step 0."""
-    begin = () if begin_ns is None else (StepTime(0, begin_ns, 0),)
+    begin = () if begin_ns is None else (StepEnd(0, begin_ns, 0),)
     return tuple(s for s in (*begin, *steps) if first_step - 1 <= s.step <= last_step)
 
 
@@ -93,7 +95,7 @@ def _wall_ns(records: Sequence[StepRecord], first_step: int, last_step: int) -> 
     return ends[last_step] - ends[first_step] if {first_step, last_step} <= ends.keys() else -1
 
 
-def _reasons(kept: Sequence[StepTime], first_step: int, last_step: int, devices: int) -> tuple[str, ...]:
+def _reasons(kept: Sequence[StepEnd], first_step: int, last_step: int, devices: int) -> tuple[str, ...]:
     if not 1 <= first_step <= last_step or devices < 1:
         return (f"window {first_step}..{last_step} on {devices} devices is none",)
     expected = range(first_step - 1, last_step + 1)
@@ -120,7 +122,7 @@ def _steps(numbers: Sequence[int]) -> str:
     return f"step{'s' if len(numbers) > 1 else ''} {shown}"
 
 
-def _time_reasons(kept: Sequence[StepTime]) -> tuple[str, ...]:
+def _time_reasons(kept: Sequence[StepEnd]) -> tuple[str, ...]:
     wrong = [b.step for a, b in pairwise(kept) if b.step > a.step and not b.end_ns > a.end_ns]
     return (f"{_steps(wrong)} took no time or less",) if wrong else ()
 

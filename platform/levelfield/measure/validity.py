@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from levelfield.measure.records import (
+from levelfield.measure.raw_facts import (
     CHECKSUM_MODULUS,
     NANOSECONDS,
     StepRecord,

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from levelfield.measure.parameters import parameter_shapes
-from levelfield.measure.records import CHECKSUM_MODULUS, WeightSlice
+from levelfield.measure.parameter_counts import parameter_shapes
+from levelfield.measure.raw_facts import CHECKSUM_MODULUS, WeightSlice
 from levelfield.specs.case import Work
 from levelfield.specs.layout import Layout
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from levelfield.catalog.host_cores import usable_cores
-from levelfield.catalog.lookup import Found
+from levelfield.catalog.lookup import Selection
 from levelfield.plan.decision import Decision
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.layout import Layout, LayoutText, parse_layout
@@ -77,13 +77,13 @@ def _rows(decision: Decision, scale: Scale) -> Iterator[TuningRow]:
             yield row
 
 
-def _default_devices(written: LayoutText | None, nodes: int, found: Found) -> int:
+def _default_devices(written: LayoutText | None, nodes: int, found: Selection) -> int:
     if written is None:
         return found.default_devices
     return max(1, written.layout.world_size // nodes)
 
 
-def _tuning(choice: _Choice, layout: Layout, found: Found, processes: int) -> tuple[Tuning, dict[str, str]]:
+def _tuning(choice: _Choice, layout: Layout, found: Selection, processes: int) -> tuple[Tuning, dict[str, str]]:
     """Return the tuning and the origins of its fields. The processes of a host share its cores."""
     fields = choice.fields.model_dump(exclude_none=True, exclude={"layout"})
     if "threads" not in fields and found.vendor.is_host:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from levelfield.catalog.lookup import Found
+from levelfield.catalog.lookup import Selection
 from levelfield.plan.request import RequestedScale, Suggestion, UserRequest
 from levelfield.specs.selector import Selector
 from levelfield.specs.suite import EntryUsed
@@ -22,7 +22,7 @@ class Decision:
 
     text: str
     selector: Selector
-    found: Found
+    found: Selection
     request: UserRequest = field(default_factory=UserRequest)
     scale: RequestedScale = "auto"
     why_scale: str | None = None

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from levelfield.catalog import lookup
 from levelfield.catalog.host_cores import usable_cores
-from levelfield.catalog.lookup import Found
+from levelfield.catalog.lookup import Selection
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DoesNotFit, UsageError
 from levelfield.plan.decision import Decision
@@ -82,7 +82,7 @@ def _with_hardware(registry: Registry, selector: Selector, named: NamedHardware)
     return selector.model_copy(update={"target": chip.name, "nodes": named.nodes, "devices": named.devices})
 
 
-def _is_here(found: Found, named: NamedHardware) -> bool:
+def _is_here(found: Selection, named: NamedHardware) -> bool:
     return named.nodes == 1 and bool(found.devices) and found.has_devices(named.devices)
 
 
@@ -135,7 +135,7 @@ def _reduced_layout(decision: Decision, layout: Layout) -> Layout:
     )
 
 
-def _sentences(before: Layout, after: Layout, found: Found, why: str) -> list[str]:
+def _sentences(before: Layout, after: Layout, found: Selection, why: str) -> list[str]:
     sizes = f"layout {before} of {before.world_size} devices scaled to {after} for {after.world_size}"
     said = [f"{why}: {sizes if after != before else f'smoke scale on {found.chip.name}'}"]
     if after.sharding_degree > 1 and after.sharding_stage < before.sharding_stage:
@@ -145,6 +145,6 @@ def _sentences(before: Layout, after: Layout, found: Found, why: str) -> list[st
     return said
 
 
-def _lowered(before: Layout, what: str, found: Found) -> str:
+def _lowered(before: Layout, what: str, found: Selection) -> str:
     name, kind = found.implementation.framework, found.vendor.device_kind
     return f"sharding stage {before.sharding_stage} {what}: it is not offered by {name} on {kind}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import levelfield
 from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import CorpusError
-from levelfield.measure.parameters import parameters
+from levelfield.measure.parameter_counts import parameters
 from levelfield.plan.arrangement import Arrangement, arrange
 from levelfield.plan.decision import Decision
+from levelfield.plan.devices import container_of, hardware_of
 from levelfield.plan.environment import environment_of, image_environment, requirements_of
-from levelfield.plan.hardware import container_of, hardware_of
 from levelfield.plan.implementation_identity import implementation_used, version_deviations
 from levelfield.plan.peak import MeasuredPeaks, peak_of
 from levelfield.plan.scale import choose_scale, footprint_of

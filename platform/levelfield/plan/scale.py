@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from levelfield.errors import DoesNotFit
-from levelfield.measure.parameters import parameters
+from levelfield.measure.parameter_counts import parameters
 from levelfield.plan.arrangement import Arrangement, arrange
 from levelfield.plan.decision import Decision
-from levelfield.plan.hardware import hardware_of
+from levelfield.plan.devices import hardware_of
 from levelfield.predict.footprint import Footprint, expected_memory
 from levelfield.predict.setup import setup_of
 from levelfield.specs.case import Scale

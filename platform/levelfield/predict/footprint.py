@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
-from levelfield.measure.parameters import Shapes, layer_shapes, outer_shapes
+from levelfield.measure.parameter_counts import Shapes, layer_shapes, outer_shapes
 from levelfield.predict.activations import activations, whole_layer
 from levelfield.predict.setup import FP8, FP16, FP32, TrainingSetup
 

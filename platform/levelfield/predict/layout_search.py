@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from levelfield.predict.footprint import Footprint, expected_memory
 from levelfield.predict.layout_rules import broken, divisors
 from levelfield.predict.setup import setup_of
-from levelfield.predict.timing import Machine, StepTime, step_time
+from levelfield.predict.timing import Machine, PredictedStep, step_time
 from levelfield.specs.case import Work
 from levelfield.specs.constants import Constants
 from levelfield.specs.layout import Layout
@@ -18,7 +18,7 @@ RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
-class Offer:
+class SupportedParallelism:
     """The parallelism and recomputation that a framework supports on a device kind, in implementation.yaml's words."""
 
     parallelism: frozenset[str]
@@ -32,7 +32,7 @@ class LayoutQuestion:
     work: Work
     machine: Machine
     constants: Constants
-    offer: Offer
+    offer: SupportedParallelism
     on_host: bool
     devices: int
     capacity_bytes: int | None
@@ -45,7 +45,7 @@ class LayoutEstimate:
     tuning: Tuning
     memory: Footprint
     fits: bool
-    time: StepTime
+    time: PredictedStep
     tokens_per_second: float
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from levelfield.measure.parameters import layer_matrices
+from levelfield.measure.parameter_counts import layer_matrices
 from levelfield.specs.case import Model
 
 FP32 = 4

@@ -6,7 +6,7 @@ from levelfield.catalog.host_cores import usable_cores
 from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
 from levelfield.predict import machines
-from levelfield.predict.layout_search import LayoutQuestion, Offer
+from levelfield.predict.layout_search import LayoutQuestion, SupportedParallelism
 from levelfield.predict.timing import Machine
 from levelfield.specs.case import Work
 from levelfield.specs.host_rates import HostRates
@@ -58,5 +58,5 @@ def _question(
             f"framework {framework}: found no configs/planner/{framework}.yaml, which holds its pace; known: "
             f"{', '.join(registry.constants_files)}"
         )
-    offer = Offer(frozenset(implementation.offered_parallelism(device_kind)), implementation.recompute)
+    offer = SupportedParallelism(frozenset(implementation.offered_parallelism(device_kind)), implementation.recompute)
     return LayoutQuestion(work, machine, constants, offer, device_kind == HOST_KIND, devices, capacity_bytes)

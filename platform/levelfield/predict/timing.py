@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from levelfield.measure.parameters import parameters
+from levelfield.measure.parameter_counts import parameters
 from levelfield.predict.collectives import Link, all_reduce_seconds, gather_seconds, send_seconds
 from levelfield.predict.operations import BACKWARD, Cost, Slice, embedding_forward, head_forward, layer_forward
 from levelfield.predict.setup import FP16, FP32, TrainingSetup
@@ -44,7 +44,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class StepTime:
+class PredictedStep:
     """Seconds of one step, by part. compute: of an average stage; imbalance: the slowest stage minus the average;
     bubble: filling and draining the pipeline; tensor, pipeline, data: communication without overlap."""
 
@@ -78,7 +78,7 @@ class _Schedule:
     part: Slice
 
 
-def step_time(setup: TrainingSetup, machine: Machine, pace: Pace) -> StepTime:
+def step_time(setup: TrainingSetup, machine: Machine, pace: Pace) -> PredictedStep:
     """Return the time of one step, by part. Raises UnknownLink."""
     s = _Schedule(setup, machine, pace, slice_of(setup))
     layout, tuning = setup.layout, setup.tuning
@@ -86,7 +86,7 @@ def step_time(setup: TrainingSetup, machine: Machine, pace: Pace) -> StepTime:
     average, slowest = sum(computes) / len(computes), max(computes)
     tensor, pipeline = _tensor_seconds(s), _pipeline_seconds(s)
     filling = sum(computes) - slowest + (layout.pipeline - 1) * (tensor + pipeline)
-    return StepTime(
+    return PredictedStep(
         compute=s.setup.micro_batches * average,
         imbalance=s.setup.micro_batches * (slowest - average),
         bubble=filling / tuning.virtual_pipeline,

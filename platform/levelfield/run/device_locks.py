@@ -16,7 +16,7 @@ from levelfield.errors import RunFailed
 from levelfield.specs.plan import Plan
 
 
-class DeviceTaken(Exception):
+class DeviceInUse(Exception):
     """A device is in use. The message names the device and the run."""
 
 
@@ -28,7 +28,7 @@ def lock_folder() -> Path:
 def devices_locked(plan: Plan) -> Iterator[None]:
     """Lock the plan's devices until the block ends. A host that is divided into shares has none to lock.
 
-    Raises DeviceTaken, or RunFailed where a lock cannot be made.
+    Raises DeviceInUse, or RunFailed where a lock cannot be made.
     """
     with ExitStack() as stack:
         for index in plan.hardware.device_indices:
@@ -50,7 +50,7 @@ def _locked(device: str, run_id: str) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = file.read().strip() or "another run"
-            raise DeviceTaken(
+            raise DeviceInUse(
                 f"device {device} is in use by {holder}; wait for its end, or choose others by the vendor's "
                 "visible-devices variable"
             ) from None

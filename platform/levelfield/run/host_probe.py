@@ -23,7 +23,7 @@ from levelfield.plan.environment import environment_of
 from levelfield.predict.messages import fit_messages
 from levelfield.run.peak_probe import cache_folder
 from levelfield.run.runtimes.environments import environment_in_use
-from levelfield.run.runtimes.process import inherited
+from levelfield.run.runtimes.process_runtime import inherited
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.base import dump, load, parse
 from levelfield.specs.host_rates import HostRates

@@ -22,10 +22,10 @@ from levelfield.measure.utilisation import ABOVE_PEAK
 from levelfield.plan.peak import MeasuredPeaks, with_peak
 from levelfield.report.markdown import run_report
 from levelfield.run import peak_probe
-from levelfield.run.device_locks import DeviceTaken, devices_locked
+from levelfield.run.device_locks import DeviceInUse, devices_locked
 from levelfield.run.launchers import means
-from levelfield.run.monitor import watching
 from levelfield.run.provenance import provenance
+from levelfield.run.telemetry import watching
 from levelfield.rundir import directory
 from levelfield.rundir.follower import Follower, Progress
 from levelfield.specs.base import dump
@@ -110,7 +110,7 @@ def _attempt(plan: Plan, vendor: Vendor, paths: RunPaths, listener: Listener, ma
             plan = with_peak(plan, _measured(plan, machine, ready, listener))
             directory.write_atomically(paths.plan, dump(plan))
             return _execute(plan, vendor, paths, listener, ready, launcher)
-    except DeviceTaken as error:
+    except DeviceInUse as error:
         return Outcome("device-taken", (), str(error))
     except RunFailed as error:
         return Outcome("environment", (), " ".join(str(error).split()))

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from levelfield.measure.records import GradientShare, Reading, StepRecord, WeightSlice
+from levelfield.measure.raw_facts import GradientShare, Reading, StepRecord, WeightSlice
 from levelfield.specs.paths import RunPaths
 
 Event = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Raw:
+class RawRecords:
     """All raw records of a run. `broken`: lines that are not events, as sentences."""
 
     steps: tuple[StepRecord, ...] = ()
@@ -57,12 +57,12 @@ class Raw:
         return min((max((r.step for r in self.steps if r.rank == rank), default=0) for rank in ranks), default=0)
 
 
-def read_raw(paths: RunPaths) -> Raw:
+def read_raw(paths: RunPaths) -> RawRecords:
     """Read a run directory. A missing file gives an empty part."""
     broken: list[str] = []
     pairs = [(rank, event) for rank, path in _event_files(paths, broken) for event in read_lines(path, broken)]
     telemetry = list(read_lines(paths.telemetry, broken))
-    return Raw(
+    return RawRecords(
         steps=tuple(_records(pairs, "step", _step, broken)),
         weights=tuple(w for found in _records(pairs, "weights", _weights, broken) for w in found),
         gradients=tuple(g for found in _records(pairs, "gradients", _gradients, broken) for g in found),

@@ -38,7 +38,7 @@ Formula = Literal[
 ]
 
 
-class Source(Value):
+class ReportSource(Value):
     """A report: its title, its public place, and a note for the reader."""
 
     title: str
@@ -170,7 +170,7 @@ class FigureSet(Document):
 
     name: str
     title: str
-    sources: dict[str, Source] = Field(min_length=1)
+    sources: dict[str, ReportSource] = Field(min_length=1)
     conventions: tuple[str, ...] = ()
     chips: dict[str, ChipAsPublished] = Field(default_factory=dict)
     defaults: Defaults = Defaults()

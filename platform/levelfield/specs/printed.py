@@ -31,21 +31,21 @@ _NUMBER = re.compile(r"(?P<before>[↓↑]?)(?P<sign>[-+]?)(?P<number>\d+(?:\.(?
 
 
 @dataclass(frozen=True)
-class Number:
+class PrintedNumber:
     """A printed number, exactly, and the number of printed decimals."""
 
     value: Fraction
     decimals: int
 
 
-def read_number(text: str) -> Number:
+def read_number(text: str) -> PrintedNumber:
     """Read a number: `41`, `-1754`, `40%`, `↓31.3%` or `11.4↓%`. An arrow down is a minus. Raises ValueError."""
     match = _NUMBER.fullmatch(text.strip())
     if match is None or (match["before"] and match["after"]):
         raise ValueError(f"found '{text}', expected one number as printed: 41, 40%, -1754 or ↓31.3%")
     minus = (match["sign"] == "-") != ("↓" in match["before"] + match["after"])
     number = Fraction(match["number"])
-    return Number(-number if minus else number, len(match["decimals"] or ""))
+    return PrintedNumber(-number if minus else number, len(match["decimals"] or ""))
 
 
 def cut(value: Fraction, decimals: int, how: Cut) -> Fraction:

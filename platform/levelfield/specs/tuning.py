@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from levelfield.specs.base import Document, Value
-from levelfield.specs.fence import reason, refuse_locked
 from levelfield.specs.layout import Layout
+from levelfield.specs.locked_fields import reason, refuse_locked
 
 Recompute = Literal["none", "selective", "full"]
 Attention = Literal["sdpa", "flash_attn"]

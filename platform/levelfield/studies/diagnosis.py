@@ -18,7 +18,7 @@ from levelfield.measure.tensors import TensorDifference, compare_step
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.run import scheduler
 from levelfield.run.runner import Listener
-from levelfield.rundir.raw_files import Raw, read_raw
+from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.specs.case import Scale
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -27,7 +27,7 @@ from levelfield.worker.parameters import list_parameters
 
 
 @dataclass(frozen=True)
-class Side:
+class ComparedTraining:
     """One of the two trainings: a case string for one process, its free choices, and the given interpreter."""
 
     text: str
@@ -36,7 +36,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Probe:
+class StepComparison:
     """One step of both trainings. inputs: sentences about different weights and tokens. tensors: in order."""
 
     step: int
@@ -53,15 +53,15 @@ class Diagnosis:
     """The two trainings and the folder of their short runs. Raises RunFailed when a run does not reach its step."""
 
     registry: Registry
-    found: Side
-    expected: Side
+    found: ComparedTraining
+    expected: ComparedTraining
     scale: Scale
     corpus: CorpusFacts | None
     folder: Path
     listener: Listener
-    probes: dict[int, Probe] = field(default_factory=dict)
+    probes: dict[int, StepComparison] = field(default_factory=dict)
 
-    def probe(self, step: int) -> Probe:
+    def probe(self, step: int) -> StepComparison:
         if step not in self.probes:
             self.listener.say(f"step {step}: training {self.found.text} and {self.expected.text}")
             plan, ours = self._train(self.found, step)
@@ -70,10 +70,12 @@ class Diagnosis:
             model = SimpleNamespace(**plan.work.model.model_dump())
             names = list(list_parameters(model, training.sequence_length))
             tensors = compare_step(ours.capture, theirs.capture, names, training.precision)
-            self.probes[step] = Probe(step, tuple(_inputs(read_raw(ours), read_raw(theirs), step)), tuple(tensors))
+            self.probes[step] = StepComparison(
+                step, tuple(_inputs(read_raw(ours), read_raw(theirs), step)), tuple(tensors)
+            )
         return self.probes[step]
 
-    def _train(self, side: Side, step: int) -> tuple[Plan, RunPaths]:
+    def _train(self, side: ComparedTraining, step: int) -> tuple[Plan, RunPaths]:
         request = UserRequest(self.scale, side.choice, repeat=1, python=side.python, capture_step=step)
         (job,) = scheduler.jobs(self.registry, [Entry(side.text, request)], self.corpus)
         short = scheduler.Job(shortened(job.plan, step), job.vendor, lambda: None)
@@ -99,7 +101,7 @@ def shortened(plan: Plan, step: int) -> Plan:
     return plan.model_copy(update={"work": short, "work_digest": short.fingerprint()})
 
 
-def first_difference(question: Diagnosis, suspect: int) -> Probe | None:
+def first_difference(question: Diagnosis, suspect: int) -> StepComparison | None:
     """Return the first step of 1 to `suspect` in which something differs; None when step `suspect` agrees.
 
     The search expects that a difference stays in all later steps, as it does in training.
@@ -119,7 +121,7 @@ def first_difference(question: Diagnosis, suspect: int) -> Probe | None:
     return high
 
 
-def _inputs(found: Raw, expected: Raw, step: int) -> Iterator[str]:
+def _inputs(found: RawRecords, expected: RawRecords, step: int) -> Iterator[str]:
     """Return sentences about initial weights and tokens with different checksums."""
     ours = {w.name: w.checksum for w in found.weights}
     theirs = {w.name: w.checksum for w in expected.weights}
@@ -132,5 +134,5 @@ def _inputs(found: Raw, expected: Raw, step: int) -> Iterator[str]:
             yield f"the tokens of step {number}"
 
 
-def _tokens(raw: Raw) -> dict[int, int | None]:
+def _tokens(raw: RawRecords) -> dict[int, int | None]:
     return {r.step: r.tokens_checksum for r in raw.steps}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from levelfield.catalog.lookup import Found
+from levelfield.catalog.lookup import Selection
 from levelfield.catalog.registry import Registry
 from levelfield.predict.layout_search import LayoutQuestion
 from levelfield.predict.questions import question_on_chip, question_on_host
@@ -13,7 +13,7 @@ from levelfield.specs.case import Work
 
 
 def question_here(
-    registry: Registry, found: Found, work: Work, devices: int, say: Callable[[str], None]
+    registry: Registry, found: Selection, work: Work, devices: int, say: Callable[[str], None]
 ) -> LayoutQuestion:
     """Return the question about the devices here. A host is measured once; later questions use the stored rates."""
     memory = found.devices[0].memory_bytes if found.devices else None

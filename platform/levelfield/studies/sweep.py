@@ -15,7 +15,7 @@ from levelfield.specs.tuning import TuningChoice
 
 
 @dataclass(frozen=True)
-class Pair:
+class PredictedRun:
     """A row of the plan and the result of its run. result: None without a run."""
 
     row: LayoutEstimate

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 from unittest import SkipTest
 
+from levelfield.testing.check_suite import CHECKS, find
 from levelfield.testing.subject import Subject
-from levelfield.testing.suite import CHECKS, find
 
 
 @cache

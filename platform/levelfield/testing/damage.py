@@ -22,7 +22,7 @@ FOREIGN = {
 }
 
 
-class Number(NamedTuple):
+class NumberPlace(NamedTuple):
     """A number in a text: its place, and the place of the unit after it, if there is one."""
 
     start: int
@@ -88,19 +88,19 @@ def lines_lost(text: str) -> Iterator[str]:
     yield from ("".join([*lines[:at], *lines[at + 1 :]]) for at in range(0, len(lines), stride))
 
 
-def numbers(text: str) -> list[Number]:
+def numbers(text: str) -> list[NumberPlace]:
     """Return the first numbers of a text, each with the unit after it, if there is one."""
-    found: list[Number] = []
+    found: list[NumberPlace] = []
     for match in re.finditer(r"-?[0-9]+(?:\.[0-9]+)?", text):
         if len(found) == MOST_NUMBERS:
             break
         unit = _UNIT.match(text, match.end())
         span = (unit.span(1) if unit[1] else unit.span(2)) if unit else None
-        found.append(Number(match.start(), match.end(), span))
+        found.append(NumberPlace(match.start(), match.end(), span))
     return found
 
 
-def nudged(text: str, number: Number) -> str:
+def nudged(text: str, number: NumberPlace) -> str:
     """Return the text with another number of the same form in this place."""
     old = text[number.start : number.end]
     at = next(i for i, char in enumerate(old) if char.isdigit())
@@ -108,20 +108,20 @@ def nudged(text: str, number: Number) -> str:
     return text[: number.start] + new + text[number.end :]
 
 
-def with_comma(text: str, number: Number) -> str:
+def with_comma(text: str, number: NumberPlace) -> str:
     """Return the text with a decimal comma, as another locale prints it. The decimals are not zero, so a loss shows."""
     whole = text[number.start : number.end].partition(".")[0]
     return f"{text[: number.start]}{whole},93{text[number.end :]}"
 
 
-def unavailable(text: str, number: Number) -> str:
+def unavailable(text: str, number: NumberPlace) -> str:
     """Return the text with NA instead of the number and its unit."""
     end = number.unit[1] if number.unit and text[number.end : number.unit[0]].strip() == "" else number.end
     quoted = _is_bare_json(text, number)
     return f"{text[: number.start]}{_quoted('NA', quoted)}{text[end:]}"
 
 
-def in_another_unit(text: str, number: Number, field: str) -> str:
+def in_another_unit(text: str, number: NumberPlace, field: str) -> str:
     """Return the text with an impossible unit, instead of the printed unit or after a number without one."""
     if number.unit:
         return text[: number.unit[0]] + FOREIGN[field] + text[number.unit[1] :]
@@ -129,7 +129,7 @@ def in_another_unit(text: str, number: Number, field: str) -> str:
     return text[: number.start] + shown + text[number.end :]
 
 
-def without_unit(text: str, number: Number) -> str:
+def without_unit(text: str, number: NumberPlace) -> str:
     """Return the text without the unit after the number."""
     if number.unit is None:
         return text
@@ -137,7 +137,7 @@ def without_unit(text: str, number: Number) -> str:
     return text[: number.end if stands_behind else number.unit[0]] + text[number.unit[1] :]
 
 
-def _is_bare_json(text: str, number: Number) -> bool:
+def _is_bare_json(text: str, number: NumberPlace) -> bool:
     """Return whether the number is a JSON value without quotes."""
     return re.search(r'":\s*$', text[: number.start]) is not None
 

@@ -6,7 +6,7 @@ import platform
 import re
 from collections.abc import Iterator, Mapping
 
-from levelfield.contracts.records import parse
+from levelfield.contracts.tool_records import parse
 from levelfield.errors import UsageError
 from levelfield.specs.tool import Tool
 

@@ -9,7 +9,7 @@ import pytest
 from changed_documents import written
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DocumentError
-from levelfield.measure.parameters import parameters
+from levelfield.measure.parameter_counts import parameters
 from levelfield.specs.base import load
 from levelfield.specs.case import Case
 from plans import ROOT

@@ -12,8 +12,8 @@ from levelfield.errors import GateFailed, UsageError
 from levelfield.judge.collector import collect
 from levelfield.judge.promotion import promoted, reference_from, with_noise
 from levelfield.measure.gradients import gradient_norms, gradient_reasons
-from levelfield.measure.parameters import parameter_shapes
-from levelfield.measure.records import GradientShare, StepRecord
+from levelfield.measure.parameter_counts import parameter_shapes
+from levelfield.measure.raw_facts import GradientShare, StepRecord
 from levelfield.rundir.directory import read_plan, write_atomically
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import loss_curves
 import pytest
-from levelfield.measure.alignment import AlignmentLimits, Training, align, flagperf_rule, norm_difference
+from levelfield.measure.alignment import AlignmentLimits, TrainingCurve, align, flagperf_rule, norm_difference
 from levelfield.measure.calibration import LEAST, MULTIPLE, limits_of, noise_between, tail_margin
 from levelfield.measure.equivalence import BLOCKS, block_means, tail_equivalence
 
@@ -22,7 +22,7 @@ def losses(scale=1.0):
 
 
 def training(**changes):
-    whole = Training(STEPS, losses(), dict.fromkeys(range(1, STEPS + 1), 1.0), {1: NORMS, 10: NORMS}, IDENTITY)
+    whole = TrainingCurve(STEPS, losses(), dict.fromkeys(range(1, STEPS + 1), 1.0), {1: NORMS, 10: NORMS}, IDENTITY)
     return replace(whole, **changes)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from levelfield.measure.energy import EnergyUse, counted_joules, energy, integral
-from levelfield.measure.records import Reading
+from levelfield.measure.raw_facts import Reading
 
 SECOND = 10**9
 START = 123 * SECOND

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.measure.flops import FORMULAS, FormulaError, flops_per_step, flops_per_token, versioned
-from levelfield.measure.parameters import parameter_shapes, parameters
+from levelfield.measure.parameter_counts import parameter_shapes, parameters
 from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range
 from levelfield.specs.base import load
 from levelfield.specs.case import Case, Model

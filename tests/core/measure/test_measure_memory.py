@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from levelfield.measure.memory import ALLOCATED, PROCESS, RESERVED, MemoryPeaks, memory
-from levelfield.measure.records import Reading, StepRecord
+from levelfield.measure.raw_facts import Reading, StepRecord
 
 GIB = 2**30
 CAPACITY: dict[str, int | None] = {"0/0": 80 * GIB, "0/1": 80 * GIB}

@@ -9,22 +9,22 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from levelfield.measure.records import StepRecord
+from levelfield.measure.raw_facts import StepRecord
 from levelfield.measure.series import change_point, over_repeats, relative_iqr, trend
-from levelfield.measure.throughput import StepTime, Throughput, WindowError, step_times, window
+from levelfield.measure.throughput import StepEnd, WindowError, WindowThroughput, step_times, window
 
 SECOND = 10**9
 
 
-def steps_of(seconds: list[float], tokens: int = 1000, begin_ns: int = 5 * SECOND) -> list[StepTime]:
+def steps_of(seconds: list[float], tokens: int = 1000, begin_ns: int = 5 * SECOND) -> list[StepEnd]:
     ends, now = [], begin_ns
     for number, duration in enumerate(seconds, start=1):
         now += round(duration * SECOND)
-        ends.append(StepTime(number, now, tokens))
+        ends.append(StepEnd(number, now, tokens))
     return ends
 
 
-def measured(seconds: list[float], first: int = 3, devices: int = 2) -> Throughput:
+def measured(seconds: list[float], first: int = 3, devices: int = 2) -> WindowThroughput:
     return window(steps_of(seconds), 5 * SECOND, first, len(seconds), devices)
 
 
@@ -54,7 +54,7 @@ def test_a_window_from_the_first_step_needs_the_begin() -> None:
         window(steps, None, 1, 2, 1)
 
 
-def planted(fault: str) -> list[StepTime]:
+def planted(fault: str) -> list[StepEnd]:
     steps = steps_of([1.0] * 8)
     faults = {
         "missing": steps[:4] + steps[5:],

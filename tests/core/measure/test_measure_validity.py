@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from levelfield.measure.parameters import parameter_shapes
-from levelfield.measure.records import CHECKSUM_MODULUS, Coordinates, StepRecord, WeightSlice, coordinates
+from levelfield.measure.parameter_counts import parameter_shapes
+from levelfield.measure.raw_facts import CHECKSUM_MODULUS, Coordinates, StepRecord, WeightSlice, coordinates
 from levelfield.measure.validity import check, loss_curve, tokens_checksum
 from levelfield.measure.weights import weight_checksums
 from levelfield.specs.base import load

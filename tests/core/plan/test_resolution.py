@@ -16,7 +16,7 @@ from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import CorpusError, DocumentError, DoesNotFit, LayoutError, UsageError
 from levelfield.plan.implementation_identity import folder_digest
 from levelfield.plan.peak import MeasuredPeaks
-from levelfield.run.runtimes.process import ProcessRuntime, inherited
+from levelfield.run.runtimes.process_runtime import ProcessRuntime, inherited
 from levelfield.specs.base import dump, load
 from levelfield.specs.layout import Layout
 from levelfield.specs.paths import RunPaths

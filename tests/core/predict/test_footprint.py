@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from levelfield.measure.parameters import parameters
+from levelfield.measure.parameter_counts import parameters
 from levelfield.predict.footprint import Footprint, expected_memory
 from levelfield.predict.setup import setup_of
 from levelfield.specs.base import load

@@ -13,7 +13,7 @@ from levelfield.measure.flops import flops_per_token
 from levelfield.predict import layout_rules
 from levelfield.predict.collectives import Link, all_reduce_seconds, gather_seconds, send_seconds
 from levelfield.predict.explanation import memory_terms, time_terms
-from levelfield.predict.layout_search import LayoutQuestion, LayoutRanking, Offer, answer, predict
+from levelfield.predict.layout_search import LayoutQuestion, LayoutRanking, SupportedParallelism, answer, predict
 from levelfield.predict.machines import machine_of, network_rate
 from levelfield.predict.operations import head_forward, layer_forward
 from levelfield.predict.setup import setup_of
@@ -24,7 +24,7 @@ from levelfield.specs.tuning import Tuning
 
 GIB = 2**30
 LINK = Link(1e-6, 1e9)
-ALL = Offer(
+ALL = SupportedParallelism(
     frozenset({"data", "tensor", "pipeline", "sequence", "interleaved", "zero1", "zero2", "zero3"}),
     ("none", "selective", "full"),
 )
@@ -184,7 +184,7 @@ def _brute(asked: LayoutQuestion) -> set[str]:
 
 
 def test_rows_come_fastest_first_and_only_what_is_offered() -> None:
-    few = Offer(frozenset({"data", "zero1"}), ("none",))
+    few = SupportedParallelism(frozenset({"data", "zero1"}), ("none",))
     rows = answer(question(capacity_gib=None, offer=few)).rows
     rates = [row.tokens_per_second for row in rows]
     assert rates == sorted(rates, reverse=True)

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 from levelfield.contracts.execution import NodeWork, ProcessWork, Request
-from levelfield.node.ranks import main
-from levelfield.run.launchers import containers
+from levelfield.node.rank_processes import main
+from levelfield.run.launchers import container_launcher
 
 ENDED = {"rank": 0, "exit_code": 0, "signal": None, "stopped_by_us": False}
 RUNS = {"rank": 1, "exit_code": None, "signal": None, "stopped_by_us": False}
@@ -34,27 +34,27 @@ def summary(ends: tuple) -> list[tuple]:
 
 
 def test_a_rank_that_has_ended_is_not_asked_for_a_heartbeat(request_of_two: Request, tmp_path: Path) -> None:
-    assert containers._alive(request_of_two) == [0, 1], "nothing is written yet"
+    assert container_launcher._alive(request_of_two) == [0, 1], "nothing is written yet"
     (tmp_path / "node0.ends.json").write_text(json.dumps([ENDED, RUNS]))
-    assert containers._alive(request_of_two) == [1]
+    assert container_launcher._alive(request_of_two) == [1]
 
 
 @pytest.mark.parametrize("damage", ["", "[", "{}", '[{"rank": 0}]', '[{"rank": 0, "other": 1}]'])
 def test_a_damaged_file_is_as_none(damage: str, request_of_two: Request, tmp_path: Path) -> None:
     (tmp_path / "node0.ends.json").write_text(damage)
-    assert containers._alive(request_of_two) == [0, 1]
+    assert container_launcher._alive(request_of_two) == [0, 1]
 
 
 def test_of_a_killed_container_only_those_that_ran_were_killed(request_of_two: Request, tmp_path: Path) -> None:
     (tmp_path / "node0.ends.json").write_text(json.dumps([ENDED, RUNS]))
-    found = containers._ends(request_of_two, container(137))  # type: ignore[arg-type]
+    found = container_launcher._ends(request_of_two, container(137))  # type: ignore[arg-type]
     assert summary(found) == [(0, 0, None, False), (1, None, 9, False)]
-    stopped = containers._ends(request_of_two, container(137), {0})  # type: ignore[arg-type]
+    stopped = container_launcher._ends(request_of_two, container(137), {0})  # type: ignore[arg-type]
     assert summary(stopped)[1] == (1, None, 9, True)
 
 
 def test_a_first_process_that_failed_is_no_signal(request_of_two: Request) -> None:
-    found = containers._ends(request_of_two, container(1))  # type: ignore[arg-type]
+    found = container_launcher._ends(request_of_two, container(1))  # type: ignore[arg-type]
     assert summary(found) == [(0, 1, None, False), (1, 1, None, False)]
 
 
@@ -64,7 +64,7 @@ def test_the_first_process_writes_how_its_ranks_ended(
     """As in a container, but here: its standard input stays open."""
     read, write = os.pipe()
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(fileno=lambda: read))
-    monkeypatch.setattr("levelfield.node.ranks.SETTLE_SECONDS", 0.1)
+    monkeypatch.setattr("levelfield.node.rank_processes.SETTLE_SECONDS", 0.1)
     monkeypatch.setattr("signal.signal", lambda *ignored: None)
     work = tmp_path / "node0.json"
     listed = [
@@ -73,6 +73,6 @@ def test_the_first_process_writes_how_its_ranks_ended(
     ]
     work.write_text(json.dumps({"processes": listed, "ends": request_of_two.nodes[0].ends}))
     assert main(str(work)) == 1
-    written = containers._written(request_of_two.nodes[0])
+    written = container_launcher._written(request_of_two.nodes[0])
     assert summary(written) == [(0, 3, None, False), (1, None, 15, True)]
     os.close(write)

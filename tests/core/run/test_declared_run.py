@@ -57,7 +57,7 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("ACME_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("levelfield.node.ranks.SETTLE_SECONDS", 0.5)
+    monkeypatch.setattr("levelfield.node.rank_processes.SETTLE_SECONDS", 0.5)
     return folder
 
 

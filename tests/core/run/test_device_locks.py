@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.errors import RunFailed
-from levelfield.run.device_locks import DeviceTaken, _locked, devices_locked
+from levelfield.run.device_locks import DeviceInUse, _locked, devices_locked
 from levelfield.specs.plan import Plan
 from plans import PLUGINS, make_plan
 
@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_second_run_is_told_who_holds_the_device() -> None:
     first, second = plan_of("tiny:fake:F1:1:2"), plan_of("tiny:fake:F1:1:1")
-    taken = pytest.raises(DeviceTaken, match=f"device fake-0 is in use by run {first.run_id}")
+    taken = pytest.raises(DeviceInUse, match=f"device fake-0 is in use by run {first.run_id}")
     with devices_locked(first), taken, devices_locked(second):
         pytest.fail("both hold it")
     with devices_locked(second):
@@ -42,7 +42,7 @@ def test_a_run_that_gets_one_device_of_two_holds_neither() -> None:
     second = two.model_copy(update={"hardware": two.hardware.model_copy(update={"device_indices": (1, 0)})})
     third = two.model_copy(update={"hardware": two.hardware.model_copy(update={"device_indices": (1,)})})
     with devices_locked(one):
-        with pytest.raises(DeviceTaken), devices_locked(second):
+        with pytest.raises(DeviceInUse), devices_locked(second):
             pytest.fail("it got a device that is taken")
         with devices_locked(third):
             pass
@@ -96,7 +96,7 @@ def as_another_user() -> str:
         try:
             with _locked("fake-0", "another"):
                 os.write(write, b"held")
-        except DeviceTaken:
+        except DeviceInUse:
             os.write(write, b"taken")
         except BaseException as error:
             os.write(write, repr(error).encode())

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from levelfield.contracts.execution import NodeWork, Outcome, ProcessWork, Request
-from levelfield.node import ranks
+from levelfield.node import rank_processes
 from levelfield.run.launchers import local
 from levelfield.run.launchers.local import LocalLauncher
 
@@ -87,9 +87,9 @@ class Drill:
 
 @pytest.fixture
 def drill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drill]:
-    monkeypatch.setattr(ranks, "SETTLE_SECONDS", 0.3)
-    monkeypatch.setattr(ranks, "TERMINATE_SECONDS", 1.0)
-    monkeypatch.setattr(ranks, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(rank_processes, "SETTLE_SECONDS", 0.3)
+    monkeypatch.setattr(rank_processes, "TERMINATE_SECONDS", 1.0)
+    monkeypatch.setattr(rank_processes, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(local, "POLL_SECONDS", 0.02)
     found = Drill(tmp_path)
     yield found
@@ -146,7 +146,7 @@ def test_a_rank_that_fails_last_is_named_too(drill: Drill) -> None:
 
 
 def test_the_other_ranks_have_a_moment_for_their_own_words(drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "SETTLE_SECONDS", 30.0)
+    monkeypatch.setattr(rank_processes, "SETTLE_SECONDS", 30.0)
     outcome = drill.execute(
         "import time; time.sleep(0.3); print('my peer is gone'); raise SystemExit(1)", "raise SystemExit(1)"
     )
@@ -200,15 +200,15 @@ def test_an_interrupt_stops_every_rank(drill: Drill) -> None:
 
 
 def test_a_second_interrupt_while_stopping_leaves_no_process(drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, raised = ranks.Ranks._signal, []
+    real, raised = rank_processes.Ranks._signal, []
 
-    def impatient(ranks: ranks.Ranks, *arguments: object) -> None:
+    def impatient(ranks: rank_processes.Ranks, *arguments: object) -> None:
         real(ranks, *arguments)  # type: ignore[arg-type]
         if not raised:
             raised.append(True)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(ranks.Ranks, "_signal", impatient)
+    monkeypatch.setattr(rank_processes.Ranks, "_signal", impatient)
     with pytest.raises(KeyboardInterrupt):
         drill.execute(BEATING, STUBBORN, watch=drill.when("ready1", interrupt))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from levelfield.contracts.execution import Request
-from levelfield.run.launchers.progress import Liveness
+from levelfield.run.launchers.liveness import Liveness
 
 NOW = 1_700_000_000.0
 
@@ -28,7 +28,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr("levelfield.run.launchers.progress.time", found)
+    monkeypatch.setattr("levelfield.run.launchers.liveness.time", found)
     return found
 
 

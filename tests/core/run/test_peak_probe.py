@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from levelfield.plan.peak import MeasuredPeaks
 from levelfield.run import peak_probe
-from levelfield.run.runtimes.process import ProcessRuntime
+from levelfield.run.runtimes.process_runtime import ProcessRuntime
 from levelfield.specs.plan import Plan
 
 Make = Callable[..., Plan]

@@ -36,7 +36,7 @@ def train(runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     """train(*arguments): run `tiny:fake` on two dies and return the exit code and the results."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(runs.parent / "cache"))
     monkeypatch.setenv("FAKE_DEVICES", "2")
-    monkeypatch.setattr("levelfield.node.ranks.SETTLE_SECONDS", 0.5)
+    monkeypatch.setattr("levelfield.node.rank_processes.SETTLE_SECONDS", 0.5)
 
     def run(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
         given = ["--case", "tiny:fake:F1", "--scale", "smoke", "--python", sys.executable, "--json"]
@@ -179,7 +179,7 @@ def test_who_presses_again_and_again_gets_the_same_end(train: Run, runs: Path, m
         return lambda *given: (press(), method(*given))[1]
 
     monkeypatch.setattr("levelfield.rundir.follower.Follower.read", press)
-    for name in ("node.ranks.Ranks.stop", "node.ranks.Ranks.ends", "run.runner.collect"):
+    for name in ("node.rank_processes.Ranks.stop", "node.rank_processes.Ranks.ends", "run.runner.collect"):
         monkeypatch.setattr(f"levelfield.{name}", pressing(pkgutil.resolve_name(f"levelfield.{name}")))
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     code, (result,) = train()

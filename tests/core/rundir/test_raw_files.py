@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from levelfield.rundir.raw_files import Raw, read_lines, read_raw
+from levelfield.rundir.raw_files import RawRecords, read_lines, read_raw
 from levelfield.specs.paths import RunPaths
 from recorded_runs import Event, change_steps, edit
 
@@ -24,7 +24,7 @@ def test_a_whole_run_is_read(run: RunPaths) -> None:
 
 
 def test_an_empty_folder_gives_empty_parts(tmp_path: Path) -> None:
-    assert read_raw(RunPaths(tmp_path)) == Raw()
+    assert read_raw(RunPaths(tmp_path)) == RawRecords()
 
 
 @pytest.mark.parametrize("torn", [b'{"event":"step","step":13,"end_', b'{"event":"step"}', b"\xff\xfe", b"{"])

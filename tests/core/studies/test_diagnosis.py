@@ -12,19 +12,19 @@ from levelfield.rundir.directory import read_plan
 from levelfield.specs.base import dump, parse
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Alignment
-from levelfield.studies.diagnosis import Probe, first_difference, shortened
+from levelfield.studies.diagnosis import StepComparison, first_difference, shortened
 from plans import PLUGINS
 
 VERDICT = Alignment(verdict="diverged", reason="first at step 9")
 NAMES = ["embedding", "layers.0", "layers.1", "logits", "gradient.head.weight", "updated.head.weight"]
 
 
-def probe(step: int, first: str | None = None, inputs: tuple[str, ...] = ()) -> Probe:
+def probe(step: int, first: str | None = None, inputs: tuple[str, ...] = ()) -> StepComparison:
     """A step in which `first` and all that follows differ."""
     start = NAMES.index(first) if first else len(NAMES)
     values = [0.5 if number >= start else 1e-8 for number in range(len(NAMES))]
     tensors = [TensorDifference(n, v, 1e-6, "at [0]: 1, expected 2") for n, v in zip(NAMES, values, strict=True)]
-    return Probe(step, inputs, tuple(tensors))
+    return StepComparison(step, inputs, tuple(tensors))
 
 
 class Steps:
@@ -34,7 +34,7 @@ class Steps:
         self.parting, self.probes = parting, {}
         self.found = self.expected = SimpleNamespace(text="case:framework:vendor:1:1")
 
-    def probe(self, step: int) -> Probe:
+    def probe(self, step: int) -> StepComparison:
         self.probes[step] = probe(step, "layers.1" if step >= self.parting else None)
         return self.probes[step]
 

@@ -54,7 +54,7 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FAKE_DEVICES", "2")
     monkeypatch.setenv("LEVELFIELD_LOCKS", str(tmp_path / "locks"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("levelfield.node.ranks.SETTLE_SECONDS", 0.5)
+    monkeypatch.setattr("levelfield.node.rank_processes.SETTLE_SECONDS", 0.5)
     return folder
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from levelfield.contracts.execution import Launcher, Runtime
 from levelfield.run.launchers.local import LocalLauncher
-from levelfield.run.runtimes.process import InsideRuntime, ProcessRuntime
+from levelfield.run.runtimes.process_runtime import InsideRuntime, ProcessRuntime
 from levelfield.specs.plan import Plan
 
 
@@ -12,7 +12,7 @@ def means(plan: Plan) -> tuple[Runtime, Launcher]:
     """Return the runtime of the plan, and the launcher for it."""
     if plan.runtime == "docker":
         # imported here: the SDK loads in a third of a second, and only runs in containers need it
-        from levelfield.run.launchers.containers import ContainerLauncher
+        from levelfield.run.launchers.container_launcher import ContainerLauncher
         from levelfield.run.runtimes.docker import DockerRuntime
 
         return DockerRuntime(), ContainerLauncher()

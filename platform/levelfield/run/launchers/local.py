@@ -19,9 +19,9 @@ from levelfield.contracts.execution import (
     Request,
     Watch,
 )
-from levelfield.node.ranks import POLL_SECONDS, Ranks
-from levelfield.run.launchers.progress import Liveness
-from levelfield.run.runtimes.process import REMOVED_VARIABLES, inherited
+from levelfield.node.rank_processes import POLL_SECONDS, Ranks
+from levelfield.run.launchers.liveness import Liveness
+from levelfield.run.runtimes.process_runtime import REMOVED_VARIABLES, inherited
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 

@@ -18,9 +18,9 @@ from typing import Any
 from levelfield.checkout import checkout
 from levelfield.contracts.execution import ContainerWork, NodeWork
 from levelfield.run.runtimes import images
-from levelfield.run.runtimes.containers import started
-from levelfield.run.runtimes.engine import OWNER_LABEL, RUN_LABEL, EngineGone, answers, connect, owner, reap
-from levelfield.run.runtimes.ranks import LISTING, packages, rank_work, ranks_of
+from levelfield.run.runtimes.engine import OWNER_LABEL, RUN_LABEL, EngineError, answers, connect, owner, reap
+from levelfield.run.runtimes.engine_containers import started
+from levelfield.run.runtimes.rank_work import LISTING, packages, rank_work, ranks_of
 from levelfield.run.runtimes.wheels import cache_folder
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.container import ContainerPlan
@@ -48,7 +48,7 @@ class DockerRuntime:
         first, visible = address_of(plan, 0), _container(plan).visible
         processes = (rank_work(plan, paths, rank, first, visible) for rank in ranks_of(plan, node_rank))
         file = paths.nodes / f"node{node_rank}.json"
-        script = checkout() / "platform" / "levelfield" / "node" / "ranks.py"
+        script = checkout() / "platform" / "levelfield" / "node" / "rank_processes.py"
         return NodeWork(
             node_rank=node_rank,
             address=address_of(plan, node_rank),
@@ -106,7 +106,7 @@ class ReadyDocker(DockerRuntime):
             with connect() as client, answers(), started(client, work) as (container, _):
                 code = container.wait(timeout=seconds)["StatusCode"]
                 printed = container.logs(stdout=True, stderr=False).decode(errors="replace")
-        except EngineGone as error:
+        except EngineError as error:
             raise OSError(str(error)) from None
         if code:
             raise OSError(f"{argv[0]} ended with exit code {code}")

@@ -22,7 +22,7 @@ PATIENCE_SECONDS = 60
 Say = Callable[[str], None]
 
 
-class EngineGone(Exception):
+class EngineError(Exception):
     """The engine does not respond any more, or it responds with an error that a retry cannot solve."""
 
 
@@ -46,14 +46,14 @@ def connect() -> Iterator[DockerClient]:
 
 @contextmanager
 def answers() -> Iterator[None]:
-    """Turn every error of the engine or its connection into EngineGone, with the first line of its message."""
+    """Turn every error of the engine or its connection into EngineError, with the first line of its message."""
     from docker.errors import DockerException
     from requests.exceptions import RequestException
 
     try:
         yield
     except (DockerException, RequestException, OSError) as error:
-        raise EngineGone(first_line(error)) from None
+        raise EngineError(first_line(error)) from None
 
 
 def first_line(error: Exception) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from levelfield.contracts.readings import SAMPLED
 from levelfield.testing.findings import Fails, Missing, NotApplicable
-from levelfield.testing.reading import told
 from levelfield.testing.rehearsal import devices_of, rehearse
+from levelfield.testing.sample_checks import told
 from levelfield.testing.subject import Subject
 
 FAULTS = {"killed": ("failed", "killed"), "nan": ("invalid", None)}

@@ -21,11 +21,11 @@ from levelfield.contracts.execution import (
     Watch,
 )
 from levelfield.errors import RunFailed
-from levelfield.node.ranks import SETTLE_SECONDS, TERMINATE_SECONDS
+from levelfield.node.rank_processes import SETTLE_SECONDS, TERMINATE_SECONDS
+from levelfield.run.launchers.liveness import Liveness
 from levelfield.run.launchers.local import ends_of, evidence_of, free_port, request_of, with_port
-from levelfield.run.launchers.progress import Liveness
-from levelfield.run.runtimes.containers import started
-from levelfield.run.runtimes.engine import OWNER_LABEL, EngineGone, answers, connect, owner
+from levelfield.run.runtimes.engine import OWNER_LABEL, EngineError, answers, connect, owner
+from levelfield.run.runtimes.engine_containers import started
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
@@ -56,7 +56,7 @@ class ContainerLauncher:
         try:
             with connect() as client, answers(), ExitStack() as stack:
                 return self._run(client, request, watch, stack)
-        except EngineGone as error:
+        except EngineError as error:
             return Outcome("engine", _ends(request, {}), f"the container engine: {error}")
         except RunFailed as error:
             return Outcome("engine", (), str(error))

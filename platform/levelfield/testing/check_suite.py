@@ -7,7 +7,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from levelfield.errors import UsageError
-from levelfield.testing import containers, files, launching, reading, running, tools, values
+from levelfield.testing import (
+    container_checks,
+    file_checks,
+    launch_checks,
+    run_checks,
+    sample_checks,
+    tool_checks,
+    value_checks,
+)
 from levelfield.testing.findings import CheckFinding, CheckRow, NotOk
 from levelfield.testing.subject import Subject
 
@@ -24,33 +32,33 @@ class Check:
 
 
 CHECKS = (
-    Check("schema", files.schema),
-    Check("readme", files.readme),
-    Check("chips", files.chips),
-    Check("recordings", files.origins),
-    Check("devices", reading.devices),
-    Check("values", values.values, rows=values.rows),
-    Check("truncated", reading.truncated),
-    Check("reordered", reading.reordered),
-    Check("repeated", reading.repeated),
-    Check("decimal-comma", reading.with_comma),
-    Check("not-available", reading.unavailable),
-    Check("other-units", reading.in_another_unit),
-    Check("extra-devices", reading.extra_devices),
-    Check("no-text", reading.no_text),
-    Check("tool-missing", tools.missing),
-    Check("tool-failing", tools.failing),
-    Check("tool-slow", tools.slow, whole=True),
-    Check("versions", tools.versions),
-    Check("visible", tools.visible),
-    Check("container", containers.options),
-    Check("privileges", containers.privileges),
-    Check("images", containers.images),
-    Check("tuning", files.tuning),
-    Check("launch", launching.launch),
-    Check("telemetry", running.telemetry, whole=True),
-    Check("failures", running.failures, whole=True),
-    Check("cleanup", running.cleanup, whole=True),
+    Check("schema", file_checks.schema),
+    Check("readme", file_checks.readme),
+    Check("chips", file_checks.chips),
+    Check("recordings", file_checks.origins),
+    Check("devices", sample_checks.devices),
+    Check("values", value_checks.values, rows=value_checks.rows),
+    Check("truncated", sample_checks.truncated),
+    Check("reordered", sample_checks.reordered),
+    Check("repeated", sample_checks.repeated),
+    Check("decimal-comma", sample_checks.with_comma),
+    Check("not-available", sample_checks.unavailable),
+    Check("other-units", sample_checks.in_another_unit),
+    Check("extra-devices", sample_checks.extra_devices),
+    Check("no-text", sample_checks.no_text),
+    Check("tool-missing", tool_checks.missing),
+    Check("tool-failing", tool_checks.failing),
+    Check("tool-slow", tool_checks.slow, whole=True),
+    Check("versions", tool_checks.versions),
+    Check("visible", tool_checks.visible),
+    Check("container", container_checks.options),
+    Check("privileges", container_checks.privileges),
+    Check("images", container_checks.images),
+    Check("tuning", file_checks.tuning),
+    Check("launch", launch_checks.launch),
+    Check("telemetry", run_checks.telemetry, whole=True),
+    Check("failures", run_checks.failures, whole=True),
+    Check("cleanup", run_checks.cleanup, whole=True),
 )
 
 

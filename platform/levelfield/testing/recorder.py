@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from levelfield.contracts.command import CommandOutput, ask
-from levelfield.contracts.records import Parsed, parse
+from levelfield.contracts.tool_records import Parsed, parse
 from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import RunFailed, UsageError
 from levelfield.specs.tool import Tool

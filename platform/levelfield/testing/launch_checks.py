@@ -13,7 +13,7 @@ from levelfield.plan.decision import Decision
 from levelfield.plan.request import UserRequest
 from levelfield.plan.resolution import resolve
 from levelfield.run.launchers.local import LocalLauncher
-from levelfield.run.runtimes.process import ProcessRuntime
+from levelfield.run.runtimes.process_runtime import ProcessRuntime
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
 from levelfield.specs.selector import Selector

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from levelfield.contracts.vendor import Device, Sample
-from levelfield.run import monitor
-from levelfield.run.monitor import watching
-from levelfield.rundir.raw_files import Raw, read_raw
+from levelfield.run import telemetry
+from levelfield.run.telemetry import watching
+from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.specs.paths import RunPaths
 
 DEVICES = [Device(0, "F1", "Fake", 1), Device(1, "F1", "Fake", 1)]
@@ -31,7 +31,7 @@ class Tool:
             self.read.release()
 
 
-def watched(tool: Tool, paths: RunPaths, readings: int = 1) -> Raw:
+def watched(tool: Tool, paths: RunPaths, readings: int = 1) -> RawRecords:
     with watching(tool, DEVICES, paths.telemetry):  # type: ignore[arg-type]
         for _ in range(readings):
             assert tool.read.acquire(timeout=30)
@@ -40,7 +40,7 @@ def watched(tool: Tool, paths: RunPaths, readings: int = 1) -> Raw:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitor, "INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(telemetry, "INTERVAL_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_tool_that_raises_leaves_a_reason_and_is_asked_again(paths: RunPaths) 
 
 
 def test_a_tool_that_hangs_does_not_hold_up_the_end(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitor, "LEAVE_SECONDS", 0.05)
+    monkeypatch.setattr(telemetry, "LEAVE_SECONDS", 0.05)
     free, asked, answered = threading.Event(), threading.Event(), threading.Event()
 
     def sample() -> Sequence[Sample]:

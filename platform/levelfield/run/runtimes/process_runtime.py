@@ -15,7 +15,7 @@ from typing import Any
 
 from levelfield.contracts.execution import NodeWork
 from levelfield.run.runtimes.environments import environment_in_use
-from levelfield.run.runtimes.ranks import LISTING, packages, rank_work, ranks_of
+from levelfield.run.runtimes.rank_work import LISTING, packages, rank_work, ranks_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 

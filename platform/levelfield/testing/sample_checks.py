@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from levelfield.contracts.records import parse
+from levelfield.contracts.tool_records import parse
 from levelfield.contracts.vendor import Device
 from levelfield.testing import damage
-from levelfield.testing.damage import Number
+from levelfield.testing.damage import NumberPlace
 from levelfield.testing.findings import Fails, NotApplicable
 from levelfield.testing.outcomes import Key, lost, outcome, without_reason, wrong
 from levelfield.testing.recordings import Recording
@@ -19,7 +19,7 @@ COMPARE = "compare vendor.yaml with the recording"
 WITH_UNIT = "put number and unit into the group or column, and write the unit in `printed`"
 TIGHTEN = "make the pattern stricter: anchors, `printed`, `matching`, `columns`"
 
-Quantity = tuple[Recording, Number, Key]
+Quantity = tuple[Recording, NumberPlace, Key]
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def quantities(subject: Subject) -> tuple[Told, list[Quantity]]:
 def _must_be_null(
     subject: Subject,
     what: str,
-    damaged: Callable[[str, Number, str], str],
+    damaged: Callable[[str, NumberPlace, str], str],
     chosen: Sequence[Quantity] | None = None,
     do: str = TIGHTEN,
 ) -> str:

@@ -16,7 +16,7 @@ from levelfield.cli.main import main
 from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.base import Value, load, parse
 from levelfield.specs.case import Case, Work
-from levelfield.specs.fence import LOCKED, reason
+from levelfield.specs.locked_fields import LOCKED, reason
 from levelfield.specs.suite import Suite
 from levelfield.specs.tuning import Tuning, TuningChoice, TuningFile, TuningRow
 from plans import PLUGINS

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from levelfield.contracts.readings import without
-from levelfield.contracts.records import parse
+from levelfield.contracts.tool_records import parse
 from levelfield.contracts.vendor import Device, Sample
 from levelfield.specs.tool import FieldName, units_of
 from levelfield.testing.findings import CheckRow, Fails

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from levelfield.catalog.lookup import Found
+from levelfield.catalog.lookup import Selection
 from levelfield.contracts.vendor import Device, container_options
 from levelfield.errors import UsageError
 from levelfield.plan.arrangement import Arrangement
@@ -37,7 +37,7 @@ def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:
     )
 
 
-def _memory_of_device(found: Found, world_size: int) -> int | None:
+def _memory_of_device(found: Selection, world_size: int) -> int | None:
     """Return the bytes of memory of one device, or its share of a host's memory. None where unknown."""
     memory = found.chip.memory_bytes
     if found.devices:
@@ -51,13 +51,13 @@ def _are_absent(decision: Decision, nodes: int, devices: int) -> bool:
     return (nodes > 1 and not containers) or not decision.found.has_devices(devices)
 
 
-def _visible(found: Found, devices: int) -> dict[str, str]:
+def _visible(found: Selection, devices: int) -> dict[str, str]:
     variable = found.vendor.visible_devices_variable
     indices = ",".join(str(d.index) for d in found.devices[:devices])
     return {variable: indices} if variable and indices else {}
 
 
-def _absent(found: Found, nodes: int, devices: int) -> str:
+def _absent(found: Selection, nodes: int, devices: int) -> str:
     if nodes > 1:
         return (
             f"found one node, expected {nodes}: the local launcher reaches only this machine. --dry-run shows the "
@@ -97,7 +97,7 @@ def _refuse_container_options(request: UserRequest) -> None:
         raise UsageError(f"{', '.join(unused)}: found no --runtime docker; add it, or leave the option out")
 
 
-def _exposed(found: Found, hardware: Hardware) -> list[Device]:
+def _exposed(found: Selection, hardware: Hardware) -> list[Device]:
     """Return the devices of a container; assumed ones where none is here."""
     chosen = [d for d in found.devices if d.index in hardware.device_indices]
     indices = hardware.device_indices or range(hardware.devices_per_node)
