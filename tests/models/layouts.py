@@ -145,7 +145,6 @@ def launch(job: dict[str, Any], folder: Path, script: Path | None = None, python
         **os.environ, "LEVELFIELD_JOB": str(path), "PYTHONPATH": str(ROOT / "platform"), "OMP_NUM_THREADS": "1",
         "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "NODE_RANK": "0",
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),  # not the kernels that others left on the machine
-        "TORCHINDUCTOR_VEC_ISA_OK": "1",  # the compiler knows this processor: else it compiles a program to see
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()),
     }  # fmt: skip
     environments = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
