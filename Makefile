@@ -27,7 +27,7 @@ end-to-end: $(STAMP)
 	$(PYTEST) -m "e2e and not beside_no_container and $(NEW)" tests/e2e
 
 framework-free: $(STAMP)
-	$(PYTEST) -n 3 -m "not e2e and not containers and $(NEW)" --ignore=tests/models
+	$(PYTEST) -n 5 -m "not e2e and not containers and $(NEW)" --ignore=tests/models
 
 environments: $(STAMP)
 	PYTHONPATH=platform $(PY) tests/environments.py
