@@ -15,9 +15,9 @@ ALONE = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 import host_rates
-host_probe.divisions = lambda cores: [(1, 1), (2, 1)]
+host_rates.divisions = lambda cores: [(1, 1), (2, 1)]
 sys.argv[1:] = ["--dtype", "fp32", "--seconds", "0.001"]
-host_probe.main()
+host_rates.main()
 """
 
 

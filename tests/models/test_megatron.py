@@ -129,10 +129,13 @@ schedules.deallocate_output_tensor = overwritten
 """
     fault = "import sending\nsending._own = lambda tensor: tensor\n" + overwriting
     assert differs(tmp_path, "megatron", python, overwriting, variant=VARIANTS["PP2 interleaved"]).within()
-    found = differs(tmp_path, "megatron", python, fault, variant=VARIANTS["PP2 interleaved"])
-    assert found.same_weights
-    assert found.loss > 1e-3
-    assert not found.within()
+    try:
+        found = differs(tmp_path, "megatron", python, fault, variant=VARIANTS["PP2 interleaved"])
+    except RuntimeError as ended:  # something else took the memory before it was sent: the worker stops at its NaN
+        assert "NonFinite: step" in str(ended)
+    else:
+        assert found.same_weights
+        assert not found.within()
 
 
 def test_chunks_of_a_stage_that_are_exchanged_are_seen(tmp_path, python, differs):
