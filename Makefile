@@ -11,14 +11,17 @@ PYTEST := PYTHONPATH=platform $(PY) -m pytest
 export PIP_NO_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: test quick lint environments framework-free on-the-engine end-to-end bench gpu-check matrix host-runs thorough clean
+.PHONY: test quick lint environments framework-free each-framework on-the-engine end-to-end bench gpu-check matrix host-runs thorough clean
 
 # What needs no framework runs while the frameworks' environments are made. A rank of tests/models has a core of its
-# own. Tests of the container engine run one after another, beside the other end-to-end tests.
+# own; the tests of the container engine, one after another, mostly wait and run beside them.
 test: $(STAMP)
 	$(MAKE) --no-print-directory -j 3 environments lint framework-free
+	$(MAKE) --no-print-directory -j 2 on-the-engine each-framework
+	$(MAKE) --no-print-directory end-to-end
+
+each-framework: $(STAMP)
 	$(PYTEST) -n 2 -m "$(NEW)" tests/models
-	$(MAKE) --no-print-directory -j 2 on-the-engine end-to-end
 
 on-the-engine: $(STAMP)
 	$(PYTEST) -m "(containers or beside_no_container) and $(NEW)" tests/containers tests/e2e
