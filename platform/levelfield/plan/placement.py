@@ -83,7 +83,7 @@ def _with_hardware(registry: Registry, selector: Selector, named: NamedHardware)
 
 
 def _is_here(found: Selection, named: NamedHardware) -> bool:
-    return named.nodes == 1 and bool(found.devices) and found.has_devices(named.devices)
+    return named.nodes == 1 and found.has_devices(named.devices)
 
 
 def _assumed(decision: Decision, why: str) -> Decision:
