@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
-from levelfield.contracts.vendor import ContainerOptions, Device, Vendor
+from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import DocumentError, LayoutError, NotHere, UnknownName, UsageError
 from levelfield.specs.case import Case
 from levelfield.specs.chips import OverlayUsed
@@ -25,20 +25,23 @@ FALLBACK_VENDOR = "cpu"
 class Selection:
     """All documents and devices of one selector. devices: those of this chip that are here.
 
-    overlay: the private values of the chip. expose: the `container` of the vendor's adapter; it returns the options
-    that give devices to a container. memory_model: what the framework holds in memory; None without a document of it.
+    overlay: the private values of the chip. memory_model: what the framework holds in memory; None without a document
+    of it.
     """
 
     case: Case
     implementation: ImplementationFile
     folder: Path
-    vendor: VendorFile
+    adapter: Vendor
     chip: Chip
     devices: tuple[Device, ...]
     tuning_rows: tuple[TuningRow, ...]
     overlay: OverlayUsed | None = None
-    expose: Callable[[Sequence[Device]], ContainerOptions] | None = None
     memory_model: MemoryModel | None = None
+
+    @property
+    def vendor(self) -> VendorFile:
+        return self.adapter.spec
 
     @property
     def default_devices(self) -> int:
@@ -58,28 +61,25 @@ def find(registry: Registry, selector: Selector, check: bool = True) -> Selectio
     """
     case = registry.case(selector.case)
     implementation, folder = registry.implementation(selector.framework)
-    vendor, chip, devices = find_hardware(registry, selector.target)
+    adapter, chip, devices = find_hardware(registry, selector.target)
+    vendor = adapter.spec
     if check:
         _check_supported(case, implementation, vendor)
-    rows = tuning_rows(registry, vendor.name, case.name)
     overlay = registry.overlay.used(vendor, chip) if registry.overlay else None
-    expose = registry.vendor(vendor.name).container
+    rows = tuning_rows(registry, vendor.name, case.name)
     constants = registry.constants(implementation.framework)
     memory_model = constants.keeping if constants else None
-    return Selection(case, implementation, folder, vendor, chip, devices, rows, overlay, expose, memory_model)
+    return Selection(case, implementation, folder, adapter, chip, devices, rows, overlay, memory_model)
 
 
-def find_hardware(registry: Registry, target: str | None) -> tuple[VendorFile, Chip, tuple[Device, ...]]:
-    """Return the vendor, chip and devices of `target`; for None, of the first accelerator here, else the cpu."""
-    if target is None:
-        vendor = detect(registry)
-        return vendor.spec, *_chip_of(vendor.spec, tuple(vendor.devices()))
-    if target in registry.vendors:
-        vendor = registry.vendor(target)
-        return vendor.spec, *_chip_of(vendor.spec, tuple(vendor.devices()))
+def find_hardware(registry: Registry, target: str | None) -> tuple[Vendor, Chip, tuple[Device, ...]]:
+    """Return the adapter, chip and devices of `target`; for None, of the first accelerator here, else the cpu."""
+    if target is None or target in registry.vendors:
+        adapter = detect(registry) if target is None else registry.vendor(target)
+        return adapter, *_chip_of(adapter.spec, tuple(adapter.devices()))
     spec, chip = find_chip(registry, target)
-    here = tuple(d for d in registry.vendor(spec.name).devices() if d.chip == chip.name)
-    return spec, chip, here
+    adapter = registry.vendor(spec.name)
+    return adapter, chip, tuple(d for d in adapter.devices() if d.chip == chip.name)
 
 
 def find_chip(registry: Registry, name: str) -> tuple[VendorFile, Chip]:
@@ -106,11 +106,12 @@ def tuning_rows(registry: Registry, vendor: str, case: str) -> tuple[TuningRow, 
     path = registry.vendors[vendor].parent / "tuning" / f"{case}.yaml"
     if not path.is_file():
         return ()
-    file = registry.document(TuningFile, path)
+    file = registry.files.document(TuningFile, path)
     if file.case != case:
         raise UsageError(f"{path}: key 'case': found '{file.case}', expected '{case}' as in the file name")
+    chips = [chip.name for chip in registry.vendor_file(vendor).chips]
     for number, row in enumerate(file.rows):
-        _check_row(registry, registry.vendor_file(vendor), row, f"{path}: key 'rows.{number}")
+        _check_row(registry, vendor, chips, row, f"{path}: key 'rows.{number}")
     return file.rows
 
 
@@ -122,11 +123,10 @@ def check_tuning(registry: Registry, vendor: str) -> None:
         tuning_rows(registry, vendor, path.stem)
 
 
-def _check_row(registry: Registry, vendor: VendorFile, row: TuningRow, where: str) -> None:
+def _check_row(registry: Registry, vendor: str, chips: list[str], row: TuningRow, where: str) -> None:
     """Raises DocumentError for a row that can never apply, or with an unreadable layout."""
-    chips = [chip.name for chip in vendor.chips]
     if row.chip is not None and row.chip not in chips:
-        raise DocumentError(f"{where}.chip': {UnknownName(f'chip of {vendor.name}', row.chip, chips)}")
+        raise DocumentError(f"{where}.chip': {UnknownName(f'chip of {vendor}', row.chip, chips)}")
     if row.framework is not None and row.framework not in registry.frameworks:
         raise DocumentError(f"{where}.framework': {UnknownName('framework', row.framework, registry.frameworks)}")
     if row.set.layout is not None:

@@ -15,16 +15,16 @@ from functools import cached_property
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from levelfield.checkout import checkout
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.vendor import Vendor
 from levelfield.errors import DocumentError, UnknownName, UsageError
-from levelfield.specs.base import Document, parse, read_mapping
 from levelfield.specs.case import Case
 from levelfield.specs.chips import ChipOverlay, read_overlay
 from levelfield.specs.constants import Constants
+from levelfield.specs.document_cache import DocumentCache
 from levelfield.specs.extension import Extension
 from levelfield.specs.figures import FigureSet
 from levelfield.specs.implementation import ImplementationFile
@@ -34,7 +34,6 @@ from levelfield.specs.vendor import VendorFile
 
 ENTRY_POINT_GROUP = "levelfield.plugins"
 T = TypeVar("T")
-D = TypeVar("D", bound=Document)
 
 
 def private_chips(given: Path | None) -> Path | None:
@@ -57,8 +56,7 @@ class Registry:
     def __init__(self, extra: Iterable[Path] = (), chips: Path | None = None) -> None:
         self._extra = tuple(extra)
         self._chips = chips
-        self._contents: dict[Path, Any] = {}
-        self._documents: dict[tuple[type[Document], Path], Document] = {}
+        self.files = DocumentCache()
         self._vendors: dict[str, Vendor] = {}
         for folder in self._extra:
             if not folder.is_dir():
@@ -102,16 +100,16 @@ class Registry:
         extension = self.extension(name)
         if extension:
             return extension.applied(self._extended(extension, self.cases[name]), str(self.cases[name]))
-        found = self.document(Case, self.cases[name])
+        found = self.files.document(Case, self.cases[name])
         return _named(found, found.name, name, self.cases[name])
 
     def extension(self, name: str) -> Extension | None:
         """Return the changes to another case in the case's file; None for a case that extends none."""
         path = self._path("case", name, self.cases)
-        content = self._content(path)
+        content = self.files.content(path)
         if not isinstance(content, dict) or "extends" not in content:
             return None
-        found = self.document(Extension, path)
+        found = self.files.document(Extension, path)
         return _named(found, found.name, name, path)
 
     def _extended(self, extension: Extension, path: Path) -> Case:
@@ -126,22 +124,22 @@ class Registry:
         return self.case(extension.extends)
 
     def suite(self, name: str) -> Suite:
-        return self.document(Suite, self._path("suite", name, self.suites))
+        return self.files.document(Suite, self._path("suite", name, self.suites))
 
     def reference(self, name: str) -> Reference:
         path = self._path("reference", name, self.references)
-        found = self.document(Reference, path)
+        found = self.files.document(Reference, path)
         return _named(found, found.name, name, path)
 
     def figures(self, name: str) -> FigureSet:
         """Return a set of published figures."""
         path = self._path("published set", name, self.published)
-        found = self.document(FigureSet, path)
+        found = self.files.document(FigureSet, path)
         return _named(found, found.name, name, path)
 
     def implementation(self, name: str) -> tuple[ImplementationFile, Path]:
         path = self._path("framework", name, self.frameworks)
-        found = self.document(ImplementationFile, path)
+        found = self.files.document(ImplementationFile, path)
         return _named(found, found.framework, name, path), path.parent
 
     def constants(self, framework: str) -> Constants | None:
@@ -149,7 +147,7 @@ class Registry:
         if framework not in self.constants_files:
             return None
         path = self.constants_files[framework]
-        found = self.document(Constants, path)
+        found = self.files.document(Constants, path)
         return _named(found, found.framework, framework, path)
 
     @cached_property
@@ -166,7 +164,7 @@ class Registry:
     def vendor_file(self, name: str) -> VendorFile:
         """Return vendor.yaml with the chips that the private file adds or corrects."""
         path = self._path("vendor", name, self.vendors)
-        found = self.document(VendorFile, path)
+        found = self.files.document(VendorFile, path)
         _named(found, found.name, name, path)
         return self.overlay.applied(found) if self.overlay else found
 
@@ -178,17 +176,6 @@ class Registry:
         if name not in self._vendors:
             self._vendors[name] = self._loaded_vendor(name)
         return self._vendors[name]
-
-    def document(self, kind: type[D], path: Path) -> D:
-        """Return the document in this file. Raises DocumentError."""
-        if (kind, path) not in self._documents:
-            self._documents[kind, path] = parse(kind, self._content(path), str(path))
-        return cast(D, self._documents[kind, path])
-
-    def _content(self, path: Path) -> Any:
-        if path not in self._contents:
-            self._contents[path] = read_mapping(path)
-        return self._contents[path]
 
     def _loaded_vendor(self, name: str) -> Vendor:
         spec = self.vendor_file(name)

@@ -51,7 +51,7 @@ def rows(registry: Registry) -> Iterator[SupportRow]:
     for name in sorted(registry.frameworks):
         implementation, folder = registry.implementation(name)
         path = folder / "tested.json"
-        runs = registry.document(LayoutRuns, path).runs if path.exists() else ()
+        runs = registry.files.document(LayoutRuns, path).runs if path.exists() else ()
         for family in implementation.families:
             for precision in PRECISIONS:
                 if any(precision in implementation.offered_precisions(kind) for kind in implementation.precisions):

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
+from levelfield.catalog.stored_references import reference_of
 from levelfield.cli.calibrate import calibrate
 from levelfield.cli.plugins import registry_of
 from levelfield.errors import GateFailed
@@ -13,7 +14,6 @@ from levelfield.judge.collector import collect
 from levelfield.judge.promotion import reference_from
 from levelfield.judge.verdict import against, judged, training_of, training_of_reference
 from levelfield.report.words import wrapped
-from levelfield.run.scheduler import reference_of
 from levelfield.rundir.directory import default_runs, find_run, read_plan
 from levelfield.rundir.raw_files import read_raw
 from levelfield.specs.paths import RunPaths

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 from levelfield.catalog.registry import Registry
+from levelfield.catalog.stored_references import reference_of
 from levelfield.cli.plugins import registry_of
 from levelfield.cli.references_command import write
 from levelfield.cli.terminal import Terminal
@@ -23,8 +25,9 @@ def calibrate(options: argparse.Namespace) -> int:
     registry, runs = registry_of(options), options.runs or default_runs()
     plan, reference = _start(registry, options.case)
     terminal, failed = Terminal(quiet=options.json), []
+    stored = partial(reference_of, registry)
     jobs = scheduler.jobs(registry, variations(registry, plan), None)
-    for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener()):
+    for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener(), stored):
         terminal.finished(result, runs)
         if result.status.word != "valid":
             failed.append(result.run_id)
@@ -39,7 +42,7 @@ def _start(registry: Registry, case: str | None) -> tuple[Plan, Reference]:
         raise UsageError("align calibrate: found no case; give one, such as `align calibrate gpt3_6.7B:torch`")
     (job,) = scheduler.jobs(registry, [Entry(case, UserRequest(repeat=1))], None)
     plan = scheduler.planned(job)
-    reference = scheduler.reference_of(registry, plan)
+    reference = reference_of(registry, plan)
     if reference is None:
         raise UsageError(
             f"{plan.case} has no reference at scale {plan.scale}; make one first: `references promote RUN --why ...`"

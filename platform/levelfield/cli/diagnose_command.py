@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from levelfield.catalog.registry import Registry
+from levelfield.catalog.stored_references import reference_of
 from levelfield.cli.plugins import registry_of
 from levelfield.cli.terminal import Terminal
 from levelfield.corpus import CorpusFacts, check
@@ -17,7 +18,6 @@ from levelfield.judge.collector import collect
 from levelfield.judge.verdict import first_step_beyond
 from levelfield.measure.tensors import TensorDifference
 from levelfield.report.words import wrapped
-from levelfield.run.scheduler import reference_of
 from levelfield.rundir.directory import default_runs, find_run, read_plan
 from levelfield.rundir.raw_files import read_raw
 from levelfield.specs.paths import RunPaths

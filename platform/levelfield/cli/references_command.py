@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
+from levelfield.catalog.stored_references import reference_of
 from levelfield.checkout import checkout
 from levelfield.errors import UsageError
 from levelfield.judge.promotion import promoted, with_noise
-from levelfield.run.scheduler import reference_of
 from levelfield.rundir.directory import default_runs, find_run, read_plan, write_atomically
 from levelfield.specs.base import dump
 from levelfield.specs.reference import Reference

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
+from levelfield.catalog.stored_references import reference_of
 from levelfield.cli import dry_run
 from levelfield.cli.plugins import registry_of
 from levelfield.cli.terminal import Terminal
@@ -18,6 +20,8 @@ from levelfield.run import scheduler
 from levelfield.rundir.directory import default_runs
 from levelfield.specs.base import parse
 from levelfield.specs.hardware import NamedHardware, read_hardware
+from levelfield.specs.plan import Plan
+from levelfield.specs.reference import Reference
 from levelfield.specs.result import Result
 from levelfield.specs.tuning import TuningChoice
 
@@ -36,7 +40,7 @@ def execute(options: argparse.Namespace) -> int:
     jobs = scheduler.jobs(registry, work, _corpus(options.data, terminal))
     if options.dry_run:
         return dry_run.show([scheduler.planned(job) for job in jobs], _runs(options), as_json=options.json)
-    results = run_jobs(jobs, _runs(options), terminal)
+    results = run_jobs(jobs, _runs(options), terminal, partial(reference_of, registry))
     if options.json:
         print(as_json(results), end="")
     else:
@@ -44,10 +48,12 @@ def execute(options: argparse.Namespace) -> int:
     return exit_code(results)
 
 
-def run_jobs(jobs: Iterator[scheduler.Job], runs: Path, terminal: Terminal) -> list[Result]:
+def run_jobs(
+    jobs: Iterator[scheduler.Job], runs: Path, terminal: Terminal, reference: Callable[[Plan], Reference | None]
+) -> list[Result]:
     """Run the jobs in order, with sentences on the terminal. Return their results; an interrupted run is the last."""
     results = []
-    for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener()):
+    for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener(), reference):
         terminal.finished(result, runs)
         results.append(result)
     return results

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
 from levelfield.catalog import lookup
+from levelfield.catalog.stored_references import reference_of
 from levelfield.cli.plugins import registry_of
 from levelfield.cli.run_command import exit_code, run_jobs
 from levelfield.cli.terminal import Terminal
@@ -67,18 +69,18 @@ def execute(options: argparse.Namespace) -> int:
         )
     found = lookup.find(registry, selector)
     request = UserRequest(scale=options.scale, python=options.python)
-    scale, _ = choose_scale(Decision(options.case, selector, found, request, options.scale))
+    chosen, _ = choose_scale(Decision(options.case, selector, found, request, options.scale))
     devices = selector.devices or found.default_devices
-    question = question_here(registry, found, found.case.work(scale), devices, terminal.say)
+    question = question_here(registry, found, chosen.work, devices, terminal.say)
     rows = distinct(answer(question).rows)[: options.top]
     if not rows:
         raise UsageError(f"sweep {options.case}: no layout fits; `plan` shows what the smallest needs")
     pairs = [PredictedRun(row) for row in rows]
     if not options.dry_run:
         runs = options.runs or default_runs()
-        work = entries_of(rows, selector, found.vendor.name, devices, request, scale)
+        work = entries_of(rows, selector, found.vendor.name, devices, request, chosen.scale)
         jobs = scheduler.jobs(registry, work, None)
-        results = run_jobs(jobs, runs, terminal)
+        results = run_jobs(jobs, runs, terminal, partial(reference_of, registry))
         pairs = [PredictedRun(row, result) for row, result in zip_longest(rows, results)]
     _show(pairs, options)
     return exit_code([pair.result for pair in pairs if pair.result])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from levelfield.catalog.lookup import Selection
-from levelfield.contracts.vendor import Device, container_options
+from levelfield.contracts.vendor import Device
 from levelfield.errors import UsageError
 from levelfield.plan.arrangement import Arrangement
 from levelfield.plan.decision import Decision
@@ -77,10 +75,9 @@ def container_of(decision: Decision, hardware: Hardware, requirements: tuple[str
         return None
     if request.python:
         raise UsageError("--python: a container has its own Python; leave it out, or use --runtime inside or process")
-    expose = found.expose or partial(container_options, found.vendor.container)
     return ContainerPlan(
         image=image_plan(found.implementation, found.folder, found.vendor, requirements, request.base_image),
-        options=expose(_exposed(found, hardware)),
+        options=found.adapter.container(_exposed(found, hardware)),
         visible={} if found.vendor.container.renumbered else hardware.visible,
         memory_bytes=request.container_memory_bytes,
         offline=request.offline,

@@ -31,7 +31,9 @@ def place(registry: Registry, entry: Entry, refusal: str | None = None) -> Decis
     _refuse_second_name(selector, named)
     if named.chip == WITHHELD:
         return _here(registry, entry, selector, refusal, named)
-    on_it = _decided(registry, entry, _with_hardware(registry, selector, named), refusal)
+    _, chip = lookup.find_chip(registry, named.chip)
+    hardware = {"target": chip.name, "nodes": named.nodes, "devices": named.devices}
+    on_it = _decided(registry, entry, selector.model_copy(update=hardware), refusal)
     if request.hardware is not None:
         return _assumed(replace(on_it, found=replace(on_it.found, devices=())), "asked for with --assume-hardware")
     if _is_here(on_it.found, named):
@@ -75,11 +77,6 @@ def _refuse_second_name(selector: Selector, named: NamedHardware) -> None:
             f"hardware is named twice for {selector.case}:{selector.framework}: '{named}', and vendor, chip or number "
             "of devices in the case string; leave one of them out"
         )
-
-
-def _with_hardware(registry: Registry, selector: Selector, named: NamedHardware) -> Selector:
-    _, chip = lookup.find_chip(registry, named.chip)
-    return selector.model_copy(update={"target": chip.name, "nodes": named.nodes, "devices": named.devices})
 
 
 def _is_here(found: Selection, named: NamedHardware) -> bool:

@@ -6,7 +6,7 @@ import levelfield
 from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import CorpusError
 from levelfield.measure.parameter_counts import parameters
-from levelfield.plan.arrangement import Arrangement, arrange
+from levelfield.plan.arrangement import Arrangement
 from levelfield.plan.decision import Decision
 from levelfield.plan.devices import container_of, hardware_of
 from levelfield.plan.environment import environment_of, image_environment, requirements_of
@@ -30,12 +30,11 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
 
     Raises LayoutError, DoesNotFit, NotHere, CorpusError or UsageError.
     """
-    scale, reason = choose_scale(decision)
-    arrangement = arrange(decision, scale)
+    arrangement, reason = choose_scale(decision)
     if decision.refusal is None:
         _check(decision, arrangement)
-    found, work, tuning = decision.found, arrangement.work, arrangement.tuning
-    hardware = hardware_of(decision, arrangement)
+    found, scale, work, tuning = decision.found, arrangement.scale, arrangement.work, arrangement.tuning
+    hardware, memory = hardware_of(decision, arrangement), footprint_of(decision, arrangement)
     requirements = requirements_of(found.implementation, found.vendor.device_kind, tuning, work)
     container = None if decision.refusal else container_of(decision, hardware, requirements)
     return Plan(
@@ -60,7 +59,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         runtime=decision.request.runtime,
         container=container,
         peak=peak_of(hardware.chip, work, MeasuredPeaks()),
-        expected_memory=_expected(footprint_of(decision, arrangement), hardware),
+        expected_memory=_expected(memory, hardware),
         repeat=1,
         repeats=decision.selector.repeats,
         save_weights=decision.request.save_weights,

@@ -9,25 +9,28 @@ from levelfield.plan.decision import Decision
 from levelfield.plan.devices import hardware_of
 from levelfield.predict.footprint import Footprint, expected_memory
 from levelfield.predict.setup import setup_of
-from levelfield.specs.case import Scale
 
 GIB = 2**30
 
 
-def choose_scale(decision: Decision) -> tuple[Scale, str]:
-    """Return the scale and the reason for it. Raises DoesNotFit for `--scale full` that exceeds the memory."""
+def choose_scale(decision: Decision) -> tuple[Arrangement, str]:
+    """Return the arrangement at the scale of the run, and the reason for the scale.
+
+    Raises DoesNotFit for `--scale full` that exceeds the memory.
+    """
     if decision.scale == "smoke":
-        return "smoke", decision.why_scale or "asked for with --scale smoke"
-    refusal = _why_not_full(decision)
+        return arrange(decision, "smoke"), decision.why_scale or "asked for with --scale smoke"
+    full = arrange(decision, "full")
+    refusal = _why_not(decision, full)
     if decision.scale == "full":
         if refusal and not decision.request.assume:
             raise DoesNotFit(f"--scale full: {refusal}. Use --scale smoke, another --layout, or more devices")
-        return "full", decision.why_scale or "asked for with --scale full"
+        return full, decision.why_scale or "asked for with --scale full"
     accelerator = not decision.found.vendor.is_host
     if refusal is None and accelerator:
-        return "full", "the estimate says that it fits"
+        return full, "the estimate says that it fits"
     no_chip = None if accelerator else "there is no accelerator here"
-    return "smoke", "; ".join(part for part in (no_chip, refusal) if part)
+    return arrange(decision, "smoke"), "; ".join(part for part in (no_chip, refusal) if part)
 
 
 def footprint_of(decision: Decision, arrangement: Arrangement) -> Footprint:
@@ -36,12 +39,11 @@ def footprint_of(decision: Decision, arrangement: Arrangement) -> Footprint:
     return expected_memory(setup_of(work, tuning, found.vendor.is_host, found.memory_model))
 
 
-def _why_not_full(decision: Decision) -> str | None:
+def _why_not(decision: Decision, full: Arrangement) -> str | None:
     """Return a sentence when the full case needs more memory than a device has; None where it fits or is unknown.
 
     Raises UsageError where the devices are absent and not assumed.
     """
-    full = arrange(decision, "full")
     available = hardware_of(decision, full).memory_bytes_per_device
     devices, memory = full.nodes * full.devices_per_node, footprint_of(decision, full)
     if available is None or memory.total <= available:

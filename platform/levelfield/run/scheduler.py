@@ -6,14 +6,12 @@ import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.vendor import Vendor
 from levelfield.corpus import CorpusFacts
 from levelfield.errors import NotHere, UsageError
-from levelfield.plan.decision import Decision
 from levelfield.plan.peak import with_peak
 from levelfield.plan.placement import place
 from levelfield.plan.request import Entry, Suggestion, UserRequest
@@ -22,18 +20,17 @@ from levelfield.run import peak_probe, runner
 from levelfield.rundir import directory
 from levelfield.specs.hardware import NamedHardware
 from levelfield.specs.plan import Plan
-from levelfield.specs.reference import Reference, reference_name
+from levelfield.specs.reference import Reference
 from levelfield.specs.result import Result
 from levelfield.specs.suite import EntryUsed, Suite, SuiteEntry
 
 
 @dataclass(frozen=True)
 class Job:
-    """A planned run. reference: a callback that reads the run's reference at its start."""
+    """A planned run and the adapter of its devices."""
 
     plan: Plan
     vendor: Vendor
-    reference: Callable[[], Reference | None]
 
 
 def entries(registry: Registry, cases: Sequence[str], suites: Sequence[str], request: UserRequest) -> list[Entry]:
@@ -71,13 +68,18 @@ def planned(job: Job) -> Plan:
     return with_peak(job.plan, peak_probe.known_peaks(job.plan, platform.node()))
 
 
-def run_all(work: Iterator[Job], runs: Path, listener: runner.Listener) -> Iterator[Result]:
-    """Run the jobs in order and yield each result. An interrupted run is the last one."""
+def run_all(
+    work: Iterator[Job], runs: Path, listener: runner.Listener, reference: Callable[[Plan], Reference | None]
+) -> Iterator[Result]:
+    """Run the jobs in order and yield each result. An interrupted run is the last one.
+
+    reference: returns what a run is compared with; it is called at the start of the run.
+    """
     for job in work:
         if job.plan.refusal:
             result = runner.refuse(job.plan, runs, job.plan.refusal)
         else:
-            result = runner.run(job.plan, job.vendor, runs, listener, platform.node(), job.reference())
+            result = runner.run(job.plan, job.vendor, runs, listener, platform.node(), reference(job.plan))
         yield result
         if result.status.failure == "interrupted":
             return
@@ -86,38 +88,27 @@ def run_all(work: Iterator[Job], runs: Path, listener: runner.Listener) -> Itera
 def _jobs_or_refusals(registry: Registry, entry: Entry, corpus: CorpusFacts | None) -> list[Job]:
     """Return the entry's runs. A suite's entry that cannot run here gives runs that record the reason."""
     try:
-        return list(_jobs_of(registry, place(registry, entry), corpus))
+        return _jobs_of(registry, entry, corpus)
     except NotHere as error:
         if entry.suite is None:
             raise
-        return list(_jobs_of(registry, place(registry, entry, refusal=str(error)), corpus))
+        return _jobs_of(registry, entry, corpus, refusal=str(error))
 
 
-def _jobs_of(registry: Registry, decision: Decision, corpus: CorpusFacts | None) -> Iterator[Job]:
+def _jobs_of(registry: Registry, entry: Entry, corpus: CorpusFacts | None, refusal: str | None = None) -> list[Job]:
     """Return one job for each repeat. Only the run id and the number of the repeat differ in their plans."""
-    found, first = decision.found, None
-    for number in range(1, decision.selector.repeats + 1):
-        run_id = directory.new_run_id(found.case.name, found.implementation.framework, found.vendor.name)
-        first = first or resolve(decision, run_id, corpus)
-        plan = first.model_copy(update={"run_id": run_id, "repeat": number})
-        yield Job(plan, registry.vendor(found.vendor.name), partial(reference_of, registry, plan))
-
-
-def reference_of(registry: Registry, plan: Plan) -> Reference | None:
-    """Return the reference of the plan's case, scale and precision, else that of another case with the same work.
-
-    Cases that differ at full scale only have the same work at smoke scale. Raises DocumentError for a damaged one.
-    """
-    name = reference_name(plan.case, plan.scale, plan.work.training.precision)
-    if name in registry.references:
-        return registry.reference(name)
-    others = (registry.reference(other) for other in sorted(registry.references))
-    return next((found for found in others if found.identity.work == plan.work_digest), None)
+    decision = place(registry, entry, refusal)
+    found, repeats = decision.found, range(1, decision.selector.repeats + 1)
+    names = found.case.name, found.implementation.framework, found.vendor.name
+    run_ids = [directory.new_run_id(*names) for _ in repeats]
+    plan = resolve(decision, run_ids[0], corpus)
+    plans = [plan.model_copy(update={"run_id": i, "repeat": n}) for i, n in zip(run_ids, repeats, strict=True)]
+    return [Job(each, found.adapter) for each in plans]
 
 
 def _suite(registry: Registry, name: str) -> Suite:
     path = Path(name)
-    return registry.document(Suite, path) if path.suffix in (".yaml", ".yml", ".json") else registry.suite(name)
+    return registry.files.document(Suite, path) if path.suffix in (".yaml", ".yml", ".json") else registry.suite(name)
 
 
 def _entries_of(registry: Registry, name: str, request: UserRequest) -> list[Entry]:

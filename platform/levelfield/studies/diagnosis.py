@@ -78,8 +78,8 @@ class Diagnosis:
     def _train(self, side: ComparedTraining, step: int) -> tuple[Plan, RunPaths]:
         request = UserRequest(self.scale, side.choice, repeat=1, python=side.python, capture_step=step)
         (job,) = scheduler.jobs(self.registry, [Entry(side.text, request)], self.corpus)
-        short = scheduler.Job(shortened(job.plan, step), job.vendor, lambda: None)
-        (result,) = scheduler.run_all(iter([short]), self.folder, self.listener)
+        short = scheduler.Job(shortened(job.plan, step), job.vendor)
+        (result,) = scheduler.run_all(iter([short]), self.folder, self.listener, lambda plan: None)
         paths = RunPaths(self.folder.absolute() / result.run_id)
         if result.status.word in ("failed", "unsupported", "not-run"):
             raise RunFailed(f"{side.text} up to step {step}: {result.status.word}: {result.status.evidence}")

@@ -76,7 +76,8 @@ def _rehearse(subject: Subject, fault: str) -> Rehearsal:
     try:
         registry = Registry([DRILL, folder.parent.parent, *subject.plugins])
         work = scheduler.jobs(registry, [Entry(text, request)], None)
-        (result,) = scheduler.run_all(work, subject.stage.runs, Listener(lambda said: None, lambda plan, step: None))
+        silent = Listener(lambda said: None, lambda plan, step: None)
+        (result,) = scheduler.run_all(work, subject.stage.runs, silent, lambda plan: None)
     except LevelfieldError as error:
         raise Fails(f"the platform refused the run: {error}", "use `--dry-run` with this vendor") from None
     if result.status.failure == "interrupted":

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 from levelfield.catalog.registry import Registry
+from levelfield.catalog.stored_references import reference_of
 from levelfield.cli.main import main
 from levelfield.errors import DocumentError
-from levelfield.run.scheduler import reference_of
 from levelfield.specs.case import Case
 from plans import PLUGINS, make_plan
 

@@ -25,19 +25,19 @@ def hardware(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Registry:
 
 
 def test_without_an_accelerator_the_cpu_is_taken(hardware: Registry) -> None:
-    vendor, chip, devices = lookup.find_hardware(hardware, None)
-    assert (vendor.name, chip.name, len(devices)) == ("cpu", "cpu", 1)
+    adapter, chip, devices = lookup.find_hardware(hardware, None)
+    assert (adapter.spec.name, chip.name, len(devices)) == ("cpu", "cpu", 1)
 
 
 def test_an_accelerator_that_is_here_is_taken_first(hardware: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_DEVICES", "4")
-    vendor, chip, devices = lookup.find_hardware(hardware, None)
-    assert (vendor.name, chip.name, len(devices)) == ("fake", "F1", 4)
+    adapter, chip, devices = lookup.find_hardware(hardware, None)
+    assert (adapter.spec.name, chip.name, len(devices)) == ("fake", "F1", 4)
 
 
 def test_a_named_vendor_without_devices_gives_its_first_chip_and_none_here(hardware: Registry) -> None:
-    vendor, chip, devices = lookup.find_hardware(hardware, "fake")
-    assert (vendor.name, chip.name, devices) == ("fake", "F1", ())
+    adapter, chip, devices = lookup.find_hardware(hardware, "fake")
+    assert (adapter.spec.name, chip.name, devices) == ("fake", "F1", ())
 
 
 @pytest.mark.parametrize(("name", "here"), [("F1", 2), ("f1-8gb", 2), ("F2", 0)])
@@ -45,8 +45,8 @@ def test_a_chip_by_name_or_alias_counts_only_its_own_devices(
     hardware: Registry, monkeypatch: pytest.MonkeyPatch, name: str, here: int
 ) -> None:
     monkeypatch.setenv("FAKE_DEVICES", "2")
-    vendor, chip, devices = lookup.find_hardware(hardware, name)
-    assert vendor.name == "fake" and chip.name == name[:2].upper() and len(devices) == here
+    adapter, chip, devices = lookup.find_hardware(hardware, name)
+    assert adapter.spec.name == "fake" and chip.name == name[:2].upper() and len(devices) == here
 
 
 def test_a_device_of_an_unknown_kind_has_no_peaks(hardware: Registry, monkeypatch: pytest.MonkeyPatch) -> None:

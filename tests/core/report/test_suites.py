@@ -203,7 +203,7 @@ def no_python(wanted: str) -> None:
 def results(folder: Path, path: Path) -> list[Result]:
     work = scheduler.entries(Registry([PLUGINS]), [], [str(path)], UserRequest())
     jobs = scheduler.jobs(Registry([PLUGINS]), work, None)
-    return list(scheduler.run_all(jobs, folder / "runs", NO_LISTENER))
+    return list(scheduler.run_all(jobs, folder / "runs", NO_LISTENER, lambda plan: None))
 
 
 def test_what_this_machine_cannot_run_is_a_result_and_the_rest_goes_on(
