@@ -11,14 +11,22 @@ PYTEST := PYTHONPATH=platform $(PY) -m pytest
 export PIP_NO_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: test quick lint environments framework-free each-framework on-the-engine end-to-end bench gpu-check matrix host-runs thorough clean
+.PHONY: test computing waiting quick lint environments framework-free each-framework on-the-engine end-to-end bench gpu-check matrix host-runs thorough clean
 
-# What needs no framework runs while the frameworks' environments are made. A rank of tests/models has a core of its
-# own; the tests of the container engine, one after another, mostly wait and run beside them.
+# Two lanes, for two cores. Installing packages and the container engine mostly wait: they run beside the tests that
+# compute. What ends a rank by a signal never runs beside a container that runs out of memory.
 test: $(STAMP)
-	$(MAKE) --no-print-directory -j 3 environments lint framework-free
-	$(MAKE) --no-print-directory -j 2 on-the-engine each-framework
+	$(MAKE) --no-print-directory -j 2 computing waiting
+
+computing: $(STAMP)
+	$(MAKE) --no-print-directory lint
+	$(MAKE) --no-print-directory framework-free
+	$(MAKE) --no-print-directory each-framework
+
+waiting: $(STAMP)
+	$(MAKE) --no-print-directory environments
 	$(MAKE) --no-print-directory end-to-end
+	$(MAKE) --no-print-directory on-the-engine
 
 each-framework: $(STAMP)
 	$(PYTEST) -n 2 -m "$(NEW)" tests/models

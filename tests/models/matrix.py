@@ -147,10 +147,12 @@ def reduced() -> Iterator[Asked]:
 
 
 def left_to_thorough(runs: Iterable[Asked]) -> list[Asked]:
-    """What `make test` leaves out: every second of four processes, as these take two cores longest, and what oneflow's
-    TP2 x PP2 covers, as its waiting threads keep a core busy for minutes."""
+    """What `make test` leaves out: every second of four processes, as these take two cores longest; what oneflow's
+    TP2 x PP2 covers, as its waiting threads keep a core busy for minutes; and torch's compiler, which calls a C++
+    compiler for half a minute."""
     listed = list(runs)
     slow = [asked for asked in listed if asked.framework == "oneflow" and asked.variant.name in ("TP2", "DP2 x TP2")]
+    slow += [asked for asked in listed if asked.variant.compile]
     return [*[asked for asked in listed if asked.variant.ranks > 2][::2], *slow]
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import layouts
 import matrix as matrix_module
 import pytest
-from layouts import LONG_STEPS, MODELS, SINGLE, compare, first_steps, job_of, script_of, train
+from layouts import LONG_STEPS, MODELS, SINGLE, compare, first_steps, job_of, planted, script_of, train
 from levelfield.catalog.registry import Registry
 from levelfield.specs.base import load
 from levelfield.specs.tested import LayoutRuns
@@ -65,6 +65,24 @@ def test_learned_positions_biases_and_a_tied_head_in_llama(framework, name, inte
     curve = train(job_of(model, VARIANTS[name], SHAPE_STEPS), script_of(framework), interpreter_of(framework))
     found = compare(curve, torch_of(job_of(model, SINGLE, SHAPE_STEPS)))
     assert found.within(), found
+
+
+# Blocks are traced and differentiated as torch.compile does; the generated code is torch's own, in `make thorough`.
+BACKEND = """
+import functools, torch
+def no_backend(graph, inputs):
+    raise RuntimeError("a block was traced")
+torch.compile = functools.partial(torch.compile, backend={})
+"""
+
+
+def test_compiled_blocks_train_the_same_curve(tmp_path, reference):
+    job = job_of(MODELS["llama"], VARIANTS["compile"], SHAPE_STEPS)
+    traced = planted(tmp_path, "torch", BACKEND.format("'aot_eager'"))
+    found = compare(train(job, traced), first_steps(reference("llama"), SHAPE_STEPS))
+    assert found.within(), found
+    with pytest.raises(RuntimeError, match="a block was traced"):
+        train(job, planted(tmp_path, "torch", BACKEND.format("no_backend")))
 
 
 @pytest.mark.parametrize("framework", ["paddle", "oneflow"])
