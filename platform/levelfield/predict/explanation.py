@@ -82,7 +82,7 @@ def time_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
     batches = training.global_batch // (row.tuning.micro_batch * layout.data)
     setup = setup_of(question.work, row.tuning, question.on_host, question.constants.keeping)
     layer = layer_forward(setup.model, slice_of(setup))
-    flops = layer.matmul_flops + layer.core_flops
+    flops = layer.matmul_flops + layer.attention_flops
     roof = "Williams et al., 2009"
     return [
         Term(

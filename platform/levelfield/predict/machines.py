@@ -42,6 +42,7 @@ def machine_of(
         network=Link(NETWORK_HOP_SECONDS, network_bytes_per_second) if network_bytes_per_second else None,
         devices_per_node=devices_per_node,
         pair_bytes_per_second=chip.interconnect.pair_each_way_bytes_per_second if chip.interconnect else None,
+        attention={} if precision == "fp32" else {kernel: a.tflops * 1e12 for kernel, a in chip.attention.items()},
     )
 
 
