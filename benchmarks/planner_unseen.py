@@ -4,6 +4,7 @@
     python benchmarks/planner_unseen.py                 the runs of benchmarks/data/unseen_runs.json
     python benchmarks/planner_unseen.py --runs FILE     other runs, in the same form; none of them is in a fit
     python benchmarks/planner_unseen.py --rows          every run as well
+    python benchmarks/planner_unseen.py --fit           set the constants of the programs again, then print
 
 Half of the runs in benchmarks/data, chosen by the digest of their names, sets the constants of configs/planner. The
 errors are those of the other half. A sweep is a set of runs of one model by one program on equal devices.
@@ -18,7 +19,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
-from pages.unseen import RUNS, Judged, Questions, Sweep, judged, runs_of, spread, sweeps_of
+from pages.program_fit import FITS, fitted_values, write
+from pages.unseen import RUNS, Judged, Questions, Run, Sweep, judged, runs_of, spread, sweeps_of
 
 TARGETS = {"speed": (0.08, 0.25), "memory": (0.07, 0.20), "tau": 0.75, "regret": 0.10}
 
@@ -27,10 +29,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=RUNS, help="a file of published runs")
     parser.add_argument("--rows", action="store_true", help="print every run")
+    parser.add_argument("--fit", action="store_true", help="fit the programs' constants and write them")
     options = parser.parse_args()
+    if options.fit:
+        refit(runs_of(RUNS))
     found = judged(runs_of(options.runs), Questions(Registry()))
     print("\n".join(report(found, options.runs == RUNS, options.rows)))
     return 0
+
+
+def refit(runs: list[Run]) -> None:
+    """Fit the constants of every program on its half of the runs, and write them where they were."""
+    for fit in FITS:
+        values = fitted_values(fit, runs, Questions(Registry()))
+        write(fit, values)
+        print(", ".join(f"{knob.owner}.{knob.name} {value:g}" for knob, value in values.items()))
 
 
 def report(found: list[Judged], halved: bool, rows: bool = False) -> Iterator[str]:

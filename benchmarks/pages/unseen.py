@@ -164,9 +164,13 @@ class Questions:
             work, machine, constants, EVERYTHING, False, run.devices, chip.memory_bytes
         )
 
+    def registry_constants(self, framework: str) -> Constants:
+        found = self.registry.constants(framework)
+        assert found is not None
+        return found
+
     def constants(self, run: Run) -> Constants:
-        own = self.registry.constants(run.framework)
-        assert own is not None
+        own = self.registry_constants(run.framework)
         return own.of_program(run.program) if run.program in own.programs else own
 
     def _chip(self, name: str) -> Chip:

@@ -11,7 +11,7 @@ from levelfield.predict.activations import passes, stored_of_layer, whole_layer
 from levelfield.predict.footprint import stage_footprints, stage_parameters
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion
 from levelfield.predict.operations import BACKWARD, layer_forward
-from levelfield.predict.setup import FP32, TrainingSetup, setup_of
+from levelfield.predict.setup import TrainingSetup, setup_of
 from levelfield.predict.timing import UPDATE_BYTES, slice_of
 
 ZERO = "Rajbhandari et al., 2020, section 5"
@@ -38,13 +38,14 @@ def memory_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
     count = stage_parameters(s, stage)
     states = s.layout.sharding_degree if s.layout.sharding_stage else 1
     parts = row.memory.parts()
-    copies = parts["weights"] - FP32 * count // states
+    masters, moments = s.state_widths
+    copies = parts["weights"] - masters * count // states
     return [
         Term(
             "weights",
             parts["weights"],
-            f"4 * {count} / {states} + {copies}",
-            f"fp32 masters of the {count:,} parameters of stage {stage + 1} on one tensor rank, over {states} "
+            f"{masters} * {count} / {states} + {copies}",
+            f"{masters}-byte masters of the {count:,} parameters of stage {stage + 1} on one tensor rank, over {states} "
             "rank(s), and its compute copies",
             ZERO,
         ),
@@ -52,8 +53,8 @@ def memory_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
         Term(
             "optimizer_states",
             parts["optimizer_states"],
-            f"2 * 4 * {count} / {states}",
-            "Adam's two moments in fp32",
+            f"{moments} * {count} / {states}",
+            f"Adam's two moments, {moments // 2} bytes each",
             ZERO,
         ),
         Term("activations", parts["activations"], *_activations(s, stage, parts["activations"]), ACTIVATIONS),
@@ -69,7 +70,7 @@ def memory_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
             "reserve",
             parts["reserve"],
             str(parts["reserve"]),
-            "the process: context, kernels, communication and fragmentation",
+            "the process: context, kernels and communication, and gaps between tensors that come and go",
             f"configs/planner/{question.constants.framework}.yaml",
         ),
     ]
@@ -148,10 +149,8 @@ def _gradients(s: TrainingSetup, count: int, value: int) -> tuple[str, str]:
 def _activations(s: TrainingSetup, stage: int, value: int) -> tuple[str, str]:
     layer, flight = stored_of_layer(s), passes(s, stage)
     waiting = flight * s.layers_per_stage * layer // s.tuning.virtual_pipeline
-    if value < waiting:
-        return str(value), "of one layer: the peak is at the end of a backward pass, with all gradients unsharded"
     kept = {"none": "everything that the backward pass reads", "full": "its input", "selective": "a part"}
-    again = "" if s.tuning.recompute == "none" else f", and {whole_layer(s):,} bytes for a layer that is recomputed"
+    again = "" if s.tuning.recompute == "none" else f", and at most {whole_layer(s):,} bytes for a recomputed layer"
     words = (
         f"{flight} micro-batch(es) in flight x {s.layers_per_stage} layers / {s.tuning.virtual_pipeline} chunk(s); "
         f"each layer keeps {kept[s.tuning.recompute]}; then the embedding{again}"

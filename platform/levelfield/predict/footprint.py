@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from levelfield.measure.parameter_counts import Shapes, layer_shapes, outer_shapes
-from levelfield.predict.activations import activations, whole_layer
+from levelfield.predict.activations import activations
 from levelfield.predict.setup import FP8, FP16, FP32, TrainingSetup
 
 # The head computes chunks of tokens with this many bytes of fp32 logits (models/torch/head_loss.py).
@@ -57,27 +57,28 @@ def stage_footprints(setup: TrainingSetup, stages: Iterable[int] | None = None) 
 
 
 def _stage(s: TrainingSetup, stage: int) -> Footprint:
-    """Return the peak of a stage: the moment when most activations wait, or the end of the backward pass.
-
-    The second case exists only where gradients are unsharded until the backward pass ends.
-    """
-    count = stage_parameters(s, stage)
+    """Return the peak of a stage: the moment when most activations wait."""
+    count, model = stage_parameters(s, stage), s.memory_model
     level, degree = s.layout.sharding_stage, s.layout.sharding_degree
     states = degree if level >= 1 else 1
-    gradients = s.gradient_width * count
-    forward = Footprint(
-        weights=FP32 * count // states + _copies(s, count),
-        gradients=gradients // (degree if level >= 2 else 1),
-        optimizer_states=2 * FP32 * count // states,
-        activations=activations(s, stage),
-        logits=_logits(s) if stage == s.layout.pipeline - 1 else 0,
-        buffers=_buffers(s, count),
-        reserve=s.memory_model.host_process_bytes if s.on_host else s.memory_model.reserve_bytes,
+    masters, moments = s.state_widths
+    waiting, logits = activations(s, stage), _logits(s) if stage == s.layout.pipeline - 1 else 0
+    buffers = _buffers(s, count)
+    return Footprint(
+        weights=masters * count // states + _copies(s, count),
+        gradients=s.gradient_width * count // (degree if level >= 2 else 1),
+        optimizer_states=moments * count // states,
+        activations=waiting,
+        logits=logits,
+        buffers=buffers,
+        reserve=_reserve(s, waiting + logits + buffers),
     )
-    if level != 2 or not s.memory_model.gradients_whole_in_backward:
-        return forward
-    backward = replace(forward, gradients=gradients, activations=whole_layer(s), logits=0)
-    return max(forward, backward, key=lambda f: f.total)
+
+
+def _reserve(s: TrainingSetup, passing: int) -> int:
+    """Return the bytes that hold no tensor: of the process, and of gaps between tensors that come and go."""
+    model = s.memory_model
+    return model.host_process_bytes if s.on_host else model.reserve_bytes + int(model.fragmentation * passing)
 
 
 def stage_parameters(s: TrainingSetup, stage: int) -> int:
@@ -100,10 +101,10 @@ def _held(shapes: Shapes, s: TrainingSetup) -> int:
 def _copies(s: TrainingSetup, count: int) -> int:
     """Return the bytes of compute copies beside the masters: always in 16 bits, in fp32 only for sharded masters.
 
-    ZeRO stage 3 gathers layer by layer instead: see `_buffers`.
+    ZeRO stage 3 gathers layer by layer instead (see `_buffers`), some programs from a sharded copy in 16 bits.
     """
     if s.layout.sharding_stage == 3:
-        return 0
+        return s.width * count // s.layout.sharding_degree if s.memory_model.sharded_copy else 0
     matrices = s.layers_per_stage * _held(layer_shapes(s.model), s)
     fp8 = 2 * FP8 * matrices if s.input_width == FP8 else 0  # a copy of each, and a transposed copy
     return fp8 + (s.width * count if s.width == FP16 or s.layout.sharding_stage else 0)

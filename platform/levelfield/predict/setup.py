@@ -42,6 +42,12 @@ class TrainingSetup:
         """Bytes of one gradient."""
         return FP32 if self.width == FP32 else self.memory_model.gradient_bytes
 
+    @property
+    def state_widths(self) -> tuple[int, int]:
+        """Bytes of one master weight, and of Adam's two moments of it."""
+        model = self.memory_model
+        return (FP32, 2 * FP32) if self.width == FP32 else (model.master_bytes, model.state_bytes)
+
 
 def setup_of(work: Work, tuning: Tuning, on_host: bool, memory_model: MemoryModel | None = None) -> TrainingSetup:
     """Return the numbers of a case in the layout of `tuning`. memory_model: None takes the defaults."""

@@ -17,11 +17,15 @@ class MemoryModel(Value):
     at the peak of the loss; None: the head computes in chunks. gated_mlp_tensors: tensors of the MLP's width that a
     gated MLP keeps. tensor_parallel_copies: extra tensors of the hidden size that each layer keeps under tensor
     parallelism without sequence parallelism. score_bytes: bytes kept of each attention score; 0: the kernel keeps none.
-    gradients_whole_in_backward: with ZeRO stage 2 every rank holds all its gradients until the backward pass ends.
+    norm_bytes: bytes that each norm keeps of a value beyond its 16-bit or 32-bit input; a norm of several calls keeps
+    32-bit copies. selective_recomputes: share of the products' outputs that selective recomputation computes again.
+    master_bytes: bytes of a master weight; state_bytes: of both moments of a parameter. Less than 12 in all where the
+    optimizer works in 16 bits. sharded_copy: ZeRO stage 3 keeps a sharded 16-bit copy beside the masters.
     pipeline_working_sets: recomputed layers that exist at once under pipeline parallelism.
     host_sharding_copies: tensors that the exchange of sharded states leaves in a process on the host, each as large as
     all of a rank's gathered parameters.
-    reserve_bytes: context, kernels, communication buffers and fragmentation of a process on an accelerator.
+    reserve_bytes: context, kernels and communication buffers of a process on an accelerator. fragmentation: what its
+    allocator holds beyond activations, logits and buffers, over their sum.
     host_process_bytes: interpreter, framework and allocator of a process on the host.
     """
 
@@ -31,14 +35,19 @@ class MemoryModel(Value):
     selective_keeps: Literal["products", "all but scores"] = "products"
     tensor_parallel_copies: int = Field(default=0, ge=0)
     score_bytes: float = Field(default=0, ge=0)
-    gradients_whole_in_backward: bool = False
+    norm_bytes: float = Field(default=0, ge=0, le=12)
+    selective_recomputes: float = Field(default=0, ge=0, le=1)
+    master_bytes: int = Field(default=4, ge=0, le=4)
+    state_bytes: int = Field(default=8, ge=4, le=8)
+    sharded_copy: bool = False
     pipeline_working_sets: int = Field(default=1, ge=1)
     host_sharding_copies: int = Field(default=0, ge=0)
-    reserve_bytes: int = Field(default=1_500_000_000, ge=0)
+    reserve_bytes: int = Field(default=1_500_000_000, ge=0, le=8_000_000_000)
+    fragmentation: float = Field(default=0, ge=0, le=0.3)
     host_process_bytes: int = Field(default=400_000_000, ge=0)
 
 
-AttentionKernel = Literal["flash1", "flash2", "flash3", "materialised"]
+AttentionKernel = Literal["flash1", "triton", "flash2", "flash3", "materialised"]
 
 
 class Pace(Value):
