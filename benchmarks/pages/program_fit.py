@@ -209,4 +209,4 @@ def _chip_pattern(knob: Knob) -> re.Pattern[str]:
 
 
 def _program_pattern(knob: Knob) -> re.Pattern[str]:
-    return re.compile(rf"(\n  {knob.owner}:\n(?:    .*\n)*?    pace: {{(?:.*?, )??{knob.name}: )([\d.e+]+)([,}}])")
+    return re.compile(rf"(\n  {knob.owner}:\n(?:    .*\n)*?    pace: {{(?:.*?, )??{knob.name}: )([\d.e+-]+)([,}}])")

@@ -166,4 +166,7 @@ def _logits(s: TrainingSetup, value: int) -> tuple[str, str]:
         return str(value), "the head computes in chunks: two chunks of logits, and the gradients of head and input"
     vocabulary = s.model.vocab_size // s.layout.tensor
     words = "bytes of each logit at the peak x tokens of the micro-batch x vocabulary of the rank"
-    return f"{s.memory_model.logit_bytes:g} * {s.tokens} * {vocabulary}", words
+    gathered = s.memory_model.gathered_logit_bytes * s.model.vocab_size
+    if gathered:
+        words += ", and of the gathered logits of the whole vocabulary"
+    return f"({s.memory_model.logit_bytes:g} * {vocabulary} + {gathered:g}) * {s.tokens}", words

@@ -129,6 +129,7 @@ def _logits(s: TrainingSetup) -> int:
     """
     vocabulary = s.model.vocab_size // s.layout.tensor
     if s.memory_model.logit_bytes is not None:
-        return int(s.memory_model.logit_bytes * s.tokens * vocabulary)
+        whole = s.memory_model.gathered_logit_bytes * s.model.vocab_size
+        return int(s.tokens * (s.memory_model.logit_bytes * vocabulary + whole))
     chunk = min(FP32 * s.tokens * vocabulary, LOGITS_CHUNK_BYTES["host" if s.on_host else "accelerator"])
     return 2 * chunk + FP32 * vocabulary * s.model.hidden_size + s.width * s.tokens * s.model.hidden_size

@@ -33,13 +33,14 @@ class Cost:
 
     matmul_flops: of products with a layer's weights, which fp8 speeds up; core_flops: of the other products.
     attention_flops: of queries with keys and of scores with values. product_bytes: operands and results of products;
-    moved_bytes: the memory traffic of everything else.
+    logit_bytes: the memory traffic of the loss; moved_bytes: that of everything else.
     """
 
     matmul_flops: float = 0.0
     core_flops: float = 0.0
     attention_flops: float = 0.0
     product_bytes: float = 0.0
+    logit_bytes: float = 0.0
     moved_bytes: float = 0.0
     operations: float = 0.0
 
@@ -49,6 +50,7 @@ class Cost:
             self.core_flops + other.core_flops,
             self.attention_flops + other.attention_flops,
             self.product_bytes + other.product_bytes,
+            self.logit_bytes + other.logit_bytes,
             self.moved_bytes + other.moved_bytes,
             self.operations + other.operations,
         )
@@ -59,6 +61,7 @@ class Cost:
             self.core_flops * times,
             self.attention_flops * times,
             self.product_bytes * times,
+            self.logit_bytes * times,
             self.moved_bytes * times,
             self.operations * times,
         )
@@ -67,7 +70,8 @@ class Cost:
 @dataclass(frozen=True)
 class Slice:
     """One rank's share of a micro-batch. tokens: of the micro-batch; width: bytes of a compute value; keeps_scores:
-    attention writes all scores to memory, with the masked half."""
+    attention writes all scores to memory, with the masked half. gathers_logits: every tensor rank computes the loss from
+    the logits of the whole vocabulary."""
 
     tokens: int
     sequence_length: int
@@ -75,6 +79,7 @@ class Slice:
     sequence_parallel: bool
     width: int
     keeps_scores: bool
+    gathers_logits: bool = False
 
     @property
     def split(self) -> int:
@@ -101,8 +106,8 @@ def head_forward(model: Model, part: Slice) -> Cost:
     flops = 2.0 * part.tokens * model.hidden_size * vocabulary
     passes = FP32 * LOGIT_PASSES / (1 + BACKWARD)  # both directions together
     operands = part.width * model.hidden_size * (part.tokens + vocabulary)
-    logits = part.tokens * vocabulary * passes
-    return Cost(core_flops=flops, product_bytes=operands, moved_bytes=logits, operations=LAYER_OPERATIONS / 2)
+    logits = part.tokens * passes * (model.vocab_size if part.gathers_logits else vocabulary)
+    return Cost(core_flops=flops, product_bytes=operands, logit_bytes=logits, operations=LAYER_OPERATIONS / 2)
 
 
 def embedding_forward(model: Model, part: Slice) -> Cost:

@@ -119,6 +119,7 @@ def slice_of(setup: TrainingSetup) -> Slice:
         sequence_parallel=setup.layout.sequence_parallel,
         width=setup.width,
         keeps_scores=setup.memory_model.score_bytes > 0,
+        gathers_logits=setup.memory_model.gathered_logit_bytes > 0,
     )
 
 
@@ -153,7 +154,7 @@ def _seconds(s: _Schedule, cost: Cost) -> float:
     if s.setup.training.precision == "fp8" and s.machine.fp8_matmul_flops_per_second:
         weights_rate = s.machine.fp8_matmul_flops_per_second * (pace.fp8_efficiency or pace.matmul_efficiency)
     computed = cost.matmul_flops / weights_rate + cost.core_flops / rate + _attention_seconds(s, cost, rate)
-    moved = cost.product_bytes * pace.product_traffic + cost.moved_bytes * pace.elementwise_traffic
+    moved = cost.product_bytes * pace.product_traffic + cost.logit_bytes + cost.moved_bytes * pace.elementwise_traffic
     moving = moved / s.machine.memory_bytes_per_second / pace.memory_efficiency
     return computed + moving + cost.operations * s.machine.operation_seconds
 

@@ -14,7 +14,8 @@ class MemoryModel(Value):
     """The memory that a framework keeps, where the analyses do not define it. The defaults are those of models/torch.
 
     gradient_bytes: bytes of each gradient in 16-bit training. logit_bytes: bytes of each logit of a whole micro-batch
-    at the peak of the loss; None: the head computes in chunks. gated_mlp_tensors: tensors of the MLP's width that a
+    at the peak of the loss; None: the head computes in chunks. gathered_logit_bytes: the same of the logits of the
+    whole vocabulary, where every tensor rank gathers them; 0: the loss is computed on each rank's part. gated_mlp_tensors: tensors of the MLP's width that a
     gated MLP keeps. tensor_parallel_copies: extra tensors of the hidden size that each layer keeps under tensor
     parallelism without sequence parallelism. score_bytes: bytes kept of each attention score; 0: the kernel keeps none.
     norm_bytes: bytes that each norm keeps of a value beyond its 16-bit or 32-bit input; a norm of several calls keeps
@@ -30,7 +31,8 @@ class MemoryModel(Value):
     """
 
     gradient_bytes: int = Field(default=4, ge=2, le=4)
-    logit_bytes: float | None = Field(default=None, gt=0)
+    logit_bytes: float | None = Field(default=None, gt=0, le=24)
+    gathered_logit_bytes: float = Field(default=0, ge=0, le=24)
     gated_mlp_tensors: int = Field(default=4, ge=3, le=4)
     selective_keeps: Literal["products", "all but scores"] = "products"
     tensor_parallel_copies: int = Field(default=0, ge=0)
