@@ -98,7 +98,9 @@ def _sweeps(sweeps: list[Sweep]) -> Iterator[str]:
 
 
 def _row(j: Judged) -> str:
-    speed = "" if j.speed_off is None else f"{j.run.rate:,.0f} -> {j.estimate.tokens_per_second:,.0f} {j.speed_off:+.1%}"
+    speed = (
+        "" if j.speed_off is None else f"{j.run.rate:,.0f} -> {j.estimate.tokens_per_second:,.0f} {j.speed_off:+.1%}"
+    )
     memory = "" if j.memory_off is None else f"{(j.run.memory_bytes or 0) / 2**30:.1f} GiB {j.memory_off:+.1%}"
     need = f"{j.estimate.memory.total / 2**30:.1f} GiB{'' if j.estimate.fits else ' (does not fit)'}"
     out = " (ran out)" if j.run.ran_out else ""

@@ -163,9 +163,7 @@ class Questions:
         )
         constants = self.constants(run)
         work = self._work(run)
-        return layout_search.LayoutQuestion(
-            work, machine, constants, EVERYTHING, False, run.devices, chip.memory_bytes
-        )
+        return layout_search.LayoutQuestion(work, machine, constants, EVERYTHING, False, run.devices, chip.memory_bytes)
 
     def registry_constants(self, framework: str) -> Constants:
         found = self.registry.constants(framework)

@@ -16,7 +16,7 @@ MASK = 1  # bytes of a dropout mask's element
 def activations(s: TrainingSetup, stage: int) -> int:
     """Return the bytes for the backward pass of all micro-batches in flight. The first chunk adds the embedding."""
     embedding = s.tokens * s.model.hidden_size * (s.width + _mask(s)) if stage == 0 else 0
-    layers = passes(s, stage) * s.layers_per_stage * stored_of_layer(s) // s.tuning.virtual_pipeline
+    layers = passes(s, stage) * s.layers_of(stage) * stored_of_layer(s) // s.tuning.virtual_pipeline
     stored = layers + passes_of_first_chunk(s, stage) * (embedding // _sequence_split(s))
     return stored + _recomputed(s)
 

@@ -148,15 +148,15 @@ def _gradients(s: TrainingSetup, count: int, value: int) -> tuple[str, str]:
 
 def _activations(s: TrainingSetup, stage: int, value: int) -> tuple[str, str]:
     layer, flight = stored_of_layer(s), passes(s, stage)
-    waiting = flight * s.layers_per_stage * layer // s.tuning.virtual_pipeline
+    waiting = flight * s.layers_of(stage) * layer // s.tuning.virtual_pipeline
     kept = {"none": "everything that the backward pass reads", "full": "its input", "selective": "a part"}
     again = "" if s.tuning.recompute == "none" else f", and at most {whole_layer(s):,} bytes for a recomputed layer"
     words = (
-        f"{flight} micro-batch(es) in flight x {s.layers_per_stage} layers / {s.tuning.virtual_pipeline} chunk(s); "
+        f"{flight} micro-batch(es) in flight x {s.layers_of(stage)} layers / {s.tuning.virtual_pipeline} chunk(s); "
         f"each layer keeps {kept[s.tuning.recompute]}; then the embedding{again}"
     )
     chunks = s.tuning.virtual_pipeline
-    return f"{flight} * {s.layers_per_stage} * {layer} / {chunks} + {value - waiting}", words
+    return f"{flight} * {s.layers_of(stage)} * {layer} / {chunks} + {value - waiting}", words
 
 
 def _logits(s: TrainingSetup, value: int) -> tuple[str, str]:

@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 from levelfield.measure.parameter_counts import Shapes, layer_shapes, outer_shapes
 from levelfield.predict.activations import activations
 from levelfield.predict.setup import FP8, FP16, FP32, TrainingSetup
+from levelfield.specs.case import Model
 
 # The head computes chunks of tokens with this many bytes of fp32 logits (models/torch/head_loss.py).
 LOGITS_CHUNK_BYTES = {"host": 2**24, "accelerator": 2**28}
@@ -35,7 +37,8 @@ class Footprint:
 
     @property
     def total(self) -> int:
-        return sum(getattr(self, f.name) for f in fields(self))
+        tensors = self.weights + self.gradients + self.optimizer_states + self.activations + self.logits
+        return tensors + self.buffers + self.reserve
 
     def parts(self) -> dict[str, int]:
         """Return the bytes of each part by name."""
@@ -83,17 +86,29 @@ def _reserve(s: TrainingSetup, passing: int) -> int:
 
 def stage_parameters(s: TrainingSetup, stage: int) -> int:
     """Return the parameters of a stage on one tensor rank. Matrices are split over tensor ranks, vectors are not."""
-    outer = outer_shapes(s.model, s.sequence_length)
     first, last = stage == 0, stage == s.layout.pipeline - 1
-    tied_copy = s.model.tied_embeddings and last
+    outer = _outer_parameters(s.model, s.sequence_length, s.layout.tensor, first, last)
+    return outer + s.layers_of(stage) * layer_parameters(s.model, s.layout.tensor)
+
+
+# The search has few models and tensor sizes, and thousands of layouts.
+@lru_cache(maxsize=256)
+def _outer_parameters(model: Model, sequence_length: int, tensor: int, first: bool, last: bool) -> int:
+    outer = outer_shapes(model, sequence_length)
+    tied_copy = model.tied_embeddings and last
     wanted = {"embedding": first or tied_copy, "position": first, "final_norm": last, "head": last}
-    here = {name: shape for name, shape in outer.items() if wanted[name.split(".")[0]]}
-    return _held(here, s) + s.layers_per_stage * _held(layer_shapes(s.model), s)
+    return _held({name: shape for name, shape in outer.items() if wanted[name.split(".")[0]]}, tensor)
 
 
-def _held(shapes: Shapes, s: TrainingSetup) -> int:
+@lru_cache(maxsize=256)
+def layer_parameters(model: Model, tensor: int) -> int:
+    """Return the parameters of one layer on one tensor rank."""
+    return _held(layer_shapes(model), tensor)
+
+
+def _held(shapes: Shapes, tensor: int) -> int:
     return sum(
-        math.prod(shape) // (s.layout.tensor if len(shape) > 1 and not name.startswith("position") else 1)
+        math.prod(shape) // (tensor if len(shape) > 1 and not name.startswith("position") else 1)
         for name, shape in shapes.items()
     )
 
@@ -105,7 +120,7 @@ def _copies(s: TrainingSetup, count: int) -> int:
     """
     if s.layout.sharding_stage == 3:
         return s.width * count // s.layout.sharding_degree if s.memory_model.sharded_copy else 0
-    matrices = s.layers_per_stage * _held(layer_shapes(s.model), s)
+    matrices = s.layers_per_stage * layer_parameters(s.model, s.layout.tensor)
     fp8 = 2 * FP8 * matrices if s.input_width == FP8 else 0  # a copy of each, and a transposed copy
     return fp8 + (s.width * count if s.width == FP16 or s.layout.sharding_stage else 0)
 
@@ -118,7 +133,7 @@ def _buffers(s: TrainingSetup, count: int) -> int:
     if s.layout.sharding_stage < 3:
         return buffers
     embedding = s.model.vocab_size * s.model.hidden_size // s.layout.tensor
-    return buffers + s.width * (2 * _held(layer_shapes(s.model), s) + embedding)
+    return buffers + s.width * (2 * layer_parameters(s.model, s.layout.tensor) + embedding)
 
 
 def _logits(s: TrainingSetup) -> int:

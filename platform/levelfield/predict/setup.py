@@ -35,7 +35,13 @@ class TrainingSetup:
 
     @property
     def layers_per_stage(self) -> int:
+        """The layers of the largest stage."""
         return math.ceil(self.model.layers / self.layout.pipeline)
+
+    def layers_of(self, stage: int) -> int:
+        """Return the layers of a stage. Where they do not divide, the last stages have one layer less."""
+        whole, more = divmod(self.model.layers, self.layout.pipeline)
+        return whole + (1 if stage < more else 0)
 
     @property
     def gradient_width(self) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 
 from levelfield.measure.parameter_counts import parameters
 from levelfield.predict.collectives import Link, all_reduce_seconds, gather_seconds, send_seconds
@@ -71,7 +72,8 @@ class PredictedStep:
 
     @property
     def total(self) -> float:
-        return sum(self.parts().values())
+        computing = self.compute + self.imbalance + self.bubble + self.optimizer
+        return computing + self.tensor + self.pipeline + self.data
 
     def parts(self) -> dict[str, float]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
@@ -125,7 +127,8 @@ def slice_of(setup: TrainingSetup) -> Slice:
 
 def _computes(s: _Schedule) -> list[float]:
     """Return the compute seconds of one micro-batch on each stage, forward and backward, with embedding and head."""
-    stages = [_seconds(s, _layer_cost(s)) * s.setup.model.layers / s.setup.layout.pipeline] * s.setup.layout.pipeline
+    layer = _seconds(s, _layer_cost(s))
+    stages = [layer * s.setup.layers_of(stage) for stage in range(s.setup.layout.pipeline)]
     stages[0] += _seconds(s, embedding_forward(s.setup.model, s.part) * (1 + BACKWARD))
     stages[-1] += _seconds(s, head_forward(s.setup.model, s.part) * (1 + BACKWARD))
     return stages
@@ -209,21 +212,29 @@ def _data_seconds(s: _Schedule, compute: float) -> float:
     ZeRO stages 2 and 3 keep only a rank's own gradients, so they reduce those of every micro-batch. compute: of one
     micro-batch; communication overlaps with the backward pass of the micro-batches that are exchanged.
     """
-    ranks = s.setup.layout.data
-    if ranks == 1:
+    layout, batches = s.setup.layout, s.setup.micro_batches
+    if layout.data == 1:
         return 0.0
-    link = _link(s, ranks, s.setup.layout.tensor)
     count = _stage_parameters(s)
     gradients, weights = s.setup.gradient_width * count, s.part.width * count
-    stage, batches = s.setup.layout.sharding_stage, s.setup.micro_batches
-    if stage == 0:
-        seconds = _in_messages(s, gradients, lambda size: all_reduce_seconds(size, ranks, link))
-        return _exposed(s, seconds, compute)
-    exchanged = batches if stage > 1 else 1
-    gathered = 2 * batches if stage == 3 else 1  # stage 3 gathers for each forward and each backward pass
+    if layout.sharding_stage == 0:
+        return _exposed(s, _reduced_seconds(s, gradients, layout.data, layout.tensor), compute)
+    ranks, link = layout.sharding_degree, _link(s, layout.sharding_degree, layout.tensor)
+    exchanged = batches if layout.sharding_stage > 1 else 1
+    gathered = 2 * batches if layout.sharding_stage == 3 else 1  # for each forward and each backward pass
     seconds = exchanged * _in_messages(s, gradients, lambda size: _scatter_seconds(s, size, ranks, link))
     seconds += gathered * _in_messages(s, weights, lambda size: _gather_seconds(s, size, ranks, link))
+    replicas = layout.data // ranks
+    seconds += _reduced_seconds(s, gradients / ranks, replicas, layout.tensor * ranks)
     return _exposed(s, seconds, exchanged * compute)
+
+
+def _reduced_seconds(s: _Schedule, size: float, ranks: int, stride: int) -> float:
+    """Return the all-reduce of gradients over ranks that hold the same part of them."""
+    if ranks == 1:
+        return 0.0
+    link = _link(s, ranks, stride)
+    return _in_messages(s, size, lambda part: all_reduce_seconds(part, ranks, link))
 
 
 def _in_messages(s: _Schedule, size: float, seconds: Callable[[float], float]) -> float:
@@ -248,9 +259,12 @@ def _update_seconds(s: _Schedule) -> float:
 
 def _stage_parameters(s: _Schedule) -> float:
     """Return the parameters on a rank of the largest stage: its layers, and the embedding or the head."""
-    count = parameters(s.setup.model, s.part.sequence_length)
+    count = _counted(s.setup.model, s.part.sequence_length)
     outside = count.embedding + count.head if s.setup.layout.pipeline == 1 else max(count.embedding, count.head)
     return (count.per_layer * count.layers / s.setup.layout.pipeline + outside) / s.setup.layout.tensor
+
+
+_counted = lru_cache(maxsize=16)(parameters)
 
 
 def _link(s: _Schedule, ranks: int, stride: int) -> Link:
