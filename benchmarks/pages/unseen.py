@@ -1,6 +1,6 @@
 """Published runs that are in none of configs/published, as questions to the planner, and what is measured on them.
 
-A file of runs has `rows`, each whole, or `groups` whose `shared` fields hold for all their rows (with `models` by name).
+A file of runs has `rows`, each whole, or `groups` whose `shared` fields hold for all their rows, and `models` by name.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ PROGRAMS = (
 class Run:
     """A published run. rate: tokens/s of one device; memory_bytes: as published; both None where not published.
 
-    fitted: whether the constants may be fitted on it. ran_out: it ran out of memory. stated: the source states the settings, so that the row counts in medians.
-    speed_stated: the same for the unit of its speed.
+    fitted: whether the constants may be fitted on it. ran_out: it ran out of memory. stated: the source states the
+    settings, so that the row counts in medians. speed_stated: the same for the unit of its speed.
     """
 
     name: str
