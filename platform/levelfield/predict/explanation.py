@@ -45,8 +45,8 @@ def memory_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
             "weights",
             parts["weights"],
             f"{masters} * {count} / {states} + {copies}",
-            f"{masters}-byte masters of the {count:,} parameters of stage {stage + 1} on one tensor rank, over {states} "
-            "rank(s), and its compute copies",
+            f"{masters}-byte masters of the {count:,} parameters of stage {stage + 1} on one tensor rank, over "
+            f"{states} rank(s), and its compute copies",
             ZERO,
         ),
         Term("gradients", parts["gradients"], *_gradients(s, count, parts["gradients"]), ZERO),

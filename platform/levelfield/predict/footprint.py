@@ -61,7 +61,7 @@ def stage_footprints(setup: TrainingSetup, stages: Iterable[int] | None = None) 
 
 def _stage(s: TrainingSetup, stage: int) -> Footprint:
     """Return the peak of a stage: the moment when most activations wait."""
-    count, model = stage_parameters(s, stage), s.memory_model
+    count = stage_parameters(s, stage)
     level, degree = s.layout.sharding_stage, s.layout.sharding_degree
     states = degree if level >= 1 else 1
     masters, moments = s.state_widths

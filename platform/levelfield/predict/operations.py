@@ -70,8 +70,8 @@ class Cost:
 @dataclass(frozen=True)
 class Slice:
     """One rank's share of a micro-batch. tokens: of the micro-batch; width: bytes of a compute value; keeps_scores:
-    attention writes all scores to memory, with the masked half. gathers_logits: every tensor rank computes the loss from
-    the logits of the whole vocabulary."""
+    attention writes all scores to memory, with the masked half. gathers_logits: every tensor rank computes the loss
+    from the logits of the whole vocabulary."""
 
     tokens: int
     sequence_length: int

@@ -13,15 +13,19 @@ from levelfield.specs.base import Document, Value
 class MemoryModel(Value):
     """The memory that a framework keeps, where the analyses do not define it. The defaults are those of models/torch.
 
-    gradient_bytes: bytes of each gradient in 16-bit training. logit_bytes: bytes of each logit of a whole micro-batch
-    at the peak of the loss; None: the head computes in chunks. gathered_logit_bytes: the same of the logits of the
-    whole vocabulary, where every tensor rank gathers them; 0: the loss is computed on each rank's part. gated_mlp_tensors: tensors of the MLP's width that a
-    gated MLP keeps. tensor_parallel_copies: extra tensors of the hidden size that each layer keeps under tensor
-    parallelism without sequence parallelism. score_bytes: bytes kept of each attention score; 0: the kernel keeps none.
+    gradient_bytes: bytes of each gradient in 16-bit training.
+    logit_bytes: bytes of each logit of a whole micro-batch at the peak of the loss; None: the head computes in chunks.
+    gathered_logit_bytes: the same of the logits of the whole vocabulary, where every tensor rank gathers them; 0: the
+    loss is computed on each rank's part.
+    gated_mlp_tensors: tensors of the MLP's width that a gated MLP keeps.
+    selective_keeps: what selective recomputation keeps. selective_recomputes: the share of the products' outputs that
+    it computes again.
+    tensor_parallel_copies: extra tensors of the hidden size that each layer keeps under tensor parallelism without
+    sequence parallelism. score_bytes: bytes kept of each attention score; 0: the kernel keeps none.
     norm_bytes: bytes that each norm keeps of a value beyond its 16-bit or 32-bit input; a norm of several calls keeps
-    32-bit copies. selective_recomputes: share of the products' outputs that selective recomputation computes again.
-    master_bytes: bytes of a master weight; state_bytes: of both moments of a parameter. Less than 12 in all where the
-    optimizer works in 16 bits. sharded_copy: ZeRO stage 3 keeps a sharded 16-bit copy beside the masters.
+    32-bit copies.
+    master_bytes, state_bytes: bytes of a master weight, and of both moments of a parameter. Less than 12 in all where
+    the optimizer works in 16 bits. sharded_copy: ZeRO stage 3 keeps a sharded 16-bit copy beside the masters.
     pipeline_working_sets: recomputed layers that exist at once under pipeline parallelism.
     host_sharding_copies: tensors that the exchange of sharded states leaves in a process on the host, each as large as
     all of a rank's gathered parameters.
