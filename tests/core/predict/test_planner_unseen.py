@@ -97,3 +97,10 @@ def test_every_program_that_a_row_names_is_in_the_planners_files(unseen: ModuleT
     registry = Registry()
     known = {name for f in registry.constants_files for name in registry.constants(f).programs}  # type: ignore[union-attr]
     assert {name for _, name in unseen.PROGRAMS} <= known
+
+
+def test_what_is_committed_is_what_the_fit_of_programs_finds() -> None:
+    done = subprocess.run(
+        [*COMMAND, "--check"], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT / "platform")}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
