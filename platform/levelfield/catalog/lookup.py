@@ -11,7 +11,7 @@ from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import DocumentError, LayoutError, NotHere, UnknownName, UsageError
 from levelfield.specs.case import Case
 from levelfield.specs.chips import OverlayUsed
-from levelfield.specs.constants import MemoryModel
+from levelfield.specs.constants import Constants, MemoryModel
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.selector import Selector
@@ -25,8 +25,7 @@ FALLBACK_VENDOR = "cpu"
 class Selection:
     """All documents and devices of one selector. devices: those of this chip that are here.
 
-    overlay: the private values of the chip. memory_model: what the framework holds in memory; None without a document
-    of it.
+    overlay: the private values of the chip. constants: the planner's constants of the framework; None without them.
     """
 
     case: Case
@@ -37,16 +36,27 @@ class Selection:
     devices: tuple[Device, ...]
     tuning_rows: tuple[TuningRow, ...]
     overlay: OverlayUsed | None = None
-    memory_model: MemoryModel | None = None
+    constants: Constants | None = None
 
     @property
     def vendor(self) -> VendorFile:
         return self.adapter.spec
 
     @property
+    def memory_model(self) -> MemoryModel | None:
+        return self.constants.keeping if self.constants else None
+
+    @property
     def default_devices(self) -> int:
         """Return the default number of devices of a node: all that are here; a host is one device."""
         return 1 if self.vendor.is_host else max(1, len(self.devices))
+
+    def memory_of_device(self, processes: int) -> int | None:
+        """Return the bytes of memory of one device, or the share of one of `processes` on a host. None: unknown."""
+        memory = self.chip.memory_bytes
+        if self.devices:
+            memory = self.devices[0].memory_bytes or memory
+        return memory // processes if self.vendor.is_host and memory else memory
 
     def has_devices(self, count: int) -> bool:
         """Return whether `count` devices are here. A host can be divided into any number of processes."""
@@ -68,8 +78,7 @@ def find(registry: Registry, selector: Selector, check: bool = True) -> Selectio
     overlay = registry.overlay.used(vendor, chip) if registry.overlay else None
     rows = tuning_rows(registry, vendor.name, case.name)
     constants = registry.constants(implementation.framework)
-    memory_model = constants.keeping if constants else None
-    return Selection(case, implementation, folder, adapter, chip, devices, rows, overlay, memory_model)
+    return Selection(case, implementation, folder, adapter, chip, devices, rows, overlay, constants)
 
 
 def find_hardware(registry: Registry, target: str | None) -> tuple[Vendor, Chip, tuple[Device, ...]]:

@@ -62,6 +62,7 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
         origin = plan.origins.get(field, "default")
         yield f"{field:<12} {_said(getattr(plan.tuning, field))}  ({origin})"
     yield f"accumulation {plan.accumulation}"
+    yield from _predicted(plan)
     yield f"memory       {gib(memory.total_bytes)} expected on the fullest device, of {gib(memory.available_bytes)}"
     yield "             " + ", ".join(f"{name} {gib(size)}" for name, size in memory.parts.items())
     peak = f"{plan.peak.tflops:.4g} TFLOP/s" if plan.peak.tflops else "unknown"
@@ -83,6 +84,17 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
                 f"             {name}={shlex.quote(value)}" for name, value in sorted(process.environment.items())
             )
     yield f"             removed variables: {' '.join(request.removed_variables) or 'every variable of this host'}"
+
+
+def _predicted(plan: Plan) -> Iterator[str]:
+    """Return the planner's prediction for the chosen layout, and its next best layouts."""
+    for number, row in enumerate(plan.predicted):
+        word = "next best" if number else "predicted"
+        chunks = f" chunks {row.virtual_pipeline}" if row.virtual_pipeline > 1 else ""
+        yield (
+            f"{word:<12} {row.tokens_per_second:>7,.0f} tokens/s/device, {gib(row.memory_bytes)}: {row.layout} micro "
+            f"{row.micro_batch} {row.recompute}{chunks}"
+        )
 
 
 def _reached(plan: Plan) -> str:

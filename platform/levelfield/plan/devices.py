@@ -27,20 +27,12 @@ def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:
         nodes=nodes,
         devices_per_node=devices,
         device_indices=() if found.vendor.is_host else tuple(d.index for d in found.devices[:devices]),
-        memory_bytes_per_device=_memory_of_device(found, nodes * devices),
+        memory_bytes_per_device=found.memory_of_device(nodes * devices),
         visible=_visible(found, devices),
         environment=found.vendor.environment,
         assumed=assumed,
         overlay=found.overlay,
     )
-
-
-def _memory_of_device(found: Selection, world_size: int) -> int | None:
-    """Return the bytes of memory of one device, or its share of a host's memory. None where unknown."""
-    memory = found.chip.memory_bytes
-    if found.devices:
-        memory = found.devices[0].memory_bytes or memory
-    return memory // world_size if found.vendor.is_host and memory else memory
 
 
 def _are_absent(decision: Decision, nodes: int, devices: int) -> bool:

@@ -254,7 +254,7 @@ def test_other_sizes_are_refused(size: str) -> None:
 
 
 def test_hardware_that_is_not_here_can_be_looked_at(command: Command) -> None:
-    done = command("--case", "gpt3_6.7B:torch:A100:1:8", "--dry-run")
+    done = command("--case", "gpt3_6.7B:paddle:A100:1:8", "--dry-run")
     assert done.code == 0 and "ASSUMED: these devices are not here" in done.out
     assert "FlagPerf's fastest row for 8 x 80 GB" in " ".join(done.out.split())
 
