@@ -12,6 +12,7 @@ from levelfield.errors import DocumentError, LayoutError, NotHere, UnknownName, 
 from levelfield.specs.case import Case
 from levelfield.specs.chips import OverlayUsed
 from levelfield.specs.constants import Constants, MemoryModel
+from levelfield.specs.derivation import split_name
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.selector import Selector
@@ -111,7 +112,13 @@ def detect(registry: Registry) -> Vendor:
 
 
 def tuning_rows(registry: Registry, vendor: str, case: str) -> tuple[TuningRow, ...]:
-    """Return the rows of the vendor's tuning for this case; none when it has no such file."""
+    """Return the rows of the vendor's tuning for this case; none when it has no such file.
+
+    A derived case keeps them while its steps have the same tokens.
+    """
+    case, derivation = split_name(case)
+    if not derivation.keeps_the_batch:
+        return ()
     path = registry.vendors[vendor].parent / "tuning" / f"{case}.yaml"
     if not path.is_file():
         return ()

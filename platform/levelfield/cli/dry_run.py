@@ -8,7 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from levelfield.catalog import lookup
+from levelfield.catalog.registry import Registry
+from levelfield.cli.arithmetic import explained
 from levelfield.contracts.execution import ContainerWork, Request
+from levelfield.errors import UsageError
+from levelfield.plan.default_layout import Place, question_of
+from levelfield.predict.layout_search import predict
 from levelfield.report import suites
 from levelfield.report.words import gib, wrapped
 from levelfield.run.launchers import means
@@ -30,6 +36,27 @@ def show(plans: Sequence[Plan], runs: Path, as_json: bool) -> int:
         tables = ["\n".join(suites.planned(listed)) for listed in suites.by_suite(plans)]
         print("\n\n".join([*alone, *tables]))
     return 0
+
+
+def explain(plans: Sequence[Plan], registry: Registry, dry_run: bool) -> int:
+    """Print the arithmetic of each plan's memory and time. Return 0. Raises UsageError where none is predicted."""
+    if not dry_run:
+        raise UsageError("--explain: found no --dry-run; add it")
+    print("\n\n".join("\n".join(_arithmetic(plan, registry)) for plan in plans))
+    return 0
+
+
+def _arithmetic(plan: Plan, registry: Registry) -> Iterator[str]:
+    hardware = plan.hardware
+    found = lookup.find(registry, plan.selector)
+    question = question_of(Place(found, plan.work, hardware.nodes, hardware.devices_per_node))
+    if question is None:
+        raise UsageError(
+            f"--explain: found no memory of {hardware.chip.name} and no constants of {plan.implementation.framework} "
+            "from which to predict; for a processor use `plan CASE --chip cpu --explain 1`"
+        )
+    yield f"{plan.case} ({plan.scale}) on {hardware.nodes} x {hardware.devices_per_node} {hardware.chip.name}: "
+    yield from explained(question, predict(question, plan.tuning))
 
 
 def _request(plan: Plan, runs: Path) -> tuple[Request, RunPaths]:

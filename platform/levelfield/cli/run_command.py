@@ -19,6 +19,7 @@ from levelfield.report.tables import as_json
 from levelfield.run import scheduler
 from levelfield.rundir.directory import default_runs
 from levelfield.specs.base import parse
+from levelfield.specs.derivation import Derivation
 from levelfield.specs.hardware import NamedHardware, read_hardware
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
@@ -38,6 +39,8 @@ def execute(options: argparse.Namespace) -> int:
     registry = registry_of(options)
     work = scheduler.entries(registry, options.case, options.suite, _request(options))
     jobs = scheduler.jobs(registry, work, _corpus(options.data, terminal))
+    if options.explain:
+        return dry_run.explain([job.plan for job in jobs], registry, options.dry_run)
     if options.dry_run:
         return dry_run.show([scheduler.planned(job) for job in jobs], _runs(options), as_json=options.json)
     results = run_jobs(jobs, _runs(options), terminal, partial(reference_of, registry))
@@ -96,7 +99,14 @@ def _request(options: argparse.Namespace) -> UserRequest:
         offline=options.offline,
         container_memory_bytes=options.container_memory,
         hardware=_hardware(options.assume_hardware, options.dry_run),
+        derivation=_derivation(options),
     )
+
+
+def _derivation(options: argparse.Namespace) -> Derivation:
+    """Return the changes of the case. Raises UsageError for a number that no case can have."""
+    given = {name: getattr(options, name) for name in Derivation.model_fields}
+    return parse(Derivation, {name: value for name, value in given.items() if value is not None}, "command line")
 
 
 def _hardware(text: str | None, dry_run: bool) -> NamedHardware | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from levelfield.catalog.host_cores import usable_cores
 from levelfield.catalog.lookup import Selection
 from levelfield.plan.decision import Decision
-from levelfield.plan.default_layout import DefaultLayout, Place, default_batch, default_layout
+from levelfield.plan.default_layout import DefaultLayout, Place, default_batch, default_layout, most_devices
 from levelfield.predict.layout_search import LayoutEstimate
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.layout import Layout, LayoutText, parse_layout
@@ -57,9 +57,11 @@ def arrange(decision: Decision, scale: Scale) -> Arrangement:
     if written:
         default = default_batch(place, written.layout, fixed, choice.fields)
     else:
+        if decision.selector.devices is None:
+            place = replace(place, devices=most_devices(place, fixed))
         default = default_layout(place, scale, fixed, choice.fields)
     tuning, origins = _tuning(choice.with_defaults(default), default.layout, found, place.world)
-    return Arrangement(scale, work, tuning, nodes, devices, origins, written is None, default.estimates)
+    return Arrangement(scale, work, tuning, nodes, place.devices, origins, written is None, default.estimates)
 
 
 def _chosen(decision: Decision, scale: Scale, with_case: bool) -> _Choice:

@@ -65,6 +65,12 @@ def default_layout(place: Place, scale: Scale, fixed: TuningChoice, wanted: Tuni
     return DefaultLayout(best.layout, named, dict.fromkeys(("layout", *SEARCHED), origin), estimates)
 
 
+def most_devices(place: Place, fixed: TuningChoice) -> int:
+    """Return the largest number of devices of a node, up to the place's, for which a layout is possible; else all."""
+    fewer = (replace(place, devices=count) for count in range(place.devices, 0, -1))
+    return next((p.devices for p in fewer if any(_possible(p, _divisions(p), fixed))), place.devices)
+
+
 def default_batch(place: Place, layout: Layout, fixed: TuningChoice, wanted: TuningChoice) -> DefaultLayout:
     """Return a layout that is set, with the case's micro-batch or the nearest that the layout allows."""
     batch = wanted.micro_batch or 1

@@ -18,6 +18,7 @@ from levelfield.predict import layout_rules
 from levelfield.predict.footprint import Footprint
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.container import ContainerPlan
+from levelfield.specs.derivation import split_name
 from levelfield.specs.plan import CorpusUsed, EnvironmentPlan, Hardware, MemoryExpected, Plan, PredictedLayout
 from levelfield.specs.vendor import FrameworkAccess
 from levelfield.worker.synthetic import synthetic_entropy
@@ -129,7 +130,17 @@ def _deviations(decision: Decision, arrangement: Arrangement) -> tuple[str, ...]
     shared = nodes > 1 and request.runtime == "docker" and not request.assume
     one_machine = (f"{nodes} nodes were asked for; they are {nodes} containers of one machine",) if shared else ()
     versions = version_deviations(decision.selector, decision.found.implementation)
-    return (*versions, *one_machine, *decision.deviations)
+    base, changes = split_name(decision.found.case.name)
+    derived = (f"the case is derived from {base}: {changes.words}",) if changes.suffix else ()
+    return (*versions, *derived, *_idle(decision, arrangement), *one_machine, *decision.deviations)
+
+
+def _idle(decision: Decision, arrangement: Arrangement) -> tuple[str, ...]:
+    """Return the devices that are here and that no layout uses, where the user gives no number."""
+    here, used = len(decision.found.devices), arrangement.devices_per_node
+    if not arrangement.layout_is_default or decision.selector.devices or used >= here:
+        return ()
+    return (f"{used} of the {here} devices here are used: no layout of {here} devices divides the case",)
 
 
 def _corpus(facts: CorpusFacts | None, work: Work, scale: Scale) -> CorpusUsed:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -51,7 +53,7 @@ def parse(cls: type[T], content: Any, origin: str) -> T:
     try:
         return cls.model_validate(content)
     except ValidationError as error:
-        raise DocumentError(_explain(error, origin)) from None
+        raise DocumentError(_explain(error, origin, cls)) from None
 
 
 def dump(document: Document) -> str:
@@ -115,23 +117,43 @@ def _check_schema(cls: type[Document], found: Any, origin: str) -> None:
         raise DocumentError(f"{origin}: key 'schema': found {found!r}, expected '{expected}'")
 
 
-def _explain(error: ValidationError, origin: str) -> str:
-    lines = [f"{origin}: {_key(e['loc'])}: {_description(e)}" for e in error.errors(include_url=False)]
-    return "\n".join(lines)
+def _explain(error: ValidationError, origin: str, cls: type[Value]) -> str:
+    details = error.errors(include_url=False)
+    return "\n".join(f"{origin}: {_key(e['loc'])}: {_description(e, cls)}" for e in details)
 
 
 def _key(location: tuple[int | str, ...]) -> str:
     return f"key '{'.'.join(str(part) for part in location)}'" if location else "document"
 
 
-def _description(detail: Any) -> str:
+def _description(detail: Any, cls: type[Value]) -> str:
     if detail["type"] == "missing":
         return "missing; it is required"
     if detail["type"] == "extra_forbidden":
-        return f"unknown key (found {_short(detail['input'])}); remove it or correct its name"
+        known = sorted(_fields_at(cls, detail["loc"][:-1]))
+        near = difflib.get_close_matches(str(detail["loc"][-1]), known, n=3)
+        offer = f"nearest: {', '.join(near)}; all: {', '.join(known)}" if near else f"known: {', '.join(known)}"
+        return f"unknown key (found {_short(detail['input'])}); {offer if known else 'remove it or correct its name'}"
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"])
     return f"found {_short(detail['input'])}, expected: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+
+
+def _fields_at(cls: type[BaseModel], location: tuple[int | str, ...]) -> Iterable[str]:
+    """Return the keys of the value at a location inside `cls`; none where the location leads into no single type."""
+    types: list[Any] = [cls]
+    for part in location:
+        inner = [t.model_fields[part].annotation for t in types if part in getattr(t, "model_fields", ())]
+        types = [model for annotation in inner or types for model in _models_of(annotation)]
+    return types[0].model_fields if len(types) == 1 else ()
+
+
+def _models_of(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Return the documents' types inside an annotation such as `dict[str, Peak] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_of(argument)
 
 
 def _short(value: Any) -> str:

@@ -15,6 +15,7 @@ from levelfield.plan.resolution import resolve
 from levelfield.predict.layout_search import answer
 from levelfield.specs.plan import Plan
 from levelfield.specs.tuning import TuningChoice
+from plans import PLUGINS, make_plan
 
 ASSUMED = UserRequest(assume=True)
 
@@ -121,10 +122,9 @@ def test_what_nothing_divides_is_refused_with_the_sizes_and_who_chose_them() -> 
 def test_an_impossible_layout_of_the_user_names_the_scale_and_who_chose_each_number() -> None:
     with pytest.raises(LayoutError) as raised:
         plan_of("gpt3_6.7B:torch:H100:1:8", layout="DP8SH2SP8", micro_batch=3)
-    assert (
-        "scale full (the estimate says that it fits), global batch 1024; layout from command line; micro_batch from command line"
-        in str(raised.value)
-    )
+    said = str(raised.value)
+    assert "scale full (the estimate says that it fits), global batch 1024" in said
+    assert "layout from command line; micro_batch from command line" in said
 
 
 # ---- the parts
@@ -137,3 +137,13 @@ def test_the_place_from_which_it_fits_is_the_first_one_of_the_doublings() -> Non
     assert large is not None
     before = default_layout.Place(large.found, large.work, large.nodes // 2 or 1, large.devices)
     assert answer(default_layout.question_of(large)).rows and not answer(default_layout.question_of(before)).rows
+
+
+def test_devices_that_no_layout_divides_stay_idle_where_no_number_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_DEVICES", "3")
+    registry = Registry([PLUGINS])
+    plan = make_plan(registry, "tiny:fake:fake")
+    assert plan.hardware.devices_per_node == plan.tuning.layout.world_size == 2
+    assert plan.deviations == ("2 of the 3 devices here are used: no layout of 3 devices divides the case",)
+    with pytest.raises(LayoutError, match="no layout of 3 devices is possible"):
+        make_plan(registry, "tiny:fake:fake:1:3")
