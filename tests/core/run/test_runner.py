@@ -145,7 +145,7 @@ def test_an_environment_that_cannot_be_made_is_a_result(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(argv: list[str], say: object) -> None:
-        raise RunFailed("failed (environment): pip ... ended with 1")
+        raise RunFailed("the environment cannot be made: pip ... ended with 1")
 
     monkeypatch.setenv("FAKE_DEVICES", "2")
     monkeypatch.setattr("levelfield.run.runtimes.environments._run", refuse)
