@@ -12,7 +12,7 @@ import pytest
 from plans import PLUGINS, ROOT
 
 BENCHMARKS = f"{sys.executable} {ROOT / 'run_benchmarks.py'}"
-TRAINING = f"--case tiny:fake --plugins {PLUGINS}"  # a training that pretends, on one device
+TRAINING = f"--case tiny:fake --plugins {PLUGINS} --python {sys.executable}"  # a training that pretends, on one device
 
 
 def shell(command: str, runs: Path) -> subprocess.CompletedProcess[str]:
