@@ -24,6 +24,7 @@ from levelfield.specs.hardware import NamedHardware, read_hardware
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Result
+from levelfield.specs.selector import MOST
 from levelfield.specs.tuning import TuningChoice
 
 MISALIGNED = ("diverged", "different")
@@ -72,8 +73,8 @@ def exit_code(results: list[Result]) -> int:
 
 
 def _request(options: argparse.Namespace) -> UserRequest:
-    if options.repeat is not None and options.repeat < 1:
-        raise UsageError(f"--repeat: found {options.repeat}, expected 1 or more")
+    if options.repeat is not None and not 1 <= options.repeat <= MOST["repeats"]:
+        raise UsageError(f"--repeat: found {options.repeat}, expected 1 to {MOST['repeats']}")
     fields = {
         "layout": options.layout,
         "micro_batch": options.micro_batch,

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from levelfield.errors import DocumentError
+from levelfield.specs.bounded_reading import read_mapping
 
 T = TypeVar("T", bound="Value")
 
@@ -67,50 +67,6 @@ def load(cls: type[T], path: Path) -> T:
     return parse(cls, read_mapping(path), str(path))
 
 
-def read_mapping(path: Path) -> Any:
-    """Return the raw content of a YAML or JSON file. Raises DocumentError when it cannot be read."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DocumentError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise DocumentError(f"{path}: not UTF-8 text: byte {error.start}") from None
-    try:
-        if path.suffix == ".json":
-            return json.loads(text, object_pairs_hook=_object_without_duplicates)
-        return yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError) as error:
-        raise DocumentError(f"{path}: not valid {path.suffix.lstrip('.') or 'YAML'}: {_one_line(error)}") from None
-
-
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """A YAML loader that rejects duplicate keys. Other loaders silently use the last one."""
-
-
-def _mapping_without_duplicates(loader: Any, node: Any) -> dict[Any, Any]:
-    seen: set[Any] = set()
-    for key_node, _ in node.value:
-        if key_node.tag == "tag:yaml.org,2002:merge":
-            continue  # `<<` adds defaults; YAML defines that keys beside it override them
-        key = loader.construct_object(key_node, deep=True)
-        if key in seen:
-            message = f"found key '{key}' twice, expected it once"
-            raise yaml.constructor.ConstructorError(None, None, message, key_node.start_mark)
-        seen.add(key)
-    loader.flatten_mapping(node)
-    return dict(loader.construct_pairs(node, deep=True))
-
-
-def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    if twice := next((key for key in keys if keys.count(key) > 1), None):
-        raise ValueError(f"found key '{twice}' twice, expected it once")
-    return dict(pairs)
-
-
-_Loader.add_constructor("tag:yaml.org,2002:map", _mapping_without_duplicates)
-
-
 def _check_schema(cls: type[Document], found: Any, origin: str) -> None:
     expected = cls.schema_name()
     if found != expected:
@@ -159,7 +115,3 @@ def _models_of(annotation: Any) -> Iterator[type[BaseModel]]:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -22,9 +22,9 @@ _PART = re.compile(r"(?P<word>[a-z]+)(?P<number>\d+)")
 class Derivation(Value):
     """The changed numbers of the training, at both scales. None: as in the case."""
 
-    steps: int | None = Field(default=None, ge=2)
-    sequence_length: int | None = Field(default=None, ge=2)
-    global_batch: int | None = Field(default=None, ge=1)
+    steps: int | None = Field(default=None, ge=2, le=10**9)
+    sequence_length: int | None = Field(default=None, ge=2, le=10**9)
+    global_batch: int | None = Field(default=None, ge=1, le=10**9)
     seed: int | None = Field(default=None, ge=0, lt=2**63)
 
     @property
