@@ -16,7 +16,7 @@ HEAD = """
 import subprocess
 from pathlib import Path
 from levelfield.contracts.declared import DeclaredVendor
-from levelfield.contracts.vendor import ContainerOptions, Device, Sample
+from levelfield.contracts.vendor import ContainerOptions, Device, DeviceList, Sample
 from levelfield.contracts.readings import SAMPLED, without
 
 
@@ -31,7 +31,8 @@ READS = (
         return [line.split(",") for line in done.stdout.decode(errors="replace").splitlines()]
 
     def devices(self):
-        return [Device(i, "A1", "Acme A1", 64 * 2**30, f"SN-10{i}") for i, _ in enumerate(self.lines())]
+        found = [Device(i, "A1", "Acme A1", 64 * 2**30, f"SN-10{i}") for i, _ in enumerate(self.lines())]
+        return DeviceList(found, None if found else "acme-smi printed no line")
 
     def sample(self, devices):
         lines, made = self.lines(), []
@@ -58,6 +59,8 @@ LOOSE = r"""monitor:
   fields: {index: {}, identity: {}, name: {}, power: {unit: W}}
 """
 SAMPLES = HEAD + "    def sample(self, devices):\n        %s\n        return super().sample(devices)\n"
+SILENT = HEAD + "    def devices(self):\n        return list(super().devices())\n"
+ALARMED = HEAD + "    def devices(self):\n        return super().devices() or DeviceList([], 'no tool')\n"
 LATE = HEAD + "    def sample(self, devices):\n        if len(devices) == 2: raise OSError('gone')\n"
 
 
@@ -182,6 +185,9 @@ PLANTS = [
     Plant("tuning", "tuning/gpt3_6.7B.yaml", "micro_batch: 2", "micro_batch: 7", "key 'rows.0': torch on 1 x 8 A1"),
     Plant("tuning", "tuning/gpt3_6.7B.yaml", "micro_batch: 2", "layout: DP8, micro_batch: 2", "torch on 2 x 8 A1"),
     Plant("tuning", "tuning/gpt3_6.7B.yaml", "chip: A1", "chip: A1, framework: paddle", "it applies nowhere"),
+    Plant("tool-failing", "adapter.py", "", SILENT, "the tool fails, but devices() gives no problem"),
+    Plant("no-text", "adapter.py", "", SILENT, "prints b'', but devices() gives no problem"),
+    Plant("tool-missing", "adapter.py", "", ALARMED, "the tool is missing, but devices() has the problem 'no tool'"),
     Plant("launch", "vendor.yaml", "  torch: {device", "  tensorflow: {device", "unknown 'tensorflow'"),
     Plant("launch", "vendor.yaml", "[torch_acme]", "[torch-acme]", "frameworks.torch"),
     Plant("launch", "vendor.yaml", "has_framework: true, ", "", "no plan for torch"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,8 @@ class Selection:
     """All documents and devices of one selector. devices: those of this chip that are here.
 
     overlay: the private values of the chip. constants: the planner's constants of the framework; None without them.
+    problem: why the vendor's tool, which is here, does not show all devices. notices: sentences about the machine for
+    the plan and the result; the problem is one of them.
     """
 
     case: Case
@@ -38,6 +40,8 @@ class Selection:
     tuning_rows: tuple[TuningRow, ...]
     overlay: OverlayUsed | None = None
     constants: Constants | None = None
+    problem: str | None = None
+    notices: tuple[str, ...] = ()
 
     @property
     def vendor(self) -> VendorFile:
@@ -72,24 +76,62 @@ def find(registry: Registry, selector: Selector, check: bool = True) -> Selectio
     """
     case = registry.case(selector.case)
     implementation, folder = registry.implementation(selector.framework)
-    adapter, chip, devices = find_hardware(registry, selector.target)
+    here = find_hardware(registry, selector.target)
+    adapter, chip, devices = here.adapter, here.chip, here.devices
     vendor = adapter.spec
     if check:
         _check_supported(case, implementation, vendor)
     overlay = registry.overlay.used(vendor, chip) if registry.overlay else None
     rows = tuning_rows(registry, vendor.name, case.name)
     constants = registry.constants(implementation.framework)
-    return Selection(case, implementation, folder, adapter, chip, devices, rows, overlay, constants)
+    return Selection(
+        case, implementation, folder, adapter, chip, devices, rows, overlay, constants, here.problem, here.notices
+    )
 
 
-def find_hardware(registry: Registry, target: str | None) -> tuple[Vendor, Chip, tuple[Device, ...]]:
-    """Return the adapter, chip and devices of `target`; for None, of the first accelerator here, else the cpu."""
+@dataclass(frozen=True)
+class HardwareHere:
+    """The adapter, chip and devices of a target on this machine. problem, notices: as in Selection."""
+
+    adapter: Vendor
+    chip: Chip
+    devices: tuple[Device, ...]
+    problem: str | None = None
+    notices: tuple[str, ...] = ()
+
+
+def find_hardware(registry: Registry, target: str | None) -> HardwareHere:
+    """Return the hardware of `target`; for None, of the first accelerator here, else the cpu.
+
+    Raises UnknownName, and UsageError where no target is given and a tool that is here does not show its devices.
+    """
     if target is None or target in registry.vendors:
-        adapter = detect(registry) if target is None else registry.vendor(target)
-        return adapter, *_chip_of(adapter.spec, tuple(adapter.devices()))
-    spec, chip = find_chip(registry, target)
-    adapter = registry.vendor(spec.name)
-    return adapter, chip, tuple(d for d in adapter.devices() if d.chip == chip.name)
+        name = detect(registry).spec.name if target is None else target
+        found = registry.machine.devices(name)
+        chip, devices = _chip_of(registry.vendor_file(name), found)
+    else:
+        spec, chip = find_chip(registry, target)
+        name, found = spec.name, registry.machine.devices(spec.name)
+        devices = tuple(d for d in found if d.chip == chip.name)
+    notices = _notices(registry, name, target)
+    return HardwareHere(registry.vendor(name), chip, devices, found.problem, notices)
+
+
+def _notices(registry: Registry, name: str, target: str | None) -> tuple[str, ...]:
+    """Return a sentence about the chosen vendor's tool, and one for each vendor that is not used for its silent tool.
+
+    Beside the cpu every vendor counts, and otherwise those that come before the chosen one.
+    """
+    own = registry.machine.devices(name).problem
+    others = [other for other in _accelerators(registry) if other != name]
+    if not registry.vendor_file(name).is_host:
+        others = [other for other in others if other < name] if target is None else []
+    silent = (f"vendor {other} is not used: {why}" for other, why in registry.machine.silent(others))
+    return (*((f"vendor {name}: {own}",) if own else ()), *silent)
+
+
+def _accelerators(registry: Registry) -> list[str]:
+    return sorted(set(registry.vendors) - {FALLBACK_VENDOR})
 
 
 def find_chip(registry: Registry, name: str) -> tuple[VendorFile, Chip]:
@@ -103,12 +145,26 @@ def find_chip(registry: Registry, name: str) -> tuple[VendorFile, Chip]:
 
 
 def detect(registry: Registry) -> Vendor:
-    """Return the first vendor by name with devices here; the cpu when there is no other."""
-    for name in sorted(set(registry.vendors) - {FALLBACK_VENDOR}):
-        vendor = registry.vendor(name)
-        if vendor.devices():
-            return vendor
+    """Return the first vendor by name with devices here; the cpu when there is no other.
+
+    Raises UsageError instead of the cpu where a vendor's tool is here and does not show whether it has devices.
+    """
+    known = _accelerators(registry)
+    if found := next((name for name in known if registry.machine.devices(name)), None):
+        return registry.vendor(found)
+    if silent := dict(registry.machine.silent(known)):
+        raise UsageError(_silent_tools(registry, silent))
     return registry.vendor(FALLBACK_VENDOR)
+
+
+def _silent_tools(registry: Registry, silent: Mapping[str, str]) -> str:
+    variables = [registry.vendor_file(name).visible_devices_variable for name in silent]
+    hide = " ".join(f"{variable}=" for variable in variables if variable)
+    return (
+        f"{'; '.join(f'vendor {name}: {why}' for name, why in silent.items())}. So it is unknown whether the devices "
+        "are here, and the cpu is not taken in their place. Repair the tool, or name the vendor to use behind the "
+        f"framework, for example `:{FALLBACK_VENDOR}`{f'; or hide the devices: {hide}' if hide else ''}"
+    )
 
 
 def tuning_rows(registry: Registry, vendor: str, case: str) -> tuple[TuningRow, ...]:

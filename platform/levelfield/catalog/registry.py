@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar, cast
 
+from levelfield.catalog.machine import Machine
 from levelfield.checkout import checkout
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.vendor import Vendor
@@ -61,6 +62,7 @@ class Registry:
         self._case_files = tuple(case_files)
         self.files = DocumentCache()
         self._vendors: dict[str, Vendor] = {}
+        self.machine = Machine(lambda name: self.vendor(name))
         for folder in self._extra:
             if not folder.is_dir():
                 raise UsageError(f"--plugins {folder}: no such folder; expected one with vendors/, models/ or configs/")

@@ -100,8 +100,8 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
     yield f"run          {paths.root}"
     yield "files        plan.json request.json job.json provenance.json events/ telemetry.jsonl logs/"
     yield "             outcome.json status.json result.json report.md"
-    for deviation in plan.deviations:
-        yield f"differs      {deviation}"
+    yield from (f"differs      {deviation}" for deviation in plan.deviations)
+    yield from (f"notice       {notice}" for notice in plan.notices)
     for node in request.nodes:
         if node.container:
             yield from _container(node.node_rank, node.container)

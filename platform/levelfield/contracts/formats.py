@@ -68,6 +68,8 @@ def _json(tool: Tool, output: str) -> Iterator[Texts]:
         raise ValueError(f"found no JSON as it should be: {error}") from None
     if isinstance(records, dict):
         keyed = records.items()
+        if records and not any(isinstance(value, dict) for value in records.values()):
+            raise ValueError(f"found no record in the mapping at {list(tool.records)}")
         return (_object(tool, {"@key": key, **value}) for key, value in keyed if isinstance(value, dict))
     if not isinstance(records, list):
         raise ValueError(f"found {type(records).__name__} at {list(tool.records)}, expected a list or a mapping")
@@ -121,7 +123,7 @@ def _pattern(tool: Tool, output: str) -> Iterator[Texts]:
     begins, *others = [re.compile(pattern, re.MULTILINE) for pattern in tool.patterns]
     starts = list(begins.finditer(text))
     ends = [start.start() for start in starts[1:]] + [len(text)]
-    for start, end in zip(starts, ends, strict=True):
+    for start, end in zip(starts, ends, strict=False):  # without a start there is no record
         record = Texts(*_groups(start))
         for other in others:
             _look_for(other, text, start.end(), end, record)

@@ -69,6 +69,11 @@ def is_named(name: str, ends: Iterable[str]) -> bool:
     return any(name.strip().lower().endswith(end.lower()) for end in ends)
 
 
+def hides_all(variable: str | None) -> bool:
+    """Return whether a visible-devices variable is set and hides every device: the vendor is then not asked for."""
+    return variable is not None and variable.strip() in ("", "-1")
+
+
 def shown(devices: Sequence[Device], variable: str | None) -> list[Device]:
     """Return the devices that a visible-devices variable shows, in its order. None: the variable is not set.
 

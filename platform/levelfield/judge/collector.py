@@ -79,7 +79,7 @@ def collect(paths: RunPaths) -> Result:
         deviations=plan.deviations,
         entry=plan.entry,
         runtime=plan.runtime,
-        warnings=raw.warnings,
+        warnings=(*plan.notices, *raw.warnings),
     )
 
 

@@ -53,8 +53,9 @@ def _absent(found: Selection, nodes: int, devices: int) -> str:
             f"found one node, expected {nodes}: the local launcher reaches only this machine. --dry-run shows the "
             "plan; with vendor cpu, --runtime docker starts a container for each node"
         )
+    why = f": {found.problem}" if found.problem else ""
     return (
-        f"found {len(found.devices)} x {found.chip.name} (vendor {found.vendor.name}), expected {devices}. "
+        f"found {len(found.devices)} x {found.chip.name} (vendor {found.vendor.name}), expected {devices}{why}. "
         "`list vendors` shows the devices here; --dry-run shows the plan without them"
     )
 

@@ -70,6 +70,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         deviations=_deviations(decision, arrangement),
         entry=decision.suite,
         refusal=decision.refusal,
+        notices=found.notices,
         platform_version=levelfield.__version__,
     )
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from levelfield.catalog.machine import devices_of
 from levelfield.contracts.execution import Launcher, Outcome, ReadyRuntime
 from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import RunFailed
@@ -148,9 +149,13 @@ def _execute(
 
 
 def _devices(plan: Plan, vendor: Vendor) -> list[Device]:
-    """Return the devices to sample: those of the plan, or the host where it is divided into shares."""
-    found = list(vendor.devices())
-    return [d for d in found if d.index in plan.hardware.device_indices] or found
+    """Return the devices to sample: those of the plan, or the host where it is divided into shares.
+
+    A device that the tool no longer shows is sampled as well: its samples then hold the reasons.
+    """
+    found, hardware = {device.index: device for device in devices_of(vendor)}, plan.hardware
+    lost = (hardware.chip.name, hardware.description, hardware.memory_bytes_per_device)
+    return [found.get(index) or Device(index, *lost) for index in hardware.device_indices] or list(found.values())
 
 
 @contextmanager

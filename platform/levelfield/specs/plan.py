@@ -119,7 +119,8 @@ class Plan(Document):
 
     origins: the source of each free field. predicted: the planner's best layouts, the chosen one first; empty where
     something else sets the layout. deviations: the differences from the request. entry: the suite's entry that
-    this run is. refusal: the reason why the machine cannot run it.
+    this run is. refusal: the reason why the machine cannot run it. notices: what is known about the machine that does
+    not change the plan, such as a maker's tool that gave no answer; each as a sentence.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -155,6 +156,7 @@ class Plan(Document):
     deviations: tuple[str, ...] = ()
     entry: EntryUsed | None = None
     refusal: str | None = None
+    notices: tuple[str, ...] = ()
     platform_version: str
 
     @property

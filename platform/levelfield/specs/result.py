@@ -263,5 +263,7 @@ class Result(Document):
     entry: EntryUsed | None = Field(default=None, description="Which entry of which suite this is; null outside one.")
     runtime: str = Field(default="process", description="What the ranks ran in: `process`, `docker` or `inside`.")
     warnings: tuple[str, ...] = Field(
-        default=(), description="What the container engine refused without hindering the run, each as a sentence."
+        default=(),
+        description="What is known about the machine, or what the container engine refused, each as a sentence. "
+        "A warning makes no run invalid.",
     )
