@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
@@ -27,7 +27,8 @@ class Selection:
 
     overlay: the private values of the chip. memory_model: what the framework holds in memory; None without a document
     of it. problem: why the vendor's tool, which is here, does not show all devices. notices: sentences about the
-    machine for the plan and the result; the problem is one of them.
+    machine for the plan and the result; the problem is one of them. busy: the devices that others use, by index, each
+    with a sentence.
     """
 
     case: Case
@@ -41,6 +42,7 @@ class Selection:
     memory_model: MemoryModel | None = None
     problem: str | None = None
     notices: tuple[str, ...] = ()
+    busy: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def vendor(self) -> VendorFile:
@@ -74,7 +76,18 @@ def find(registry: Registry, selector: Selector, check: bool = True) -> Selectio
     constants = registry.constants(implementation.framework)
     memory_model = constants.keeping if constants else None
     return Selection(
-        case, implementation, folder, adapter, chip, devices, rows, overlay, memory_model, here.problem, here.notices
+        case=case,
+        implementation=implementation,
+        folder=folder,
+        adapter=adapter,
+        chip=chip,
+        devices=devices,
+        tuning_rows=rows,
+        overlay=overlay,
+        memory_model=memory_model,
+        problem=here.problem,
+        notices=here.notices,
+        busy=registry.machine.busy(vendor.name),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from levelfield.catalog.lookup import Selection
+from levelfield.contracts.plausibility import memory_fault
 from levelfield.contracts.vendor import Device
 from levelfield.errors import UsageError
 from levelfield.plan.arrangement import Arrangement
@@ -14,7 +15,8 @@ from levelfield.specs.plan import Hardware
 
 
 def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:
-    """Return the devices of the arrangement. Raises UsageError where they are absent and not assumed."""
+    """Return the devices of the arrangement: idle ones, while there are enough. Raises UsageError where they are
+    absent and not assumed."""
     found, nodes, devices = decision.found, arrangement.nodes, arrangement.devices_per_node
     assumed = _are_absent(decision, nodes, devices)
     if assumed and not decision.request.assume:
@@ -26,7 +28,7 @@ def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:
         description=found.devices[0].description if found.devices else found.chip.name,
         nodes=nodes,
         devices_per_node=devices,
-        device_indices=() if found.vendor.is_host else tuple(d.index for d in found.devices[:devices]),
+        device_indices=() if found.vendor.is_host else tuple(d.index for d in _chosen(found, devices)),
         memory_bytes_per_device=_memory_of_device(found, nodes * devices),
         visible=_visible(found, devices),
         environment=found.vendor.environment,
@@ -35,10 +37,29 @@ def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:
     )
 
 
+def _chosen(found: Selection, count: int) -> tuple[Device, ...]:
+    """Return so many devices, in the tool's order. One that others use is taken after all idle ones."""
+    taken = sorted(found.devices, key=lambda device: device.index in found.busy)[:count]
+    return tuple(device for device in found.devices if device in taken)
+
+
+def use_notices(found: Selection, hardware: Hardware) -> tuple[str, ...]:
+    """Return a sentence for each device that others use: it is part of the plan, or was left out."""
+    if hardware.assumed:
+        return ()
+    mine = hardware.device_indices
+    first = {device.index for device in found.devices[: len(mine)]}
+    left_out = (f"device {index} is left out: {said}" for index, said in found.busy.items() if index in first - {*mine})
+    return (*(said for index, said in found.busy.items() if index in mine), *left_out)
+
+
 def _memory_of_device(found: Selection, world_size: int) -> int | None:
-    """Return the bytes of memory of one device, or its share of a host's memory. None where unknown."""
+    """Return the bytes of memory of one device, or its share of a host's memory. None where unknown.
+
+    The tool's figure is used, unless it cannot be that of the chip.
+    """
     memory = found.chip.memory_bytes
-    if found.devices:
+    if found.devices and not memory_fault(found.devices[0], found.chip):
         memory = found.devices[0].memory_bytes or memory
     return memory // world_size if found.vendor.is_host and memory else memory
 
@@ -51,7 +72,7 @@ def _are_absent(decision: Decision, nodes: int, devices: int) -> bool:
 
 def _visible(found: Selection, devices: int) -> dict[str, str]:
     variable = found.vendor.visible_devices_variable
-    indices = ",".join(str(d.index) for d in found.devices[:devices])
+    indices = ",".join(str(d.index) for d in _chosen(found, devices))
     return {variable: indices} if variable and indices else {}
 
 
