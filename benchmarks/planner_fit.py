@@ -5,8 +5,9 @@
     python benchmarks/planner_fit.py --check    the same without writing; exit 4 when what is written is not this
 
 One set of constants for each framework: the share of a chip's matrix rate and the share of a link's rate, from every
-second row that has a throughput; the reserve, from every second row that has a memory. Least absolute error of
-logarithms, by a grid and a finer one about its best, so that one odd row moves little. All other rows are predictions.
+second row that has a throughput; the reserve and the fragmentation, from every second row that has a memory. Least
+absolute error of logarithms, by a grid and a finer one about its best, so that one odd row moves little. All other rows
+are predictions. `planner_unseen.py --fit` sets the constants of others' programs.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import json
 import math
 import re
 import sys
+from itertools import product
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
-from levelfield.specs.constants import Constants, Pace
+from levelfield.specs.constants import Constants, MemoryModel, Pace
 from pages.points import Point, halves, memory, points_of, spearman, throughput, time_off
 from pages.residuals import medians_table, report, scatter
 
@@ -27,7 +29,8 @@ ROOT = Path(__file__).resolve().parents[1]
 GIB = 2**30
 MATMUL = [n / 100 for n in range(20, 111)]
 COMMUNICATION = [n / 100 for n in range(10, 111, 2)]
-RESERVES = [round(n * GIB / 10) for n in range(0, 161)]
+RESERVES = [round(n * GIB / 10) for n in range(5, 61)]
+FRAGMENTATIONS = [n / 100 for n in range(0, 11)]
 ABLATION, ABLATION_CHIP = "flagperf_llama3", "A800-SXM4-80GB"
 
 
@@ -58,11 +61,7 @@ def _fitted(registry: Registry, framework: str, points: list[Point]) -> Constant
     near = [n for n in MATMUL if abs(n - pace.matmul_efficiency) < 0.1]
     close = [n for n in COMMUNICATION if abs(n - pace.communication_efficiency) < 0.2]
     pace = _best_pace(before, timed, near, close)
-    without = {id(p): p.predicted(before).memory.total - before.keeping.reserve_bytes for p in weighed}
-    reserve = min(
-        RESERVES, key=lambda size: sum(abs(math.log((without[id(p)] + size) / (memory(p) or 1))) for p in weighed)
-    )
-    keeping = before.keeping.model_copy(update={"reserve_bytes": reserve})
+    keeping = _best_keeping(before, weighed)
     return before.model_copy(
         update={
             "pace": pace,
@@ -71,6 +70,7 @@ def _fitted(registry: Registry, framework: str, points: list[Point]) -> Constant
                 "matmul_efficiency": f"{len(timed)} rows of {', '.join(sorted({p.set_name for p in timed}))}",
                 "communication_efficiency": "the same rows",
                 "reserve_bytes": f"{len(weighed)} rows with a memory",
+                "fragmentation": "the same rows",
             },
         }
     )
@@ -78,11 +78,27 @@ def _fitted(registry: Registry, framework: str, points: list[Point]) -> Constant
 
 def _best_pace(before: Constants, timed: list[Point], matmul: list[float], communication: list[float]) -> Pace:
     paces = [
-        Pace(matmul_efficiency=m, communication_efficiency=c, overlap=before.pace.overlap)
+        before.pace.model_copy(update={"matmul_efficiency": m, "communication_efficiency": c})
         for m in matmul
         for c in communication
     ]
     return min(paces, key=lambda pace: sum(abs(time_off(p, before.model_copy(update={"pace": pace}))) for p in timed))
+
+
+def _best_keeping(before: Constants, weighed: list[Point]) -> MemoryModel:
+    """Return the memory model with the reserve and the fragmentation that fit the rows best."""
+    bare = before.keeping.model_copy(update={"reserve_bytes": 0, "fragmentation": 0})
+    tensors = [(p.predicted(before.model_copy(update={"keeping": bare})).memory, memory(p) or 1) for p in weighed]
+
+    def off(pair: tuple[int, float]) -> float:
+        reserve, share = pair
+        return sum(
+            abs(math.log((m.total + reserve + share * (m.activations + m.logits + m.buffers)) / size))
+            for m, size in tensors
+        )
+
+    reserve, share = min(product(RESERVES, FRAGMENTATIONS), key=off)
+    return before.keeping.model_copy(update={"reserve_bytes": reserve, "fragmentation": share})
 
 
 def _written(framework: str, constants: Constants) -> str:
@@ -92,10 +108,11 @@ def _written(framework: str, constants: Constants) -> str:
         ("matmul_efficiency", constants.pace.matmul_efficiency),
         ("communication_efficiency", constants.pace.communication_efficiency),
         ("reserve_bytes", constants.keeping.reserve_bytes),
+        ("fragmentation", constants.keeping.fragmentation),
     ):
-        text = re.sub(rf"\b{name}: [\d.]+", f"{name}: {value}", text)
+        text = re.sub(rf"\b{name}: [\d.]+", f"{name}: {value}", text, count=1)
     lines = "".join(f"  {name}: {json.dumps(how)}\n" for name, how in constants.fitted.items())
-    return re.sub(r"^fitted:.*\Z", f"fitted:\n{lines}", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"^fitted:\n(?:  .*\n)*", f"fitted:\n{lines}", text, flags=re.MULTILINE)
 
 
 def _summary(points: list[Point], fitted: dict[str, Constants]) -> str:

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
+from levelfield.contracts.plausibility import memory_fault
 from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import DocumentError, LayoutError, NotHere, UnknownName, UsageError
 from levelfield.specs.case import Case
 from levelfield.specs.chips import OverlayUsed
-from levelfield.specs.constants import MemoryModel
+from levelfield.specs.constants import Constants, MemoryModel
+from levelfield.specs.derivation import split_name
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.selector import Selector
@@ -25,10 +27,10 @@ FALLBACK_VENDOR = "cpu"
 class Selection:
     """All documents and devices of one selector. devices: those of this chip that are here.
 
-    overlay: the private values of the chip. memory_model: what the framework holds in memory; None without a document
-    of it. problem: why the vendor's tool, which is here, does not show all devices. notices: sentences about the
-    machine for the plan and the result; the problem is one of them. busy: the devices that others use, by index, each
-    with a sentence.
+    overlay: the private values of the chip. constants: the planner's constants of the framework; None without them.
+    problem: why the vendor's tool, which is here, does not show all devices. notices: sentences about the machine for
+    the plan and the result; the problem is one of them. busy: the devices that others use, by index, each with a
+    sentence.
     """
 
     case: Case
@@ -39,7 +41,7 @@ class Selection:
     devices: tuple[Device, ...]
     tuning_rows: tuple[TuningRow, ...]
     overlay: OverlayUsed | None = None
-    memory_model: MemoryModel | None = None
+    constants: Constants | None = None
     problem: str | None = None
     notices: tuple[str, ...] = ()
     busy: Mapping[int, str] = field(default_factory=dict)
@@ -49,9 +51,23 @@ class Selection:
         return self.adapter.spec
 
     @property
+    def memory_model(self) -> MemoryModel | None:
+        return self.constants.keeping if self.constants else None
+
+    @property
     def default_devices(self) -> int:
         """Return the default number of devices of a node: all that are here; a host is one device."""
         return 1 if self.vendor.is_host else max(1, len(self.devices))
+
+    def memory_of_device(self, processes: int) -> int | None:
+        """Return the bytes of memory of one device, or the share of one of `processes` on a host. None: unknown.
+
+        The tool's figure is used, unless it cannot be that of the chip.
+        """
+        memory = self.chip.memory_bytes
+        if self.devices and not memory_fault(self.devices[0], self.chip):
+            memory = self.devices[0].memory_bytes or memory
+        return memory // processes if self.vendor.is_host and memory else memory
 
     def has_devices(self, count: int) -> bool:
         """Return whether `count` devices are here. A host can be divided into any number of processes."""
@@ -74,7 +90,6 @@ def find(registry: Registry, selector: Selector, check: bool = True) -> Selectio
     overlay = registry.overlay.used(vendor, chip) if registry.overlay else None
     rows = tuning_rows(registry, vendor.name, case.name)
     constants = registry.constants(implementation.framework)
-    memory_model = constants.keeping if constants else None
     return Selection(
         case=case,
         implementation=implementation,
@@ -84,7 +99,7 @@ def find(registry: Registry, selector: Selector, check: bool = True) -> Selectio
         devices=devices,
         tuning_rows=rows,
         overlay=overlay,
-        memory_model=memory_model,
+        constants=constants,
         problem=here.problem,
         notices=here.notices,
         busy=registry.machine.busy(vendor.name),
@@ -170,7 +185,13 @@ def _silent_tools(registry: Registry, silent: Mapping[str, str]) -> str:
 
 
 def tuning_rows(registry: Registry, vendor: str, case: str) -> tuple[TuningRow, ...]:
-    """Return the rows of the vendor's tuning for this case; none when it has no such file."""
+    """Return the rows of the vendor's tuning for this case; none when it has no such file.
+
+    A derived case keeps them while its steps have the same tokens.
+    """
+    case, derivation = split_name(case)
+    if not derivation.keeps_the_batch:
+        return ()
     path = registry.vendors[vendor].parent / "tuning" / f"{case}.yaml"
     if not path.is_file():
         return ()

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from levelfield.measure.coverage import coverage, too_little
 from levelfield.measure.raw_facts import NANOSECONDS, HostReading
 
@@ -75,13 +73,16 @@ def host_use(readings: Iterable[HostReading], begin_ns: int, end_ns: int) -> Hos
         return HostUse(None, cores, reason)
     if any(r.own_seconds is None for r in kept):
         return HostUse(None, cores, "the processes of a container engine are not told apart from other programs")
-    others = [r.busy_seconds - (r.own_seconds or 0.0) for r in kept]
-    risen = _between(kept, others, begin_ns, end_ns)
+    risen = _others_at(kept, end_ns) - _others_at(kept, begin_ns)
     # Two clocks of the kernel count: the difference of an idle machine may be slightly below zero.
     return HostUse(max(0.0, risen * NANOSECONDS / (end_ns - begin_ns)), cores)
 
 
-def _between(readings: Sequence[HostReading], values: Sequence[float], begin_ns: int, end_ns: int) -> float:
-    times = [(r.time_ns - begin_ns) / NANOSECONDS for r in readings]
-    start, stop = np.interp([0.0, (end_ns - begin_ns) / NANOSECONDS], times, values)
-    return float(stop - start)
+def _others_at(readings: Sequence[HostReading], time_ns: int) -> float:
+    """Return the processor seconds of other programs at a time, interpolated between two readings; by the nearest
+    reading outside of all."""
+    before = max((r for r in readings if r.time_ns <= time_ns), default=readings[0], key=lambda r: r.time_ns)
+    after = min((r for r in readings if r.time_ns >= time_ns), default=readings[-1], key=lambda r: r.time_ns)
+    first, last = (r.busy_seconds - (r.own_seconds or 0.0) for r in (before, after))
+    span = after.time_ns - before.time_ns
+    return first + (last - first) * (time_ns - before.time_ns) / span if span > 0 else first

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from levelfield.catalog.lookup import Selection
-from levelfield.contracts.plausibility import memory_fault
 from levelfield.contracts.vendor import Device
 from levelfield.errors import UsageError
 from levelfield.plan.arrangement import Arrangement
@@ -29,7 +28,7 @@ def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:
         nodes=nodes,
         devices_per_node=devices,
         device_indices=() if found.vendor.is_host else tuple(d.index for d in _chosen(found, devices)),
-        memory_bytes_per_device=_memory_of_device(found, nodes * devices),
+        memory_bytes_per_device=found.memory_of_device(nodes * devices),
         visible=_visible(found, devices),
         environment=found.vendor.environment,
         assumed=assumed,
@@ -51,17 +50,6 @@ def use_notices(found: Selection, hardware: Hardware) -> tuple[str, ...]:
     first = {device.index for device in found.devices[: len(mine)]}
     left_out = (f"device {index} is left out: {said}" for index, said in found.busy.items() if index in first - {*mine})
     return (*(said for index, said in found.busy.items() if index in mine), *left_out)
-
-
-def _memory_of_device(found: Selection, world_size: int) -> int | None:
-    """Return the bytes of memory of one device, or its share of a host's memory. None where unknown.
-
-    The tool's figure is used, unless it cannot be that of the chip.
-    """
-    memory = found.chip.memory_bytes
-    if found.devices and not memory_fault(found.devices[0], found.chip):
-        memory = found.devices[0].memory_bytes or memory
-    return memory // world_size if found.vendor.is_host and memory else memory
 
 
 def _are_absent(decision: Decision, nodes: int, devices: int) -> bool:

@@ -46,7 +46,8 @@ def place(registry: Registry, entry: Entry, refusal: str | None = None) -> Decis
 
 def _selector(entry: Entry) -> Selector:
     selector = parse_selector(entry.text)
-    return selector.model_copy(update={"repeats": entry.request.repeat or selector.repeats})
+    case = selector.case + entry.request.derivation.suffix
+    return selector.model_copy(update={"case": case, "repeats": entry.request.repeat or selector.repeats})
 
 
 def _decided(registry: Registry, entry: Entry, selector: Selector, refusal: str | None) -> Decision:

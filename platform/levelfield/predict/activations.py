@@ -16,10 +16,17 @@ MASK = 1  # bytes of a dropout mask's element
 def activations(s: TrainingSetup, stage: int) -> int:
     """Return the bytes for the backward pass of all micro-batches in flight. The first chunk adds the embedding."""
     embedding = s.tokens * s.model.hidden_size * (s.width + _mask(s)) if stage == 0 else 0
-    layers = passes(s, stage) * s.layers_per_stage * stored_of_layer(s) // s.tuning.virtual_pipeline
+    layers = passes(s, stage) * s.layers_of(stage) * stored_of_layer(s) // s.tuning.virtual_pipeline
     stored = layers + passes_of_first_chunk(s, stage) * (embedding // _sequence_split(s))
+    return stored + _recomputed(s)
+
+
+def _recomputed(s: TrainingSetup) -> int:
+    """Return the bytes of what is computed again at a time: a whole layer, or the part that selective does not keep."""
     working_sets = s.memory_model.pipeline_working_sets if s.layout.pipeline > 1 else 1
-    return stored + (working_sets * whole_layer(s) if s.tuning.recompute != "none" else 0)
+    if s.tuning.recompute == "full":
+        return working_sets * whole_layer(s)
+    return working_sets * (whole_layer(s) - stored_of_layer(s))
 
 
 def passes(s: TrainingSetup, stage: int) -> int:
@@ -42,6 +49,7 @@ def stored_of_layer(s: TrainingSetup) -> int:
 
     Full recomputation keeps the layer's input. Selective recomputation keeps the outputs of matrix products and of
     attention; norms, activations and dropout are recomputed. With Megatron only the inside of attention is recomputed.
+    No recomputation keeps more than none.
     """
     if s.tuning.recompute == "none":
         return whole_layer(s)
@@ -51,7 +59,8 @@ def stored_of_layer(s: TrainingSetup) -> int:
     if s.memory_model.selective_keeps == "all but scores":
         return whole_layer(s) - _scores(s)
     products = _attention_width(s) + s.model.ffn_hidden_size * (2 if s.model.activation == "swiglu" else 1)
-    return 3 * hidden + s.tokens * products * s.width // s.layout.tensor + _scores(s) + _tensor_copies(s)
+    kept = (1 - s.memory_model.selective_recomputes) * s.tokens * products * s.width
+    return min(whole_layer(s), 3 * hidden + int(kept) // s.layout.tensor + _scores(s) + _tensor_copies(s))
 
 
 def whole_layer(s: TrainingSetup) -> int:
@@ -60,7 +69,8 @@ def whole_layer(s: TrainingSetup) -> int:
     Korthikanti et al., 2022, equations 1 to 4. GPT in 16 bits without tensor parallel: s b h (10 + 24) + 5 a s^2 b.
     """
     hidden = s.tokens * s.model.hidden_size
-    outside = hidden * (2 * s.width + 2 * s.input_width + 2 * _mask(s)) // _sequence_split(s)
+    norms = 2 * (s.width + s.input_width + s.memory_model.norm_bytes)
+    outside = int(hidden * (norms + 2 * _mask(s))) // _sequence_split(s)
     return outside + s.tokens * _split_bytes(s) // s.layout.tensor + _scores(s) + _tensor_copies(s)
 
 

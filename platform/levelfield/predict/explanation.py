@@ -11,7 +11,7 @@ from levelfield.predict.activations import passes, stored_of_layer, whole_layer
 from levelfield.predict.footprint import stage_footprints, stage_parameters
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion
 from levelfield.predict.operations import BACKWARD, layer_forward
-from levelfield.predict.setup import FP32, TrainingSetup, setup_of
+from levelfield.predict.setup import TrainingSetup, setup_of
 from levelfield.predict.timing import UPDATE_BYTES, slice_of
 
 ZERO = "Rajbhandari et al., 2020, section 5"
@@ -38,22 +38,23 @@ def memory_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
     count = stage_parameters(s, stage)
     states = s.layout.sharding_degree if s.layout.sharding_stage else 1
     parts = row.memory.parts()
-    copies = parts["weights"] - FP32 * count // states
+    masters, moments = s.state_widths
+    copies = parts["weights"] - masters * count // states
     return [
         Term(
             "weights",
             parts["weights"],
-            f"4 * {count} / {states} + {copies}",
-            f"fp32 masters of the {count:,} parameters of stage {stage + 1} on one tensor rank, over {states} "
-            "rank(s), and its compute copies",
+            f"{masters} * {count} / {states} + {copies}",
+            f"{masters}-byte masters of the {count:,} parameters of stage {stage + 1} on one tensor rank, over "
+            f"{states} rank(s), and its compute copies",
             ZERO,
         ),
         Term("gradients", parts["gradients"], *_gradients(s, count, parts["gradients"]), ZERO),
         Term(
             "optimizer_states",
             parts["optimizer_states"],
-            f"2 * 4 * {count} / {states}",
-            "Adam's two moments in fp32",
+            f"{moments} * {count} / {states}",
+            f"Adam's two moments, {moments // 2} bytes each",
             ZERO,
         ),
         Term("activations", parts["activations"], *_activations(s, stage, parts["activations"]), ACTIVATIONS),
@@ -69,7 +70,7 @@ def memory_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
             "reserve",
             parts["reserve"],
             str(parts["reserve"]),
-            "the process: context, kernels, communication and fragmentation",
+            "the process: context, kernels and communication, and gaps between tensors that come and go",
             f"configs/planner/{question.constants.framework}.yaml",
         ),
     ]
@@ -82,7 +83,7 @@ def time_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
     batches = training.global_batch // (row.tuning.micro_batch * layout.data)
     setup = setup_of(question.work, row.tuning, question.on_host, question.constants.keeping)
     layer = layer_forward(setup.model, slice_of(setup))
-    flops = layer.matmul_flops + layer.core_flops
+    flops = layer.matmul_flops + layer.attention_flops
     roof = "Williams et al., 2009"
     return [
         Term(
@@ -147,17 +148,15 @@ def _gradients(s: TrainingSetup, count: int, value: int) -> tuple[str, str]:
 
 def _activations(s: TrainingSetup, stage: int, value: int) -> tuple[str, str]:
     layer, flight = stored_of_layer(s), passes(s, stage)
-    waiting = flight * s.layers_per_stage * layer // s.tuning.virtual_pipeline
-    if value < waiting:
-        return str(value), "of one layer: the peak is at the end of a backward pass, with all gradients unsharded"
+    waiting = flight * s.layers_of(stage) * layer // s.tuning.virtual_pipeline
     kept = {"none": "everything that the backward pass reads", "full": "its input", "selective": "a part"}
-    again = "" if s.tuning.recompute == "none" else f", and {whole_layer(s):,} bytes for a layer that is recomputed"
+    again = "" if s.tuning.recompute == "none" else f", and at most {whole_layer(s):,} bytes for a recomputed layer"
     words = (
-        f"{flight} micro-batch(es) in flight x {s.layers_per_stage} layers / {s.tuning.virtual_pipeline} chunk(s); "
+        f"{flight} micro-batch(es) in flight x {s.layers_of(stage)} layers / {s.tuning.virtual_pipeline} chunk(s); "
         f"each layer keeps {kept[s.tuning.recompute]}; then the embedding{again}"
     )
     chunks = s.tuning.virtual_pipeline
-    return f"{flight} * {s.layers_per_stage} * {layer} / {chunks} + {value - waiting}", words
+    return f"{flight} * {s.layers_of(stage)} * {layer} / {chunks} + {value - waiting}", words
 
 
 def _logits(s: TrainingSetup, value: int) -> tuple[str, str]:
@@ -167,4 +166,7 @@ def _logits(s: TrainingSetup, value: int) -> tuple[str, str]:
         return str(value), "the head computes in chunks: two chunks of logits, and the gradients of head and input"
     vocabulary = s.model.vocab_size // s.layout.tensor
     words = "bytes of each logit at the peak x tokens of the micro-batch x vocabulary of the rank"
-    return f"{s.memory_model.logit_bytes:g} * {s.tokens} * {vocabulary}", words
+    gathered = s.memory_model.gathered_logit_bytes * s.model.vocab_size
+    if gathered:
+        words += ", and of the gathered logits of the whole vocabulary"
+    return f"({s.memory_model.logit_bytes:g} * {vocabulary} + {gathered:g}) * {s.tokens}", words

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from functools import lru_cache
 
 from levelfield.measure.parameter_counts import Shapes, layer_shapes, outer_shapes
-from levelfield.predict.activations import activations, whole_layer
+from levelfield.predict.activations import activations
 from levelfield.predict.setup import FP8, FP16, FP32, TrainingSetup
+from levelfield.specs.case import Model
 
 # The head computes chunks of tokens with this many bytes of fp32 logits (models/torch/head_loss.py).
 LOGITS_CHUNK_BYTES = {"host": 2**24, "accelerator": 2**28}
@@ -35,7 +37,8 @@ class Footprint:
 
     @property
     def total(self) -> int:
-        return sum(getattr(self, f.name) for f in fields(self))
+        tensors = self.weights + self.gradients + self.optimizer_states + self.activations + self.logits
+        return tensors + self.buffers + self.reserve
 
     def parts(self) -> dict[str, int]:
         """Return the bytes of each part by name."""
@@ -57,42 +60,55 @@ def stage_footprints(setup: TrainingSetup, stages: Iterable[int] | None = None) 
 
 
 def _stage(s: TrainingSetup, stage: int) -> Footprint:
-    """Return the peak of a stage: the moment when most activations wait, or the end of the backward pass.
-
-    The second case exists only where gradients are unsharded until the backward pass ends.
-    """
+    """Return the peak of a stage: the moment when most activations wait."""
     count = stage_parameters(s, stage)
     level, degree = s.layout.sharding_stage, s.layout.sharding_degree
     states = degree if level >= 1 else 1
-    gradients = s.gradient_width * count
-    forward = Footprint(
-        weights=FP32 * count // states + _copies(s, count),
-        gradients=gradients // (degree if level >= 2 else 1),
-        optimizer_states=2 * FP32 * count // states,
-        activations=activations(s, stage),
-        logits=_logits(s) if stage == s.layout.pipeline - 1 else 0,
-        buffers=_buffers(s, count),
-        reserve=s.memory_model.host_process_bytes if s.on_host else s.memory_model.reserve_bytes,
+    masters, moments = s.state_widths
+    waiting, logits = activations(s, stage), _logits(s) if stage == s.layout.pipeline - 1 else 0
+    buffers = _buffers(s, count)
+    return Footprint(
+        weights=masters * count // states + _copies(s, count),
+        gradients=s.gradient_width * count // (degree if level >= 2 else 1),
+        optimizer_states=moments * count // states,
+        activations=waiting,
+        logits=logits,
+        buffers=buffers,
+        reserve=_reserve(s, waiting + logits + buffers),
     )
-    if level != 2 or not s.memory_model.gradients_whole_in_backward:
-        return forward
-    backward = replace(forward, gradients=gradients, activations=whole_layer(s), logits=0)
-    return max(forward, backward, key=lambda f: f.total)
+
+
+def _reserve(s: TrainingSetup, passing: int) -> int:
+    """Return the bytes that hold no tensor: of the process, and of gaps between tensors that come and go."""
+    model = s.memory_model
+    return model.host_process_bytes if s.on_host else model.reserve_bytes + int(model.fragmentation * passing)
 
 
 def stage_parameters(s: TrainingSetup, stage: int) -> int:
     """Return the parameters of a stage on one tensor rank. Matrices are split over tensor ranks, vectors are not."""
-    outer = outer_shapes(s.model, s.sequence_length)
     first, last = stage == 0, stage == s.layout.pipeline - 1
-    tied_copy = s.model.tied_embeddings and last
+    outer = _outer_parameters(s.model, s.sequence_length, s.layout.tensor, first, last)
+    return outer + s.layers_of(stage) * layer_parameters(s.model, s.layout.tensor)
+
+
+# The search has few models and tensor sizes, and thousands of layouts.
+@lru_cache(maxsize=256)
+def _outer_parameters(model: Model, sequence_length: int, tensor: int, first: bool, last: bool) -> int:
+    outer = outer_shapes(model, sequence_length)
+    tied_copy = model.tied_embeddings and last
     wanted = {"embedding": first or tied_copy, "position": first, "final_norm": last, "head": last}
-    here = {name: shape for name, shape in outer.items() if wanted[name.split(".")[0]]}
-    return _held(here, s) + s.layers_per_stage * _held(layer_shapes(s.model), s)
+    return _held({name: shape for name, shape in outer.items() if wanted[name.split(".")[0]]}, tensor)
 
 
-def _held(shapes: Shapes, s: TrainingSetup) -> int:
+@lru_cache(maxsize=256)
+def layer_parameters(model: Model, tensor: int) -> int:
+    """Return the parameters of one layer on one tensor rank."""
+    return _held(layer_shapes(model), tensor)
+
+
+def _held(shapes: Shapes, tensor: int) -> int:
     return sum(
-        math.prod(shape) // (s.layout.tensor if len(shape) > 1 and not name.startswith("position") else 1)
+        math.prod(shape) // (tensor if len(shape) > 1 and not name.startswith("position") else 1)
         for name, shape in shapes.items()
     )
 
@@ -100,11 +116,11 @@ def _held(shapes: Shapes, s: TrainingSetup) -> int:
 def _copies(s: TrainingSetup, count: int) -> int:
     """Return the bytes of compute copies beside the masters: always in 16 bits, in fp32 only for sharded masters.
 
-    ZeRO stage 3 gathers layer by layer instead: see `_buffers`.
+    ZeRO stage 3 gathers layer by layer instead (see `_buffers`), some programs from a sharded copy in 16 bits.
     """
     if s.layout.sharding_stage == 3:
-        return 0
-    matrices = s.layers_per_stage * _held(layer_shapes(s.model), s)
+        return s.width * count // s.layout.sharding_degree if s.memory_model.sharded_copy else 0
+    matrices = s.layers_per_stage * layer_parameters(s.model, s.layout.tensor)
     fp8 = 2 * FP8 * matrices if s.input_width == FP8 else 0  # a copy of each, and a transposed copy
     return fp8 + (s.width * count if s.width == FP16 or s.layout.sharding_stage else 0)
 
@@ -117,7 +133,7 @@ def _buffers(s: TrainingSetup, count: int) -> int:
     if s.layout.sharding_stage < 3:
         return buffers
     embedding = s.model.vocab_size * s.model.hidden_size // s.layout.tensor
-    return buffers + s.width * (2 * _held(layer_shapes(s.model), s) + embedding)
+    return buffers + s.width * (2 * layer_parameters(s.model, s.layout.tensor) + embedding)
 
 
 def _logits(s: TrainingSetup) -> int:
@@ -128,6 +144,7 @@ def _logits(s: TrainingSetup) -> int:
     """
     vocabulary = s.model.vocab_size // s.layout.tensor
     if s.memory_model.logit_bytes is not None:
-        return int(s.memory_model.logit_bytes * s.tokens * vocabulary)
+        whole = s.memory_model.gathered_logit_bytes * s.model.vocab_size
+        return int(s.tokens * (s.memory_model.logit_bytes * vocabulary + whole))
     chunk = min(FP32 * s.tokens * vocabulary, LOGITS_CHUNK_BYTES["host" if s.on_host else "accelerator"])
     return 2 * chunk + FP32 * vocabulary * s.model.hidden_size + s.width * s.tokens * s.model.hidden_size

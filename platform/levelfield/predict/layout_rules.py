@@ -47,6 +47,22 @@ def broken(
     return [sentence for holds, sentence in checks if not holds]
 
 
+def broken_beside_batches(work: Work, layout: Layout, devices: int, uneven_stages: bool) -> list[str]:
+    """Return the broken rules of a layout that do not depend on the micro-batch. uneven_stages: stages may differ by a
+    layer."""
+    alone = work.training.model_copy(update={"global_batch": layout.data})
+    found = broken(work.model_copy(update={"training": alone}), layout, 1, 1, devices)
+    if uneven_stages and work.model.layers >= layout.pipeline:
+        found = [sentence for sentence in found if not sentence.endswith(f"cut over pipeline {layout.pipeline}")]
+    return found
+
+
+def interleaves(work: Work, layout: Layout, micro_batch: int, virtual_pipeline: int) -> bool:
+    """Return whether the schedule of model chunks is possible with this micro-batch."""
+    batches = accumulation(work, layout, micro_batch)
+    return all(holds for holds, _ in _interleaving(work, layout, batches, virtual_pipeline))
+
+
 def accumulation(work: Work, layout: Layout, micro_batch: int) -> int:
     """Return the micro-batches per step of one data-parallel rank."""
     return work.training.global_batch // (micro_batch * layout.data)
@@ -65,6 +81,21 @@ def require(
     chunks = f" and virtual pipeline {virtual_pipeline}" if virtual_pipeline > 1 else ""
     listed = "\n  ".join(reasons)
     raise LayoutError(f"layout {layout} with micro-batch {micro_batch}{chunks} is impossible:\n  {listed}\n  {offer}")
+
+
+def require_any(
+    work: Work, layout: Layout, micro_batch: int, nodes: int, devices_per_node: int, virtual_pipeline: int = 1
+) -> None:
+    """Raises LayoutError where the default layout is impossible, because no other one is possible either."""
+    if not broken(work, layout, micro_batch, nodes, devices_per_node, virtual_pipeline):
+        return
+    model, training = work.model, work.training
+    raise LayoutError(
+        f"no layout of {nodes * devices_per_node} devices is possible:\n  global batch {training.global_batch}, "
+        f"micro-batch {micro_batch}, {model.layers} layers, {model.heads} heads, {model.kv_heads} key-value heads, "
+        f"ffn size {model.ffn_hidden_size} and vocabulary {model.vocab_size} do not divide\n  "
+        f"{_offer_other_counts(work, layout, micro_batch, nodes, virtual_pipeline)}"
+    )
 
 
 def nearest(
@@ -102,7 +133,8 @@ def _divisions(work: Work, layout: Layout) -> Iterator[tuple[bool, str]]:
 def _divides(name: str, size: int, over: str, layout: Layout) -> tuple[bool, str]:
     """Whether the layout's dimension divides the size, and the sentence for when it does not."""
     parts: int = getattr(layout, over)
-    return size % parts == 0, f"{_SIZES[name].format(size)} cannot be cut over {over} {parts}"
+    holds = size % parts == 0
+    return holds, "" if holds else f"{_SIZES[name].format(size)} cannot be cut over {over} {parts}"
 
 
 def _interleaving(work: Work, layout: Layout, micro_batches: int, virtual_pipeline: int) -> Iterator[tuple[bool, str]]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from levelfield.predict.footprint import Footprint, expected_memory
-from levelfield.predict.layout_rules import broken, divisors
+from levelfield.predict.layout_rules import broken_beside_batches, divisors, interleaves
 from levelfield.predict.setup import setup_of
 from levelfield.predict.timing import Machine, PredictedStep, step_time
 from levelfield.specs.case import Work
@@ -14,6 +15,7 @@ from levelfield.specs.constants import Constants
 from levelfield.specs.layout import Layout
 from levelfield.specs.tuning import Recompute, Tuning
 
+BEYOND = 20  # rows that do not fit to remember
 RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
@@ -23,6 +25,17 @@ class SupportedParallelism:
 
     parallelism: frozenset[str]
     recompute: tuple[Recompute, ...]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asks for; None: every value. A wanted layout may have stages of unequal length, which no framework
+    here runs, and replicated shards."""
+
+    layout: Layout | None = None
+    micro_batch: int | None = None
+    recompute: Recompute | None = None
+    virtual_pipeline: int | None = None
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,7 @@ class LayoutQuestion:
     on_host: bool
     devices: int
     capacity_bytes: int | None
+    wanted: Wanted = Wanted()
 
 
 @dataclass(frozen=True)
@@ -56,12 +70,14 @@ class LayoutEstimate:
 @dataclass(frozen=True)
 class LayoutRanking:
     """The rows that fit, fastest first. nearest: the row with the least memory, when no row fits. considered: the
-    number of computed layouts; pruned: branches that were left because their smallest layout does not fit."""
+    number of computed layouts; pruned: branches that were left because their smallest layout does not fit.
+    beyond: the rows that need least beyond the memory, of those where branches were left, least first."""
 
     rows: tuple[LayoutEstimate, ...]
     nearest: LayoutEstimate | None
     considered: int
     pruned: int
+    beyond: tuple[LayoutEstimate, ...] = ()
 
 
 def answer(question: LayoutQuestion) -> LayoutRanking:
@@ -69,7 +85,10 @@ def answer(question: LayoutQuestion) -> LayoutRanking:
     search = _Search(question)
     rows = [row for layout in _layouts(question) for row in search.rows_of(layout)]
     rows.sort(key=lambda row: (-row.tokens_per_second, row.memory.total))
-    return LayoutRanking(tuple(rows), None if rows else search.nearest, search.considered, search.pruned)
+    beyond = search.beyond()
+    return LayoutRanking(
+        tuple(rows), None if rows or not beyond else beyond[0], search.considered, search.pruned, beyond
+    )
 
 
 def predict(question: LayoutQuestion, tuning: Tuning) -> LayoutEstimate:
@@ -88,14 +107,14 @@ class _Search:
     def __init__(self, question: LayoutQuestion) -> None:
         self.question = question
         self.considered = self.pruned = 0
-        self.nearest: LayoutEstimate | None = None
+        self._left: list[tuple[int, int, Tuning, Footprint]] = []
 
     def rows_of(self, layout: Layout) -> Iterator[LayoutEstimate]:
         """Return the rows of a layout that fit. Memory grows with the micro-batch and shrinks with recomputation: the
         first micro-batch that does not fit ends its branch."""
         for chunks in _chunks(self.question, layout):
             micro_batches = _micro_batches(self.question, layout, chunks)
-            for recompute in self.question.offer.recompute:
+            for recompute in _recomputations(self.question):
                 for micro_batch in micro_batches:
                     tuning = Tuning(
                         layout=layout, micro_batch=micro_batch, recompute=recompute, virtual_pipeline=chunks
@@ -104,13 +123,14 @@ class _Search:
                     memory = _memory(self.question, tuning)
                     if not _fits(self.question, memory):
                         self.pruned += 1
-                        self._note(tuning, memory)
+                        self._left.append((memory.total, self.considered, tuning, memory))
                         break
                     yield _row(self.question, tuning, memory)
 
-    def _note(self, tuning: Tuning, memory: Footprint) -> None:
-        if self.nearest is None or memory.total < self.nearest.memory.total:
-            self.nearest = _row(self.question, tuning, memory)
+    def beyond(self) -> tuple[LayoutEstimate, ...]:
+        """Return the rows that ended a branch and need least memory."""
+        least = heapq.nsmallest(BEYOND, self._left)
+        return tuple(_row(self.question, tuning, memory) for _, _, tuning, memory in least)
 
 
 def _memory(question: LayoutQuestion, tuning: Tuning) -> Footprint:
@@ -123,6 +143,9 @@ def _fits(question: LayoutQuestion, memory: Footprint) -> bool:
 
 def _layouts(question: LayoutQuestion) -> Iterator[Layout]:
     """Return every division of the devices that the framework supports. _micro_batches applies the case's rules."""
+    if question.wanted.layout is not None:
+        yield question.wanted.layout
+        return
     has = question.offer.parallelism
     for tensor in divisors(question.devices) if "tensor" in has else (1,):
         for pipeline in divisors(question.devices // tensor) if "pipeline" in has else (1,):
@@ -148,13 +171,25 @@ def _variants(has: frozenset[str], tensor: int, pipeline: int, data: int) -> Ite
 
 def _chunks(question: LayoutQuestion, layout: Layout) -> list[int]:
     """Return the numbers of model chunks: 1, or every divisor of a stage's layers if the framework interleaves."""
+    if question.wanted.virtual_pipeline is not None:
+        return [question.wanted.virtual_pipeline]
     if layout.pipeline == 1 or "interleaved" not in question.offer.parallelism:
         return [1]
     return divisors(max(1, question.work.model.layers // layout.pipeline))
 
 
+def _recomputations(question: LayoutQuestion) -> tuple[Recompute, ...]:
+    asked = question.wanted.recompute
+    return question.offer.recompute if asked is None else (asked,)
+
+
 def _micro_batches(question: LayoutQuestion, layout: Layout, chunks: int) -> list[int]:
-    """Return the micro-batches that satisfy every rule: powers of two, smallest first."""
-    per_rank = question.work.training.global_batch // layout.data
-    sizes = [2**power for power in range(per_rank.bit_length())]
-    return [n for n in sizes if not broken(question.work, layout, n, 1, question.devices, chunks)]
+    """Return the micro-batches that satisfy every rule: divisors of a rank's sequences, smallest first."""
+    work, asked = question.work, question.wanted
+    if work.training.global_batch % layout.data:
+        return []
+    sizes = divisors(work.training.global_batch // layout.data)
+    if broken_beside_batches(work, layout, question.devices, uneven_stages=asked.layout is not None):
+        return []
+    sizes = [n for n in sizes if interleaves(work, layout, n, chunks)]
+    return sizes if asked.micro_batch is None else [n for n in sizes if n == asked.micro_batch]

@@ -8,6 +8,7 @@ from levelfield.errors import UsageError
 from levelfield.predict.collectives import Link
 from levelfield.predict.timing import Machine
 from levelfield.specs.case import Precision
+from levelfield.specs.constants import AttentionKernel
 from levelfield.specs.host_rates import HostShare, Operation
 from levelfield.specs.vendor import Achieved, Chip, PeakDtype
 
@@ -16,6 +17,12 @@ NODE_HOP_SECONDS, NETWORK_HOP_SECONDS = 3.4e-6, 14e-6
 # The default without --network: one 200 Gb/s port for each device, as in NVIDIA's DGX A100.
 ASSUMED_PORT_BYTES_PER_SECOND = 25e9
 DEVICES_PER_NODE = 8
+# The share of a matrix unit's peak that large products reach on a chip without a public measurement: that of most chips
+# with one (0.80 on H100 and H200, 0.87 on A100).
+REACHABLE = 0.8
+MATRIX_DTYPES: tuple[PeakDtype, ...] = ("tf32", "bf16", "fp16", "fp8")
+# The rate of attention's kernels over that of products on a chip without its own: between those of A100 and H100.
+ATTENTION_SHARES: dict[AttentionKernel, float] = {"flash1": 0.4, "triton": 0.3, "flash2": 0.5, "flash3": 0.65}
 
 _NETWORK = re.compile(r"(?:(?P<ports>\d+)\s*x\s*)?(?P<rate>\d+(?:\.\d+)?)\s*(?P<unit>Gb|GB)/s", re.IGNORECASE)
 
@@ -42,6 +49,7 @@ def machine_of(
         network=Link(NETWORK_HOP_SECONDS, network_bytes_per_second) if network_bytes_per_second else None,
         devices_per_node=devices_per_node,
         pair_bytes_per_second=chip.interconnect.pair_each_way_bytes_per_second if chip.interconnect else None,
+        attention={} if precision == "fp32" else _attention_rates(chip, dtype),
     )
 
 
@@ -73,12 +81,21 @@ def _fitted_link(share: HostShare, operation: Operation, rounds: int) -> Link | 
 
 
 def _rate(chip: Chip, dtype: PeakDtype) -> float:
-    """Return the achievable rate in this dtype, or in the other 16-bit dtype if both peaks are equal, else the
-    peak."""
-    known = chip.achievable.get(dtype) or _twin(chip, dtype) or chip.peaks.get(dtype)
-    if known is None:
+    """Return the achievable rate in this dtype, or in the other 16-bit dtype if both peaks are equal, else the usual
+    share of the peak. One efficiency then holds for chips with and without a measurement."""
+    known = chip.achievable.get(dtype) or _twin(chip, dtype)
+    if known is not None:
+        return known.tflops * 1e12
+    peak = chip.peaks.get(dtype)
+    if peak is None:
         raise UsageError(_unknown(chip, f"peaks.{dtype}", f"{dtype} peak"))
-    return known.tflops * 1e12
+    return peak.tflops * 1e12 * (REACHABLE if dtype in MATRIX_DTYPES else 1)
+
+
+def _attention_rates(chip: Chip, dtype: PeakDtype) -> dict[AttentionKernel, float]:
+    """Return the FLOP/s of attention's core by kernel: the chip's own, or the usual share of its products' rate."""
+    usual = {kernel: share * _rate(chip, dtype) for kernel, share in ATTENTION_SHARES.items()}
+    return usual | {kernel: known.tflops * 1e12 for kernel, known in chip.attention.items()}
 
 
 def _twin(chip: Chip, dtype: PeakDtype) -> Achieved | None:

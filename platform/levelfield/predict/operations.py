@@ -2,7 +2,8 @@
 
 FLOPs follow the `megatron` formula (flops.py): two per multiply-add, and half of attention where the kernel skips the
 masked part. Bytes are the memory traffic when every operation reads its inputs and writes its outputs once. The
-backward pass does twice the work of the forward pass (Korthikanti et al., 2022, appendix A).
+backward pass does twice the work of the forward pass (Korthikanti et al., 2022, appendix A). A fused attention kernel
+also computes the scores again, so that its backward pass does 2.5 times the work (Dao, 2023, section 4.1).
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from levelfield.specs.case import Model
 
 FP32 = 4
 BACKWARD = 2.0
+FUSED_ATTENTION_BACKWARD = 2.5
+# The side of a fused kernel's blocks of scores. Blocks on the diagonal are computed whole (Dao, 2023, section 3.1).
+SCORE_BLOCK = 128
 # Passes over the logits: one write, three reads (maximum, sum of exponentials, loss), and two for the gradient.
 LOGIT_PASSES = 6
 SCORE_PASSES = 4  # one write, one kernel of softmax, mask and dropout (read, write), one read for the weighted values
@@ -25,10 +29,18 @@ LAYER_OPERATIONS = 20
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of operations. matmul_flops: of products with weights, which fp8 speeds up; core_flops: all others."""
+    """The cost of operations.
+
+    matmul_flops: of products with a layer's weights, which fp8 speeds up; core_flops: of the other products.
+    attention_flops: of queries with keys and of scores with values. product_bytes: operands and results of products;
+    logit_bytes: the memory traffic of the loss; moved_bytes: that of everything else.
+    """
 
     matmul_flops: float = 0.0
     core_flops: float = 0.0
+    attention_flops: float = 0.0
+    product_bytes: float = 0.0
+    logit_bytes: float = 0.0
     moved_bytes: float = 0.0
     operations: float = 0.0
 
@@ -36,20 +48,30 @@ class Cost:
         return Cost(
             self.matmul_flops + other.matmul_flops,
             self.core_flops + other.core_flops,
+            self.attention_flops + other.attention_flops,
+            self.product_bytes + other.product_bytes,
+            self.logit_bytes + other.logit_bytes,
             self.moved_bytes + other.moved_bytes,
             self.operations + other.operations,
         )
 
     def __mul__(self, times: float) -> Cost:
         return Cost(
-            self.matmul_flops * times, self.core_flops * times, self.moved_bytes * times, self.operations * times
+            self.matmul_flops * times,
+            self.core_flops * times,
+            self.attention_flops * times,
+            self.product_bytes * times,
+            self.logit_bytes * times,
+            self.moved_bytes * times,
+            self.operations * times,
         )
 
 
 @dataclass(frozen=True)
 class Slice:
     """One rank's share of a micro-batch. tokens: of the micro-batch; width: bytes of a compute value; keeps_scores:
-    attention writes all scores to memory, with the masked half."""
+    attention writes all scores to memory, with the masked half. gathers_logits: every tensor rank computes the loss
+    from the logits of the whole vocabulary."""
 
     tokens: int
     sequence_length: int
@@ -57,6 +79,7 @@ class Slice:
     sequence_parallel: bool
     width: int
     keeps_scores: bool
+    gathers_logits: bool = False
 
     @property
     def split(self) -> int:
@@ -70,8 +93,9 @@ def layer_forward(model: Model, part: Slice) -> Cost:
     core = 4.0 * part.tokens * part.sequence_length * model.heads * model.head_size / part.tensor
     return Cost(
         matmul_flops=2.0 * part.tokens * weights,
-        core_flops=core if part.keeps_scores else core / 2,
-        moved_bytes=_products(model, part, weights) + _elementwise(model, part) + _scores(model, part),
+        attention_flops=core if part.keeps_scores else core / 2,
+        product_bytes=_products(model, part, weights),
+        moved_bytes=_elementwise(model, part) + _scores(model, part),
         operations=LAYER_OPERATIONS,
     )
 
@@ -81,8 +105,9 @@ def head_forward(model: Model, part: Slice) -> Cost:
     vocabulary = model.vocab_size / part.tensor
     flops = 2.0 * part.tokens * model.hidden_size * vocabulary
     passes = FP32 * LOGIT_PASSES / (1 + BACKWARD)  # both directions together
-    moved = part.tokens * vocabulary * passes + part.width * model.hidden_size * (part.tokens + vocabulary)
-    return Cost(core_flops=flops, moved_bytes=moved, operations=LAYER_OPERATIONS / 2)
+    operands = part.width * model.hidden_size * (part.tokens + vocabulary)
+    logits = part.tokens * passes * (model.vocab_size if part.gathers_logits else vocabulary)
+    return Cost(core_flops=flops, product_bytes=operands, logit_bytes=logits, operations=LAYER_OPERATIONS / 2)
 
 
 def embedding_forward(model: Model, part: Slice) -> Cost:

@@ -35,12 +35,24 @@ class TrainingSetup:
 
     @property
     def layers_per_stage(self) -> int:
+        """The layers of the largest stage."""
         return math.ceil(self.model.layers / self.layout.pipeline)
+
+    def layers_of(self, stage: int) -> int:
+        """Return the layers of a stage. Where they do not divide, the last stages have one layer less."""
+        whole, more = divmod(self.model.layers, self.layout.pipeline)
+        return whole + (1 if stage < more else 0)
 
     @property
     def gradient_width(self) -> int:
         """Bytes of one gradient."""
         return FP32 if self.width == FP32 else self.memory_model.gradient_bytes
+
+    @property
+    def state_widths(self) -> tuple[int, int]:
+        """Bytes of one master weight, and of Adam's two moments of it."""
+        model = self.memory_model
+        return (FP32, 2 * FP32) if self.width == FP32 else (model.master_bytes, model.state_bytes)
 
 
 def setup_of(work: Work, tuning: Tuning, on_host: bool, memory_model: MemoryModel | None = None) -> TrainingSetup:

@@ -9,13 +9,24 @@ and of gradients. Tensor parallelism has no overlap.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
 
 from levelfield.measure.parameter_counts import parameters
 from levelfield.predict.collectives import Link, all_reduce_seconds, gather_seconds, send_seconds
-from levelfield.predict.operations import BACKWARD, Cost, Slice, embedding_forward, head_forward, layer_forward
+from levelfield.predict.operations import (
+    BACKWARD,
+    FUSED_ATTENTION_BACKWARD,
+    SCORE_BLOCK,
+    Cost,
+    Slice,
+    embedding_forward,
+    head_forward,
+    layer_forward,
+)
 from levelfield.predict.setup import FP16, FP32, TrainingSetup
-from levelfield.specs.constants import Pace
+from levelfield.specs.constants import AttentionKernel, Pace
 
 # One update reads a gradient, a master weight and two moments in fp32, and writes the three and the 16-bit copy.
 UPDATE_BYTES = 4 * FP32 + 3 * FP32 + FP16
@@ -29,6 +40,8 @@ class Machine:
     devices of one node; pair: the rate to a single other device, when only some links lead there. network: between
     nodes, bytes per second of one whole node. None: unknown. operation_seconds: the cost of a launch beside its work.
     gather, scatter: the measured link of gathers and reduce-scatters, when it differs from that of all-reduces.
+    attention: FLOP/s of attention's core by kernel, forward and backward together; without an entry it has the rate of
+    products.
     """
 
     matmul_flops_per_second: float
@@ -41,6 +54,7 @@ class Machine:
     operation_seconds: float = 0.0
     gather: Link | None = None
     scatter: Link | None = None
+    attention: Mapping[AttentionKernel, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -58,7 +72,8 @@ class PredictedStep:
 
     @property
     def total(self) -> float:
-        return sum(self.parts().values())
+        computing = self.compute + self.imbalance + self.bubble + self.optimizer
+        return computing + self.tensor + self.pipeline + self.data
 
     def parts(self) -> dict[str, float]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
@@ -92,7 +107,7 @@ def step_time(setup: TrainingSetup, machine: Machine, pace: Pace) -> PredictedSt
         bubble=filling / tuning.virtual_pipeline,
         tensor=s.setup.micro_batches * tensor,
         pipeline=s.setup.micro_batches * pipeline * tuning.virtual_pipeline,
-        data=_data_seconds(s),
+        data=_data_seconds(s, average),
         optimizer=_update_seconds(s),
     )
 
@@ -106,28 +121,53 @@ def slice_of(setup: TrainingSetup) -> Slice:
         sequence_parallel=setup.layout.sequence_parallel,
         width=setup.width,
         keeps_scores=setup.memory_model.score_bytes > 0,
+        gathers_logits=setup.memory_model.gathered_logit_bytes > 0,
     )
 
 
 def _computes(s: _Schedule) -> list[float]:
     """Return the compute seconds of one micro-batch on each stage, forward and backward, with embedding and head."""
-    layers = layer_forward(s.setup.model, s.part) * (s.setup.model.layers / s.setup.layout.pipeline)
-    again = 1.0 if s.setup.tuning.recompute == "full" else 0.0
-    cost = layers * (1 + BACKWARD + again)
-    if s.setup.tuning.recompute == "selective":
-        cost += Cost(core_flops=layers.core_flops)
-    stages = [_seconds(s, cost)] * s.setup.layout.pipeline
+    layer = _seconds(s, _layer_cost(s))
+    stages = [layer * s.setup.layers_of(stage) for stage in range(s.setup.layout.pipeline)]
     stages[0] += _seconds(s, embedding_forward(s.setup.model, s.part) * (1 + BACKWARD))
     stages[-1] += _seconds(s, head_forward(s.setup.model, s.part) * (1 + BACKWARD))
     return stages
 
 
+def _layer_cost(s: _Schedule) -> Cost:
+    """Return the cost of one layer in both directions, with what is computed again."""
+    layer = layer_forward(s.setup.model, s.part)
+    attention = Cost(attention_flops=layer.attention_flops)
+    cost = layer * (1 + BACKWARD)
+    if _fused_attention_rate(s):
+        cost += attention * (FUSED_ATTENTION_BACKWARD - BACKWARD)
+    if s.setup.tuning.recompute == "full":
+        cost += layer
+    return cost + attention if s.setup.tuning.recompute == "selective" else cost
+
+
+def _fused_attention_rate(s: _Schedule) -> float | None:
+    """Return the FLOP/s of attention's core in a fused kernel; None where it runs as products."""
+    return None if s.part.keeps_scores else s.machine.attention.get(s.pace.attention)
+
+
 def _seconds(s: _Schedule, cost: Cost) -> float:
-    rate = s.machine.matmul_flops_per_second
-    weights_rate = (s.machine.fp8_matmul_flops_per_second or rate) if s.setup.training.precision == "fp8" else rate
-    computed = (cost.matmul_flops / weights_rate + cost.core_flops / rate) / s.pace.matmul_efficiency
-    moved = cost.moved_bytes / s.machine.memory_bytes_per_second / s.pace.memory_efficiency
-    return computed + moved + cost.operations * s.machine.operation_seconds
+    pace, rate = s.pace, s.machine.matmul_flops_per_second * s.pace.matmul_efficiency
+    weights_rate = rate
+    if s.setup.training.precision == "fp8" and s.machine.fp8_matmul_flops_per_second:
+        weights_rate = s.machine.fp8_matmul_flops_per_second * (pace.fp8_efficiency or pace.matmul_efficiency)
+    computed = cost.matmul_flops / weights_rate + cost.core_flops / rate + _attention_seconds(s, cost, rate)
+    moved = cost.product_bytes * pace.product_traffic + cost.logit_bytes + cost.moved_bytes * pace.elementwise_traffic
+    moving = moved / s.machine.memory_bytes_per_second / pace.memory_efficiency
+    return computed + moving + cost.operations * s.machine.operation_seconds
+
+
+def _attention_seconds(s: _Schedule, cost: Cost, product_rate: float) -> float:
+    """Return the time of attention's core. A fused kernel computes the blocks on the diagonal whole."""
+    fused = _fused_attention_rate(s)
+    if fused is None:
+        return cost.attention_flops / product_rate
+    return cost.attention_flops * (1 + SCORE_BLOCK / s.setup.sequence_length) / fused
 
 
 def _tensor_seconds(s: _Schedule) -> float:
@@ -147,7 +187,7 @@ def _tensor_seconds(s: _Schedule) -> float:
         layer = (calls + 2) * _gather_seconds(s, size, ranks, link) + calls * _scatter_seconds(s, size, ranks, link)
     else:
         layer = calls * all_reduce_seconds(size, ranks, link)
-    return layer * s.setup.model.layers / s.setup.layout.pipeline
+    return layer * s.setup.model.layers / s.setup.layout.pipeline * (1 - s.pace.tensor_overlap)
 
 
 def _gather_seconds(s: _Schedule, size: float, ranks: int, link: Link) -> float:
@@ -166,22 +206,50 @@ def _pipeline_seconds(s: _Schedule) -> float:
     return 2 * send_seconds(size, _link(s, 2, s.setup.layout.tensor * s.setup.layout.data)) * (1 - s.pace.overlap)
 
 
-def _data_seconds(s: _Schedule) -> float:
-    """Return the exchange of gradients in a step and, with sharded states, the gather of updated weights."""
-    ranks = s.setup.layout.data
-    if ranks == 1:
+def _data_seconds(s: _Schedule, compute: float) -> float:
+    """Return the exchange of gradients in a step and, with sharded states, the gather of updated weights.
+
+    ZeRO stages 2 and 3 keep only a rank's own gradients, so they reduce those of every micro-batch. compute: of one
+    micro-batch; communication overlaps with the backward pass of the micro-batches that are exchanged.
+    """
+    layout, batches = s.setup.layout, s.setup.micro_batches
+    if layout.data == 1:
         return 0.0
-    link = _link(s, ranks, s.setup.layout.tensor)
     count = _stage_parameters(s)
     gradients, weights = s.setup.gradient_width * count, s.part.width * count
-    if s.setup.layout.sharding_stage == 0:
-        seconds = all_reduce_seconds(gradients, ranks, link)
-    elif s.setup.layout.sharding_stage < 3:
-        seconds = _scatter_seconds(s, gradients, ranks, link) + _gather_seconds(s, weights, ranks, link)
-    else:  # gathered for each forward and each backward pass
-        passes = 2 * s.setup.micro_batches
-        seconds = _scatter_seconds(s, gradients, ranks, link) + passes * _gather_seconds(s, weights, ranks, link)
-    return seconds * (1 - s.pace.overlap)
+    if layout.sharding_stage == 0:
+        return _exposed(s, _reduced_seconds(s, gradients, layout.data, layout.tensor), compute)
+    ranks, link = layout.sharding_degree, _link(s, layout.sharding_degree, layout.tensor)
+    exchanged = batches if layout.sharding_stage > 1 else 1
+    gathered = 2 * batches if layout.sharding_stage == 3 else 1  # for each forward and each backward pass
+    seconds = exchanged * _in_messages(s, gradients, lambda size: _scatter_seconds(s, size, ranks, link))
+    seconds += gathered * _in_messages(s, weights, lambda size: _gather_seconds(s, size, ranks, link))
+    replicas = layout.data // ranks
+    seconds += _reduced_seconds(s, gradients / ranks, replicas, layout.tensor * ranks)
+    return _exposed(s, seconds, exchanged * compute)
+
+
+def _reduced_seconds(s: _Schedule, size: float, ranks: int, stride: int) -> float:
+    """Return the all-reduce of gradients over ranks that hold the same part of them."""
+    if ranks == 1:
+        return 0.0
+    link = _link(s, ranks, stride)
+    return _in_messages(s, size, lambda part: all_reduce_seconds(part, ranks, link))
+
+
+def _in_messages(s: _Schedule, size: float, seconds: Callable[[float], float]) -> float:
+    """Return the time of an exchange in messages: of a layer with ZeRO stage 3, else of the program's buckets."""
+    count = 1.0
+    if s.setup.layout.sharding_stage == 3:
+        count = s.setup.layers_per_stage
+    elif s.pace.bucket_bytes:
+        count = max(1.0, size / s.pace.bucket_bytes)
+    return count * seconds(size / count)
+
+
+def _exposed(s: _Schedule, communication: float, compute: float) -> float:
+    """Return the communication that does not overlap: no more of it does than there is computation."""
+    return max(communication * (1 - s.pace.overlap), communication - compute)
 
 
 def _update_seconds(s: _Schedule) -> float:
@@ -191,9 +259,12 @@ def _update_seconds(s: _Schedule) -> float:
 
 def _stage_parameters(s: _Schedule) -> float:
     """Return the parameters on a rank of the largest stage: its layers, and the embedding or the head."""
-    count = parameters(s.setup.model, s.part.sequence_length)
+    count = _counted(s.setup.model, s.part.sequence_length)
     outside = count.embedding + count.head if s.setup.layout.pipeline == 1 else max(count.embedding, count.head)
     return (count.per_layer * count.layers / s.setup.layout.pipeline + outside) / s.setup.layout.tensor
+
+
+_counted = lru_cache(maxsize=16)(parameters)
 
 
 def _link(s: _Schedule, ranks: int, stride: int) -> Link:
@@ -202,6 +273,7 @@ def _link(s: _Schedule, ranks: int, stride: int) -> Link:
     Tensor ranks are closest, then data, then pipeline. Between nodes, all groups of a node share its network.
     """
     machine, share = s.machine, s.pace.communication_efficiency
+    between = s.pace.network_efficiency or share
     inside = ranks * stride <= machine.devices_per_node
     if machine.node is None or not (inside or machine.network):
         raise UnknownLink(
@@ -210,7 +282,14 @@ def _link(s: _Schedule, ranks: int, stride: int) -> Link:
     if inside or machine.network is None:
         return Link(machine.node.hop_seconds, share * _node_rate(machine.node, machine.pair_bytes_per_second, ranks))
     through = machine.network.bytes_per_second / min(stride, machine.devices_per_node)
-    return Link(machine.network.hop_seconds, share * min(through, machine.node.bytes_per_second))
+    return Link(_hop_seconds(machine, stride), min(between * through, share * machine.node.bytes_per_second))
+
+
+def _hop_seconds(machine: Machine, stride: int) -> float:
+    """Return the mean latency of a ring's hop: one of the hops in each node goes over the network."""
+    assert machine.network is not None and machine.node is not None
+    inside = max(1, machine.devices_per_node // stride)
+    return (machine.network.hop_seconds + (inside - 1) * machine.node.hop_seconds) / inside
 
 
 def _node_rate(node: Link, pair: float | None, ranks: int) -> float:

@@ -161,7 +161,7 @@ def _devices(plan: Plan, vendor: Vendor) -> list[Device]:
 
 @contextmanager
 def _interrupted_once() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the first SIGINT or SIGTERM of the block, and ignore later ones.
+    """Raise KeyboardInterrupt at the first SIGINT, SIGTERM or SIGHUP of the block, and ignore later ones.
 
     After the first one the processes are stopped and the result is written, which takes seconds. An ignored signal
     stays ignored, as in a shell's background job.
@@ -174,7 +174,7 @@ def _interrupted_once() -> Iterator[None]:
             ending = True
             raise KeyboardInterrupt
 
-    handled = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
+    handled = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, interrupt) for number in handled}
     try:
         yield

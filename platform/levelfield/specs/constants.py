@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError, model_validator
 
 from levelfield.specs.base import Document, Value
 
@@ -12,51 +13,97 @@ from levelfield.specs.base import Document, Value
 class MemoryModel(Value):
     """The memory that a framework keeps, where the analyses do not define it. The defaults are those of models/torch.
 
-    gradient_bytes: bytes of each gradient in 16-bit training. logit_bytes: bytes of each logit of a whole micro-batch
-    at the peak of the loss; None: the head computes in chunks. gated_mlp_tensors: tensors of the MLP's width that a
-    gated MLP keeps. tensor_parallel_copies: extra tensors of the hidden size that each layer keeps under tensor
-    parallelism without sequence parallelism. score_bytes: bytes kept of each attention score; 0: the kernel keeps none.
-    gradients_whole_in_backward: with ZeRO stage 2 every rank holds all its gradients until the backward pass ends.
+    gradient_bytes: bytes of each gradient in 16-bit training.
+    logit_bytes: bytes of each logit of a whole micro-batch at the peak of the loss; None: the head computes in chunks.
+    gathered_logit_bytes: the same of the logits of the whole vocabulary, where every tensor rank gathers them; 0: the
+    loss is computed on each rank's part.
+    gated_mlp_tensors: tensors of the MLP's width that a gated MLP keeps.
+    selective_keeps: what selective recomputation keeps. selective_recomputes: the share of the products' outputs that
+    it computes again.
+    tensor_parallel_copies: extra tensors of the hidden size that each layer keeps under tensor parallelism without
+    sequence parallelism. score_bytes: bytes kept of each attention score; 0: the kernel keeps none.
+    norm_bytes: bytes that each norm keeps of a value beyond its 16-bit or 32-bit input; a norm of several calls keeps
+    32-bit copies.
+    master_bytes, state_bytes: bytes of a master weight, and of both moments of a parameter. Less than 12 in all where
+    the optimizer works in 16 bits. sharded_copy: ZeRO stage 3 keeps a sharded 16-bit copy beside the masters.
     pipeline_working_sets: recomputed layers that exist at once under pipeline parallelism.
     host_sharding_copies: tensors that the exchange of sharded states leaves in a process on the host, each as large as
     all of a rank's gathered parameters.
-    reserve_bytes: context, kernels, communication buffers and fragmentation of a process on an accelerator.
+    reserve_bytes: context, kernels and communication buffers of a process on an accelerator. fragmentation: what its
+    allocator holds beyond activations, logits and buffers, over their sum.
     host_process_bytes: interpreter, framework and allocator of a process on the host.
     """
 
     gradient_bytes: int = Field(default=4, ge=2, le=4)
-    logit_bytes: float | None = Field(default=None, gt=0)
+    logit_bytes: float | None = Field(default=None, gt=0, le=24)
+    gathered_logit_bytes: float = Field(default=0, ge=0, le=24)
     gated_mlp_tensors: int = Field(default=4, ge=3, le=4)
     selective_keeps: Literal["products", "all but scores"] = "products"
     tensor_parallel_copies: int = Field(default=0, ge=0)
     score_bytes: float = Field(default=0, ge=0)
-    gradients_whole_in_backward: bool = False
+    norm_bytes: float = Field(default=0, ge=0, le=12)
+    selective_recomputes: float = Field(default=0, ge=0, le=1)
+    master_bytes: int = Field(default=4, ge=0, le=4)
+    state_bytes: int = Field(default=8, ge=4, le=8)
+    sharded_copy: bool = False
     pipeline_working_sets: int = Field(default=1, ge=1)
     host_sharding_copies: int = Field(default=0, ge=0)
-    reserve_bytes: int = Field(default=1_500_000_000, ge=0)
+    reserve_bytes: int = Field(default=1_500_000_000, ge=0, le=8_000_000_000)
+    fragmentation: float = Field(default=0, ge=0, le=0.3)
     host_process_bytes: int = Field(default=400_000_000, ge=0)
 
 
-class Pace(Value):
-    """The fractions of a chip's and a link's rate that a framework reaches, and the overlap of its communication.
+AttentionKernel = Literal["flash1", "triton", "flash2", "flash3", "materialised"]
 
-    matmul_efficiency: fraction of the achievable (else the peak) rate of matrix products. communication_efficiency:
-    fraction of a link's rate. memory_efficiency: fraction of the memory's rate in elementwise work; it is below 1
-    where computing takes longer than reading and writing, as on the host. overlap: the share of the gradients'
-    exchange that overlaps with computation; it is stated, not fitted, and 0 where nothing overlaps.
+
+class Pace(Value):
+    """The fractions of a chip's and a link's rate that a program reaches, and the overlap of its communication.
+
+    matmul_efficiency: fraction of the achievable rate of matrix products that a very large product reaches.
+    fp8_efficiency: the same for products in fp8, with their casts; None: as in 16 bits.
+    product_traffic: how often the operands of a product cross the memory's bus; 1: each once. It makes small products
+    slow. elementwise_traffic: memory traffic of norms, activations and sums, over that of fused kernels which read
+    and write each tensor once. memory_efficiency: fraction of the memory's rate; it is below 1 where computing takes
+    longer than reading and writing, as on the host.
+    communication_efficiency: fraction of a link's rate inside a node. network_efficiency: the same between nodes; None:
+    as inside. bucket_bytes: size of one message of the gradients' exchange; None: all gradients are one message.
+    overlap: share of the gradients' exchange, of gathered weights and of transfers between stages that overlaps with
+    computation. tensor_overlap: the same for tensor parallelism. attention: the kernel of attention's core.
     """
 
     matmul_efficiency: float = Field(gt=0, le=1.2)
-    communication_efficiency: float = Field(gt=0, le=1.2)
+    fp8_efficiency: float | None = Field(default=None, gt=0, le=1.2)
+    product_traffic: float = Field(default=1, ge=1, le=12)
+    elementwise_traffic: float = Field(default=1, ge=0.5, le=8)
     memory_efficiency: float = Field(default=1, gt=0, le=1)
+    communication_efficiency: float = Field(gt=0, le=1.2)
+    network_efficiency: float | None = Field(default=None, gt=0, le=1.2)
+    bucket_bytes: float | None = Field(default=None, ge=1e6, le=1e9)
     overlap: float = Field(ge=0, le=1)
+    tensor_overlap: float = Field(default=0, ge=0, le=1)
+    attention: AttentionKernel = "flash2"
+
+
+class Program(Value):
+    """Other people's training code on the framework: only the constants that differ from those of models/*.
+
+    source: where the code's settings are stated. like: another program, whose constants hold where this one has none.
+    fitted: for each fitted field, the data of the fit.
+    """
+
+    like: str | None = None
+    title: str = Field(min_length=3)
+    source: str = Field(min_length=3)
+    keeping: dict[str, Any] = Field(default_factory=dict)
+    pace: dict[str, Any] = Field(default_factory=dict)
+    fitted: dict[str, str] = Field(default_factory=dict)
 
 
 class Constants(Document):
     """The planner's constants of one framework, for all chips and all cases.
 
     host_pace: the pace on the host's processors, where it differs. fitted: for each fitted field, the data of the fit.
-    All other fields were read in the sources, which `sources` gives by field.
+    All other fields were read in the sources, which `sources` gives by field. programs: others' code on the framework.
     """
 
     KIND: ClassVar[str] = "constants"
@@ -67,6 +114,40 @@ class Constants(Document):
     host_pace: Pace | None = None
     sources: dict[str, str] = Field(default_factory=dict)
     fitted: dict[str, str] = Field(default_factory=dict)
+    programs: dict[str, Program] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _programs_are_within_their_ranges(self) -> Constants:
+        for name, program in self.programs.items():
+            try:
+                self._changed(program)
+            except ValidationError as error:
+                wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+                raise ValueError(f"programs.{name}: {wrong}") from None
+        return self
+
+    def of_program(self, name: str) -> Constants:
+        """Return the constants of a program. Raises KeyError."""
+        keeping, pace = self._changed(self.programs[name])
+        return self.model_copy(update={"keeping": keeping, "pace": pace})
+
+    def _changed(self, program: Program) -> tuple[MemoryModel, Pace]:
+        keeping, pace = self.keeping.model_dump(), self.pace.model_dump()
+        for each in reversed(list(self._lineage(program))):
+            keeping, pace = {**keeping, **each.keeping}, {**pace, **each.pace}
+        return MemoryModel.model_validate(keeping), Pace.model_validate(pace)
+
+    def _lineage(self, program: Program) -> Iterator[Program]:
+        """Return the program, the one that it is like, and so on. Raises ValueError for an unknown one or a circle."""
+        seen: set[str] = set()
+        yield program
+        while (name := program.like) is not None:
+            if name in seen or name not in self.programs:
+                known = ", ".join(sorted(self.programs))
+                raise ValueError(f"like: found '{name}', expected another program without a circle; known: {known}")
+            seen.add(name)
+            program = self.programs[name]
+            yield program
 
     def pace_on(self, on_host: bool) -> Pace:
         """Return the pace on the host's processors, or on accelerators."""

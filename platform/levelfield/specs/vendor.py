@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from levelfield.specs.base import Document, Value
+from levelfield.specs.constants import AttentionKernel
 from levelfield.specs.tool import Discovery, Tool, VersionCommand
 
 HOST_KIND = "cpu"  # the device kind of the host's own processors
@@ -76,6 +77,7 @@ class Chip(Value):
     match: endings (any case) of the name that the vendor's tool prints, to recognise the chip. They are endings,
     because a further word names another chip: "H200 NVL" is not an H200.
     achievable: by dtype, the matrix-multiplication rate that public measurements reached; never above the peak.
+    attention: by kernel, the rate of attention's core in 16 bits for long sequences, forward and backward together.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Chip(Value):
     interconnect: Interconnect | None = None
     peaks: dict[PeakDtype, Peak] = Field(default_factory=dict)
     achievable: dict[PeakDtype, Achieved] = Field(default_factory=dict)
+    attention: dict[AttentionKernel, Achieved] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _no_more_than_the_peak(self) -> Chip:

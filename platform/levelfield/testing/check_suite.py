@@ -14,6 +14,7 @@ from levelfield.testing import (
     run_checks,
     sample_checks,
     tool_checks,
+    tuning_checks,
     value_checks,
 )
 from levelfield.testing.findings import CheckFinding, CheckRow, NotOk
@@ -54,7 +55,7 @@ CHECKS = (
     Check("container", container_checks.options),
     Check("privileges", container_checks.privileges),
     Check("images", container_checks.images),
-    Check("tuning", file_checks.tuning),
+    Check("tuning", tuning_checks.tuning),
     Check("launch", launch_checks.launch),
     Check("telemetry", run_checks.telemetry, whole=True),
     Check("failures", run_checks.failures, whole=True),

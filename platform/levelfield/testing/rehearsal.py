@@ -22,7 +22,7 @@ from levelfield.plan.request import Entry, UserRequest
 from levelfield.run import scheduler
 from levelfield.run.runner import Listener
 from levelfield.rundir.directory import read_plan
-from levelfield.specs.base import read_mapping
+from levelfield.specs.bounded_reading import read_mapping
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Result
 from levelfield.specs.tuning import TuningChoice

@@ -71,7 +71,7 @@ def _never_wrong(subject: Subject, copies: Iterable[tuple[Recording, str]], what
         if error := wrong(after(subject, right, recording, text), right.values):
             raise Fails(f"{recording.path.name} {what}: {error}", TIGHTEN)
     if not count:
-        raise NotApplicable("found no recording with records that can be moved")
+        raise NotApplicable("found no recording that this check can change")
     return f"{count} copies {what}: no wrong value"
 
 

@@ -163,5 +163,8 @@ def visible(subject: Subject) -> str:
         with subject.surroundings(**{variable: text}):
             seen = [device.index for device in subject.over(subject.outputs).devices()]
         if seen != expected:
-            raise Fails(f"{variable}='{text}': devices {seen}, expected {expected}", "choose devices by index")
+            raise Fails(
+                f"with {variable}='{text}' the adapter lists devices {seen}, expected {expected}",
+                "choose devices by index",
+            )
     return f"{variable} chooses among {len(found)} device(s)"

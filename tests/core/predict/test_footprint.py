@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +114,28 @@ def test_what_a_framework_keeps_beyond_the_analyses() -> None:
     assert kept(score_bytes=5).activations - plain.activations == 32 * 5 * 32 * 2048**2 // 2
     assert kept(reserve_bytes=7).reserve == 7 and kept("cpu", host_process_bytes=7).reserve == 7
     assert kept("cpu", host_process_bytes=0, host_sharding_copies=3).buffers == 3 * 2 * n
-    whole = kept(gradients_whole_in_backward=True)
-    assert whole.gradients == 4 * plain.gradients and whole.logits == 0 and whole.total > plain.total
-    tuning = tuning.model_copy(update={"micro_batch": 8})  # now the forward pass's end is the fuller moment
-    assert kept(gradients_whole_in_backward=True) == kept()
+    assert kept(logit_bytes=10, gathered_logit_bytes=4).logits == (10 // 2 + 4) * 2048 * 50304
+    assert kept(norm_bytes=8).activations - plain.activations == 32 * 2 * 8 * unit
+    passing = plain.activations + plain.logits + plain.buffers
+    assert kept(fragmentation=0.1).reserve - plain.reserve == int(0.1 * passing)
+    assert kept(master_bytes=0, state_bytes=4).optimizer_states == plain.optimizer_states // 2
+    assert plain.weights - kept(master_bytes=0).weights == n
+    tuning = Tuning(layout=parse_layout("DP4SH3SP4").layout, micro_batch=1)
+    whole = kept().optimizer_states // 2 * 4  # two moments of 4 bytes over 4 ranks
+    assert kept(sharded_copy=True).weights - kept().weights == 2 * (whole // 4) // 4
+
+
+@pytest.mark.parametrize("keeps", ["products", "all but scores"])
+@pytest.mark.parametrize("case", ["gpt3_6.7B", "llama3_8b"])
+def test_selective_recomputation_never_needs_more_than_none(case: str, keeps: str) -> None:
+    work = in_precision(case, "bf16")
+    for micro_batch, again in product((1, 4), (0, 0.4)):
+        model = MemoryModel(selective_keeps=keeps, selective_recomputes=again)
+        none, selective = (
+            expected_memory(setup_of(work, Tuning(micro_batch=micro_batch, recompute=how), False, model)).total
+            for how in ("none", "selective")
+        )
+        assert selective <= none
 
 
 def test_fp8_keeps_inputs_in_one_byte_and_weights_twice_more() -> None:

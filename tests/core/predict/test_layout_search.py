@@ -78,7 +78,7 @@ def test_flops_are_the_megatron_formulas(case: str, layout: str) -> None:
     chosen = tuning(layout, micro_batch=2)
     part = slice_of(setup_of(work, chosen, on_host=False))
     layer, head = layer_forward(work.model, part), head_forward(work.model, part)
-    forward = work.model.layers * (layer.matmul_flops + layer.core_flops) + head.core_flops
+    forward = work.model.layers * (layer.matmul_flops + layer.attention_flops) + head.core_flops
     expected = flops_per_token("megatron", work.model, work.training.sequence_length) * part.tokens
     assert 3 * forward * chosen.layout.tensor == pytest.approx(expected)
 
@@ -89,7 +89,7 @@ def test_materialised_scores_cost_the_masked_half_and_memory_traffic() -> None:
     kernel, materialised = (
         layer_forward(work.model, slice_of(setup_of(work, chosen, False, MemoryModel(score_bytes=n)))) for n in (0, 5)
     )
-    assert materialised.core_flops == 2 * kernel.core_flops
+    assert materialised.attention_flops == 2 * kernel.attention_flops
     assert materialised.moved_bytes > 1.5 * kernel.moved_bytes
 
 

@@ -1,0 +1,272 @@
+"""Published runs that are in none of configs/published, as questions to the planner, and what is measured on them.
+
+A file of runs has `rows`, each whole, or `groups` whose `shared` fields hold for all their rows, and `models` by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from levelfield.catalog.lookup import find_chip
+from levelfield.catalog.registry import Registry
+from levelfield.predict import layout_search, machines
+from levelfield.specs.case import LossScale, Model, Work
+from levelfield.specs.constants import Constants
+from levelfield.specs.layout import parse_layout
+from levelfield.specs.tuning import Tuning
+from levelfield.specs.vendor import Chip
+
+RUNS = Path(__file__).parents[1] / "data" / "unseen_runs.json"
+GIB = 2**30
+EVERYTHING = layout_search.SupportedParallelism(frozenset(), layout_search.RECOMPUTATIONS)
+# Chips that no vendor lists: the listed chip that has their rates, and their own memory.
+LIKE = {"H100-96GB-500W": ("H100-SXM5-80GB", 96 * 10**9)}
+SHORT_SWEEP, TAU_SWEEP = 2, 4
+# What a row says in its group, note or source, and the program of configs/planner that it names; the first counts.
+PROGRAMS = (
+    ("RMS kernel", "aleph_alpha_rms"),
+    ("|flash_attention2", "aleph_alpha_flash2"),
+    ("|flash_attentionv1", "aleph_alpha_flash1"),
+    ("Aleph-Alpha/", "aleph_alpha_materialised"),
+    ("(PURE)", "llm_foundry_pure"),
+    ("mosaicml/llm-foundry", "llm_foundry"),
+    (" eager github.com/pytorch/torchtitan", "torchtitan_eager"),
+    ("pytorch/torchtitan", "torchtitan"),
+    ("arXiv 2104.04473", "megatron_2021"),
+    ("arXiv 2205.05198", "megatron_2021"),
+    ("OneFlow-Benchmark", "megatron_2021"),
+    ("NeMo", "nemo"),
+    ("megatron-deepspeed", "megatron_deepspeed"),
+    ("gist.github.com/chenyaofo", "transformers"),
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A published run. rate: tokens/s of one device; memory_bytes: as published; both None where not published.
+
+    fitted: whether the constants may be fitted on it. ran_out: it ran out of memory. stated: the source states the
+    settings, so that the row counts in medians. speed_stated: the same for the unit of its speed.
+    """
+
+    name: str
+    group: str
+    framework: str
+    model: str
+    fitted: bool
+    row: dict[str, Any]
+
+    @property
+    def rate(self) -> float | None:
+        return self.row["tokens_per_second_per_device"]
+
+    @property
+    def memory_bytes(self) -> float | None:
+        return self.row["memory_gib"] and self.row["memory_gib"] * GIB
+
+    @property
+    def ran_out(self) -> bool:
+        return bool(self.row["settings"] == "oom")
+
+    @property
+    def stated(self) -> bool:
+        return self.row["settings"] != "partial"
+
+    @property
+    def speed_stated(self) -> bool:
+        return self.stated and not self.row["quality"].startswith("throughput unit")
+
+    @property
+    def devices(self) -> int:
+        return int(self.row["nodes"] * self.row["devices_per_node"])
+
+    @property
+    def program(self) -> str | None:
+        """Return the program of configs/planner that ran it, by what the row says; None: the framework's own."""
+        said = " ".join(str(self.row.get(key)) for key in ("group", "note", "source"))
+        return next((name for mark, name in PROGRAMS if mark in said), None)
+
+    @property
+    def sweep(self) -> tuple[object, ...]:
+        keys = ("chip", "sequence_length", "precision")
+        return (self.group, self.model, self.devices, *(self.row[key] for key in keys))
+
+    @cached_property
+    def tuning(self) -> Tuning:
+        row = self.row
+        return Tuning(
+            layout=parse_layout(row["layout"]).layout,
+            micro_batch=max(1, row["micro_batch"]),
+            recompute="none" if row["recompute"] == "?" else row["recompute"],
+            virtual_pipeline=max(1, row["virtual_pipeline"]),
+        )
+
+
+def runs_of(path: Path) -> list[Run]:
+    """Return all runs of a file in either form."""
+    content = json.loads(path.read_text())
+    rows = content.get("rows") or [
+        {"group": name, **group["shared"], **row} for name, group in content["groups"].items() for row in group["rows"]
+    ]
+    models = content.get("models", {})
+    half = _half(rows)
+    return [
+        Run(
+            r["id"],
+            r["group"],
+            r["framework"],
+            r["model"],
+            r["id"] in half,
+            {**r, "model_settings": _settings(r, models)},
+        )
+        for r in rows
+    ]
+
+
+def _half(rows: list[dict[str, Any]]) -> set[str]:
+    """Return the names of every second run of each group, in the order of their digests."""
+    kinds: dict[tuple[object, ...], list[str]] = {}
+    for r in rows:
+        kinds.setdefault((r["group"], r["settings"] == "oom"), []).append(r["id"])
+    ordered = (sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest()) for names in kinds.values())
+    return {name for names in ordered for name in names[::2]}
+
+
+def _settings(row: dict[str, Any], models: dict[str, Any]) -> dict[str, Any]:
+    return row.get("model_settings") or models[row["model"]]
+
+
+class Questions:
+    """The questions to the planner, with the constants of each run's framework and program. chips: by name, instead of
+    the registry's."""
+
+    def __init__(self, registry: Registry, chips: dict[str, Chip] | None = None) -> None:
+        self.registry, self.chips = registry, chips or {}
+        self.base = registry.case("gpt3_6.7B").work("full")
+
+    def estimate(self, run: Run) -> layout_search.LayoutEstimate:
+        return layout_search.predict(self.question(run), run.tuning)
+
+    def question(self, run: Run) -> layout_search.LayoutQuestion:
+        chip, row = self._chip(run.row["chip"]), run.row
+        machine = machines.machine_of(
+            chip, row["precision"], row["devices_per_node"], row["network_bytes_per_second_per_node"]
+        )
+        constants = self.constants(run)
+        work = self._work(run)
+        return layout_search.LayoutQuestion(work, machine, constants, EVERYTHING, False, run.devices, chip.memory_bytes)
+
+    def registry_constants(self, framework: str) -> Constants:
+        found = self.registry.constants(framework)
+        assert found is not None
+        return found
+
+    def constants(self, run: Run) -> Constants:
+        own = self.registry_constants(run.framework)
+        return own.of_program(run.program) if run.program in own.programs else own
+
+    def _chip(self, name: str) -> Chip:
+        like, memory = LIKE.get(name, (name, None))
+        chip = self.chips.get(like) or find_chip(self.registry, like)[1]
+        return chip.model_copy(update={"memory_bytes": memory}) if memory else chip
+
+    def _work(self, run: Run) -> Work:
+        row = run.row
+        model = Model.model_validate({**row["model_settings"], "init_std": 0.02, "scaled_residual_init": True})
+        changes = {name: row[name] for name in ("sequence_length", "global_batch", "precision")}
+        if row["precision"] == "fp16":
+            changes["loss_scale"] = LossScale(initial=2**16, growth_interval=1000)
+        return self.base.model_copy(update={"model": model, "training": self.base.training.model_copy(update=changes)})
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A run beside its estimate."""
+
+    run: Run
+    estimate: layout_search.LayoutEstimate
+
+    @property
+    def speed_off(self) -> float | None:
+        """The predicted rate over the published, less 1; None where the published is unknown or has no stated unit."""
+        rate = self.run.rate
+        return None if rate is None or not self.run.speed_stated else self.estimate.tokens_per_second / rate - 1
+
+    @property
+    def memory_off(self) -> float | None:
+        memory = self.run.memory_bytes
+        return None if memory is None or not self.run.stated else self.estimate.memory.total / memory - 1
+
+
+def judged(runs: Iterable[Run], questions: Questions) -> list[Judged]:
+    return [Judged(run, questions.estimate(run)) for run in runs]
+
+
+def spread(errors: Iterable[float | None]) -> tuple[int, float, float]:
+    """Return how many errors there are, the median of their sizes, and the 90th percentile (nearest rank)."""
+    sizes = sorted(abs(error) for error in errors if error is not None)
+    if not sizes:
+        return 0, math.nan, math.nan
+    return len(sizes), statistics.median(sizes), sizes[math.ceil(0.9 * len(sizes)) - 1]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Runs of one model on equal devices by one program, in several layouts."""
+
+    name: str
+    runs: tuple[Judged, ...]
+
+    @property
+    def best(self) -> float:
+        """The highest published rate."""
+        return max(j.run.rate or 0 for j in self.runs)
+
+    @property
+    def first(self) -> Judged | None:
+        """Return the run that the planner ranks first of those that it expects to fit."""
+        fitting = [j for j in self.runs if j.estimate.fits]
+        return max(fitting, key=lambda j: j.estimate.tokens_per_second, default=None)
+
+    @property
+    def first_ran(self) -> bool:
+        return self.first is not None and not self.first.run.ran_out
+
+    @property
+    def regret(self) -> float:
+        """Return what the first-ranked run loses against the best published one; all of it where it did not run."""
+        return 1 - (self.first.run.rate or 0) / self.best if self.first else 1.0
+
+    @property
+    def tau(self) -> float | None:
+        """Return Kendall's tau between predicted and published rates; None for too few runs."""
+        pairs = [(j.estimate.tokens_per_second, j.run.rate) for j in self.runs if j.run.rate]
+        return kendall([(p, r) for p, r in pairs if r]) if len(pairs) >= TAU_SWEEP else None
+
+
+def kendall(pairs: list[tuple[float, float]]) -> float:
+    """Return tau-a: the share of pairs in the same order less the share in the opposite order."""
+    signs = [(a[0] - b[0]) * (a[1] - b[1]) for a, b in combinations(pairs, 2)]
+    return sum((s > 0) - (s < 0) for s in signs) / len(signs)
+
+
+def sweeps_of(found: Iterable[Judged]) -> list[Sweep]:
+    """Return the sweeps in which at least two runs have a published rate."""
+    sets: dict[tuple[object, ...], list[Judged]] = {}
+    for j in found:
+        if j.run.speed_stated and (j.run.rate or j.run.ran_out):
+            sets.setdefault(j.run.sweep, []).append(j)
+    named = [Sweep(" ".join(str(part) for part in key), tuple(runs)) for key, runs in sets.items()]
+    return [s for s in named if sum(j.run.rate is not None for j in s.runs) >= SHORT_SWEEP]
+
+
+__all__ = ["RUNS", "Judged", "Questions", "Run", "Sweep", "judged", "replace", "runs_of", "spread", "sweeps_of"]

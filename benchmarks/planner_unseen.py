@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""The planner against published runs that it was not fitted to: speed, memory, what fits, and the order of layouts.
+
+    python benchmarks/planner_unseen.py                 the runs of benchmarks/data/unseen_runs.json
+    python benchmarks/planner_unseen.py --runs FILE     other runs, in the same form; none of them is in a fit
+    python benchmarks/planner_unseen.py --rows          every run as well
+    python benchmarks/planner_unseen.py --fit           set the constants of the programs again, then print
+
+Half of the runs in benchmarks/data, chosen by the digest of their names, sets the constants of configs/planner. The
+errors are those of the other half. A sweep is a set of runs of one model by one program on equal devices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from levelfield.catalog.registry import Registry
+from pages.program_fit import FITS, fitted_values, write
+from pages.unseen import RUNS, Judged, Questions, Run, Sweep, judged, runs_of, spread, sweeps_of
+
+TARGETS = {"speed": (0.08, 0.25), "memory": (0.07, 0.20), "tau": 0.75, "regret": 0.10}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default=RUNS, help="a file of published runs")
+    parser.add_argument("--rows", action="store_true", help="print every run")
+    parser.add_argument("--fit", action="store_true", help="fit the programs' constants and write them")
+    options = parser.parse_args()
+    if options.fit:
+        refit(runs_of(RUNS))
+    found = judged(runs_of(options.runs), Questions(Registry()))
+    print("\n".join(report(found, options.runs == RUNS, options.rows)))
+    return 0
+
+
+def refit(runs: list[Run]) -> None:
+    """Fit the constants of every program on its half of the runs, and write them where they were."""
+    for fit in FITS:
+        values = fitted_values(fit, runs, Questions(Registry()))
+        write(fit, values)
+        print(", ".join(f"{knob.owner}.{knob.name} {value:g}" for knob, value in values.items()))
+
+
+def report(found: list[Judged], halved: bool, rows: bool = False) -> Iterator[str]:
+    """Yield the lines of the report. halved: the constants were fitted on half of these runs."""
+    held_out = [j for j in found if not (halved and j.run.fitted)]
+    half = "held out" if halved else "all in no fit"
+    yield f"{len(found)} runs, {sum(j.run.ran_out for j in found)} of them out of memory; {len(held_out)} {half}"
+    yield ""
+    yield from _groups(held_out)
+    if halved:
+        yield from ["", "fitted half, for comparison:", _line("all", [j for j in found if j.run.fitted])]
+    yield from ["", *_fits(found), "", *_sweeps(sweeps_of(found))]
+    if rows:
+        yield from ["", *(_row(j) for j in found)]
+
+
+def _groups(found: list[Judged]) -> Iterator[str]:
+    yield f"{'group':<50} {'speed: median':>14} {'p90':>7} {'rows':>5} {'memory: median':>15} {'p90':>7} {'rows':>5}"
+    for name in sorted({j.run.group for j in found}):
+        yield _line(name, [j for j in found if j.run.group == name])
+    yield _line("all", found)
+    (s, m) = TARGETS["speed"], TARGETS["memory"]
+    yield f"{'wanted':<50} {s[0]:>14.1%} {s[1]:>7.1%} {'':>5} {m[0]:>15.1%} {m[1]:>7.1%}"
+
+
+def _line(name: str, found: Iterable[Judged]) -> str:
+    kept = list(found)
+    timed, middle, high = spread(j.speed_off for j in kept)
+    weighed, heavy, heaviest = spread(j.memory_off for j in kept)
+    return f"{name:<50} {middle:>14.1%} {high:>7.1%} {timed:>5} {heavy:>15.1%} {heaviest:>7.1%} {weighed:>5}"
+
+
+def _fits(found: list[Judged]) -> Iterator[str]:
+    ran, out = [j for j in found if not j.run.ran_out and j.run.stated], [j for j in found if j.run.ran_out]
+    yield f"ran and predicted to fit: {sum(j.estimate.fits for j in ran)} of {len(ran)}"
+    yield f"ran out of memory and predicted not to fit: {sum(not j.estimate.fits for j in out)} of {len(out)}"
+
+
+def _sweeps(sweeps: list[Sweep]) -> Iterator[str]:
+    yield f"{'sweep':<72} {'runs':>4} {'first fits':>10} {'behind best':>11} {'tau':>6}"
+    for sweep in sweeps:
+        tau = "-" if sweep.tau is None else f"{sweep.tau:.2f}"
+        ran = "yes" if sweep.first_ran else "NO"
+        yield f"{sweep.name:<72} {len(sweep.runs):>4} {ran:>10} {sweep.regret:>11.1%} {tau:>6}"
+    taus = [s.tau for s in sweeps if s.tau is not None]
+    near = sum(s.first_ran and s.regret <= TARGETS["regret"] for s in sweeps)
+    yield (
+        f"first-ranked ran in {sum(s.first_ran for s in sweeps)} of {len(sweeps)} sweeps, within 10 % of the best in "
+        f"{near}; Kendall's tau {statistics.median(taus) if taus else float('nan'):.2f} in the middle of {len(taus)} "
+        f"(wanted: all, all, {TARGETS['tau']})"
+    )
+
+
+def _row(j: Judged) -> str:
+    speed = (
+        "" if j.speed_off is None else f"{j.run.rate:,.0f} -> {j.estimate.tokens_per_second:,.0f} {j.speed_off:+.1%}"
+    )
+    memory = "" if j.memory_off is None else f"{(j.run.memory_bytes or 0) / 2**30:.1f} GiB {j.memory_off:+.1%}"
+    need = f"{j.estimate.memory.total / 2**30:.1f} GiB{'' if j.estimate.fits else ' (does not fit)'}"
+    out = " (ran out)" if j.run.ran_out else ""
+    return f"{j.run.name:<75} {'fit' if j.run.fitted else '   '} {speed:>28} {memory:>20} {need}{out}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
