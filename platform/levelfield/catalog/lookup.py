@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
+from levelfield.contracts.plausibility import memory_fault
 from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import DocumentError, LayoutError, NotHere, UnknownName, UsageError
 from levelfield.specs.case import Case
@@ -28,7 +29,8 @@ class Selection:
 
     overlay: the private values of the chip. constants: the planner's constants of the framework; None without them.
     problem: why the vendor's tool, which is here, does not show all devices. notices: sentences about the machine for
-    the plan and the result; the problem is one of them.
+    the plan and the result; the problem is one of them. busy: the devices that others use, by index, each with a
+    sentence.
     """
 
     case: Case
@@ -42,6 +44,7 @@ class Selection:
     constants: Constants | None = None
     problem: str | None = None
     notices: tuple[str, ...] = ()
+    busy: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def vendor(self) -> VendorFile:
@@ -57,9 +60,12 @@ class Selection:
         return 1 if self.vendor.is_host else max(1, len(self.devices))
 
     def memory_of_device(self, processes: int) -> int | None:
-        """Return the bytes of memory of one device, or the share of one of `processes` on a host. None: unknown."""
+        """Return the bytes of memory of one device, or the share of one of `processes` on a host. None: unknown.
+
+        The tool's figure is used, unless it cannot be that of the chip.
+        """
         memory = self.chip.memory_bytes
-        if self.devices:
+        if self.devices and not memory_fault(self.devices[0], self.chip):
             memory = self.devices[0].memory_bytes or memory
         return memory // processes if self.vendor.is_host and memory else memory
 
@@ -85,7 +91,18 @@ def find(registry: Registry, selector: Selector, check: bool = True) -> Selectio
     rows = tuning_rows(registry, vendor.name, case.name)
     constants = registry.constants(implementation.framework)
     return Selection(
-        case, implementation, folder, adapter, chip, devices, rows, overlay, constants, here.problem, here.notices
+        case=case,
+        implementation=implementation,
+        folder=folder,
+        adapter=adapter,
+        chip=chip,
+        devices=devices,
+        tuning_rows=rows,
+        overlay=overlay,
+        constants=constants,
+        problem=here.problem,
+        notices=here.notices,
+        busy=registry.machine.busy(vendor.name),
     )
 
 

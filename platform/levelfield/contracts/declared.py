@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from levelfield.contracts.command import Ask, ask
+from levelfield.contracts.patterns import first_match
 from levelfield.contracts.readings import Read, chip_named, hides_all, sample_of, shown, take, without
 from levelfield.contracts.tool_records import Parsed, Record, parse
 from levelfield.contracts.vendor import ContainerOptions, Device, DeviceList, Sample, container_options
@@ -87,10 +88,13 @@ class DeclaredVendor:
         answer = self._ask(command.command, command.timeout_seconds)
         if answer.text is None:
             return f"unreadable: {answer.reason}"
-        match = re.search(command.pattern, answer.text, re.MULTILINE)
+        try:
+            match = first_match(command.pattern, answer.text)
+        except ValueError as error:
+            return f"unreadable: {error}"
         if match is None:
             return f"unreadable: nothing in {command.command[0]}'s output matches {command.pattern}"
-        return (match[1] if match.re.groups else match[0]) or "unreadable: an empty text"
+        return str((match[1] if match.re.groups else match[0]) or "unreadable: an empty text")
 
 
 def _device(spec: VendorFile, index: int, records: Sequence[Record]) -> Device:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from levelfield.contracts.formats import Texts, texts
+from levelfield.contracts.patterns import whole_match
 from levelfield.contracts.readings import number
 from levelfield.specs.tool import FieldName, Tool, units_of
 
@@ -121,7 +122,7 @@ def value_in(tool: Tool, field: FieldName, text: str) -> str:
     pattern = tool.fields[field].matching
     if pattern is None:
         return text
-    match = re.fullmatch(pattern, text)
+    match = whole_match(pattern, text)
     if match is None:
         raise ValueError(f"found the {field} '{text}', expected what matches {pattern}")
-    return (match[1] if match.re.groups else text) or ""
+    return str((match[1] if match.re.groups else text) or "")

@@ -14,7 +14,8 @@ from levelfield.specs.plan import Hardware
 
 
 def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:
-    """Return the devices of the arrangement. Raises UsageError where they are absent and not assumed."""
+    """Return the devices of the arrangement: idle ones, while there are enough. Raises UsageError where they are
+    absent and not assumed."""
     found, nodes, devices = decision.found, arrangement.nodes, arrangement.devices_per_node
     assumed = _are_absent(decision, nodes, devices)
     if assumed and not decision.request.assume:
@@ -26,13 +27,29 @@ def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:
         description=found.devices[0].description if found.devices else found.chip.name,
         nodes=nodes,
         devices_per_node=devices,
-        device_indices=() if found.vendor.is_host else tuple(d.index for d in found.devices[:devices]),
+        device_indices=() if found.vendor.is_host else tuple(d.index for d in _chosen(found, devices)),
         memory_bytes_per_device=found.memory_of_device(nodes * devices),
         visible=_visible(found, devices),
         environment=found.vendor.environment,
         assumed=assumed,
         overlay=found.overlay,
     )
+
+
+def _chosen(found: Selection, count: int) -> tuple[Device, ...]:
+    """Return so many devices, in the tool's order. One that others use is taken after all idle ones."""
+    taken = sorted(found.devices, key=lambda device: device.index in found.busy)[:count]
+    return tuple(device for device in found.devices if device in taken)
+
+
+def use_notices(found: Selection, hardware: Hardware) -> tuple[str, ...]:
+    """Return a sentence for each device that others use: it is part of the plan, or was left out."""
+    if hardware.assumed:
+        return ()
+    mine = hardware.device_indices
+    first = {device.index for device in found.devices[: len(mine)]}
+    left_out = (f"device {index} is left out: {said}" for index, said in found.busy.items() if index in first - {*mine})
+    return (*(said for index, said in found.busy.items() if index in mine), *left_out)
 
 
 def _are_absent(decision: Decision, nodes: int, devices: int) -> bool:
@@ -43,7 +60,7 @@ def _are_absent(decision: Decision, nodes: int, devices: int) -> bool:
 
 def _visible(found: Selection, devices: int) -> dict[str, str]:
     variable = found.vendor.visible_devices_variable
-    indices = ",".join(str(d.index) for d in found.devices[:devices])
+    indices = ",".join(str(d.index) for d in _chosen(found, devices))
     return {variable: indices} if variable and indices else {}
 
 

@@ -8,7 +8,7 @@ from levelfield.errors import CorpusError, LayoutError
 from levelfield.measure.parameter_counts import parameters
 from levelfield.plan.arrangement import Arrangement
 from levelfield.plan.decision import Decision
-from levelfield.plan.devices import container_of, hardware_of
+from levelfield.plan.devices import container_of, hardware_of, use_notices
 from levelfield.plan.environment import environment_of, image_environment, requirements_of
 from levelfield.plan.implementation_identity import implementation_used, version_deviations
 from levelfield.plan.peak import MeasuredPeaks, peak_of
@@ -70,7 +70,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         deviations=_deviations(decision, arrangement),
         entry=decision.suite,
         refusal=decision.refusal,
-        notices=found.notices,
+        notices=(*found.notices, *use_notices(found, hardware)),
         platform_version=levelfield.__version__,
     )
 

@@ -144,7 +144,8 @@ def _execute(
         for progress in follower.read():
             listener.step(plan, progress)
 
-    with watching(vendor, _devices(plan, vendor), paths.telemetry):
+    are_children = plan.runtime != "docker"
+    with watching(vendor, _devices(plan, vendor), paths.telemetry, are_children):
         return launcher.execute(request, watch)
 
 

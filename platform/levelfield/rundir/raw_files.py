@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from levelfield.measure.raw_facts import GradientShare, Reading, StepRecord, WeightSlice
+from levelfield.measure.raw_facts import GradientShare, HostReading, Reading, StepRecord, WeightSlice
 from levelfield.specs.paths import RunPaths
 
 Event = dict[str, Any]
@@ -30,6 +30,7 @@ class RawRecords:
     frameworks: dict[int, Event] = field(default_factory=dict)
     ended: frozenset[int] = frozenset()
     readings: tuple[Reading, ...] = ()
+    host: tuple[HostReading, ...] = ()
     telemetry_reasons: dict[str, str] = field(default_factory=dict)
     outcome: Event = field(default_factory=dict)
     broken: tuple[str, ...] = ()
@@ -71,6 +72,7 @@ def read_raw(paths: RunPaths) -> RawRecords:
         frameworks={rank: e for rank, e in pairs if e.get("event") == "framework"},
         ended=frozenset(rank for rank, e in pairs if e.get("event") == "end"),
         readings=tuple(r for line in telemetry for r in _readings(line, broken)),
+        host=tuple(r for line in telemetry for r in _host_reading(line, broken)),
         telemetry_reasons=_telemetry_reasons(telemetry),
         outcome=_json(paths.outcome),
         broken=tuple(broken),
@@ -154,19 +156,35 @@ def _whole(value: Any) -> int | None:
 
 def _readings(line: Event, broken: list[str]) -> list[Reading]:
     try:
-        return [_reading(int(line["time_ns"]), sample) for sample in line["samples"]]
+        is_before = bool(line.get("before"))
+        return [_reading(int(line["time_ns"]), sample, is_before) for sample in line["samples"]]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         broken.append(f"telemetry.jsonl: a reading is damaged: {type(error).__name__} {error}")
         return []
 
 
-def _reading(time_ns: int, sample: Event) -> Reading:
+def _host_reading(line: Event, broken: list[str]) -> list[HostReading]:
+    if line.get("host") is None:
+        return []
+    try:
+        host = line["host"]
+        own, is_before = _number(host["own_seconds"]), bool(line.get("before"))
+        return [HostReading(int(host["time_ns"]), float(host["busy_seconds"]), own, int(host["cores"]), is_before)]
+    except (KeyError, TypeError, ValueError) as error:
+        broken.append(f"telemetry.jsonl: a reading of the host is damaged: {type(error).__name__} {error}")
+        return []
+
+
+def _reading(time_ns: int, sample: Event, is_before: bool) -> Reading:
     return Reading(
         device=str(sample["index"]),
         time_ns=time_ns,
         power_watts=_number(sample.get("power_watts")),
         energy_joules=_number(sample.get("energy_joules")),
         memory_used_bytes=_whole(sample.get("memory_used_bytes")),
+        utilisation=_number(sample.get("utilisation")),
+        before=is_before,
+        reasons={str(name): str(why) for name, why in dict(sample.get("reasons") or {}).items()},
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
+from levelfield.contracts.plausibility import MEMORY_TOLERANCE
 from levelfield.contracts.readings import without
 from levelfield.contracts.tool_records import parse
 from levelfield.contracts.vendor import Device, Sample
@@ -22,7 +23,6 @@ SAMPLED: dict[FieldName, str] = {
     "utilisation": "utilisation",
     "temperature": "temperature_celsius",
 }
-MEMORY_TOLERANCE = 0.03  # below the difference of MB and MiB (4.9 %), above the share that drivers reserve (1 %)
 COMPARE = "compare its place and unit with the recording"
 
 
@@ -122,7 +122,8 @@ def _are_lost_nowhere(found: Sequence[CheckRow], declared: dict[FieldName, Recor
 
 def _is_stated(reason: str) -> bool:
     """Return whether the record shows that there is no value, or lacks it where vendor.yaml allows that."""
-    return reason.startswith(("the tool says", "found nothing at")) or reason == "the record does not say"
+    stated = ("the tool says", "found nothing at", "found 0, expected")  # 0 W: some tools print it for no value
+    return reason.startswith(stated) or reason == "the record does not say"
 
 
 def _check_memory(subject: Subject, recording: Recording | None) -> None:

@@ -134,6 +134,87 @@ def test_the_list_of_vendors_says_why_nothing_is_known(machine: Machine, body: s
     assert row["devices"] is None and row["problem"].startswith(reason)
 
 
+# -- units
+
+
+def test_a_total_memory_that_is_not_the_chips_is_said_and_not_used(machine: Machine) -> None:
+    """MB printed for MiB: 4.9 % more than there is."""
+    machine.tool(devices("68719, 500, 90, 0"))
+    result = machine.result("tiny:fake:acme")
+    assert result["memory"]["capacity_bytes"] == 65536 * 2**20
+    peak = result["memory"]["device_used_peak"]
+    assert peak["value"] is None and "the tool's total memory is 72057094144 bytes" in peak["reason"]
+    (said,) = [w for w in result["warnings"] if w.startswith("vendor acme: device 0: the tool's total memory")]
+    assert "4.9% apart, so that its unit or its place is wrong" in said
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ("65536, 500, 0.5, 0", "found 0.5, expected 5 to 10000"),
+        ("65536, 500, 0, 0", "found 0, expected 5 to 10000"),
+        ("65536, 500, 90000, 0", "found 90000, expected 5 to 10000"),
+    ],
+)
+def test_a_power_that_no_accelerator_draws_is_no_energy(machine: Machine, row: str, says: str) -> None:
+    machine.tool(devices(row))
+    joules = machine.result("tiny:fake:acme")["energy"]["joules"]
+    assert joules["value"] is None and says in joules["reason"]
+
+
+def test_more_memory_in_use_than_there_is_is_no_peak(machine: Machine) -> None:
+    machine.tool(devices("65536, 70000, 90, 0"))
+    peak = machine.result("tiny:fake:acme")["memory"]["device_used_peak"]
+    assert peak["value"] is None and "in use, expected at most the device's 68719476736" in peak["reason"]
+
+
+# -- devices that are lost, and devices that others use
+
+
+def test_a_device_that_is_lost_after_the_plan_costs_its_figures_and_is_named(machine: Machine) -> None:
+    calls = machine.folder / "calls"
+    both, one = devices("65536, 500, 90, 0", "65536, 500, 90, 0"), devices("65536, 500, 90, 0")
+    machine.tool(f'echo x >> {calls}\nif [ "$(wc -l < {calls})" -le 2 ]; then\n{both}\nelse\n{one}\nfi')
+    result = machine.result("tiny:fake:acme:1:2")
+    assert result["status"]["word"] == "valid" and result["devices"] == 2
+    peak, joules = result["memory"]["device_used_peak"], result["energy"]["joules"]
+    assert peak["value"] is None and "the tool shows no whole record of device 1" in peak["reason"]
+    assert joules["value"] is None and joules["reason"].startswith("device 1: ")
+    assert any(w.startswith("device 1 could not be read before the training") for w in result["warnings"])
+
+
+BUSY, IDLE = "65536, 30000, 300, 97", "65536, 500, 90, 3"
+
+
+def test_a_device_that_others_use_is_left_to_them_while_idle_ones_are_there(machine: Machine) -> None:
+    machine.tool(devices(BUSY, IDLE, IDLE))
+    result = machine.result("tiny:fake:acme:1:2")
+    plan = json.loads((machine.folder / "runs" / result["run_id"] / "plan.json").read_text())
+    assert plan["hardware"]["device_indices"] == [1, 2]
+    assert plan["hardware"]["visible"] == {"ACME_VISIBLE_DEVICES": "1,2"}
+    (notice,) = plan["notices"]
+    assert notice.startswith("device 0 is left out: others use device 0: 29.3 GiB of 64.0 GiB, load 97%")
+    assert [(d["device"], d["in_use"]) for d in result["other_use"]["devices"]] == [("1", False), ("2", False)]
+
+
+def test_a_device_that_others_use_and_that_is_needed_is_named_in_plan_and_result(machine: Machine) -> None:
+    machine.tool(devices(BUSY, IDLE))
+    _, out, _ = machine.run("tiny:fake:acme:1:2", "--dry-run")
+    assert "notice       others use device 0: 29.3 GiB of 64.0 GiB, load 97% when it was" in out
+    result = machine.result("tiny:fake:acme:1:2")
+    first, second = result["other_use"]["devices"]
+    assert (first["in_use"], first["load"], first["memory_used"]["value"]) == (True, 0.97, 30000 * 2**20)
+    assert (second["in_use"], second["load"]) == (False, 0.03)
+    said = "others use device 0: 29.3 GiB of 64.0 GiB, load 97% before the training (limits: 10% of memory, 10% load)"
+    assert said in result["warnings"]
+
+
+def test_the_hosts_own_load_is_recorded_for_accelerators_too(machine: Machine) -> None:
+    machine.tool(devices(IDLE))
+    used = machine.result("tiny:fake:acme")["other_use"]
+    assert used["host_cores"] >= 1 and used["host_before"]["value"] >= 0 and used["host_in_window"]["value"] >= 0
+
+
 def test_hidden_devices_let_the_cpu_be_taken(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.tool("exit 9")
     monkeypatch.setenv("ACME_VISIBLE_DEVICES", "")
