@@ -120,7 +120,7 @@ def test_the_version_is_said(command: Command) -> None:
         (["--case", "tiny:fake", "--micro-batch", "0"], "command line: key 'micro_batch': found 0, expected"),
         (["--case", "tiny:fake", "--threads", "x"], "invalid int value: 'x'"),
         (["--case", "tiny:fake", "--env", "A"], "--env: found 'A', expected NAME=VALUE"),
-        (["--case", "tiny:fake", "--repeat", "0"], "--repeat: found 0, expected 1 or more"),
+        (["--case", "tiny:fake", "--repeat", "0"], "--repeat: found 0, expected 1 to 1000"),
         (["--case", "tiny:fake", "--python", "/no/python"], "--python /no/python: found no interpreter there"),
         (["--case", "tiny:fake", "--data", "/no/corpus"], "/no/corpus"),
         (["--case", "gpt3_6.7B:fake:F1:1:2", "--scale", "full"], "6,658,596,864 parameters"),
