@@ -90,6 +90,7 @@ def values(subject: Subject) -> str:
         raise Fails(blank, "give a reason in Sample.reasons")
     _are_read(found, declared)
     _check_memory(subject, declared.get("memory_total"))
+    _check_used(found)
     _are_lost_nowhere(found, declared)
     fields = sorted({f for row in found for f, value in row.values.items() if value is not None} - {"name", "identity"})
     if not fields:
@@ -138,6 +139,17 @@ def _check_memory(subject: Subject, recording: Recording | None) -> None:
                 "correct the place or unit of memory_total, or memory_bytes; if a device reserves a part (ECC), write "
                 "the rest in memory_bytes, and the reason in memory_source",
             )
+
+
+def _check_used(found: Sequence[CheckRow]) -> None:
+    """Check that not every device is full to the last byte: two fields then have one place."""
+    pairs = [(row.values.get("memory_used"), row.values.get("memory_total")) for row in found]
+    known = [pair for pair in pairs if None not in pair]
+    if known and all(used == total for used, total in known):
+        raise Fails(
+            f"memory_used equals memory_total on every device ({known[0][0]} bytes on the first)",
+            "compare the places of both fields with the recording; if the devices were full, record others",
+        )
 
 
 def _unit_hint(recording: Recording | None, found: int, right: int) -> str:
