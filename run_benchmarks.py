@@ -33,9 +33,9 @@ def main():
     sys.path[0] = os.path.join(
         ROOT, "platform"
     )  # in place of the repository's root, whose `docker` would shadow the SDK
-    from levelfield.cli.main import main as run
+    from levelfield.cli.main import started
 
-    return run(sys.argv[1:])
+    return started(sys.argv[1:])
 
 
 def is_suitable():

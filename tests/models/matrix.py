@@ -12,6 +12,7 @@ import argparse
 import datetime
 import hashlib
 import itertools
+import json
 import platform
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from levelfield.specs.tested import Difference, LayoutRuns, MatrixRun
 
 STEPS = 40
 PAGE = ROOT / "docs" / "frameworks.md"
+DEFAULT_PLANS = ROOT / "tests" / "core" / "plan" / "default_plans.json"
 
 
 def _zero(stage: int, data: int = 2, degree: int = 2, **more: int) -> dict[str, int]:
@@ -220,12 +222,29 @@ def _processor() -> str:
 def page(registry: Registry) -> str:
     """docs/frameworks.md, whole."""
     lines = INTRODUCTION.splitlines()
-    lines += ["", "```", *table(list(rows(registry))), "```"]
+    lines += ["", "```", *table(list(rows(registry))), "```", "", *_default_plans()]
     for framework in sorted(FLOAT32):
         implementation, folder = registry.implementation(framework)
         lines += _measured(load(LayoutRuns, folder / "tested.json"), implementation)
     return "\n".join(lines) + "\n"
 
+
+def _default_plans() -> list[str]:
+    """The counts of tests/core/plan/default_plans.json."""
+    counts = json.loads(DEFAULT_PLANS.read_text())
+    kinds = sorted({kind for of_framework in counts.values() for kind in of_framework})
+    lines = [*DEFAULTS.splitlines(), "", f"| framework | {' | '.join(kinds)} |", "|---" * (1 + len(kinds)) + "|"]
+    for framework, found in sorted(counts.items()):
+        lines.append(f"| {framework} | {' | '.join(f'{found.get(kind, 0):,}' for kind in kinds)} |")
+    return lines
+
+
+DEFAULTS = """## The first command on a box
+
+Every shipped case by every framework on every chip of known memory, on 1, 2 and 4 nodes of 1, 2, 4 and 8
+devices, without any option. `full` plans the full case. `smoke` says in numbers why not, and from how many
+devices on. A refusal names its reason. No combination may end in an error that the defaults
+caused. `tests/core/plan/default_plans.py` plans all of them and writes the counts; the tests plan a part."""
 
 INTRODUCTION = """# Frameworks: what works where
 

@@ -16,7 +16,7 @@ HEAD = """
 import subprocess
 from pathlib import Path
 from levelfield.contracts.declared import DeclaredVendor
-from levelfield.contracts.vendor import ContainerOptions, Device, Sample
+from levelfield.contracts.vendor import ContainerOptions, Device, DeviceList, Sample
 from levelfield.contracts.readings import SAMPLED, without
 
 
@@ -31,7 +31,8 @@ READS = (
         return [line.split(",") for line in done.stdout.decode(errors="replace").splitlines()]
 
     def devices(self):
-        return [Device(i, "A1", "Acme A1", 64 * 2**30, f"SN-10{i}") for i, _ in enumerate(self.lines())]
+        found = [Device(i, "A1", "Acme A1", 64 * 2**30, f"SN-10{i}") for i, _ in enumerate(self.lines())]
+        return DeviceList(found, None if found else "acme-smi printed no line")
 
     def sample(self, devices):
         lines, made = self.lines(), []
@@ -58,7 +59,25 @@ LOOSE = r"""monitor:
   fields: {index: {}, identity: {}, name: {}, power: {unit: W}}
 """
 SAMPLES = HEAD + "    def sample(self, devices):\n        %s\n        return super().sample(devices)\n"
+SILENT = HEAD + "    def devices(self):\n        return list(super().devices())\n"
+ALARMED = HEAD + "    def devices(self):\n        return super().devices() or DeviceList([], 'no tool')\n"
 LATE = HEAD + "    def sample(self, devices):\n        if len(devices) == 2: raise OSError('gone')\n"
+
+
+PEAKS = "    peaks: {bf16: {tflops: 100, source: made up}}\n"
+BF16 = "tflops: 100"
+
+
+def peaks(**tflops: float) -> str:
+    listed = ", ".join(f"{dtype}: {{tflops: {value}, source: made up}}" for dtype, value in tflops.items())
+    return f"    peaks: {{{listed}}}\n"
+
+
+SPARSE_BF16, SLOW_FP8 = peaks(tf32=494, bf16=1978.8), peaks(bf16=100, fp8=50)
+FP16_HALF, FP64_HIGH, FP32_HIGH = peaks(bf16=200, fp16=100), peaks(fp64=60, fp32=30), peaks(fp32=200, bf16=100)
+BARELY = PEAKS + "    achievable: {bf16: {tflops: 10, source: made up}}\n"
+BANDWIDTH = PEAKS + "    memory_bandwidth_bytes_per_second: %s\n    bandwidth_source: made up\n"
+LINK = BANDWIDTH % 1e12 + "    interconnect: {description: made up, each_way_bytes_per_second: %s, source: made up}\n"
 
 
 class Plant(NamedTuple):
@@ -179,6 +198,37 @@ PLANTS = [
     Plant("tuning", "tuning/nothing.yaml", "", "case: nothing\n", "unknown case 'nothing'"),
     Plant("tuning", "tuning/gpt3_6.7B.yaml", "chip: A1", "chip: A9", "unknown chip of acme 'A9'"),
     Plant("tuning", "tuning/gpt3_6.7B.yaml", "micro_batch: 2", "global_batch: 2", "global_batch"),
+    Plant("tuning", "tuning/gpt3_6.7B.yaml", "micro_batch: 2", "micro_batch: 7", "key 'rows.0': torch on 1 x 8 A1"),
+    Plant("tuning", "tuning/gpt3_6.7B.yaml", "micro_batch: 2", "layout: DP8, micro_batch: 2", "torch on 2 x 8 A1"),
+    Plant("tuning", "tuning/gpt3_6.7B.yaml", "chip: A1", "chip: A1, framework: paddle", "it applies nowhere"),
+    Plant("tool-failing", "adapter.py", "", SILENT, "the tool fails, but devices() gives no problem"),
+    Plant("no-text", "adapter.py", "", SILENT, "prints b'', but devices() gives no problem"),
+    Plant("tool-missing", "adapter.py", "", ALARMED, "the tool is missing, but devices() has the problem 'no tool'"),
+    Plant("plausible", "vendor.yaml", BF16, "tflops: 100000", "the bf16 peak in TFLOP/s is 1e+05, expected 5 to 20000"),
+    Plant("plausible", "vendor.yaml", BF16, "tflops: 0.1", "the bf16 peak in TFLOP/s is 0.1"),
+    Plant("plausible", "vendor.yaml", PEAKS, SPARSE_BF16, "tf32 over bf16 is 0.2496, expected 0.3 to 1.05"),
+    Plant("plausible", "vendor.yaml", PEAKS, SLOW_FP8, "fp8 over bf16 is 0.5, expected 0.95 to 4.2"),
+    Plant("plausible", "vendor.yaml", PEAKS, FP16_HALF, "bf16 over fp16 is 2, expected 0.45 to 1.05"),
+    Plant("plausible", "vendor.yaml", PEAKS, FP64_HIGH, "fp64 over fp32 is 2, expected 0.005 to 1.05"),
+    Plant("plausible", "vendor.yaml", PEAKS, FP32_HIGH, "bf16 over fp32 is 0.5, expected 0.95 to 64"),
+    Plant("plausible", "vendor.yaml", PEAKS, BARELY, "achievable over the peak in bf16 is 0.1, expected 0.15 to 1"),
+    Plant("plausible", "vendor.yaml", "68719476736", "64", "memory_bytes in GiB is 5.96e-08, expected 2 to 4096"),
+    Plant("plausible", "vendor.yaml", PEAKS, BANDWIDTH % 3350, "bandwidth in GB/s is 3.35e-06, expected 50 to 50000"),
+    Plant("plausible", "vendor.yaml", PEAKS, BANDWIDTH % 2e13, "FLOP per byte of bandwidth is 5, expected 20 to 1000"),
+    Plant(
+        "plausible", "vendor.yaml", PEAKS, LINK % 900, "a rate of interconnect in GB/s is 9e-07, expected 1 to 10000"
+    ),
+    Plant("plausible", "vendor.yaml", PEAKS, LINK % 7.2e12, "sends 7200 GB/s each way, above the memory's 1000 GB/s"),
+    Plant(
+        "values", "vendor.yaml", "column: 5, unit: MiB", "column: 4, unit: GiB", "memory_used equals memory_total on"
+    ),
+    Plant(
+        "claims",
+        "../twin/vendor.yaml",
+        "",
+        VENDOR.replace("name: acme\n", "name: twin\n"),
+        "vendor twin claims device 0 (Acme A1) as well",
+    ),
     Plant("launch", "vendor.yaml", "  torch: {device", "  tensorflow: {device", "unknown 'tensorflow'"),
     Plant("launch", "vendor.yaml", "[torch_acme]", "[torch-acme]", "frameworks.torch"),
     Plant("launch", "vendor.yaml", "has_framework: true, ", "", "no plan for torch"),
@@ -233,6 +283,7 @@ def test_the_check_finds_what_was_planted(plant: Plant, tmp_path: Path, monkeypa
     elif plant.old:
         replace(path, plant.old, plant.new)
     else:
+        path.parent.mkdir(exist_ok=True)
         path.write_text(plant.new)
     finding = found(tmp_path, plant.check)
     assert plant.says in finding.says, finding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,10 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 from declared_specs import CSV, KEYED, LIST, MX, NPU, recorded, spec_of
+from levelfield.contracts import command
 from levelfield.contracts.command import CommandOutput, ask
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.readings import SAMPLED
-from levelfield.contracts.vendor import Device
+from levelfield.contracts.vendor import Device, DeviceList
 from levelfield.errors import DocumentError
 
 MIB = 2**20
@@ -82,6 +84,104 @@ def test_a_tool_that_is_too_slow_is_ended_with_what_it_started(script: Script, t
 
 def _lives(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (None, None),
+        ("exit 9", "acme-smi ended with exit code 9"),
+        ("exec sleep 30", "acme-smi did not answer within 0.3 s"),
+        (":", "acme-smi printed no device that vendor.yaml can read: found no output"),
+        ("echo rubbish", "acme-smi printed no device that vendor.yaml can read: a line of 1 columns, expected 10"),
+        ("exec cat /dev/zero", "acme-smi printed more than 65536 bytes"),
+        ("exec cat /dev/zero >&2", "acme-smi printed more than 65536 bytes"),
+    ],
+)
+def test_a_tool_that_is_here_and_shows_no_device_is_a_problem_and_an_absent_one_is_none(
+    script: Script, monkeypatch: pytest.MonkeyPatch, body: str | None, problem: str | None
+) -> None:
+    monkeypatch.setattr(command, "MOST_BYTES", 65536)
+    if body is not None:
+        script("acme-smi", body)
+    found = DeclaredVendor(spec_of(CSV.replace("timeout_seconds: 2", "timeout_seconds: 0.3"))).devices()
+    assert isinstance(found, DeviceList) and found == [] and found.problem == problem
+
+
+@pytest.mark.parametrize(
+    ("shape", "output", "problem"),
+    [
+        (LIST, "[]", None),
+        (KEYED, "{}", None),
+        (KEYED, '{"error": "no driver"}', "found no record in the mapping"),
+        (LIST, "[{]", "found no JSON as it should be"),
+        (LIST, "[1, 2]", "found the index"),
+        (MX, "mx-smi version 2.0\n", "found no record"),
+        (MX, "", "found no output"),
+    ],
+)
+def test_an_empty_list_says_that_there_is_no_device_and_other_texts_say_nothing(
+    shape: str, output: str, problem: str | None
+) -> None:
+    found = DeclaredVendor(spec_of(shape), replay(acme_smi=output, mx_smi=output)).devices()
+    assert isinstance(found, DeviceList) and found == []
+    assert found.problem is None if problem is None else problem in (found.problem or "")
+
+
+def test_hidden_devices_are_not_asked_for(script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script("acme-smi", f"touch {tmp_path}/asked; exit 9")
+    monkeypatch.setenv("ACME_VISIBLE_DEVICES", "")
+    hidden = DeclaredVendor(spec_of(CSV)).devices()
+    assert isinstance(hidden, DeviceList) and hidden.problem is None
+    assert not (tmp_path / "asked").exists()
+
+
+def test_nodes_without_an_answer_of_the_monitor_are_devices_with_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/davinci4").touch()
+    spec = spec_of(NPU, "\ndiscovery: {device_nodes: /dev/davinci*}\n")
+    hung = DeclaredVendor(spec, lambda argv, seconds: CommandOutput(None, "npu-smi hangs"), root=tmp_path).devices()
+    assert isinstance(hung, DeviceList) and len(hung) == 1 and hung.problem == "npu-smi hangs"
+
+
+def test_a_folder_of_path_that_cannot_be_read_makes_no_tool_present(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Popen reports such a folder as 'Permission denied' for every tool that is nowhere."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("subprocess.Popen", refused)
+    assert ask(["acme-smi"], 1) == CommandOutput(None, "acme-smi cannot be started: Permission denied", absent=True)
+    (tmp_path / "acme-smi").touch()
+    assert not ask(["acme-smi"], 1).absent
+
+
+def test_long_output_on_both_streams_is_read_whole(script: Script) -> None:
+    script("acme-smi", "head -c 300000 /dev/zero | tr '\\0' e >&2; head -c 300000 /dev/zero | tr '\\0' o")
+    assert ask(["acme-smi"], 10) == CommandOutput("o" * 300000)
+
+
+def test_the_tools_of_a_thread_are_ended_and_no_others(script: Script) -> None:
+    script("acme-smi", "exec sleep 30")
+    answers: dict[str, CommandOutput] = {}
+    threads = {
+        name: threading.Thread(target=lambda n=name: answers.update({n: ask(["acme-smi"], 30)})) for name in "ab"
+    }
+    for thread in threads.values():
+        thread.start()
+    deadline = time.monotonic() + 10
+    while len(command._running) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    command.end_tools(threads["a"].ident or 0)
+    threads["a"].join(10)
+    assert answers == {"a": CommandOutput(None, "acme-smi ended with exit code -9")}
+    assert threads["b"].is_alive()
+    command.end_tools(threads["b"].ident or 0)
+    threads["b"].join(10)
+    assert not threads["b"].is_alive() and command._running == {}
 
 
 def test_a_file_that_is_no_program_is_no_tool(script: Script, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 from adapters import load_adapter, load_spec
 from hypothesis import given
 from hypothesis import strategies as st
+from levelfield.contracts.command import CommandOutput
 from levelfield.contracts.vendor import Device, Sample
 from levelfield.specs.vendor import VendorFile
 
@@ -22,7 +24,7 @@ FIELDS = {"power_watts", "energy_joules", "memory_used_bytes", "utilisation", "t
 
 
 def smi(output: str) -> Any:
-    return NVIDIA.Smi(lambda: output)
+    return NVIDIA.Smi(lambda: CommandOutput(output))
 
 
 def samples(output: str, indices: tuple[int, ...] = (0, 1)) -> list[Sample]:
@@ -43,7 +45,7 @@ def test_the_recorded_lines() -> None:
     assert first.memory_used_bytes == 15 * MIB and isinstance(first.memory_used_bytes, int)
     assert (second.index, second.power_watts, second.temperature_celsius) == (1, 58.5, 33.0)
     assert first.reasons == {"energy_joules": "nvidia-smi has no energy counter"}
-    assert [g.memory_bytes for g in smi(RECORDED).gpus()] == [40536 * MIB] * 2
+    assert [g.memory_bytes for g in smi(RECORDED).gpus().gpus] == [40536 * MIB] * 2
 
 
 def test_every_reading_is_found_by_its_index_not_its_line() -> None:
@@ -54,7 +56,7 @@ def test_every_reading_is_found_by_its_index_not_its_line() -> None:
 
 def test_devices_that_appear_or_vanish() -> None:
     extra = RECORDED + RECORDED.splitlines()[0].replace("0, GPU-0", "7, GPU-7", 1) + "\n"
-    assert samples(extra) == samples(RECORDED) and len(smi(extra).gpus()) == 3
+    assert samples(extra) == samples(RECORDED) and len(smi(extra).gpus().gpus) == 3
     first, second = samples(RECORDED.splitlines()[0])
     assert first.power_watts == 57.0 and second.power_watts is None
     assert set(second.reasons) == FIELDS and "no longer shows" in second.reasons["power_watts"]
@@ -127,11 +129,26 @@ def test_two_lines_for_one_device_are_neither() -> None:
 
 
 @pytest.mark.parametrize(
-    "output", ["", "No devices were found\n", "Failed to initialize NVML: Driver/library version mismatch\n"]
+    ("output", "problem"),
+    [
+        ("", "nvidia-smi printed no line of a card: found ''"),
+        ("No devices were found\n", None),
+        ("Failed to initialize NVML: Driver/library version mismatch\n", "found 'Failed to initialize NVML: Driver"),
+    ],
 )
-def test_messages_in_place_of_lines_are_no_devices(output: str) -> None:
-    assert smi(output).gpus() == () and samples(output)[0].power_watts is None
+def test_messages_in_place_of_lines_are_no_devices_and_say_whether_that_is_known(
+    output: str, problem: str | None
+) -> None:
+    found = smi(output).gpus()
+    assert found.gpus == () and samples(output)[0].power_watts is None
+    assert found.problem is None if problem is None else problem in found.problem
     assert smi(output).versions()["driver"] == "no answer"
+
+
+def test_nvidia_smis_own_word_for_no_device_is_an_answer_also_as_its_exit() -> None:
+    said = "nvidia-smi ended with exit code 6: No devices were found"
+    assert NVIDIA.Smi(lambda: CommandOutput(None, said)).gpus() == ((), None)
+    assert NVIDIA.Smi(lambda: CommandOutput(None, "absent", absent=True)).gpus() == ((), None)
 
 
 @given(st.text(max_size=200))
@@ -140,7 +157,7 @@ def test_no_text_makes_the_parser_raise(output: str) -> None:
         assert found.power_watts is None or found.power_watts >= 0
 
 
-def test_a_tool_that_fails_or_hangs_is_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tool_that_fails_or_hangs_is_silence_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def script(body: str) -> str:
         path = tmp_path / f"nvidia-smi-{len(list(tmp_path.iterdir()))}"
         path.write_text(f"#!/bin/sh\n{body}\n")
@@ -148,10 +165,11 @@ def test_a_tool_that_fails_or_hangs_is_silence(tmp_path: Path, monkeypatch: pyte
         return str(path)
 
     monkeypatch.setattr(NVIDIA, "SMI_TIMEOUT_SECONDS", 0.3)
-    assert NVIDIA.ask_smi(script("exit 9")) == ""
-    assert NVIDIA.ask_smi(script("exec sleep 20")) == ""
-    assert NVIDIA.ask_smi(str(tmp_path / "absent")) == ""
-    assert NVIDIA.ask_smi(script('echo "$LC_ALL $2"')) == "C --format=csv,noheader,nounits\n"
+    failed = NVIDIA.ask_smi(script("echo 'NVIDIA-SMI has failed'; exit 9"))
+    assert failed.text is None and failed.reason.endswith("ended with exit code 9: NVIDIA-SMI has failed")
+    assert NVIDIA.ask_smi(script("exec sleep 20")).reason.endswith("did not answer within 0.3 s")
+    assert NVIDIA.ask_smi(str(tmp_path / "absent")).absent and not failed.absent
+    assert NVIDIA.ask_smi(script('echo "$LC_ALL $2"')).text == "C --format=csv,noheader,nounits\n"
 
 
 class Replay:
@@ -240,7 +258,7 @@ def test_each_unreadable_value_alone_is_none(spec: VendorFile, function: str, fi
 
 def test_a_lost_card_is_a_sample_without_values(spec: VendorFile) -> None:
     gone = adapter(spec, Replay(A100S, nvmlDeviceGetHandleByIndex=pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)))
-    assert gone.devices() == []
+    assert gone.devices() == [] and "device 0: NVMLError_GpuIsLost" in gone.devices().problem
     assert set(gone.sample([Device(0, None, "", None)])[0].reasons) == FIELDS
     assert "unreadable" in gone.software()["vbios of device 0"]
 
@@ -251,6 +269,78 @@ def test_cards_in_mig_mode_are_left_out_and_named(spec: VendorFile) -> None:
     assert found.software()["in MIG mode, left out"] == "0"
     by_smi = NVIDIA.Adapter(spec, smi(changed("mig.mode.current", "Enabled", line=1)))
     assert [d.index for d in by_smi.devices()] == [0]
+
+
+def test_one_lost_card_of_two_leaves_the_other_and_is_named(spec: VendorFile) -> None:
+    class Lost(Replay):
+        def __getattr__(self, name: str) -> Any:
+            found = super().__getattr__(name)
+            if name != "nvmlDeviceGetHandleByIndex":
+                return found
+
+            def handle(index: int) -> int:
+                if index == 1:
+                    raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+                return index
+
+            return handle
+
+    devices = adapter(spec, Lost(A100S)).devices()
+    assert [d.index for d in devices] == [0]
+    assert devices.problem == "NVML cannot read device 1: NVMLError_GpuIsLost: GPU is lost"
+
+
+def test_cards_that_are_all_in_mig_mode_are_no_reason_to_take_the_cpu(spec: VendorFile) -> None:
+    devices = adapter(spec, Replay(A100S, mig=(0, 1))).devices()
+    assert devices == [] and "every card is in MIG mode" in devices.problem and "0, 1" in devices.problem
+    assert adapter(spec, Replay(A100S, mig=(0,))).devices().problem is None
+
+
+def test_nvml_that_hangs_is_left_alone_after_its_time_limit(spec: VendorFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NVIDIA, "NVML_TIMEOUT_SECONDS", 0.1)
+    free, calls = threading.Event(), []
+
+    class Hung(Replay):
+        def __getattr__(self, name: str) -> Any:
+            calls.append(name)
+            free.wait(30)
+            return super().__getattr__(name)
+
+    hung = adapter(spec, Hung(A100S))
+    assert hung.devices() == [] and hung.devices().problem == "NVML did not answer within 0.1 s"
+    assert set(hung.sample([Device(0, None, "", None)])[0].reasons.values()) == {"NVML did not answer within 0.1 s"}
+    assert "did not answer" in hung.software()["driver"] and calls == ["nvmlDeviceGetCount"]
+    free.set()
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, None),
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "NVML cannot be opened: NVMLError_DriverNotLoaded"),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "NVML cannot be opened: NVMLError_LibRmVersionMismatch"),
+    ],
+)
+def test_a_library_that_is_here_and_fails_is_not_an_absent_one(
+    spec: VendorFile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, problem: str | None
+) -> None:
+    def fail() -> None:
+        raise pynvml.NVMLError(code)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    bare = NVIDIA.Adapter(spec)
+    found = bare.devices()
+    assert found == [] and (found.problem is None if problem is None else problem in found.problem)
+    assert set(bare.sample([Device(0, None, "", None)])[0].reasons) == FIELDS
+
+
+def test_hidden_cards_are_not_asked_for(spec: VendorFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever hides all cards wants none of them: a driver that fails is then no reason to stop."""
+    broken = Replay(A100S, nvmlDeviceGetCount=OSError(5, "io"))
+    assert "cannot count the devices" in adapter(spec, broken).devices().problem
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert adapter(spec, broken).devices().problem is None
 
 
 def test_a_chip_that_knows_no_mig_is_whole(spec: VendorFile) -> None:
@@ -319,7 +409,7 @@ def test_without_driver_and_tool_there_is_nothing_and_no_error(
     monkeypatch.setattr(pynvml, "nvmlInit", absent)
     monkeypatch.setenv("PATH", str(tmp_path))
     bare = NVIDIA.Adapter(spec)
-    assert bare.devices() == [] and bare.software()["driver"] == "not found"
+    assert bare.devices() == [] and bare.devices().problem is None and bare.software()["driver"] == "not found"
     assert set(bare.sample([Device(0, None, "", None)])[0].reasons) == FIELDS
 
 

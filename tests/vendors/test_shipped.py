@@ -10,6 +10,7 @@ from levelfield.catalog.lookup import detect, find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.vendor import Device
+from levelfield.errors import UsageError
 from shipped import ALL, DECLARED, WHOLE, devices
 
 
@@ -201,12 +202,21 @@ def test_no_two_vendors_ask_one_tool() -> None:
         ("xpu-smi", '[ "$1" = -m ] && { echo "The following argument was not expected: -m" >&2; exit 109; }; echo ok'),
         ("mx-smi", 'echo "│Card1  S30  700MHz  930mV   53C  110W 99%  0:2d:00.0 111MiB/61440MiB 2023243080104│"'),
         ("amd-smi", "exit 255"),
-        ("rocm-smi", """echo '{"card0": {"Average Graphics Package Power (W)": "57.0"}}'"""),
         ("ixsmi", "echo error while loading shared libraries >&2; exit 127"),
         ("npu-smi", "echo 'dcmi module initialize failed. ret is -8005'"),
         ("cnmon", "printf '\\377'"),
     ],
 )
-def test_another_makers_tool_of_that_name_or_a_broken_one_is_no_device(name: str, body: str, tools: Path) -> None:
+def test_another_makers_tool_of_that_name_or_a_broken_one_is_no_device_and_no_reason_for_the_cpu(
+    name: str, body: str, tools: Path
+) -> None:
     tool(tools, name, body)
+    registry = Registry()
+    with pytest.raises(UsageError, match=f"{name} (ended|printed).*the cpu is not taken in their place"):
+        detect(registry)
+    assert not any(registry.machine.devices(vendor) for vendor in registry.vendors if vendor != "cpu")
+
+
+def test_a_tool_that_no_vendor_runs_changes_nothing(tools: Path) -> None:
+    tool(tools, "rocm-smi", """echo '{"card0": {"Average Graphics Package Power (W)": "57.0"}}'""")
     assert detect(Registry()).spec.name == "cpu"

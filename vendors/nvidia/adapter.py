@@ -1,31 +1,36 @@
 """NVIDIA GPUs through NVML, or through nvidia-smi where NVML's library cannot be loaded.
 
 Sources: NVML API reference; nvidia-smi's manual (`--help-query-gpu`); CUDA programming guide on CUDA_VISIBLE_DEVICES.
-Nothing here raises for absent hardware: no driver, no devices.
+Nothing here raises for absent hardware: without the driver's library and nvidia-smi there are no devices. When one of
+them is here and fails or does not answer, the devices are unknown and the reason is given.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from levelfield.contracts.command import ask
+from levelfield.contracts.command import CommandOutput, ask
 from levelfield.contracts.declared import DeclaredVendor
-from levelfield.contracts.readings import Read, chip_named, number, sample_of, shown, take, without
-from levelfield.contracts.vendor import Device, Sample
+from levelfield.contracts.readings import Read, chip_named, hides_all, number, sample_of, shown, take, without
+from levelfield.contracts.vendor import Device, DeviceList, Sample
 from levelfield.specs.vendor import VendorFile
 
 MEBIBYTE = 2**20
 SMI_TIMEOUT_SECONDS = 5.0
+NVML_TIMEOUT_SECONDS = 5.0
 _ON_THE_CHIP = 0  # NVML_TEMPERATURE_GPU
 SMI_FIELDS = (
     *("index", "uuid", "name", "memory.total", "memory.used"),
     *("power.draw", "utilization.gpu", "temperature.gpu", "mig.mode.current", "driver_version"),
 )
 _GONE = "the tool no longer shows this device"
+_NO_DEVICES = "No devices were found"  # nvidia-smi's answer where the driver has no device; its exit code is 6
+T = TypeVar("T")
 
 
 class Gpu(NamedTuple):
@@ -38,10 +43,17 @@ class Gpu(NamedTuple):
     partitioned: bool
 
 
+class GpuList(NamedTuple):
+    """The cards that a tool shows. problem: why it shows none, or not all."""
+
+    gpus: tuple[Gpu, ...]
+    problem: str | None = None
+
+
 class Tool(Protocol):
     """What NVML and nvidia-smi are to the adapter."""
 
-    def gpus(self) -> tuple[Gpu, ...]: ...
+    def gpus(self) -> GpuList: ...
 
     def samples(self, indices: Sequence[int]) -> list[Sample]: ...
 
@@ -60,14 +72,24 @@ class Adapter(DeclaredVendor):
 
     @cached_property
     def _tool(self) -> Tool | None:
-        return self._given or open_nvml() or find_smi()
+        """NVML, or nvidia-smi where NVML is absent or fails. None: neither is here."""
+        if self._given:
+            return self._given
+        nvml = open_nvml()
+        return nvml if isinstance(nvml, Nvml) else find_smi() or nvml
 
     def devices(self) -> Sequence[Device]:
         """The cards that CUDA_VISIBLE_DEVICES leaves, without those in MIG mode: see README.md."""
-        gpus = self._gpus()
+        chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if hides_all(chosen):
+            return DeviceList()
+        gpus, problem = self._gpus()
+        left = shown([self._device(gpu) for gpu in gpus], chosen)
         partitioned = [gpu.position for gpu in gpus if gpu.partitioned]
-        left = shown([self._device(gpu) for gpu in gpus], os.environ.get("CUDA_VISIBLE_DEVICES"))
-        return [device for device in left if device.index not in partitioned]
+        whole = [device for device in left if device.index not in partitioned]
+        if left and not whole:
+            problem = f"every card is in MIG mode, and parts of a card are not supported: {_listed(partitioned)}"
+        return DeviceList(whole, problem)
 
     def sample(self, devices: Sequence[Device]) -> Sequence[Sample]:
         indices = [device.index for device in devices]
@@ -78,32 +100,100 @@ class Adapter(DeclaredVendor):
     def software(self) -> dict[str, str]:
         found = super().software()
         found |= self._tool.versions() if self._tool else {"driver": "not found"}
-        partitioned = [str(gpu.position) for gpu in self._gpus() if gpu.partitioned]
-        return found | ({"in MIG mode, left out": ", ".join(partitioned)} if partitioned else {})
+        partitioned = [gpu.position for gpu in self._gpus().gpus if gpu.partitioned]
+        return found | ({"in MIG mode, left out": _listed(partitioned)} if partitioned else {})
 
-    def _gpus(self) -> tuple[Gpu, ...]:
-        return self._tool.gpus() if self._tool else ()
+    def _gpus(self) -> GpuList:
+        return self._tool.gpus() if self._tool else GpuList(())
 
     def _device(self, gpu: Gpu) -> Device:
         return Device(gpu.position, chip_named(self.spec, gpu.name), gpu.name, gpu.memory_bytes, gpu.uuid)
 
 
+def _listed(indices: Sequence[int]) -> str:
+    return ", ".join(map(str, indices))
+
+
+class NoAnswer(Exception):
+    """NVML gave no answer within its time limit."""
+
+
+def in_time(act: Callable[[], T]) -> T:
+    """Call a function of NVML in a thread of its own. Raises NoAnswer where it hangs, as a broken driver makes it."""
+    kept: list[T] = []
+    raised: list[Exception] = []
+
+    def run() -> None:
+        try:
+            kept.append(act())
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True, name="nvml")
+    thread.start()
+    thread.join(NVML_TIMEOUT_SECONDS)
+    if raised:
+        raise raised[0]
+    if not kept:
+        raise NoAnswer(f"NVML did not answer within {NVML_TIMEOUT_SECONDS:g} s")
+    return kept[0]
+
+
+class Silent:
+    """NVML's library is here and cannot be opened; `reason` gives the cause."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def gpus(self) -> GpuList:
+        return GpuList((), self._reason)
+
+    def samples(self, indices: Sequence[int]) -> list[Sample]:
+        return [without(index, self._reason) for index in indices]
+
+    def versions(self) -> dict[str, str]:
+        return {"driver": f"unreadable: {self._reason}"}
+
+
 class Nvml:
-    """`library` is the module pynvml, initialised."""
+    """`library` is the module pynvml, initialised. After one call without an answer no further call is made."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
+        self._hung: Silent | None = None
 
-    def gpus(self) -> tuple[Gpu, ...]:
-        try:
-            return tuple(self._gpu(index) for index in range(self._library.nvmlDeviceGetCount()))
-        except Exception:  # a driver that answered at the start and no longer does: no devices
-            return ()
+    def gpus(self) -> GpuList:
+        return self._called(self._all, lambda silent: silent.gpus())
 
     def samples(self, indices: Sequence[int]) -> list[Sample]:
-        return [self._sample(index) for index in indices]
+        return self._called(lambda: [self._sample(i) for i in indices], lambda silent: silent.samples(indices))
 
     def versions(self) -> dict[str, str]:
+        return self._called(self._versions, lambda silent: silent.versions())
+
+    def _called(self, act: Callable[[], T], otherwise: Callable[[Silent], T]) -> T:
+        """Return the result of `act`, which does not raise. Where NVML hangs, return `otherwise`."""
+        if self._hung is None:
+            try:
+                return in_time(act)
+            except NoAnswer as error:
+                self._hung = Silent(str(error))
+        return otherwise(self._hung)
+
+    def _all(self) -> GpuList:
+        try:
+            count = self._library.nvmlDeviceGetCount()
+        except Exception as error:  # a driver that answered at the start and no longer does
+            return GpuList((), f"NVML cannot count the devices: {_said(error)}")
+        found, lost = [], []
+        for index in range(count):
+            try:
+                found.append(self._gpu(index))
+            except Exception as error:  # a card that fell off the bus
+                lost.append(f"device {index}: {_said(error)}")
+        return GpuList(tuple(found), "NVML cannot read " + "; ".join(lost) if lost else None)
+
+    def _versions(self) -> dict[str, str]:
         library, found = self._library, {"read through": "NVML"}
         for name, read in (
             ("driver", library.nvmlSystemGetDriverVersion),
@@ -134,7 +224,7 @@ class Nvml:
         try:
             handle = library.nvmlDeviceGetHandleByIndex(index)
         except Exception as error:  # a card that fell off the bus
-            return without(index, f"{type(error).__name__}: {error}")
+            return without(index, _said(error))
         reads: dict[str, Read] = {
             "power_watts": lambda: library.nvmlDeviceGetPowerUsage(handle) / 1e3,
             "energy_joules": lambda: library.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3,
@@ -145,32 +235,43 @@ class Nvml:
         return sample_of(index, reads)
 
 
-def open_nvml() -> Nvml | None:
-    """NVML, where its bindings and the driver's library are here."""
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def open_nvml() -> Nvml | Silent | None:
+    """NVML. None: its bindings or the driver's library are not here. Silent: they are here and cannot be opened."""
     try:
         import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # no bindings, no library, no driver, no permission: all mean that NVML cannot be asked
+    except ImportError:
         return None
+    try:
+        in_time(pynvml.nvmlInit)
+    except Exception as error:  # no library, no driver, no permission, a driver of another version
+        absent = getattr(error, "value", None) == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+        return None if absent else Silent(f"NVML cannot be opened: {_said(error)}")
     return Nvml(pynvml)
 
 
 class Smi:
-    """`ask` runs nvidia-smi and returns what it printed; "" when it failed or took too long."""
+    """`ask` runs nvidia-smi and returns what it printed."""
 
-    def __init__(self, ask: Callable[[], str]) -> None:
+    def __init__(self, ask: Callable[[], CommandOutput]) -> None:
         self._ask = ask
 
-    def gpus(self) -> tuple[Gpu, ...]:
-        return tuple(self._gpu(row) for row in parse(self._ask()))
+    def gpus(self) -> GpuList:
+        answer = self._ask()
+        found = tuple(self._gpu(row) for row in parse(answer.text or ""))
+        return GpuList(found, None if found else _why_none(answer))
 
     def samples(self, indices: Sequence[int]) -> list[Sample]:
-        rows = {int(row["index"]): row for row in parse(self._ask())}
-        return [self._sample(index, rows[index]) if index in rows else without(index, _GONE) for index in indices]
+        answer = self._ask()
+        rows = {int(row["index"]): row for row in parse(answer.text or "")}
+        why = _GONE if rows else answer.reason or _GONE
+        return [self._sample(index, rows[index]) if index in rows else without(index, why) for index in indices]
 
     def versions(self) -> dict[str, str]:
-        rows = parse(self._ask())
+        rows = parse(self._ask().text or "")
         return {"read through": "nvidia-smi", "driver": rows[0]["driver_version"] if rows else "no answer"}
 
     def _gpu(self, row: dict[str, str]) -> Gpu:
@@ -188,16 +289,25 @@ class Smi:
         return sample_of(index, reads, {"energy_joules": "nvidia-smi has no energy counter"})
 
 
+def _why_none(answer: CommandOutput) -> str | None:
+    """Why nvidia-smi shows no card. None: it says that there is none, or it is not here."""
+    if answer.absent or _NO_DEVICES in (answer.text or answer.reason):
+        return None
+    if answer.text is None:
+        return answer.reason
+    first = answer.text.strip().partition("\n")[0][:120]
+    return f"nvidia-smi printed no line of a card: found {first!r}"
+
+
 def find_smi() -> Smi | None:
     """nvidia-smi, where it is on the path."""
-    path = shutil.which("nvidia-smi")
-    return Smi(lambda: ask_smi(path)) if path else None
+    return Smi(lambda: ask_smi("nvidia-smi")) if shutil.which("nvidia-smi") else None
 
 
-def ask_smi(path: str) -> str:
-    """What nvidia-smi prints, in the C locale; "" when it fails or does not answer within five seconds."""
-    argv = [path, f"--query-gpu={','.join(SMI_FIELDS)}", "--format=csv,noheader,nounits"]
-    return ask(argv, SMI_TIMEOUT_SECONDS).text or ""
+def ask_smi(tool: str) -> CommandOutput:
+    """What nvidia-smi prints, in the C locale, within five seconds."""
+    argv = [tool, f"--query-gpu={','.join(SMI_FIELDS)}", "--format=csv,noheader,nounits"]
+    return ask(argv, SMI_TIMEOUT_SECONDS)
 
 
 def parse(output: str) -> list[dict[str, str]]:

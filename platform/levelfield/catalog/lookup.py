@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
+from levelfield.contracts.plausibility import memory_fault
 from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import DocumentError, LayoutError, NotHere, UnknownName, UsageError
 from levelfield.specs.case import Case
 from levelfield.specs.chips import OverlayUsed
-from levelfield.specs.constants import MemoryModel
+from levelfield.specs.constants import Constants, MemoryModel
+from levelfield.specs.derivation import split_name
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.selector import Selector
@@ -25,8 +27,10 @@ FALLBACK_VENDOR = "cpu"
 class Selection:
     """All documents and devices of one selector. devices: those of this chip that are here.
 
-    overlay: the private values of the chip. memory_model: what the framework holds in memory; None without a document
-    of it.
+    overlay: the private values of the chip. constants: the planner's constants of the framework; None without them.
+    problem: why the vendor's tool, which is here, does not show all devices. notices: sentences about the machine for
+    the plan and the result; the problem is one of them. busy: the devices that others use, by index, each with a
+    sentence.
     """
 
     case: Case
@@ -37,16 +41,33 @@ class Selection:
     devices: tuple[Device, ...]
     tuning_rows: tuple[TuningRow, ...]
     overlay: OverlayUsed | None = None
-    memory_model: MemoryModel | None = None
+    constants: Constants | None = None
+    problem: str | None = None
+    notices: tuple[str, ...] = ()
+    busy: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def vendor(self) -> VendorFile:
         return self.adapter.spec
 
     @property
+    def memory_model(self) -> MemoryModel | None:
+        return self.constants.keeping if self.constants else None
+
+    @property
     def default_devices(self) -> int:
         """Return the default number of devices of a node: all that are here; a host is one device."""
         return 1 if self.vendor.is_host else max(1, len(self.devices))
+
+    def memory_of_device(self, processes: int) -> int | None:
+        """Return the bytes of memory of one device, or the share of one of `processes` on a host. None: unknown.
+
+        The tool's figure is used, unless it cannot be that of the chip.
+        """
+        memory = self.chip.memory_bytes
+        if self.devices and not memory_fault(self.devices[0], self.chip):
+            memory = self.devices[0].memory_bytes or memory
+        return memory // processes if self.vendor.is_host and memory else memory
 
     def has_devices(self, count: int) -> bool:
         """Return whether `count` devices are here. A host can be divided into any number of processes."""
@@ -61,25 +82,73 @@ def find(registry: Registry, selector: Selector, check: bool = True) -> Selectio
     """
     case = registry.case(selector.case)
     implementation, folder = registry.implementation(selector.framework)
-    adapter, chip, devices = find_hardware(registry, selector.target)
+    here = find_hardware(registry, selector.target)
+    adapter, chip, devices = here.adapter, here.chip, here.devices
     vendor = adapter.spec
     if check:
         _check_supported(case, implementation, vendor)
     overlay = registry.overlay.used(vendor, chip) if registry.overlay else None
     rows = tuning_rows(registry, vendor.name, case.name)
     constants = registry.constants(implementation.framework)
-    memory_model = constants.keeping if constants else None
-    return Selection(case, implementation, folder, adapter, chip, devices, rows, overlay, memory_model)
+    return Selection(
+        case=case,
+        implementation=implementation,
+        folder=folder,
+        adapter=adapter,
+        chip=chip,
+        devices=devices,
+        tuning_rows=rows,
+        overlay=overlay,
+        constants=constants,
+        problem=here.problem,
+        notices=here.notices,
+        busy=registry.machine.busy(vendor.name),
+    )
 
 
-def find_hardware(registry: Registry, target: str | None) -> tuple[Vendor, Chip, tuple[Device, ...]]:
-    """Return the adapter, chip and devices of `target`; for None, of the first accelerator here, else the cpu."""
+@dataclass(frozen=True)
+class HardwareHere:
+    """The adapter, chip and devices of a target on this machine. problem, notices: as in Selection."""
+
+    adapter: Vendor
+    chip: Chip
+    devices: tuple[Device, ...]
+    problem: str | None = None
+    notices: tuple[str, ...] = ()
+
+
+def find_hardware(registry: Registry, target: str | None) -> HardwareHere:
+    """Return the hardware of `target`; for None, of the first accelerator here, else the cpu.
+
+    Raises UnknownName, and UsageError where no target is given and a tool that is here does not show its devices.
+    """
     if target is None or target in registry.vendors:
-        adapter = detect(registry) if target is None else registry.vendor(target)
-        return adapter, *_chip_of(adapter.spec, tuple(adapter.devices()))
-    spec, chip = find_chip(registry, target)
-    adapter = registry.vendor(spec.name)
-    return adapter, chip, tuple(d for d in adapter.devices() if d.chip == chip.name)
+        name = detect(registry).spec.name if target is None else target
+        found = registry.machine.devices(name)
+        chip, devices = _chip_of(registry.vendor_file(name), found)
+    else:
+        spec, chip = find_chip(registry, target)
+        name, found = spec.name, registry.machine.devices(spec.name)
+        devices = tuple(d for d in found if d.chip == chip.name)
+    notices = _notices(registry, name, target)
+    return HardwareHere(registry.vendor(name), chip, devices, found.problem, notices)
+
+
+def _notices(registry: Registry, name: str, target: str | None) -> tuple[str, ...]:
+    """Return a sentence about the chosen vendor's tool, and one for each vendor that is not used for its silent tool.
+
+    Beside the cpu every vendor counts, and otherwise those that come before the chosen one.
+    """
+    own = registry.machine.devices(name).problem
+    others = [other for other in _accelerators(registry) if other != name]
+    if not registry.vendor_file(name).is_host:
+        others = [other for other in others if other < name] if target is None else []
+    silent = (f"vendor {other} is not used: {why}" for other, why in registry.machine.silent(others))
+    return (*((f"vendor {name}: {own}",) if own else ()), *silent)
+
+
+def _accelerators(registry: Registry) -> list[str]:
+    return sorted(set(registry.vendors) - {FALLBACK_VENDOR})
 
 
 def find_chip(registry: Registry, name: str) -> tuple[VendorFile, Chip]:
@@ -93,16 +162,36 @@ def find_chip(registry: Registry, name: str) -> tuple[VendorFile, Chip]:
 
 
 def detect(registry: Registry) -> Vendor:
-    """Return the first vendor by name with devices here; the cpu when there is no other."""
-    for name in sorted(set(registry.vendors) - {FALLBACK_VENDOR}):
-        vendor = registry.vendor(name)
-        if vendor.devices():
-            return vendor
+    """Return the first vendor by name with devices here; the cpu when there is no other.
+
+    Raises UsageError instead of the cpu where a vendor's tool is here and does not show whether it has devices.
+    """
+    known = _accelerators(registry)
+    if found := next((name for name in known if registry.machine.devices(name)), None):
+        return registry.vendor(found)
+    if silent := dict(registry.machine.silent(known)):
+        raise UsageError(_silent_tools(registry, silent))
     return registry.vendor(FALLBACK_VENDOR)
 
 
+def _silent_tools(registry: Registry, silent: Mapping[str, str]) -> str:
+    variables = [registry.vendor_file(name).visible_devices_variable for name in silent]
+    hide = " ".join(f"{variable}=" for variable in variables if variable)
+    return (
+        f"{'; '.join(f'vendor {name}: {why}' for name, why in silent.items())}. So it is unknown whether the devices "
+        "are here, and the cpu is not taken in their place. Repair the tool, or name the vendor to use behind the "
+        f"framework, for example `:{FALLBACK_VENDOR}`{f'; or hide the devices: {hide}' if hide else ''}"
+    )
+
+
 def tuning_rows(registry: Registry, vendor: str, case: str) -> tuple[TuningRow, ...]:
-    """Return the rows of the vendor's tuning for this case; none when it has no such file."""
+    """Return the rows of the vendor's tuning for this case; none when it has no such file.
+
+    A derived case keeps them while its steps have the same tokens.
+    """
+    case, derivation = split_name(case)
+    if not derivation.keeps_the_batch:
+        return ()
     path = registry.vendors[vendor].parent / "tuning" / f"{case}.yaml"
     if not path.is_file():
         return ()

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar, cast
 
+from levelfield.catalog.machine import Machine
 from levelfield.checkout import checkout
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.vendor import Vendor
@@ -24,6 +25,7 @@ from levelfield.errors import DocumentError, UnknownName, UsageError
 from levelfield.specs.case import Case
 from levelfield.specs.chips import ChipOverlay, read_overlay
 from levelfield.specs.constants import Constants
+from levelfield.specs.derivation import split_name
 from levelfield.specs.document_cache import DocumentCache
 from levelfield.specs.extension import Extension
 from levelfield.specs.figures import FigureSet
@@ -48,16 +50,19 @@ def private_chips(given: Path | None) -> Path | None:
 
 
 class Registry:
-    """All plugins by kind and name. chips: a private file that adds and corrects chips of vendors.
+    """All plugins by kind and name. chips: a private file that adds and corrects chips of vendors. case_files: cases
+    outside of any folder of plugins.
 
     A command makes one registry. It reads each document and loads each adapter once.
     """
 
-    def __init__(self, extra: Iterable[Path] = (), chips: Path | None = None) -> None:
+    def __init__(self, extra: Iterable[Path] = (), chips: Path | None = None, case_files: Iterable[Path] = ()) -> None:
         self._extra = tuple(extra)
         self._chips = chips
+        self._case_files = tuple(case_files)
         self.files = DocumentCache()
         self._vendors: dict[str, Vendor] = {}
+        self.machine = Machine(lambda name: self.vendor(name))
         for folder in self._extra:
             if not folder.is_dir():
                 raise UsageError(f"--plugins {folder}: no such folder; expected one with vendors/, models/ or configs/")
@@ -69,7 +74,14 @@ class Registry:
 
     @cached_property
     def cases(self) -> dict[str, Path]:
-        return self._collect("case", "configs/cases/*.yaml", lambda p: p.stem)
+        found = self._collect("case", "configs/cases/*.yaml", lambda p: p.stem)
+        for path in self._case_files:
+            if not path.is_file():
+                raise UsageError(f"--case-file {path}: no such file; expected a document of schema levelfield.case/1")
+            if path.stem in found:
+                raise UsageError(f"two files claim the case '{path.stem}': {found[path.stem]} and {path}; rename one")
+            found[path.stem] = path
+        return found
 
     @cached_property
     def suites(self) -> dict[str, Path]:
@@ -96,7 +108,14 @@ class Registry:
         return self._collect("vendor", "vendors/*/vendor.yaml", lambda p: p.parent.name)
 
     def case(self, name: str) -> Case:
-        """Return the whole case, with the values of the case that it extends. Raises UnknownName or DocumentError."""
+        """Return the whole case, with the values of the case that it extends or is derived from.
+
+        Raises UnknownName, DocumentError, or UsageError for an unknown change of a derived case.
+        """
+        base, changes = split_name(name)
+        return changes.applied(self._case(base)) if changes.suffix else self._case(base)
+
+    def _case(self, name: str) -> Case:
         extension = self.extension(name)
         if extension:
             return extension.applied(self._extended(extension, self.cases[name]), str(self.cases[name]))
@@ -105,12 +124,12 @@ class Registry:
 
     def extension(self, name: str) -> Extension | None:
         """Return the changes to another case in the case's file; None for a case that extends none."""
-        path = self._path("case", name, self.cases)
+        path = self._path("case", split_name(name)[0], self.cases)
         content = self.files.content(path)
         if not isinstance(content, dict) or "extends" not in content:
             return None
         found = self.files.document(Extension, path)
-        return _named(found, found.name, name, path)
+        return _named(found, found.name, path.stem, path)
 
     def _extended(self, extension: Extension, path: Path) -> Case:
         """Return the case that an extension changes, which may extend another. Raises DocumentError for a circle."""
@@ -122,12 +141,10 @@ class Registry:
                 raise DocumentError(f"{where}: key 'extends': {UnknownName('case', below.extends, self.cases)}")
             if below.extends in chain:
                 circle = " -> ".join([*chain, below.extends])
-                raise DocumentError(
-                    f"{path}: key 'extends': found a circle, {circle}; expected a case that extends none"
-                )
+                raise DocumentError(f"{path}: key 'extends': found a circle, {circle}; end it with a case of its own")
             chain.append(below.extends)
             below = self.extension(below.extends)
-        return self.case(extension.extends)
+        return self._case(extension.extends)
 
     def suite(self, name: str) -> Suite:
         return self.files.document(Suite, self._path("suite", name, self.suites))

@@ -10,7 +10,7 @@ from levelfield.specs.case import Case, Scale
 from levelfield.specs.tuning import Tuning, TuningChoice, TuningRow
 
 # The values without a choice; the other fields have the schema's defaults.
-UNCHOSEN: dict[str, Any] = {"layout": "data parallel over all devices", "threads": "the framework's choice"}
+UNCHOSEN: dict[str, Any] = {"layout": "chosen for the devices", "threads": "the framework's choice"}
 
 
 @dataclass(frozen=True)
@@ -20,15 +20,15 @@ class Place:
     chip: str | None = None
     framework: str | None = None
     devices: int | None = None
+    nodes: int | None = 1
 
     def admits(self, row: TuningRow) -> bool:
         """Return whether the row may apply here: no known value contradicts it."""
-        pairs = ((self.chip, row.chip), (self.framework, row.framework), (self.devices, row.devices))
-        return all(None in pair or pair[0] == pair[1] for pair in pairs)
+        return all(getattr(self, name) in (None, value) for name, value in row.conditions.items())
 
     def meets(self, row: TuningRow, scale: Scale) -> bool:
         """Return whether the row applies here with the known values."""
-        return row.applies(scale, self.chip, self.framework, self.devices)
+        return row.applies(scale, self.chip, self.framework, self.devices, self.nodes)
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,8 @@ def row_changes(case: Case, rows: Sequence[TuningRow], scale: Scale, place: Plac
     for number, row in enumerate(rows):
         if row.scale != scale or not place.admits(row):
             continue
-        before = _values(
-            case, [r for r in rows[:number] if r.applies(scale, row.chip, row.framework, row.devices)], scale
-        )
+        earlier = [r for r in rows[:number] if r.applies(scale, row.chip, row.framework, row.devices, row.nodes)]
+        before = _values(case, earlier, scale)
         after = overlaid(before, row.set)
         fields = [name for name in after if after[name] != before[name]]
         yield RowChanges(number, row, tuple(Change(name, before[name], after[name]) for name in fields))

@@ -88,6 +88,14 @@ def _shared(parser: argparse.ArgumentParser, behind_an_action: bool = False) -> 
         help="a folder with more vendors, models and cases; may be repeated",
         **(absent or {"default": []}),
     )
+    group.add_argument(
+        "--case-file",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="a case outside of these folders, NAME.yaml, for --case NAME:...",
+        **(absent or {"default": []}),
+    )
     group.add_argument("--runs", type=Path, metavar="DIR", help="folder of the runs (default: runs/)", **absent)
     if not behind_an_action:
         group.add_argument("--version", action="version", version=f"levelfield {levelfield.__version__}")
@@ -138,8 +146,16 @@ def _run(parser: argparse.ArgumentParser) -> None:
         help="auto: full on an accelerator with enough memory, else smoke",
     )
     what.add_argument(
+        "--explain", action="store_true", help="with --dry-run: the arithmetic of the predicted memory and time"
+    )
+    what.add_argument(
         "--data", metavar="PREFIX", help="a corpus, PREFIX.bin/.idx or PREFIX_ids.npy/_idx.npz (default: synthetic)"
     )
+    derived = parser.add_argument_group("changes of the case (they make a derived case, compared with no other)")
+    derived.add_argument("--steps", type=int, metavar="N", help="training steps")
+    derived.add_argument("--sequence-length", type=int, metavar="N", help="tokens of a sequence")
+    derived.add_argument("--global-batch", type=int, metavar="N", help="sequences of a step")
+    derived.add_argument("--seed", type=int, metavar="N", help="seed of the weights and of the data's order")
     free = parser.add_argument_group("free choices (the case fixes everything else)")
     free.add_argument("--layout", help="parallel layout, such as DP4TP2PP1")
     free.add_argument("--micro-batch", type=int, metavar="N", help="sequences per forward pass")

@@ -42,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Return 0 when the files record every figure that does not follow. Raises GateFailed otherwise."""
-    registry = Registry(options.plugins)
+    registry = Registry(options.plugins, case_files=options.case_file)
     audits = [_audit(registry, name) for name in options.what or sorted(registry.published)]
     if options.json:
         print(json.dumps([_row(audit) for audit in audits], indent=2, ensure_ascii=False))

@@ -8,7 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from levelfield.catalog import lookup
+from levelfield.catalog.registry import Registry
+from levelfield.cli.arithmetic import explained
 from levelfield.contracts.execution import ContainerWork, Request
+from levelfield.errors import UsageError
+from levelfield.plan.default_layout import Place, question_of
+from levelfield.predict.layout_search import predict
 from levelfield.report import suites
 from levelfield.report.words import gib, wrapped
 from levelfield.run.launchers import means
@@ -30,6 +36,27 @@ def show(plans: Sequence[Plan], runs: Path, as_json: bool) -> int:
         tables = ["\n".join(suites.planned(listed)) for listed in suites.by_suite(plans)]
         print("\n\n".join([*alone, *tables]))
     return 0
+
+
+def explain(plans: Sequence[Plan], registry: Registry, dry_run: bool) -> int:
+    """Print the arithmetic of each plan's memory and time. Return 0. Raises UsageError where none is predicted."""
+    if not dry_run:
+        raise UsageError("--explain: found no --dry-run; add it")
+    print("\n\n".join("\n".join(_arithmetic(plan, registry)) for plan in plans))
+    return 0
+
+
+def _arithmetic(plan: Plan, registry: Registry) -> Iterator[str]:
+    hardware = plan.hardware
+    found = lookup.find(registry, plan.selector)
+    question = question_of(Place(found, plan.work, hardware.nodes, hardware.devices_per_node))
+    if question is None:
+        raise UsageError(
+            f"--explain: found no memory of {hardware.chip.name} and no constants of {plan.implementation.framework} "
+            "from which to predict; for a processor use `plan CASE --chip cpu --explain 1`"
+        )
+    yield f"{plan.case} ({plan.scale}) on {hardware.nodes} x {hardware.devices_per_node} {hardware.chip.name}: "
+    yield from explained(question, predict(question, plan.tuning))
 
 
 def _request(plan: Plan, runs: Path) -> tuple[Request, RunPaths]:
@@ -62,6 +89,7 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
         origin = plan.origins.get(field, "default")
         yield f"{field:<12} {_said(getattr(plan.tuning, field))}  ({origin})"
     yield f"accumulation {plan.accumulation}"
+    yield from _predicted(plan)
     yield f"memory       {gib(memory.total_bytes)} expected on the fullest device, of {gib(memory.available_bytes)}"
     yield "             " + ", ".join(f"{name} {gib(size)}" for name, size in memory.parts.items())
     peak = f"{plan.peak.tflops:.4g} TFLOP/s" if plan.peak.tflops else "unknown"
@@ -72,8 +100,8 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
     yield f"run          {paths.root}"
     yield "files        plan.json request.json job.json provenance.json events/ telemetry.jsonl logs/"
     yield "             outcome.json status.json result.json report.md"
-    for deviation in plan.deviations:
-        yield f"differs      {deviation}"
+    yield from (f"differs      {deviation}" for deviation in plan.deviations)
+    yield from (f"notice       {notice}" for notice in plan.notices)
     for node in request.nodes:
         if node.container:
             yield from _container(node.node_rank, node.container)
@@ -83,6 +111,17 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
                 f"             {name}={shlex.quote(value)}" for name, value in sorted(process.environment.items())
             )
     yield f"             removed variables: {' '.join(request.removed_variables) or 'every variable of this host'}"
+
+
+def _predicted(plan: Plan) -> Iterator[str]:
+    """Return the planner's prediction for the chosen layout, and its next best layouts."""
+    for number, row in enumerate(plan.predicted):
+        word = "next best" if number else "predicted"
+        chunks = f" chunks {row.virtual_pipeline}" if row.virtual_pipeline > 1 else ""
+        yield (
+            f"{word:<12} {row.tokens_per_second:>7,.0f} tokens/s/device, {gib(row.memory_bytes)}: {row.layout} micro "
+            f"{row.micro_batch} {row.recompute}{chunks}"
+        )
 
 
 def _reached(plan: Plan) -> str:

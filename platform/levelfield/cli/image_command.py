@@ -30,7 +30,7 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _recipe(options: argparse.Namespace, framework: str) -> ImagePlan:
-    registry = Registry(options.plugins)
+    registry = Registry(options.plugins, case_files=options.case_file)
     implementation, folder = registry.implementation(framework)
     vendor = registry.vendor_file(options.vendor)
     needs = implementation.requirements.get(vendor.device_kind)

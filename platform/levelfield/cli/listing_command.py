@@ -74,7 +74,8 @@ def _vendor_lines(rows: list[Row]) -> list[str]:
     name = max(len(r["name"]) for r in table)
     here = min(HERE_WIDTH, max(len(r["here"]) for r in table))
     lines = [f"  {r['name']:<{name}}  {_cut(r['here'], here):<{here}}  {r['verified']}" for r in table]
-    return [wrapped(line, name + here + 6) for line in lines]
+    problems = [f"    {r['name']}: {r['problem']}" for r in rows if r["problem"]]
+    return [*(wrapped(line, name + here + 6) for line in lines), *(wrapped(problem, 6) for problem in problems)]
 
 
 def _cases(registry: Registry) -> list[Row]:
@@ -96,12 +97,12 @@ def _frameworks(registry: Registry) -> list[Row]:
 def _vendors(registry: Registry) -> list[Row]:
     rows = []
     for name in sorted(registry.vendors):
-        vendor = registry.vendor(name)
-        devices = vendor.devices()
-        here = f"{len(devices)} ({devices[0].description})" if devices else "no"
-        says = f"here: {here}; verified: {vendor.spec.verified}"
-        listed: Row = {"name": name, "says": says, "devices": len(devices)}
-        rows.append({**listed, "here": here, "verified": vendor.spec.verified})
+        verified, devices = registry.vendor_file(name).verified, registry.machine.devices(name)
+        unknown = devices.problem is not None and not devices
+        here = f"{len(devices)} ({devices[0].description})" if devices else "unknown" if unknown else "no"
+        says = f"here: {here}; verified: {verified}"
+        listed: Row = {"name": name, "says": says, "devices": None if unknown else len(devices)}
+        rows.append({**listed, "problem": devices.problem, "here": here, "verified": verified})
     return rows
 
 

@@ -11,7 +11,24 @@ import sys
 from collections.abc import Sequence
 
 from levelfield.cli.arguments import parser_of
+from levelfield.cli.streams import Streams
 from levelfield.errors import INTERRUPTED, PLATFORM_FAULT, LevelfieldError
+
+# Commands that train. Output that is lost changes neither their results, which are in files, nor their exit codes.
+TRAINING = ("run", "sweep", "align", "diagnose")
+
+
+def started(arguments: Sequence[str]) -> int:
+    """Run one command as a process of its own and return its exit code. Lost output ends nothing."""
+    streams = Streams()
+    try:
+        code = main(arguments)
+    except SystemExit as ended:  # by argparse: --help, or wrong usage
+        code = ended.code if isinstance(ended.code, int) else 2
+    if lost := streams.lost():
+        trains = not arguments or arguments[0] in TRAINING or arguments[0].startswith("-")
+        return _fail(lost, code if trains or code else PLATFORM_FAULT)
+    return code
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -19,15 +36,11 @@ def main(arguments: Sequence[str]) -> int:
     options = parser_of(arguments)
     try:
         code: int = options.command(options)
-        sys.stdout.flush()
         return code
     except LevelfieldError as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
-    except BrokenPipeError:  # `... | head` closed the pipe, which is no error
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as error:
         return _fail(
             f"{error.filename or 'output'}: {error.strerror}; the measurements so far are kept", PLATFORM_FAULT

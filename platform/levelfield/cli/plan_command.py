@@ -11,12 +11,13 @@ from typing import get_args
 
 from levelfield.catalog import lookup
 from levelfield.catalog.registry import Registry
+from levelfield.cli.arithmetic import explained
 from levelfield.cli.asked_plan import asked_of, breakdown, nothing_fits, remarks_on
 from levelfield.cli.plugins import registry_of
 from levelfield.errors import UsageError
 from levelfield.measure.flops import flops_per_token
 from levelfield.predict import machines, questions
-from levelfield.predict.explanation import Term, memory_terms, time_terms
+from levelfield.predict.explanation import memory_terms, time_terms
 from levelfield.predict.layout_search import RECOMPUTATIONS, LayoutEstimate, LayoutQuestion, LayoutRanking, answer
 from levelfield.predict.timing import UnknownLink
 from levelfield.report.words import GIB, wrapped
@@ -239,22 +240,12 @@ def _utilisation(question: LayoutQuestion, chip: Chip, row: LayoutEstimate) -> s
 
 
 def _explain(question: LayoutQuestion, row: LayoutEstimate, options: argparse.Namespace) -> int:
-    memory, time = memory_terms(question, row), time_terms(question, row)
     if options.json:
-        print(json.dumps({"memory": [asdict(t) for t in memory], "time": [asdict(t) for t in time]}, indent=2))
-        return 0
-    print(f"{row.layout}, micro-batch {row.tuning.micro_batch}, recomputed: {row.tuning.recompute}")
-    print(f"\nmemory of the fullest device: {row.memory.total / GIB:.2f} GiB\n")
-    print("\n".join(_term_lines(memory, GIB, "GiB")))
-    print(f"\ntime of a step: {row.time.total:.4g} s, so {row.tokens_per_second:,.1f} tokens/s on each device\n")
-    print("\n".join(_term_lines(time, 1, "s")))
+        terms = {"memory": memory_terms(question, row), "time": time_terms(question, row)}
+        print(json.dumps({name: [asdict(term) for term in found] for name, found in terms.items()}, indent=2))
+    else:
+        print("\n".join(explained(question, row)))
     return 0
-
-
-def _term_lines(terms: list[Term], unit: float, name: str) -> Iterator[str]:
-    for term in terms:
-        yield f"{term.part:<17} {term.value / unit:>9.3f} {name} = {term.arithmetic}"
-        yield wrapped(f"    {term.words} [{term.source}]", 4)
 
 
 def _content(question: LayoutQuestion, chip: Chip, place: Assumed, found: LayoutRanking, top: int) -> dict[str, object]:

@@ -12,4 +12,4 @@ def registry_of(options: argparse.Namespace) -> Registry:
 
     Raises UsageError for a folder or file that does not exist.
     """
-    return Registry(options.plugins, private_chips(options.chips))
+    return Registry(options.plugins, private_chips(options.chips), options.case_file)

@@ -16,7 +16,7 @@ from levelfield.specs.reference import Reference
 
 
 def execute(options: argparse.Namespace) -> int:
-    registry, runs = Registry(options.plugins), options.runs or default_runs()
+    registry, runs = Registry(options.plugins, case_files=options.case_file), options.runs or default_runs()
     {"list": _list, "promote": _promote, "noise": _noise}[options.action](options, registry, runs)
     return 0
 

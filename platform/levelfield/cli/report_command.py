@@ -51,10 +51,10 @@ def _refuse_together(options: argparse.Namespace) -> None:
 
 def _text(options: argparse.Namespace, paths: Sequence[RunPaths], results: Sequence[Result]) -> str:
     if options.format in FOREIGN:
-        registry = Registry(options.plugins)
+        registry = Registry(options.plugins, case_files=options.case_file)
         return as_report(options.format, runs_of(results, [read_plan(p) for p in paths], registry))
     if options.with_published:
-        return beside_published(options.format, results, Registry(options.plugins))
+        return beside_published(options.format, results, Registry(options.plugins, case_files=options.case_file))
     if len(results) == 1:
         table, markdown = _one_run(paths[0], results[0])
     else:

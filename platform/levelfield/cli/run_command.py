@@ -19,10 +19,12 @@ from levelfield.report.tables import as_json
 from levelfield.run import scheduler
 from levelfield.rundir.directory import default_runs
 from levelfield.specs.base import parse
+from levelfield.specs.derivation import Derivation
 from levelfield.specs.hardware import NamedHardware, read_hardware
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Result
+from levelfield.specs.selector import MOST
 from levelfield.specs.tuning import TuningChoice
 
 MISALIGNED = ("diverged", "different")
@@ -38,6 +40,8 @@ def execute(options: argparse.Namespace) -> int:
     registry = registry_of(options)
     work = scheduler.entries(registry, options.case, options.suite, _request(options))
     jobs = scheduler.jobs(registry, work, _corpus(options.data, terminal))
+    if options.explain:
+        return dry_run.explain([job.plan for job in jobs], registry, options.dry_run)
     if options.dry_run:
         return dry_run.show([scheduler.planned(job) for job in jobs], _runs(options), as_json=options.json)
     results = run_jobs(jobs, _runs(options), terminal, partial(reference_of, registry))
@@ -69,8 +73,8 @@ def exit_code(results: list[Result]) -> int:
 
 
 def _request(options: argparse.Namespace) -> UserRequest:
-    if options.repeat is not None and options.repeat < 1:
-        raise UsageError(f"--repeat: found {options.repeat}, expected 1 or more")
+    if options.repeat is not None and not 1 <= options.repeat <= MOST["repeats"]:
+        raise UsageError(f"--repeat: found {options.repeat}, expected 1 to {MOST['repeats']}")
     fields = {
         "layout": options.layout,
         "micro_batch": options.micro_batch,
@@ -96,7 +100,14 @@ def _request(options: argparse.Namespace) -> UserRequest:
         offline=options.offline,
         container_memory_bytes=options.container_memory,
         hardware=_hardware(options.assume_hardware, options.dry_run),
+        derivation=_derivation(options),
     )
+
+
+def _derivation(options: argparse.Namespace) -> Derivation:
+    """Return the changes of the case. Raises UsageError for a number that no case can have."""
+    given = {name: getattr(options, name) for name in Derivation.model_fields}
+    return parse(Derivation, {name: value for name, value in given.items() if value is not None}, "command line")
 
 
 def _hardware(text: str | None, dry_run: bool) -> NamedHardware | None:

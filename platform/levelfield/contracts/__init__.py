@@ -1,1 +1,2 @@
-"""The contracts that a plugin author imports. They use the standard library and `levelfield.specs` only."""
+"""The contracts that a plugin author imports. They use the standard library, `regex` and
+`levelfield.specs` only."""

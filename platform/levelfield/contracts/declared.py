@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from levelfield.contracts.command import Ask, ask
-from levelfield.contracts.readings import Read, chip_named, sample_of, shown, take, without
+from levelfield.contracts.patterns import first_match
+from levelfield.contracts.readings import Read, chip_named, hides_all, sample_of, shown, take, without
 from levelfield.contracts.tool_records import Parsed, Record, parse
-from levelfield.contracts.vendor import ContainerOptions, Device, Sample, container_options
+from levelfield.contracts.vendor import ContainerOptions, Device, DeviceList, Sample, container_options
 from levelfield.specs.tool import FieldName, Tool, VersionCommand
 from levelfield.specs.vendor import VendorFile
 
@@ -38,7 +39,11 @@ class DeclaredVendor:
     def devices(self) -> Sequence[Device]:
         """Return the devices of the vendor's tool or the device nodes, without those that the variable hides."""
         variable = self.spec.visible_devices_variable
-        return shown(self._all_devices(), os.environ.get(variable) if variable else None)
+        chosen = os.environ.get(variable) if variable else None
+        if hides_all(chosen):
+            return DeviceList()
+        found = self._all_devices()
+        return DeviceList(shown(found, chosen), found.problem)
 
     def container(self, devices: Sequence[Device]) -> ContainerOptions:
         return container_options(self.spec.container, devices)
@@ -56,17 +61,24 @@ class DeclaredVendor:
 
     def _records(self, tool: Tool) -> Parsed:
         answer = self._ask(tool.command, tool.timeout_seconds)
-        return parse(tool, answer.text) if answer.text is not None else Parsed({}, silence=answer.reason)
+        if answer.text is not None:
+            return parse(tool, answer.text)
+        return Parsed({}, silence=answer.reason, problem=None if answer.absent else answer.reason)
 
-    def _all_devices(self) -> list[Device]:
+    def _all_devices(self) -> DeviceList:
         """Return the devices that discovery lists. The monitor's record of the same index adds missing values."""
-        discovery, seen = self.spec.discovery, self._seen(self.spec.monitor)
-        own = self._seen(discovery.tool) if discovery else seen
-        indices = self._nodes(discovery.device_nodes) if discovery and discovery.device_nodes else set(own)
-        return [_device(self.spec, index, [r[index] for r in (own, seen) if index in r]) for index in sorted(indices)]
+        discovery = self.spec.discovery
+        first = self._seen(discovery.tool if discovery and discovery.tool else self.spec.monitor)
+        if first.problem and not (discovery and discovery.device_nodes):
+            return DeviceList(problem=first.problem)
+        seen = self._seen(self.spec.monitor) if discovery and discovery.tool else first
+        indices = self._nodes(discovery.device_nodes) if discovery and discovery.device_nodes else set(first.records)
+        records = (first.records, seen.records)
+        found = (_device(self.spec, index, [r[index] for r in records if index in r]) for index in sorted(indices))
+        return DeviceList(found, first.problem or seen.problem)
 
-    def _seen(self, tool: Tool | None) -> Mapping[int, Record]:
-        return self._records(tool).records if tool else {}
+    def _seen(self, tool: Tool | None) -> Parsed:
+        return self._records(tool) if tool else Parsed({})
 
     def _nodes(self, pattern: str) -> set[int]:
         names = (path.name for path in self._root.glob(pattern.lstrip("/")))
@@ -76,10 +88,13 @@ class DeclaredVendor:
         answer = self._ask(command.command, command.timeout_seconds)
         if answer.text is None:
             return f"unreadable: {answer.reason}"
-        match = re.search(command.pattern, answer.text, re.MULTILINE)
+        try:
+            match = first_match(command.pattern, answer.text)
+        except ValueError as error:
+            return f"unreadable: {error}"
         if match is None:
             return f"unreadable: nothing in {command.command[0]}'s output matches {command.pattern}"
-        return (match[1] if match.re.groups else match[0]) or "unreadable: an empty text"
+        return str((match[1] if match.re.groups else match[0]) or "unreadable: an empty text")
 
 
 def _device(spec: VendorFile, index: int, records: Sequence[Record]) -> Device:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
+from levelfield.contracts.patterns import every_match
 from levelfield.specs.tool import Tool
 
 
@@ -68,6 +69,8 @@ def _json(tool: Tool, output: str) -> Iterator[Texts]:
         raise ValueError(f"found no JSON as it should be: {error}") from None
     if isinstance(records, dict):
         keyed = records.items()
+        if records and not any(isinstance(value, dict) for value in records.values()):
+            raise ValueError(f"found no record in the mapping at {list(tool.records)}")
         return (_object(tool, {"@key": key, **value}) for key, value in keyed if isinstance(value, dict))
     if not isinstance(records, list):
         raise ValueError(f"found {type(records).__name__} at {list(tool.records)}, expected a list or a mapping")
@@ -118,29 +121,29 @@ def _text(value: Any) -> str:
 
 def _pattern(tool: Tool, output: str) -> Iterator[Texts]:
     text = "".join(line + "\n" for line in _lines(output))
-    begins, *others = [re.compile(pattern, re.MULTILINE) for pattern in tool.patterns]
-    starts = list(begins.finditer(text))
+    begins, *others = tool.patterns
+    starts = every_match(begins, text)
     ends = [start.start() for start in starts[1:]] + [len(text)]
-    for start, end in zip(starts, ends, strict=True):
+    for start, end in zip(starts, ends, strict=False):  # without a start there is no record
         record = Texts(*_groups(start))
         for other in others:
             _look_for(other, text, start.end(), end, record)
         yield record
 
 
-def _groups(match: re.Match[str]) -> tuple[dict[str, str], dict[str, str]]:
+def _groups(match: Any) -> tuple[dict[str, str], dict[str, str]]:
     groups = match.groupdict()
     absent = {name: "the record does not say" for name, text in groups.items() if text is None}
     return {name: text.strip() for name, text in groups.items() if text is not None}, absent
 
 
-def _look_for(pattern: re.Pattern[str], text: str, start: int, end: int, record: Texts) -> None:
+def _look_for(pattern: str, text: str, start: int, end: int, record: Texts) -> None:
     """Add the pattern's groups to the record when the pattern matches once in it; otherwise add the reason."""
-    matches = list(pattern.finditer(text, start, end))
+    matches = every_match(pattern, text, start, end)
     if len(matches) == 1:
         found, absent = _groups(matches[0])
         record.found.update(found)
         record.problems.update(absent)
         return
     why = "the record says it more than once" if matches else "the record does not say, or not in this form"
-    record.problems.update(dict.fromkeys(pattern.groupindex, why))
+    record.problems.update(dict.fromkeys(re.compile(pattern).groupindex, why))

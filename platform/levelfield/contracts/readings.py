@@ -9,9 +9,12 @@ from types import MappingProxyType
 from levelfield.contracts.vendor import Device, Sample
 from levelfield.specs.vendor import VendorFile
 
+# An accelerator that can be reached draws more when it is idle (the least recorded: 29 W). Less is no reading: a tool
+# that prints 0 where it has no value, or another unit. Shares of a host are not held to it.
+LEAST_WATTS = 5.0
 # A number outside these limits has another unit than its tool names, or is damaged.
 LIMITS: dict[str, tuple[float, float]] = {
-    "power_watts": (0, 10_000),
+    "power_watts": (LEAST_WATTS, 10_000),
     "energy_joules": (0, 2**63),
     "memory_bytes": (1, 2**43),
     "memory_used_bytes": (0, 2**43),
@@ -67,6 +70,11 @@ def chip_named(spec: VendorFile, name: str) -> str | None:
 def is_named(name: str, ends: Iterable[str]) -> bool:
     """Return whether `name` ends with one of `ends`, in any case."""
     return any(name.strip().lower().endswith(end.lower()) for end in ends)
+
+
+def hides_all(variable: str | None) -> bool:
+    """Return whether a visible-devices variable is set and hides every device: the vendor is then not asked for."""
+    return variable is not None and variable.strip() in ("", "-1")
 
 
 def shown(devices: Sequence[Device], variable: str | None) -> list[Device]:

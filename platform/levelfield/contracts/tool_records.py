@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
 from levelfield.contracts.formats import Texts, texts
+from levelfield.contracts.patterns import whole_match
 from levelfield.contracts.readings import number
 from levelfield.specs.tool import FieldName, Tool, units_of
 
@@ -48,11 +49,15 @@ class Record:
 
 @dataclass(frozen=True)
 class Parsed:
-    """The complete records by index, and the reasons for skipped ones. silence: why there was no output."""
+    """The complete records by index, and the reasons for skipped ones. silence: why there was no output.
+
+    problem: why a tool that is here shows no device. None when it shows one, or that there is none, or is not here.
+    """
 
     records: Mapping[int, Record]
     passed_over: tuple[str, ...] = ()
     silence: str | None = None
+    problem: str | None = None
 
     def why_not(self, index: int) -> str:
         """Return the reason why this device has no record."""
@@ -73,14 +78,32 @@ def parse(tool: Tool, output: str) -> Parsed:
             except ValueError as error:
                 damage.append(str(error))
     except ValueError as error:
-        return Parsed({}, (str(error),))
+        return Parsed({}, (str(error),), problem=_unreadable(tool, str(error)))
     keys: tuple[FieldName, ...] = ("index", "identity")
     for key in keys:
         counts = Counter(record.word(key) for record in found)
         twice = {word for word, count in counts.items() if word and count > 1}
         damage += [f"more than one record of {key} '{word}'" for word in sorted(twice)]
         found = [record for record in found if record.word(key) not in twice]
-    return Parsed({record.index: record for record in found}, tuple(damage))
+    problem = None if found else _why_no_record(tool, output, damage)
+    return Parsed({record.index: record for record in found}, tuple(damage), problem=problem)
+
+
+def _why_no_record(tool: Tool, output: str, damage: Sequence[str]) -> str | None:
+    """Return why an output shows no device. None for an empty list of records, which says that there is none.
+
+    JSON, and a CSV with a header, show an empty list as such. Other texts without a record may be anything.
+    """
+    if damage:
+        return _unreadable(tool, damage[0])
+    has_frame = tool.format == "json" or all(isinstance(where.column, str) for where in tool.fields.values())
+    if has_frame:
+        return None
+    return _unreadable(tool, "found no record" if output.strip() else "found no output")
+
+
+def _unreadable(tool: Tool, found: str) -> str:
+    return f"{tool.command[0]} printed no device that vendor.yaml can read: {found}"
 
 
 def _record(tool: Tool, candidate: Texts) -> Record:
@@ -99,7 +122,7 @@ def value_in(tool: Tool, field: FieldName, text: str) -> str:
     pattern = tool.fields[field].matching
     if pattern is None:
         return text
-    match = re.fullmatch(pattern, text)
+    match = whole_match(pattern, text)
     if match is None:
         raise ValueError(f"found the {field} '{text}', expected what matches {pattern}")
-    return (match[1] if match.re.groups else text) or ""
+    return str((match[1] if match.re.groups else text) or "")

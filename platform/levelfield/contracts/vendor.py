@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from levelfield.specs.container import ContainerOptions
 from levelfield.specs.vendor import ContainerAccess, VendorFile
 
-__all__ = ["ContainerOptions", "Device", "Sample", "Vendor", "container_options"]
+__all__ = ["ContainerOptions", "Device", "DeviceList", "Sample", "Vendor", "container_options"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,18 @@ class Device:
     description: str
     memory_bytes: int | None
     identity: str | None = None
+
+
+class DeviceList(list[Device]):
+    """The devices of a vendor on this machine.
+
+    problem: why the vendor's tool, which is here, shows no device or may not show all. None for a whole answer and for
+    a tool that is not here. Without devices, a problem means that it is unknown whether there are any.
+    """
+
+    def __init__(self, devices: Iterable[Device] = (), problem: str | None = None) -> None:
+        super().__init__(devices)
+        self.problem = problem
 
 
 @dataclass(frozen=True)
@@ -82,7 +94,9 @@ class Vendor(Protocol):
 
     spec: VendorFile
 
-    def devices(self) -> Sequence[Device]: ...
+    def devices(self) -> Sequence[Device]:
+        """Return the devices here. When a tool that is here gives no usable answer, return a DeviceList with the
+        problem. A plain list has no problem."""
 
     def container(self, devices: Sequence[Device]) -> ContainerOptions: ...
 

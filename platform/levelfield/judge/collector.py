@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 import math
 
+from levelfield.contracts.readings import LEAST_WATTS
+from levelfield.judge.other_use import other_use
 from levelfield.judge.status import judge
 from levelfield.judge.verdict import judged
 from levelfield.measure import energy as energies
@@ -44,6 +46,7 @@ def collect(paths: RunPaths) -> Result:
     plan, raw = read_plan(paths), read_raw(paths)
     status = judge(plan, raw, paths)
     throughput, why_none = _throughput(plan, raw, status)
+    used = other_use(plan, raw, _window(plan, raw))
     identity = _identity(plan, raw)
     return Result(
         run_id=plan.run_id,
@@ -74,12 +77,13 @@ def collect(paths: RunPaths) -> Result:
         utilisation=_utilisation(plan, throughput),
         memory=_memory(plan, raw, status),
         energy=_energy(plan, raw, throughput, why_none),
+        other_use=used.figures,
         identity=identity,
         alignment=judged(plan.work.training.steps, raw, identity, _reference(paths)),
         deviations=plan.deviations,
         entry=plan.entry,
         runtime=plan.runtime,
-        warnings=raw.warnings,
+        warnings=(*plan.notices, *raw.warnings, *used.warnings),
     )
 
 
@@ -131,9 +135,10 @@ def _memory(plan: Plan, raw: RawRecords, status: Status) -> Memory:
     devices = _devices(plan, raw)
     capacity, shares = plan.hardware.memory_bytes_per_device, plan.hardware.devices_per_node // len(devices)
     whole = capacity * max(1, shares) if capacity else None  # the tool reads a divided host as one device
-    measured = memories.memory(raw.readings, raw.steps, dict.fromkeys(devices, whole))
+    measured = memories.memory(raw.readings, raw.steps, dict.fromkeys(devices, whole), _window(plan, raw))
+    why = raw.telemetry_reasons.get("memory_used_bytes") or raw.telemetry_reasons.get("tool")
     return Memory(
-        device_used_peak=_bytes(measured.used.peak_bytes, measured.used.reason or raw.telemetry_reasons.get("tool")),
+        device_used_peak=_bytes(measured.used.peak_bytes, _with_reason(measured.used.reason, why)),
         allocated_peak=_bytes(measured.allocated.peak_bytes, measured.allocated.reason),
         reserved_peak=_bytes(measured.reserved.peak_bytes, measured.reserved.reason),
         process_peak=_bytes(measured.process.peak_bytes, measured.process.reason),
@@ -164,19 +169,32 @@ def _devices(plan: Plan, raw: RawRecords) -> list[str]:
 def _energy(plan: Plan, raw: RawRecords, throughput: WindowThroughput | None, why_none: str) -> Energy:
     if throughput is None:
         return _no_energy(why_none)
-    ends = {r.step: r.end_ns for r in raw.steps if r.rank == 0}
-    begin, end = ends.get(plan.work.window.first_step - 1), ends.get(plan.work.window.last_step)
-    if begin is None or end is None:
+    window_ns = _window(plan, raw)
+    if window_ns is None:
         return _no_energy("rank 0 lacks an end of the window")
-    found = energies.energy(raw.readings, _devices(plan, raw), begin, end, throughput.tokens)
-    why = raw.telemetry_reasons.get("energy_joules") or raw.telemetry_reasons.get("power_watts")
-    reason = f"{found.reason}{f' ({why})' if why else ''}" if found.joules is None else None
+    least = 0.0 if plan.hardware.is_host else LEAST_WATTS
+    found = energies.energy(raw.readings, _devices(plan, raw), *window_ns, throughput.tokens, least)
+    known = (raw.telemetry_reasons.get(field) for field in ("energy_joules", "power_watts"))
+    why = "; ".join(dict.fromkeys(reason for reason in known if reason))
+    reason = _with_reason(found.reason, why) if found.joules is None else None
     return Energy(
         joules=Figure(value=found.joules, unit="J", reason=reason),
         joules_per_token=Figure(value=found.joules_per_token, unit="J/token", reason=reason),
         mean_watts=Figure(value=found.mean_watts, unit="W", reason=reason),
         boundary=found.boundary,
     )
+
+
+def _window(plan: Plan, raw: RawRecords) -> tuple[int, int] | None:
+    """Return begin and end of the window on rank 0's clock; None when the run ended before."""
+    ends = {r.step: r.end_ns for r in raw.steps if r.rank == 0}
+    begin, end = ends.get(plan.work.window.first_step - 1), ends.get(plan.work.window.last_step)
+    return None if begin is None or end is None or not begin < end else (begin, end)
+
+
+def _with_reason(reason: str | None, why: str | None) -> str | None:
+    """Return the reason with that of the vendor's tool in brackets."""
+    return f"{reason} ({why})" if reason and why else reason or why
 
 
 def _no_energy(reason: str) -> Energy:

@@ -14,11 +14,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from levelfield.measure.coverage import coverage, too_little
 from levelfield.measure.raw_facts import NANOSECONDS, Reading
 
 BOUNDARY = "chip"
-LEAST_COVERAGE = 0.95
-LONGEST_GAP_SECONDS = 5.0
 # No chip uses so much power. Milliwatts read as watts, or millijoules read as joules, exceed this limit.
 IMPLAUSIBLE_WATTS = 10_000.0
 Column = NDArray[np.float64]
@@ -48,12 +47,22 @@ class EnergyUse:
     boundary: str = BOUNDARY
 
 
-def energy(readings: Iterable[Reading], devices: Sequence[str], begin_ns: int, end_ns: int, tokens: int) -> EnergyUse:
-    """Return the energy from begin_ns to end_ns on the readings' clock. mean_watts: of all devices together."""
+def energy(
+    readings: Iterable[Reading],
+    devices: Sequence[str],
+    begin_ns: int,
+    end_ns: int,
+    tokens: int,
+    least_watts: float = 0.0,
+) -> EnergyUse:
+    """Return the energy from begin_ns to end_ns on the readings' clock. mean_watts: of all devices together.
+
+    least_watts: the mean power that one device exceeds at least; less has another unit.
+    """
     if not end_ns > begin_ns or not tokens > 0 or not devices:
         return EnergyUse(None, None, None, (), "no window, no tokens or no device to measure over")
     kept = sorted(readings, key=lambda r: r.time_ns)
-    each = tuple(_device_energy(d, [r for r in kept if r.device == d], begin_ns, end_ns) for d in devices)
+    each = tuple(_device_energy(d, [r for r in kept if r.device == d], begin_ns, end_ns, least_watts) for d in devices)
     missing = [e for e in each if e.joules is None]
     if missing:
         return EnergyUse(None, None, None, each, f"device {missing[0].device}: {missing[0].reason}")
@@ -61,26 +70,28 @@ def energy(readings: Iterable[Reading], devices: Sequence[str], begin_ns: int, e
     return EnergyUse(joules, joules / tokens, joules * NANOSECONDS / (end_ns - begin_ns), each, None)
 
 
-def _device_energy(device: str, readings: Sequence[Reading], begin_ns: int, end_ns: int) -> DeviceEnergy:
+def _device_energy(
+    device: str, readings: Sequence[Reading], begin_ns: int, end_ns: int, least_watts: float
+) -> DeviceEnergy:
     """Return the counter's energy when every reading has a counter, else the integral of power."""
     counters = [(r.time_ns, r.energy_joules) for r in readings if r.energy_joules is not None]
     powers = [(r.time_ns, r.power_watts) for r in readings if r.power_watts is not None]
     if counters and len(counters) == len(readings):
-        return _judged(device, "counter", counters, begin_ns, end_ns)
+        return _judged(device, "counter", counters, begin_ns, end_ns, least_watts)
     if powers:
-        return _judged(device, "trapezoid", powers, begin_ns, end_ns)
+        return _judged(device, "trapezoid", powers, begin_ns, end_ns, least_watts)
     return DeviceEnergy(device, None, None, 0.0, "neither power nor an energy counter could be read")
 
 
 def _judged(
-    device: str, method: Method, points: Sequence[tuple[int, float]], begin_ns: int, end_ns: int
+    device: str, method: Method, points: Sequence[tuple[int, float]], begin_ns: int, end_ns: int, least_watts: float
 ) -> DeviceEnergy:
-    covered = _coverage([time for time, _ in points], begin_ns, end_ns)
-    if not covered >= LEAST_COVERAGE:
-        reason = f"readings cover {covered:.0%} of the window, at least {LEAST_COVERAGE:.0%} is needed"
+    covered = coverage([time for time, _ in points], begin_ns, end_ns)
+    if reason := too_little(covered):
         return DeviceEnergy(device, None, method, covered, reason)
     joules = counted_joules(points, begin_ns, end_ns) if method == "counter" else integral(points, begin_ns, end_ns)
-    fault = _implausible([v for _, v in points], joules / ((end_ns - begin_ns) / NANOSECONDS), method)
+    watts = joules / ((end_ns - begin_ns) / NANOSECONDS)
+    fault = _implausible([v for _, v in points], watts, method, least_watts)
     return DeviceEnergy(device, None if fault else joules, method, covered, fault)
 
 
@@ -108,17 +119,11 @@ def _columns(points: Sequence[tuple[int, float]], begin_ns: int) -> tuple[Column
     )
 
 
-def _coverage(times_ns: Sequence[int], begin_ns: int, end_ns: int) -> float:
-    near = [(a, b) for a, b in pairwise(times_ns) if (b - a) / NANOSECONDS <= LONGEST_GAP_SECONDS]
-    covered = sum(max(0, min(b, end_ns) - max(a, begin_ns)) for a, b in near)
-    return covered / (end_ns - begin_ns)
-
-
-def _implausible(values: Sequence[float], mean_watts: float, method: Method) -> str | None:
+def _implausible(values: Sequence[float], mean_watts: float, method: Method, least_watts: float) -> str | None:
     if not all(math.isfinite(v) and v >= 0 for v in values):
         return f"the {method} has a value that is negative or not finite"
     if method == "counter" and any(b < a for a, b in pairwise(values)):
         return "the energy counter went backward"
-    if not 0 < mean_watts <= IMPLAUSIBLE_WATTS:
+    if not least_watts < mean_watts <= IMPLAUSIBLE_WATTS:
         return f"{mean_watts:.6g} W on average is no chip's power: units differ"
     return None

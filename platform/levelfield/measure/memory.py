@@ -7,9 +7,10 @@ See docs/decisions/memory-figures.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from levelfield.measure.coverage import coverage, too_little
 from levelfield.measure.raw_facts import Reading, StepRecord, by_rank
 
 ALLOCATED, RESERVED, PROCESS = "allocated_peak_bytes", "reserved_peak_bytes", "process_peak_bytes"
@@ -42,13 +43,22 @@ class MemoryPeaks:
 
 
 def memory(
-    readings: Iterable[Reading], records: Iterable[StepRecord], capacity_bytes: Mapping[str, int | None]
+    readings: Iterable[Reading],
+    records: Iterable[StepRecord],
+    capacity_bytes: Mapping[str, int | None],
+    window_ns: tuple[int, int] | None = None,
 ) -> MemoryPeaks:
-    """Return the memory figures of a run. `capacity_bytes` names every device of the run."""
+    """Return the memory figures of a run. `capacity_bytes` names every device of the run.
+
+    window_ns: its begin and end on the readings' clock. The used peak is known only where readings cover it; without a
+    window (the run ended before) it is the largest reading.
+    """
+    kept = sorted(readings, key=lambda r: r.time_ns)
     held = {rank: {k: _held(own, k) for k in _KINDS} for rank, own in by_rank(records).items()}
     allocated, reserved, process = (_worst_rank(held, kind) for kind in _KINDS)
-    seen = _used(readings, capacity_bytes)
-    used = _plausible(_worst(seen, "device", "the vendor's tool"), capacity_bytes, allocated)
+    seen = _used(kept, capacity_bytes)
+    largest = _covered(_worst(seen, "device", "the vendor's tool"), kept, capacity_bytes, window_ns)
+    used = _plausible(largest, capacity_bytes, allocated)
     capacity = capacity_bytes[used.where] if used.where else None
     fraction = used.peak_bytes / capacity if used.peak_bytes is not None and capacity else None
     return MemoryPeaks(used, fraction, capacity, allocated, reserved, process, seen, held)
@@ -84,6 +94,19 @@ def _worst(values: Mapping[str, int | None], what: str, source: str) -> MemoryPe
         return MemoryPeak(None, None, f"{source} gave {known[wrong[0]]} bytes for {what} {wrong[0]}")
     name = max(known, key=lambda n: known[n])
     return MemoryPeak(known[name], f"{name}")
+
+
+def _covered(
+    used: MemoryPeak, readings: Sequence[Reading], devices: Iterable[str], window_ns: tuple[int, int] | None
+) -> MemoryPeak:
+    """Return the peak, or None when the readings of a device miss a part of the window: the peak may be in it."""
+    if used.peak_bytes is None or window_ns is None:
+        return used
+    for device in devices:
+        times = [r.time_ns for r in readings if r.device == device and r.memory_used_bytes is not None]
+        if reason := too_little(coverage(times, *window_ns)):
+            return MemoryPeak(None, None, f"device {device}: {reason}")
+    return used
 
 
 def _plausible(used: MemoryPeak, capacity_bytes: Mapping[str, int | None], allocated: MemoryPeak) -> MemoryPeak:

@@ -66,13 +66,31 @@ class GradientShare:
 
 @dataclass(frozen=True)
 class Reading:
-    """One reading of one device by the vendor's tool. `device` is unique over all nodes (`0/3`)."""
+    """One reading of one device by the vendor's tool. `device` is unique over all nodes (`0/3`).
+
+    utilisation: 0 to 1. before: it was taken before the training started. reasons: why values are None.
+    """
 
     device: str
     time_ns: int
     power_watts: float | None = None
     energy_joules: float | None = None
     memory_used_bytes: int | None = None
+    utilisation: float | None = None
+    before: bool = False
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class HostReading:
+    """Processor seconds since some start: of all programs on the cores that the platform may use, and of its own
+    processes. own_seconds None: they cannot be told apart. before: it was taken before the training started."""
+
+    time_ns: int
+    busy_seconds: float
+    own_seconds: float | None
+    cores: int
+    before: bool = False
 
 
 class Coordinates(NamedTuple):

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from levelfield.catalog.host_cores import usable_cores
 from levelfield.catalog.lookup import Selection
 from levelfield.plan.decision import Decision
+from levelfield.plan.default_layout import DefaultLayout, Place, default_batch, default_layout, most_devices
+from levelfield.predict.layout_search import LayoutEstimate
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.layout import Layout, LayoutText, parse_layout
 from levelfield.specs.tuning import Tuning, TuningChoice, TuningRow
@@ -15,7 +17,11 @@ from levelfield.specs.tuning import Tuning, TuningChoice, TuningRow
 
 @dataclass(frozen=True)
 class Arrangement:
-    """The work of one scale with every free field set. origins: free field to the name of its source."""
+    """The work of one scale with every free field set. origins: free field to the name of its source.
+
+    layout_is_default: nothing sets the layout. estimates: the planner's rows, the chosen one first; empty where the
+    planner was not used.
+    """
 
     scale: Scale
     work: Work
@@ -23,6 +29,8 @@ class Arrangement:
     nodes: int
     devices_per_node: int
     origins: dict[str, str]
+    layout_is_default: bool = False
+    estimates: tuple[LayoutEstimate, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -32,28 +40,39 @@ class _Choice:
     fields: TuningChoice
     origins: dict[str, str]
 
-    def with_default(self, name: str, origin: str) -> _Choice:
-        return replace(self, origins={**self.origins, name: origin})
+    def with_defaults(self, default: DefaultLayout) -> _Choice:
+        """Return the choice with the fields of a default layout. Its origins replace those of the case."""
+        fields = TuningChoice.model_validate({**self.fields.model_dump(exclude_none=True), **default.fields})
+        return _Choice(fields, {**self.origins, **default.origins})
 
 
 def arrange(decision: Decision, scale: Scale) -> Arrangement:
     """Return every free field at this scale. Raises LayoutError for an unreadable layout text."""
-    found, choice = decision.found, _chosen(decision, scale)
+    found, work = decision.found, decision.found.case.work(scale)
+    choice = _chosen(decision, scale, with_case=True)
     written = parse_layout(choice.fields.layout) if choice.fields.layout else None
     nodes = written.nodes if written and written.nodes else decision.selector.nodes
     devices = decision.selector.devices or (written and written.devices) or _default_devices(written, nodes, found)
-    if written is None:
-        choice = choice.with_default("layout", "default: data parallel over all devices")
-    layout = written.layout if written else Layout(data=nodes * devices)
-    tuning, origins = _tuning(choice, layout, found, nodes * devices)
-    return Arrangement(scale, found.case.work(scale), tuning, nodes, devices, origins)
+    place, fixed = Place(found, work, nodes, devices), _chosen(decision, scale, with_case=False).fields
+    if written:
+        default = default_batch(place, written.layout, fixed, choice.fields)
+    else:
+        if decision.selector.devices is None:
+            place = replace(place, devices=most_devices(place, fixed))
+        default = default_layout(place, scale, fixed, choice.fields)
+    tuning, origins = _tuning(choice.with_defaults(default), default.layout, found, place.world)
+    return Arrangement(scale, work, tuning, nodes, place.devices, origins, written is None, default.estimates)
 
 
-def _chosen(decision: Decision, scale: Scale) -> _Choice:
-    """Return the free fields of all sources: case, vendor, case string, suite, command line. The last has priority."""
+def _chosen(decision: Decision, scale: Scale, with_case: bool) -> _Choice:
+    """Return the free fields of all sources: case, vendor, case string, suite, command line. The last has priority.
+
+    with_case: False leaves the case's defaults out.
+    """
     found = decision.found
+    by_case = found.case.tuning.get(scale, TuningChoice()) if with_case else TuningChoice()
     sources = [
-        (f"case {found.case.name}", found.case.tuning.get(scale, TuningChoice())),
+        (f"case {found.case.name}", by_case),
         *((f"vendor {found.vendor.name}: {row.why}", row.set) for row in _rows(decision, scale)),
         ("case string", TuningChoice(layout=decision.selector.layout)),
         (decision.suggestion.by, decision.suggestion.choice),
@@ -73,7 +92,7 @@ def _rows(decision: Decision, scale: Scale) -> Iterator[TuningRow]:
     found = decision.found
     devices = decision.selector.devices or len(found.devices)
     for row in found.tuning_rows:
-        if row.applies(scale, found.chip.name, found.implementation.framework, devices):
+        if row.applies(scale, found.chip.name, found.implementation.framework, devices, decision.selector.nodes):
             yield row
 
 
@@ -89,5 +108,5 @@ def _tuning(choice: _Choice, layout: Layout, found: Selection, processes: int) -
     if "threads" not in fields and found.vendor.is_host:
         fields["threads"] = max(1, usable_cores() // processes)
         origin = f"default: {usable_cores()} usable cores over {processes} process(es)"
-        choice = choice.with_default("threads", origin)
+        return Tuning(layout=layout, **fields), {**choice.origins, "threads": origin}
     return Tuning(layout=layout, **fields), choice.origins

@@ -14,7 +14,8 @@ from levelfield.specs.plan import Hardware
 
 
 def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:
-    """Return the devices of the arrangement. Raises UsageError where they are absent and not assumed."""
+    """Return the devices of the arrangement: idle ones, while there are enough. Raises UsageError where they are
+    absent and not assumed."""
     found, nodes, devices = decision.found, arrangement.nodes, arrangement.devices_per_node
     assumed = _are_absent(decision, nodes, devices)
     if assumed and not decision.request.assume:
@@ -26,8 +27,8 @@ def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:
         description=found.devices[0].description if found.devices else found.chip.name,
         nodes=nodes,
         devices_per_node=devices,
-        device_indices=() if found.vendor.is_host else tuple(d.index for d in found.devices[:devices]),
-        memory_bytes_per_device=_memory_of_device(found, nodes * devices),
+        device_indices=() if found.vendor.is_host else tuple(d.index for d in _chosen(found, devices)),
+        memory_bytes_per_device=found.memory_of_device(nodes * devices),
         visible=_visible(found, devices),
         environment=found.vendor.environment,
         assumed=assumed,
@@ -35,12 +36,20 @@ def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:
     )
 
 
-def _memory_of_device(found: Selection, world_size: int) -> int | None:
-    """Return the bytes of memory of one device, or its share of a host's memory. None where unknown."""
-    memory = found.chip.memory_bytes
-    if found.devices:
-        memory = found.devices[0].memory_bytes or memory
-    return memory // world_size if found.vendor.is_host and memory else memory
+def _chosen(found: Selection, count: int) -> tuple[Device, ...]:
+    """Return so many devices, in the tool's order. One that others use is taken after all idle ones."""
+    taken = sorted(found.devices, key=lambda device: device.index in found.busy)[:count]
+    return tuple(device for device in found.devices if device in taken)
+
+
+def use_notices(found: Selection, hardware: Hardware) -> tuple[str, ...]:
+    """Return a sentence for each device that others use: it is part of the plan, or was left out."""
+    if hardware.assumed:
+        return ()
+    mine = hardware.device_indices
+    first = {device.index for device in found.devices[: len(mine)]}
+    left_out = (f"device {index} is left out: {said}" for index, said in found.busy.items() if index in first - {*mine})
+    return (*(said for index, said in found.busy.items() if index in mine), *left_out)
 
 
 def _are_absent(decision: Decision, nodes: int, devices: int) -> bool:
@@ -51,7 +60,7 @@ def _are_absent(decision: Decision, nodes: int, devices: int) -> bool:
 
 def _visible(found: Selection, devices: int) -> dict[str, str]:
     variable = found.vendor.visible_devices_variable
-    indices = ",".join(str(d.index) for d in found.devices[:devices])
+    indices = ",".join(str(d.index) for d in _chosen(found, devices))
     return {variable: indices} if variable and indices else {}
 
 
@@ -61,8 +70,9 @@ def _absent(found: Selection, nodes: int, devices: int) -> str:
             f"found one node, expected {nodes}: the local launcher reaches only this machine. --dry-run shows the "
             "plan; with vendor cpu, --runtime docker starts a container for each node"
         )
+    why = f": {found.problem}" if found.problem else ""
     return (
-        f"found {len(found.devices)} x {found.chip.name} (vendor {found.vendor.name}), expected {devices}. "
+        f"found {len(found.devices)} x {found.chip.name} (vendor {found.vendor.name}), expected {devices}{why}. "
         "`list vendors` shows the devices here; --dry-run shows the plan without them"
     )
 

@@ -35,7 +35,8 @@ def place(registry: Registry, entry: Entry, refusal: str | None = None) -> Decis
     hardware = {"target": chip.name, "nodes": named.nodes, "devices": named.devices}
     on_it = _decided(registry, entry, selector.model_copy(update=hardware), refusal)
     if request.hardware is not None:
-        return _assumed(replace(on_it, found=replace(on_it.found, devices=())), "asked for with --assume-hardware")
+        found = replace(on_it.found, devices=(), problem=None, notices=())
+        return _assumed(replace(on_it, found=found), "asked for with --assume-hardware")
     if _is_here(on_it.found, named):
         return on_it
     if request.assume and on_it.scale != "smoke":
@@ -45,7 +46,8 @@ def place(registry: Registry, entry: Entry, refusal: str | None = None) -> Decis
 
 def _selector(entry: Entry) -> Selector:
     selector = parse_selector(entry.text)
-    return selector.model_copy(update={"repeats": entry.request.repeat or selector.repeats})
+    case = selector.case + entry.request.derivation.suffix
+    return selector.model_copy(update={"case": case, "repeats": entry.request.repeat or selector.repeats})
 
 
 def _decided(registry: Registry, entry: Entry, selector: Selector, refusal: str | None) -> Decision:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from levelfield.specs.derivation import Derivation
 from levelfield.specs.hardware import NamedHardware
 from levelfield.specs.plan import RuntimeName
 from levelfield.specs.suite import EntryUsed
@@ -20,7 +21,7 @@ class UserRequest:
     choice: free fields that the user sets. repeat: the number of runs; None takes it from the case string.
     python: an interpreter to use as it is. assume: plan for devices that may be absent. probe: measure the peak again.
     capture_step: the step whose tensors are written. base_image, offline, container_memory_bytes: for runtime docker.
-    hardware: the value of --assume-hardware.
+    hardware: the value of --assume-hardware. derivation: changes that make a derived case.
     """
 
     scale: RequestedScale = "auto"
@@ -36,6 +37,7 @@ class UserRequest:
     offline: bool = False
     container_memory_bytes: int | None = None
     hardware: NamedHardware | None = None
+    derivation: Derivation = field(default_factory=Derivation)
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import levelfield
 from levelfield.corpus.facts import CorpusFacts
-from levelfield.errors import CorpusError
+from levelfield.errors import CorpusError, LayoutError
 from levelfield.measure.parameter_counts import parameters
 from levelfield.plan.arrangement import Arrangement
 from levelfield.plan.decision import Decision
-from levelfield.plan.devices import container_of, hardware_of
+from levelfield.plan.devices import container_of, hardware_of, use_notices
 from levelfield.plan.environment import environment_of, image_environment, requirements_of
 from levelfield.plan.implementation_identity import implementation_used, version_deviations
 from levelfield.plan.peak import MeasuredPeaks, peak_of
@@ -18,7 +18,8 @@ from levelfield.predict import layout_rules
 from levelfield.predict.footprint import Footprint
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.container import ContainerPlan
-from levelfield.specs.plan import CorpusUsed, EnvironmentPlan, Hardware, MemoryExpected, Plan
+from levelfield.specs.derivation import split_name
+from levelfield.specs.plan import CorpusUsed, EnvironmentPlan, Hardware, MemoryExpected, Plan, PredictedLayout
 from levelfield.specs.vendor import FrameworkAccess
 from levelfield.worker.synthetic import synthetic_entropy
 
@@ -32,7 +33,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
     """
     arrangement, reason = choose_scale(decision)
     if decision.refusal is None:
-        _check(decision, arrangement)
+        _check(decision, arrangement, reason)
     found, scale, work, tuning = decision.found, arrangement.scale, arrangement.work, arrangement.tuning
     hardware, memory = hardware_of(decision, arrangement), footprint_of(decision, arrangement)
     requirements = requirements_of(found.implementation, found.vendor.device_kind, tuning, work)
@@ -53,6 +54,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         access=found.vendor.frameworks.get(found.implementation.framework, NO_ACCESS),
         tuning=tuning,
         origins=arrangement.origins,
+        predicted=_predicted(arrangement),
         accumulation=max(1, layout_rules.accumulation(work, tuning.layout, tuning.micro_batch)),
         corpus=_corpus(corpus, work, scale),
         environment=_environment(decision, container, requirements),
@@ -68,16 +70,44 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         deviations=_deviations(decision, arrangement),
         entry=decision.suite,
         refusal=decision.refusal,
+        notices=(*found.notices, *use_notices(found, hardware)),
         platform_version=levelfield.__version__,
     )
 
 
-def _check(decision: Decision, arrangement: Arrangement) -> None:
+def _check(decision: Decision, arrangement: Arrangement, reason: str) -> None:
     """Raises LayoutError for an impossible layout, NotHere for a choice that the implementation does not offer."""
     work, tuning, found = arrangement.work, arrangement.tuning, decision.found
     nodes, devices = arrangement.nodes, arrangement.devices_per_node
-    layout_rules.require(work, tuning.layout, tuning.micro_batch, nodes, devices, tuning.virtual_pipeline)
+    try:
+        if arrangement.layout_is_default:
+            layout_rules.require_any(work, tuning.layout, tuning.micro_batch, nodes, devices, tuning.virtual_pipeline)
+        layout_rules.require(work, tuning.layout, tuning.micro_batch, nodes, devices, tuning.virtual_pipeline)
+    except LayoutError as error:
+        raise LayoutError(f"{error}\n  {_who_chose(arrangement, reason)}") from None
     refuse_unsupported(found.implementation, work, tuning, found.vendor.device_kind)
+
+
+def _who_chose(arrangement: Arrangement, reason: str) -> str:
+    """Return the scale with its reason, and the source of each number of the layout."""
+    chosen = ("layout", "micro_batch", "virtual_pipeline")
+    sources = [f"{name} from {arrangement.origins[name]}" for name in chosen if name in arrangement.origins]
+    batch = arrangement.work.training.global_batch
+    return f"scale {arrangement.scale} ({reason}), global batch {batch}; {'; '.join(sources)}"
+
+
+def _predicted(arrangement: Arrangement) -> tuple[PredictedLayout, ...]:
+    return tuple(
+        PredictedLayout(
+            layout=row.layout,
+            micro_batch=row.tuning.micro_batch,
+            virtual_pipeline=row.tuning.virtual_pipeline,
+            recompute=row.tuning.recompute,
+            memory_bytes=row.memory.total,
+            tokens_per_second=row.tokens_per_second,
+        )
+        for row in arrangement.estimates
+    )
 
 
 def _environment(decision: Decision, container: ContainerPlan | None, requirements: tuple[str, ...]) -> EnvironmentPlan:
@@ -101,7 +131,17 @@ def _deviations(decision: Decision, arrangement: Arrangement) -> tuple[str, ...]
     shared = nodes > 1 and request.runtime == "docker" and not request.assume
     one_machine = (f"{nodes} nodes were asked for; they are {nodes} containers of one machine",) if shared else ()
     versions = version_deviations(decision.selector, decision.found.implementation)
-    return (*versions, *one_machine, *decision.deviations)
+    base, changes = split_name(decision.found.case.name)
+    derived = (f"the case is derived from {base}: {changes.words}",) if changes.suffix else ()
+    return (*versions, *derived, *_idle(decision, arrangement), *one_machine, *decision.deviations)
+
+
+def _idle(decision: Decision, arrangement: Arrangement) -> tuple[str, ...]:
+    """Return the devices that are here and that no layout uses, where the user gives no number."""
+    here, used = len(decision.found.devices), arrangement.devices_per_node
+    if not arrangement.layout_is_default or decision.selector.devices or used >= here:
+        return ()
+    return (f"{used} of the {here} devices here are used: no layout of {here} devices divides the case",)
 
 
 def _corpus(facts: CorpusFacts | None, work: Work, scale: Scale) -> CorpusUsed:

@@ -6,6 +6,7 @@ from levelfield.errors import DoesNotFit
 from levelfield.measure.parameter_counts import parameters
 from levelfield.plan.arrangement import Arrangement, arrange
 from levelfield.plan.decision import Decision
+from levelfield.plan.default_layout import Place, fits_from
 from levelfield.plan.devices import hardware_of
 from levelfield.predict.footprint import Footprint, expected_memory
 from levelfield.predict.setup import setup_of
@@ -30,7 +31,8 @@ def choose_scale(decision: Decision) -> tuple[Arrangement, str]:
     if refusal is None and accelerator:
         return full, "the estimate says that it fits"
     no_chip = None if accelerator else "there is no accelerator here"
-    return arrange(decision, "smoke"), "; ".join(part for part in (no_chip, refusal) if part)
+    more = _where_it_fits(decision, full) if accelerator else None
+    return arrange(decision, "smoke"), "; ".join(part for part in (no_chip, refusal, more) if part)
 
 
 def footprint_of(decision: Decision, arrangement: Arrangement) -> Footprint:
@@ -40,16 +42,30 @@ def footprint_of(decision: Decision, arrangement: Arrangement) -> Footprint:
 
 
 def _why_not(decision: Decision, full: Arrangement) -> str | None:
-    """Return a sentence when the full case needs more memory than a device has; None where it fits or is unknown.
+    """Return a sentence when the full case cannot run on the devices; None where it can, or where that is unknown.
 
     Raises UsageError where the devices are absent and not assumed.
     """
     available = hardware_of(decision, full).memory_bytes_per_device
-    devices, memory = full.nodes * full.devices_per_node, footprint_of(decision, full)
+    devices = full.nodes * full.devices_per_node
+    memory = footprint_of(decision, full)
     if available is None or memory.total <= available:
         return None
     count = parameters(full.work.model, full.work.training.sequence_length).total
     return (
         f"{decision.found.case.name} has {count:,} parameters and needs {memory.total / GIB:,.1f} GiB on the fullest "
         f"of {devices} device(s) as {full.tuning.layout}; there are {available / GIB:,.1f} GiB"
+    )
+
+
+def _where_it_fits(decision: Decision, full: Arrangement) -> str | None:
+    """Return the number of devices from which the full case fits, with the command that plans it."""
+    found, here = decision.found, Place(decision.found, full.work, full.nodes, full.devices_per_node)
+    place = fits_from(here) if full.layout_is_default else None
+    if place is None:
+        return None
+    return (
+        f"it fits from {place.nodes} x {place.devices} devices on: `run_benchmarks.py plan {found.case.name} --chip "
+        f"{found.chip.name} --framework {found.implementation.framework} --nodes {place.nodes} --devices "
+        f"{place.devices}`"
     )

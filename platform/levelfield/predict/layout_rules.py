@@ -83,6 +83,21 @@ def require(
     raise LayoutError(f"layout {layout} with micro-batch {micro_batch}{chunks} is impossible:\n  {listed}\n  {offer}")
 
 
+def require_any(
+    work: Work, layout: Layout, micro_batch: int, nodes: int, devices_per_node: int, virtual_pipeline: int = 1
+) -> None:
+    """Raises LayoutError where the default layout is impossible, because no other one is possible either."""
+    if not broken(work, layout, micro_batch, nodes, devices_per_node, virtual_pipeline):
+        return
+    model, training = work.model, work.training
+    raise LayoutError(
+        f"no layout of {nodes * devices_per_node} devices is possible:\n  global batch {training.global_batch}, "
+        f"micro-batch {micro_batch}, {model.layers} layers, {model.heads} heads, {model.kv_heads} key-value heads, "
+        f"ffn size {model.ffn_hidden_size} and vocabulary {model.vocab_size} do not divide\n  "
+        f"{_offer_other_counts(work, layout, micro_batch, nodes, virtual_pipeline)}"
+    )
+
+
 def nearest(
     work: Work, layout: Layout, micro_batch: int, nodes: int, devices: int, virtual_pipeline: int = 1, count: int = 3
 ) -> list[str]:

@@ -16,7 +16,7 @@ def fit_messages(seconds_by_bytes: Mapping[int, float]) -> tuple[float, float]:
     Raises ValueError for fewer than two sizes, for invalid times, and for times that do not grow with the size.
     """
     if len(seconds_by_bytes) < 2:
-        raise ValueError(f"found times of {len(seconds_by_bytes)} size(s), expected two or more")
+        raise ValueError(f"found times of {len(seconds_by_bytes)} message size(s), expected two or more")
     if wrong := [t for t in seconds_by_bytes.values() if not (t > 0 and math.isfinite(t))]:
         raise ValueError(f"found a message of {wrong[0]} s, expected a positive time")
     alpha, per_byte = _relative_least_squares(seconds_by_bytes)

@@ -27,7 +27,8 @@ PUBLISHED = (
     "repeat", "status", "steps_done", "steps_planned", "window", "loss", "throughput", "utilisation", "memory",
     "energy", "identity", "alignment", "deviations", "runtime",
 )  # fmt: skip
-LEFT_OUT = ("entry", "warnings")  # free text of the suite's author; sentences of an engine or a tool
+# Free text of the suite's author; sentences of an engine or a tool, and figures of the machine's other users.
+LEFT_OUT = ("entry", "warnings", "other_use")
 # HFU is MFU times a number that the case gives, so `mfu` covers both. A reason may contain a peak or a ratio to it.
 _UTILISATION: dict[Withheld, tuple[str, ...]] = {
     "mfu": ("value", "low", "high", "reason"),

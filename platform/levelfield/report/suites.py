@@ -97,7 +97,7 @@ def _notes(plans: Sequence[Plan]) -> Iterator[str]:
         )
     for plan in plans:
         refusal = f"CANNOT RUN: {plan.refusal}" if plan.refusal else None
-        said = [_entry(plan).note, refusal, *plan.deviations, plan.environment.lacking]
+        said = [_entry(plan).note, refusal, *plan.deviations, *plan.notices, plan.environment.lacking]
         yield from (f"{_entry(plan).name}: {sentence}" for sentence in said if sentence)
 
 

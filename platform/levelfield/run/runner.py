@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from levelfield.catalog.machine import devices_of
 from levelfield.contracts.execution import Launcher, Outcome, ReadyRuntime
 from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import RunFailed
@@ -143,19 +144,24 @@ def _execute(
         for progress in follower.read():
             listener.step(plan, progress)
 
-    with watching(vendor, _devices(plan, vendor), paths.telemetry):
+    are_children = plan.runtime != "docker"
+    with watching(vendor, _devices(plan, vendor), paths.telemetry, are_children):
         return launcher.execute(request, watch)
 
 
 def _devices(plan: Plan, vendor: Vendor) -> list[Device]:
-    """Return the devices to sample: those of the plan, or the host where it is divided into shares."""
-    found = list(vendor.devices())
-    return [d for d in found if d.index in plan.hardware.device_indices] or found
+    """Return the devices to sample: those of the plan, or the host where it is divided into shares.
+
+    A device that the tool no longer shows is sampled as well: its samples then hold the reasons.
+    """
+    found, hardware = {device.index: device for device in devices_of(vendor)}, plan.hardware
+    lost = (hardware.chip.name, hardware.description, hardware.memory_bytes_per_device)
+    return [found.get(index) or Device(index, *lost) for index in hardware.device_indices] or list(found.values())
 
 
 @contextmanager
 def _interrupted_once() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the first SIGINT or SIGTERM of the block, and ignore later ones.
+    """Raise KeyboardInterrupt at the first SIGINT, SIGTERM or SIGHUP of the block, and ignore later ones.
 
     After the first one the processes are stopped and the result is written, which takes seconds. An ignored signal
     stays ignored, as in a shell's background job.
@@ -168,7 +174,7 @@ def _interrupted_once() -> Iterator[None]:
             ending = True
             raise KeyboardInterrupt
 
-    handled = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
+    handled = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, interrupt) for number in handled}
     try:
         yield

@@ -23,7 +23,8 @@ def default_runs() -> Path:
 def new_run_id(case: str, framework: str, vendor: str, now: datetime | None = None) -> str:
     """Return <utc>_<case>_<framework>_<vendor>_<id>. The id separates two runs of one second."""
     stamp = (now or datetime.now(timezone.utc)).strftime("%Y%m%dT%H%M%SZ")
-    return f"{stamp}_{case}_{framework}_{vendor}_{os.urandom(3).hex()}"
+    name = case.replace("+", "-")  # of a derived case; a container's name has no "+"
+    return f"{stamp}_{name}_{framework}_{vendor}_{os.urandom(3).hex()}"
 
 
 def create(runs: Path, run_id: str) -> RunPaths:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from levelfield.errors import DocumentError
+from levelfield.specs.bounded_reading import read_mapping
 
 T = TypeVar("T", bound="Value")
 
@@ -51,7 +53,7 @@ def parse(cls: type[T], content: Any, origin: str) -> T:
     try:
         return cls.model_validate(content)
     except ValidationError as error:
-        raise DocumentError(_explain(error, origin)) from None
+        raise DocumentError(_explain(error, origin, cls)) from None
 
 
 def dump(document: Document) -> str:
@@ -65,79 +67,51 @@ def load(cls: type[T], path: Path) -> T:
     return parse(cls, read_mapping(path), str(path))
 
 
-def read_mapping(path: Path) -> Any:
-    """Return the raw content of a YAML or JSON file. Raises DocumentError when it cannot be read."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DocumentError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise DocumentError(f"{path}: not UTF-8 text: byte {error.start}") from None
-    try:
-        if path.suffix == ".json":
-            return json.loads(text, object_pairs_hook=_object_without_duplicates)
-        return yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError) as error:
-        raise DocumentError(f"{path}: not valid {path.suffix.lstrip('.') or 'YAML'}: {_one_line(error)}") from None
-
-
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """A YAML loader that rejects duplicate keys. Other loaders silently use the last one."""
-
-
-def _mapping_without_duplicates(loader: Any, node: Any) -> dict[Any, Any]:
-    seen: set[Any] = set()
-    for key_node, _ in node.value:
-        if key_node.tag == "tag:yaml.org,2002:merge":
-            continue  # `<<` adds defaults; YAML defines that keys beside it override them
-        key = loader.construct_object(key_node, deep=True)
-        if key in seen:
-            message = f"found key '{key}' twice, expected it once"
-            raise yaml.constructor.ConstructorError(None, None, message, key_node.start_mark)
-        seen.add(key)
-    loader.flatten_mapping(node)
-    return dict(loader.construct_pairs(node, deep=True))
-
-
-def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    if twice := next((key for key in keys if keys.count(key) > 1), None):
-        raise ValueError(f"found key '{twice}' twice, expected it once")
-    return dict(pairs)
-
-
-_Loader.add_constructor("tag:yaml.org,2002:map", _mapping_without_duplicates)
-
-
 def _check_schema(cls: type[Document], found: Any, origin: str) -> None:
     expected = cls.schema_name()
     if found != expected:
         raise DocumentError(f"{origin}: key 'schema': found {found!r}, expected '{expected}'")
 
 
-def _explain(error: ValidationError, origin: str) -> str:
-    lines = [f"{origin}: {_key(e['loc'])}: {_description(e)}" for e in error.errors(include_url=False)]
-    return "\n".join(lines)
+def _explain(error: ValidationError, origin: str, cls: type[Value]) -> str:
+    details = error.errors(include_url=False)
+    return "\n".join(f"{origin}: {_key(e['loc'])}: {_description(e, cls)}" for e in details)
 
 
 def _key(location: tuple[int | str, ...]) -> str:
     return f"key '{'.'.join(str(part) for part in location)}'" if location else "document"
 
 
-def _description(detail: Any) -> str:
+def _description(detail: Any, cls: type[Value]) -> str:
     if detail["type"] == "missing":
         return "missing; it is required"
     if detail["type"] == "extra_forbidden":
-        return f"unknown key (found {_short(detail['input'])}); remove it or correct its name"
+        known = sorted(_fields_at(cls, detail["loc"][:-1]))
+        near = difflib.get_close_matches(str(detail["loc"][-1]), known, n=3)
+        offer = f"nearest: {', '.join(near)}; all: {', '.join(known)}" if near else f"known: {', '.join(known)}"
+        return f"unknown key (found {_short(detail['input'])}); {offer if known else 'remove it or correct its name'}"
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"])
     return f"found {_short(detail['input'])}, expected: {detail['msg'][0].lower()}{detail['msg'][1:]}"
 
 
+def _fields_at(cls: type[BaseModel], location: tuple[int | str, ...]) -> Iterable[str]:
+    """Return the keys of the value at a location inside `cls`; none where the location leads into no single type."""
+    types: list[Any] = [cls]
+    for part in location:
+        inner = [t.model_fields[part].annotation for t in types if part in getattr(t, "model_fields", ())]
+        types = [model for annotation in inner or types for model in _models_of(annotation)]
+    return types[0].model_fields if len(types) == 1 else ()
+
+
+def _models_of(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Return the documents' types inside an annotation such as `dict[str, Peak] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_of(argument)
+
+
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

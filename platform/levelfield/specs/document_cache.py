@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from levelfield.specs.base import Document, parse, read_mapping
+from levelfield.specs.base import Document, parse
+from levelfield.specs.bounded_reading import read_mapping
 
 D = TypeVar("D", bound=Document)
 

@@ -16,8 +16,8 @@ _FORM = re.compile(r"(\d+)x(\d+) +(\S.*)")
 class NamedHardware(Value):
     """Nodes, devices per node and chip. `chip`: a name or an alias of vendor.yaml, or `withheld` when not public."""
 
-    nodes: int = Field(ge=1)
-    devices: int = Field(ge=1)
+    nodes: int = Field(ge=1, le=100_000)
+    devices: int = Field(ge=1, le=1_024)
     chip: str
 
     def __str__(self) -> str:

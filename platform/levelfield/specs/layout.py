@@ -21,10 +21,13 @@ _PRODUCT_PATTERN = re.compile(r"(\d+)x(\d+)x(\d+)")
 _BATCH_PATTERN = re.compile(r"(\d+)n_(\d+)g_dp_(\d+)bs", re.IGNORECASE)
 
 
+MOST_RANKS = 10_000_000  # of one dimension
+
+
 class Layout(Value):
-    data: int = Field(default=1, ge=1)
-    tensor: int = Field(default=1, ge=1)
-    pipeline: int = Field(default=1, ge=1)
+    data: int = Field(default=1, ge=1, le=MOST_RANKS)
+    tensor: int = Field(default=1, ge=1, le=MOST_RANKS)
+    pipeline: int = Field(default=1, ge=1, le=MOST_RANKS)
     sequence_parallel: bool = False
     sharding_stage: int = Field(default=0, ge=0, le=3)
     sharding_degree: int = Field(default=1, ge=1)

@@ -10,10 +10,11 @@ from levelfield.specs.base import Document, Value
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.chips import OverlayUsed
 from levelfield.specs.container import ContainerPlan
+from levelfield.specs.layout import Layout
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.selector import Selector
 from levelfield.specs.suite import EntryUsed
-from levelfield.specs.tuning import Tuning
+from levelfield.specs.tuning import Recompute, Tuning
 from levelfield.specs.vendor import HOST_KIND, Chip, FrameworkAccess
 
 RuntimeName = Literal["process", "inside", "docker"]
@@ -102,11 +103,24 @@ class MemoryExpected(Value):
     available_bytes: int | None
 
 
+class PredictedLayout(Value):
+    """The planner's prediction for one layout. tokens_per_second: of one device."""
+
+    layout: Layout
+    micro_batch: int
+    virtual_pipeline: int
+    recompute: Recompute
+    memory_bytes: int
+    tokens_per_second: float
+
+
 class Plan(Document):
     """Everything about one run before it starts.
 
-    origins: the source of each free field. deviations: the differences from the request. entry: the suite's entry that
-    this run is. refusal: the reason why the machine cannot run it.
+    origins: the source of each free field. predicted: the planner's best layouts, the chosen one first; empty where
+    something else sets the layout. deviations: the differences from the request. entry: the suite's entry that
+    this run is. refusal: the reason why the machine cannot run it. notices: what is known about the machine that does
+    not change the plan, such as a maker's tool that gave no answer; each as a sentence.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -126,6 +140,7 @@ class Plan(Document):
     access: FrameworkAccess
     tuning: Tuning
     origins: dict[str, str]
+    predicted: tuple[PredictedLayout, ...] = ()
     accumulation: int = Field(ge=1)
     corpus: CorpusUsed
     environment: EnvironmentPlan
@@ -141,6 +156,7 @@ class Plan(Document):
     deviations: tuple[str, ...] = ()
     entry: EntryUsed | None = None
     refusal: str | None = None
+    notices: tuple[str, ...] = ()
     platform_version: str
 
     @property

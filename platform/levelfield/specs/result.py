@@ -43,7 +43,7 @@ class Figure(Value):
     value: float | None = Field(
         description="The number; null when it is not known.", json_schema_extra={"unit": "as `unit` says"}
     )
-    unit: str = Field(description="The unit of `value`: `B`, `J`, `J/token` or `W`.")
+    unit: str = Field(description="The unit of `value`: `B`, `J`, `J/token`, `W` or `cores`.")
     reason: str | None = Field(default=None, description="Why `value` is null.")
 
 
@@ -152,6 +152,30 @@ class Energy(Value):
     )
 
 
+class DeviceUse(Value):
+    """What was used of one device before the training started."""
+
+    device: str = Field(description="The device, by its index.")
+    memory_used: Figure = Field(description="Used memory, by the vendor's tool.")
+    load: float | None = Field(
+        description="Utilisation, by the vendor's tool; null when it cannot be read.", json_schema_extra=RATIO
+    )
+    in_use: bool | None = Field(
+        description="Whether others use the device: over 10 % of its memory or load; null when neither is known."
+    )
+
+
+class OtherUse(Value):
+    """What others used of the devices, and of the host's processors."""
+
+    devices: tuple[DeviceUse, ...] = Field(
+        description="Each device before the training; empty on a processor, whose use the next figures show."
+    )
+    host_before: Figure = Field(description="Cores that other programs kept busy shortly before the training.")
+    host_in_window: Figure = Field(description="Cores that other programs kept busy in the window, on average.")
+    host_cores: int | None = Field(description="Cores that the platform may use.", json_schema_extra=COUNT)
+
+
 class Loss(Value):
     """Cross-entropy of the training."""
 
@@ -257,11 +281,16 @@ class Result(Document):
     )
     memory: Memory = Field(description="Memory of the worst rank or device.")
     energy: Energy = Field(description="Energy over the window.")
+    other_use: OtherUse | None = Field(
+        default=None, description="What others used of the machine; null for runs that did not record it."
+    )
     identity: Identity = Field(description="What makes two runs comparable.")
     alignment: Alignment = Field(description="Whether the training agrees with a reference.")
     deviations: tuple[str, ...] = Field(description="What differs from what was asked for, each as a sentence.")
     entry: EntryUsed | None = Field(default=None, description="Which entry of which suite this is; null outside one.")
     runtime: str = Field(default="process", description="What the ranks ran in: `process`, `docker` or `inside`.")
     warnings: tuple[str, ...] = Field(
-        default=(), description="What the container engine refused without hindering the run, each as a sentence."
+        default=(),
+        description="What is known about the machine, or what the container engine refused, each as a sentence. "
+        "A warning makes no run invalid.",
     )

@@ -19,6 +19,10 @@ _FRAMEWORK = re.compile(r"(?P<name>[a-z][a-z0-9-]*)(?:_(?P<version>\d[\w.+-]*))?
 _PART = re.compile(r"(?:DP|TP|PP|SH|SP)\d+", re.IGNORECASE)
 
 
+# Far above what exists, so that a slip of the finger ends at once: 10^10 devices would be planned for hours.
+MOST = {"nodes": 100_000, "devices": 1_024, "repeats": 1_000}
+
+
 class Selector(Value):
     """The content of a case string; None for what it does not give. `target` is a vendor's or a chip's name."""
 
@@ -27,9 +31,9 @@ class Selector(Value):
     version: str | None = None
     target: str | None = None
     layout: str | None = None
-    nodes: int = Field(default=1, ge=1)
-    devices: int | None = Field(default=None, ge=1)
-    repeats: int = Field(default=1, ge=1)
+    nodes: int = Field(default=1, ge=1, le=MOST["nodes"])
+    devices: int | None = Field(default=None, ge=1, le=MOST["devices"])
+    repeats: int = Field(default=1, ge=1, le=MOST["repeats"])
 
 
 def parse_selector(text: str) -> Selector:
@@ -65,6 +69,8 @@ def split_target(text: str) -> tuple[str | None, str | None]:
 
 
 def _count(text: str, name: str, part: str) -> int:
-    if not part.isdecimal() or int(part) < 1:
-        raise UsageError(f"--case '{text}': {name}: found '{part}', expected a whole number of 1 or more")
+    if not part.isdecimal() or len(part) > 20 or not 1 <= int(part) <= MOST[name]:
+        raise UsageError(
+            f"--case '{text}': {name}: found '{part[:40]}', expected a whole number from 1 to {MOST[name]}"
+        )
     return int(part)

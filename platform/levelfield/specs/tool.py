@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
+import regex
 from pydantic import AfterValidator, Field, model_validator
 
 from levelfield.specs.base import Value
@@ -28,9 +29,11 @@ SECONDS = Field(default=5.0, gt=0, le=60)
 
 
 def _compiles(text: str) -> str:
+    """Check a pattern in both libraries: `regex` matches it, within a time limit, and `re` is what authors know."""
     try:
         found = re.compile(text)
-    except re.error as error:
+        regex.compile(text)
+    except (re.error, regex.error) as error:
         raise ValueError(f"found '{text}', expected a regular expression: {error}") from None
     if found.fullmatch(""):
         raise ValueError(f"found '{text}', which matches an empty text; expected a pattern that does not")

@@ -55,24 +55,27 @@ class TuningChoice(Value):
 
 
 class TuningRow(Value):
-    """A vendor's choice for a chip, a framework and a number of devices per node (None: any), and the reason."""
+    """A vendor's choice for a chip, a framework, the devices of a node and the nodes (None: any), and the reason."""
 
     chip: str | None = None
     framework: str | None = None
     devices: int | None = Field(default=None, ge=1)
+    nodes: int | None = Field(default=None, ge=1)
     scale: Literal["full", "smoke"] = "full"
     set: TuningChoice
     why: str = Field(min_length=3)
 
-    def applies(self, scale: str, chip: str | None, framework: str | None, devices: int | None) -> bool:
+    def applies(
+        self, scale: str, chip: str | None, framework: str | None, devices: int | None, nodes: int | None
+    ) -> bool:
         """Return whether every condition of the row holds. A condition on an unknown value (None) does not hold."""
-        holds = (self.chip in (None, chip), self.framework in (None, framework), self.devices in (None, devices))
-        return self.scale == scale and all(holds)
+        known = {"chip": chip, "framework": framework, "devices": devices, "nodes": nodes}
+        return self.scale == scale and all(known[name] == value for name, value in self.conditions.items())
 
     @property
     def conditions(self) -> dict[str, str | int]:
         """The conditions beside the scale, by name; empty for a row that always applies."""
-        named = {"chip": self.chip, "framework": self.framework, "devices": self.devices}
+        named = {"chip": self.chip, "framework": self.framework, "devices": self.devices, "nodes": self.nodes}
         return {name: value for name, value in named.items() if value is not None}
 
     @model_validator(mode="before")

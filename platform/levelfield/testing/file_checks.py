@@ -1,15 +1,14 @@
-"""Checks of the author's files: vendor.yaml, README.md, recorded/README.md, tuning."""
+"""Checks of the author's files: vendor.yaml, README.md, recorded/README.md."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from levelfield.catalog import lookup
 from levelfield.contracts.readings import is_named
 from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.vendor import Chip
-from levelfield.testing.findings import Fails, Missing, NotApplicable
+from levelfield.testing.findings import Fails, Missing
 from levelfield.testing.recordings import ORIGINS, Recording
 from levelfield.testing.subject import Subject
 
@@ -47,17 +46,6 @@ def _check_blanks(path: Path) -> None:
             f"{path.name}: found '{BLANK}' in line {', '.join(blank)}",
             f"write the real value and remove '{BLANK}'; leave unknown values out, or null",
         )
-
-
-def tuning(subject: Subject) -> str:
-    """Check that each file of tuning/ belongs to a known case and sets free fields only."""
-    files = sorted((subject.folder / "tuning").glob("*.yaml"))
-    if not files:
-        raise NotApplicable("no tuning/<case>.yaml: cases run as they are")
-    for path in files:
-        subject.registry.case(path.stem)
-        lookup.tuning_rows(subject.registry, subject.name, path.stem)
-    return f"{len(files)} case(s): {', '.join(path.stem for path in files)}"
 
 
 def chips(subject: Subject) -> str:

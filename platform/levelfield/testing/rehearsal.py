@@ -21,7 +21,8 @@ from levelfield.errors import LevelfieldError
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.run import scheduler
 from levelfield.run.runner import Listener
-from levelfield.specs.base import read_mapping
+from levelfield.rundir.directory import read_plan
+from levelfield.specs.bounded_reading import read_mapping
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Result
 from levelfield.specs.tuning import TuningChoice
@@ -39,6 +40,10 @@ class Rehearsal:
     result: Result
     paths: RunPaths
     left: tuple[str, ...]
+
+    def devices(self) -> tuple[int, ...]:
+        """Return the indices of the plan's devices; of a host that is divided into shares, its one device."""
+        return read_plan(self.paths).hardware.device_indices or (0,)
 
     def samples(self) -> list[dict[str, Any]]:
         """Return every sample of the telemetry. Raises Fails for a line with an error of the adapter."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from levelfield.contracts.readings import SAMPLED
 from levelfield.testing.findings import Fails, Missing, NotApplicable
-from levelfield.testing.rehearsal import devices_of, rehearse
+from levelfield.testing.rehearsal import rehearse
 from levelfield.testing.sample_checks import told
 from levelfield.testing.subject import Subject
 
@@ -18,11 +20,11 @@ def telemetry(subject: Subject) -> str:
     if status.word != "valid":
         words = f"{status.word}: {'; '.join(status.reasons)}; {status.evidence}"
         raise Fails(f"the run is {words}", _advice(status.evidence))
-    samples, devices = run.samples(), devices_of(subject)
-    if {s["index"] for s in samples} != {d.index for d in devices}:
+    samples = run.samples()
+    if {s["index"] for s in samples} != set(run.devices()):
         raise Fails(f"samples of {sorted({s['index'] for s in samples})}, expected one of each device", "")
     values = {(s["index"], field): s[field] for s in samples for field in SAMPLED if s[field] is not None}
-    _check_recorded(subject, values)
+    _check_recorded(subject, values, run.devices())
     peak = run.result.memory.device_used_peak.value
     used = [value for (_, field), value in values.items() if field == "memory_used_bytes"]
     if peak is not None and peak not in used:
@@ -34,13 +36,13 @@ def _advice(evidence: str | None) -> str:
     return "check `environment` of vendor.yaml: every training process gets it" if evidence else ""
 
 
-def _check_recorded(subject: Subject, values: dict[tuple[int, str], object]) -> None:
+def _check_recorded(subject: Subject, values: dict[tuple[int, str], object], devices: Sequence[int]) -> None:
     """Check that the values are exactly the recorded values of these devices."""
     try:
         right = told(subject).values
     except NotApplicable:
         return
-    indices = {index for index, _ in values} | {device.index for device in devices_of(subject)}
+    indices = {index for index, _ in values} | set(devices)
     known = {key: value for key, value in right.items() if key[0] in indices and key[1] in SAMPLED}
     if values != known:
         key = next(key for key in {*values, *known} if values.get(key) != known.get(key))

@@ -14,6 +14,7 @@ from levelfield.testing.findings import Fails, NotApplicable
 from levelfield.testing.outcomes import Key, lost, outcome, without_reason, wrong
 from levelfield.testing.recordings import Recording
 from levelfield.testing.subject import Subject
+from levelfield.testing.tool_checks import check_problem
 
 COMPARE = "compare vendor.yaml with the recording"
 WITH_UNIT = "put number and unit into the group or column, and write the unit in `printed`"
@@ -70,7 +71,7 @@ def _never_wrong(subject: Subject, copies: Iterable[tuple[Recording, str]], what
         if error := wrong(after(subject, right, recording, text), right.values):
             raise Fails(f"{recording.path.name} {what}: {error}", TIGHTEN)
     if not count:
-        raise NotApplicable("found no recording with records that can be moved")
+        raise NotApplicable("found no recording that this check can change")
     return f"{count} copies {what}: no wrong value"
 
 
@@ -179,12 +180,18 @@ def _values(sample: Any) -> set[Key]:
 
 
 def no_text(subject: Subject) -> str:
-    """Check that empty output, blank lines and bytes that are not text give no devices, and nulls with reasons."""
+    """Check that empty output, blank lines and bytes that are not text give no devices, and nulls with reasons.
+
+    The list of devices must say why it is empty.
+    """
     right = told(subject)
     for recording in subject.needs_recordings():
         for content in (b"", b"\n\n\n", b"\xff\xfe" + recording.content, recording.content.replace(b"\n", b"\xff\n")):
             if error := wrong(after(subject, right, recording, content), right.values):
                 raise Fails(f"{recording.path.name}, empty or not UTF-8: {error}", "treat such output as no output")
+    for content in (b"", b"unexpected state, contact your vendor\n\x00\x01\n"):
+        adapter = subject.over({recording.argv: content for recording in subject.recordings})
+        check_problem(adapter.devices(), f"prints {content[:24]!r}", is_here=True)
     adapter = subject.over({recording.argv: b"" for recording in subject.recordings})
     if blank := without_reason(list(adapter.sample(right.devices))):
         raise Fails(f"the tool prints nothing: {blank}", "give a reason in Sample.reasons")

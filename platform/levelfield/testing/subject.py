@@ -127,6 +127,10 @@ class Subject:
             Device(index, None, f"{self.name} device {index}", None, f"device-{index}") for index in (0, 1)
         ]
 
+    def nodes(self) -> Path:
+        """Return the folder for /dev that replayed adapters see."""
+        return self._root(self.outputs)
+
     def _root(self, outputs: Mapping[tuple[str, ...], bytes]) -> Path:
         """Return the folder for /dev, with nodes for the devices of the monitor's recording."""
         discovery, root = self.spec.discovery, self.stage.root / "host"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from levelfield.contracts.readings import SAMPLED
 from levelfield.contracts.vendor import Device
@@ -36,7 +36,7 @@ def names_of_tools(subject: Subject) -> list[str]:
 def missing(subject: Subject) -> str:
     names = names_of_tools(subject)
     subject.stage.clear()
-    _check_empty(subject, subject.spec, "is missing")
+    _check_empty(subject, subject.spec, "is missing", is_here=False)
     subject.adapter().software()  # must not raise either
     return f"{', '.join(names)} missing: no devices, samples of nulls with reasons"
 
@@ -90,19 +90,35 @@ def _in_time(subject: Subject, act: Callable[[], None]) -> None:
         raise raised[0]
 
 
-def _check_empty(subject: Subject, spec: VendorFile, how: str) -> None:
-    """Check that the adapter returns no devices, and a null with a reason for every value."""
+def _check_empty(subject: Subject, spec: VendorFile, how: str, is_here: bool = True) -> None:
+    """Check that the adapter returns no devices, and a null with a reason for every value.
+
+    is_here: the tool exists, so the list of devices needs a problem: without one, a run would take the cpu.
+    """
     adapter = subject.adapter(spec)
     found = adapter.devices()
     samples = list(adapter.sample([DEVICE]))
     if found and not (spec.discovery and spec.discovery.device_nodes):
         raise Fails(f"the tool {how}, but devices() returns {len(found)}", "return no devices without output")
+    check_problem(found, how, is_here)
     if [s.index for s in samples] != [DEVICE.index]:
         raise Fails(f"the tool {how}: {len(samples)} samples for one device", "return one sample for each given device")
     if value := next((field for field in SAMPLED if getattr(samples[0], field) is not None), None):
         raise Fails(f"the tool {how}, but {value} is {getattr(samples[0], value)}", "return null, with a reason")
     if blank := without_reason(samples):
         raise Fails(f"the tool {how}: {blank}", "give a reason in Sample.reasons")
+
+
+def check_problem(found: Sequence[Device], how: str, is_here: bool) -> None:
+    """Raise Fails when a list of devices lacks a problem for a tool that is here, or has one for a missing tool."""
+    problem = getattr(found, "problem", None)
+    if is_here and not problem:
+        raise Fails(
+            f"the tool {how}, but devices() gives no problem, so that a run would take the cpu",
+            "return DeviceList([], reason) of levelfield.contracts.vendor",
+        )
+    if problem and not is_here:
+        raise Fails(f"the tool {how}, but devices() has the problem '{problem}'", "return an empty list")
 
 
 def _with_short_limits(spec: VendorFile) -> VendorFile:
@@ -147,5 +163,8 @@ def visible(subject: Subject) -> str:
         with subject.surroundings(**{variable: text}):
             seen = [device.index for device in subject.over(subject.outputs).devices()]
         if seen != expected:
-            raise Fails(f"{variable}='{text}': devices {seen}, expected {expected}", "choose devices by index")
+            raise Fails(
+                f"with {variable}='{text}' the adapter lists devices {seen}, expected {expected}",
+                "choose devices by index",
+            )
     return f"{variable} chooses among {len(found)} device(s)"

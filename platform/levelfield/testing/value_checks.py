@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
+from levelfield.contracts.plausibility import MEMORY_TOLERANCE
 from levelfield.contracts.readings import without
 from levelfield.contracts.tool_records import parse
 from levelfield.contracts.vendor import Device, Sample
@@ -22,7 +23,6 @@ SAMPLED: dict[FieldName, str] = {
     "utilisation": "utilisation",
     "temperature": "temperature_celsius",
 }
-MEMORY_TOLERANCE = 0.03  # below the difference of MB and MiB (4.9 %), above the share that drivers reserve (1 %)
 COMPARE = "compare its place and unit with the recording"
 
 
@@ -90,6 +90,7 @@ def values(subject: Subject) -> str:
         raise Fails(blank, "give a reason in Sample.reasons")
     _are_read(found, declared)
     _check_memory(subject, declared.get("memory_total"))
+    _check_used(found)
     _are_lost_nowhere(found, declared)
     fields = sorted({f for row in found for f, value in row.values.items() if value is not None} - {"name", "identity"})
     if not fields:
@@ -122,7 +123,8 @@ def _are_lost_nowhere(found: Sequence[CheckRow], declared: dict[FieldName, Recor
 
 def _is_stated(reason: str) -> bool:
     """Return whether the record shows that there is no value, or lacks it where vendor.yaml allows that."""
-    return reason.startswith(("the tool says", "found nothing at")) or reason == "the record does not say"
+    stated = ("the tool says", "found nothing at", "found 0, expected")  # 0 W: some tools print it for no value
+    return reason.startswith(stated) or reason == "the record does not say"
 
 
 def _check_memory(subject: Subject, recording: Recording | None) -> None:
@@ -137,6 +139,17 @@ def _check_memory(subject: Subject, recording: Recording | None) -> None:
                 "correct the place or unit of memory_total, or memory_bytes; if a device reserves a part (ECC), write "
                 "the rest in memory_bytes, and the reason in memory_source",
             )
+
+
+def _check_used(found: Sequence[CheckRow]) -> None:
+    """Check that not every device is full to the last byte: two fields then have one place."""
+    pairs = [(row.values.get("memory_used"), row.values.get("memory_total")) for row in found]
+    known = [pair for pair in pairs if None not in pair]
+    if known and all(used == total for used, total in known):
+        raise Fails(
+            f"memory_used equals memory_total on every device ({known[0][0]} bytes on the first)",
+            "compare the places of both fields with the recording; if the devices were full, record others",
+        )
 
 
 def _unit_hint(recording: Recording | None, found: int, right: int) -> str:

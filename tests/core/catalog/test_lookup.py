@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from levelfield.catalog import lookup
 from levelfield.catalog.registry import Registry
-from levelfield.contracts.vendor import Device
+from levelfield.contracts.vendor import Device, DeviceList
 from levelfield.errors import UnknownName, UsageError
 from levelfield.specs.selector import parse_selector
 from plans import PLUGINS
@@ -24,20 +24,22 @@ def hardware(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Registry:
     return registry
 
 
+def found(registry: Registry, target: str | None) -> tuple[str, str, int]:
+    here = lookup.find_hardware(registry, target)
+    return here.adapter.spec.name, here.chip.name, len(here.devices)
+
+
 def test_without_an_accelerator_the_cpu_is_taken(hardware: Registry) -> None:
-    adapter, chip, devices = lookup.find_hardware(hardware, None)
-    assert (adapter.spec.name, chip.name, len(devices)) == ("cpu", "cpu", 1)
+    assert found(hardware, None) == ("cpu", "cpu", 1)
 
 
 def test_an_accelerator_that_is_here_is_taken_first(hardware: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_DEVICES", "4")
-    adapter, chip, devices = lookup.find_hardware(hardware, None)
-    assert (adapter.spec.name, chip.name, len(devices)) == ("fake", "F1", 4)
+    assert found(hardware, None) == ("fake", "F1", 4)
 
 
 def test_a_named_vendor_without_devices_gives_its_first_chip_and_none_here(hardware: Registry) -> None:
-    adapter, chip, devices = lookup.find_hardware(hardware, "fake")
-    assert (adapter.spec.name, chip.name, devices) == ("fake", "F1", ())
+    assert found(hardware, "fake") == ("fake", "F1", 0)
 
 
 @pytest.mark.parametrize(("name", "here"), [("F1", 2), ("f1-8gb", 2), ("F2", 0)])
@@ -45,16 +47,16 @@ def test_a_chip_by_name_or_alias_counts_only_its_own_devices(
     hardware: Registry, monkeypatch: pytest.MonkeyPatch, name: str, here: int
 ) -> None:
     monkeypatch.setenv("FAKE_DEVICES", "2")
-    adapter, chip, devices = lookup.find_hardware(hardware, name)
-    assert adapter.spec.name == "fake" and chip.name == name[:2].upper() and len(devices) == here
+    assert found(hardware, name) == ("fake", name[:2].upper(), here)
 
 
 def test_a_device_of_an_unknown_kind_has_no_peaks(hardware: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = hardware.vendor("fake")
     monkeypatch.setattr(fake, "devices", lambda: [Device(0, None, "Fake F9", 2**30)])
     monkeypatch.setattr(hardware, "vendor", lambda name: fake)
-    _, chip, devices = lookup.find_hardware(hardware, "fake")
-    assert (chip.name, chip.peaks, chip.memory_bytes, len(devices)) == ("Fake F9", {}, 2**30, 1)
+    here = lookup.find_hardware(hardware, "fake")
+    assert (here.chip.name, here.chip.peaks, here.chip.memory_bytes) == ("Fake F9", {}, 2**30)
+    assert len(here.devices) == 1
 
 
 def test_an_unknown_target_lists_the_nearest_chips_and_vendors(hardware: Registry) -> None:
@@ -68,9 +70,9 @@ def test_chips_of_the_reports_are_known() -> None:
 
 
 def test_all_of_one_selector(hardware: Registry) -> None:
-    found = lookup.find(hardware, parse_selector("tiny:fake:F2"))
-    assert (found.case.name, found.implementation.framework, found.chip.name) == ("tiny", "fake", "F2")
-    assert found.folder == PLUGINS / "models/fake" and len(found.tuning_rows) == 3
+    selection = lookup.find(hardware, parse_selector("tiny:fake:F2"))
+    assert (selection.case.name, selection.implementation.framework, selection.chip.name) == ("tiny", "fake", "F2")
+    assert selection.folder == PLUGINS / "models/fake" and len(selection.tuning_rows) == 3
 
 
 def test_a_framework_that_the_vendor_does_not_know_is_refused(hardware: Registry) -> None:
@@ -98,3 +100,78 @@ def test_tuning_for_another_case_is_refused(tmp_path: Path) -> None:
 
 def test_a_vendor_without_tuning_has_no_rows(registry: Registry) -> None:
     assert lookup.tuning_rows(registry, "cpu", "tiny") == ()
+
+
+# -- tools that are here and do not answer
+
+
+def silent(problem: str, *devices: Device) -> DeviceList:
+    return DeviceList(devices, problem)
+
+
+@pytest.fixture
+def hung(hardware: Registry, monkeypatch: pytest.MonkeyPatch) -> Registry:
+    monkeypatch.setattr(hardware.vendor("fake"), "devices", lambda: silent("fake-smi did not answer within 5 s"))
+    return hardware
+
+
+def test_a_tool_that_is_here_and_does_not_answer_never_gives_a_cpu_plan(hung: Registry) -> None:
+    with pytest.raises(UsageError) as caught:
+        lookup.find(hung, parse_selector("tiny:fake"))
+    assert caught.value.exit_code == 2
+    said = str(caught.value)
+    assert said.startswith("vendor fake: fake-smi did not answer within 5 s. So it is unknown")
+    assert "`:cpu`" in said and "FAKE_VISIBLE_DEVICES=" in said
+
+
+def test_an_adapter_that_raises_is_a_tool_that_does_not_answer(
+    hardware: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> list[Device]:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(hardware.vendor("fake"), "devices", fail)
+    with pytest.raises(UsageError, match=r"vendor fake: the adapter raised OSError: \[Errno 5\] Input/output error"):
+        lookup.find_hardware(hardware, None)
+
+
+def test_with_the_cpu_named_the_silent_vendor_is_said_not_to_be_used(hung: Registry) -> None:
+    here = lookup.find_hardware(hung, "cpu")
+    assert (here.adapter.spec.name, here.problem) == ("cpu", None)
+    assert here.notices == ("vendor fake is not used: fake-smi did not answer within 5 s",)
+
+
+@pytest.mark.parametrize("target", ["fake", "F1"])
+def test_a_silent_vendor_that_is_named_has_no_devices_and_the_reason(hung: Registry, target: str) -> None:
+    here = lookup.find_hardware(hung, target)
+    assert (here.devices, here.problem) == ((), "fake-smi did not answer within 5 s")
+    assert here.notices == ("vendor fake: fake-smi did not answer within 5 s",)
+
+
+def test_devices_beside_a_lost_one_are_taken_and_the_loss_is_told(
+    hardware: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = Device(0, "F1", "Fake F1 8GB", 8 * 2**30)
+    monkeypatch.setattr(hardware.vendor("fake"), "devices", lambda: silent("device 1: lost", left))
+    here = lookup.find_hardware(hardware, None)
+    assert (here.adapter.spec.name, here.devices, here.notices) == ("fake", (left,), ("vendor fake: device 1: lost",))
+
+
+def test_an_accelerator_that_answers_is_taken_and_the_silent_one_before_it_is_named(
+    hardware: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_DEVICES", "1")
+    monkeypatch.setattr(hardware.vendor("amd"), "devices", lambda: silent("amd-smi did not answer within 10 s"))
+    here = lookup.find_hardware(hardware, None)
+    assert (here.adapter.spec.name, here.notices) == (
+        "fake",
+        ("vendor amd is not used: amd-smi did not answer within 10 s",),
+    )
+
+
+def test_each_tool_runs_once_in_a_command(hardware: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(hardware.vendor("fake"), "devices", lambda: calls.append("asked") or silent("hangs"))
+    for target in ("cpu", "cpu", "fake", "F1"):
+        lookup.find_hardware(hardware, target)
+    assert calls == ["asked"]

@@ -120,7 +120,7 @@ def test_the_version_is_said(command: Command) -> None:
         (["--case", "tiny:fake", "--micro-batch", "0"], "command line: key 'micro_batch': found 0, expected"),
         (["--case", "tiny:fake", "--threads", "x"], "invalid int value: 'x'"),
         (["--case", "tiny:fake", "--env", "A"], "--env: found 'A', expected NAME=VALUE"),
-        (["--case", "tiny:fake", "--repeat", "0"], "--repeat: found 0, expected 1 or more"),
+        (["--case", "tiny:fake", "--repeat", "0"], "--repeat: found 0, expected 1 to 1000"),
         (["--case", "tiny:fake", "--python", "/no/python"], "--python /no/python: found no interpreter there"),
         (["--case", "tiny:fake", "--data", "/no/corpus"], "/no/corpus"),
         (["--case", "gpt3_6.7B:fake:F1:1:2", "--scale", "full"], "6,658,596,864 parameters"),
@@ -254,9 +254,44 @@ def test_other_sizes_are_refused(size: str) -> None:
 
 
 def test_hardware_that_is_not_here_can_be_looked_at(command: Command) -> None:
-    done = command("--case", "gpt3_6.7B:torch:A100:1:8", "--dry-run")
+    done = command("--case", "gpt3_6.7B:paddle:A100:1:8", "--dry-run")
     assert done.code == 0 and "ASSUMED: these devices are not here" in done.out
     assert "FlagPerf's fastest row for 8 x 80 GB" in " ".join(done.out.split())
+
+
+def test_a_dry_run_explains_its_prediction(command: Command) -> None:
+    done = command("--case", "gpt3_6.7B:torch:H100:1:8", "--dry-run", "--explain")
+    assert done.code == 0 and "memory of the fullest device" in done.out and "time of a step" in done.out
+    plan = json.loads(command("--case", "gpt3_6.7B:torch:H100:1:8", "--dry-run", "--json").out)[0]["plan"]
+    assert f"so {plan['predicted'][0]['tokens_per_second']:,.1f} tokens/s" in done.out
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [((), "found no --dry-run; add it"), (("--dry-run",), "found no memory of cpu and no constants of torch")],
+)
+def test_an_arithmetic_that_is_not_there_is_refused(options: tuple[str, ...], says: str, command: Command) -> None:
+    done = command("--case", "gpt3_6.7B:torch:cpu", "--explain", *options)
+    assert done.code == 2 and says in " ".join(done.err.split())
+
+
+def test_changed_numbers_make_a_derived_case(command: Command) -> None:
+    numbers = ("--steps", 6, "--sequence-length", 16, "--global-batch", 4, "--seed", 5)
+    (found,) = json.loads(command("--case", "gpt3_6.7B:torch:cpu", *numbers, "--dry-run", "--json").out)
+    plan = found["plan"]
+    assert plan["case"] == "gpt3_6.7B+steps6+seq16+batch4+seed5" == plan["selector"]["case"]
+    assert [found["job"]["training"][name] for name in ("steps", "sequence_length", "global_batch", "seed")] == [
+        6,
+        16,
+        4,
+        5,
+    ]
+    assert "+" not in plan["run_id"]
+
+
+def test_a_number_that_no_case_can_have_is_refused(command: Command) -> None:
+    done = command("--case", "gpt3_6.7B:torch:cpu", "--steps", 1, "--dry-run")
+    assert done.code == 2 and "command line: key 'steps': found 1" in done.err
 
 
 def test_the_command_line_wins_over_a_suite(command: Command) -> None:

@@ -12,7 +12,7 @@ from levelfield.rundir.directory import read_plan
 from levelfield.specs.base import dump, load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Result, Utilisation
-from recorded_runs import USED_BYTES, WATTS, Event, change_steps, edit
+from recorded_runs import USED_BYTES, WATTS, Event, break_off, change_steps, edit
 
 WINDOW_SECONDS, WINDOW_TOKENS = 5.0, 640  # steps 3 to 12 of half a second and 64 tokens each
 
@@ -150,6 +150,40 @@ def test_memory_that_cannot_be_right_is_null_with_the_reason(
     assert figure.value is None and says in (figure.reason or "")
 
 
+def dies_after(run: RunPaths, seconds: int) -> None:
+    """From this second on the tool gives no value."""
+    begin = json.loads(run.telemetry.read_text().splitlines()[0])["time_ns"]
+
+    def apply(lines: list[Event]) -> list[Event]:
+        for line in lines:
+            if line["time_ns"] > begin + seconds * 10**9:
+                why = dict.fromkeys(("power_watts", "energy_joules", "memory_used_bytes"), "acme-smi hangs")
+                line["samples"] = [{"index": s["index"], "reasons": why} for s in line["samples"]]
+        return lines
+
+    edit(run.telemetry, apply)
+
+
+def test_a_tool_that_died_before_the_window_leaves_no_old_peak(run: RunPaths) -> None:
+    dies_after(run, 1)
+    figure = collect(run).memory.device_used_peak
+    assert figure.value is None
+    assert figure.reason == "device 0: readings cover 0% of the window, at least 95% is needed (acme-smi hangs)"
+    assert collect(run).energy.joules.value is None
+
+
+def test_a_tool_that_died_after_the_window_costs_nothing(run: RunPaths) -> None:
+    dies_after(run, 6)
+    assert collect(run).memory.device_used_peak.value == USED_BYTES
+
+
+@pytest.mark.parametrize("watts", [0.0, 0.5, 4.9])
+def test_less_power_than_an_accelerator_draws_is_no_energy(run: RunPaths, watts: float) -> None:
+    readings(run, lambda s: s.update(power_watts=watts))
+    found = collect(run).energy
+    assert found.joules.value is None and "no chip's power: units differ" in (found.joules.reason or "")
+
+
 def test_without_telemetry_the_figures_of_the_tool_are_null(run: RunPaths) -> None:
     run.telemetry.unlink()
     found = collect(run)
@@ -163,3 +197,79 @@ def test_a_speed_above_the_peak_is_no_utilisation(run: RunPaths) -> None:
         change_steps(run, lambda e: e.update(end_ns=7_000_000_000_000 + e["step"] * 50), rank)
     found = palm(collect(run))
     assert found.value is None and found.reason is not None and "above" in found.reason
+
+
+# -- what others use
+
+
+def with_host(run: RunPaths, others: float, own: float | None = 1.0) -> None:
+    """Host counters in every line, of two cores, of which others use so much; the first two lines are from before."""
+
+    def apply(lines: list[Event]) -> list[Event]:
+        first = lines[0]["time_ns"]
+        earlier = {"time_ns": first - 10**9, "samples": [], "before": True}
+        for number, line in enumerate([earlier, *lines]):
+            counted = {"busy_seconds": number * (others + (own or 0)), "own_seconds": own and number * own, "cores": 2}
+            line["host"] = {"time_ns": line["time_ns"], **counted}
+        lines[0]["before"] = True
+        return [earlier, *lines]
+
+    edit(run.telemetry, apply)
+
+
+def test_a_run_without_a_record_of_others_has_none(run: RunPaths) -> None:
+    assert collect(run).other_use is None and collect(run).warnings == ()
+
+
+def test_other_programs_on_the_host_are_a_figure_and_above_the_limit_a_warning(run: RunPaths) -> None:
+    with_host(run, 0.5)
+    found = collect(run)
+    assert found.status.word == "valid" and found.other_use is not None
+    assert found.other_use.host_in_window.value == pytest.approx(0.5)
+    assert found.other_use.host_before.value == pytest.approx(0.5) and found.other_use.host_cores == 2
+    (said,) = (w for w in found.warnings if "programs" in w)
+    assert said.startswith("other programs used 0.50 of 2 cores in the window (limit: 0.2); run again")
+
+
+def test_an_idle_host_gives_no_warning(run: RunPaths) -> None:
+    with_host(run, 0.1)
+    assert [w for w in collect(run).warnings if "programs" in w] == []
+
+
+def test_of_a_run_that_ended_early_the_load_before_it_is_told(run: RunPaths) -> None:
+    with_host(run, 0.5)
+    break_off(run, 2)
+    found = collect(run)
+    assert found.other_use is not None and found.other_use.host_in_window.reason == "the run ended before its window"
+    assert [w for w in found.warnings if "0.50 of 2 cores before the training" in w]
+
+
+def test_a_device_that_others_use_is_named(run: RunPaths) -> None:
+    with_host(run, 0.0)
+    found = collect(run)  # the recorded devices hold three of eight GiB
+    assert found.other_use is not None and [d.in_use for d in found.other_use.devices] == [True, True]
+    assert found.warnings[0].startswith("others use device 0: 3.0 GiB of 8.0 GiB, unknown load before the training")
+    readings(run, lambda s: s.update(memory_used_bytes=2**29, utilisation=0.0))
+    assert collect(run).warnings == ()
+
+
+def test_a_device_without_any_value_before_the_training_is_named(run: RunPaths) -> None:
+    with_host(run, 0.0)
+
+    def lose(sample: Event) -> None:
+        if sample["index"] == 1:
+            sample.update(memory_used_bytes=None, power_watts=None, reasons={"memory_used_bytes": "device 1 is gone"})
+        else:
+            sample.update(memory_used_bytes=2**29)
+
+    readings(run, lose)
+    found = collect(run)
+    assert found.warnings == ("device 1 could not be read before the training: device 1 is gone",)
+    assert found.other_use is not None and found.other_use.devices[1].in_use is None
+
+
+@pytest.mark.parametrize("damage", [{"host": {}}, {"host": 7}, {"host": {"busy_seconds": "x"}}])
+def test_a_damaged_reading_of_the_host_is_a_broken_raw_file(run: RunPaths, damage: Event) -> None:
+    edit(run.telemetry, lambda lines: [{**lines[0], **damage}, *lines[1:]])
+    status = collect(run).status
+    assert status.word == "invalid" and "a reading of the host is damaged" in status.reasons[0]

@@ -92,6 +92,18 @@ def test_milliwatts_and_millijoules_are_no_figures() -> None:
     assert "units differ" in str(over(sampled([300.0] * 11, joules=[5.0] * 11)).reason)
 
 
+@pytest.mark.parametrize(("watts", "known"), [(0.5, False), (5.0, False), (5.1, True), (math.nan, False)])
+def test_half_a_watt_of_an_accelerator_is_refused(watts: float, known: bool) -> None:
+    """Kilowatts read as watts, or a counter in kilojoules."""
+    begin, end = START + SECOND, START + 9 * SECOND
+    counters = [watts * k for k in range(11)]
+    for readings in (sampled([watts] * 11), sampled([300.0] * 11, joules=[*counters])):
+        found = energy(readings, ["0/0"], begin, end, 1000, least_watts=5.0)
+        assert (found.joules is not None) is known
+        assert known or "no chip's power" in str(found.reason) or "not finite" in str(found.reason)
+    assert energy(sampled([0.5] * 11), ["0/0"], begin, end, 1000).joules == pytest.approx(4.0)  # a share of a host
+
+
 def test_milliseconds_for_nanoseconds_cover_nothing() -> None:
     wrong = [Reading("0/0", r.time_ns // 10**6, r.power_watts) for r in sampled([300.0] * 11)]
     assert over(wrong).joules is None

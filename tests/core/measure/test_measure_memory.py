@@ -64,6 +64,41 @@ def test_zero_and_negative_are_no_figures() -> None:
         assert found(readings({"0/0": [wrong], "0/1": [wrong]})).used.peak_bytes is None
 
 
+SECOND = 10**9
+
+
+def spread(used: list[int | None], device: str = "0/0") -> list[Reading]:
+    """One reading a second from the first second on."""
+    return [Reading(device, k * SECOND, memory_used_bytes=v) for k, v in enumerate(used)]
+
+
+def over(seen: list[Reading], first: float = 1, last: float = 9) -> MemoryPeaks:
+    return memory(seen, HELD, {"0/0": 80 * GIB}, (round(first * SECOND), round(last * SECOND)))
+
+
+def test_a_peak_needs_readings_over_the_window() -> None:
+    assert over(spread([64 * GIB] * 11)).used.peak_bytes == 64 * GIB
+    died = over(spread([64 * GIB] + [None] * 10))
+    assert (died.used.peak_bytes, died.used_fraction) == (None, None)
+    assert died.used.reason == "device 0/0: readings cover 0% of the window, at least 95% is needed"
+
+
+def test_a_tool_that_died_within_the_window_leaves_no_peak() -> None:
+    found = over(spread([10 * GIB] * 4 + [64 * GIB] + [None] * 6))
+    assert found.used.peak_bytes is None and "cover 38% of the window" in str(found.used.reason)
+
+
+def test_one_silent_device_of_two_voids_the_peak() -> None:
+    seen = spread([64 * GIB] * 11) + spread([60 * GIB] * 3 + [None] * 8, "0/1")
+    found = memory(seen, HELD, CAPACITY, (SECOND, 9 * SECOND))
+    assert found.used.peak_bytes is None and "device 0/1: readings cover 12%" in str(found.used.reason)
+
+
+def test_a_peak_before_the_window_counts_and_one_outside_of_readings_needs_the_window() -> None:
+    assert over(spread([70 * GIB] + [64 * GIB] * 10)).used.peak_bytes == 70 * GIB
+    assert memory(spread([64 * GIB]), HELD, {"0/0": 80 * GIB}).used.peak_bytes == 64 * GIB  # the run ended before
+
+
 def test_unknown_capacity_leaves_the_peak_and_no_share() -> None:
     m = memory(SEEN, HELD, {"0/0": None, "0/1": None})
     assert m.used.peak_bytes == 64 * GIB and m.used_fraction is None and m.capacity_bytes is None

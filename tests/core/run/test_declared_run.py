@@ -81,7 +81,7 @@ def test_a_whole_run_on_a_replayed_tool(plugins: Path, capsys: pytest.CaptureFix
     (result,) = json.loads(capsys.readouterr().out)
     assert result["status"]["word"] == "valid"
     assert result["memory"]["device_used_peak"]["value"] == 1025 * 2**20
-    first, second = json.loads(only(plugins).telemetry.read_text().splitlines()[0])["samples"]
+    first, second = json.loads(only(plugins).telemetry.read_text().splitlines()[1])["samples"]
     assert (first["power_watts"], second["power_watts"]) == (250.5, None)
     assert second["reasons"]["power_watts"] == "the tool says 'N/A'"
     assert json.loads(only(plugins).provenance.read_text())["vendor_software"]["driver"] == "1.2.3"

@@ -111,7 +111,7 @@ def test_a_failing_installer_gives_its_last_words_and_leaves_no_environment(
     monkeypatch.setattr(environments, "_run", without_venv)
     with pytest.raises(RunFailed) as caught:
         use(wanted)
-    assert str(caught.value).startswith("failed (environment): ") and "absent-1.0" in str(caught.value)
+    assert str(caught.value).startswith("the environment cannot be made: ") and "absent-1.0" in str(caught.value)
     assert caught.value.exit_code == 3 and not is_ready(wanted)
 
 

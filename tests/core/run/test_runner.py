@@ -64,7 +64,7 @@ def test_a_run_ends_valid_and_leaves_all_that_it_was_given_and_said(train: Run, 
     assert {p.name for p in paths.events.glob("*.jsonl")} == {"rank0.jsonl", "rank1.jsonl"}
     assert json.loads(paths.status.read_text())["phase"] == "done"
     assert json.loads(paths.result.read_text()) == result
-    assert result["memory"]["device_used_peak"]["value"] == 2**30
+    assert result["memory"]["device_used_peak"]["value"] == 2**28
 
 
 def test_the_measured_peak_is_in_the_plan_that_is_kept(train: Run, runs: Path) -> None:
@@ -145,7 +145,7 @@ def test_an_environment_that_cannot_be_made_is_a_result(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(argv: list[str], say: object) -> None:
-        raise RunFailed("failed (environment): pip ... ended with 1")
+        raise RunFailed("the environment cannot be made: pip ... ended with 1")
 
     monkeypatch.setenv("FAKE_DEVICES", "2")
     monkeypatch.setattr("levelfield.run.runtimes.environments._run", refuse)
@@ -172,7 +172,7 @@ def test_an_interrupt_ends_all_that_was_to_come(train: Run, runs: Path, monkeypa
 
 def test_who_presses_again_and_again_gets_the_same_end(train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def press(*given: object) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(os.getpid(), number)
 
     def pressing(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -181,11 +181,11 @@ def test_who_presses_again_and_again_gets_the_same_end(train: Run, runs: Path, m
     monkeypatch.setattr("levelfield.rundir.follower.Follower.read", press)
     for name in ("node.rank_processes.Ranks.stop", "node.rank_processes.Ranks.ends", "run.runner.collect"):
         monkeypatch.setattr(f"levelfield.{name}", pressing(pkgutil.resolve_name(f"levelfield.{name}")))
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     code, (result,) = train()
     assert code == 130 and result["status"]["failure"] == "interrupted"
     assert json.loads(only(runs).outcome.read_text())["ends"][1]["stopped_by_us"]
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
 
 
 def test_where_ctrl_c_is_ignored_it_stays_so(train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,22 +5,30 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import pytest
+from levelfield.contracts.command import ask
 from levelfield.contracts.vendor import Device, Sample
 from levelfield.run import telemetry
 from levelfield.run.telemetry import watching
 from levelfield.rundir.raw_files import RawRecords, read_raw
+from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
+from levelfield.specs.vendor import VendorFile
+from plans import PLUGINS
 
-DEVICES = [Device(0, "F1", "Fake", 1), Device(1, "F1", "Fake", 1)]
+DEVICES = [Device(0, "F1", "Fake", 8 * 2**30), Device(1, "F1", "Fake", 8 * 2**30)]
+SPEC = load(VendorFile, PLUGINS / "vendors/fake/vendor.yaml")
 
 
 class Tool:
     """A vendor's tool of one function; `read` counts the readings."""
 
     def __init__(self, sample: Callable[[], Sequence[Sample]]) -> None:
+        self.spec = SPEC
         self._sample = sample
         self.read = threading.Semaphore(0)
 
@@ -41,6 +49,7 @@ def watched(tool: Tool, paths: RunPaths, readings: int = 1) -> RawRecords:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(telemetry, "BEFORE_SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -58,6 +67,73 @@ def test_readings_are_kept_with_the_time_in_their_middle(paths: RunPaths) -> Non
     assert (first.device, first.power_watts, first.memory_used_bytes, first.energy_joules) == ("0", 50.0, 7, None)
     assert (second.device, second.energy_joules, second.power_watts) == ("1", 3.0, None)
     assert before <= first.time_ns == second.time_ns <= time.monotonic_ns()
+
+
+def test_a_reading_is_taken_before_the_block_and_one_after_it(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "INTERVAL_SECONDS", 30.0)
+    with watching(Tool(lambda: [Sample(0, power_watts=50.0)]), DEVICES, paths.telemetry):  # type: ignore[arg-type]
+        begin = time.monotonic_ns()
+        end = time.monotonic_ns()
+    first, last = read_raw(paths).readings
+    assert (first.before, last.before) == (True, False)
+    assert first.time_ns < begin and end < last.time_ns
+
+
+def test_the_hosts_counters_are_in_every_line_and_tell_own_processes_apart(paths: RunPaths) -> None:
+    raw = watched(Tool(lambda: [Sample(0, power_watts=50.0)]), paths, 3)
+    assert len(raw.host) >= 4 and [r.before for r in raw.host[:2]] == [True, True] and not raw.host[-1].before
+    assert all(r.own_seconds is not None and r.own_seconds > 0 and r.cores >= 1 for r in raw.host)
+    assert all(b.busy_seconds >= a.busy_seconds for a, b in pairwise(raw.host))
+
+
+def test_a_containers_processes_are_no_children_and_their_time_is_not_known(paths: RunPaths) -> None:
+    tool = Tool(lambda: [Sample(0, power_watts=50.0)])
+    with watching(tool, DEVICES, paths.telemetry, are_children=False):  # type: ignore[arg-type]
+        for _ in range(2):
+            assert tool.read.acquire(timeout=30)
+    before, after = ([r.own_seconds for r in read_raw(paths).host if r.before is flag] for flag in (True, False))
+    assert None not in before and set(after) == {None}
+
+
+def test_values_that_cannot_be_right_are_null_with_what_was_found(paths: RunPaths) -> None:
+    lies = [
+        Sample(0, power_watts=0.5, memory_used_bytes=9 * 2**30),
+        Sample(1, power_watts=0.0, memory_used_bytes=2**30),
+    ]
+    raw = watched(Tool(lambda: lies), paths)
+    first, second = raw.readings[:2]
+    assert (first.power_watts, first.memory_used_bytes) == (None, None)
+    assert first.reasons == {
+        "power_watts": "found 0.5 W, expected at least 5 W of an accelerator",
+        "memory_used_bytes": f"found {9 * 2**30} bytes in use, expected at most the device's {8 * 2**30}",
+    }
+    assert (second.power_watts, second.memory_used_bytes) == (None, 2**30)
+
+
+def test_a_tool_that_still_runs_at_the_end_is_ended_with_what_it_started(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(telemetry, "LEAVE_SECONDS", 0.2)
+    monkeypatch.setattr(telemetry, "FIRST_SECONDS", 0.2)
+
+    def sample() -> Sequence[Sample]:
+        ask(["/bin/sh", "-c", f"sleep 60 & echo $! > {tmp_path}/child; wait"], 60)
+        return []
+
+    tool = Tool(sample)
+    with watching(tool, DEVICES, paths.telemetry):  # type: ignore[arg-type]
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "child").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert tool.read.acquire(timeout=10)
+    child = int((tmp_path / "child").read_text())
+    while _lives(child) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _lives(child) and len(paths.telemetry.read_text().splitlines()) == 1
+
+
+def _lives(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def test_the_reason_of_a_missing_value_is_kept(paths: RunPaths) -> None:
@@ -92,8 +168,8 @@ def test_a_tool_that_hangs_does_not_hold_up_the_end(paths: RunPaths, monkeypatch
 
 def test_a_value_that_json_cannot_say_does_not_stop_the_readings(paths: RunPaths) -> None:
     values = iter([float("nan"), 1.0, 2.0, 3.0])
-    raw = watched(Tool(lambda: [Sample(0, power_watts=next(values, 4.0))]), paths, readings=4)
-    assert [r.power_watts for r in raw.readings][-1] in (3.0, 4.0)
+    raw = watched(Tool(lambda: [Sample(0, energy_joules=next(values, 4.0))]), paths, readings=4)
+    assert [r.energy_joules for r in raw.readings][-1] in (3.0, 4.0)
 
 
 def test_a_file_that_cannot_be_written_ends_the_readings_only(tmp_path: Path) -> None:

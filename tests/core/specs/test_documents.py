@@ -63,8 +63,14 @@ def test_there_are_documents_of_every_kind() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"model.layer": 2}, "key 'model.layer': unknown key (found 2); remove it or correct its name"),
-        ({"colour": "red"}, "key 'colour': unknown key (found 'red')"),
+        (
+            {"model.layer": 2},
+            "key 'model.layer': unknown key (found 2); nearest: layers; all: activation, attention",
+        ),
+        (
+            {"colour": "red"},
+            "key 'colour': unknown key (found 'red'); known: acceptance, data, evidence, limits",
+        ),
         ({"training.seed": None}, "key 'training.seed': missing; it is required"),
         ({"model": None}, "key 'model': missing"),
         ({"model.layers": "many"}, "key 'model.layers': found 'many', expected: input should be a valid integer"),

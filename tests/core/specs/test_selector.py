@@ -68,7 +68,7 @@ def test_a_case_string_is_read(text: str, selector: Selector) -> None:
         ("a::cpu", "expected case:framework"),
         ("a:torch-2:cpu:", "expected case:framework"),
         ("a:2.13", "found '2.13', expected framework[_version]"),
-        ("a:torch:cpu:0", "nodes: found '0', expected a whole number of 1 or more"),
+        ("a:torch:cpu:0", "nodes: found '0', expected a whole number from 1 to 100000"),
         ("a:torch:cpu:1:-2", "devices: found '-2'"),
         ("a:torch:cpu:1:eight", "devices: found 'eight'"),
         ("a:torch:cpu:1:1:1.5", "repeats: found '1.5'"),

@@ -106,4 +106,6 @@ def _run(argv: list[str], say: Say) -> None:
             raise
     if process.returncode:
         evidence = "\n  ".join([x for x in lines if x and not x.startswith("WARNING")][-5:])
-        raise RunFailed(f"failed (environment): {' '.join(argv[:4])} ... ended with {process.returncode}\n  {evidence}")
+        raise RunFailed(
+            f"the environment cannot be made: {' '.join(argv[:4])} ... ended with {process.returncode}\n  {evidence}"
+        )

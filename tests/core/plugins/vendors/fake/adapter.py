@@ -21,7 +21,7 @@ class Adapter:
         return ContainerOptions()
 
     def sample(self, devices: Sequence[Device]) -> Sequence[Sample]:
-        return [Sample(d.index, power_watts=100.0, memory_used_bytes=2**30) for d in devices]
+        return [Sample(d.index, power_watts=100.0, memory_used_bytes=2**28) for d in devices]
 
     def software(self) -> dict[str, str]:
         return {"driver": "0.0"}

@@ -1,0 +1,62 @@
+"""The devices of this machine, by vendor. Each maker's tool runs once in a command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from levelfield.contracts.plausibility import checked, plausible
+from levelfield.contracts.vendor import DeviceList, Vendor
+from levelfield.measure.other_use import device_sentence, in_use
+
+
+class Machine:
+    """What the vendors' tools show on this machine. vendor: returns the adapter of a vendor by its name."""
+
+    def __init__(self, vendor: Callable[[str], Vendor]) -> None:
+        self._vendor = vendor
+        self._devices: dict[str, DeviceList] = {}
+        self._busy: dict[str, dict[int, str]] = {}
+
+    def devices(self, vendor: str) -> DeviceList:
+        """Return the vendor's devices, as its tool showed them when it was first asked in this command."""
+        if vendor not in self._devices:
+            self._devices[vendor] = devices_of(self._vendor(vendor))
+        return self._devices[vendor]
+
+    def busy(self, vendor: str) -> Mapping[int, str]:
+        """Return the devices that others use, by index, each with a sentence: by one reading of all devices."""
+        if vendor not in self._busy:
+            self._busy[vendor] = _in_use(self._vendor(vendor), self.devices(vendor))
+        return self._busy[vendor]
+
+    def silent(self, vendors: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """Return the vendors whose tool is here and shows no device, each with the reason."""
+        for name in vendors:
+            found = self.devices(name)
+            if found.problem and not found:
+                yield name, found.problem
+
+
+def _in_use(vendor: Vendor, devices: DeviceList) -> dict[int, str]:
+    """Return the devices that others use. Shares of a host have no entry: their use is read at the start of the run."""
+    if not devices or vendor.spec.is_host:
+        return {}
+    try:
+        samples = {sample.index: sample for sample in vendor.sample(devices)}
+    except Exception:  # an adapter may raise anything; the run's own readings report it
+        return {}
+    read = ((d, plausible(vendor.spec, d, samples[d.index])) for d in devices if d.index in samples)
+    values = {d.index: (s.memory_used_bytes, d.memory_bytes, s.utilisation) for d, s in read}
+    return {i: device_sentence(str(i), *each, "when it was planned") for i, each in values.items() if in_use(*each)}
+
+
+def devices_of(vendor: Vendor) -> DeviceList:
+    """Return the devices of an adapter. One that raises has no devices, and the problem is its error.
+
+    The problem also names a device whose memory cannot be that of its chip.
+    """
+    try:
+        found = vendor.devices()
+    except Exception as error:  # an adapter may raise anything
+        return DeviceList(problem=f"the adapter raised {type(error).__name__}: {error}".rstrip(": "))
+    return checked(vendor.spec, found if isinstance(found, DeviceList) else DeviceList(found))

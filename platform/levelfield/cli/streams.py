@@ -1,0 +1,73 @@
+"""Standard output and standard error whose failure ends no command: a closed pipe, a full disk, a closed stream."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import select
+import sys
+from typing import Any
+
+HARMLESS = (errno.EPIPE, errno.EBADF)  # a reader such as `head` has left, or nobody wants the output
+
+
+class _DroppingFile(io.RawIOBase):
+    """A descriptor that drops what it cannot write. failure: the first error, None without one."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.failure: OSError | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def write(self, data: Any) -> int:
+        """Write the bytes and return their number, also when they were dropped."""
+        while self.failure is None:
+            try:
+                return os.write(self._descriptor, data)
+            except BlockingIOError:
+                select.select([], [self._descriptor], [])
+            except OSError as error:
+                self.failure = error
+        return len(data)
+
+
+class Streams:
+    """The standard streams of this process, protected from here on. Make it once, before anything is printed."""
+
+    def __init__(self) -> None:
+        _occupy_standard_descriptors()
+        self._output = _DroppingFile(1)
+        sys.stdout = _text(self._output, line_buffering=os.isatty(1))
+        sys.stderr = _text(_DroppingFile(2), line_buffering=True)
+
+    def lost(self) -> str | None:
+        """Return why standard output was not written, or None. A closed pipe loses nothing that somebody wants."""
+        sys.stdout.flush()
+        failure = self._output.failure
+        if failure is None or failure.errno in HARMLESS:
+            return None
+        return f"standard output could not be written: {failure.strerror}"
+
+
+def _text(file: _DroppingFile, line_buffering: bool) -> io.TextIOWrapper:
+    encoding = getattr(sys.__stdout__ or sys.__stderr__, "encoding", None) or "utf-8"
+    buffered = io.BufferedWriter(file)
+    return io.TextIOWrapper(buffered, encoding, errors="backslashreplace", line_buffering=line_buffering)
+
+
+def _occupy_standard_descriptors() -> None:
+    """Open the null device in place of a closed standard stream, whose number the next opened file would get."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number

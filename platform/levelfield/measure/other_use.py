@@ -1,0 +1,88 @@
+"""What others use of the devices and of the host's processors. See docs/decisions/other-use.md.
+
+A device is in use by others when more than a tenth of its memory or of its time is used before the training starts.
+Other programs are noticeable on the host when they use more than a tenth of its cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from levelfield.measure.coverage import coverage, too_little
+from levelfield.measure.raw_facts import NANOSECONDS, HostReading
+
+# An idle device of the shipped recordings holds up to 5.3 % of its memory (Ascend's driver) and shows a load of 7 %.
+MEMORY_LIMIT = 0.10
+LOAD_LIMIT = 0.10
+HOST_LIMIT = 0.10
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class HostUse:
+    """Cores that other programs kept busy, on average; None with the reason. cores: that the platform may use."""
+
+    other_cores: float | None
+    cores: int | None
+    reason: str | None = None
+
+    @property
+    def is_noticeable(self) -> bool:
+        """Whether others use more than the limit. An unknown use is not."""
+        return self.other_cores is not None and self.cores is not None and not self.other_cores <= self.limit
+
+    @property
+    def limit(self) -> float:
+        return HOST_LIMIT * (self.cores or 0)
+
+
+def in_use(used_bytes: int | None, memory_bytes: int | None, load: float | None) -> bool | None:
+    """Return whether others use an idle run's device. None: neither its memory nor its load is known."""
+    part = used_bytes / memory_bytes if used_bytes is not None and memory_bytes else None
+    known = [(value, limit) for value, limit in ((part, MEMORY_LIMIT), (load, LOAD_LIMIT)) if value is not None]
+    return any(not value <= limit for value, limit in known) if known else None
+
+
+def device_sentence(
+    device: str, used_bytes: int | None, memory_bytes: int | None, load: float | None, when: str
+) -> str:
+    """Return what others use of a device, with the limits."""
+    memory = "unknown memory" if used_bytes is None else f"{used_bytes / _GIB:.1f} GiB"
+    of = f" of {memory_bytes / _GIB:.1f} GiB" if memory_bytes and used_bytes is not None else ""
+    busy = "unknown load" if load is None else f"load {load:.0%}"
+    limits = f"{MEMORY_LIMIT:.0%} of memory, {LOAD_LIMIT:.0%} load"
+    return f"others use device {device}: {memory}{of}, {busy} {when} (limits: {limits})"
+
+
+def host_sentence(use: HostUse, when: str) -> str:
+    """Return what other programs use of the host's processors, with the limit."""
+    return (
+        f"other programs used {use.other_cores:.2f} of {use.cores} cores {when} (limit: {use.limit:.2g}); "
+        "run again on an idle machine for a figure to compare"
+    )
+
+
+def host_use(readings: Iterable[HostReading], begin_ns: int, end_ns: int) -> HostUse:
+    """Return what other programs used of the host's cores between two times, by counters that readings interpolate."""
+    kept = sorted(readings, key=lambda r: r.time_ns)
+    if not kept:
+        return HostUse(None, None, "the operating system gave no processor times")
+    cores = kept[-1].cores
+    if reason := too_little(coverage([r.time_ns for r in kept], begin_ns, end_ns)):
+        return HostUse(None, cores, reason)
+    if any(r.own_seconds is None for r in kept):
+        return HostUse(None, cores, "the processes of a container engine are not told apart from other programs")
+    risen = _others_at(kept, end_ns) - _others_at(kept, begin_ns)
+    # Two clocks of the kernel count: the difference of an idle machine may be slightly below zero.
+    return HostUse(max(0.0, risen * NANOSECONDS / (end_ns - begin_ns)), cores)
+
+
+def _others_at(readings: Sequence[HostReading], time_ns: int) -> float:
+    """Return the processor seconds of other programs at a time, interpolated between two readings; by the nearest
+    reading outside of all."""
+    before = max((r for r in readings if r.time_ns <= time_ns), default=readings[0], key=lambda r: r.time_ns)
+    after = min((r for r in readings if r.time_ns >= time_ns), default=readings[-1], key=lambda r: r.time_ns)
+    first, last = (r.busy_seconds - (r.own_seconds or 0.0) for r in (before, after))
+    span = after.time_ns - before.time_ns
+    return first + (last - first) * (time_ns - before.time_ns) / span if span > 0 else first

@@ -1,0 +1,162 @@
+"""The layout of a run where nothing sets one: the planner's fastest that fits, or the nearest to data parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from levelfield.catalog.lookup import Selection
+from levelfield.predict.assumed_rates import with_assumed_rates
+from levelfield.predict.layout_rules import broken, divisors
+from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, SupportedParallelism, answer
+from levelfield.predict.machines import ASSUMED_PORT_BYTES_PER_SECOND, DEVICES_PER_NODE, machine_of
+from levelfield.specs.case import Scale, Work
+from levelfield.specs.layout import Layout
+from levelfield.specs.tuning import TuningChoice
+
+NEXT_BEST = 3
+MOST_DEVICES = 1024
+# Of the memory: the estimate is off by more than a tenth in one row of ten (docs/planner-residuals.md).
+PREFERRED_SHARE = 0.9
+SEARCHED = ("micro_batch", "recompute", "virtual_pipeline")
+
+
+@dataclass(frozen=True)
+class DefaultLayout:
+    """The layout and its source. fields: the free fields that follow from it. estimates: the planner's rows, the chosen
+    one first; empty where the planner was not used."""
+
+    layout: Layout
+    fields: dict[str, object]
+    origins: dict[str, str]
+    estimates: tuple[LayoutEstimate, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class Place:
+    """The work of one scale on a number of nodes and of devices of each."""
+
+    found: Selection
+    work: Work
+    nodes: int
+    devices: int
+
+    @property
+    def world(self) -> int:
+        return self.nodes * self.devices
+
+    def allows(self, layout: Layout, micro_batch: int, chunks: int | None) -> bool:
+        """Return whether the layout obeys every rule here."""
+        return not broken(self.work, layout, micro_batch, self.nodes, self.devices, chunks or 1)
+
+
+def default_layout(place: Place, scale: Scale, fixed: TuningChoice, wanted: TuningChoice) -> DefaultLayout:
+    """Return the layout where nothing sets one.
+
+    fixed: the fields that a user, a suite or a vendor sets; they stay. wanted: the same with the case's defaults.
+    On accelerators of known memory the full case takes the planner's row; smoke scale and a host take data parallelism.
+    """
+    question = question_of(place) if scale == "full" else None
+    estimates = _estimates(question, fixed) if question else ()
+    if not estimates:
+        return _near_data_parallel(place, fixed, wanted)
+    best, origin = estimates[0].tuning, _origin(place, estimates[0].fits)
+    named = {name: getattr(best, name) for name in SEARCHED}
+    return DefaultLayout(best.layout, named, dict.fromkeys(("layout", *SEARCHED), origin), estimates)
+
+
+def most_devices(place: Place, fixed: TuningChoice) -> int:
+    """Return the largest number of devices of a node, up to the place's, for which a layout is possible; else all."""
+    fewer = (replace(place, devices=count) for count in range(place.devices, 0, -1))
+    return next((p.devices for p in fewer if any(_possible(p, _divisions(p), fixed))), place.devices)
+
+
+def default_batch(place: Place, layout: Layout, fixed: TuningChoice, wanted: TuningChoice) -> DefaultLayout:
+    """Return a layout that is set, with the case's micro-batch or the nearest that the layout allows."""
+    batch = wanted.micro_batch or 1
+    sizes = [size for _, size in _possible(place, [layout], fixed)]
+    size = min(sizes, key=lambda size: _ratio(size, batch), default=batch)
+    if size == batch:
+        return DefaultLayout(layout, {}, {})
+    why = f"default: nearest to {batch} that divides the global batch {place.work.training.global_batch}"
+    return DefaultLayout(layout, {"micro_batch": size}, {"micro_batch": why})
+
+
+def _origin(place: Place, fits: bool) -> str:
+    _, assumed = with_assumed_rates(place.found.chip, place.work.training.precision)
+    said = "planner: fastest of those that fit" if fits else "planner: least memory of all layouts"
+    return f"{said} (not public, so assumed: {', '.join(assumed)})" if assumed else said
+
+
+def question_of(place: Place) -> LayoutQuestion | None:
+    """Return the planner's question; None for a host, for an unknown memory, and without the planner's constants."""
+    found, work = place.found, place.work
+    capacity = found.memory_of_device(place.world)
+    if found.vendor.is_host or capacity is None or found.constants is None:
+        return None
+    network = ASSUMED_PORT_BYTES_PER_SECOND * place.devices if place.nodes > 1 else None
+    chip, _ = with_assumed_rates(found.chip, work.training.precision)
+    machine = machine_of(chip, work.training.precision, place.devices, network)
+    offer = SupportedParallelism(
+        frozenset(found.implementation.offered_parallelism(found.vendor.device_kind)), found.implementation.recompute
+    )
+    return LayoutQuestion(work, machine, found.constants, offer, False, place.world, capacity)
+
+
+def fits_from(place: Place) -> Place | None:
+    """Return the place from which a layout fits, by doubling; None up to MOST_DEVICES."""
+    while place.world < MOST_DEVICES:
+        full = place.devices >= DEVICES_PER_NODE
+        place = replace(place, nodes=2 * place.nodes) if full else replace(place, devices=2 * place.devices)
+        question = question_of(place)
+        if question and answer(question).rows:
+            return place
+    return None
+
+
+def _estimates(question: LayoutQuestion, fixed: TuningChoice) -> tuple[LayoutEstimate, ...]:
+    """Return the fastest rows that fit, those with some free memory first; else the one with the least memory.
+
+    Each has the fixed fields.
+    """
+    ranking = answer(question)
+    rows = [row for row in ranking.rows if _keeps(row, fixed)]
+    rows.sort(key=lambda row: row.memory.total > PREFERRED_SHARE * (question.capacity_bytes or 0))
+    nearest = [ranking.nearest] if ranking.nearest and _keeps(ranking.nearest, fixed) else []
+    return tuple(rows[: 1 + NEXT_BEST] or nearest)
+
+
+def _keeps(row: LayoutEstimate, fixed: TuningChoice) -> bool:
+    return all(getattr(fixed, name) in (None, getattr(row.tuning, name)) for name in SEARCHED)
+
+
+def _near_data_parallel(place: Place, fixed: TuningChoice, wanted: TuningChoice) -> DefaultLayout:
+    """Return data parallelism over all devices if it divides the work, else the possible layout that splits least."""
+    plain = Layout(data=place.world)
+    layouts = {layout for layout, _ in _possible(place, _divisions(place), fixed)}
+    layout = min(layouts, key=lambda each: (each.tensor * each.pipeline, each.pipeline), default=plain)
+    said = "default: data parallel over all devices"
+    if layout != plain:
+        said = f"default: nearest to data parallel that the case allows on {place.world} devices"
+    found = default_batch(place, layout, fixed, wanted)
+    return replace(found, origins={"layout": said, **found.origins})
+
+
+def _ratio(size: int, wanted: int) -> float:
+    return max(size / wanted, wanted / size)
+
+
+def _divisions(place: Place) -> Iterator[Layout]:
+    """Return every layout without sharding that the framework offers on these devices."""
+    offered = place.found.implementation.offered_parallelism(place.found.vendor.device_kind)
+    for tensor in divisors(place.world) if "tensor" in offered else [1]:
+        for pipeline in divisors(place.world // tensor) if "pipeline" in offered else [1]:
+            layout = Layout(data=place.world // tensor // pipeline, tensor=tensor, pipeline=pipeline)
+            if layout.data == 1 or "data" in offered:
+                yield layout
+
+
+def _possible(place: Place, layouts: Iterable[Layout], fixed: TuningChoice) -> Iterator[tuple[Layout, int]]:
+    """Return every layout that obeys all rules, with each of its micro-batches."""
+    sizes = [fixed.micro_batch] if fixed.micro_batch else divisors(place.work.training.global_batch)
+    return ((at, size) for at in layouts for size in sizes if place.allows(at, size, fixed.virtual_pipeline))

@@ -1,0 +1,91 @@
+"""A derived case: another case with some numbers of its training changed, such as `gpt3_6.7B+steps20+batch64`.
+
+It is a case of its own: its name, digest and work differ, so that nothing compares it with the case that it came from.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pydantic import Field
+
+from levelfield.errors import UsageError
+from levelfield.specs.base import Value, parse
+from levelfield.specs.case import Case, Work
+
+_WORDS = {"steps": "steps", "sequence_length": "seq", "global_batch": "batch", "seed": "seed"}
+_FIELDS = {word: field for field, word in _WORDS.items()}
+_PART = re.compile(r"(?P<word>[a-z]+)(?P<number>\d+)")
+
+
+class Derivation(Value):
+    """The changed numbers of the training, at both scales. None: as in the case."""
+
+    steps: int | None = Field(default=None, ge=2, le=10**9)
+    sequence_length: int | None = Field(default=None, ge=2, le=10**9)
+    global_batch: int | None = Field(default=None, ge=1, le=10**9)
+    seed: int | None = Field(default=None, ge=0, lt=2**63)
+
+    @property
+    def suffix(self) -> str:
+        """Return the end of the derived case's name, in a fixed order; empty without a change."""
+        return "".join(f"+{_WORDS[name]}{value}" for name, value in self._changes().items())
+
+    @property
+    def words(self) -> str:
+        """Return the changes as words: `steps 20, seed 7`."""
+        return ", ".join(f"{name} {value}" for name, value in self._changes().items())
+
+    @property
+    def keeps_the_batch(self) -> bool:
+        """Return whether a step still has the same tokens, so that layouts made for the case stay possible."""
+        return self.sequence_length is None and self.global_batch is None
+
+    def applied(self, case: Case) -> Case:
+        """Return the derived case. Raises DocumentError where the changes give no valid work."""
+        works = {scale: self._work(case.work(scale)) for scale in ("full", "smoke")}
+        content = {
+            **case.model_dump(),
+            **works["full"],
+            "name": case.name + self.suffix,
+            "title": f"{case.title}; derived: {self.words}",
+            "smoke": works["smoke"],
+        }
+        return parse(Case, {"schema": Case.schema_name(), **content}, f"{case.name}{self.suffix}")
+
+    def _changes(self) -> dict[str, int]:
+        return self.model_dump(exclude_none=True)
+
+    def _work(self, work: Work) -> dict[str, Any]:
+        """Return the work with the changes. Window, evidence and acceptance follow a changed number of steps.
+
+        A shorter run does not reach the fraction of the first loss that the whole run must reach: its loss must fall.
+        """
+        content = work.model_dump()
+        content["training"] |= self._changes()
+        if self.seed is not None:
+            content["data"]["seed"] = self.seed
+        if self.steps is None:
+            return content
+        first = min(work.window.first_step, max(2, self.steps // 2 + 1))
+        content["window"] = {"first_step": first, "last_step": self.steps}
+        content["evidence"] = {"gradient_steps": [s for s in work.evidence.gradient_steps if s < first]}
+        content["acceptance"]["tail_steps"] = min(work.acceptance.tail_steps, max(1, self.steps // 4))
+        if self.steps < work.training.steps:
+            content["acceptance"]["final_loss_below_fraction"] = 1.0
+        return content
+
+
+def split_name(name: str) -> tuple[str, Derivation]:
+    """Return the name of the case and the changes to it. Raises UsageError for an unknown change."""
+    base, *parts = name.split("+")
+    found: dict[str, int] = {}
+    for part in parts:
+        match = _PART.fullmatch(part)
+        field = _FIELDS.get(match["word"]) if match else None
+        if match is None or field is None or field in found:
+            words = ", ".join(f"+{word}N" for word in _FIELDS)
+            raise UsageError(f"case '{name}': found '+{part}', expected each at most once: {words}")
+        found[field] = int(match["number"])
+    return base, parse(Derivation, found, f"case '{name}'")

@@ -1,0 +1,78 @@
+"""What others use of a machine: limits from both sides, and faults in the counters."""
+
+from __future__ import annotations
+
+import pytest
+from levelfield.measure.other_use import HostUse, host_use, in_use
+from levelfield.measure.raw_facts import HostReading
+
+SECOND = 10**9
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("used", "memory", "load", "expected"),
+    [
+        (8 * GIB, 80 * GIB, 0.10, False),
+        (8 * GIB + 1, 80 * GIB, 0.0, True),
+        (0, 80 * GIB, 0.11, True),
+        (3453 * 2**20, 64 * GIB, 0.0, False),  # an idle Ascend of the recordings
+        (None, 80 * GIB, 0.97, True),
+        (60 * GIB, 80 * GIB, None, True),
+        (60 * GIB, None, 0.0, False),  # of unknown memory, so the load decides
+        (None, None, None, None),
+        (60 * GIB, None, None, None),
+        (0, 80 * GIB, float("nan"), True),
+    ],
+)
+def test_a_device_is_in_use_above_a_tenth(
+    used: int | None, memory: int | None, load: float | None, expected: bool | None
+) -> None:
+    assert in_use(used, memory, load) is expected
+
+
+def counted(busy: float, own: float | None, seconds: int = 11, cores: int = 2) -> list[HostReading]:
+    """One reading a second of cores that are kept busy evenly."""
+    return [
+        HostReading(k * SECOND, 500 + busy * k, None if own is None else 7 + own * k, cores) for k in range(seconds)
+    ]
+
+
+def over(readings: list[HostReading], first: float = 1, last: float = 9) -> HostUse:
+    return host_use(readings, round(first * SECOND), round(last * SECOND))
+
+
+def test_the_use_of_others_is_all_use_without_ones_own() -> None:
+    found = over(counted(1.9, 1.5))
+    assert found.other_cores == pytest.approx(0.4) and (found.cores, found.reason) == (2, None)
+    assert found.is_noticeable and found.limit == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("others", "noticeable"), [(0.0, False), (0.19, False), (0.21, True), (2.0, True)])
+def test_a_tenth_of_the_cores_is_noticeable(others: float, noticeable: bool) -> None:
+    assert over(counted(1.0 + others, 1.0)).is_noticeable is noticeable
+    assert over(counted(1.0 + others, 1.0, cores=128)).is_noticeable is False
+
+
+def test_only_the_window_counts() -> None:
+    quiet = counted(1.0, 1.0)
+    loud = [
+        r if r.time_ns <= 9 * SECOND else HostReading(r.time_ns, r.busy_seconds + 50, r.own_seconds, 2) for r in quiet
+    ]
+    assert over(loud).other_cores == pytest.approx(0.0)
+    assert over(loud, 1, 10).is_noticeable
+
+
+def test_clocks_that_differ_slightly_give_no_negative_use() -> None:
+    assert over(counted(1.0, 1.01)).other_cores == 0.0
+
+
+def test_without_counters_over_the_window_the_use_is_unknown() -> None:
+    assert over([]).reason == "the operating system gave no processor times"
+    assert "cover 25% of the window" in str(over(counted(1.0, 1.0, seconds=4)).reason)
+    assert not over(counted(2.0, 0.0, seconds=4)).is_noticeable
+
+
+def test_processes_of_a_container_engine_are_not_counted_as_others() -> None:
+    found = over(counted(2.0, None))
+    assert found.other_cores is None and "container engine" in str(found.reason) and found.cores == 2

@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""The first command on every box: each shipped case by each framework on each chip of known memory, without options.
+
+    PYTHONPATH=platform python tests/core/plan/default_plans.py
+
+plans all combinations, which takes minutes, prints what is an error, and writes default_plans.json beside this file.
+docs/frameworks.md shows its counts. The tests plan a part of the same list.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from levelfield.catalog.registry import Registry
+from levelfield.errors import LayoutError, NotHere, UsageError
+from levelfield.plan.placement import place
+from levelfield.plan.request import Entry, UserRequest
+from levelfield.plan.resolution import resolve
+from levelfield.specs.plan import Plan
+
+FILE = Path(__file__).with_name("default_plans.json")
+DEVICES, NODES = (1, 2, 4, 8), (1, 2, 4)
+IMPOSSIBLE = "no layout of"  # devices is possible: the sizes of the case do not divide
+
+
+def combinations(registry: Registry) -> Iterator[str]:
+    """Return every combination as a case string."""
+    files = [registry.vendor_file(name) for name in sorted(registry.vendors)]
+    chips = [chip.name for file in files if not file.is_host for chip in file.chips if chip.memory_bytes]
+    for parts in itertools.product(sorted(registry.cases), sorted(registry.frameworks), chips, NODES, DEVICES):
+        yield ":".join(map(str, parts))
+
+
+def outcome(registry: Registry, text: str) -> str:
+    """Return `full`, `smoke` or `refused`, or `error: ...` for what the defaults must not cause."""
+    try:
+        plan = resolve(place(registry, Entry(text, UserRequest(assume=True))), "default")
+    except NotHere as error:
+        parallelism = re.search(r"(data|tensor|pipeline|interleaved|sequence|zero\d|recomputation)\b", str(error))
+        return f"error: {error}" if parallelism else "refused: the framework does not offer it"
+    except LayoutError as error:
+        return "refused: nothing divides" if str(error).startswith(IMPOSSIBLE) else f"error: {error}"
+    except UsageError as error:
+        return f"error: {error}"
+    return _checked(plan)
+
+
+def _checked(plan: Plan) -> str:
+    """Return the scale of a plan that fits and says why it has this scale."""
+    memory = plan.expected_memory
+    if memory.available_bytes is None or memory.total_bytes > memory.available_bytes:
+        return f"error: {memory.total_bytes} bytes of {memory.available_bytes}"
+    if plan.scale == "smoke" and "GiB on the fullest" not in plan.scale_reason:
+        return f"error: smoke scale without numbers: {plan.scale_reason}"
+    return plan.scale
+
+
+def main() -> int:
+    registry, counts = Registry(), Counter[tuple[str, str]]()
+    for text in combinations(registry):
+        found = outcome(registry, text)
+        if found.startswith("error"):
+            print(f"{text}: {found}", flush=True)
+        counts[text.split(":")[1], found if not found.startswith("error") else "error"] += 1
+    content = {name: {kind: n for (owner, kind), n in sorted(counts.items()) if owner == name} for name, _ in counts}
+    FILE.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+    print(FILE.read_text())
+    return 1 if any("error" in kinds for kinds in content.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

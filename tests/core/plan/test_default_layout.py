@@ -1,0 +1,149 @@
+"""The layout where nothing sets one: the planner's row on accelerators, data parallelism elsewhere."""
+
+from __future__ import annotations
+
+import json
+
+import default_plans
+import pytest
+from levelfield.catalog.registry import Registry
+from levelfield.errors import LayoutError
+from levelfield.plan import default_layout
+from levelfield.plan.placement import place
+from levelfield.plan.request import Entry, UserRequest
+from levelfield.plan.resolution import resolve
+from levelfield.predict.layout_search import answer
+from levelfield.specs.plan import Plan
+from levelfield.specs.tuning import TuningChoice
+from plans import PLUGINS, make_plan
+
+ASSUMED = UserRequest(assume=True)
+
+
+def plan_of(text: str, **choice: object) -> Plan:
+    request = UserRequest(assume=True, choice=TuningChoice.model_validate(choice))
+    return resolve(place(Registry(), Entry(text, request)), "default")
+
+
+# ---- every shipped case on every chip
+
+
+def test_a_part_of_all_combinations_gives_plans_or_reasons() -> None:
+    registry = Registry()
+    every = list(default_plans.combinations(registry))
+    found = {text: default_plans.outcome(registry, text) for text in every[::397]}
+    assert {text: said for text, said in found.items() if said.startswith("error")} == {}
+    assert set(found.values()) >= {"full", "smoke", "refused: the framework does not offer it"}
+
+
+@pytest.mark.parametrize("framework", ["torch", "megatron", "deepspeed", "paddle"])
+@pytest.mark.parametrize("place", ["H100:1:8", "A100-SXM4-80GB:1:8", "H100:2:8"])
+def test_the_first_command_on_a_real_box_is_the_full_case(framework: str, place: str) -> None:
+    plan = plan_of(f"gpt3_6.7B:{framework}:{place}")
+    assert plan.scale == "full" and plan.expected_memory.total_bytes <= 80 * 2**30
+
+
+def test_the_recorded_counts_have_no_error() -> None:
+    counts = json.loads(default_plans.FILE.read_text())
+    assert set(counts) == set(Registry().frameworks)
+    assert all("error" not in kinds and sum(kinds.values()) > 1000 for kinds in counts.values())
+
+
+# ---- the planner's row
+
+
+def test_the_plan_takes_the_planner_s_fastest_row_with_some_free_memory() -> None:
+    plan = plan_of("gpt3_6.7B:torch:H100:1:8")
+    chosen = plan.predicted[0]
+    assert (chosen.layout, chosen.micro_batch, chosen.recompute) == (
+        plan.tuning.layout,
+        plan.tuning.micro_batch,
+        plan.tuning.recompute,
+    )
+    assert chosen.memory_bytes == plan.expected_memory.total_bytes <= 0.9 * 80 * 2**30
+    assert len(plan.predicted) == 4
+    speeds = [row.tokens_per_second for row in plan.predicted]
+    assert speeds == sorted(speeds, reverse=True)
+    assert plan.origins["layout"] == plan.origins["recompute"] == "planner: fastest of those that fit"
+
+
+def test_a_field_of_the_user_stays_and_the_planner_searches_the_others() -> None:
+    plan = plan_of("gpt3_6.7B:torch:H100:1:8", micro_batch=1, recompute="full")
+    assert (plan.tuning.micro_batch, plan.tuning.recompute) == (1, "full")
+    assert {(row.micro_batch, row.recompute) for row in plan.predicted} == {(1, "full")}
+
+
+def test_a_layout_of_the_user_stays_with_the_case_s_micro_batch() -> None:
+    plan = plan_of("gpt3_6.7B:torch:H100:1:8", layout="DP4TP2SH2SP4")
+    assert (str(plan.tuning.layout), plan.tuning.micro_batch) == ("DP4TP2PP1SH2SP4", 4)
+    assert (plan.scale, plan.predicted) == ("full", ())
+
+
+def test_where_rates_are_not_public_the_origin_says_what_was_assumed() -> None:
+    origin = plan_of("gpt3_6.7B:torch:P800:1:8").origins["layout"]
+    assert origin.endswith("(not public, so assumed: peak of fp16, memory bandwidth, links)")
+
+
+def test_a_published_row_runs_on_its_own_hardware_only() -> None:
+    assert plan_of("llama3_8b:megatron:H100:1:8").origins["layout"] == "vendor nvidia: FlagPerf's PP1DP4TP2"
+    assert plan_of("llama3_8b:megatron:H100:2:8").origins["layout"].startswith("planner")
+    assert plan_of("llama3_8b:torch:H100:1:8").origins["layout"].startswith("planner")
+
+
+# ---- where the full case does not fit
+
+
+def test_smoke_scale_says_what_is_lacking_and_from_where_on_the_case_fits() -> None:
+    plan = plan_of("gpt3_13B:deepspeed:A100-SXM4-40GB:1:1")
+    assert plan.scale == "smoke"
+    assert "12,853,626,880 parameters and needs" in plan.scale_reason
+    nodes, devices = 1, int(plan.scale_reason.split("--devices ")[1].rstrip("`"))
+    assert plan_of(f"gpt3_13B:deepspeed:A100-SXM4-40GB:{nodes}:{devices}").scale == "full"
+    assert plan_of(f"gpt3_13B:deepspeed:A100-SXM4-40GB:{nodes}:{devices // 2}").scale == "smoke"
+
+
+def test_a_default_micro_batch_gives_way_to_the_layout() -> None:
+    plan = resolve(place(Registry(), Entry("gpt3_6.7B:torch:H100:8:8", UserRequest("smoke", assume=True))), "x")
+    assert plan.tuning.micro_batch * plan.tuning.layout.data * plan.accumulation == plan.work.training.global_batch
+    assert plan.tuning.layout.world_size == 64
+    here = resolve(place(Registry(), Entry("gpt3_6.7B:torch:cpu:1:8", UserRequest("smoke", assume=True))), "x")
+    assert (str(here.tuning.layout), here.tuning.micro_batch) == ("DP8TP1PP1", 4)
+    assert here.origins["micro_batch"] == "default: nearest to 8 that divides the global batch 32"
+
+
+def test_what_nothing_divides_is_refused_with_the_sizes_and_who_chose_them() -> None:
+    with pytest.raises(LayoutError) as raised:
+        plan_of("gpt3_6.7B:torch:H100:1:7")
+    said = str(raised.value)
+    assert said.startswith("no layout of 7 devices is possible") and "nearest: DP8TP1PP1" in said
+    assert "micro_batch from case gpt3_6.7B" in said
+
+
+def test_an_impossible_layout_of_the_user_names_the_scale_and_who_chose_each_number() -> None:
+    with pytest.raises(LayoutError) as raised:
+        plan_of("gpt3_6.7B:torch:H100:1:8", layout="DP8SH2SP8", micro_batch=3)
+    said = str(raised.value)
+    assert "scale full (the estimate says that it fits), global batch 1024" in said
+    assert "layout from command line; micro_batch from command line" in said
+
+
+# ---- the parts
+
+
+def test_the_place_from_which_it_fits_is_the_first_one_of_the_doublings() -> None:
+    decision = place(Registry(), Entry("llama3_70b:torch:H100:1:8", ASSUMED))
+    small = default_layout.Place(decision.found, decision.found.case.work("full"), 1, 1)
+    large = default_layout.fits_from(small)
+    assert large is not None
+    before = default_layout.Place(large.found, large.work, large.nodes // 2 or 1, large.devices)
+    assert answer(default_layout.question_of(large)).rows and not answer(default_layout.question_of(before)).rows
+
+
+def test_devices_that_no_layout_divides_stay_idle_where_no_number_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_DEVICES", "3")
+    registry = Registry([PLUGINS])
+    plan = make_plan(registry, "tiny:fake:fake")
+    assert plan.hardware.devices_per_node == plan.tuning.layout.world_size == 2
+    assert plan.deviations == ("2 of the 3 devices here are used: no layout of 3 devices divides the case",)
+    with pytest.raises(LayoutError, match="no layout of 3 devices is possible"):
+        make_plan(registry, "tiny:fake:fake:1:3")

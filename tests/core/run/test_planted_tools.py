@@ -1,0 +1,222 @@
+"""A maker's tool that misbehaves, from the command line to the result. The tool is a planted script, found by PATH.
+
+It hangs, fails, prints garbage, lies about units, loses a device, or shows a device that others use.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from levelfield.cli.main import main
+from plans import PLUGINS
+
+LIMIT_SECONDS = 0.5
+VENDOR = f"""
+schema: levelfield.vendor/1
+name: acme
+title: A maker whose tool misbehaves
+device_kind: fake
+visible_devices_variable: ACME_VISIBLE_DEVICES
+frameworks:
+  fake: {{device: cpu, backend: gloo}}
+chips:
+  - {{name: A1, match: [Acme A1], device_is: card, memory_bytes: 68719476736, memory_source: made for the tests}}
+monitor:
+  command: [acme-smi]
+  timeout_seconds: {LIMIT_SECONDS}
+  format: csv
+  columns: 6
+  fields:
+    index: {{column: 1}}
+    name: {{column: 2}}
+    memory_total: {{column: 3, unit: MiB}}
+    memory_used: {{column: 4, unit: MiB}}
+    power: {{column: 5, unit: W}}
+    utilisation: {{column: 6, unit: percent}}
+verified: none
+"""
+SILENT = {
+    "exec sleep 60": f"acme-smi did not answer within {LIMIT_SECONDS} s",
+    "echo 'no driver' >&2; exit 9": "acme-smi ended with exit code 9: no driver",
+    "echo 'unexpected state 0x3f'": "acme-smi printed no device that vendor.yaml can read: a line of 1 columns",
+}
+NAMES = ["hangs", "fails", "prints garbage"]
+
+
+class Machine(NamedTuple):
+    """A machine with the tests' plugins, the vendor acme, and its tool."""
+
+    folder: Path
+    capsys: pytest.CaptureFixture[str]
+
+    def tool(self, body: str) -> None:
+        path = self.folder / "bin/acme-smi"
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+
+    def command(self, *arguments: str) -> tuple[int, str, str]:
+        code = main([*arguments, "--plugins", str(self.folder / "plugins")])
+        said = self.capsys.readouterr()
+        return code, said.out, " ".join(said.err.split())
+
+    def run(self, case: str, *arguments: str) -> tuple[int, str, str]:
+        given = ["--case", case, "--scale", "smoke", "--python", sys.executable, "--runs", str(self.folder / "runs")]
+        return self.command(*given, *arguments)
+
+    def result(self, case: str, *arguments: str) -> dict[str, Any]:
+        code, out, err = self.run(case, "--json", *arguments)
+        assert code == 0, err
+        (result,) = json.loads(out)
+        assert isinstance(result, dict)
+        return result
+
+
+def devices(*rows: str) -> str:
+    """The body of a tool that prints these rows: memory total and used in MiB, power in W, load in per cent."""
+    return "\n".join(f"echo '{index}, Acme A1, {row}'" for index, row in enumerate(rows))
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Machine:
+    folder = Path(shutil.copytree(PLUGINS, tmp_path / "plugins"))
+    (folder / "vendors/acme").mkdir()
+    (folder / "vendors/acme/vendor.yaml").write_text(VENDOR)
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("ACME_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("FAKE_DEVICES", raising=False)
+    monkeypatch.setattr("levelfield.node.rank_processes.SETTLE_SECONDS", 0.5)
+    return Machine(tmp_path, capsys)
+
+
+@pytest.mark.parametrize(("body", "reason"), SILENT.items(), ids=NAMES)
+def test_without_a_named_vendor_the_run_is_refused(machine: Machine, body: str, reason: str) -> None:
+    machine.tool(body)
+    for arguments in ([], ["--dry-run"]):
+        code, _, said = machine.run("tiny:torch", *arguments)
+        assert code == 2 and f"vendor acme: {reason}" in said and "`:cpu`" in said
+    assert not (machine.folder / "runs").exists()
+
+
+@pytest.mark.parametrize(("body", "reason"), SILENT.items(), ids=NAMES)
+def test_the_named_vendor_is_refused_and_its_dry_run_says_why(machine: Machine, body: str, reason: str) -> None:
+    machine.tool(body)
+    code, _, said = machine.run("tiny:fake:acme")
+    assert code == 2 and f"found 0 x A1 (vendor acme), expected 1: {reason}" in said
+    code, out, _ = machine.run("tiny:fake:A1:1:2", "--dry-run", "--json")
+    plan = json.loads(out)[0]["plan"]
+    assert code == 0 and plan["hardware"]["assumed"]
+    assert len(plan["notices"]) == 1 and plan["notices"][0].startswith(f"vendor acme: {reason}")
+    code, out, _ = machine.run("tiny:fake:A1:1:2", "--dry-run")
+    assert "notice       vendor acme: acme-smi" in out
+
+
+@pytest.mark.parametrize(("body", "reason"), SILENT.items(), ids=NAMES)
+def test_the_cpu_by_name_says_that_the_vendor_is_not_used(machine: Machine, body: str, reason: str) -> None:
+    machine.tool(body)
+    code, out, _ = machine.run("tiny:torch:cpu", "--dry-run")
+    assert code == 0 and f"notice       vendor acme is not used: {reason}"[:60] in out
+
+
+@pytest.mark.parametrize(("body", "reason"), SILENT.items(), ids=NAMES)
+def test_the_list_of_vendors_says_why_nothing_is_known(machine: Machine, body: str, reason: str) -> None:
+    machine.tool(body)
+    code, out, _ = machine.command("list", "vendors")
+    assert code == 0 and f"acme: {reason}" in " ".join(out.split())
+    _, out, _ = machine.command("list", "vendors", "--json")
+    (row,) = [row for row in json.loads(out)["vendors"] if row["name"] == "acme"]
+    assert row["devices"] is None and row["problem"].startswith(reason)
+
+
+# -- units
+
+
+def test_a_total_memory_that_is_not_the_chips_is_said_and_not_used(machine: Machine) -> None:
+    """MB printed for MiB: 4.9 % more than there is."""
+    machine.tool(devices("68719, 500, 90, 0"))
+    result = machine.result("tiny:fake:acme")
+    assert result["memory"]["capacity_bytes"] == 65536 * 2**20
+    peak = result["memory"]["device_used_peak"]
+    assert peak["value"] is None and "the tool's total memory is 72057094144 bytes" in peak["reason"]
+    (said,) = [w for w in result["warnings"] if w.startswith("vendor acme: device 0: the tool's total memory")]
+    assert "4.9% apart, so that its unit or its place is wrong" in said
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ("65536, 500, 0.5, 0", "found 0.5, expected 5 to 10000"),
+        ("65536, 500, 0, 0", "found 0, expected 5 to 10000"),
+        ("65536, 500, 90000, 0", "found 90000, expected 5 to 10000"),
+    ],
+)
+def test_a_power_that_no_accelerator_draws_is_no_energy(machine: Machine, row: str, says: str) -> None:
+    machine.tool(devices(row))
+    joules = machine.result("tiny:fake:acme")["energy"]["joules"]
+    assert joules["value"] is None and says in joules["reason"]
+
+
+def test_more_memory_in_use_than_there_is_is_no_peak(machine: Machine) -> None:
+    machine.tool(devices("65536, 70000, 90, 0"))
+    peak = machine.result("tiny:fake:acme")["memory"]["device_used_peak"]
+    assert peak["value"] is None and "in use, expected at most the device's 68719476736" in peak["reason"]
+
+
+# -- devices that are lost, and devices that others use
+
+
+def test_a_device_that_is_lost_after_the_plan_costs_its_figures_and_is_named(machine: Machine) -> None:
+    calls = machine.folder / "calls"
+    both, one = devices("65536, 500, 90, 0", "65536, 500, 90, 0"), devices("65536, 500, 90, 0")
+    machine.tool(f'echo x >> {calls}\nif [ "$(wc -l < {calls})" -le 2 ]; then\n{both}\nelse\n{one}\nfi')
+    result = machine.result("tiny:fake:acme:1:2")
+    assert result["status"]["word"] == "valid" and result["devices"] == 2
+    peak, joules = result["memory"]["device_used_peak"], result["energy"]["joules"]
+    assert peak["value"] is None and "the tool shows no whole record of device 1" in peak["reason"]
+    assert joules["value"] is None and joules["reason"].startswith("device 1: ")
+    assert any(w.startswith("device 1 could not be read before the training") for w in result["warnings"])
+
+
+BUSY, IDLE = "65536, 30000, 300, 97", "65536, 500, 90, 3"
+
+
+def test_a_device_that_others_use_is_left_to_them_while_idle_ones_are_there(machine: Machine) -> None:
+    machine.tool(devices(BUSY, IDLE, IDLE))
+    result = machine.result("tiny:fake:acme:1:2")
+    plan = json.loads((machine.folder / "runs" / result["run_id"] / "plan.json").read_text())
+    assert plan["hardware"]["device_indices"] == [1, 2]
+    assert plan["hardware"]["visible"] == {"ACME_VISIBLE_DEVICES": "1,2"}
+    (notice,) = plan["notices"]
+    assert notice.startswith("device 0 is left out: others use device 0: 29.3 GiB of 64.0 GiB, load 97%")
+    assert [(d["device"], d["in_use"]) for d in result["other_use"]["devices"]] == [("1", False), ("2", False)]
+
+
+def test_a_device_that_others_use_and_that_is_needed_is_named_in_plan_and_result(machine: Machine) -> None:
+    machine.tool(devices(BUSY, IDLE))
+    _, out, _ = machine.run("tiny:fake:acme:1:2", "--dry-run")
+    assert "notice       others use device 0: 29.3 GiB of 64.0 GiB, load 97% when it was" in out
+    result = machine.result("tiny:fake:acme:1:2")
+    first, second = result["other_use"]["devices"]
+    assert (first["in_use"], first["load"], first["memory_used"]["value"]) == (True, 0.97, 30000 * 2**20)
+    assert (second["in_use"], second["load"]) == (False, 0.03)
+    said = "others use device 0: 29.3 GiB of 64.0 GiB, load 97% before the training (limits: 10% of memory, 10% load)"
+    assert said in result["warnings"]
+
+
+def test_the_hosts_own_load_is_recorded_for_accelerators_too(machine: Machine) -> None:
+    machine.tool(devices(IDLE))
+    used = machine.result("tiny:fake:acme")["other_use"]
+    assert used["host_cores"] >= 1 and used["host_before"]["value"] >= 0 and used["host_in_window"]["value"] >= 0
+
+
+def test_hidden_devices_let_the_cpu_be_taken(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.tool("exit 9")
+    monkeypatch.setenv("ACME_VISIBLE_DEVICES", "")
+    code, out, _ = machine.run("tiny:torch", "--dry-run")
+    assert code == 0 and "1 x 1 cpu" in out

@@ -1,0 +1,71 @@
+"""Patterns of vendor.yaml have a time limit: a text that a pattern does not fit never stops a run."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from declared_specs import spec_of
+from levelfield.contracts import patterns
+from levelfield.contracts.command import CommandOutput
+from levelfield.contracts.declared import DeclaredVendor
+from levelfield.contracts.readings import SAMPLED
+from levelfield.contracts.vendor import Device, DeviceList
+
+EXPONENTIAL = "(a|aa)+"  # 2 to the 30th ways to read sixty a
+TEXT = "a" * 60 + "b"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "LIMIT_SECONDS", 0.1)
+
+
+def test_an_exponential_pattern_ends_at_the_limit_with_its_name() -> None:
+    before = time.process_time()
+    for search in (patterns.every_match, patterns.first_match, patterns.whole_match):
+        with pytest.raises(ValueError, match=r"the pattern '\^\(a\|aa\)\+\$' took more than 0.1 s"):
+            search(f"^{EXPONENTIAL}$", TEXT)
+    assert time.process_time() - before < 5
+
+
+def test_what_fits_is_found_at_every_line() -> None:
+    assert [m["n"] for m in patterns.every_match(r"^(?P<n>\d)$", "1\n2\nx\n")] == ["1", "2"]
+    assert [m["n"] for m in patterns.every_match(r"^(?P<n>\d)$", "1\n2\nx\n", 2)] == ["2"]
+    assert patterns.every_match(r"^(?P<n>\d)$", "1\n2\nx\n", 0, 1)[0].start() == 0
+    assert patterns.first_match(r"^v (\S+)$", "x\nv 2\n")[1] == "2" and patterns.first_match("y", "x") is None
+    assert patterns.whole_match(r"card(\d)", "card7")[1] == "7" and patterns.whole_match(r"card\d", "card77") is None
+
+
+@pytest.mark.parametrize(
+    "monitor",
+    [
+        f"""
+monitor:
+  command: [acme-smi]
+  format: pattern
+  patterns: ['^(?P<index>{EXPONENTIAL})$']
+  fields: {{index: {{}}}}
+""",
+        f"""
+monitor:
+  command: [acme-smi]
+  format: csv
+  columns: 1
+  fields: {{index: {{column: 1, matching: "{EXPONENTIAL}"}}}}
+""",
+    ],
+    ids=["pattern", "matching"],
+)
+def test_a_monitor_whose_pattern_does_not_end_is_one_without_an_answer(monitor: str) -> None:
+    adapter = DeclaredVendor(spec_of(monitor), lambda argv, seconds: CommandOutput(TEXT + "\n"))
+    found = adapter.devices()
+    assert isinstance(found, DeviceList) and found == [] and "took more than 0.1 s" in (found.problem or "")
+    (sample,) = adapter.sample([Device(0, None, "", None)])
+    assert set(sample.reasons) == set(SAMPLED) and "took more than 0.1 s" in sample.reasons["power_watts"]
+
+
+def test_a_version_whose_pattern_does_not_end_is_unreadable() -> None:
+    spec = spec_of(f"software: {{driver: {{command: [acme-smi], pattern: '^{EXPONENTIAL}$'}}}}")
+    found = DeclaredVendor(spec, lambda argv, seconds: CommandOutput(TEXT)).software()
+    assert found["driver"] == "unreadable: the pattern '^(a|aa)+$' took more than 0.1 s"

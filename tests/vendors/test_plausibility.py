@@ -1,0 +1,72 @@
+"""Values that cannot be right on a device: the limits, from both sides."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from adapters import load_spec
+from levelfield.contracts.plausibility import checked, memory_fault, plausible
+from levelfield.contracts.vendor import Device, DeviceList, Sample
+
+SPEC, HOST = load_spec("nvidia"), load_spec("cpu")
+H100 = SPEC.chip("H100")
+BYTES = 80 * 2**30
+DEVICE = Device(0, "H100-SXM5-80GB", "NVIDIA H100 80GB HBM3", 81559 * 2**20)
+
+
+@pytest.mark.parametrize(
+    ("memory", "is_right"),
+    [
+        (BYTES, True),
+        (81559 * 2**20, True),  # as nvidia-smi prints it
+        (round(BYTES * 0.971), True),
+        (round(BYTES * 0.969), False),
+        (round(BYTES * 1.031), False),
+        (81559 * 10**6, False),  # MiB read as MB
+        (81559, False),
+        (None, True),
+    ],
+)
+def test_the_tools_memory_is_within_three_per_cent_of_the_chips(memory: int | None, is_right: bool) -> None:
+    device = replace(DEVICE, memory_bytes=memory)
+    assert (memory_fault(device, H100) is None) is is_right
+    found = checked(SPEC, DeviceList([device]))
+    assert found == [device] and (found.problem is None) is is_right
+    sample = plausible(SPEC, device, Sample(0, memory_used_bytes=7))
+    assert (sample.memory_used_bytes == 7) is is_right and bool(sample.reasons) is not is_right
+
+
+def test_an_unknown_chip_is_held_to_nothing() -> None:
+    assert memory_fault(replace(DEVICE, chip=None, memory_bytes=5), None) is None
+    assert checked(SPEC, DeviceList([replace(DEVICE, chip=None, memory_bytes=5)])).problem is None
+
+
+def test_a_problem_of_the_tool_and_a_wrong_memory_are_both_named() -> None:
+    found = checked(SPEC, DeviceList([replace(DEVICE, memory_bytes=5)], "device 1: lost"))
+    assert (found.problem or "").startswith(
+        "device 1: lost; device 0: the tool's total memory is 5 bytes, and chip H100"
+    )
+
+
+@pytest.mark.parametrize(("watts", "is_right"), [(0, False), (0.5, False), (4.99, False), (5, True), (math.nan, False)])
+def test_an_accelerator_draws_some_watts_and_a_share_of_a_host_may_draw_none(watts: float, is_right: bool) -> None:
+    sample = Sample(0, power_watts=watts)
+    assert (plausible(SPEC, DEVICE, sample).power_watts is not None) is is_right
+    assert plausible(HOST, replace(DEVICE, chip="cpu"), sample) == sample
+
+
+def test_memory_in_use_is_at_most_what_there_is() -> None:
+    whole = Sample(0, memory_used_bytes=81559 * 2**20)
+    assert plausible(SPEC, DEVICE, whole) is whole
+    above = plausible(SPEC, DEVICE, replace(whole, memory_used_bytes=81559 * 2**20 + 1))
+    assert above.memory_used_bytes is None and "expected at most the device's" in above.reasons["memory_used_bytes"]
+
+
+def test_reasons_of_the_tool_stay() -> None:
+    sample = Sample(0, power_watts=0.0, reasons={"energy_joules": "no counter"})
+    assert plausible(SPEC, DEVICE, sample).reasons == {
+        "energy_joules": "no counter",
+        "power_watts": "found 0 W, expected at least 5 W of an accelerator",
+    }
