@@ -216,3 +216,16 @@ def test_the_a800_has_the_rates_of_the_a100() -> None:
     assert first.matmul_flops_per_second == second.matmul_flops_per_second
     assert first.node is not None and second.node is not None
     assert second.node.bytes_per_second < first.node.bytes_per_second
+
+
+def test_the_network_has_its_own_efficiency_and_fp8_its_own_rate() -> None:
+    node, both, network = (
+        estimate(layout, network_efficiency=share).time.data
+        for layout, share in (("DP8SH1", 0.5), ("DP64SH1", None), ("DP64SH1", 0.5))
+    )
+    assert node == estimate("DP8SH1").time.data
+    assert network == pytest.approx(2 * both, rel=0.01)
+    slow, fast = (estimate("DP1", case="flagperf_llama3_8b_fp8", fp8_efficiency=n).time.compute for n in (0.5, 1))
+    work = Registry().case("flagperf_llama3_8b_fp8").work("full")
+    flops = 3 * 2 * 6_979_321_856 * work.training.tokens_per_step  # the matrices of 32 layers
+    assert slow - fast == pytest.approx(flops / 200e12, rel=1e-3)
