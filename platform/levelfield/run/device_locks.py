@@ -5,8 +5,10 @@ A lock is a kernel lock on a file for each device. The kernel releases it when t
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,6 +16,8 @@ from pathlib import Path
 
 from levelfield.errors import RunFailed
 from levelfield.specs.plan import Plan
+
+_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe with no reader must not block
 
 
 class DeviceInUse(Exception):
@@ -49,7 +53,7 @@ def _locked(device: str, run_id: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = file.read().strip() or "another run"
+            holder = "".join(c for c in file.read(200) if c.isprintable()).strip() or "another run"
             raise DeviceInUse(
                 f"device {device} is in use by {holder}; wait for its end, or choose others by the vendor's "
                 "visible-devices variable"
@@ -61,14 +65,41 @@ def _locked(device: str, run_id: str) -> Iterator[None]:
 
 
 def _opened(path: Path) -> int:
-    """Return a descriptor of the file. Every user can read and write it, whoever made it."""
+    """Return a descriptor of the file. Every user can read and write it, whoever made it.
+
+    The folder is shared, so another user may have put anything there: no link is followed, and only a plain file with
+    one name is taken. Nothing is changed that this process did not make.
+    """
+    folder = _folder(path.parent)
     try:
-        # Without O_CREAT: in a sticky folder Linux forbids O_CREAT on a file of another user.
-        return os.open(path, os.O_RDWR)
-    except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(PermissionError):  # another user's folder
-            path.parent.chmod(0o1777)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        os.fchmod(descriptor, 0o666)
-        return descriptor
+        with suppress(FileExistsError):  # another run made it first
+            _make_file(path.name, folder)
+        descriptor = os.open(path.name, _FLAGS, dir_fd=folder)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        os.close(folder)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "found no plain file with one name", str(path))
+    return descriptor
+
+
+def _make_file(name: str, folder: int) -> None:
+    """Make the file for all users. Raises FileExistsError for one that is there, with whatever owner and kind."""
+    descriptor = os.open(name, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
+    os.fchmod(descriptor, 0o666)
+    os.close(descriptor)
+
+
+def _folder(path: Path) -> int:
+    """Return a descriptor of the folder, which is made for all users where it is absent."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        path.mkdir()
+        path.chmod(0o1777)
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise OSError(error.errno, "found no folder, or a link to one", str(path)) from error

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from levelfield.rundir.event_lines import DAMAGED, Event, event_of, whole
 from levelfield.specs.plan import Plan
 
 
@@ -40,27 +41,32 @@ class Follower:
                 self._take(event, path)
         return [self._progress(step) for step in sorted(self._ends) if step > max(before, 0)]
 
-    def _new_events(self, path: Path) -> list[dict[str, Any]]:
+    def _new_events(self, path: Path) -> list[Event]:
         with path.open("rb") as file:
             file.seek(self._offsets.get(path, 0))
-            whole, newline, _ = file.read().rpartition(b"\n")
+            lines, newline, _ = file.read().rpartition(b"\n")
         if not newline:
             return []
-        self._offsets[path] = self._offsets.get(path, 0) + len(whole) + 1
-        return [json.loads(line) for line in whole.split(b"\n") if line.startswith(b"{") and line.endswith(b"}")]
+        self._offsets[path] = self._offsets.get(path, 0) + len(lines) + 1
+        return list(_events(lines.split(b"\n")))
 
-    def _take(self, event: dict[str, Any], path: Path) -> None:
-        if event.get("event") == "begin" and path.stem == "rank0":
-            self._ends[0] = event["end_ns"]
-        if event.get("event") != "step":
-            return
+    def _take(self, event: Event, path: Path) -> None:
+        """Keep what an event shows. A damaged one shows nothing; the collector reports it."""
+        with suppress(*DAMAGED):
+            if event.get("event") == "begin" and path.stem == "rank0":
+                self._ends[0] = whole(event["end_ns"])
+            if event.get("event") == "step":
+                self._take_step(event, path)
+
+    def _take_step(self, event: Event, path: Path) -> None:
+        step = whole(event["step"])
         if path.stem == "rank0":
-            self._ends[event["step"]] = event["end_ns"]
+            self._ends[step] = whole(event["end_ns"])
         if isinstance(event.get("loss"), float):
-            self._losses[event["step"]] = event["loss"]
+            self._losses[step] = event["loss"]
         for name in ("process_peak_bytes", "reserved_peak_bytes"):
             if found := (event.get("memory") or {}).get(name):
-                self._memory = max(self._memory or 0, found)
+                self._memory = max(self._memory or 0, whole(found))
 
     def _progress(self, step: int) -> Progress:
         steps = self._plan.work.training.steps
@@ -71,6 +77,12 @@ class Follower:
 
     def _seconds_per_step(self, step: int, recent: int = 10) -> float | None:
         first = max(0, step - recent)
-        if first not in self._ends or step <= first:
+        if first not in self._ends or step <= first or self._ends[step] <= self._ends[first]:
             return None
         return (self._ends[step] - self._ends[first]) / 1e9 / (step - first)
+
+
+def _events(lines: Iterable[bytes]) -> Iterator[Event]:
+    for line in lines:
+        with suppress(ValueError):
+            yield event_of(line)

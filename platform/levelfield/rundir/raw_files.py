@@ -6,16 +6,14 @@ that another process wrote into the file. It is reported, and makes the run inva
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from levelfield.measure.raw_facts import GradientShare, HostReading, Reading, StepRecord, WeightSlice
+from levelfield.rundir.event_lines import DAMAGED, Event, event_of, whole
 from levelfield.specs.paths import RunPaths
-
-Event = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ def read_raw(paths: RunPaths) -> RawRecords:
         steps=tuple(_records(pairs, "step", _step, broken)),
         weights=tuple(w for found in _records(pairs, "weights", _weights, broken) for w in found),
         gradients=tuple(g for found in _records(pairs, "gradients", _gradients, broken) for g in found),
-        begins=dict(_records(pairs, "begin", lambda rank, e: (rank, int(e["end_ns"])), broken)),
+        begins=dict(_records(pairs, "begin", lambda rank, e: (rank, whole(e["end_ns"])), broken)),
         errors={rank: e for rank, e in pairs if e.get("event") == "error"},
         frameworks={rank: e for rank, e in pairs if e.get("event") == "framework"},
         ended=frozenset(rank for rank, e in pairs if e.get("event") == "end"),
@@ -99,9 +97,7 @@ def read_lines(path: Path, broken: list[str]) -> Iterator[Event]:
         return
     for number, line in enumerate(lines[:-1], start=1):  # after the last newline: nothing, or an incomplete line
         try:
-            event = json.loads(line)
-            if not isinstance(event, dict):
-                raise ValueError
+            event = event_of(line)
         except ValueError:
             broken.append(f"{path.name} line {number}: not an event: {line[:60]!r}")
             continue
@@ -114,18 +110,18 @@ def _records(pairs: list[tuple[int, Event]], kind: str, build: Any, broken: list
             continue
         try:
             yield build(rank, event)
-        except (KeyError, TypeError, ValueError) as error:
+        except DAMAGED as error:
             broken.append(f"rank{rank}.jsonl: a {kind} event is damaged: {type(error).__name__} {error}")
 
 
 def _step(rank: int, event: Event) -> StepRecord:
     return StepRecord(
         rank=rank,
-        step=int(event["step"]),
-        end_ns=int(event["end_ns"]),
+        step=whole(event["step"]),
+        end_ns=whole(event["end_ns"]),
         loss=_number(event["loss"]),
         grad_norm=_number(event["grad_norm"]),
-        tokens=int(event["tokens"]),
+        tokens=whole(event["tokens"]),
         tokens_checksum=_whole(event.get("tokens_checksum")),
         learning_rate=_number(event.get("learning_rate")),
         loss_scale=_number(event.get("loss_scale")),
@@ -136,13 +132,19 @@ def _step(rank: int, event: Event) -> StepRecord:
 
 def _weights(rank: int, event: Event) -> list[WeightSlice]:
     return [
-        WeightSlice(rank, name, tuple(shape), tuple((a, b) for a, b in slices), int(checksum, 16))
+        WeightSlice(
+            rank,
+            name.strip(),
+            tuple(map(whole, shape)),
+            tuple((whole(a), whole(b)) for a, b in slices),
+            int(checksum, 16),
+        )
         for name, shape, slices, checksum in event["parameters"]
     ]
 
 
 def _gradients(rank: int, event: Event) -> list[GradientShare]:
-    return [GradientShare(rank, int(event["step"]), name, float(square)) for name, square in event["squares"].items()]
+    return [GradientShare(rank, whole(event["step"]), name, float(square)) for name, square in event["squares"].items()]
 
 
 def _number(value: Any) -> float | None:
@@ -151,14 +153,14 @@ def _number(value: Any) -> float | None:
 
 
 def _whole(value: Any) -> int | None:
-    return None if value is None else int(value)
+    return None if value is None else whole(value)
 
 
 def _readings(line: Event, broken: list[str]) -> list[Reading]:
     try:
         is_before = bool(line.get("before"))
-        return [_reading(int(line["time_ns"]), sample, is_before) for sample in line["samples"]]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return [_reading(whole(line["time_ns"]), sample, is_before) for sample in line["samples"]]
+    except DAMAGED as error:
         broken.append(f"telemetry.jsonl: a reading is damaged: {type(error).__name__} {error}")
         return []
 
@@ -169,8 +171,8 @@ def _host_reading(line: Event, broken: list[str]) -> list[HostReading]:
     try:
         host = line["host"]
         own, is_before = _number(host["own_seconds"]), bool(line.get("before"))
-        return [HostReading(int(host["time_ns"]), float(host["busy_seconds"]), own, int(host["cores"]), is_before)]
-    except (KeyError, TypeError, ValueError) as error:
+        return [HostReading(whole(host["time_ns"]), float(host["busy_seconds"]), own, whole(host["cores"]), is_before)]
+    except DAMAGED as error:
         broken.append(f"telemetry.jsonl: a reading of the host is damaged: {type(error).__name__} {error}")
         return []
 
@@ -194,7 +196,8 @@ def _telemetry_reasons(telemetry: list[Event]) -> dict[str, str]:
     for line in telemetry:
         samples = line.get("samples")
         for sample in samples if isinstance(samples, list) else ():
-            found.update((sample.get("reasons") or {}) if isinstance(sample, dict) else {})
+            reasons = sample.get("reasons") if isinstance(sample, dict) else None
+            found.update({str(k): str(v) for k, v in reasons.items()} if isinstance(reasons, dict) else {})
         if "error" in line:
             found["tool"] = str(line["error"])
     return found
@@ -202,7 +205,7 @@ def _telemetry_reasons(telemetry: list[Event]) -> dict[str, str]:
 
 def _json(path: Path) -> Event:
     try:
-        content = json.loads(path.read_text())
+        content = event_of(path.read_text())
     except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
+    return content if isinstance(content.get("cause"), str) else {}

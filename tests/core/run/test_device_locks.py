@@ -105,3 +105,49 @@ def as_another_user() -> str:
     os.close(write)
     with os.fdopen(read) as said:
         return said.read()
+
+
+# ---- the folder is shared, so anybody may have planted anything there
+
+
+@pytest.mark.parametrize("kind", ["link", "link to nothing", "hard link", "pipe", "folder"])
+def test_nothing_planted_in_place_of_a_lock_is_opened_or_changed(kind: str, folder: Path, tmp_path: Path) -> None:
+    folder.mkdir()
+    victim, lock = tmp_path / "victim", folder / "fake-0.lock"
+    if kind != "link to nothing":
+        victim.write_text("precious")
+    {
+        "link": lambda: lock.symlink_to(victim),
+        "link to nothing": lambda: lock.symlink_to(victim),
+        "hard link": lambda: lock.hardlink_to(victim),
+        "pipe": lambda: os.mkfifo(lock),
+        "folder": lock.mkdir,
+    }[kind]()
+    with pytest.raises(RunFailed, match=r"device fake-0 cannot be locked: .*fake-0\.lock"), _locked("fake-0", "run"):
+        pytest.fail("it was locked")
+    assert victim.exists() == (kind != "link to nothing")
+    assert kind == "link to nothing" or (victim.read_text(), stat.S_IMODE(victim.stat().st_mode)) == ("precious", 0o644)
+
+
+def test_a_link_in_place_of_the_folder_is_not_followed(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunFailed, match="found no folder, or a link to one"), _locked("fake-0", "run"):
+        pytest.fail("it was locked")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert stat.S_IMODE((tmp_path / "elsewhere").stat().st_mode) == 0o700
+
+
+def test_a_folder_that_was_there_keeps_its_mode(folder: Path) -> None:
+    folder.mkdir(mode=0o750)
+    before = stat.S_IMODE(folder.stat().st_mode)
+    with _locked("fake-0", "run"):
+        assert stat.S_IMODE(folder.stat().st_mode) == before
+
+
+def test_what_a_lock_holds_is_shown_without_control_characters(folder: Path) -> None:
+    taken = pytest.raises(DeviceInUse)
+    with _locked("fake-0", "\x1b[2Jrun\x07" + "x" * 500), taken as raised, _locked("fake-0", "other"):
+        pytest.fail("both hold it")
+    said = str(raised.value)
+    assert "\x1b" not in said and "\x07" not in said and "[2Jrun" in said and len(said) < 350

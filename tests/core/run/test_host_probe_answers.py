@@ -59,8 +59,8 @@ def test_a_fit_is_as_good_for_small_messages_as_for_large_ones() -> None:
 @pytest.mark.parametrize(
     ("measured", "says"),
     [
-        ({}, "times of 0 size"),
-        ({1024: 1e-3}, "times of 1 size"),
+        ({}, "times of 0 message size"),
+        ({1024: 1e-3}, "times of 1 message size"),
         ({1024: 1e-3, 2048: math.nan}, "found a message of nan s"),
         ({1024: 1e-3, 2048: math.inf}, "found a message of inf s"),
         ({1024: 1e-3, 2048: 0.0}, "found a message of 0.0 s"),

@@ -1,0 +1,32 @@
+"""One line of a raw file, read without trust: another process, or a failing disk, may have written it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+Event = dict[str, Any]
+# What a wrong type, a missing key or a number without bounds raises in code that expects an event.
+DAMAGED = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
+LARGEST = 2**64  # of a whole number: times in ns, bytes, checksums
+
+
+def event_of(line: bytes | str) -> Event:
+    """Return the JSON object of a line. Raises ValueError for anything else."""
+    try:
+        found = json.loads(line)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"found {type(found).__name__}, expected an object")
+    return found
+
+
+def whole(value: Any) -> int:
+    """Return a whole number. Raises TypeError for a text, ValueError for a number beyond 2**64."""
+    if isinstance(value, str):
+        raise TypeError("found a text, expected a number")
+    number = int(value)
+    if not -LARGEST <= number <= LARGEST:
+        raise ValueError("found a number beyond 2**64")
+    return number

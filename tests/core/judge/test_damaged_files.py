@@ -1,0 +1,83 @@
+"""Raw files that a failing disk or another program wrote: each gives a result that says so, never a fault."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from levelfield.judge.collector import collect
+from levelfield.report.markdown import run_report
+from levelfield.rundir import directory
+from levelfield.rundir.follower import Follower
+from levelfield.specs.paths import RunPaths
+from recorded_runs import record_run
+
+MARK = '"@"'
+HOSTILE = ("1e999", "1" + "0" * 400, "-1", '"x"', "null", "[]", '{"a": []}', "NaN", "[" * 3000 + "]" * 3000)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunPaths:
+    paths = RunPaths(tmp_path / "run")
+    record_run(paths)
+    return paths
+
+
+def places(content: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place inside a JSON value; of a list, its first two."""
+    pairs = (
+        content.items() if isinstance(content, dict) else enumerate(content[:2]) if isinstance(content, list) else ()
+    )
+    for key, value in pairs:
+        yield (*above, key)
+        yield from places(value, (*above, key))
+
+
+def with_hostile(content: dict[str, Any]) -> Iterator[str]:
+    """The line with each value in each place, and each value in place of the line."""
+    for place in places(content):
+        changed = copy.deepcopy(content)
+        at = changed
+        for key in place[:-1]:
+            at = at[key]
+        at[place[-1]] = MARK.strip('"')
+        yield from (json.dumps(changed).replace(MARK, hostile) for hostile in HOSTILE)
+    yield from HOSTILE
+
+
+def one_of_each_kind(lines: list[str]) -> dict[str, int]:
+    """The number of the first line of each kind of event."""
+    found: dict[str, int] = {}
+    for number, line in enumerate(lines):
+        found.setdefault(str(json.loads(line).get("event")), number)
+    return found
+
+
+@pytest.mark.parametrize("name", ["events/rank0.jsonl", "telemetry.jsonl", "outcome.json"])
+def test_no_value_in_any_place_is_a_fault(name: str, run: RunPaths) -> None:
+    path, plan = run.root / name, directory.read_plan(run)
+    lines = path.read_text().splitlines() if name.endswith("l") else [path.read_text().replace("\n", " ")]
+    tried = 0
+    for number in one_of_each_kind(lines).values():
+        for line in with_hostile(json.loads(lines[number])):
+            path.write_text("\n".join([*lines[:number], line, *lines[number + 1 :]]) + "\n")
+            Follower(run.events, plan).read()
+            assert run_report(collect(run), plan)
+            tried += 1
+    assert tried > 50
+
+
+@pytest.mark.parametrize(
+    "line", ['{"event": "step", "step": 3}', "}{", '{"event": "step", "step": 1e999, "end_ns": 1}']
+)
+def test_a_damaged_event_makes_the_run_invalid_and_is_named(line: str, run: RunPaths) -> None:
+    path = run.events / "rank0.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:5], line, *lines[5:]]) + "\n")
+    result = collect(run)
+    assert result.status.word == "invalid"
+    assert any("rank0.jsonl" in reason for reason in result.status.reasons)
