@@ -5,6 +5,7 @@
     python benchmarks/planner_unseen.py --runs FILE     other runs, in the same form; none of them is in a fit
     python benchmarks/planner_unseen.py --rows          every run as well
     python benchmarks/planner_unseen.py --fit           set the constants of the programs again, then print
+    python benchmarks/planner_unseen.py --check         fit without writing; exit 4 when the files hold other values
 
 Half of the runs in benchmarks/data, chosen by the digest of their names, sets the constants of configs/planner. The
 errors are those of the other half. A sweep is a set of runs of one model by one program on equal devices.
@@ -19,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
-from pages.program_fit import FITS, fitted_values, write
+from pages.program_fit import FITS, Values, fitted_values, written
 from pages.unseen import RUNS, Judged, Questions, Run, Sweep, judged, runs_of, spread, sweeps_of
 
 TARGETS = {"speed": (0.08, 0.25), "memory": (0.07, 0.20), "tau": 0.75, "regret": 0.10}
@@ -30,20 +31,32 @@ def main() -> int:
     parser.add_argument("--runs", type=Path, default=RUNS, help="a file of published runs")
     parser.add_argument("--rows", action="store_true", help="print every run")
     parser.add_argument("--fit", action="store_true", help="fit the programs' constants and write them")
+    parser.add_argument("--check", action="store_true", help="fit, write nothing, and exit 4 when the files differ")
     options = parser.parse_args()
-    if options.fit:
-        refit(runs_of(RUNS))
+    if options.fit or options.check:
+        stale = refit(runs_of(RUNS), options.fit)
+        if options.check:
+            return 4 if stale else 0
     found = judged(runs_of(options.runs), Questions(Registry()))
     print("\n".join(report(found, options.runs == RUNS, options.rows)))
     return 0
 
 
-def refit(runs: list[Run]) -> None:
-    """Fit the constants of every program on its half of the runs, and write them where they were."""
+def refit(runs: list[Run], write: bool) -> list[Path]:
+    """Fit the constants of every program on its half of the runs. Return the files that held other values."""
+    texts: dict[Path, str] = {}
+    settled: Values = {}
     for fit in FITS:
-        values = fitted_values(fit, runs, Questions(Registry()))
-        write(fit, values)
+        values = fitted_values(fit, runs, Questions(Registry()), settled)
+        settled |= values
+        texts = written(fit, values, texts)
         print(", ".join(f"{knob.owner}.{knob.name} {value:g}" for knob, value in values.items()))
+    stale = [path for path, text in texts.items() if path.read_text() != text]
+    for path in stale:
+        print(f"{'written' if write else 'differs'}: {path.name}")
+        if write:
+            path.write_text(texts[path])
+    return stale
 
 
 def report(found: list[Judged], halved: bool, rows: bool = False) -> Iterator[str]:

@@ -115,11 +115,17 @@ class _Case:
 Values = dict[Knob, float]
 
 
-def fitted_values(fit: Fit, runs: Iterable[Run], questions: Questions) -> Values:
-    """Return the best value of each constant, from those that the files hold."""
+def fitted_values(fit: Fit, runs: Iterable[Run], questions: Questions, settled: Values) -> Values:
+    """Return the best value of each constant. The search starts in the middle of each range, so that it always ends
+    at the same place. settled: the values of earlier fits, whose rates of chips hold here."""
     cases = [_case(run, questions) for run in runs if run.fitted and run.program in fit.programs and _usable(run)]
-    values = {knob: _current(knob, fit, questions) for knob in fit.knobs}
-    return _descended(fit, values, lambda tried: statistics.mean(min(CUT, abs(_off(c, tried))) for c in cases))
+    values = {knob: float(f"{math.sqrt(knob.low * knob.high):.3g}") for knob in fit.knobs}
+    chips = {knob: value for knob, value in settled.items() if knob.of_chip}
+
+    def loss(tried: Values) -> float:
+        return statistics.mean(min(CUT, abs(_off(case, {**chips, **tried}))) for case in cases)
+
+    return _descended(fit, values, loss)
 
 
 def _usable(run: Run) -> bool:
@@ -140,13 +146,6 @@ def _lineage(constants: Constants, program: str) -> list[str]:
     while (like := constants.programs[names[-1]].like) is not None:
         names.append(like)
     return names
-
-
-def _current(knob: Knob, fit: Fit, questions: Questions) -> float:
-    if knob.of_chip:
-        return float(_chip_pattern(knob).search(_text(knob, fit))[2])  # type: ignore[index]
-    pace = questions.registry_constants(fit.file).of_program(knob.owner).pace
-    return min(knob.high, max(knob.low, float(getattr(pace, knob.name) or knob.high)))
 
 
 def _off(case: _Case, values: Values) -> float:
@@ -185,23 +184,20 @@ def _moved(
         values, best = tried, found
 
 
-def write(fit: Fit, values: Values) -> None:
-    """Put the values into configs/planner/*.yaml and vendors/nvidia/vendor.yaml. All other text stays."""
+def written(fit: Fit, values: Values, texts: dict[Path, str]) -> dict[Path, str]:
+    """Return the texts of configs/planner and vendor.yaml with the values in them. All other words stay."""
     for knob, value in values.items():
         path, pattern = _path(knob, fit), _chip_pattern(knob) if knob.of_chip else _program_pattern(knob)
         number = f"{value:.0f}" if value > 1000 else f"{value:g}"
-        text, count = pattern.subn(rf"\g<1>{number}\g<3>", path.read_text(), count=1)
+        text, count = pattern.subn(rf"\g<1>{number}\g<3>", texts.get(path) or path.read_text(), count=1)
         if count != 1:
             raise SystemExit(f"{path.name}: found no {knob.name} of {knob.owner}")
-        path.write_text(text)
+        texts = {**texts, path: text}
+    return texts
 
 
 def _path(knob: Knob, fit: Fit) -> Path:
     return ROOT / ("vendors/nvidia/vendor.yaml" if knob.of_chip else f"configs/planner/{fit.file}.yaml")
-
-
-def _text(knob: Knob, fit: Fit) -> str:
-    return _path(knob, fit).read_text()
 
 
 def _chip_pattern(knob: Knob) -> re.Pattern[str]:

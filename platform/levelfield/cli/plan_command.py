@@ -7,22 +7,23 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import get_args
 
 from levelfield.catalog import lookup
 from levelfield.catalog.registry import Registry
 from levelfield.cli.arithmetic import explained
+from levelfield.cli.asked_plan import asked_of, breakdown, nothing_fits, remarks_on
 from levelfield.cli.plugins import registry_of
-from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
 from levelfield.measure.flops import flops_per_token
 from levelfield.predict import machines, questions
 from levelfield.predict.explanation import memory_terms, time_terms
-from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, LayoutRanking, answer
+from levelfield.predict.layout_search import RECOMPUTATIONS, LayoutEstimate, LayoutQuestion, LayoutRanking, answer
 from levelfield.predict.timing import UnknownLink
 from levelfield.report.words import GIB, wrapped
+from levelfield.specs.constants import AttentionKernel
 from levelfield.specs.selector import Selector
 from levelfield.specs.vendor import Chip, VendorFile
-from levelfield.studies.local_question import question_here
 
 DESCRIPTION = """\
 Predict every layout that the case, the framework and the devices allow, fastest
@@ -34,9 +35,16 @@ examples:
   run_benchmarks.py plan llama3_70b --chip H100 --devices 16384 --top 5
   run_benchmarks.py plan llama3_8b --chip H100 --nodes 4 --network 8x400Gb/s
   run_benchmarks.py plan llama3_8b --chip H100 --framework megatron --explain 1
+  run_benchmarks.py plan llama3_8b --chip H100 --layout DP8 --micro-batch 1
+  run_benchmarks.py plan llama3_70b --chip H100 --devices 64 --beyond 5
 
+--layout shows one layout, whether it fits or not, and by how much. --program
+takes the constants of other people's training code (configs/planner).
 docs/planner.md explains the formulas and their error against published figures
 """
+
+
+KERNELS: tuple[str, ...] = get_args(AttentionKernel)
 
 
 @dataclass(frozen=True)
@@ -66,11 +74,24 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--scale", choices=("full", "smoke"), default="full", help="default: full")
     parser.add_argument("--top", type=int, default=10, metavar="N", help="rows to show (default: 10)")
+    parser.add_argument(
+        "--beyond", type=int, default=0, metavar="N", help="show N rows that do not fit, and by how much"
+    )
     parser.add_argument("--explain", type=int, metavar="ROW", help="show the arithmetic of one row, with sources")
     parser.add_argument(
         "--json", action="store_true", help="machine-readable output, with all parts of memory and time"
     )
     parser.add_argument("--chips", type=Path, metavar="FILE", help="private chips and corrections")
+    asked = parser.add_argument_group("only these rows")
+    asked.add_argument("--layout", metavar="LAYOUT", help="one layout, such as DP4TP2PP1 or DP8TP2PP1SH1SP8+seq")
+    asked.add_argument("--micro-batch", type=int, metavar="N", help="sequences of a forward pass")
+    asked.add_argument("--recompute", choices=RECOMPUTATIONS, help="what is computed again")
+    asked.add_argument("--virtual-pipeline", type=int, metavar="N", help="model chunks of a pipeline stage")
+    program = parser.add_argument_group("how the training is programmed (default: as models/* does)")
+    program.add_argument("--program", metavar="NAME", help="others' code, by its name in configs/planner/*.yaml")
+    program.add_argument("--attention", choices=KERNELS, metavar="KERNEL", help=", ".join(KERNELS))
+    program.add_argument("--overlap", type=float, metavar="SHARE", help="share of data-parallel exchange that overlaps")
+    program.add_argument("--tensor-overlap", type=float, metavar="SHARE", help="the same of tensor parallelism")
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -78,7 +99,7 @@ def execute(options: argparse.Namespace) -> int:
     registry = registry_of(options)
     vendor, chip = lookup.find_chip(registry, options.chip)
     place = _place(options)
-    question = _question(options, registry, vendor, chip, place)
+    question = asked_of(_question(options, registry, vendor, chip, place), options, place.nodes)
     found = _answered(question, chip)
     if options.explain is not None:
         return _explain(question, _row(found, options.explain), options)
@@ -101,10 +122,10 @@ def _answered(question: LayoutQuestion, chip: Chip) -> LayoutRanking:
 
 def _place(options: argparse.Namespace) -> Assumed:
     """Return the given or assumed nodes and network. Raises UsageError for counts that do not divide into nodes."""
-    for name in ("nodes", "devices", "top"):
+    for name in ("nodes", "devices", "top", "micro_batch", "virtual_pipeline"):
         value = getattr(options, name)
         if value is not None and value < 1:
-            raise UsageError(f"--{name}: found {value}, expected 1 or more")
+            raise UsageError(f"--{name.replace('_', '-')}: found {value}, expected 1 or more")
     remarks = []
     if options.nodes is None:
         devices = options.devices or machines.DEVICES_PER_NODE
@@ -141,15 +162,21 @@ def _question(
             place.devices_per_node,
             place.network_bytes_per_second,
         )
+    # Only a plan for this host runs anything, and what runs takes longer to import than most plans take.
+    from levelfield.cli.terminal import Terminal
+    from levelfield.studies.local_question import question_here
+
     found = lookup.find(registry, Selector(case=options.case, framework=options.framework, target=vendor.name))
     say = Terminal(quiet=options.json).say
     return question_here(registry, found, work, place.nodes * place.devices_per_node, say)
 
 
 def _row(found: LayoutRanking, number: int) -> LayoutEstimate:
-    if not 1 <= number <= len(found.rows):
-        raise UsageError(f"--explain {number}: expected 1 to {len(found.rows)}, the rows that fit")
-    return found.rows[number - 1]
+    rows = found.rows or found.beyond
+    if not 1 <= number <= len(rows):
+        which = "the rows that fit" if found.rows else "the rows that do not fit"
+        raise UsageError(f"--explain {number}: expected 1 to {len(rows)}, {which}")
+    return rows[number - 1]
 
 
 def _lines(
@@ -158,20 +185,19 @@ def _lines(
     capacity = f"{question.capacity_bytes / GIB:.0f} GiB each" if question.capacity_bytes else "memory unknown"
     yield f"{options.case} ({options.scale}) by {options.framework} on {place.nodes} x {place.devices_per_node}"
     yield f"{chip.name}, {capacity}; predicted, not measured"
-    yield from (wrapped(f"assumed: {remark}", 2) for remark in place.remarks)
+    yield from (wrapped(f"assumed: {remark}", 2) for remark in [*place.remarks, *remarks_on(question)])
     yield ""
     if not found.rows:
-        yield from _nothing(question, found)
+        yield from nothing_fits(question, found)
+        yield from _beyond(question, found, max(options.beyond, 1 if options.layout else 0))
         return
-    yield f"{'row':>3} {'layout':<26} {'micro':>5} {'chunks':>6} {'again':<9} {'GiB':>5} {'tokens/s':>8} {'MFU':>5}"
+    yield f"{'row':>3} {_HEAD} {'MFU':>5}"
     for number, row in enumerate(found.rows[: options.top], 1):
-        tuning = row.tuning
-        yield (
-            f"{number:>3} {row.layout!s:<26} {tuning.micro_batch:>5} {tuning.virtual_pipeline:>6} "
-            f"{tuning.recompute:<9} {row.memory.total / GIB:>5.1f} {row.tokens_per_second:>8,.0f} "
-            f"{_utilisation(question, chip, row)}"
-        )
+        yield f"{number:>3} {_cells(row)} {_utilisation(question, chip, row)}"
     yield ""
+    if options.layout:
+        yield from [*breakdown(found.rows[0]), ""]
+    yield from _beyond(question, found, options.beyond)
     yield wrapped(
         f"{len(found.rows):,} of {found.considered:,} layouts fit. tokens/s is per device, GiB of the fullest device; "
         "again: what is recomputed; chunks: per pipeline stage. MFU is by formula palm, of the "
@@ -180,13 +206,28 @@ def _lines(
     )
 
 
-def _nothing(question: LayoutQuestion, found: LayoutRanking) -> Iterator[str]:
-    if found.nearest is None:
-        yield f"no layout on {question.devices} devices: heads, layers and global batch do not divide"
+_HEAD = f"{'layout':<26} {'micro':>5} {'chunks':>6} {'again':<9} {'GiB':>5} {'tokens/s':>8}"
+
+
+def _cells(row: LayoutEstimate) -> str:
+    tuning = row.tuning
+    return (
+        f"{row.layout!s:<26} {tuning.micro_batch:>5} {tuning.virtual_pipeline:>6} {tuning.recompute:<9} "
+        f"{row.memory.total / GIB:>5.1f} {row.tokens_per_second:>8,.0f}"
+    )
+
+
+def _beyond(question: LayoutQuestion, found: LayoutRanking, count: int) -> Iterator[str]:
+    """Yield the rows that do not fit and need least, with what they need beyond the memory."""
+    rows = found.beyond[:count]
+    if not rows or question.capacity_bytes is None:
         return
-    need, have = found.nearest.memory.total / GIB, (question.capacity_bytes or 0) / GIB
-    yield "no layout fits; the smallest is"
-    yield f"  {found.nearest.layout} micro-batch {found.nearest.tuning.micro_batch}: {need:.1f} GiB, of {have:.1f} GiB"
+    yield f"{'':>3} {_HEAD} {'over':>6}"
+    for row in rows:
+        yield f"{'':>3} {_cells(row)} {(row.memory.total - question.capacity_bytes) / GIB:>+6.1f}"
+    yield ""
+    if count == 1:
+        yield from [*breakdown(rows[0]), ""]
 
 
 def _utilisation(question: LayoutQuestion, chip: Chip, row: LayoutEstimate) -> str:
@@ -220,6 +261,7 @@ def _content(question: LayoutQuestion, chip: Chip, place: Assumed, found: Layout
         "considered": found.considered,
         "nearest": _row_content(found.nearest) if found.nearest else None,
         "rows": [_row_content(row) for row in found.rows[:top]],
+        "beyond": [_row_content(row) for row in found.beyond],
     }
 
 

@@ -16,7 +16,6 @@ import pytest
 from levelfield.run.host_load import HostCounters, host_counters
 
 SPIN_SECONDS = 0.4
-TICK_SECONDS = 0.02  # of the kernel's clock, twice: a difference of two counts
 SPIN = f"import time\nwhile time.process_time() < {SPIN_SECONDS}: pass\n"
 
 
@@ -35,8 +34,8 @@ def test_a_child_that_has_ended_is_ones_own_time() -> None:
     before = counters()
     subprocess.run([sys.executable, "-c", SPIN], check=True)
     after = counters()
-    assert own(after) - own(before) >= SPIN_SECONDS - TICK_SECONDS
-    assert after["busy_seconds"] - before["busy_seconds"] >= SPIN_SECONDS - 5 * TICK_SECONDS
+    assert own(after) - own(before) >= 0.9 * SPIN_SECONDS  # the kernel counts in hundredths
+    assert after["busy_seconds"] - before["busy_seconds"] >= 0.9 * SPIN_SECONDS
     assert after["cores"] == len(os.sched_getaffinity(0)) and after["time_ns"] > before["time_ns"]
 
 
@@ -49,7 +48,7 @@ def test_a_grandchild_that_still_runs_is_ones_own_time() -> None:
         risen = own(counters()) - own(before)
         for process in (*psutil.Process(shell.pid).children(recursive=True), shell):
             process.kill()
-    assert risen >= SPIN_SECONDS - TICK_SECONDS
+    assert risen >= SPIN_SECONDS
 
 
 @contextmanager

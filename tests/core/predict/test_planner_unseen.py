@@ -1,0 +1,106 @@
+"""The planner against published runs that it was not fitted to, and the command that measures it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from levelfield.catalog.registry import Registry
+
+ROOT = Path(__file__).resolve().parents[3]
+COMMAND = [sys.executable, str(ROOT / "benchmarks" / "planner_unseen.py")]
+
+
+@pytest.fixture(scope="module")
+def unseen(request: pytest.FixtureRequest) -> ModuleType:
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    request.addfinalizer(lambda: sys.path.remove(str(ROOT / "benchmarks")))
+    from pages import unseen
+
+    return unseen
+
+
+@pytest.fixture(scope="module")
+def found(unseen: ModuleType) -> list[Any]:
+    return list(unseen.judged(unseen.runs_of(unseen.RUNS), unseen.Questions(Registry())))
+
+
+def test_half_of_the_runs_are_held_out(found: list[Any]) -> None:
+    held_out = [j for j in found if not j.run.fitted]
+    assert len(found) == 486 and 230 <= len(held_out) <= 243
+    assert sum(j.run.ran_out for j in found) == 200
+
+
+def test_speed_and_memory_of_the_held_out_half(unseen: ModuleType, found: list[Any]) -> None:
+    held_out = [j for j in found if not j.run.fitted]
+    count, middle, high = unseen.spread(j.speed_off for j in held_out)
+    assert count > 120 and middle < 0.08 and high < 0.25
+    _, middle, high = unseen.spread(j.memory_off for j in held_out)
+    assert middle < 0.07 and high < 0.20
+
+
+def test_no_group_is_off_by_more_than_a_fifth_in_the_middle(unseen: ModuleType, found: list[Any]) -> None:
+    groups = {j.run.group for j in found}
+    middles = {g: unseen.spread(j.speed_off for j in found if j.run.group == g)[1] for g in groups}
+    assert {g for g, middle in middles.items() if middle > 0.2} == set()
+
+
+def test_what_ran_fits_and_what_did_not_does_not(found: list[Any]) -> None:
+    ran, out = [j for j in found if not j.run.ran_out and j.run.stated], [j for j in found if j.run.ran_out]
+    assert sum(j.estimate.fits for j in ran) >= len(ran) - 2
+    assert sum(not j.estimate.fits for j in out) >= 0.9 * len(out)
+
+
+def test_the_first_ranked_layout_ran_in_every_sweep(unseen: ModuleType, found: list[Any]) -> None:
+    sweeps = unseen.sweeps_of(found)
+    assert len(sweeps) >= 11 and all(s.first_ran for s in sweeps)
+    taus = sorted(s.tau for s in sweeps if s.tau is not None)
+    assert taus[len(taus) // 2] > 0.75
+
+
+def test_a_wrong_prediction_is_seen(unseen: ModuleType) -> None:
+    """An order turned about, an error of a third and a layout that ran out are each in the figures."""
+    assert unseen.kendall([(1, 10), (2, 20), (3, 30)]) == 1
+    assert unseen.kendall([(3, 10), (2, 20), (1, 30)]) == -1
+    assert unseen.kendall([(1, 20), (2, 10), (3, 30)]) == pytest.approx(1 / 3)
+    count, middle, high = unseen.spread([0.01, -0.3, None, 0.02])
+    assert (count, middle, high) == (3, 0.02, 0.3)
+
+
+def test_a_first_ranked_run_that_ran_out_is_seen(unseen: ModuleType, found: list[Any]) -> None:
+    out = next(j for j in found if j.run.ran_out and not j.estimate.fits)
+    ran = next(j for j in found if j.run.rate and j.estimate.fits)
+    fits = unseen.replace(out.estimate, fits=True, tokens_per_second=1e9)
+    sweep = unseen.Sweep("planted", (ran, unseen.Judged(out.run, fits)))
+    assert not sweep.first_ran and sweep.regret == 1
+    assert unseen.Sweep("as it was", (ran, out)).first_ran
+
+
+def test_another_file_of_runs_is_in_no_fit(unseen: ModuleType, tmp_path: Path) -> None:
+    run = next(r for r in unseen.runs_of(unseen.RUNS) if r.name == "sc21-39B")
+    row = {**run.row, "tokens_per_second_per_device": 2 * run.rate}
+    (tmp_path / "runs.json").write_text(json.dumps({"rows": [row]}))
+    command = [*COMMAND, "--runs", str(tmp_path / "runs.json"), "--rows"]
+    done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": str(ROOT / "platform")})
+    assert done.returncode == 0, done.stderr
+    assert "1 runs, 0 of them out of memory; 1 all in no fit" in done.stdout
+    line = next(line for line in done.stdout.splitlines() if line.startswith("all "))
+    assert float(line.split()[1].rstrip("%")) == pytest.approx(50, abs=5)
+
+
+def test_every_program_that_a_row_names_is_in_the_planners_files(unseen: ModuleType) -> None:
+    registry = Registry()
+    known = {name for f in registry.constants_files for name in registry.constants(f).programs}  # type: ignore[union-attr]
+    assert {name for _, name in unseen.PROGRAMS} <= known
+
+
+def test_what_is_committed_is_what_the_fit_of_programs_finds() -> None:
+    done = subprocess.run(
+        [*COMMAND, "--check"], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT / "platform")}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,218 @@
+"""Other people's programs: what their constants may be, and what each of them does to a prediction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from levelfield.catalog.registry import Registry
+from levelfield.predict.collectives import Link
+from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, SupportedParallelism, predict
+from levelfield.predict.machines import ATTENTION_SHARES, REACHABLE, machine_of
+from levelfield.predict.setup import setup_of
+from levelfield.predict.timing import Machine
+from levelfield.specs.constants import Constants, MemoryModel, Pace
+from levelfield.specs.layout import parse_layout
+from levelfield.specs.tuning import Tuning
+from levelfield.specs.vendor import Chip
+from pydantic import ValidationError
+
+MACHINE = Machine(
+    100e12, 200e12, 1e12, Link(1e-6, 100e9), Link(1e-5, 80e9), 8, attention={"flash1": 20e12, "flash2": 40e12}
+)
+PLAIN: dict[str, Any] = {"matmul_efficiency": 1, "communication_efficiency": 1, "overlap": 0}
+
+
+def constants(keeping: dict[str, Any] | None = None, programs: dict[str, Any] | None = None, **pace: Any) -> Constants:
+    return Constants.model_validate(
+        {
+            "framework": "torch",
+            "keeping": keeping or {},
+            "pace": {**PLAIN, **pace},
+            "programs": programs or {},
+        }
+    )
+
+
+def estimate(
+    layout: str,
+    keeping: dict[str, Any] | None = None,
+    case: str = "llama3_8b",
+    recompute: str = "none",
+    micro_batch: int = 1,
+    **pace: Any,
+) -> LayoutEstimate:
+    parsed = parse_layout(layout).layout
+    question = LayoutQuestion(
+        work=Registry().case(case).work("full"),
+        machine=MACHINE,
+        constants=constants(keeping, **pace),
+        offer=SupportedParallelism(frozenset(), ("none",)),
+        on_host=False,
+        devices=parsed.world_size,
+        capacity_bytes=None,
+    )
+    tuning = Tuning.model_validate({"layout": parsed, "micro_batch": micro_batch, "recompute": recompute})
+    return predict(question, tuning)
+
+
+def program(**fields: Any) -> dict[str, Any]:
+    return {"title": "somebody's", "source": "somewhere", **fields}
+
+
+def test_a_program_takes_what_it_is_like_and_changes_it() -> None:
+    found = constants(
+        overlap=0.1,
+        programs={
+            "one": program(pace={"overlap": 0.5, "product_traffic": 3}, keeping={"norm_bytes": 8}),
+            "two": program(like="one", pace={"product_traffic": 4}),
+        },
+    )
+    two = found.of_program("two")
+    assert (two.pace.overlap, two.pace.product_traffic, two.keeping.norm_bytes) == (0.5, 4, 8)
+    assert (found.pace.overlap, found.of_program("one").pace.product_traffic) == (0.1, 3)
+
+
+@pytest.mark.parametrize(
+    ("programs", "says"),
+    [
+        ({"one": program(pace={"overlap": 2})}, "programs.one: overlap"),
+        ({"one": program(pace={"overlaps": 0.5})}, "programs.one: overlaps"),
+        ({"one": program(keeping={"reserve_bytes": 9_000_000_000})}, "programs.one: reserve_bytes"),
+        ({"one": program(like="three")}, "found 'three'"),
+        ({"one": program(like="two"), "two": program(like="one")}, "without a circle"),
+    ],
+)
+def test_no_constant_leaves_its_range(programs: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        constants(programs=programs)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "wrong"),
+    [
+        (Pace, "matmul_efficiency", 1.3),
+        (Pace, "product_traffic", 0.5),
+        (Pace, "elementwise_traffic", 9),
+        (Pace, "bucket_bytes", 1e5),
+        (Pace, "tensor_overlap", -0.1),
+        (MemoryModel, "fragmentation", 0.5),
+        (MemoryModel, "norm_bytes", 20),
+        (MemoryModel, "logit_bytes", 40),
+    ],
+)
+def test_each_range_holds(model: type[Any], name: str, wrong: float) -> None:
+    with pytest.raises(ValidationError, match=name):
+        model.model_validate({**(PLAIN if model is Pace else {}), name: wrong})
+
+
+def test_attention_runs_at_its_kernels_rate() -> None:
+    """At 8,192 tokens: 4 s h of FLOPs a token and layer, half of it masked, blocks of 128 on the diagonal, and 3.5
+    forward passes in both directions."""
+    slow, fast = (estimate("DP1", attention=kernel).time.compute for kernel in ("flash1", "flash2"))
+    work = Registry().case("llama3_8b").work("full")
+    flops = 3.5 * 2 * work.training.tokens_per_step * 8192 * 4096 * 32 * (1 + 128 / 8192)
+    assert slow - fast == pytest.approx(flops / 20e12 - flops / 40e12, rel=1e-6)
+
+
+def test_recomputed_attention_is_one_forward_pass() -> None:
+    times = {
+        (kernel, again): estimate("DP1", recompute=again, attention=kernel).time.compute
+        for kernel in ("flash1", "flash2")
+        for again in ("none", "full")
+    }
+    extra = [times[kernel, "full"] - times[kernel, "none"] for kernel in ("flash1", "flash2")]
+    whole = times["flash1", "none"] - times["flash2", "none"]
+    assert extra[0] - extra[1] == pytest.approx(whole / 3.5, rel=1e-6)
+
+
+def test_traffic_makes_small_products_slow() -> None:
+    """Traffic counts more for tensor-parallel slices, which have less to compute for each byte."""
+    gains = []
+    for layout in ("DP1", "TP8"):
+        one, four = (estimate(layout, product_traffic=n).time.compute for n in (1, 4))
+        gains.append(four / one)
+    assert gains[1] > gains[0] > 1
+
+
+def test_unfused_elementwise_work_is_not_divided_by_tensor_parallelism() -> None:
+    extra = [
+        estimate(layout, elementwise_traffic=4).time.compute - estimate(layout).time.compute
+        for layout in ("DP1", "TP4", "TP4+seq")
+    ]
+    assert extra[0] / 4 < extra[1] and extra[2] == pytest.approx(extra[0] / 4, rel=1e-3)
+
+
+def test_zero_2_and_3_reduce_every_micro_batch() -> None:
+    def data(layout: str, micro_batch: int) -> float:
+        return estimate(layout, micro_batch=micro_batch).time.data
+
+    assert data("DP8SH1", 1) == pytest.approx(data("DP8SH1", 8))
+    assert data("DP8SH2", 1) > 6 * data("DP8SH2", 8)
+    assert data("DP8SH3", 1) == pytest.approx(8 * data("DP8SH3", 8))
+
+
+def test_no_more_communication_overlaps_than_there_is_computation() -> None:
+    found = estimate("DP8SH3", overlap=1)
+    assert found.time.data == 0
+    slow = replace(MACHINE, node=Link(1e-6, 1e9))
+    question = LayoutQuestion(
+        Registry().case("llama3_8b").work("full"),
+        slow,
+        constants(overlap=1),
+        SupportedParallelism(frozenset(), ("none",)),
+        False,
+        8,
+        None,
+    )
+    bound = predict(question, Tuning(layout=parse_layout("DP8SH3").layout)).time
+    alone = replace(question, constants=constants(overlap=0))
+    free = predict(alone, Tuning(layout=parse_layout("DP8SH3").layout)).time
+    assert bound.data == pytest.approx(free.data - free.compute, rel=1e-6)
+
+
+def test_buckets_pay_the_latency_of_the_network_again() -> None:
+    whole, buckets = (estimate("DP64SH1", bucket_bytes=size).time.data for size in (None, 1e7))
+    assert buckets > 2 * whole
+
+
+def test_shards_in_a_node_are_reduced_over_its_replicas() -> None:
+    """Gathers stay in the node; a rank's eighth of the gradients goes over the network."""
+    hybrid, whole = (estimate(layout).time.data for layout in ("DP64SH3SP8", "DP64SH3SP64"))
+    assert hybrid != whole
+    inside = estimate("DP8SH3SP8").time.data / 8  # an eighth of its micro-batches
+    assert hybrid > inside
+
+
+def test_gathered_logits_take_memory_and_traffic_on_every_rank() -> None:
+    apart, gathered = (estimate("TP8", {"logit_bytes": 4, "gathered_logit_bytes": n}, micro_batch=2) for n in (0, 12))
+    assert gathered.memory.logits - apart.memory.logits == 12 * 2 * 8192 * 128256
+    assert gathered.time.compute > apart.time.compute
+
+
+def test_uneven_stages_hold_all_layers_and_the_largest_come_first() -> None:
+    setup = setup_of(Registry().case("llama3_8b").work("full"), Tuning(layout=parse_layout("PP5").layout), False)
+    assert [setup.layers_of(stage) for stage in range(5)] == [7, 7, 6, 6, 6]
+    whole, uneven = (estimate(layout).time for layout in ("DP1", "PP5"))
+    assert 5 * uneven.compute == pytest.approx(whole.compute)
+
+
+def test_chips_without_a_measurement_reach_the_usual_share() -> None:
+    a100 = Registry().vendor_file("nvidia").chip("A100-SXM4-80GB")
+    assert a100 is not None
+    bare: Chip = a100.model_copy(update={"achievable": {}, "attention": {}})
+    found = machine_of(bare, "bf16", 8, None)
+    assert found.matmul_flops_per_second == pytest.approx(REACHABLE * 312e12)
+    assert found.attention["flash2"] == pytest.approx(ATTENTION_SHARES["flash2"] * REACHABLE * 312e12)
+    assert machine_of(a100, "bf16", 8, None).attention["flash2"] == a100.attention["flash2"].tflops * 1e12
+    assert machine_of(a100, "fp32", 8, None).attention == {}
+
+
+def test_the_a800_has_the_rates_of_the_a100() -> None:
+    one, other = (Registry().vendor_file("nvidia").chip(name) for name in ("A100-SXM4-80GB", "A800-SXM4-80GB"))
+    assert one is not None and other is not None
+    first, second = (machine_of(chip, "bf16", 8, None) for chip in (one, other))
+    assert first.matmul_flops_per_second == second.matmul_flops_per_second
+    assert first.node is not None and second.node is not None
+    assert second.node.bytes_per_second < first.node.bytes_per_second
