@@ -54,7 +54,7 @@ def test_without_the_package_there_is_no_such_vendor(tmp_path: Path) -> None:
 
 def test_the_package_s_own_tests_pass(site: Path) -> None:
     done = run(site, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(PACKAGE / "tests"))
-    assert done.returncode == 0 and "25 passed, 2 skipped" in done.stdout, done.stdout
+    assert done.returncode == 0 and "27 passed, 2 skipped" in done.stdout, done.stdout
 
 
 def test_the_example_is_what_vendor_new_writes_but_for_the_vendor(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_a_child_that_has_ended_is_ones_own_time() -> None:
     before = counters()
     subprocess.run([sys.executable, "-c", SPIN], check=True)
     after = counters()
-    assert own(after) - own(before) >= SPIN_SECONDS
+    assert own(after) - own(before) >= 0.9 * SPIN_SECONDS  # the kernel counts in hundredths
     assert after["busy_seconds"] - before["busy_seconds"] >= 0.9 * SPIN_SECONDS
     assert after["cores"] == len(os.sched_getaffinity(0)) and after["time_ns"] > before["time_ns"]
 

@@ -152,6 +152,7 @@ def test_a_tool_that_raises_leaves_a_reason_and_is_asked_again(paths: RunPaths) 
 
 def test_a_tool_that_hangs_does_not_hold_up_the_end(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "LEAVE_SECONDS", 0.05)
+    monkeypatch.setattr(telemetry, "FIRST_SECONDS", 0.05)
     free, asked, answered = threading.Event(), threading.Event(), threading.Event()
 
     def sample() -> Sequence[Sample]:
