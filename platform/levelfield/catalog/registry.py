@@ -132,14 +132,18 @@ class Registry:
         return _named(found, found.name, path.stem, path)
 
     def _extended(self, extension: Extension, path: Path) -> Case:
-        """Return the case that an extension changes. It extends none itself, so that two files hold all values."""
-        if extension.extends not in self.cases:
-            raise DocumentError(f"{path}: key 'extends': {UnknownName('case', extension.extends, self.cases)}")
-        if below := self.extension(extension.extends):
-            raise DocumentError(
-                f"{path}: key 'extends': found '{extension.extends}', which extends '{below.extends}' itself; expected "
-                f"a case that extends none: extend '{below.extends}' and repeat the changes"
-            )
+        """Return the case that an extension changes, which may extend another. Raises DocumentError for a circle."""
+        chain = [extension.name]
+        below: Extension | None = extension
+        while below is not None:
+            if below.extends not in self.cases:
+                where = self.cases.get(below.name, path)
+                raise DocumentError(f"{where}: key 'extends': {UnknownName('case', below.extends, self.cases)}")
+            if below.extends in chain:
+                circle = " -> ".join([*chain, below.extends])
+                raise DocumentError(f"{path}: key 'extends': found a circle, {circle}; end it with a case of its own")
+            chain.append(below.extends)
+            below = self.extension(below.extends)
         return self._case(extension.extends)
 
     def suite(self, name: str) -> Suite:

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
@@ -51,6 +53,15 @@ def outcome(registry: Registry, text: str) -> str:
     return _checked(plan)
 
 
+@cache
+def _registry() -> Registry:
+    return Registry()
+
+
+def _outcome(text: str) -> str:
+    return outcome(_registry(), text)
+
+
 def _checked(plan: Plan) -> str:
     """Return the scale of a plan that fits and says why it has this scale."""
     memory = plan.expected_memory
@@ -62,9 +73,11 @@ def _checked(plan: Plan) -> str:
 
 
 def main() -> int:
-    registry, counts = Registry(), Counter[tuple[str, str]]()
-    for text in combinations(registry):
-        found = outcome(registry, text)
+    counts = Counter[tuple[str, str]]()
+    every = list(combinations(_registry()))
+    with multiprocessing.Pool() as pool:
+        outcomes = pool.map(_outcome, every, chunksize=200)
+    for text, found in zip(every, outcomes, strict=True):
         if found.startswith("error"):
             print(f"{text}: {found}", flush=True)
         counts[text.split(":")[1], found if not found.startswith("error") else "error"] += 1

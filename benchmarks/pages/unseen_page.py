@@ -1,0 +1,106 @@
+"""docs/planner-unseen.md: the planner against published runs that it was not fitted to."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator
+
+from pages.program_fit import FITS, LEFT_OUT
+from pages.unseen import Judged, Sweep, spread, sweeps_of
+
+FAR = 0.2
+# Why rows are far off, by the start of their names; the first counts.
+REASONS = (
+    (
+        "aa-13B-s2048-64",
+        "the sheet states no global batch; 2048 was inferred, and its rows of two stages behave as with 256",
+    ),
+    (
+        "aa-30B-s2048-256-TP4PP1",
+        "no cause was found; the rows without pipeline on 256 devices lose more than the exchange of gradients costs",
+    ),
+    ("gist-ds3-full-mb8-gb128", "the source's table has micro-batch 8, and its note says that it was likely 16"),
+    ("mpt-30b-s8192", "no cause was found; micro-batch 1 of a model that nearly fills the memory"),
+    (
+        "sc21-1.7B",
+        "no cause was found; the smallest of five models of one program",
+    ),
+)
+
+
+def page(found: list[Judged]) -> str:
+    held_out = [j for j in found if not j.run.fitted]
+    lines = [
+        "# The planner against runs that it was not fitted to",
+        "",
+        "Written by `python benchmarks/planner_unseen.py --fit`; do not edit. The runs are in",
+        "benchmarks/data/unseen_runs.json, each with its source. Every second run of a group, by the digest of its",
+        "name, sets the constants of its program; the errors below are those of the others. docs/planner.md explains",
+        "the constants.",
+        "",
+        *_groups(held_out),
+        "",
+        *_sweeps(sweeps_of(found)),
+        "",
+        "## Rows that are off by more than a fifth",
+        "",
+        "| row | speed | memory | reason |",
+        "|---|---|---|---|",
+        *(_far_row(j) for j in found if _is_far(j)),
+        "",
+        "## In no fit",
+        "",
+        *(f"- {group}: {reason}" for group, reason in LEFT_OUT.items()),
+        "- rows whose source does not state micro-batch, chunks and recomputation (megatron_readme_2024), or the unit",
+        "  of the speed (deepspeed_gist), and programs without a row here",
+        "",
+        "## What is fitted",
+        "",
+        "| program or chip | constant | from | to |",
+        "|---|---|---|---|",
+        *(f"| {k.owner} | {k.name} | {k.low:g} | {k.high:g} |" for fit in FITS for k in fit.knobs),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _groups(found: list[Judged]) -> Iterator[str]:
+    yield "| group, held out | speed: median | p90 | rows | memory: median | p90 | rows |"
+    yield "|---|---|---|---|---|---|---|"
+    for name in sorted({j.run.group for j in found}):
+        yield _cells(name, [j for j in found if j.run.group == name])
+    yield _cells("**all**", found)
+
+
+def _cells(name: str, found: Iterable[Judged]) -> str:
+    kept = list(found)
+    cells = [*_errors(j.speed_off for j in kept), *_errors(j.memory_off for j in kept)]
+    return f"| {name.replace('|', ', ')} | {' | '.join(cells)} |"
+
+
+def _errors(errors: Iterable[float | None]) -> list[str]:
+    count, middle, high = spread(errors)
+    return [f"{middle:.1%}", f"{high:.1%}", str(count)] if count else ["", "", ""]
+
+
+def _sweeps(sweeps: list[Sweep]) -> Iterator[str]:
+    yield "| sweep | runs | the first-ranked ran | behind the best | Kendall's tau |"
+    yield "|---|---|---|---|---|"
+    for s in sweeps:
+        tau = "" if s.tau is None else f"{s.tau:.2f}"
+        name = s.name.replace("|", ", ")
+        yield f"| {name} | {len(s.runs)} | {'yes' if s.first_ran else 'no'} | {s.regret:.1%} | {tau} |"
+    taus = [s.tau for s in sweeps if s.tau is not None]
+    ran, near = sum(s.first_ran for s in sweeps), sum(s.regret <= 0.1 for s in sweeps)
+    middle = f"{statistics.median(taus):.2f}" if taus else ""
+    yield f"| **all** | | {ran} of {len(sweeps)} | {near} within 10 % | {middle} in the middle |"
+
+
+def _is_far(j: Judged) -> bool:
+    return any(off is not None and abs(off) > FAR for off in (j.speed_off, j.memory_off))
+
+
+def _far_row(j: Judged) -> str:
+    reason = next((why for start, why in REASONS if j.run.name.startswith(start)), "no cause was found")
+    speed, memory = ("" if off is None else f"{off:+.0%}" for off in (j.speed_off, j.memory_off))
+    fitted = ", fit" if j.run.fitted else ""
+    return f"| {j.run.name}{fitted} | {speed} | {memory} | {reason} |"
