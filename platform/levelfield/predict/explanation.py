@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from levelfield.predict.activations import passes, stored_of_layer, whole_layer
 from levelfield.predict.footprint import stage_footprints, stage_parameters
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion
-from levelfield.predict.operations import BACKWARD, layer_forward
+from levelfield.predict.operations import BACKWARD, FUSED_ATTENTION_BACKWARD, layer_forward
 from levelfield.predict.setup import TrainingSetup, setup_of
-from levelfield.predict.timing import UPDATE_BYTES, slice_of
+from levelfield.predict.timing import UPDATE_BYTES, slice_of, traffic_bytes
 
 ZERO = "Rajbhandari et al., 2020, section 5"
 ACTIVATIONS = "Korthikanti et al., 2022, section 4"
@@ -83,17 +83,18 @@ def time_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
     batches = training.global_batch // (row.tuning.micro_batch * layout.data)
     setup = setup_of(question.work, row.tuning, question.on_host, question.constants.keeping)
     layer = layer_forward(setup.model, slice_of(setup))
-    flops = layer.matmul_flops + layer.attention_flops
     roof = "Williams et al., 2009"
     return [
         Term(
             "compute",
             time.compute,
             f"{batches} * {time.compute / batches:.6g}",
-            f"micro-batches times an average stage; one layer's forward pass is {flops:.4g} FLOPs at "
-            f"{machine.matmul_flops_per_second:.4g} x {pace.matmul_efficiency:g} FLOP/s and {layer.moved_bytes:.4g} "
-            f"bytes at {machine.memory_bytes_per_second:.4g} bytes/s; the backward pass is {BACKWARD:g} of it",
-            roof,
+            f"micro-batches times an average stage; one layer's forward pass is {layer.matmul_flops:.4g} FLOPs of "
+            f"products at {machine.matmul_flops_per_second:.4g} x {pace.matmul_efficiency:g} FLOP/s, "
+            f"{layer.attention_flops:.4g} of attention {_attention(question, row)}, and "
+            f"{traffic_bytes(layer, pace):.4g} bytes at {machine.memory_bytes_per_second:.4g} bytes/s; the backward "
+            f"pass is {BACKWARD:g} of it",
+            f"{roof}; Dao, 2023, section 4.1",
         ),
         Term(
             "imbalance",
@@ -140,6 +141,16 @@ def time_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
     ]
 
 
+def _attention(question: LayoutQuestion, row: LayoutEstimate) -> str:
+    """Return how attention's core runs: in which kernel and at which rate."""
+    setup = setup_of(question.work, row.tuning, question.on_host, question.constants.keeping)
+    kernel = question.constants.pace_on(question.on_host).attention
+    rate = None if slice_of(setup).keeps_scores else question.machine.attention.get(kernel)
+    if rate is None:
+        return "as products"
+    return f"({kernel}) at {rate:.4g} FLOP/s, {FUSED_ATTENTION_BACKWARD:g} of it in the backward pass"
+
+
 def _gradients(s: TrainingSetup, count: int, value: int) -> tuple[str, str]:
     width = s.gradient_width
     share = round(width * count / value)
@@ -169,4 +180,4 @@ def _logits(s: TrainingSetup, value: int) -> tuple[str, str]:
     gathered = s.memory_model.gathered_logit_bytes * s.model.vocab_size
     if gathered:
         words += ", and of the gathered logits of the whole vocabulary"
-    return f"({s.memory_model.logit_bytes:g} * {vocabulary} + {gathered:g}) * {s.tokens}", words
+    return f"({s.memory_model.logit_bytes:g} * {vocabulary} + {gathered:.12g}) * {s.tokens}", words

@@ -157,9 +157,13 @@ def _seconds(s: _Schedule, cost: Cost) -> float:
     if s.setup.training.precision == "fp8" and s.machine.fp8_matmul_flops_per_second:
         weights_rate = s.machine.fp8_matmul_flops_per_second * (pace.fp8_efficiency or pace.matmul_efficiency)
     computed = cost.matmul_flops / weights_rate + cost.core_flops / rate + _attention_seconds(s, cost, rate)
-    moved = cost.product_bytes * pace.product_traffic + cost.logit_bytes + cost.moved_bytes * pace.elementwise_traffic
-    moving = moved / s.machine.memory_bytes_per_second / pace.memory_efficiency
+    moving = traffic_bytes(cost, pace) / s.machine.memory_bytes_per_second / pace.memory_efficiency
     return computed + moving + cost.operations * s.machine.operation_seconds
+
+
+def traffic_bytes(cost: Cost, pace: Pace) -> float:
+    """Return the bytes that cross the memory's bus, as often as the program moves them."""
+    return cost.product_bytes * pace.product_traffic + cost.logit_bytes + cost.moved_bytes * pace.elementwise_traffic
 
 
 def _attention_seconds(s: _Schedule, cost: Cost, product_rate: float) -> float:

@@ -207,12 +207,29 @@ def test_where_nothing_fits_the_smallest_is_named() -> None:
         ("PP8", {"recompute": "full", "virtual_pipeline": 2}),
         ("TP1PP1SH3SP8", {"micro_batch": 2}),
         ("TP2PP1SH2SP4", {"recompute": "full"}),
+        ("DP8SH3SP4", {}),
+        ("PP5", {}),
     ],
 )
-@pytest.mark.parametrize("framework", ["megatron", "paddle", "torch"])
-def test_the_arithmetic_gives_each_part(layout: str, fields: dict[str, object], framework: str) -> None:
+@pytest.mark.parametrize(
+    ("framework", "program"),
+    [
+        ("megatron", None),
+        ("paddle", None),
+        ("torch", None),
+        ("megatron", "aleph_alpha_flash1"),
+        ("megatron", "megatron_2021"),
+        ("torch", "torchtitan"),
+        ("torch", "llm_foundry_pure"),
+        ("deepspeed", "transformers"),
+    ],
+)
+def test_the_arithmetic_gives_each_part(
+    layout: str, fields: dict[str, object], framework: str, program: str | None
+) -> None:
     constants = Registry().constants(framework)
     assert constants is not None
+    constants = constants.of_program(program) if program else constants
     asked = question(constants=constants, capacity_gib=None)
     row = predict(asked, tuning(layout, **fields))
     memory, time = memory_terms(asked, row), time_terms(asked, row)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.predict.collectives import Link
+from levelfield.predict.footprint import expected_memory
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, SupportedParallelism, predict
 from levelfield.predict.machines import ATTENTION_SHARES, REACHABLE, machine_of
 from levelfield.predict.setup import setup_of
@@ -216,3 +217,44 @@ def test_the_a800_has_the_rates_of_the_a100() -> None:
     assert first.matmul_flops_per_second == second.matmul_flops_per_second
     assert first.node is not None and second.node is not None
     assert second.node.bytes_per_second < first.node.bytes_per_second
+
+
+def test_the_network_has_its_own_efficiency_and_fp8_its_own_rate() -> None:
+    node, both, network = (
+        estimate(layout, network_efficiency=share).time.data
+        for layout, share in (("DP8SH1", 0.5), ("DP64SH1", None), ("DP64SH1", 0.5))
+    )
+    assert node == estimate("DP8SH1").time.data
+    assert network == pytest.approx(2 * both, rel=0.01)
+    slow, fast = (estimate("DP1", case="flagperf_llama3_8b_fp8", fp8_efficiency=n).time.compute for n in (0.5, 1))
+    work = Registry().case("flagperf_llama3_8b_fp8").work("full")
+    flops = 3 * 2 * 6_979_321_856 * work.training.tokens_per_step  # the matrices of 32 layers
+    assert slow - fast == pytest.approx(flops / 200e12, rel=1e-3)
+
+
+def shipped() -> list[tuple[str, str | None]]:
+    registry = Registry()
+    found: list[tuple[str, str | None]] = []
+    for name in registry.constants_files:
+        own = registry.constants(name)
+        assert own is not None
+        found += [(name, None), *((name, program) for program in own.programs)]
+    return found
+
+
+@pytest.mark.parametrize(("framework", "program_name"), shipped())
+def test_more_recomputation_never_needs_more_memory(framework: str, program_name: str | None) -> None:
+    own = Registry().constants(framework)
+    assert own is not None
+    model = (own.of_program(program_name) if program_name else own).keeping
+    work = Registry().case("llama3_8b").work("full")
+    for layout in ("DP8", "DP4TP2SH1SP4", "DP8SH3SP8", "PP8"):
+        none, selective, full = (
+            expected_memory(
+                setup_of(
+                    work, Tuning.model_validate({"layout": parse_layout(layout).layout, "recompute": how}), False, model
+                )
+            ).total
+            for how in ("none", "selective", "full")
+        )
+        assert full <= selective <= none, layout
