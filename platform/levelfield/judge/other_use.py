@@ -27,18 +27,18 @@ def other_use(plan: Plan, raw: RawRecords, window_ns: tuple[int, int] | None) ->
     earlier, during = _before(raw.host), _in_window(raw.host, window_ns)
     indices = [str(index) for index in plan.hardware.device_indices]
     figures = OtherUse(
-        devices=tuple(_device(plan, index, before.get(index)) for index in indices),
+        devices=tuple(_device(plan, raw, index, before.get(index)) for index in indices),
         host_before=_cores(earlier),
         host_in_window=_cores(during),
         host_cores=during.cores or earlier.cores,
     )
-    said = (_sentence(plan, use, before[use.device]) for use in figures.devices if use.device in before)
+    said = (_sentence(plan, use, before.get(use.device)) for use in figures.devices)
     return OtherUseFound(figures, (*filter(None, said), *_of_host(earlier, during)))
 
 
-def _device(plan: Plan, index: str, reading: Reading | None) -> DeviceUse:
+def _device(plan: Plan, raw: RawRecords, index: str, reading: Reading | None) -> DeviceUse:
     if reading is None:
-        reason = "there is no reading from before the training"
+        reason = raw.telemetry_reasons.get("tool", "the vendor's tool gave no reading in time")
         return DeviceUse(device=index, memory_used=_bytes(None, reason), load=None, in_use=None)
     used, load = reading.memory_used_bytes, reading.utilisation
     memory = plan.hardware.memory_bytes_per_device
@@ -50,8 +50,10 @@ def _bytes(value: int | None, reason: str) -> Figure:
     return Figure(value=value, unit="B", reason=reason if value is None else None)
 
 
-def _sentence(plan: Plan, use: DeviceUse, reading: Reading) -> str | None:
+def _sentence(plan: Plan, use: DeviceUse, reading: Reading | None) -> str | None:
     """Return the warning about a device that others use, or of which the tool shows nothing, not even its power."""
+    if reading is None:
+        return f"device {use.device} could not be read before the training: {use.memory_used.reason}"
     if use.in_use:
         values = (reading.memory_used_bytes, plan.hardware.memory_bytes_per_device, reading.utilisation)
         return device_sentence(use.device, *values, "before the training")

@@ -268,6 +268,20 @@ def test_a_device_without_any_value_before_the_training_is_named(run: RunPaths) 
     assert found.other_use is not None and found.other_use.devices[1].in_use is None
 
 
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [({}, "the vendor's tool gave no reading in time"), ({"error": "OSError: driver gone"}, "OSError: driver gone")],
+)
+def test_a_tool_that_gave_no_reading_before_the_training_is_named(run: RunPaths, error: Event, says: str) -> None:
+    with_host(run, 0.0)
+    edit(
+        run.telemetry,
+        lambda lines: [{**line, "samples": [], **error} if line.get("before") else line for line in lines],
+    )
+    said = [f"device {index} could not be read before the training: {says}" for index in (0, 1)]
+    assert list(collect(run).warnings) == said
+
+
 @pytest.mark.parametrize("damage", [{"host": {}}, {"host": 7}, {"host": {"busy_seconds": "x"}}])
 def test_a_damaged_reading_of_the_host_is_a_broken_raw_file(run: RunPaths, damage: Event) -> None:
     edit(run.telemetry, lambda lines: [{**lines[0], **damage}, *lines[1:]])
