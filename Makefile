@@ -13,10 +13,11 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: test computing waiting quick lint environments framework-free each-framework on-the-engine end-to-end bench gpu-check matrix host-runs thorough clean
 
-# Two lanes, for two cores. Installing packages and the container engine mostly wait: they run beside the tests that
-# compute. What ends a rank by a signal never runs beside a container that runs out of memory.
+# Three lanes, for two cores. Installing packages, whole runs and the container engine mostly wait: they run beside the
+# tests that compute. The engine's tests come last: what ends a rank by a signal must not run beside a container that
+# runs out of memory, and the whole runs have long ended by then.
 test: $(STAMP)
-	$(MAKE) --no-print-directory -j 2 computing waiting
+	$(MAKE) --no-print-directory -j 3 computing waiting end-to-end
 
 computing: $(STAMP)
 	$(MAKE) --no-print-directory lint
@@ -25,7 +26,6 @@ computing: $(STAMP)
 
 waiting: $(STAMP)
 	$(MAKE) --no-print-directory environments
-	$(MAKE) --no-print-directory end-to-end
 	$(MAKE) --no-print-directory on-the-engine
 
 each-framework: $(STAMP)
@@ -38,7 +38,7 @@ end-to-end: $(STAMP)
 	$(PYTEST) -m "e2e and not beside_no_container and $(NEW)" tests/e2e
 
 framework-free: $(STAMP)
-	$(PYTEST) -n 5 -m "not e2e and not containers and $(NEW)" --ignore=tests/models
+	$(PYTEST) -n 4 -m "not e2e and not containers and $(NEW)" --ignore=tests/models
 
 environments: $(STAMP)
 	PYTHONPATH=platform $(PY) tests/environments.py

@@ -81,7 +81,7 @@ def test_a_loss_that_is_not_finite_makes_the_run_invalid(benchmark: Benchmark) -
 
 
 @with_torch_later
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_stops_everything_and_is_a_result(
     benchmark: Benchmark, command: tuple[str, ...], number: int
 ) -> None:

@@ -6,6 +6,7 @@ import math
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -202,3 +203,25 @@ def test_order_statistics_cover_at_least_what_they_say(n: int) -> None:
     outside = 2 * sum(math.comb(n, k) for k in range(rank + 1)) / 2**n
     assert found.coverage == pytest.approx(1 - outside) and found.coverage >= 0.95
     assert found.high == n - 1 - rank
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_change_point_is_that_of_all_pairs(ties: bool) -> None:
+    values = np.random.default_rng(5).normal(size=61) + np.repeat([0, 0.6], [25, 36])
+    values = np.round(values, 0 if ties else 9)
+    signs = np.sign(values[None, :] - values[:, None])
+    scores = np.abs([signs[:t, t:].sum() for t in range(1, 61)])
+    found = change_point(values)
+    best = scores[found.index - 1]
+    assert best == scores.max()
+    assert found.p == pytest.approx(min(1.0, 2 * math.exp(-6 * best**2 / (61**3 + 61**2))))
+
+
+def test_a_run_of_a_hundred_thousand_steps_has_a_trend_and_a_change_point() -> None:
+    """By all pairs both would take 40 GB."""
+    noise = np.random.default_rng(6).normal(scale=0.01, size=100_000)
+    steady, drifting = 1 + noise, 1 + noise + np.linspace(0, 0.1, 100_000)
+    assert abs(trend(steady).drift) < 0.01 and change_point(steady).p > 1e-6
+    found = trend(drifting)
+    assert found.drift == pytest.approx(0.1 / 1.05, rel=0.05) and found.slope == pytest.approx(1e-6, rel=0.05)
+    assert change_point(drifting).p < 1e-6 and found.p < 1e-6

@@ -188,6 +188,16 @@ def test_who_presses_again_and_again_gets_the_same_end(train: Run, runs: Path, m
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
 
 
+def test_a_hang_up_ends_the_run(train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Follower, "read", lambda follower: os.kill(os.getpid(), signal.SIGHUP))
+    before = signal.signal(signal.SIGHUP, lambda number, frame: None)  # not ignored, as it is where tests run by nohup
+    try:
+        code, (result,) = train()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert code == 130 and result["status"]["failure"] == "interrupted"
+
+
 def test_where_ctrl_c_is_ignored_it_stays_so(train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a shell's background job."""
     read = Follower.read
