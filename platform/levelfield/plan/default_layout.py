@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from levelfield.catalog.lookup import Selection
 from levelfield.predict.assumed_rates import with_assumed_rates
 from levelfield.predict.layout_rules import broken, divisors
-from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, SupportedParallelism, answer
+from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, Wanted, answer
 from levelfield.predict.machines import ASSUMED_PORT_BYTES_PER_SECOND, DEVICES_PER_NODE, machine_of
+from levelfield.predict.questions import offer_of
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.layout import Layout
 from levelfield.specs.tuning import TuningChoice
@@ -57,7 +58,7 @@ def default_layout(place: Place, scale: Scale, fixed: TuningChoice, wanted: Tuni
     On accelerators of known memory the full case takes the planner's row; smoke scale and a host take data parallelism.
     """
     question = question_of(place) if scale == "full" else None
-    estimates = _estimates(question, fixed) if question else ()
+    estimates = _estimates(replace(question, wanted=_wanted(fixed))) if question else ()
     if not estimates:
         return _near_data_parallel(place, fixed, wanted)
     best, origin = estimates[0].tuning, _origin(place, estimates[0].fits)
@@ -97,37 +98,31 @@ def question_of(place: Place) -> LayoutQuestion | None:
     network = ASSUMED_PORT_BYTES_PER_SECOND * place.devices if place.nodes > 1 else None
     chip, _ = with_assumed_rates(found.chip, work.training.precision)
     machine = machine_of(chip, work.training.precision, place.devices, network)
-    offer = SupportedParallelism(
-        frozenset(found.implementation.offered_parallelism(found.vendor.device_kind)), found.implementation.recompute
-    )
+    offer = offer_of(found.implementation, found.vendor.device_kind)
     return LayoutQuestion(work, machine, found.constants, offer, False, place.world, capacity)
 
 
-def fits_from(place: Place) -> Place | None:
-    """Return the place from which a layout fits, by doubling; None up to MOST_DEVICES."""
+def fits_from(place: Place, fixed: TuningChoice) -> Place | None:
+    """Return the place from which a layout with the fixed fields fits, by doubling; None up to MOST_DEVICES."""
     while place.world < MOST_DEVICES:
         full = place.devices >= DEVICES_PER_NODE
         place = replace(place, nodes=2 * place.nodes) if full else replace(place, devices=2 * place.devices)
         question = question_of(place)
-        if question and answer(question).rows:
+        if question and answer(replace(question, wanted=_wanted(fixed))).rows:
             return place
     return None
 
 
-def _estimates(question: LayoutQuestion, fixed: TuningChoice) -> tuple[LayoutEstimate, ...]:
-    """Return the fastest rows that fit, those with some free memory first; else the one with the least memory.
+def _wanted(fixed: TuningChoice) -> Wanted:
+    return Wanted(**{name: getattr(fixed, name) for name in SEARCHED})
 
-    Each has the fixed fields.
-    """
+
+def _estimates(question: LayoutQuestion) -> tuple[LayoutEstimate, ...]:
+    """Return the fastest rows that fit, those with some free memory first; else the one with the least memory."""
     ranking = answer(question)
-    rows = [row for row in ranking.rows if _keeps(row, fixed)]
-    rows.sort(key=lambda row: row.memory.total > PREFERRED_SHARE * (question.capacity_bytes or 0))
-    nearest = [ranking.nearest] if ranking.nearest and _keeps(ranking.nearest, fixed) else []
-    return tuple(rows[: 1 + NEXT_BEST] or nearest)
-
-
-def _keeps(row: LayoutEstimate, fixed: TuningChoice) -> bool:
-    return all(getattr(fixed, name) in (None, getattr(row.tuning, name)) for name in SEARCHED)
+    preferred = PREFERRED_SHARE * (question.capacity_bytes or 0)
+    rows = sorted(ranking.rows, key=lambda row: row.memory.total > preferred)[: 1 + NEXT_BEST]
+    return tuple(rows) or ((ranking.nearest,) if ranking.nearest else ())
 
 
 def _near_data_parallel(place: Place, fixed: TuningChoice, wanted: TuningChoice) -> DefaultLayout:

@@ -61,7 +61,7 @@ def _why_not(decision: Decision, full: Arrangement) -> str | None:
 def _where_it_fits(decision: Decision, full: Arrangement) -> str | None:
     """Return the number of devices from which the full case fits, with the command that plans it."""
     found, here = decision.found, Place(decision.found, full.work, full.nodes, full.devices_per_node)
-    place = fits_from(here) if full.layout_is_default else None
+    place = fits_from(here, decision.request.choice) if full.layout_is_default else None
     if place is None:
         return None
     return (

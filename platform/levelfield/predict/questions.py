@@ -75,5 +75,10 @@ def _question(
             f"framework {framework}: found no configs/planner/{framework}.yaml, which holds its pace; known: "
             f"{', '.join(registry.constants_files)}"
         )
-    offer = SupportedParallelism(frozenset(implementation.offered_parallelism(device_kind)), implementation.recompute)
+    offer = offer_of(implementation, device_kind)
     return LayoutQuestion(work, machine, constants, offer, device_kind == HOST_KIND, devices, capacity_bytes)
+
+
+def offer_of(implementation: ImplementationFile, device_kind: str) -> SupportedParallelism:
+    """Return what the framework supports on a device kind."""
+    return SupportedParallelism(frozenset(implementation.offered_parallelism(device_kind)), implementation.recompute)

@@ -10,14 +10,16 @@ from pydantic import BeforeValidator, Field
 from levelfield.specs.base import Value
 
 WITHHELD = "withheld"
+# Far above what exists, so that a slip of the finger ends at once: 10^10 devices would be planned for hours.
+MOST_NODES, MOST_DEVICES = 100_000, 1_024
 _FORM = re.compile(r"(\d+)x(\d+) +(\S.*)")
 
 
 class NamedHardware(Value):
     """Nodes, devices per node and chip. `chip`: a name or an alias of vendor.yaml, or `withheld` when not public."""
 
-    nodes: int = Field(ge=1, le=100_000)
-    devices: int = Field(ge=1, le=1_024)
+    nodes: int = Field(ge=1, le=MOST_NODES)
+    devices: int = Field(ge=1, le=MOST_DEVICES)
     chip: str
 
     def __str__(self) -> str:

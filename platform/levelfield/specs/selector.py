@@ -12,6 +12,7 @@ from pydantic import Field
 
 from levelfield.errors import UsageError
 from levelfield.specs.base import Value
+from levelfield.specs.hardware import MOST_DEVICES, MOST_NODES
 from levelfield.specs.layout import parse_layout
 
 _FORM = "case:framework[_version][:vendor-or-chip[:nodes[:devices[:repeats]]]]"
@@ -19,8 +20,7 @@ _FRAMEWORK = re.compile(r"(?P<name>[a-z][a-z0-9-]*)(?:_(?P<version>\d[\w.+-]*))?
 _PART = re.compile(r"(?:DP|TP|PP|SH|SP)\d+", re.IGNORECASE)
 
 
-# Far above what exists, so that a slip of the finger ends at once: 10^10 devices would be planned for hours.
-MOST = {"nodes": 100_000, "devices": 1_024, "repeats": 1_000}
+MOST = {"nodes": MOST_NODES, "devices": MOST_DEVICES, "repeats": 1_000}
 
 
 class Selector(Value):

@@ -133,7 +133,7 @@ def test_an_impossible_layout_of_the_user_names_the_scale_and_who_chose_each_num
 def test_the_place_from_which_it_fits_is_the_first_one_of_the_doublings() -> None:
     decision = place(Registry(), Entry("llama3_70b:torch:H100:1:8", ASSUMED))
     small = default_layout.Place(decision.found, decision.found.case.work("full"), 1, 1)
-    large = default_layout.fits_from(small)
+    large = default_layout.fits_from(small, TuningChoice())
     assert large is not None
     before = default_layout.Place(large.found, large.work, large.nodes // 2 or 1, large.devices)
     assert answer(default_layout.question_of(large)).rows and not answer(default_layout.question_of(before)).rows
@@ -147,3 +147,16 @@ def test_devices_that_no_layout_divides_stay_idle_where_no_number_is_given(monke
     assert plan.deviations == ("2 of the 3 devices here are used: no layout of 3 devices divides the case",)
     with pytest.raises(LayoutError, match="no layout of 3 devices is possible"):
         make_plan(registry, "tiny:fake:fake:1:3")
+
+
+def test_a_field_of_the_user_with_which_nothing_fits_is_planned_with_the_least_memory() -> None:
+    decision = place(Registry(), Entry("gpt3_6.7B:torch:H100:1:8", ASSUMED))
+    here = default_layout.Place(decision.found, decision.found.case.work("full"), 1, 8)
+    fixed = TuningChoice(micro_batch=128, recompute="none")
+    (row,) = default_layout.default_layout(here, "full", fixed, fixed).estimates
+    assert not row.fits and (row.tuning.micro_batch, row.tuning.recompute) == (128, "none")
+    assert row.layout.sharding_stage > 0 or row.layout.tensor > 1
+    larger = default_layout.fits_from(here, fixed)
+    assert larger is not None
+    (first, *_) = default_layout.default_layout(larger, "full", fixed, fixed).estimates
+    assert first.fits and (first.tuning.micro_batch, first.tuning.recompute) == (128, "none")
