@@ -5,9 +5,9 @@ A request is built without side effect, and --dry-run prints it. Only `execute` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
 from levelfield.specs.container import ContainerOptions
@@ -102,6 +102,7 @@ class Outcome:
     `environment`: it could not be prepared; `engine`: the connection to the container engine failed;
     `device-taken`: another run uses a device; `unsupported`: this machine cannot run it.
     oom_kills: how many processes of the run the kernel killed for memory. warnings: sentences for the result.
+    seen: the window as the platform saw it, by rank (rundir/follower.py); the platform fills it in.
     """
 
     cause: Cause
@@ -109,13 +110,15 @@ class Outcome:
     evidence: str | None = None
     oom_kills: int = 0
     warnings: tuple[str, ...] = ()
+    seen: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The content of outcome.json."""
         extra = {"warnings": "\n".join(self.warnings)} if self.warnings else {}
         extra |= {"oom_kills": str(self.oom_kills)} if self.oom_kills else {}
         ends = [asdict(end) for end in self.ends]
-        return {"cause": self.cause, "ends": ends, "evidence": self.evidence, "extra": extra}
+        content = {"cause": self.cause, "ends": ends, "evidence": self.evidence, "extra": extra}
+        return {**content, **({"seen": self.seen} if self.seen else {})}
 
 
 class NodeSource(Protocol):

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 from levelfield.measure.gradients import gradient_reasons
+from levelfield.measure.platform_clock import platform_clock_reasons
 from levelfield.measure.validity import check
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.paths import RunPaths
@@ -56,6 +57,7 @@ def _without_outcome(raw: RawRecords) -> Status:
 
 def _validity(plan: Plan, raw: RawRecords) -> Status:
     reasons = [str(r) for r in check(raw.steps, raw.weights, plan.work, plan.tuning.layout)]
+    reasons += [f"clock: {r}" for r in platform_clock_reasons(raw.steps, raw.seen, plan.work.window)]
     reasons += [f"gradients: {r}" for r in gradient_reasons(raw.gradients, raw.steps, plan.work)]
     reasons += [f"raw files: {sentence}" for sentence in raw.broken]
     reasons += [f"rank {rank} did not write its end" for rank in range(plan.world_size) if rank not in raw.ended]

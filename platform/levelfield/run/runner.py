@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -146,7 +146,7 @@ def _execute(
 
     are_children = plan.runtime != "docker"
     with watching(vendor, _devices(plan, vendor), paths.telemetry, are_children):
-        return launcher.execute(request, watch)
+        return replace(launcher.execute(request, watch), seen=follower.seen)
 
 
 def _devices(plan: Plan, vendor: Vendor) -> list[Device]:

@@ -9,12 +9,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from levelfield.errors import DocumentError
 from levelfield.specs.bounded_reading import read_mapping
 
 T = TypeVar("T", bound="Value")
+# json_schema_extra of a field that came after digests of its document had been stored: they stay as they were.
+LATER: dict[str, JsonValue] = {"later": True}
 
 
 class Value(BaseModel):
@@ -23,8 +25,13 @@ class Value(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def fingerprint(self) -> str:
-        """Return the sha256 of the canonical JSON. Equal values have equal digests in every file format."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        """Return the sha256 of the canonical JSON. Equal values have equal digests in every file format.
+
+        A field that is marked LATER counts only where it differs from its default.
+        """
+        content = self.model_dump(mode="json")
+        _drop_later(content, self)
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
     def to_json(self) -> str:
@@ -41,6 +48,21 @@ class Document(Value):
     @classmethod
     def schema_name(cls) -> str:
         return f"levelfield.{cls.KIND}/{cls.VERSION}"
+
+
+def _drop_later(content: Any, value: Any) -> None:
+    """Remove from `content`, the dump of `value`, each later field that has its default, at every depth."""
+    if isinstance(value, Value):
+        for name, field in type(value).model_fields.items():
+            if field.json_schema_extra == LATER and getattr(value, name) == field.default:
+                del content[name]
+            else:
+                _drop_later(content[name], getattr(value, name))
+    elif isinstance(value, dict):
+        _drop_later(list(content.values()), list(value.values()))
+    elif isinstance(value, (list, tuple)):
+        for part, of in zip(content, value, strict=True):
+            _drop_later(part, of)
 
 
 def parse(cls: type[T], content: Any, origin: str) -> T:

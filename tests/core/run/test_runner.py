@@ -64,6 +64,7 @@ def test_a_run_ends_valid_and_leaves_all_that_it_was_given_and_said(train: Run, 
     assert {p.name for p in paths.events.glob("*.jsonl")} == {"rank0.jsonl", "rank1.jsonl"}
     assert json.loads(paths.status.read_text())["phase"] == "done"
     assert json.loads(paths.result.read_text()) == result
+    assert result["disturbance"]["platform_seconds"][1] > 0
     assert result["memory"]["device_used_peak"]["value"] == 2**28
 
 
@@ -131,6 +132,26 @@ def test_a_fault_has_its_word_and_keeps_the_steps(
     assert (code, status["word"], status["failure"]) == (3, word, failure)
     assert status["evidence"].startswith(evidence)
     assert result["steps_done"] >= 5 and result["throughput"] is None
+
+
+def test_a_rank_that_was_suspended_makes_the_window_disturbed(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_FAULT", "stop")
+    monkeypatch.setenv("FAKE_SECONDS", "3")
+    monkeypatch.setattr("levelfield.run.telemetry.host_counters", lambda are_children: None)  # no load explains it
+    code, (result,) = train()
+    assert (code, result["status"]["word"], result["status"]["failure"]) == (3, "invalid", "disturbed")
+    assert "step 6 lasted 3" in result["status"]["reasons"][0] and result["throughput"] is None
+    slowest = result["disturbance"]["slowest"]
+    assert slowest["step"] == 6 and slowest["seconds"] >= 3 and slowest["began"].endswith("Z")
+
+
+def test_a_worker_whose_clock_is_half_as_fast_has_no_figure(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_FAULT", "clock")
+    monkeypatch.setenv("FAKE_STEP_SECONDS", "0.3")
+    code, (result,) = train()
+    assert (code, result["status"]["word"], result["throughput"]) == (3, "invalid", None)
+    assert any(reason.startswith("clock: rank 1 counted ") for reason in result["status"]["reasons"])
+    assert not any(reason.startswith("clock: rank 0 counted ") for reason in result["status"]["reasons"])
 
 
 def test_a_kill_while_the_kernel_ran_out_of_memory_is_oom(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:

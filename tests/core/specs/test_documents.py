@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pytest
 import yaml
 from changed_documents import TINY, written
 from levelfield.errors import DocumentError
-from levelfield.specs.base import Document, dump, load
+from levelfield.specs.base import LATER, Document, Value, dump, load
 from levelfield.specs.case import Case
 from levelfield.specs.extension import Extension
 from levelfield.specs.implementation import ImplementationFile
@@ -19,7 +20,9 @@ from levelfield.specs.suite import Suite
 from levelfield.specs.tuning import Tuning, TuningFile
 from levelfield.specs.vendor import VendorFile
 from plans import PLUGINS, ROOT
+from pydantic import Field
 
+P = TypeVar("P", bound=Value)
 KINDS: dict[str, type[Document]] = {
     "configs/cases/*.yaml": Case,
     "configs/suites/*.yaml": Suite,
@@ -168,6 +171,42 @@ def test_any_changed_value_changes_the_fingerprint(tmp_path: Path) -> None:
     changes = ({"training.seed": 43}, {"model.norm_eps": 1.1e-5}, {"title": "another"}, {"smoke.training.steps": 13})
     found = [load(Case, written(tmp_path, change)).fingerprint() for change in changes]
     assert len({case.fingerprint(), *found}) == 5
+
+
+class Earlier(Value):
+    size: int
+
+
+class Later(Earlier):
+    added: int = Field(default=7, json_schema_extra=LATER)
+
+
+class Holder(Value, Generic[P]):
+    one: P
+    many: tuple[P, ...]
+    named: dict[str, P]
+
+
+@pytest.mark.parametrize("added", [7, 8])
+def test_a_field_that_is_added_later_changes_a_digest_only_where_it_is_used(added: int) -> None:
+    later, earlier = Later(size=1, added=added), Earlier(size=1)
+    held = Holder[Later](one=later, many=(later, later), named={"a": later})
+    before = Holder[Earlier](one=earlier, many=(earlier, earlier), named={"a": earlier})
+    for new, old in ((later, earlier), (held, before)):
+        assert (new.fingerprint() == old.fingerprint()) is (added == 7)
+    assert json.loads(later.to_json())["added"] == added, "a document shows all its fields"
+
+
+def test_a_case_keeps_its_digest_until_it_limits_disturbance(tmp_path: Path) -> None:
+    case = load(Case, TINY)
+    dumped = case.model_dump(mode="json")
+    del dumped["window"]["disturbance_limit"]
+    text = json.dumps(dumped, sort_keys=True, separators=(",", ":"))
+    assert case.fingerprint() == "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+    same, other = (load(Case, written(tmp_path, {"window.disturbance_limit": limit})) for limit in (0.1, 0.2))
+    assert same.fingerprint() == case.fingerprint() != other.fingerprint()
+    works = [each.work("smoke").fingerprint() for each in (case, same, other)]
+    assert works[0] == works[1] != works[2]
 
 
 def test_documents_are_frozen() -> None:

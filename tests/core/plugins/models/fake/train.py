@@ -1,17 +1,21 @@
 """A training that only pretends: real batches, initial weights and events, and a loss that falls by itself.
 
 FAKE_FAULT breaks it on purpose, on the last rank at step 6: `nan`, `oom` (says so), `eat` (takes memory until the
-kernel ends it), `unsupported` or `die`.
+kernel ends it), `unsupported`, `die` or `stop` (it is suspended for FAKE_SECONDS); `clock`: its clock is half as fast.
+FAKE_STEP_SECONDS: how long a step lasts at least.
 """
 
 import os
+import signal
+import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
-from levelfield.worker import Batches, Initializer, Unsupported, coordinates, learning_rate, run
+from levelfield.worker import Batches, Initializer, Unsupported, coordinates, events, learning_rate, run
 
 FAULT_STEP = 6
-STEP_SECONDS = 0.005
+STEP_SECONDS = float(os.environ.get("FAKE_STEP_SECONDS", "0.005"))
 
 
 def main(job, recorder):
@@ -22,6 +26,8 @@ def main(job, recorder):
         (name, spec.shape, None, initializer.array(name, spec.shape, std=spec.std, fill=spec.fill))
         for name, spec in initializer.parameters(job.model).items()
     )
+    if os.environ.get("FAKE_FAULT") == "clock" and job.rank == job.world_size - 1:
+        events.time = SimpleNamespace(monotonic_ns=lambda: time.monotonic_ns() // 2)
     recorder.begin()
     for batch in Batches(job, place.data):
         time.sleep(STEP_SECONDS)
@@ -66,7 +72,17 @@ def break_on_purpose(job, step):
         raise Unsupported("fp8 needs another chip")
     if fault == "die":
         os.kill(os.getpid(), 9)
+    if fault == "clock":
+        return None
+    if fault == "stop":
+        return suspend(os.environ["FAKE_SECONDS"])
     return float("nan")
+
+
+def suspend(seconds):
+    """Stop this process, as a debugger or a batch system does, and have it continued after so many seconds."""
+    subprocess.Popen(["/bin/sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 if __name__ == "__main__":
