@@ -18,13 +18,19 @@ T = TypeVar("T", bound="Value")
 
 
 class Value(BaseModel):
-    """A frozen value with no unknown keys."""
+    """A frozen value with no unknown keys.
+
+    ADDED_LATER: optional fields that came after digests of this value were stored. Such a field with its default is no
+    part of the digest, so that the digests of older documents stay.
+    """
+
+    ADDED_LATER: ClassVar[frozenset[str]] = frozenset()
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def fingerprint(self) -> str:
         """Return the sha256 of the canonical JSON. Equal values have equal digests in every file format."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        text = json.dumps(_digested(self, self.model_dump(mode="json")), sort_keys=True, separators=(",", ":"))
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
     def to_json(self) -> str:
@@ -65,6 +71,22 @@ def dump(document: Document) -> str:
 def load(cls: type[T], path: Path) -> T:
     """Read a YAML or JSON document. Raises DocumentError when it is missing, unreadable or wrong."""
     return parse(cls, read_mapping(path), str(path))
+
+
+def _digested(value: Any, dumped: Any) -> Any:
+    """Return `dumped`, the content of `value`, without the fields ADDED_LATER that have their defaults."""
+    if isinstance(value, Value):
+        names = {name for name in value.ADDED_LATER if getattr(value, name) == _default(value, name)}
+        return {name: _digested(getattr(value, name), dumped[name]) for name in dumped if name not in names}
+    if isinstance(value, dict) and isinstance(dumped, dict):
+        return {name: _digested(each, old) for each, (name, old) in zip(value.values(), dumped.items(), strict=True)}
+    if isinstance(value, (list, tuple)):
+        return [_digested(each, old) for each, old in zip(value, dumped, strict=True)]
+    return dumped
+
+
+def _default(value: Value, name: str) -> Any:
+    return type(value).model_fields[name].get_default(call_default_factory=True)
 
 
 def _check_schema(cls: type[Document], found: Any, origin: str) -> None:

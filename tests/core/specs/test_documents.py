@@ -11,7 +11,7 @@ import yaml
 from changed_documents import TINY, written
 from levelfield.errors import DocumentError
 from levelfield.specs.base import Document, dump, load
-from levelfield.specs.case import Case
+from levelfield.specs.case import Case, Model, Work
 from levelfield.specs.extension import Extension
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import Layout
@@ -33,6 +33,10 @@ def kind_of(kind: type[Document], path: Path) -> type[Document]:
     """A case's file holds a case or what it changes of another one."""
     return Extension if kind is Case and "extends" in yaml.safe_load(path.read_text()) else kind
 
+
+# Computed by the version before ADDED_LATER existed.
+TINY_DIGEST = "sha256:b21d5277b76f38dfbb763a01394c73598654625c6fd15fc240a2e0f146a6a015"
+TINY_SMOKE_DIGEST = "sha256:f7375828000e1213a3838f965f3692573245e47312ce0e8ee62e04f4f3c76b6f"
 
 SHIPPED = [
     (kind_of(kind, path), path)
@@ -217,3 +221,43 @@ def test_a_peak_without_a_source_is_refused(tmp_path: Path) -> None:
 def test_a_layout_reads_back_from_json() -> None:
     layout = Layout(data=4, tensor=2, sharding_stage=2, sharding_degree=4, sequence_parallel=True)
     assert Layout.model_validate_json(layout.to_json()) == layout
+
+
+# ---- digests
+
+
+class MoreModel(Model):
+    """A model with an optional field that a later version adds."""
+
+    ADDED_LATER = frozenset({"experts"})
+
+    experts: int = 0
+
+
+class MoreWork(Work):
+    model: MoreModel
+
+
+class Unlisted(Model):
+    experts: int = 0
+
+
+def test_a_field_added_later_with_its_default_changes_no_digest() -> None:
+    work = load(Case, TINY).work("full")
+    content = work.model_dump()
+    assert MoreModel.model_validate(content["model"]).fingerprint() == work.model.fingerprint()
+    assert MoreWork.model_validate(content).fingerprint() == work.fingerprint()
+
+
+def test_a_field_added_later_with_another_value_is_part_of_the_digest() -> None:
+    work = load(Case, TINY).work("full")
+    changed = {**work.model_dump(), "model": {**work.model.model_dump(), "experts": 8}}
+    assert MoreWork.model_validate(changed).fingerprint() != work.fingerprint()
+    assert Unlisted.model_validate(work.model.model_dump()).fingerprint() != work.model.fingerprint()
+
+
+def test_the_digest_of_a_case_is_that_of_earlier_versions() -> None:
+    """A new field of a case that is red here belongs into ADDED_LATER of its value."""
+    case = load(Case, TINY)
+    assert case.fingerprint() == TINY_DIGEST
+    assert case.work("smoke").fingerprint() == TINY_SMOKE_DIGEST
