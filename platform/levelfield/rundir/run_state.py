@@ -10,13 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.errors import StillRunning
-from levelfield.rundir.directory import write_status
+from levelfield.rundir.directory import find_run, write_status
 from levelfield.rundir.process_identity import ProcessIdentity, identity_from, is_alive
 from levelfield.specs.paths import RunPaths
 
 OVER = ("done", "ended")  # phases in which nobody writes to the run any more
 LOOK_SECONDS = 2.5  # a run writes telemetry and heartbeats every second
 NEWEST = 50  # runs of a folder whose status is checked when a new one starts
+
+
+def finished_run(runs: Path, name: str) -> RunPaths:
+    """Return a run by its name, as find_run does. Raises StillRunning for one that goes on."""
+    paths = find_run(runs, name)
+    refuse_running(paths)
+    return paths
 
 
 def refuse_running(paths: RunPaths) -> None:

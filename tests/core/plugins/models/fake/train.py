@@ -1,14 +1,17 @@
 """A training that only pretends: real batches, initial weights and events, and a loss that falls by itself.
 
 FAKE_FAULT breaks it on purpose, on the last rank at step 6: `nan`, `oom` (says so), `eat` (takes memory until the
-kernel ends it), `unsupported` or `die`.
+kernel ends it), `unsupported`, `truncate` (empties the corpus) or `die`.
+
+FAKE_CLOCK gives the times of the heartbeat's file another clock: seconds that are added in turn, as in `60,-60`.
 """
 
+import itertools
 import os
 import time
 from pathlib import Path
 
-from levelfield.worker import Batches, Initializer, Unsupported, coordinates, learning_rate, run
+from levelfield.worker import Batches, Initializer, Unsupported, coordinates, heartbeat, learning_rate, run
 
 FAULT_STEP = 6
 STEP_SECONDS = 0.005
@@ -58,6 +61,9 @@ def break_on_purpose(job, step):
     fault = os.environ.get("FAKE_FAULT")
     if fault is None or step != FAULT_STEP or job.rank != job.world_size - 1:
         return None
+    if fault == "truncate":
+        Path(f"{job.corpus.prefix}.bin").write_bytes(b"")
+        return None
     if fault == "oom":
         raise MemoryError("cannot allocate 7 GiB")
     if fault == "eat":
@@ -69,5 +75,19 @@ def break_on_purpose(job, step):
     return float("nan")
 
 
+def shift_clock():
+    """Give each heartbeat a time that is off, as a file server with another clock does, or a clock that was set."""
+    touch, shifts = heartbeat._touch, itertools.cycle(map(float, os.environ["FAKE_CLOCK"].split(",")))
+
+    def shifted(path, count):
+        touch(path, count)
+        now = time.time() + next(shifts)
+        os.utime(path, (now, now))
+
+    heartbeat._touch = shifted
+
+
 if __name__ == "__main__":
+    if "FAKE_CLOCK" in os.environ:
+        shift_clock()
     run(main)
