@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+from levelfield.measure.final_weights import final_weight_reasons
 from levelfield.measure.gradients import gradient_reasons
 from levelfield.measure.platform_clock import platform_clock_reasons
 from levelfield.measure.validity import check
@@ -78,6 +79,7 @@ def _validity(plan: Plan, raw: RawRecords) -> Status:
     reasons = [str(r) for r in check(raw.steps, raw.weights, plan.work, plan.tuning.layout)]
     reasons += [f"clock: {r}" for r in platform_clock_reasons(raw.steps, raw.seen, plan.work.window)]
     reasons += [f"gradients: {r}" for r in gradient_reasons(raw.gradients, raw.steps, plan.work)]
+    reasons += [f"final weights: {r}" for r in final_weight_reasons(raw.final, plan.work, plan.tuning.layout)]
     reasons += [f"raw files: {sentence}" for sentence in raw.broken]
     reasons += [f"rank {rank} did not write its end" for rank in range(plan.world_size) if rank not in raw.ended]
     return Status(word="invalid", reasons=tuple(reasons)) if reasons else Status(word="valid")
