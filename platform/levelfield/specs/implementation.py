@@ -11,7 +11,10 @@ from levelfield.specs.base import Document, Value
 from levelfield.specs.case import Family, Precision
 from levelfield.specs.vendor import HOST_KIND
 
-Parallelism = Literal["data", "tensor", "pipeline", "interleaved", "sequence", "zero1", "zero2", "zero3"]
+# context: ranks share each sequence; hybrid: sharded states over a part of the data-parallel ranks
+Parallelism = Literal[
+    "data", "tensor", "pipeline", "interleaved", "sequence", "context", "zero1", "zero2", "zero3", "hybrid"
+]
 
 ANY_ACCELERATOR = "accelerator"
 PythonVersion = tuple[int, int]
