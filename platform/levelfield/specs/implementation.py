@@ -12,8 +12,11 @@ from levelfield.specs.case import Family, Precision
 from levelfield.specs.refusable import Refusable
 from levelfield.specs.vendor import HOST_KIND
 
-# uneven: the stages of a pipeline may differ by a layer
-Parallelism = Literal["data", "tensor", "pipeline", "uneven", "interleaved", "sequence", "zero1", "zero2", "zero3"]
+# uneven: the stages of a pipeline may differ by a layer; context: ranks share each sequence; hybrid: sharded states
+# over a part of the data-parallel ranks
+Parallelism = Literal[
+    "data", "tensor", "pipeline", "uneven", "interleaved", "sequence", "context", "zero1", "zero2", "zero3", "hybrid"
+]
 
 ANY_ACCELERATOR = "accelerator"
 ANY_KIND = "any"
