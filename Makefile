@@ -11,6 +11,12 @@ PYTEST := PYTHONPATH=platform $(PY) -m pytest
 export PIP_NO_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 
+# On a machine without network: a folder that `run_benchmarks.py wheels fetch` made on another one.
+ifdef LEVELFIELD_WHEELS
+export PIP_NO_INDEX := 1
+export PIP_FIND_LINKS := $(abspath $(LEVELFIELD_WHEELS))
+endif
+
 .PHONY: test computing waiting quick lint environments framework-free each-framework on-the-engine end-to-end bench gpu-check matrix host-runs thorough clean
 
 # Two lanes, for two cores. Installing packages, whole runs and the container engine mostly wait: they run beside the tests

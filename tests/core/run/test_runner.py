@@ -149,7 +149,7 @@ def test_a_kill_while_the_kernel_ran_out_of_memory_is_oom(train: Run, monkeypatc
 def test_an_environment_that_cannot_be_made_is_a_result(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(argv: list[str], say: object) -> None:
+    def refuse(argv: list[str], folder: Path, say: object) -> None:
         raise RunFailed("the environment cannot be made: pip ... ended with 1")
 
     monkeypatch.setenv("FAKE_DEVICES", "2")
