@@ -150,7 +150,7 @@ def _followed(process: subprocess.Popen[str], say: Say) -> list[str]:
         for line in process.stdout:
             lines.append(line.rstrip())
             if line.startswith(("Collecting", "Installing", "Building")):
-                say(line.rstrip()[:120])
+                say(line.partition(" (from ")[0].rstrip()[:120])
     return lines
 
 

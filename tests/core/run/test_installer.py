@@ -172,9 +172,12 @@ def test_offline_makes_no_environment_from_an_index(tmp_path: Path, monkeypatch:
         pytest.fail("it was made")
     wheel(tmp_path)
     made: list[str] = []
-    monkeypatch.setattr(
-        environments, "_run", lambda argv, folder, say: made.append(argv[-1]) or folder.mkdir(exist_ok=True)
-    )
+
+    def install(argv: list[str], folder: Path, say: object) -> None:
+        folder.mkdir(exist_ok=True)
+        made.append(argv[-1])
+
+    monkeypatch.setattr(environments, "_run", install)
     monkeypatch.setattr(environments, "is_ready", lambda wanted: len(made) == 2)
     monkeypatch.setenv(installer.WHEELS, str(tmp_path))
     with environment_in_use(plan(tmp_path, offline=True), print):
