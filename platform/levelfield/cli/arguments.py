@@ -27,6 +27,7 @@ COMMANDS = (
     "audit",
     "vendor",
     "image",
+    "wheels",
     "data",
     "export",
 )
@@ -191,7 +192,7 @@ def _run(parser: argparse.ArgumentParser) -> None:
         help="process: a Python environment; docker: a container; inside: this machine is a container",
     )
     where.add_argument("--base-image", metavar="IMAGE", help=_BASE_IMAGE)
-    where.add_argument("--offline", action="store_true", help="fetch neither wheels nor images")
+    where.add_argument("--offline", action="store_true", help="fetch neither wheels nor images from a network")
     where.add_argument(
         "--container-memory", type=size_in_bytes, metavar="SIZE", help="memory limit per container in bytes, or as 8G"
     )
@@ -351,6 +352,15 @@ def _image(parser: argparse.ArgumentParser) -> None:
     _complete("image", actions)
 
 
+def _wheels(parser: argparse.ArgumentParser) -> None:
+    actions = _actions(parser)
+    fetch = actions.add_parser("fetch", help="download wheels into a folder, for machines without network")
+    fetch.add_argument("folder", type=Path, metavar="DIR", help="the folder to fill")
+    fetch.add_argument("framework", nargs="*", metavar="FRAMEWORK", help="such as torch (default: every one)")
+    fetch.add_argument("--vendor", default="cpu", help="for this vendor's devices (default: cpu)")
+    _complete("wheels", actions)
+
+
 def _data(parser: argparse.ArgumentParser) -> None:
     actions = _actions(parser)
     prepare = actions.add_parser("prepare", help="convert text files to Megatron's indexed .bin/.idx")
@@ -401,6 +411,7 @@ _BUILDERS = {
     "audit": _described_by("audit"),
     "vendor": _vendor,
     "image": _image,
+    "wheels": _wheels,
     "data": _data,
     "export": _export,
 }

@@ -98,7 +98,6 @@ def _refuse_container_options(request: UserRequest) -> None:
     given = {
         "--base-image": request.base_image,
         "--container-memory": request.container_memory_bytes,
-        "--offline": request.offline,
     }
     if unused := [name for name, value in given.items() if value]:
         raise UsageError(f"{', '.join(unused)}: found no --runtime docker; add it, or leave the option out")

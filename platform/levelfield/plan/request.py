@@ -20,7 +20,8 @@ class UserRequest:
 
     choice: free fields that the user sets. repeat: the number of runs; None takes it from the case string.
     python: an interpreter to use as it is. assume: plan for devices that may be absent. probe: measure the peak again.
-    capture_step: the step whose tensors are written. base_image, offline, container_memory_bytes: for runtime docker.
+    capture_step: the step whose tensors are written. base_image, container_memory_bytes: for runtime docker.
+    offline: nothing is fetched from a network.
     hardware: the value of --assume-hardware. derivation: changes that make a derived case.
     """
 

@@ -117,7 +117,13 @@ def _environment(decision: Decision, container: ContainerPlan | None, requiremen
     request, found = decision.request, decision.found
     assume = request.assume or decision.refusal is not None
     return environment_of(
-        found.implementation, found.vendor.device_kind, requirements, request.python, request.runtime, assume
+        found.implementation,
+        found.vendor.device_kind,
+        requirements,
+        request.python,
+        request.runtime,
+        assume,
+        request.offline,
     )
 
 

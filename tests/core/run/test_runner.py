@@ -20,7 +20,6 @@ from levelfield.corpus import CorpusFacts
 from levelfield.errors import RunFailed
 from levelfield.plan.decision import Decision
 from levelfield.plan.resolution import resolve
-from levelfield.run import runner
 from levelfield.rundir.follower import Follower
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
@@ -170,7 +169,7 @@ def test_a_kill_while_the_kernel_ran_out_of_memory_is_oom(train: Run, monkeypatc
 def test_an_environment_that_cannot_be_made_is_a_result(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(argv: list[str], say: object) -> None:
+    def refuse(argv: list[str], folder: Path, say: object) -> None:
         raise RunFailed("the environment cannot be made: pip ... ended with 1")
 
     monkeypatch.setenv("FAKE_DEVICES", "2")
@@ -247,9 +246,8 @@ def test_where_ctrl_c_is_ignored_it_stays_so(train: Run, runs: Path, monkeypatch
 
 
 @pytest.mark.drill
-@pytest.mark.parametrize("shift", ["-60", "60,-60,-3600"])
-def test_heartbeats_by_another_clock_end_no_run(train: Run, monkeypatch: pytest.MonkeyPatch, shift: str) -> None:
-    monkeypatch.setenv("FAKE_CLOCK", shift)
+def test_heartbeats_by_another_clock_end_no_run(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_CLOCK", "-60,60")
     code, (result,) = train()
     assert (code, result["status"]["word"]) == (0, "valid")
 
@@ -326,14 +324,6 @@ def test_a_corpus_that_is_overwritten_during_the_run_is_noticed(
     assert result["throughput"] is None
 
 
-def test_a_corpus_that_is_only_touched_during_the_run_is_no_fault(
-    train: Run, corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    at_step(1, lambda: os.utime(f"{corpus}.bin", (1, 1)), monkeypatch)
-    code, (result,) = train("--data", str(corpus))
-    assert (code, result["status"]["word"]) == (0, "valid")
-
-
 def test_a_corpus_that_is_truncated_during_the_run_is_named(
     train: Run, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,21 +331,6 @@ def test_a_corpus_that_is_truncated_during_the_run_is_named(
     code, (result,) = train("--data", str(corpus))
     assert (code, result["status"]["word"], result["status"]["failure"]) == (3, "failed", "corpus")
     assert f"{corpus}.bin: was truncated from 8000 to 0 bytes while it was read" in result["status"]["evidence"]
-
-
-def test_a_corpus_that_is_overwritten_between_the_plan_and_the_run_is_noticed(
-    train: Run, corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = runner.means
-
-    def overwritten(plan: Plan) -> Any:
-        turn_round(corpus)
-        return real(plan)
-
-    monkeypatch.setattr(runner, "means", overwritten)
-    code, (result,) = train("--data", str(corpus))
-    assert (code, result["status"]["failure"], result["steps_done"]) == (3, "corpus", 0)
-    assert "was overwritten after it was checked: found digest sha256:" in result["status"]["evidence"]
 
 
 def test_progress_is_told_step_by_step(
