@@ -235,13 +235,13 @@ PLANTS = [
     Plant("launch", "vendor.yaml", "verified:", "environment: {RANK: '0'}\nverified:", "RANK"),
     Plant("launch", "vendor.yaml", "verified:", "environment: {ACME_VISIBLE_DEVICES: '9'}\nverified:", "ACME_VISIBLE"),
     Plant(
-        "telemetry", "vendor.yaml", "verified:", "environment: {PYTHONHOME: /nowhere}\nverified:", "the run is failed"
+        "telemetry", "vendor.yaml", "verified:", "environment: {PYTHONHASHSEED: none}\nverified:", "the run is failed"
     ),
     Plant(
         "telemetry", "adapter.py", "", LATE + "        return super().sample(devices)\n", "sample() raised in the run"
     ),
     Plant(
-        "failures", "vendor.yaml", "verified:", "environment: {PYTHONHOME: /nowhere}\nverified:", "fault 'killed' is"
+        "failures", "vendor.yaml", "verified:", "environment: {PYTHONHASHSEED: none}\nverified:", "fault 'killed' is"
     ),
     Plant(
         "cleanup",

@@ -32,6 +32,7 @@ class RawRecords:
     telemetry_reasons: dict[str, str] = field(default_factory=dict)
     outcome: Event = field(default_factory=dict)
     broken: tuple[str, ...] = ()
+    inherited: dict[str, str] = field(default_factory=dict)
 
     @property
     def oom_kills(self) -> int:
@@ -72,8 +73,9 @@ def read_raw(paths: RunPaths) -> RawRecords:
         readings=tuple(r for line in telemetry for r in _readings(line, broken)),
         host=tuple(r for line in telemetry for r in _host_reading(line, broken)),
         telemetry_reasons=_telemetry_reasons(telemetry),
-        outcome=_json(paths.outcome),
+        outcome=_outcome(paths.outcome),
         broken=tuple(broken),
+        inherited=_inherited(paths.provenance),
     )
 
 
@@ -203,9 +205,19 @@ def _telemetry_reasons(telemetry: list[Event]) -> dict[str, str]:
     return found
 
 
+def _outcome(path: Path) -> Event:
+    content = _json(path)
+    return content if isinstance(content.get("cause"), str) else {}
+
+
+def _inherited(path: Path) -> dict[str, str]:
+    """Return the variables that the training took from the user's shell, as the provenance has them."""
+    found = _json(path).get("inherited")
+    return {str(name): str(text) for name, text in found.items()} if isinstance(found, dict) else {}
+
+
 def _json(path: Path) -> Event:
     try:
-        content = event_of(path.read_text())
+        return event_of(path.read_text())
     except (OSError, ValueError):
         return {}
-    return content if isinstance(content.get("cause"), str) else {}

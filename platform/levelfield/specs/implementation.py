@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from levelfield.specs.base import Document, Value
 from levelfield.specs.case import Family, Precision
-from levelfield.specs.vendor import HOST_KIND
+from levelfield.specs.vendor import HOST_KIND, NAME
 
 Parallelism = Literal["data", "tensor", "pipeline", "interleaved", "sequence", "zero1", "zero2", "zero3"]
 
@@ -50,6 +50,8 @@ class Requirements(Value):
 
     @model_validator(mode="after")
     def _pinned(self) -> Requirements:
+        if strange := [p for p in (*self.packages, *self.optional) if not re.fullmatch(r"[A-Za-z0-9][ -~]*", p)]:
+            raise ValueError(f"packages: found {strange[0]!r}, expected a name and a version in one line")
         loose = [p for p in self.packages if "==" not in p]
         if loose:
             raise ValueError(f"packages: found {', '.join(loose)}, expected every version pinned with '=='")
@@ -88,7 +90,7 @@ class ImplementationFile(Document):
 
     KIND: ClassVar[str] = "implementation"
 
-    framework: str
+    framework: str = Field(pattern=NAME)
     title: str
     version: str
     families: tuple[Family, ...]
