@@ -20,7 +20,14 @@ from pydantic.fields import FieldInfo
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "result.md"
 NUMBERS = (int, float)
-_WORDS = {str: "text", bool: "true or false", int: "whole number", float: "number", type(None): "null"}
+_WORDS = {
+    dict[str, str]: "texts by name",
+    str: "text",
+    bool: "true or false",
+    int: "whole number",
+    float: "number",
+    type(None): "null",
+}
 
 # Values that other documents hold too are described here, by model and field: (unit, meaning).
 SHARED: dict[str, dict[str, tuple[str, str]]] = {

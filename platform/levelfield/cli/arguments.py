@@ -194,6 +194,13 @@ def _run(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--base-image", metavar="IMAGE", help=_BASE_IMAGE)
     where.add_argument("--offline", action="store_true", help="fetch neither wheels nor images from a network")
     where.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="WHAT",
+        help="give a vendor's container more of the host, such as ipc:host or device:/dev/acme*; may be repeated",
+    )
+    where.add_argument(
         "--container-memory", type=size_in_bytes, metavar="SIZE", help="memory limit per container in bytes, or as 8G"
     )
 
@@ -320,7 +327,9 @@ def _vendor(parser: argparse.ArgumentParser) -> None:
     check.add_argument("--fast", action="store_true", help="leave out the checks that train or wait; takes seconds")
     record = actions.add_parser("record", help="store the output of the vendor's tools, on a machine with the chip")
     record.add_argument(
-        "--redact", action="store_true", help="replace serial numbers and UUIDs by others of the same form"
+        "--redact",
+        action="store_true",
+        help="replace serial numbers, UUIDs and other identities by others of the same form",
     )
     record.add_argument("--force", action="store_true", help="replace existing recordings")
     for action in actions.choices.values():

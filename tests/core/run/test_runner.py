@@ -18,6 +18,7 @@ import pytest
 from levelfield.cli.main import main
 from levelfield.corpus import CorpusFacts
 from levelfield.errors import RunFailed
+from levelfield.judge.collector import collect
 from levelfield.plan.decision import Decision
 from levelfield.plan.resolution import resolve
 from levelfield.rundir.follower import Follower
@@ -102,6 +103,37 @@ def test_provenance_says_where_the_run_comes_from(train: Run, runs: Path, monkey
     assert found["environment_packages"]["numpy"] and found["platform"]["pydantic"]
     assert found["variables"]["NCCL_DEBUG"] == "INFO" and found["machine"]["memory_bytes"] > 0
     assert "commit" in found["source"]
+
+
+def test_the_result_has_the_inherited_variables_that_can_change_a_training(
+    train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = (
+        "LD_AUDIT",
+        "GLIBC_TUNABLES",
+        "MALLOC_ARENA_MAX",
+        "OMP_X",
+        "KMP_X",
+        "MKL_X",
+        "NCCL_X",
+        "PYTORCH_X",
+        "PYTHONX",
+    )
+    for name in names:
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("LD_AUDIT", "/nowhere/audit.so")  # the loader passes over a missing one
+    monkeypatch.setenv("UNRELATED", "1")
+    monkeypatch.setenv("PYTHONPATH", "/nowhere")  # is not passed on
+    _, (result, *_) = train()
+    assert {*names} <= {*result["inherited"]} and not {"UNRELATED", "PYTHONPATH"} & {*result["inherited"]}
+    assert [w for w in result["warnings"] if "LD_AUDIT=/nowhere/audit.so" in w]
+    assert "LD_AUDIT=/nowhere/audit.so" in only(runs).report.read_text()
+
+
+def test_damaged_provenance_gives_no_variables(run: RunPaths) -> None:
+    for text in ("", "[]", '{"inherited": [1]}', '{"inherited": null}', "\ufffd"):
+        run.provenance.write_text(text)
+        assert collect(run).inherited == {}
 
 
 def test_layouts_start_from_the_same_weights(train: Run) -> None:
