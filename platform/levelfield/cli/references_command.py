@@ -10,7 +10,8 @@ from levelfield.catalog.stored_references import reference_of
 from levelfield.checkout import checkout
 from levelfield.errors import UsageError
 from levelfield.judge.promotion import promoted, with_noise
-from levelfield.rundir.directory import default_runs, find_run, read_plan, write_atomically
+from levelfield.rundir.directory import default_runs, read_plan, write_atomically
+from levelfield.rundir.run_state import finished_run
 from levelfield.specs.base import dump
 from levelfield.specs.reference import Reference
 
@@ -30,15 +31,15 @@ def _list(options: argparse.Namespace, registry: Registry, runs: Path) -> None:
 
 
 def _promote(options: argparse.Namespace, registry: Registry, runs: Path) -> None:
-    paths = find_run(runs, options.run)
+    paths = finished_run(runs, options.run)
     write(promoted(paths, options.why, reference_of(registry, read_plan(paths)), options.replace), registry)
 
 
 def _noise(options: argparse.Namespace, registry: Registry, runs: Path) -> None:
     reference = registry.reference(options.name)
     for run in options.run:
-        reference = with_noise(reference, find_run(runs, run))
-        row = next(r for r in reference.noise if r.run_id == find_run(runs, run).root.name)
+        reference = with_noise(reference, finished_run(runs, run))
+        row = next(r for r in reference.noise if r.run_id == finished_run(runs, run).root.name)
         print(f"{row.changed}: first step {row.first_step:.1e}, curve {row.curve:.1e}")
     write(reference, registry)
 

@@ -67,7 +67,7 @@ def read_raw(paths: RunPaths) -> RawRecords:
     broken: list[str] = []
     pairs = [(rank, event) for rank, path in _event_files(paths, broken) for event in read_lines(path, broken)]
     telemetry = list(read_lines(paths.telemetry, broken))
-    outcome = _json(paths.outcome)
+    outcome = _outcome(paths.outcome)
     return RawRecords(
         steps=tuple(_records(pairs, "step", _step, broken)),
         weights=tuple(w for found in _records(pairs, "weights", _weights, broken) for w in found),
@@ -234,9 +234,24 @@ def _telemetry_reasons(telemetry: list[Event]) -> dict[str, str]:
     return found
 
 
-def _json(path: Path) -> Event:
+def _outcome(path: Path) -> Event:
+    """Return how the run ended; nothing for a damaged file. Of the ends, those of a rank by numbers are kept."""
     try:
         content = event_of(path.read_text())
     except (OSError, ValueError):
         return {}
-    return content if isinstance(content.get("cause"), str) else {}
+    if not isinstance(content.get("cause"), str):
+        return {}
+    ends = content.get("ends")
+    evidence = content.get("evidence")
+    return {
+        **content,
+        "ends": [end for end in ends if _is_end(end)] if isinstance(ends, list) else [],
+        "evidence": None if evidence is None else str(evidence),
+    }
+
+
+def _is_end(end: Any) -> bool:
+    if not isinstance(end, dict) or not isinstance(end.get("rank"), int):
+        return False
+    return all(isinstance(end.get(name), (int, type(None))) for name in ("exit_code", "signal", "process"))

@@ -29,9 +29,7 @@ class Value(BaseModel):
 
         A field that is marked LATER counts only where it differs from its default.
         """
-        content = self.model_dump(mode="json")
-        _drop_later(content, self)
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        text = json.dumps(_digested(self, self.model_dump(mode="json")), sort_keys=True, separators=(",", ":"))
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
     def to_json(self) -> str:
@@ -48,21 +46,6 @@ class Document(Value):
     @classmethod
     def schema_name(cls) -> str:
         return f"levelfield.{cls.KIND}/{cls.VERSION}"
-
-
-def _drop_later(content: Any, value: Any) -> None:
-    """Remove from `content`, the dump of `value`, each later field that has its default, at every depth."""
-    if isinstance(value, Value):
-        for name, field in type(value).model_fields.items():
-            if field.json_schema_extra == LATER and getattr(value, name) == field.default:
-                del content[name]
-            else:
-                _drop_later(content[name], getattr(value, name))
-    elif isinstance(value, dict):
-        _drop_later(list(content.values()), list(value.values()))
-    elif isinstance(value, (list, tuple)):
-        for part, of in zip(content, value, strict=True):
-            _drop_later(part, of)
 
 
 def parse(cls: type[T], content: Any, origin: str) -> T:
@@ -87,6 +70,24 @@ def dump(document: Document) -> str:
 def load(cls: type[T], path: Path) -> T:
     """Read a YAML or JSON document. Raises DocumentError when it is missing, unreadable or wrong."""
     return parse(cls, read_mapping(path), str(path))
+
+
+def _digested(value: Any, dumped: Any) -> Any:
+    """Return `dumped`, the content of `value`, without the later fields that have their defaults."""
+    if isinstance(value, Value):
+        fields = type(value).model_fields.items()
+        names = {name for name, field in fields if field.json_schema_extra == LATER and _is_default(value, name)}
+        return {name: _digested(getattr(value, name), dumped[name]) for name in dumped if name not in names}
+    if isinstance(value, dict) and isinstance(dumped, dict):
+        return {name: _digested(each, old) for each, (name, old) in zip(value.values(), dumped.items(), strict=True)}
+    if isinstance(value, (list, tuple)):
+        return [_digested(each, old) for each, old in zip(value, dumped, strict=True)]
+    return dumped
+
+
+def _is_default(value: Value, name: str) -> bool:
+    default = type(value).model_fields[name].get_default(call_default_factory=True)
+    return bool(getattr(value, name) == default)
 
 
 def _check_schema(cls: type[Document], found: Any, origin: str) -> None:

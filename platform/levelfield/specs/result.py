@@ -16,6 +16,8 @@ from levelfield.specs.suite import EntryUsed
 
 Word = Literal["valid", "invalid", "oom", "failed", "timeout", "unsupported", "withheld", "not-run", "reference-only"]
 
+INTERRUPTED = "interrupted by the user"  # a reason
+
 COUNT: dict[str, JsonValue] = {"unit": "count"}
 RATIO: dict[str, JsonValue] = {"unit": "1"}
 SECONDS: dict[str, JsonValue] = {"unit": "s"}
@@ -36,6 +38,11 @@ class Status(Value):
     evidence: str | None = Field(
         default=None, description="The line that shows the failure, and the steps done by then."
     )
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the user ended the run, also where a rank of it could not be ended."""
+        return self.failure == "interrupted" or (self.failure == "unkillable" and INTERRUPTED in self.reasons)
 
 
 class Figure(Value):

@@ -217,6 +217,7 @@ def test_without_an_event_the_logs_last_line_is_the_evidence(
         ("interrupted", "interrupted by the user", ("failed", "interrupted"), "7 steps were finished"),
         ("environment", "pip ended with 1", ("failed", "environment"), "pip ended with 1"),
         ("launch-error", "/no/python: No such file", ("failed", "launch"), "/no/python: No such file"),
+        ("corpus", "books: was overwritten", ("failed", "corpus"), "books: was overwritten"),
     ],
 )
 def test_what_the_platform_saw_gives_the_word(
@@ -227,6 +228,26 @@ def test_what_the_platform_saw_gives_the_word(
     found = collect(run)
     assert word(found) == expected and says in (found.status.evidence or "")
     assert found.steps_done == 7 and found.throughput is None
+
+
+@pytest.mark.parametrize(
+    ("cause", "evidence", "reason", "interrupted"),
+    [
+        ("hang", "rank 1 gave no heartbeat for 31 s", "the run hung", False),
+        ("interrupted", "interrupted by the user", "interrupted by the user", True),
+        ("rank-failed", "rank 0 ended with exit code 1", "a rank failed", False),
+    ],
+)
+def test_a_rank_that_cannot_be_ended_has_a_word_and_its_process_is_named(
+    run: RunPaths, cause: str, evidence: str, reason: str, interrupted: bool
+) -> None:
+    break_off(run, 7)
+    fail(run, cause=cause, evidence=evidence, exit_code=None, stopped_by_us=True, process=4711, state="D")
+    found = collect(run)
+    assert word(found) == ("failed", "unkillable") and found.throughput is None and found.steps_done == 7
+    assert found.status.reasons == ("a rank cannot be ended", reason)
+    assert (found.status.evidence or "").startswith("rank 1 (process 4711, state D) did not end by SIGKILL; ")
+    assert found.status.is_interrupted is interrupted
 
 
 def test_without_an_outcome_and_steps_the_run_was_not_run(run: RunPaths) -> None:
