@@ -11,12 +11,13 @@ import math
 from levelfield.contracts.readings import LEAST_WATTS
 from levelfield.judge.disturbance import disturbance, disturbed
 from levelfield.judge.other_use import other_use
+from levelfield.judge.recomputation import repeated
 from levelfield.judge.status import judge
 from levelfield.judge.verdict import judged
 from levelfield.measure import energy as energies
 from levelfield.measure import memory as memories
 from levelfield.measure.expectation import against_expected
-from levelfield.measure.flops import FORMULAS
+from levelfield.measure.flops import FORMULAS, Recomputation
 from levelfield.measure.throughput import WindowError, WindowThroughput, step_times, window
 from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range
 from levelfield.measure.validity import loss_curve, tokens_checksum
@@ -50,6 +51,7 @@ def collect(paths: RunPaths) -> Result:
     throughput, why_none = _throughput(plan, raw, status)
     used = other_use(plan, raw, _window(plan, raw))
     identity = _identity(plan, raw)
+    recompute = repeated(plan.tuning.recompute, raw.frameworks.get(0))
     return Result(
         run_id=plan.run_id,
         case=plan.case,
@@ -67,6 +69,7 @@ def collect(paths: RunPaths) -> Result:
         virtual_pipeline=plan.tuning.virtual_pipeline,
         accumulation=plan.accumulation,
         recompute=plan.tuning.recompute,
+        repeated=recompute,
         compile=plan.tuning.compile,
         parameters=plan.parameters,
         repeat=plan.repeat,
@@ -76,7 +79,7 @@ def collect(paths: RunPaths) -> Result:
         window=(plan.work.window.first_step, plan.work.window.last_step),
         loss=_loss(plan, raw),
         throughput=_as_result(throughput) if throughput else None,
-        utilisation=_utilisation(plan, throughput),
+        utilisation=_utilisation(plan, throughput, recompute),
         memory=_memory(plan, raw, status),
         energy=_energy(plan, raw, throughput, why_none),
         other_use=used.figures,
@@ -121,13 +124,12 @@ def _as_result(measured: WindowThroughput) -> Throughput:
     )
 
 
-def _utilisation(plan: Plan, throughput: WindowThroughput | None) -> tuple[Utilisation, ...]:
+def _utilisation(plan: Plan, throughput: WindowThroughput | None, recompute: Recomputation) -> tuple[Utilisation, ...]:
     """Return each formula's MFU, and its HFU where the run recomputes or the formula counts recomputation."""
     if throughput is None:
         return ()
     model, length = plan.work.model, plan.work.training.sequence_length
     rate, peaks = throughput.tokens_per_second_per_device, _peaks(plan)
-    recompute = plan.tuning.recompute
     found = [mfu(f, model, length, rate, peaks) for f in FORMULAS if f != "megatron-2021"]
     found += [
         hfu(f, model, length, rate, peaks, recompute) for f in FORMULAS if f == "megatron-2021" or recompute != "none"

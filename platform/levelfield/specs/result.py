@@ -322,6 +322,11 @@ class Result(Document):
         description="Micro-batches of one data-parallel rank in one step.", json_schema_extra=COUNT
     )
     recompute: str = Field(description="Which activations were computed again: `none`, `selective` or `full`.")
+    repeated: str | None = Field(
+        default=None,
+        description="What that repeats: `none`, `selective`, `selective-attention`, `full` or `full-except-down` "
+        "(all products of a layer but the last). HFU counts it.",
+    )
     compile: bool = Field(description="Whether the framework compiled the model.")
     parameters: int = Field(
         description="Parameters of the model at this scale, embeddings included.", json_schema_extra=COUNT
