@@ -360,6 +360,11 @@ def _data(parser: argparse.ArgumentParser) -> None:
     prepare.add_argument(
         "--suffix", action="append", metavar=".txt", help="read only files of DIR with this suffix; may be repeated"
     )
+    prepare.add_argument(
+        "--field",
+        metavar="NAME",
+        help="the files are JSON lines, with a document in this field (wikiextractor: text)",
+    )
     prepare.add_argument("--end-token", metavar="TEXT", help="the tokenizer's end-of-document token")
     prepare.add_argument("--force", action="store_true", help="replace an existing corpus")
     check = actions.add_parser("check", help="read a whole corpus; print its size and digest")

@@ -238,9 +238,12 @@ examples:
 
 DATA_PREPARE = """\
 Convert text files to Megatron's indexed format: PREFIX.bin and PREFIX.idx.
+Each file is a document, or with --field each line of it.
 
 examples:
   run_benchmarks.py data prepare --input DIR --tokenizer bytes --output PREFIX
+  run_benchmarks.py data prepare --input enwiki --field text \\
+      --tokenizer tokenizer.json --output PREFIX
   run_benchmarks.py data prepare --input a.txt --tokenizer tokenizer.json \\
       --end-token "<|endoftext|>" --output PREFIX
 """
