@@ -139,6 +139,10 @@ def _run(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--suite", action="append", default=[], metavar="NAME|FILE", help="a list of cases; may be repeated"
     )
+    what.add_argument(
+        "--entry", action="append", default=[], metavar="NAME", help="only this entry of the suites; may be repeated"
+    )
+    what.add_argument("--framework", metavar="NAME", help="run the suites' entries through this framework")
     what.add_argument("--repeat", type=int, metavar="N", help="run each case N times")
     what.add_argument(
         "--scale",
