@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from levelfield.predict.activations import LayerBytes, layer_bytes
 from levelfield.predict.footprint import Footprint, StageStates, end_states, expected_memory
 from levelfield.predict.layout_rules import broken_beside_batches, divisors, interleaves
+from levelfield.predict.links import Machine
+from levelfield.predict.pass_timing import PassSeconds, pass_seconds
 from levelfield.predict.setup import TrainingSetup, setup_of
-from levelfield.predict.timing import Machine, PassSeconds, PredictedStep, pass_seconds, step_time
+from levelfield.predict.timing import PredictedStep, step_time
 from levelfield.specs.case import Work
 from levelfield.specs.constants import Constants
 from levelfield.specs.layout import Layout
@@ -94,8 +96,7 @@ class LayoutRanking:
 def answer(question: LayoutQuestion) -> LayoutRanking:
     """Search all layouts. A branch is left only when none of its layouts can fit, so no fitting layout is lost."""
     search = _Search(question)
-    rows = [row for layout in _layouts(question) for row in search.rows_of(layout)]
-    rows.sort(key=lambda row: (-row.tokens_per_second, row.memory.total))
+    rows = search.fastest(_layouts(question))
     beyond = search.beyond()
     return LayoutRanking(
         tuple(rows), None if rows or not beyond else beyond[0], search.considered, search.pruned, beyond
@@ -106,8 +107,9 @@ def not_offered(question: LayoutQuestion) -> tuple[LayoutEstimate, ...]:
     """Return the rows that fit and need context parallelism or hybrid sharding that the framework does not offer here,
     fastest first."""
     offer = question.offer
-    wider = replace(offer, parallelism=offer.parallelism | PREDICTED_ONLY)
-    return tuple(row for row in answer(replace(question, offer=wider)).rows if offer.lacks(row.tuning))
+    wider = replace(question, offer=replace(offer, parallelism=offer.parallelism | PREDICTED_ONLY))
+    layouts = (layout for layout in _layouts(wider) if offer.lacks(Tuning(layout=layout)))
+    return tuple(_Search(wider).fastest(layouts))
 
 
 def predict(question: LayoutQuestion, tuning: Tuning) -> LayoutEstimate:
@@ -126,6 +128,11 @@ class _Search:
         self._bytes: dict[Pass, LayerBytes] = {}
         self._seconds: dict[Pass, PassSeconds] = {}
         self._states: tuple[Layout, tuple[StageStates, ...]] | None = None  # of the layout that is searched
+
+    def fastest(self, layouts: Iterable[Layout]) -> list[LayoutEstimate]:
+        """Return the rows of all layouts that fit, fastest first."""
+        rows = [row for layout in layouts for row in self.rows_of(layout)]
+        return sorted(rows, key=lambda row: (-row.tokens_per_second, row.memory.total))
 
     def rows_of(self, layout: Layout) -> Iterator[LayoutEstimate]:
         """Return the rows of a layout that fit.

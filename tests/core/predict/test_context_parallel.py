@@ -18,8 +18,8 @@ from levelfield.predict.layout_search import (
     not_offered,
     predict,
 )
+from levelfield.predict.links import Machine
 from levelfield.predict.machines import REACHABLE, machine_of
-from levelfield.predict.timing import Machine
 from levelfield.specs.case import Work
 from levelfield.specs.constants import Constants
 from levelfield.specs.layout import Layout, parse_layout

@@ -21,10 +21,11 @@ from levelfield.predict.layout_search import (
     answer,
     predict,
 )
+from levelfield.predict.links import Machine, UnknownLink
 from levelfield.predict.machines import machine_of, network_rate
 from levelfield.predict.operations import head_forward, layer_forward
+from levelfield.predict.pass_timing import slice_of
 from levelfield.predict.setup import setup_of
-from levelfield.predict.timing import Machine, UnknownLink, slice_of
 from levelfield.specs.constants import MemoryModel, Pace
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.tuning import Tuning
