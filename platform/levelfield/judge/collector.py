@@ -9,6 +9,7 @@ import hashlib
 import math
 
 from levelfield.contracts.readings import LEAST_WATTS
+from levelfield.judge.disturbance import disturbance, disturbed
 from levelfield.judge.other_use import other_use
 from levelfield.judge.status import judge
 from levelfield.judge.verdict import judged
@@ -44,7 +45,8 @@ from levelfield.specs.vendor import Peak, PeakDtype
 def collect(paths: RunPaths) -> Result:
     """Return the result of a run directory, from its plan and raw files only. Raises DocumentError for a bad plan."""
     plan, raw = read_plan(paths), read_raw(paths)
-    status = judge(plan, raw, paths)
+    around = disturbance(plan, raw)
+    status = disturbed(judge(plan, raw, paths), around)
     throughput, why_none = _throughput(plan, raw, status)
     used = other_use(plan, raw, _window(plan, raw))
     identity = _identity(plan, raw)
@@ -78,6 +80,7 @@ def collect(paths: RunPaths) -> Result:
         memory=_memory(plan, raw, status),
         energy=_energy(plan, raw, throughput, why_none),
         other_use=used.figures,
+        disturbance=around.figures if around else None,
         identity=identity,
         alignment=judged(plan.work.training.steps, raw, identity, _reference(paths)),
         deviations=plan.deviations,

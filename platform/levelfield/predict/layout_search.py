@@ -17,33 +17,37 @@ from levelfield.predict.timing import PredictedStep, step_time
 from levelfield.specs.case import Work
 from levelfield.specs.constants import Constants
 from levelfield.specs.layout import Layout
+from levelfield.specs.refusable import Refusable, refused
 from levelfield.specs.tuning import Recompute, Tuning
 
 Pass = tuple[int, int, bool, int, Recompute]
 BEYOND = 20  # rows that do not fit to remember
 # Of a sequence on a context rank. Published runs have 4,096 and more; the rates here are not made for a few tokens.
 LEAST_TOKENS = 1024
-# What no search tries where the framework does not offer it, and a prediction says all the same.
-PREDICTED_ONLY = frozenset({"context", "hybrid"})
+PARTIAL: Refusable = "partial sharding"
 RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
 class SupportedParallelism:
-    """The parallelism and recomputation that a framework supports on a device kind, in implementation.yaml's words."""
+    """The parallelism and recomputation that a framework supports on a device kind, and the choices that it refuses,
+    in implementation.yaml's words."""
 
     parallelism: frozenset[str]
     recompute: tuple[Recompute, ...]
+    refuses: tuple[Refusable, ...] = ()
 
     def lacks(self, tuning: Tuning) -> tuple[str, ...]:
-        """Return the kinds of parallelism that the fields need and the framework does not offer."""
-        return tuple(name for name in tuning.parallelism if name not in self.parallelism)
+        """Return the kinds of parallelism that the fields need and the framework does not offer; `hybrid` for sharded
+        states over a part of the ranks."""
+        lacking = tuple(name for name in tuning.parallelism if name not in self.parallelism)
+        return (*lacking, "hybrid") if tuning.layout.shards_a_part and PARTIAL in self.refuses else lacking
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the user asks for; None: every value. A wanted layout may have stages of unequal length, which no framework
-    here runs, and replicated shards."""
+    """What the user asks for; None: every value. A wanted layout may have stages of unequal length, and replicated
+    shards, whether the framework runs them or not."""
 
     layout: Layout | None = None
     micro_batch: int | None = None
@@ -107,9 +111,11 @@ def not_offered(question: LayoutQuestion) -> tuple[LayoutEstimate, ...]:
     """Return the rows that fit and need context parallelism or hybrid sharding that the framework does not offer here,
     fastest first."""
     offer = question.offer
-    wider = replace(question, offer=replace(offer, parallelism=offer.parallelism | PREDICTED_ONLY))
-    layouts = (layout for layout in _layouts(wider) if offer.lacks(Tuning(layout=layout)))
-    return tuple(_Search(wider).fastest(layouts))
+    refuses = tuple(name for name in offer.refuses if name != PARTIAL)
+    wider = replace(offer, parallelism=offer.parallelism | {"context"}, refuses=refuses)
+    asked = replace(question, offer=wider)
+    layouts = (layout for layout in _layouts(asked) if offer.lacks(Tuning(layout=layout)))
+    return tuple(_Search(asked).fastest(layouts))
 
 
 def predict(question: LayoutQuestion, tuning: Tuning) -> LayoutEstimate:
@@ -142,10 +148,10 @@ class _Search:
         """
         sizes = _micro_batches(self.question, layout)
         for chunks in _chunks(self.question, layout) if sizes else ():
-            micro_batches = [n for n in sizes if interleaves(self.question.work, layout, n, chunks)]
+            micro_batches = [n for n in sizes if self._can_be(layout, n, chunks)]
             rows = list(self._rows_of_chunks(layout, chunks, micro_batches))
             yield from rows
-            if chunks == 1 and not rows:
+            if chunks == 1 and micro_batches and not rows:
                 return
 
     def _rows_of_chunks(self, layout: Layout, chunks: int, micro_batches: list[int]) -> Iterator[LayoutEstimate]:
@@ -162,6 +168,15 @@ class _Search:
                         return
                     break
                 yield self.row(setup, memory)
+
+    def _can_be(self, layout: Layout, micro_batch: int, chunks: int) -> bool:
+        """Return whether the rules and the framework allow the row. A wanted layout is predicted for any program."""
+        work, refuses = self.question.work, self.question.offer.refuses
+        if not interleaves(work, layout, micro_batch, chunks):
+            return False
+        if not refuses or self.question.wanted.layout is not None:
+            return True
+        return not refused(refuses, work, Tuning(layout=layout, micro_batch=micro_batch, virtual_pipeline=chunks))
 
     def beyond(self) -> tuple[LayoutEstimate, ...]:
         """Return the rows that ended a branch and need least memory."""
@@ -243,7 +258,7 @@ def _shardings(question: LayoutQuestion, tensor: int, ranks: int) -> Iterator[tu
     """Return ZeRO stages with their degrees: all ranks, or with hybrid sharding those of a node, whose links are fast.
     An asked layout may have any other degree."""
     has, inside = question.offer.parallelism, question.machine.devices_per_node // tensor
-    hybrid = "hybrid" in has and 1 < inside < ranks and ranks % inside == 0
+    hybrid = PARTIAL not in question.offer.refuses and 1 < inside < ranks and ranks % inside == 0
     yield 0, 1
     for stage in (1, 2, 3):
         if f"zero{stage}" in has and ranks > 1:

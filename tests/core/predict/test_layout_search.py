@@ -33,9 +33,7 @@ from levelfield.specs.tuning import Tuning
 GIB = 2**30
 LINK = Link(1e-6, 1e9)
 ALL = SupportedParallelism(
-    frozenset(
-        {"data", "tensor", "pipeline", "sequence", "interleaved", "context", "zero1", "zero2", "zero3", "hybrid"}
-    ),
+    frozenset({"data", "tensor", "pipeline", "sequence", "interleaved", "context", "zero1", "zero2", "zero3"}),
     ("none", "selective", "full"),
 )
 
