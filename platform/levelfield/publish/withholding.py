@@ -28,7 +28,7 @@ PUBLISHED = (
     "energy", "identity", "alignment", "deviations", "runtime",
 )  # fmt: skip
 # Free text of the suite's author; sentences of an engine or a tool, and figures of the machine's other users.
-LEFT_OUT = ("entry", "warnings", "other_use")
+LEFT_OUT = ("entry", "warnings", "other_use", "load")
 # HFU is MFU times a number that the case gives, so `mfu` covers both. A reason may contain a peak or a ratio to it.
 _UTILISATION: dict[Withheld, tuple[str, ...]] = {
     "mfu": ("value", "low", "high", "reason"),
