@@ -18,6 +18,7 @@ from levelfield.measure import energy as energies
 from levelfield.measure import memory as memories
 from levelfield.measure.expectation import against_expected
 from levelfield.measure.flops import FORMULAS, Recomputation
+from levelfield.measure.load import mean_load
 from levelfield.measure.throughput import WindowError, WindowThroughput, step_times, window
 from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range
 from levelfield.measure.validity import loss_curve, tokens_checksum
@@ -82,6 +83,7 @@ def collect(paths: RunPaths) -> Result:
         utilisation=_utilisation(plan, throughput, recompute),
         memory=_memory(plan, raw, status),
         energy=_energy(plan, raw, throughput, why_none),
+        load=_load(plan, raw),
         other_use=used.figures,
         disturbance=around.figures if around else None,
         identity=identity,
@@ -198,6 +200,14 @@ def _energy(plan: Plan, raw: RawRecords, throughput: WindowThroughput | None, wh
         mean_watts=Figure(value=found.mean_watts, unit="W", reason=reason),
         boundary=found.boundary,
     )
+
+
+def _load(plan: Plan, raw: RawRecords) -> Figure:
+    window_ns = _window(plan, raw)
+    found = mean_load(raw.readings, _devices(plan, raw), *window_ns) if window_ns else "rank 0 lacks the window"
+    if isinstance(found, float):
+        return Figure(value=found, unit="1")
+    return Figure(value=None, unit="1", reason=_with_reason(found, raw.telemetry_reasons.get("utilisation")))
 
 
 def _window(plan: Plan, raw: RawRecords) -> tuple[int, int] | None:
