@@ -94,7 +94,7 @@ examples:
 
 ALIGN = """\
 Compare a run's training with a reference, layer by layer. Exit code 4 unless
-the verdict is `aligned`. `align calibrate` trains a case with other arithmetic
+the verdict is `aligned` or `consistent`. `align calibrate` trains a case with other arithmetic
 and records the noise in the reference.
 
 examples:

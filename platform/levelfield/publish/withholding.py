@@ -25,7 +25,7 @@ PUBLISHED = (
     "run_id", "case", "scale", "framework", "framework_version", "vendor", "chip", "device_is", "nodes", "devices",
     "precision", "layout", "micro_batch", "virtual_pipeline", "accumulation", "recompute", "compile", "parameters",
     "repeat", "status", "steps_done", "steps_planned", "window", "loss", "throughput", "utilisation", "memory",
-    "energy", "identity", "alignment", "deviations", "runtime",
+    "energy", "identity", "alignment", "certificate", "deviations", "runtime",
 )  # fmt: skip
 # Free text of the suite's author; sentences of an engine or a tool, and figures of the machine's other users.
 LEFT_OUT = ("entry", "warnings", "other_use")

@@ -30,6 +30,7 @@ from levelfield.run.telemetry import watching
 from levelfield.rundir import directory
 from levelfield.rundir.follower import Follower, Progress
 from levelfield.specs.base import dump
+from levelfield.specs.certificate import Certificate
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
 from levelfield.specs.reference import Reference
@@ -51,15 +52,18 @@ def run(
     listener: Listener,
     machine: str,
     reference: Reference | None = None,
+    certificate: Certificate | None = None,
 ) -> Result:
     """Run once and return the result, valid or not. The stored plan gets the measured peak.
 
-    reference: what the run is compared with; the run directory gets a copy.
+    reference: what the run is compared with. certificate: the one that the plan names. The run directory gets copies.
     Raises UsageError when the run directory cannot be written; every later error gives a result.
     """
     paths = directory.create(runs, plan.run_id)
     if reference is not None:
         directory.write_atomically(paths.reference, dump(reference))
+    if certificate is not None:
+        directory.write_atomically(paths.certificate, dump(certificate))
     with _interrupted_once():
         outcome = _attempt(plan, vendor, paths, listener, machine)
         result = _finished(paths, outcome)

@@ -1,7 +1,7 @@
 """A training that only pretends: real batches, initial weights and events, and a loss that falls by itself.
 
 FAKE_FAULT breaks it on purpose, on the last rank at step 6: `nan`, `oom` (says so), `eat` (takes memory until the
-kernel ends it), `unsupported` or `die`.
+kernel ends it), `unsupported` or `die`. FAKE_FP32_ERROR=0.01 makes the losses of trainings in fp32 wrong by 1 %.
 """
 
 import os
@@ -26,7 +26,10 @@ def main(job, recorder):
     for batch in Batches(job, place.data):
         time.sleep(STEP_SECONDS)
         meet(job, batch.step)
-        loss = break_on_purpose(job, batch.step) or 4.0 * 0.9**batch.step
+        loss = break_on_purpose(job, batch.step) or 4.0 * 0.9**batch.step * (1 + error(job))
+        if batch.step in job.gradient_steps:
+            names = list(initializer.parameters(job.model))
+            recorder.gradients(batch.step, ((name, 1 / len(names) / job.world_size) for name in names))
         recorder.step(
             batch.step,
             loss=loss,
@@ -36,6 +39,10 @@ def main(job, recorder):
             tokens_checksum=batch.checksum,
             memory={"allocated_peak_bytes": None, "reserved_peak_bytes": None, "process_peak_bytes": 10**6},
         )
+
+
+def error(job):
+    return float(os.environ.get("FAKE_FP32_ERROR", 0)) if job.training.precision == "fp32" else 0.0
 
 
 def meet(job, step):
