@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from levelfield.errors import UsageError
-from levelfield.predict.layout_rules import broken_beside_batches, divisors, require
+from levelfield.predict.layout_rules import divisors, require
 from levelfield.predict.layout_search import RECOMPUTATIONS, LayoutEstimate, LayoutQuestion, LayoutRanking, Wanted
 from levelfield.report.words import GIB, wrapped
 from levelfield.specs.constants import Constants
@@ -18,7 +18,7 @@ def asked_of(question: LayoutQuestion, options: argparse.Namespace, nodes: int) 
     """Return the question with the asked rows and program. Raises UsageError or LayoutError for what is impossible."""
     offer = question.offer
     if options.program:
-        offer = replace(offer, recompute=RECOMPUTATIONS)
+        offer = replace(offer, recompute=RECOMPUTATIONS, refuses=())
     if options.recompute and options.recompute not in offer.recompute:
         raise UsageError(
             f"--recompute {options.recompute}: framework {question.constants.framework} offers "
@@ -55,22 +55,19 @@ def _require_possible(question: LayoutQuestion, nodes: int) -> None:
     layout, wanted = question.wanted.layout, question.wanted
     if layout is None:
         return
-    per_node = question.devices // nodes
-    if broken_beside_batches(question.work, layout, question.devices, uneven_stages=True) or not _uneven(question):
-        require(question.work, layout, wanted.micro_batch or 1, nodes, per_node, wanted.virtual_pipeline or 1)
-
-
-def _uneven(question: LayoutQuestion) -> bool:
-    layout = question.wanted.layout
-    return layout is not None and question.work.model.layers % layout.pipeline != 0
+    batch, chunks = wanted.micro_batch or 1, wanted.virtual_pipeline or 1
+    require(question.work, layout, batch, nodes, question.devices // nodes, chunks, uneven_stages=True)
 
 
 def remarks_on(question: LayoutQuestion) -> Iterator[str]:
     """Yield what an asked layout assumes."""
     layout, layers = question.wanted.layout, question.work.model.layers
-    if layout is not None and _uneven(question):
-        less, more = divmod(layers, layout.pipeline)
-        yield f"{more} stages of {less + 1} layers and {layout.pipeline - more} of {less}; no framework here runs them"
+    if layout is None or layers % layout.pipeline == 0:
+        return
+    less, more = divmod(layers, layout.pipeline)
+    runs = "runs" if "uneven" in question.offer.parallelism else "does not run"
+    stages = f"{more} stage{'s' if more > 1 else ''} of {less + 1} layers and {layout.pipeline - more} of {less}"
+    yield f"{stages}; models/{question.constants.framework} {runs} them"
 
 
 def breakdown(row: LayoutEstimate) -> Iterator[str]:

@@ -80,7 +80,7 @@ def run_jobs(
 
 def exit_code(results: list[Result]) -> int:
     """Return the exit code of a command with these results."""
-    if any(r.status.failure == "interrupted" for r in results):
+    if any(r.status.is_interrupted for r in results):
         return INTERRUPTED
     if any(r.status.word != "valid" for r in results):
         return RunFailed.exit_code

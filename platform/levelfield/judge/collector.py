@@ -10,6 +10,7 @@ import math
 
 from levelfield.contracts.readings import LEAST_WATTS
 from levelfield.judge.certification import certificate_finding, with_certificate
+from levelfield.judge.disturbance import disturbance, disturbed
 from levelfield.judge.other_use import other_use
 from levelfield.judge.status import judge
 from levelfield.judge.verdict import judged
@@ -45,7 +46,8 @@ from levelfield.specs.vendor import Peak, PeakDtype
 def collect(paths: RunPaths) -> Result:
     """Return the result of a run directory, from its plan and raw files only. Raises DocumentError for a bad plan."""
     plan, raw = read_plan(paths), read_raw(paths)
-    status = judge(plan, raw, paths)
+    around = disturbance(plan, raw)
+    status = disturbed(judge(plan, raw, paths), around)
     throughput, why_none = _throughput(plan, raw, status)
     used = other_use(plan, raw, _window(plan, raw))
     identity, version = _identity(plan, raw), _framework_version(plan, raw)
@@ -81,6 +83,7 @@ def collect(paths: RunPaths) -> Result:
         memory=_memory(plan, raw, status),
         energy=_energy(plan, raw, throughput, why_none),
         other_use=used.figures,
+        disturbance=around.figures if around else None,
         identity=identity,
         alignment=with_certificate(alignment, plan, certificate),
         certificate=certificate,

@@ -5,25 +5,28 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+from levelfield.measure.final_weights import final_weight_reasons
 from levelfield.measure.gradients import gradient_reasons
+from levelfield.measure.platform_clock import platform_clock_reasons
 from levelfield.measure.validity import check
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.result import Status, Word
+from levelfield.specs.result import INTERRUPTED, Status, Word
 
 _WORDS_OF_CLASSES = {"oom": "oom", "non-finite": "invalid", "unsupported": "unsupported"}
 
 
 # Ends of a run that do not depend on its training: word, class of failure, reason.
 _WORDS_OF_CAUSES: dict[str, tuple[Word, str | None, str]] = {
-    "interrupted": ("failed", "interrupted", "interrupted by the user"),
+    "interrupted": ("failed", "interrupted", INTERRUPTED),
     "environment": ("failed", "environment", "the environment is not usable"),
     "launch-error": ("failed", "launch", "no process could be started"),
     "engine": ("failed", "engine", "the container engine went away"),
     "device-taken": ("not-run", None, "a device is in use"),
     "unsupported": ("unsupported", None, "this machine cannot run it"),
     "hang": ("timeout", "hang", "the run hung"),
+    "corpus": ("failed", "corpus", "the corpus is not the one that was checked"),
 }
 
 
@@ -32,12 +35,30 @@ def judge(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
     cause = raw.outcome.get("cause")
     if cause is None:
         return _without_outcome(raw)
+    if held := _held(raw):
+        return _unkillable(held, cause, raw)
     if cause in _WORDS_OF_CAUSES:
         word, failure, reason = _WORDS_OF_CAUSES[cause]
         return Status(word=word, failure=failure, reasons=(reason,), evidence=_evidence(raw))
     if raw.errors or cause == "rank-failed":
         return _failed(raw, paths)
     return _validity(plan, raw)
+
+
+def _held(raw: RawRecords) -> list[str]:
+    """Return a sentence for each rank that did not end by SIGKILL."""
+    ends = [end for end in raw.outcome.get("ends", ()) if end.get("process") is not None]
+    return [
+        f"rank {end['rank']} (process {end['process']}, state {end.get('state')}) did not end by SIGKILL"
+        for end in ends
+    ]
+
+
+def _unkillable(held: list[str], cause: str, raw: RawRecords) -> Status:
+    """Return the status of a run that left a process behind. The second reason is why the rank was to end."""
+    before = _WORDS_OF_CAUSES.get(cause, ("failed", None, "a rank failed"))[2]
+    evidence = "; ".join([*held, _evidence(raw)])
+    return Status(word="failed", failure="unkillable", reasons=("a rank cannot be ended", before), evidence=evidence)
 
 
 def _evidence(raw: RawRecords) -> str:
@@ -56,7 +77,9 @@ def _without_outcome(raw: RawRecords) -> Status:
 
 def _validity(plan: Plan, raw: RawRecords) -> Status:
     reasons = [str(r) for r in check(raw.steps, raw.weights, plan.work, plan.tuning.layout)]
+    reasons += [f"clock: {r}" for r in platform_clock_reasons(raw.steps, raw.seen, plan.work.window)]
     reasons += [f"gradients: {r}" for r in gradient_reasons(raw.gradients, raw.steps, plan.work)]
+    reasons += [f"final weights: {r}" for r in final_weight_reasons(raw.final, plan.work, plan.tuning.layout)]
     reasons += [f"raw files: {sentence}" for sentence in raw.broken]
     reasons += [f"rank {rank} did not write its end" for rank in range(plan.world_size) if rank not in raw.ended]
     return Status(word="invalid", reasons=tuple(reasons)) if reasons else Status(word="valid")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from levelfield.errors import NotHere
 from levelfield.specs.case import Work
 from levelfield.specs.implementation import ImplementationFile
+from levelfield.specs.refusable import refused
 from levelfield.specs.tuning import Tuning
 
 
 def refuse_unsupported(implementation: ImplementationFile, work: Work, tuning: Tuning, kind: str) -> None:
-    """Raises NotHere for a precision, recomputation or parallelism that the implementation does not declare."""
+    """Raises NotHere for what the implementation does not declare, and for what it refuses, with its reason."""
     layout = tuning.layout
     needed = {
         "tensor": layout.tensor > 1,
@@ -25,5 +26,7 @@ def refuse_unsupported(implementation: ImplementationFile, work: Work, tuning: T
         lacking.append(f"precision {work.training.precision} on {kind}")
     if tuning.recompute not in implementation.recompute:
         lacking.append(f"recomputation {tuning.recompute}")
+    refusals = implementation.refusals(kind)
+    lacking += [f"{name} ({refusals[name]})" for name in refused(refusals, work, tuning)]
     if lacking:
         raise NotHere(f"{implementation.framework} does not offer: {', '.join(lacking)}")

@@ -25,9 +25,18 @@ _SIZES = {
 
 
 def broken(
-    work: Work, layout: Layout, micro_batch: int, nodes: int, devices_per_node: int, virtual_pipeline: int = 1
+    work: Work,
+    layout: Layout,
+    micro_batch: int,
+    nodes: int,
+    devices_per_node: int,
+    virtual_pipeline: int = 1,
+    uneven_stages: bool = False,
 ) -> list[str]:
-    """Return the broken rules, each as a sentence with its numbers; empty for a possible layout."""
+    """Return the broken rules, each as a sentence with its numbers; empty for a possible layout.
+
+    uneven_stages: the stages of the pipeline may differ by a layer.
+    """
     world = nodes * devices_per_node
     per_pass = micro_batch * layout.data
     checks = [
@@ -41,20 +50,16 @@ def broken(
             f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} = nodes {nodes} x devices "
             f"{devices_per_node}: {layout.world_size} is not {world}",
         ),
-        *_divisions(work, layout),
+        *_divisions(work, layout, uneven_stages),
         *_interleaving(work, layout, accumulation(work, layout, micro_batch), virtual_pipeline),
     ]
     return [sentence for holds, sentence in checks if not holds]
 
 
 def broken_beside_batches(work: Work, layout: Layout, devices: int, uneven_stages: bool) -> list[str]:
-    """Return the broken rules of a layout that do not depend on the micro-batch. uneven_stages: stages may differ by a
-    layer."""
+    """Return the broken rules of a layout that do not depend on the micro-batch. uneven_stages: as in `broken`."""
     alone = work.training.model_copy(update={"global_batch": layout.data})
-    found = broken(work.model_copy(update={"training": alone}), layout, 1, 1, devices)
-    if uneven_stages and work.model.layers >= layout.pipeline:
-        found = [sentence for sentence in found if not sentence.endswith(f"cut over pipeline {layout.pipeline}")]
-    return found
+    return broken(work.model_copy(update={"training": alone}), layout, 1, 1, devices, uneven_stages=uneven_stages)
 
 
 def interleaves(work: Work, layout: Layout, micro_batch: int, virtual_pipeline: int) -> bool:
@@ -69,10 +74,16 @@ def accumulation(work: Work, layout: Layout, micro_batch: int) -> int:
 
 
 def require(
-    work: Work, layout: Layout, micro_batch: int, nodes: int, devices_per_node: int, virtual_pipeline: int = 1
+    work: Work,
+    layout: Layout,
+    micro_batch: int,
+    nodes: int,
+    devices_per_node: int,
+    virtual_pipeline: int = 1,
+    uneven_stages: bool = False,
 ) -> None:
-    """Check all rules. Raises LayoutError with the broken rules and the nearest possible layouts."""
-    reasons = broken(work, layout, micro_batch, nodes, devices_per_node, virtual_pipeline)
+    """Check all rules. Raises LayoutError with the broken rules and the nearest possible layouts of equal stages."""
+    reasons = broken(work, layout, micro_batch, nodes, devices_per_node, virtual_pipeline, uneven_stages)
     if not reasons:
         return
     near = nearest(work, layout, micro_batch, nodes, devices_per_node, virtual_pipeline)
@@ -120,10 +131,12 @@ def _offer_other_counts(work: Work, layout: Layout, micro_batch: int, nodes: int
     return f"not possible on {layout.world_size} devices; nearest: {', '.join(offers) or 'none'}"
 
 
-def _divisions(work: Work, layout: Layout) -> Iterator[tuple[bool, str]]:
+def _divisions(work: Work, layout: Layout, uneven_stages: bool) -> Iterator[tuple[bool, str]]:
     model = work.model
     yield model.hidden_size % model.heads == 0, f"hidden size {model.hidden_size} over {model.heads} heads"
-    yield from (_divides(name, getattr(model, name), over, layout) for name, over in DIVIDED_OVER.items())
+    for name, over in DIVIDED_OVER.items():
+        holds, sentence = _divides(name, getattr(model, name), over, layout)
+        yield holds or (name == "layers" and uneven_stages and model.layers >= layout.pipeline), sentence
     if layout.sequence_parallel:
         yield layout.tensor > 1, "sequence parallel (+seq) needs a tensor-parallel size above 1"
         length = work.training.sequence_length

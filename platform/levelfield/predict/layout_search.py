@@ -13,6 +13,7 @@ from levelfield.predict.timing import Machine, PredictedStep, step_time
 from levelfield.specs.case import Work
 from levelfield.specs.constants import Constants
 from levelfield.specs.layout import Layout
+from levelfield.specs.refusable import Refusable, refused
 from levelfield.specs.tuning import Recompute, Tuning
 
 BEYOND = 20  # rows that do not fit to remember
@@ -21,16 +22,18 @@ RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "selective", "full")
 
 @dataclass(frozen=True)
 class SupportedParallelism:
-    """The parallelism and recomputation that a framework supports on a device kind, in implementation.yaml's words."""
+    """The parallelism and recomputation that a framework supports on a device kind, and the choices that it refuses,
+    in implementation.yaml's words."""
 
     parallelism: frozenset[str]
     recompute: tuple[Recompute, ...]
+    refuses: tuple[Refusable, ...] = ()
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the user asks for; None: every value. A wanted layout may have stages of unequal length, which no framework
-    here runs, and replicated shards."""
+    """What the user asks for; None: every value. A wanted layout may have stages of unequal length, and replicated
+    shards, whether the framework runs them or not."""
 
     layout: Layout | None = None
     micro_batch: int | None = None
@@ -119,6 +122,8 @@ class _Search:
                     tuning = Tuning(
                         layout=layout, micro_batch=micro_batch, recompute=recompute, virtual_pipeline=chunks
                     )
+                    if self._is_refused(tuning):
+                        continue
                     self.considered += 1
                     memory = _memory(self.question, tuning)
                     if not _fits(self.question, memory):
@@ -126,6 +131,11 @@ class _Search:
                         self._left.append((memory.total, self.considered, tuning, memory))
                         break
                     yield _row(self.question, tuning, memory)
+
+    def _is_refused(self, tuning: Tuning) -> bool:
+        """Return whether the framework refuses the row. A wanted layout is predicted for any program."""
+        question = self.question
+        return question.wanted.layout is None and bool(refused(question.offer.refuses, question.work, tuning))
 
     def beyond(self) -> tuple[LayoutEstimate, ...]:
         """Return the rows that ended a branch and need least memory."""

@@ -81,4 +81,5 @@ def _question(
 
 def offer_of(implementation: ImplementationFile, device_kind: str) -> SupportedParallelism:
     """Return what the framework supports on a device kind."""
-    return SupportedParallelism(frozenset(implementation.offered_parallelism(device_kind)), implementation.recompute)
+    parallelism = frozenset(implementation.offered_parallelism(device_kind))
+    return SupportedParallelism(parallelism, implementation.recompute, tuple(implementation.refusals(device_kind)))

@@ -27,8 +27,9 @@ PUBLISHED = (
     "repeat", "status", "steps_done", "steps_planned", "window", "loss", "throughput", "utilisation", "memory",
     "energy", "identity", "alignment", "certificate", "deviations", "runtime",
 )  # fmt: skip
-# Free text of the suite's author; sentences of an engine or a tool, and figures of the machine's other users.
-LEFT_OUT = ("entry", "warnings", "other_use")
+# Free text of the suite's author; sentences of an engine or a tool; figures of the machine's other users; single step
+# times with the power drawn in them.
+LEFT_OUT = ("entry", "warnings", "other_use", "disturbance")
 # HFU is MFU times a number that the case gives, so `mfu` covers both. A reason may contain a peak or a ratio to it.
 _UTILISATION: dict[Withheld, tuple[str, ...]] = {
     "mfu": ("value", "low", "high", "reason"),

@@ -14,10 +14,12 @@ from typing import Any
 import psutil
 
 from levelfield.checkout import checkout
+from levelfield.contracts.command import completed
 from levelfield.contracts.execution import ReadyRuntime
 from levelfield.contracts.vendor import Vendor
 from levelfield.specs.plan import Plan
 
+GIT_SECONDS = 10.0
 _PREFIXES = (
     "OMP_",
     "MKL_",
@@ -78,9 +80,8 @@ def _software(vendor: Vendor) -> dict[str, str]:
 
 def _git(folder: Path, *words: str) -> str | None:
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10, check=True
-        )
+        done = completed(["git", "-C", str(folder), *words], GIT_SECONDS)
+        done.check_returncode()
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip("\n")

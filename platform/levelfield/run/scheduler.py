@@ -96,7 +96,7 @@ def run_all(
         attempt = certify(with_stored_certificate(each, listener.say))
         result = attempt.interrupted or _run(attempt.job, runs, listener, reference)
         yield result
-        if result.status.failure == "interrupted":
+        if result.status.is_interrupted:
             return
 
 

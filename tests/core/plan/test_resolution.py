@@ -122,7 +122,11 @@ def test_without_a_layout_all_devices_are_data_parallel(plan_for: Make) -> None:
 
 def test_a_layout_says_how_many_devices_there_are(plan_for: Make) -> None:
     plan = plan_for("tiny:torch:cpu", layout="DP2TP2PP2", scale="smoke")
-    assert (plan.hardware.nodes, plan.hardware.devices_per_node, plan.accumulation) == (1, 8, 1)
+    assert (plan.hardware.nodes, plan.hardware.devices_per_node, plan.accumulation) == (
+        1,
+        8,
+        2,
+    )  # torch's pipeline has two stages to feed
 
 
 def test_threads_share_the_usable_cores_of_a_divided_host(plan_for: Make) -> None:
