@@ -19,6 +19,7 @@ from levelfield.report import suites
 from levelfield.report.words import gib, wrapped
 from levelfield.run.launchers import means
 from levelfield.run.runtimes.environments import is_ready
+from levelfield.specs.certificate import CertificateUsed
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
 from levelfield.specs.variables import masked
@@ -95,6 +96,8 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
     yield "             " + ", ".join(f"{name} {gib(size)}" for name, size in memory.parts.items())
     peak = f"{plan.peak.tflops:.4g} TFLOP/s" if plan.peak.tflops else "unknown"
     yield f"peak         {plan.peak.dtype} {peak}: {plan.peak.source}"
+    if plan.certificate:
+        yield f"certificate  {_certificate(plan.certificate)}"
     yield f"environment  {_place(plan)}"
     if plan.environment.lacking:
         yield f"             CANNOT BE MADE here: {plan.environment.lacking}"
@@ -124,6 +127,14 @@ def _predicted(plan: Plan) -> Iterator[str]:
             f"{word:<12} {row.tokens_per_second:>7,.0f} tokens/s/device, {gib(row.memory_bytes)}: {row.layout} micro "
             f"{row.micro_batch} {row.recompute}{chunks}"
         )
+
+
+def _certificate(used: CertificateUsed) -> str:
+    if used.digest:
+        return f"aligned in fp32 at smoke scale: run {used.run_id}"
+    if used.reason:
+        return f"none, so no verdict is better than consistent: {used.reason}"
+    return "none yet: the run first trains this code in fp32 at smoke scale, about a minute"
 
 
 def _reached(plan: Plan) -> str:

@@ -277,8 +277,11 @@ class AlignmentLayer(Value):
 class Alignment(Value):
     """Whether the training agrees with a reference."""
 
-    verdict: Literal["aligned", "diverged", "different", "inconclusive", "not comparable", "unchecked"] = Field(
-        description="The verdict on the training; see alignment.md."
+    verdict: Literal[
+        "aligned", "consistent", "diverged", "different", "inconclusive", "not comparable", "unchecked"
+    ] = Field(
+        description="The verdict on the training; see alignment.md. `consistent`: no layer differs, which in 16 bits "
+        "or at full scale shows little without a certificate."
     )
     reason: str = Field(description="Why, as a sentence.")
     reference: str | None = Field(
@@ -291,6 +294,16 @@ class Alignment(Value):
         description="FlagPerf's figure: mean relative difference of the losses from step 21 on. It decides nothing.",
         json_schema_extra=RATIO,
     )
+
+
+class CertificateFinding(Value):
+    """Whether the same training is aligned in fp32 at smoke scale."""
+
+    holds: bool = Field(description="Whether there is a certificate of this code, software, chip and kind of layout.")
+    reason: str | None = Field(default=None, description="Why none holds, as a sentence; null where it holds.")
+    run_id: str | None = Field(default=None, description="The run in fp32 at smoke scale that it rests on.")
+    made: str | None = Field(default=None, description="When it was made.")
+    digest: str | None = Field(default=None, description="Digest of the certificate.")
 
 
 class Result(Document):
@@ -358,6 +371,9 @@ class Result(Document):
     )
     identity: Identity = Field(description="What makes two runs comparable.")
     alignment: Alignment = Field(description="Whether the training agrees with a reference.")
+    certificate: CertificateFinding | None = Field(
+        default=None, description="The certificate that an aligned run in 16 bits or at full scale needs; else null."
+    )
     deviations: tuple[str, ...] = Field(description="What differs from what was asked for, each as a sentence.")
     entry: EntryUsed | None = Field(default=None, description="Which entry of which suite this is; null outside one.")
     runtime: str = Field(default="process", description="What the ranks ran in: `process`, `docker` or `inside`.")
