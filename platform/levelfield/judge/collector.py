@@ -89,7 +89,17 @@ def collect(paths: RunPaths) -> Result:
         deviations=plan.deviations,
         entry=plan.entry,
         runtime=plan.runtime,
-        warnings=(*plan.notices, *raw.warnings, *used.warnings),
+        warnings=(*plan.notices, *raw.warnings, *used.warnings, *_loaded(raw)),
+        allowed=plan.container.allowed if plan.container else (),
+        inherited=raw.inherited,
+    )
+
+
+def _loaded(raw: RawRecords) -> tuple[str, ...]:
+    """Return a warning for each variable by which the loader takes code that no plan names."""
+    found = {name: raw.inherited[name] for name in ("LD_PRELOAD", "LD_AUDIT") if raw.inherited.get(name)}
+    return tuple(
+        f"the training inherited {name}={text}: code that the plan does not name" for name, text in found.items()
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.measure.platform_clock import Sighting, WindowSighting
-from levelfield.measure.raw_facts import GradientShare, HostReading, Reading, StepRecord, WeightSlice
+from levelfield.measure.raw_facts import FinalSlice, GradientShare, HostReading, Reading, StepRecord, WeightSlice
 from levelfield.rundir.event_lines import DAMAGED, Event, event_of, whole
 from levelfield.specs.paths import RunPaths
 
@@ -27,6 +27,7 @@ class RawRecords:
     steps: tuple[StepRecord, ...] = ()
     weights: tuple[WeightSlice, ...] = ()
     gradients: tuple[GradientShare, ...] = ()
+    final: tuple[FinalSlice, ...] = ()
     begins: dict[int, int] = field(default_factory=dict)
     errors: dict[int, Event] = field(default_factory=dict)
     frameworks: dict[int, Event] = field(default_factory=dict)
@@ -38,6 +39,7 @@ class RawRecords:
     seen: dict[int, WindowSighting] = field(default_factory=dict)
     outcome: Event = field(default_factory=dict)
     broken: tuple[str, ...] = ()
+    inherited: dict[str, str] = field(default_factory=dict)
 
     @property
     def oom_kills(self) -> int:
@@ -78,6 +80,7 @@ def read_raw(paths: RunPaths) -> RawRecords:
         steps=tuple(_records(pairs, "step", _step, broken)),
         weights=tuple(w for found in _records(pairs, "weights", _weights, broken) for w in found),
         gradients=tuple(g for found in _records(pairs, "gradients", _gradients, broken) for g in found),
+        final=tuple(f for found in _records(pairs, "final_weights", _final, broken) for f in found),
         begins=dict(_records(pairs, "begin", lambda rank, e: (rank, whole(e["end_ns"])), broken)),
         errors={rank: e for rank, e in pairs if e.get("event") == "error"},
         frameworks={rank: e for rank, e in pairs if e.get("event") == "framework"},
@@ -89,6 +92,7 @@ def read_raw(paths: RunPaths) -> RawRecords:
         seen=dict(_sightings(outcome, broken)),
         outcome=outcome,
         broken=tuple(broken),
+        inherited=_inherited(paths.provenance),
     )
 
 
@@ -155,6 +159,19 @@ def _weights(rank: int, event: Event) -> list[WeightSlice]:
             int(checksum, 16),
         )
         for name, shape, slices, checksum in event["parameters"]
+    ]
+
+
+def _final(rank: int, event: Event) -> list[FinalSlice]:
+    return [
+        FinalSlice(
+            rank,
+            name.strip(),
+            tuple(map(whole, shape)),
+            tuple((whole(a), whole(b)) for a, b in slices),
+            (float(square), *map(float, projections)),
+        )
+        for name, shape, slices, (square, *projections) in event["parameters"]
     ]
 
 
@@ -242,10 +259,7 @@ def _telemetry_reasons(telemetry: list[Event]) -> dict[str, str]:
 
 def _outcome(path: Path) -> Event:
     """Return how the run ended; nothing for a damaged file. Of the ends, those of a rank by numbers are kept."""
-    try:
-        content = event_of(path.read_text())
-    except (OSError, ValueError):
-        return {}
+    content = _json(path)
     if not isinstance(content.get("cause"), str):
         return {}
     ends = content.get("ends")
@@ -261,3 +275,16 @@ def _is_end(end: Any) -> bool:
     if not isinstance(end, dict) or not isinstance(end.get("rank"), int):
         return False
     return all(isinstance(end.get(name), (int, type(None))) for name in ("exit_code", "signal", "process"))
+
+
+def _inherited(path: Path) -> dict[str, str]:
+    """Return the variables that the training took from the user's shell, as the provenance has them."""
+    found = _json(path).get("inherited")
+    return {str(name): str(text) for name, text in found.items()} if isinstance(found, dict) else {}
+
+
+def _json(path: Path) -> Event:
+    try:
+        return event_of(path.read_text())
+    except (OSError, ValueError):
+        return {}

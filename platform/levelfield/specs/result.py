@@ -361,3 +361,11 @@ class Result(Document):
         description="What is known about the machine, or what the container engine refused, each as a sentence. "
         "A warning makes no run invalid.",
     )
+    allowed: tuple[str, ...] = Field(
+        default=(), description="What the user allowed the container beyond the closed list; see security.md."
+    )
+    inherited: dict[str, str] = Field(
+        default={},
+        description="Variables by name that the training inherited from the user's shell and that can change it. "
+        "A value that looks like a secret is masked.",
+    )
