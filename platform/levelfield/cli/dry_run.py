@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from levelfield.catalog import lookup
@@ -14,6 +15,7 @@ from levelfield.cli.arithmetic import explained
 from levelfield.contracts.execution import ContainerWork, Request
 from levelfield.errors import UsageError
 from levelfield.plan.default_layout import Place, question_of
+from levelfield.plan.peak import why_again
 from levelfield.predict.layout_search import predict
 from levelfield.report import suites
 from levelfield.report.words import gib, wrapped
@@ -96,6 +98,7 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
     yield "             " + ", ".join(f"{name} {gib(size)}" for name, size in memory.parts.items())
     peak = f"{plan.peak.tflops:.4g} TFLOP/s" if plan.peak.tflops else "unknown"
     yield f"peak         {plan.peak.dtype} {peak}: {plan.peak.source}"
+    yield from _age_of_peak(plan)
     if plan.certificate:
         yield f"certificate  {_certificate(plan.certificate)}"
     yield f"environment  {_place(plan)}"
@@ -116,6 +119,23 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
                 f"             {name}={shlex.quote(value)}" for name, value in sorted(process.environment.items())
             )
     yield f"             removed variables: {' '.join(request.removed_variables) or 'every variable of this host'}"
+
+
+def _age_of_peak(plan: Plan) -> Iterator[str]:
+    """Return how old a measured peak is, and why the run would measure it again."""
+    peak, now = plan.peak, datetime.now(timezone.utc)
+    if peak.measured_tflops is None:
+        return
+    if peak.measurement:
+        yield f"             measured {_age(now - datetime.fromisoformat(peak.measurement.at))} ago"
+    why = why_again(peak.measurement, now)
+    if why and peak.tflops == peak.measured_tflops:
+        yield f"             the run measures it again: {why}"
+
+
+def _age(age: timedelta) -> str:
+    hours = round(age.total_seconds() / 3600)
+    return f"{age.days} days" if age.days > 1 else f"{hours} hours" if hours else "less than an hour"
 
 
 def _predicted(plan: Plan) -> Iterator[str]:
