@@ -5,13 +5,27 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import get_args
 
 from levelfield.errors import UsageError
 from levelfield.predict.layout_rules import divisors, require
 from levelfield.predict.layout_search import RECOMPUTATIONS, LayoutEstimate, LayoutQuestion, LayoutRanking, Wanted
 from levelfield.report.words import GIB, wrapped
+from levelfield.specs.case import Precision, Work
 from levelfield.specs.constants import Constants
 from levelfield.specs.layout import parse_layout
+from levelfield.specs.tuning import Tuning
+
+# tf32 is no precision of a case: its values have 32 bits, and only products round them.
+PRECISIONS: tuple[str, ...] = (*get_args(Precision), "tf32")
+
+
+def work_in(work: Work, precision: str | None) -> Work:
+    """Return the work in another precision, as the planner sees it; None: in its own."""
+    if precision is None:
+        return work
+    changes = {"precision": "fp32" if precision == "tf32" else precision}
+    return work.model_copy(update={"training": work.training.model_copy(update=changes)})
 
 
 def asked_of(question: LayoutQuestion, options: argparse.Namespace, nodes: int) -> LayoutQuestion:
@@ -59,15 +73,26 @@ def _require_possible(question: LayoutQuestion, nodes: int) -> None:
     require(question.work, layout, batch, nodes, question.devices // nodes, chunks, uneven_stages=True)
 
 
+def precision_remark(precision: str | None) -> Iterator[str]:
+    """Yield what an asked precision means."""
+    if precision == "tf32":
+        yield "fp32 with products in TF32, in which no framework here trains; predicted only"
+    elif precision:
+        yield f"precision {precision}, whatever the case has"
+
+
 def remarks_on(question: LayoutQuestion) -> Iterator[str]:
     """Yield what an asked layout assumes."""
     layout, layers = question.wanted.layout, question.work.model.layers
-    if layout is None or layers % layout.pipeline == 0:
+    if layout is None:
         return
+    if lacks := question.offer.lacks(Tuning(layout=layout)):
+        yield f"{', '.join(lacks)}, which {question.constants.framework} does not offer here; predicted only"
     less, more = divmod(layers, layout.pipeline)
-    runs = "runs" if "uneven" in question.offer.parallelism else "does not run"
-    stages = f"{more} stage{'s' if more > 1 else ''} of {less + 1} layers and {layout.pipeline - more} of {less}"
-    yield f"{stages}; models/{question.constants.framework} {runs} them"
+    if more:
+        runs = "runs" if "uneven" in question.offer.parallelism else "does not run"
+        stages = f"{more} stage{'s' if more > 1 else ''} of {less + 1} layers and {layout.pipeline - more} of {less}"
+        yield f"{stages}; models/{question.constants.framework} {runs} them"
 
 
 def breakdown(row: LayoutEstimate) -> Iterator[str]:

@@ -12,9 +12,11 @@ from levelfield.catalog.registry import Registry
 from levelfield.catalog.stored_references import reference_of
 from levelfield.cli import dry_run
 from levelfield.cli.plugins import registry_of
+from levelfield.cli.suite_entries import chosen
 from levelfield.cli.terminal import Terminal
 from levelfield.corpus import CorpusFacts
 from levelfield.errors import INTERRUPTED, GateFailed, RunFailed, UsageError
+from levelfield.plan.permissions import refuse_unknown
 from levelfield.plan.request import UserRequest
 from levelfield.report.tables import as_json
 from levelfield.run import certification, scheduler
@@ -41,6 +43,7 @@ def execute(options: argparse.Namespace) -> int:
     terminal = Terminal(quiet=options.quiet or options.json)
     registry = registry_of(options)
     work = scheduler.entries(registry, options.case, options.suite, _request(options))
+    work = chosen(work, options.entry, options.framework)
     jobs = scheduler.jobs(registry, work, _corpus(options.data, terminal))
     if options.explain:
         return dry_run.explain([job.plan for job in jobs], registry, options.dry_run)
@@ -114,6 +117,7 @@ def _request(options: argparse.Namespace) -> UserRequest:
         base_image=options.base_image or (os.environ.get("LEVELFIELD_BASE_IMAGE") if containers else None),
         offline=options.offline,
         container_memory_bytes=options.container_memory,
+        allow=_allowed(options.allow),
         hardware=_hardware(options.assume_hardware, options.dry_run),
         derivation=_derivation(options),
     )
@@ -134,6 +138,11 @@ def _hardware(text: str | None, dry_run: bool) -> NamedHardware | None:
         return read_hardware(text)
     except ValueError as error:
         raise UsageError(f"--assume-hardware: {error}") from None
+
+
+def _allowed(given: list[str]) -> tuple[str, ...]:
+    refuse_unknown(given)
+    return tuple(given)
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from levelfield.specs.container import ContainerOptions
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
+from levelfield.specs.variables import masked
 
 PORT_CHOSEN_AT_START = "{port}"
 Watch = Callable[[], None]
@@ -65,6 +66,12 @@ class NodeWork:
     file: str | None = None
     ends: str | None = None
 
+    def public(self) -> NodeWork:
+        """Return the same work without the values of variables that look like secrets."""
+        processes = tuple(replace(work, environment=masked(work.environment)) for work in self.processes)
+        inside = self.container and replace(self.container, environment=masked(self.container.environment))
+        return replace(self, processes=processes, container=inside)
+
 
 @dataclass(frozen=True)
 class Request:
@@ -79,8 +86,13 @@ class Request:
     heartbeat_seconds: float
     removed_variables: tuple[str, ...] = ()
 
+    def public(self) -> Request:
+        """Return the request as files and prints show it."""
+        return replace(self, nodes=tuple(node.public() for node in self.nodes))
+
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """The content of request.json, without secrets."""
+        return asdict(self.public())
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def judge(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
         word, failure, reason = _WORDS_OF_CAUSES[cause]
         return Status(word=word, failure=failure, reasons=(reason,), evidence=_evidence(raw))
     if raw.errors or cause == "rank-failed":
-        return _failed(raw, paths)
+        return _failed(plan, raw, paths)
     return _validity(plan, raw)
 
 
@@ -85,7 +85,7 @@ def _validity(plan: Plan, raw: RawRecords) -> Status:
     return Status(word="invalid", reasons=tuple(reasons)) if reasons else Status(word="valid")
 
 
-def _failed(raw: RawRecords, paths: RunPaths) -> Status:
+def _failed(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
     """Return the first cause: a rank killed from outside, else a worker's first error, else the end of a log."""
     killed = [e for e in raw.outcome.get("ends", ()) if e.get("signal") and not e.get("stopped_by_us")]
     if killed:
@@ -96,9 +96,21 @@ def _failed(raw: RawRecords, paths: RunPaths) -> Status:
         word = _WORDS_OF_CLASSES.get(failure, "failed")
         evidence = f"rank {rank}: {error.get('type')}: {message}"
         return Status.model_validate(
-            {"word": word, "failure": failure, "reasons": (message,), "evidence": f"{evidence}; {_steps_done(raw)}"}
+            {
+                "word": word,
+                "failure": failure,
+                "reasons": (message, *_advice(failure, plan)),
+                "evidence": f"{evidence}; {_steps_done(raw)}",
+            }
         )
-    return _from_log(raw, paths)
+    return _from_log(plan, raw, paths)
+
+
+def _advice(failure: str, plan: Plan) -> tuple[str, ...]:
+    """Return what to do about a package that a framework's own environment has lost since it was made."""
+    if failure != "environment" or not plan.environment.folder:
+        return ()
+    return (f"if {plan.environment.folder} has lost a package, remove that folder: the next run makes it again",)
 
 
 def _first_error(raw: RawRecords) -> tuple[int, dict[str, object]]:
@@ -115,13 +127,14 @@ def _killed(end: dict[str, int], raw: RawRecords) -> Status:
     return Status(word="failed", failure="killed", reasons=("a rank was killed",), evidence=evidence)
 
 
-def _from_log(raw: RawRecords, paths: RunPaths) -> Status:
+def _from_log(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
     """Return the status of a rank that ended without an error event. Its log's last line is the evidence."""
     rank = next((e["rank"] for e in raw.outcome.get("ends", ()) if e.get("exit_code")), 0)
     line = last_line(paths.logs / f"rank{rank}.log")
     failure = "environment" if line and line.startswith(("ModuleNotFoundError", "ImportError")) else "error"
     evidence = f"rank {rank}: {line or raw.outcome.get('evidence')}"
-    return Status(word="failed", failure=failure, reasons=("a rank ended with an error",), evidence=evidence)
+    reasons = ("a rank ended with an error", *_advice(failure, plan))
+    return Status(word="failed", failure=failure, reasons=reasons, evidence=evidence)
 
 
 def last_line(log: Path) -> str | None:

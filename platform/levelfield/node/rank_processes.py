@@ -126,6 +126,7 @@ def main(path: str) -> int:
     """Run the ranks that the file lists and write their ends. Return 0 when every rank ended with exit code 0."""
     work = json.loads(Path(path).read_text(encoding="utf-8"))
     ranks, ended, ends = Ranks(), threading.Event(), Path(work["ends"])
+    os.umask(work.get("umask", 0o022))  # the engine's own mask would give files to others that the user's does not
     signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
     threading.Thread(target=_until_closed, args=(ended,), daemon=True).start()
     try:

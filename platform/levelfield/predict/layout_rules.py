@@ -47,8 +47,7 @@ def broken(
         ),
         (
             layout.world_size == world,
-            f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} = nodes {nodes} x devices "
-            f"{devices_per_node}: {layout.world_size} is not {world}",
+            f"{layout.in_words} = nodes {nodes} x devices {devices_per_node}: {layout.world_size} is not {world}",
         ),
         *_divisions(work, layout, uneven_stages),
         *_interleaving(work, layout, accumulation(work, layout, micro_batch), virtual_pipeline),
@@ -64,6 +63,8 @@ def broken_beside_batches(work: Work, layout: Layout, devices: int, uneven_stage
 
 def interleaves(work: Work, layout: Layout, micro_batch: int, virtual_pipeline: int) -> bool:
     """Return whether the schedule of model chunks is possible with this micro-batch."""
+    if virtual_pipeline == 1:
+        return True
     batches = accumulation(work, layout, micro_batch)
     return all(holds for holds, _ in _interleaving(work, layout, batches, virtual_pipeline))
 
@@ -141,6 +142,8 @@ def _divisions(work: Work, layout: Layout, uneven_stages: bool) -> Iterator[tupl
         yield layout.tensor > 1, "sequence parallel (+seq) needs a tensor-parallel size above 1"
         length = work.training.sequence_length
         yield from (_divides(name, length, over, layout) for name, over in SEQUENCE_OVER.items())
+    if layout.context > 1:
+        yield _divides_sequence(work.training.sequence_length, layout)
 
 
 def _divides(name: str, size: int, over: str, layout: Layout) -> tuple[bool, str]:
@@ -148,6 +151,18 @@ def _divides(name: str, size: int, over: str, layout: Layout) -> tuple[bool, str
     parts: int = getattr(layout, over)
     holds = size % parts == 0
     return holds, "" if holds else f"{_SIZES[name].format(size)} cannot be cut over {over} {parts}"
+
+
+def _divides_sequence(length: int, layout: Layout) -> tuple[bool, str]:
+    """Whether a sequence can be cut over context ranks, and the sentence for when it cannot.
+
+    Each rank takes a piece from the front and the same from the back, so that the causal mask leaves all of them equal
+    work (Llama team, 2024, section 3.3.2). With sequence parallelism tensor ranks divide a rank's part again.
+    """
+    pieces = 2 * layout.context
+    holds = length % pieces == 0 and not (layout.sequence_parallel and length // layout.context % layout.tensor)
+    beside = f" and tensor {layout.tensor}" if layout.sequence_parallel else ""
+    return holds, f"sequence length {length} cannot be cut over 2 x context {layout.context}{beside}"
 
 
 def _interleaving(work: Work, layout: Layout, micro_batches: int, virtual_pipeline: int) -> Iterator[tuple[bool, str]]:
@@ -165,18 +180,19 @@ def _interleaving(work: Work, layout: Layout, micro_batches: int, virtual_pipeli
 
 
 def _layouts(asked: Layout, world: int) -> Iterator[Layout]:
-    """Return every division of `world` devices, with the requested sharding stage and sequence parallelism."""
-    for tensor in divisors(world):
-        for pipeline in divisors(world // tensor):
-            data = world // tensor // pipeline
-            stage = asked.sharding_stage if data > 1 else 0
+    """Return every division of `world` devices, with the requested context, sharding stage and sequence parallelism."""
+    for tensor in divisors(world // asked.context if world % asked.context == 0 else 0):
+        for pipeline in divisors(world // asked.context // tensor):
+            ranks = world // tensor // pipeline
+            stage = asked.sharding_stage if ranks > 1 else 0
             yield Layout(
-                data=data,
+                data=ranks // asked.context,
                 tensor=tensor,
                 pipeline=pipeline,
+                context=asked.context,
                 sequence_parallel=asked.sequence_parallel and tensor > 1,
                 sharding_stage=stage,
-                sharding_degree=data if stage else 1,
+                sharding_degree=ranks if stage else 1,
             )
 
 

@@ -39,6 +39,7 @@ class RawRecords:
     seen: dict[int, WindowSighting] = field(default_factory=dict)
     outcome: Event = field(default_factory=dict)
     broken: tuple[str, ...] = ()
+    inherited: dict[str, str] = field(default_factory=dict)
 
     @property
     def oom_kills(self) -> int:
@@ -85,6 +86,7 @@ def read_raw(paths: RunPaths) -> RawRecords:
         seen=dict(_sightings(outcome, broken)),
         outcome=outcome,
         broken=tuple(broken),
+        inherited=_inherited(paths.provenance),
     )
 
 
@@ -251,10 +253,7 @@ def _telemetry_reasons(telemetry: list[Event]) -> dict[str, str]:
 
 def _outcome(path: Path) -> Event:
     """Return how the run ended; nothing for a damaged file. Of the ends, those of a rank by numbers are kept."""
-    try:
-        content = event_of(path.read_text())
-    except (OSError, ValueError):
-        return {}
+    content = _json(path)
     if not isinstance(content.get("cause"), str):
         return {}
     ends = content.get("ends")
@@ -270,3 +269,16 @@ def _is_end(end: Any) -> bool:
     if not isinstance(end, dict) or not isinstance(end.get("rank"), int):
         return False
     return all(isinstance(end.get(name), (int, type(None))) for name in ("exit_code", "signal", "process"))
+
+
+def _inherited(path: Path) -> dict[str, str]:
+    """Return the variables that the training took from the user's shell, as the provenance has them."""
+    found = _json(path).get("inherited")
+    return {str(name): str(text) for name, text in found.items()} if isinstance(found, dict) else {}
+
+
+def _json(path: Path) -> Event:
+    try:
+        return event_of(path.read_text())
+    except (OSError, ValueError):
+        return {}

@@ -10,10 +10,13 @@ from pydantic import Field, model_validator
 from levelfield.specs.base import Document, Value
 from levelfield.specs.case import Family, Precision
 from levelfield.specs.refusable import Refusable
-from levelfield.specs.vendor import HOST_KIND
+from levelfield.specs.vendor import HOST_KIND, NAME
 
-# uneven: the stages of a pipeline may differ by a layer
-Parallelism = Literal["data", "tensor", "pipeline", "uneven", "interleaved", "sequence", "zero1", "zero2", "zero3"]
+# uneven: the stages of a pipeline may differ by a layer; context: ranks share each sequence; hybrid: sharded states
+# over a part of the data-parallel ranks
+Parallelism = Literal[
+    "data", "tensor", "pipeline", "uneven", "interleaved", "sequence", "context", "zero1", "zero2", "zero3", "hybrid"
+]
 
 ANY_ACCELERATOR = "accelerator"
 ANY_KIND = "any"
@@ -53,6 +56,8 @@ class Requirements(Value):
 
     @model_validator(mode="after")
     def _pinned(self) -> Requirements:
+        if strange := [p for p in (*self.packages, *self.optional) if not re.fullmatch(r"[A-Za-z0-9][ -~]*", p)]:
+            raise ValueError(f"packages: found {strange[0]!r}, expected a name and a version in one line")
         loose = [p for p in self.packages if "==" not in p]
         if loose:
             raise ValueError(f"packages: found {', '.join(loose)}, expected every version pinned with '=='")
@@ -94,7 +99,7 @@ class ImplementationFile(Document):
 
     KIND: ClassVar[str] = "implementation"
 
-    framework: str
+    framework: str = Field(pattern=NAME)
     title: str
     version: str
     families: tuple[Family, ...]

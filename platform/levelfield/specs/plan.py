@@ -18,6 +18,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.selector import Selector
 from levelfield.specs.suite import EntryUsed
 from levelfield.specs.tuning import Recompute, Tuning
+from levelfield.specs.variables import masked
 from levelfield.specs.vendor import HOST_KIND, Chip, FrameworkAccess
 
 RuntimeName = Literal["process", "inside", "docker"]
@@ -76,7 +77,7 @@ class EnvironmentPlan(Value):
     """The Python that the training runs in. `requirements` empty: the user's own Python, used unchanged.
 
     made_with: the interpreter that creates the environment; None when the platform does not create it. lacking: the
-    reason why this machine cannot create it; only a plan that does not run has one.
+    reason why this machine cannot create it; only a plan that does not run has one. offline: no package index is used.
     """
 
     name: str
@@ -86,6 +87,7 @@ class EnvironmentPlan(Value):
     requirements: tuple[str, ...]
     digest: str
     lacking: str | None = None
+    offline: bool = False
 
 
 class CorpusUsed(Value):
@@ -170,8 +172,8 @@ class Plan(Document):
 
     @property
     def variables_digest(self) -> str:
-        """The digest of the environment variables that the vendor or the user sets."""
-        variables = {**self.hardware.environment, **self.tuning.environment}
+        """The digest of the environment variables that the vendor or the user sets. Secrets are masked, as in files."""
+        variables = masked({**self.hardware.environment, **self.tuning.environment})
         return "sha256:" + hashlib.sha256(json.dumps(variables, sort_keys=True).encode()).hexdigest()
 
     @property

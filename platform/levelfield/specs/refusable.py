@@ -13,7 +13,6 @@ Refusable = Literal[
     "compile",
     "flash_attn",
     "compile under zero3",
-    "partial sharding",
     "zero2 or zero3 in a pipeline",
     "fewer micro-batches than stages",
     "fp8 with tensor parallel",
@@ -24,11 +23,6 @@ Refusable = Literal[
 def refused(names: Iterable[Refusable], work: Work, tuning: Tuning) -> list[Refusable]:
     """Return those of the refused choices that this work and tuning make."""
     return [name for name in names if _MADE[name](work, tuning)]
-
-
-def _shards_a_part(work: Work, tuning: Tuning) -> bool:
-    layout = tuning.layout
-    return layout.sharding_stage > 0 and layout.sharding_degree != layout.data
 
 
 def _is_short(work: Work, tuning: Tuning) -> bool:
@@ -46,7 +40,6 @@ _MADE: dict[Refusable, Callable[[Work, Tuning], bool]] = {
     "compile": lambda work, tuning: tuning.compile,
     "flash_attn": lambda work, tuning: tuning.attention == "flash_attn",
     "compile under zero3": lambda work, tuning: tuning.compile and tuning.layout.sharding_stage == 3,
-    "partial sharding": _shards_a_part,
     "zero2 or zero3 in a pipeline": lambda work, tuning: tuning.layout.sharding_stage > 1 < tuning.layout.pipeline,
     "fewer micro-batches than stages": _is_short,
     "fp8 with tensor parallel": lambda work, tuning: work.training.precision == "fp8" and tuning.layout.tensor > 1,

@@ -335,6 +335,11 @@ class Result(Document):
         description="Micro-batches of one data-parallel rank in one step.", json_schema_extra=COUNT
     )
     recompute: str = Field(description="Which activations were computed again: `none`, `selective` or `full`.")
+    repeated: str | None = Field(
+        default=None,
+        description="What that repeats: `none`, `selective`, `selective-attention`, `full` or `full-except-down` "
+        "(all products of a layer but the last). HFU counts it.",
+    )
     compile: bool = Field(description="Whether the framework compiled the model.")
     parameters: int = Field(
         description="Parameters of the model at this scale, embeddings included.", json_schema_extra=COUNT
@@ -371,4 +376,12 @@ class Result(Document):
         default=(),
         description="What is known about the machine, or what the container engine refused, each as a sentence. "
         "A warning makes no run invalid.",
+    )
+    allowed: tuple[str, ...] = Field(
+        default=(), description="What the user allowed the container beyond the closed list; see security.md."
+    )
+    inherited: dict[str, str] = Field(
+        default={},
+        description="Variables by name that the training inherited from the user's shell and that can change it. "
+        "A value that looks like a secret is masked.",
     )

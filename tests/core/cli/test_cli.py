@@ -238,7 +238,7 @@ def test_a_dry_run_in_containers_shows_what_each_is_given(command: Command) -> N
     assert "network none, no memory limit" in shown and "ASCEND_RT_VISIBLE_DEVICES" not in shown
 
 
-@pytest.mark.parametrize("option", [("--offline",), ("--base-image", "x"), ("--container-memory", "8G")])
+@pytest.mark.parametrize("option", [("--base-image", "x"), ("--container-memory", "8G")])
 def test_options_of_containers_are_refused_elsewhere(option: tuple[str, ...], command: Command) -> None:
     done = command("--case", "tiny:fake:F1", *option)
     assert done.code == 2 and f"{option[0]}: found no --runtime docker" in done.err

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from levelfield.judge.collector import collect
+from levelfield.rundir import directory
 from levelfield.rundir.directory import write_json
+from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Result, Status
 from recorded_runs import Event, break_off, change_steps, edit, fail
@@ -182,6 +184,24 @@ def test_a_workers_error_gives_the_word(run: RunPaths, error_class: str, expecte
     assert word(found) == expected and found.status.reasons == ("it went wrong",)
     assert found.status.evidence == "rank 1: SomeError: it went wrong; 7 steps were finished"
     assert found.steps_done == 7 and found.loss.first == pytest.approx(3.6) and found.throughput is None
+
+
+@pytest.mark.parametrize("has_event", [True, False])
+def test_a_framework_that_lost_a_package_says_how_its_environment_is_made_again(run: RunPaths, has_event: bool) -> None:
+    plan = directory.read_plan(run)
+    folder = plan.environment.model_copy(update={"folder": "/somewhere/.venvs/fake-cpu"})
+    run.plan.write_text(dump(plan.model_copy(update={"environment": folder})))
+    message = "No module named 'numpy'"
+    break_off(
+        run, 7, {"class": "environment", "message": message, "type": "ModuleNotFoundError"} if has_event else None
+    )
+    (run.logs / "rank1.log").write_text(f"ModuleNotFoundError: {message}\n")
+    fail(run)
+    found = status(run)
+    assert (found.word, found.failure) == ("failed", "environment") and message in (found.evidence or "")
+    assert found.reasons[1:] == (
+        "if /somewhere/.venvs/fake-cpu has lost a package, remove that folder: the next run makes it again",
+    )
 
 
 def test_a_cause_comes_before_what_follows_from_it(run: RunPaths) -> None:

@@ -18,9 +18,9 @@ import pytest
 from levelfield.cli.main import main
 from levelfield.corpus import CorpusFacts
 from levelfield.errors import RunFailed
+from levelfield.judge.collector import collect
 from levelfield.plan.decision import Decision
 from levelfield.plan.resolution import resolve
-from levelfield.run import runner
 from levelfield.rundir.follower import Follower
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
@@ -105,6 +105,37 @@ def test_provenance_says_where_the_run_comes_from(train: Run, runs: Path, monkey
     assert "commit" in found["source"]
 
 
+def test_the_result_has_the_inherited_variables_that_can_change_a_training(
+    train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = (
+        "LD_AUDIT",
+        "GLIBC_TUNABLES",
+        "MALLOC_ARENA_MAX",
+        "OMP_X",
+        "KMP_X",
+        "MKL_X",
+        "NCCL_X",
+        "PYTORCH_X",
+        "PYTHONX",
+    )
+    for name in names:
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("LD_AUDIT", "/nowhere/audit.so")  # the loader passes over a missing one
+    monkeypatch.setenv("UNRELATED", "1")
+    monkeypatch.setenv("PYTHONPATH", "/nowhere")  # is not passed on
+    _, (result, *_) = train()
+    assert {*names} <= {*result["inherited"]} and not {"UNRELATED", "PYTHONPATH"} & {*result["inherited"]}
+    assert [w for w in result["warnings"] if "LD_AUDIT=/nowhere/audit.so" in w]
+    assert "LD_AUDIT=/nowhere/audit.so" in only(runs).report.read_text()
+
+
+def test_damaged_provenance_gives_no_variables(run: RunPaths) -> None:
+    for text in ("", "[]", '{"inherited": [1]}', '{"inherited": null}', "\ufffd"):
+        run.provenance.write_text(text)
+        assert collect(run).inherited == {}
+
+
 def test_layouts_start_from_the_same_weights(train: Run) -> None:
     found = [train(*arguments)[1][0] for arguments in ([], ["--layout", "TP2"], ["--layout", "PP2"])]
     assert [str(r["layout"]["data"]) + str(r["layout"]["tensor"]) for r in found] == ["21", "12", "11"]
@@ -170,7 +201,7 @@ def test_a_kill_while_the_kernel_ran_out_of_memory_is_oom(train: Run, monkeypatc
 def test_an_environment_that_cannot_be_made_is_a_result(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(argv: list[str], say: object) -> None:
+    def refuse(argv: list[str], folder: Path, say: object) -> None:
         raise RunFailed("the environment cannot be made: pip ... ended with 1")
 
     monkeypatch.setenv("FAKE_DEVICES", "2")
@@ -247,9 +278,8 @@ def test_where_ctrl_c_is_ignored_it_stays_so(train: Run, runs: Path, monkeypatch
 
 
 @pytest.mark.drill
-@pytest.mark.parametrize("shift", ["-60", "60,-60,-3600"])
-def test_heartbeats_by_another_clock_end_no_run(train: Run, monkeypatch: pytest.MonkeyPatch, shift: str) -> None:
-    monkeypatch.setenv("FAKE_CLOCK", shift)
+def test_heartbeats_by_another_clock_end_no_run(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_CLOCK", "-60,60")
     code, (result,) = train()
     assert (code, result["status"]["word"]) == (0, "valid")
 
@@ -326,14 +356,6 @@ def test_a_corpus_that_is_overwritten_during_the_run_is_noticed(
     assert result["throughput"] is None
 
 
-def test_a_corpus_that_is_only_touched_during_the_run_is_no_fault(
-    train: Run, corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    at_step(1, lambda: os.utime(f"{corpus}.bin", (1, 1)), monkeypatch)
-    code, (result,) = train("--data", str(corpus))
-    assert (code, result["status"]["word"]) == (0, "valid")
-
-
 def test_a_corpus_that_is_truncated_during_the_run_is_named(
     train: Run, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,21 +363,6 @@ def test_a_corpus_that_is_truncated_during_the_run_is_named(
     code, (result,) = train("--data", str(corpus))
     assert (code, result["status"]["word"], result["status"]["failure"]) == (3, "failed", "corpus")
     assert f"{corpus}.bin: was truncated from 8000 to 0 bytes while it was read" in result["status"]["evidence"]
-
-
-def test_a_corpus_that_is_overwritten_between_the_plan_and_the_run_is_noticed(
-    train: Run, corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = runner.means
-
-    def overwritten(plan: Plan) -> Any:
-        turn_round(corpus)
-        return real(plan)
-
-    monkeypatch.setattr(runner, "means", overwritten)
-    code, (result,) = train("--data", str(corpus))
-    assert (code, result["status"]["failure"], result["steps_done"]) == (3, "corpus", 0)
-    assert "was overwritten after it was checked: found digest sha256:" in result["status"]["evidence"]
 
 
 def test_progress_is_told_step_by_step(

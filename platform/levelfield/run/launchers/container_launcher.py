@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -108,7 +109,15 @@ def _write_work(request: Request) -> None:
         processes = [{**asdict(p), "environment": with_port(p, port)} for p in node.processes]
         file = Path(str(node.file))
         file.parent.mkdir(exist_ok=True)
-        file.write_text(json.dumps({"processes": processes, "ends": node.ends}, indent=2) + "\n", encoding="utf-8")
+        content = {"processes": processes, "ends": node.ends, "umask": _umask()}
+        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _umask() -> int:
+    """Return the user's mask, which can only be read by setting another one; that one is the strictest."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _supervise(request: Request, running: dict[int, Container], liveness: Liveness, watch: Watch) -> Outcome:
