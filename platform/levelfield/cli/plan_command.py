@@ -25,7 +25,7 @@ from levelfield.predict.layout_search import (
     answer,
     not_offered,
 )
-from levelfield.predict.timing import UnknownLink
+from levelfield.predict.links import UnknownLink
 from levelfield.specs.constants import AttentionKernel
 from levelfield.specs.selector import Selector
 from levelfield.specs.vendor import Chip, VendorFile

@@ -11,6 +11,7 @@ from pathlib import Path
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.stored_references import reference_of
 from levelfield.cli import dry_run
+from levelfield.cli.flagperf_options import checked, with_files
 from levelfield.cli.plugins import registry_of
 from levelfield.cli.suite_entries import chosen
 from levelfield.cli.terminal import Terminal
@@ -43,8 +44,8 @@ def execute(options: argparse.Namespace) -> int:
     terminal = Terminal(quiet=options.quiet or options.json)
     registry = registry_of(options)
     work = scheduler.entries(registry, options.case, options.suite, _request(options))
-    work = chosen(work, options.entry, options.framework)
-    jobs = scheduler.jobs(registry, work, _corpus(options.data, terminal))
+    work, strategy = with_files(chosen(work, options.entry, options.framework), options)
+    jobs = checked(scheduler.jobs(registry, work, _corpus(options.data, terminal)), strategy)
     if options.explain:
         return dry_run.explain([job.plan for job in jobs], registry, options.dry_run)
     if options.dry_run:

@@ -48,6 +48,12 @@ class RawRecords:
         return int(count) if count.isdecimal() else 0
 
     @property
+    def oom_evidence(self) -> str | None:
+        """How the kills for memory are known, in the launcher's words."""
+        said = self._extra.get("oom_evidence")
+        return str(said) if said else None
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences of the launcher for the result."""
         return tuple(str(self._extra.get("warnings", "")).splitlines())

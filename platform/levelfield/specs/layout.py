@@ -52,6 +52,11 @@ class Layout(Value):
         return self.data * self.context
 
     @property
+    def shards_a_part(self) -> bool:
+        """Whether states are sharded over a part of the ranks that could share them (hybrid sharding)."""
+        return self.sharding_stage > 0 and self.sharding_degree != self.gradient_ranks
+
+    @property
     def in_words(self) -> str:
         """`data 4 x tensor 2 x pipeline 1`, with context where it is above 1."""
         context = f" x context {self.context}" if self.context > 1 else ""

@@ -51,7 +51,7 @@ class Figure(Value):
     value: float | None = Field(
         description="The number; null when it is not known.", json_schema_extra={"unit": "as `unit` says"}
     )
-    unit: str = Field(description="The unit of `value`: `B`, `J`, `J/token`, `W` or `cores`.")
+    unit: str = Field(description="The unit of `value`: `B`, `J`, `J/token`, `W`, `cores` or `1`.")
     reason: str | None = Field(default=None, description="Why `value` is null.")
 
 
@@ -358,6 +358,11 @@ class Result(Document):
     )
     memory: Memory = Field(description="Memory of the worst rank or device.")
     energy: Energy = Field(description="Energy over the window.")
+    load: Figure | None = Field(
+        default=None,
+        description="Mean utilisation of the devices over the window, by the vendor's tool. It is the share of time in "
+        "which they did anything, not how much they did. Null for runs of an earlier version.",
+    )
     other_use: OtherUse | None = Field(
         default=None, description="What others used of the machine; null for runs that did not record it."
     )

@@ -42,8 +42,8 @@ def plan_of(text: str, **given: object) -> Plan:
         ("oneflow:nvidia", {"attention": "flash_attn"}, "flash_attn (OneFlow 0.9 has no kernel of it that can train)"),
         ("torch:cpu", {"attention": "flash_attn"}, "flash_attn (the package flash-attn is for accelerators)"),
         ("megatron:amd", {"attention": "flash_attn"}, "flash_attn (it is transformer-engine's"),
-        ("deepspeed:cpu", {"layout": "DP4SH3SP2"}, "hybrid (sharded states over a part"),
-        ("megatron:cpu", {"layout": "DP4SH1SP2"}, "hybrid (sharded states over a part"),
+        ("deepspeed:cpu", {"layout": "DP4SH3SP2"}, "partial sharding (DeepSpeed's ZeRO is over all"),
+        ("megatron:cpu", {"layout": "DP4SH1SP2"}, "partial sharding (Megatron's distributed optimizer"),
         ("deepspeed:cpu", {"layout": "DP2SH3SP2", "compile": True}, "compile under zero3"),
         ("paddle:nvidia", {"layout": "DP2PP2SH2SP2"}, "zero2 or zero3 in a pipeline (Paddle's pipelines"),
         ("torch:cpu", {"layout": "PP4", "micro_batch": 16}, "fewer micro-batches than stages (torch's 1F1B"),
@@ -77,7 +77,7 @@ def test_a_refusal_comes_before_any_plan_is_printed(capsys: pytest.CaptureFixtur
     for more in ([], ["--dry-run"]):
         assert main.main([*command, *more]) == 2
         said = capsys.readouterr()
-        assert said.out == "" and "hybrid" in said.err
+        assert said.out == "" and "partial sharding" in said.err
     assert list(tmp_path.iterdir()) == []
 
 
