@@ -18,6 +18,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.selector import Selector
 from levelfield.specs.suite import EntryUsed
 from levelfield.specs.tuning import Recompute, Tuning
+from levelfield.specs.variables import masked
 from levelfield.specs.vendor import HOST_KIND, Chip, FrameworkAccess
 
 RuntimeName = Literal["process", "inside", "docker"]
@@ -185,8 +186,8 @@ class Plan(Document):
 
     @property
     def variables_digest(self) -> str:
-        """The digest of the environment variables that the vendor or the user sets."""
-        variables = {**self.hardware.environment, **self.tuning.environment}
+        """The digest of the environment variables that the vendor or the user sets. Secrets are masked, as in files."""
+        variables = masked({**self.hardware.environment, **self.tuning.environment})
         return "sha256:" + hashlib.sha256(json.dumps(variables, sort_keys=True).encode()).hexdigest()
 
     @property
