@@ -27,6 +27,7 @@ COMMANDS = (
     "audit",
     "vendor",
     "image",
+    "wheels",
     "data",
     "export",
 )
@@ -138,6 +139,10 @@ def _run(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--suite", action="append", default=[], metavar="NAME|FILE", help="a list of cases; may be repeated"
     )
+    what.add_argument(
+        "--entry", action="append", default=[], metavar="NAME", help="only this entry of the suites; may be repeated"
+    )
+    what.add_argument("--framework", metavar="NAME", help="run the suites' entries through this framework")
     what.add_argument("--repeat", type=int, metavar="N", help="run each case N times")
     what.add_argument(
         "--scale",
@@ -191,7 +196,14 @@ def _run(parser: argparse.ArgumentParser) -> None:
         help="process: a Python environment; docker: a container; inside: this machine is a container",
     )
     where.add_argument("--base-image", metavar="IMAGE", help=_BASE_IMAGE)
-    where.add_argument("--offline", action="store_true", help="fetch neither wheels nor images")
+    where.add_argument("--offline", action="store_true", help="fetch neither wheels nor images from a network")
+    where.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="WHAT",
+        help="give a vendor's container more of the host, such as ipc:host or device:/dev/acme*; may be repeated",
+    )
     where.add_argument(
         "--container-memory", type=size_in_bytes, metavar="SIZE", help="memory limit per container in bytes, or as 8G"
     )
@@ -319,7 +331,9 @@ def _vendor(parser: argparse.ArgumentParser) -> None:
     check.add_argument("--fast", action="store_true", help="leave out the checks that train or wait; takes seconds")
     record = actions.add_parser("record", help="store the output of the vendor's tools, on a machine with the chip")
     record.add_argument(
-        "--redact", action="store_true", help="replace serial numbers and UUIDs by others of the same form"
+        "--redact",
+        action="store_true",
+        help="replace serial numbers, UUIDs and other identities by others of the same form",
     )
     record.add_argument("--force", action="store_true", help="replace existing recordings")
     for action in actions.choices.values():
@@ -351,6 +365,15 @@ def _image(parser: argparse.ArgumentParser) -> None:
     _complete("image", actions)
 
 
+def _wheels(parser: argparse.ArgumentParser) -> None:
+    actions = _actions(parser)
+    fetch = actions.add_parser("fetch", help="download wheels into a folder, for machines without network")
+    fetch.add_argument("folder", type=Path, metavar="DIR", help="the folder to fill")
+    fetch.add_argument("framework", nargs="*", metavar="FRAMEWORK", help="such as torch (default: every one)")
+    fetch.add_argument("--vendor", default="cpu", help="for this vendor's devices (default: cpu)")
+    _complete("wheels", actions)
+
+
 def _data(parser: argparse.ArgumentParser) -> None:
     actions = _actions(parser)
     prepare = actions.add_parser("prepare", help="convert text files to Megatron's indexed .bin/.idx")
@@ -366,6 +389,11 @@ def _data(parser: argparse.ArgumentParser) -> None:
     prepare.add_argument("--output", type=Path, required=True, metavar="PREFIX", help="write PREFIX.bin and PREFIX.idx")
     prepare.add_argument(
         "--suffix", action="append", metavar=".txt", help="read only files of DIR with this suffix; may be repeated"
+    )
+    prepare.add_argument(
+        "--field",
+        metavar="NAME",
+        help="the files are JSON lines, with a document in this field (wikiextractor: text)",
     )
     prepare.add_argument("--end-token", metavar="TEXT", help="the tokenizer's end-of-document token")
     prepare.add_argument("--force", action="store_true", help="replace an existing corpus")
@@ -396,6 +424,7 @@ _BUILDERS = {
     "audit": _described_by("audit"),
     "vendor": _vendor,
     "image": _image,
+    "wheels": _wheels,
     "data": _data,
     "export": _export,
 }

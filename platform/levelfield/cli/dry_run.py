@@ -21,6 +21,7 @@ from levelfield.run.launchers import means
 from levelfield.run.runtimes.environments import is_ready
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
+from levelfield.specs.variables import masked
 
 TUNING_FIELDS = (
     "layout", "micro_batch", "virtual_pipeline", "recompute", "compile", "attention", "threads", "environment",
@@ -62,7 +63,7 @@ def _arithmetic(plan: Plan, registry: Registry) -> Iterator[str]:
 def _request(plan: Plan, runs: Path) -> tuple[Request, RunPaths]:
     paths = RunPaths(runs.absolute() / plan.run_id)
     runtime, launcher = means(plan)
-    return launcher.request(plan, paths, runtime), paths
+    return launcher.request(plan, paths, runtime).public(), paths
 
 
 def _everything(plan: Plan, runs: Path) -> dict[str, object]:
@@ -105,6 +106,7 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
     for node in request.nodes:
         if node.container:
             yield from _container(node.node_rank, node.container)
+            yield from (f"             allowed: {what}" for what in (plan.container.allowed if plan.container else ()))
         for process in node.processes:
             yield f"rank {process.rank:<7} {shlex.join(process.argv)}"
             yield from (
@@ -161,7 +163,7 @@ def _variables(environment: dict[str, str]) -> Iterator[str]:
 
 def _said(value: object) -> str:
     if isinstance(value, dict):
-        return " ".join(f"{k}={v}" for k, v in value.items()) or "none"
+        return " ".join(f"{k}={v}" for k, v in masked(value).items()) or "none"
     if value is None:
         return "the framework's choice"
     return {"True": "yes", "False": "no"}.get(str(value), str(value))

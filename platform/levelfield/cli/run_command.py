@@ -11,9 +11,11 @@ from pathlib import Path
 from levelfield.catalog.stored_references import reference_of
 from levelfield.cli import dry_run
 from levelfield.cli.plugins import registry_of
+from levelfield.cli.suite_entries import chosen
 from levelfield.cli.terminal import Terminal
 from levelfield.corpus import CorpusFacts
 from levelfield.errors import INTERRUPTED, GateFailed, RunFailed, UsageError
+from levelfield.plan.permissions import refuse_unknown
 from levelfield.plan.request import UserRequest
 from levelfield.report.tables import as_json
 from levelfield.run import scheduler
@@ -39,6 +41,7 @@ def execute(options: argparse.Namespace) -> int:
     terminal = Terminal(quiet=options.quiet or options.json)
     registry = registry_of(options)
     work = scheduler.entries(registry, options.case, options.suite, _request(options))
+    work = chosen(work, options.entry, options.framework)
     jobs = scheduler.jobs(registry, work, _corpus(options.data, terminal))
     if options.explain:
         return dry_run.explain([job.plan for job in jobs], registry, options.dry_run)
@@ -65,7 +68,7 @@ def run_jobs(
 
 def exit_code(results: list[Result]) -> int:
     """Return the exit code of a command with these results."""
-    if any(r.status.failure == "interrupted" for r in results):
+    if any(r.status.is_interrupted for r in results):
         return INTERRUPTED
     if any(r.status.word != "valid" for r in results):
         return RunFailed.exit_code
@@ -99,6 +102,7 @@ def _request(options: argparse.Namespace) -> UserRequest:
         base_image=options.base_image or (os.environ.get("LEVELFIELD_BASE_IMAGE") if containers else None),
         offline=options.offline,
         container_memory_bytes=options.container_memory,
+        allow=_allowed(options.allow),
         hardware=_hardware(options.assume_hardware, options.dry_run),
         derivation=_derivation(options),
     )
@@ -119,6 +123,11 @@ def _hardware(text: str | None, dry_run: bool) -> NamedHardware | None:
         return read_hardware(text)
     except ValueError as error:
         raise UsageError(f"--assume-hardware: {error}") from None
+
+
+def _allowed(given: list[str]) -> tuple[str, ...]:
+    refuse_unknown(given)
+    return tuple(given)
 
 
 def _variable(text: str) -> tuple[str, str]:

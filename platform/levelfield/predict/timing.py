@@ -4,7 +4,9 @@ Compute: FLOPs at the framework's share of the chip's rate, plus bytes at the me
 The two are added, because kernels of training seldom overlap them. Collectives: collectives.py. Pipeline: fill, drain
 and the slowest stage, which sets the pace (Narayanan et al., 2021, section 2.2). Gradients: reduced once a step
 (Rajbhandari et al., 2020, section 7). The framework's stated overlap hides a part of the communication between stages
-and of gradients. Tensor parallelism has no overlap.
+and of gradients. Context ranks exchange keys and values: in a ring that attention hides as long as a part computes
+longer than the next one travels (Liu et al., 2023, section 3), or by gathers without overlap (Llama team, 2024, section
+3.3.2).
 """
 
 from __future__ import annotations
@@ -60,12 +62,13 @@ class Machine:
 @dataclass(frozen=True)
 class PredictedStep:
     """Seconds of one step, by part. compute: of an average stage; imbalance: the slowest stage minus the average;
-    bubble: filling and draining the pipeline; tensor, pipeline, data: communication without overlap."""
+    bubble: filling and draining the pipeline; tensor, context, pipeline, data: communication without overlap."""
 
     compute: float
     imbalance: float
     bubble: float
     tensor: float
+    context: float
     pipeline: float
     data: float
     optimizer: float
@@ -73,7 +76,7 @@ class PredictedStep:
     @property
     def total(self) -> float:
         computing = self.compute + self.imbalance + self.bubble + self.optimizer
-        return computing + self.tensor + self.pipeline + self.data
+        return computing + self.tensor + self.context + self.pipeline + self.data
 
     def parts(self) -> dict[str, float]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
@@ -93,19 +96,45 @@ class _Schedule:
     part: Slice
 
 
-def step_time(setup: TrainingSetup, machine: Machine, pace: Pace) -> PredictedStep:
-    """Return the time of one step, by part. Raises UnknownLink."""
+@dataclass(frozen=True)
+class PassSeconds:
+    """Seconds of one micro-batch in both directions: the computation of a layer, of the embedding and of the head, and
+    the messages of a layer. They do not depend on stages, chunks and sharded states."""
+
+    layer: float
+    embedding: float
+    head: float
+    tensor: float
+    context: float
+
+
+def pass_seconds(setup: TrainingSetup, machine: Machine, pace: Pace) -> PassSeconds:
+    """Return the parts of one micro-batch's time. Raises UnknownLink."""
     s = _Schedule(setup, machine, pace, slice_of(setup))
+    return PassSeconds(
+        layer=_seconds(s, _layer_cost(s)),
+        embedding=_seconds(s, embedding_forward(setup.model, s.part) * (1 + BACKWARD)),
+        head=_seconds(s, head_forward(setup.model, s.part) * (1 + BACKWARD)),
+        tensor=_tensor_seconds(s),
+        context=_context_seconds(s),
+    )
+
+
+def step_time(setup: TrainingSetup, machine: Machine, pace: Pace, each: PassSeconds | None = None) -> PredictedStep:
+    """Return the time of one step, by part. each: the parts of a micro-batch, if known. Raises UnknownLink."""
+    s = _Schedule(setup, machine, pace, slice_of(setup))
+    each = each or pass_seconds(setup, machine, pace)
     layout, tuning = setup.layout, setup.tuning
-    computes = _computes(s)
-    average, slowest = sum(computes) / len(computes), max(computes)
-    tensor, pipeline = _tensor_seconds(s), _pipeline_seconds(s)
-    filling = sum(computes) - slowest + (layout.pipeline - 1) * (tensor + pipeline)
+    whole, slowest = _whole_and_slowest(setup, each)
+    average, layers = whole / layout.pipeline, setup.model.layers / layout.pipeline
+    tensor, context, pipeline = each.tensor * layers, each.context * layers, _pipeline_seconds(s)
+    filling = whole - slowest + (layout.pipeline - 1) * (tensor + context + pipeline)
     return PredictedStep(
         compute=s.setup.micro_batches * average,
         imbalance=s.setup.micro_batches * (slowest - average),
         bubble=filling / tuning.virtual_pipeline,
         tensor=s.setup.micro_batches * tensor,
+        context=s.setup.micro_batches * context,
         pipeline=s.setup.micro_batches * pipeline * tuning.virtual_pipeline,
         data=_data_seconds(s, average),
         optimizer=_update_seconds(s),
@@ -125,13 +154,17 @@ def slice_of(setup: TrainingSetup) -> Slice:
     )
 
 
-def _computes(s: _Schedule) -> list[float]:
-    """Return the compute seconds of one micro-batch on each stage, forward and backward, with embedding and head."""
-    layer = _seconds(s, _layer_cost(s))
-    stages = [layer * s.setup.layers_of(stage) for stage in range(s.setup.layout.pipeline)]
-    stages[0] += _seconds(s, embedding_forward(s.setup.model, s.part) * (1 + BACKWARD))
-    stages[-1] += _seconds(s, head_forward(s.setup.model, s.part) * (1 + BACKWARD))
-    return stages
+def _whole_and_slowest(setup: TrainingSetup, each: PassSeconds) -> tuple[float, float]:
+    """Return the compute seconds of one micro-batch on all stages and on the slowest, forward and backward.
+
+    The first stage has the embedding and the most layers, the last has the head. None between takes longer.
+    """
+    whole = each.layer * setup.model.layers + each.embedding + each.head
+    last = setup.layout.pipeline - 1
+    if last == 0:
+        return whole, whole
+    first = each.layer * setup.layers_of(0) + each.embedding
+    return whole, max(first, each.layer * setup.layers_of(last) + each.head)
 
 
 def _layer_cost(s: _Schedule) -> Cost:
@@ -175,7 +208,7 @@ def _attention_seconds(s: _Schedule, cost: Cost, product_rate: float) -> float:
 
 
 def _tensor_seconds(s: _Schedule) -> float:
-    """Return the tensor-parallel communication of one micro-batch on a stage.
+    """Return the tensor-parallel communication of one micro-batch in one layer.
 
     Each layer has two all-reduces forward and two backward; recomputing a layer adds two. Sequence parallelism
     replaces each by a gather and a scatter of the same bytes, and adds two gathers to the backward pass
@@ -191,7 +224,7 @@ def _tensor_seconds(s: _Schedule) -> float:
         layer = (calls + 2) * _gather_seconds(s, size, ranks, link) + calls * _scatter_seconds(s, size, ranks, link)
     else:
         layer = calls * all_reduce_seconds(size, ranks, link)
-    return layer * s.setup.model.layers / s.setup.layout.pipeline * (1 - s.pace.tensor_overlap)
+    return layer * (1 - s.pace.tensor_overlap)
 
 
 def _gather_seconds(s: _Schedule, size: float, ranks: int, link: Link) -> float:
@@ -202,12 +235,48 @@ def _scatter_seconds(s: _Schedule, size: float, ranks: int, link: Link) -> float
     return gather_seconds(size, ranks, s.machine.scatter or link)
 
 
+def _context_seconds(s: _Schedule) -> float:
+    """Return the exchange of keys and values of one micro-batch in one layer that no computation hides.
+
+    The forward pass moves keys and values; the backward pass moves them again, and their gradients. Recomputation
+    repeats the forward pass.
+    """
+    ranks = s.setup.layout.context
+    if ranks == 1:
+        return 0.0
+    exchange = _gathered_context if s.setup.memory_model.gathers_keys_values else _ring_context
+    forward, backward = exchange(s, _link(s, ranks, s.setup.layout.tensor))
+    passes = 1 if s.setup.tuning.recompute == "none" else 2
+    return passes * forward + backward
+
+
+def _gathered_context(s: _Schedule, link: Link) -> tuple[float, float]:
+    """Return the gathers of a layer forward and backward: attention waits for all keys and values."""
+    ranks = s.setup.layout.context
+    gathered = gather_seconds(ranks * s.setup.key_value_bytes, ranks, link)
+    return gathered, 2 * gathered
+
+
+def _ring_context(s: _Schedule, link: Link) -> tuple[float, float]:
+    """Return what a layer waits for in a ring, forward and backward. In each round a part of the keys and values comes
+    while attention computes with the one before; the backward pass sends the gradients with them."""
+    rounds, size = s.setup.layout.context - 1, s.setup.key_value_bytes
+    fused = _fused_attention_rate(s)
+    core = Cost(attention_flops=layer_forward(s.setup.model, s.part).attention_flops)
+    attention = _attention_seconds(s, core, s.machine.matmul_flops_per_second * s.pace.matmul_efficiency)
+    attention /= s.setup.layout.context
+    back = (FUSED_ATTENTION_BACKWARD if fused else BACKWARD) * attention
+    forward = max(0.0, send_seconds(size, link) - attention)
+    return rounds * forward, rounds * max(0.0, send_seconds(2 * size, link) - back)
+
+
 def _pipeline_seconds(s: _Schedule) -> float:
     """Return the communication of one micro-batch between two stages: the output forward, its gradient back."""
     if s.setup.layout.pipeline == 1:
         return 0.0
     size = s.part.width * s.part.tokens * s.setup.model.hidden_size / s.part.split
-    return 2 * send_seconds(size, _link(s, 2, s.setup.layout.tensor * s.setup.layout.data)) * (1 - s.pace.overlap)
+    link = _link(s, 2, s.setup.layout.tensor * s.setup.layout.gradient_ranks)
+    return 2 * send_seconds(size, link) * (1 - s.pace.overlap)
 
 
 def _data_seconds(s: _Schedule, compute: float) -> float:
@@ -217,18 +286,18 @@ def _data_seconds(s: _Schedule, compute: float) -> float:
     micro-batch; communication overlaps with the backward pass of the micro-batches that are exchanged.
     """
     layout, batches = s.setup.layout, s.setup.micro_batches
-    if layout.data == 1:
+    if layout.gradient_ranks == 1:
         return 0.0
     count = _stage_parameters(s)
     gradients, weights = s.setup.gradient_width * count, s.part.width * count
     if layout.sharding_stage == 0:
-        return _exposed(s, _reduced_seconds(s, gradients, layout.data, layout.tensor), compute)
+        return _exposed(s, _reduced_seconds(s, gradients, layout.gradient_ranks, layout.tensor), compute)
     ranks, link = layout.sharding_degree, _link(s, layout.sharding_degree, layout.tensor)
     exchanged = batches if layout.sharding_stage > 1 else 1
     gathered = 2 * batches if layout.sharding_stage == 3 else 1  # for each forward and each backward pass
     seconds = exchanged * _in_messages(s, gradients, lambda size: _scatter_seconds(s, size, ranks, link))
     seconds += gathered * _in_messages(s, weights, lambda size: _gather_seconds(s, size, ranks, link))
-    replicas = layout.data // ranks
+    replicas = layout.gradient_ranks // ranks
     seconds += _reduced_seconds(s, gradients / ranks, replicas, layout.tensor * ranks)
     return _exposed(s, seconds, exchanged * compute)
 
@@ -274,7 +343,7 @@ _counted = lru_cache(maxsize=16)(parameters)
 def _link(s: _Schedule, ranks: int, stride: int) -> Link:
     """Return the link of a group of `ranks` whose neighbours are `stride` devices apart.
 
-    Tensor ranks are closest, then data, then pipeline. Between nodes, all groups of a node share its network.
+    Tensor ranks are closest, then context, data and pipeline. Between nodes, all groups of a node share its network.
     """
     machine, share = s.machine, s.pace.communication_efficiency
     between = s.pace.network_efficiency or share

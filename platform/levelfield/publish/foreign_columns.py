@@ -21,6 +21,7 @@ from levelfield.publish.foreign_tables import (
     table,
     used_bytes,
 )
+from levelfield.report.escapes import markdown
 from levelfield.report.words import GIB
 
 FORMATS = ("flagperf", "oneflow", "osdi")
@@ -31,7 +32,7 @@ _RECOMPUTE = {"none": "False", "full": "True"}
 def as_report(form: str, runs: Sequence[ReportedRun]) -> str:
     """Return the runs in the columns of the named report, with notes below."""
     said = notes(runs)
-    return "\n".join([*_tables(form, runs), *(f"{note}\n" for note in said)])
+    return "\n".join([*_tables(form, runs), *(f"{markdown(note)}\n" for note in said)])
 
 
 def _tables(form: str, runs: Sequence[ReportedRun]) -> list[str]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from levelfield.catalog.registry import Registry
 from levelfield.measure.flops import flops_per_token
-from levelfield.report.words import GIB, cell, status, utilisation
+from levelfield.report import escapes
+from levelfield.report.words import GIB, status, utilisation
 from levelfield.specs.figures import PublishedRow
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result, Utilisation
@@ -76,9 +77,8 @@ def constants_of(case: str, rows: Sequence[PublishedRow]) -> dict[str, float]:
 
 def table(runs: Sequence[ReportedRun], columns: Columns) -> str:
     """Return a Markdown table in the columns of a report."""
-    lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
-    lines += [f"| {' | '.join(cell(write(run)) for write in columns.values())} |" for run in runs]
-    return "\n".join(lines) + "\n"
+    rows = ([write(run) for write in columns.values()] for run in runs)
+    return "\n".join(escapes.table(columns, rows, " --- ")) + "\n"
 
 
 def number(value: float | None, digits: int) -> str:

@@ -81,7 +81,7 @@ def run_all(
         else:
             result = runner.run(job.plan, job.vendor, runs, listener, platform.node(), reference(job.plan))
         yield result
-        if result.status.failure == "interrupted":
+        if result.status.is_interrupted:
             return
 
 

@@ -73,7 +73,7 @@ class EnvironmentPlan(Value):
     """The Python that the training runs in. `requirements` empty: the user's own Python, used unchanged.
 
     made_with: the interpreter that creates the environment; None when the platform does not create it. lacking: the
-    reason why this machine cannot create it; only a plan that does not run has one.
+    reason why this machine cannot create it; only a plan that does not run has one. offline: no package index is used.
     """
 
     name: str
@@ -83,6 +83,7 @@ class EnvironmentPlan(Value):
     requirements: tuple[str, ...]
     digest: str
     lacking: str | None = None
+    offline: bool = False
 
 
 class CorpusUsed(Value):

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from levelfield.judge.collector import collect
+from levelfield.rundir import directory
 from levelfield.rundir.directory import write_json
+from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Result, Status
 from recorded_runs import Event, break_off, change_steps, edit, fail
@@ -184,6 +186,24 @@ def test_a_workers_error_gives_the_word(run: RunPaths, error_class: str, expecte
     assert found.steps_done == 7 and found.loss.first == pytest.approx(3.6) and found.throughput is None
 
 
+@pytest.mark.parametrize("has_event", [True, False])
+def test_a_framework_that_lost_a_package_says_how_its_environment_is_made_again(run: RunPaths, has_event: bool) -> None:
+    plan = directory.read_plan(run)
+    folder = plan.environment.model_copy(update={"folder": "/somewhere/.venvs/fake-cpu"})
+    run.plan.write_text(dump(plan.model_copy(update={"environment": folder})))
+    message = "No module named 'numpy'"
+    break_off(
+        run, 7, {"class": "environment", "message": message, "type": "ModuleNotFoundError"} if has_event else None
+    )
+    (run.logs / "rank1.log").write_text(f"ModuleNotFoundError: {message}\n")
+    fail(run)
+    found = status(run)
+    assert (found.word, found.failure) == ("failed", "environment") and message in (found.evidence or "")
+    assert found.reasons[1:] == (
+        "if /somewhere/.venvs/fake-cpu has lost a package, remove that folder: the next run makes it again",
+    )
+
+
 def test_a_cause_comes_before_what_follows_from_it(run: RunPaths) -> None:
     break_off(run, 7, {"class": "oom", "message": "no memory", "type": "OutOfMemoryError"})
     follows = {"event": "error", "class": "error", "message": "connection closed by peer", "type": "RuntimeError"}
@@ -259,6 +279,7 @@ def test_without_an_event_the_logs_last_line_is_the_evidence(
         ("interrupted", "interrupted by the user", ("failed", "interrupted"), "7 steps were finished"),
         ("environment", "pip ended with 1", ("failed", "environment"), "pip ended with 1"),
         ("launch-error", "/no/python: No such file", ("failed", "launch"), "/no/python: No such file"),
+        ("corpus", "books: was overwritten", ("failed", "corpus"), "books: was overwritten"),
     ],
 )
 def test_what_the_platform_saw_gives_the_word(
@@ -269,6 +290,26 @@ def test_what_the_platform_saw_gives_the_word(
     found = collect(run)
     assert word(found) == expected and says in (found.status.evidence or "")
     assert found.steps_done == 7 and found.throughput is None
+
+
+@pytest.mark.parametrize(
+    ("cause", "evidence", "reason", "interrupted"),
+    [
+        ("hang", "rank 1 gave no heartbeat for 31 s", "the run hung", False),
+        ("interrupted", "interrupted by the user", "interrupted by the user", True),
+        ("rank-failed", "rank 0 ended with exit code 1", "a rank failed", False),
+    ],
+)
+def test_a_rank_that_cannot_be_ended_has_a_word_and_its_process_is_named(
+    run: RunPaths, cause: str, evidence: str, reason: str, interrupted: bool
+) -> None:
+    break_off(run, 7)
+    fail(run, cause=cause, evidence=evidence, exit_code=None, stopped_by_us=True, process=4711, state="D")
+    found = collect(run)
+    assert word(found) == ("failed", "unkillable") and found.throughput is None and found.steps_done == 7
+    assert found.status.reasons == ("a rank cannot be ended", reason)
+    assert (found.status.evidence or "").startswith("rank 1 (process 4711, state D) did not end by SIGKILL; ")
+    assert found.status.is_interrupted is interrupted
 
 
 def test_without_an_outcome_and_steps_the_run_was_not_run(run: RunPaths) -> None:
