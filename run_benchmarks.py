@@ -133,7 +133,9 @@ def reported(action):
 
 
 def say(text):
-    print("levelfield: " + text, file=sys.stderr, flush=True)
+    """Print a sentence. A control character, as an installer may print, becomes an escape such as \\x1b."""
+    shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+    print("levelfield: " + shown, file=sys.stderr, flush=True)
 
 
 def fail(text):

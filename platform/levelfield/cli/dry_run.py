@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from levelfield.catalog import lookup
@@ -14,13 +15,16 @@ from levelfield.cli.arithmetic import explained
 from levelfield.contracts.execution import ContainerWork, Request
 from levelfield.errors import UsageError
 from levelfield.plan.default_layout import Place, question_of
+from levelfield.plan.peak import why_again
 from levelfield.predict.layout_search import predict
 from levelfield.report import suites
 from levelfield.report.words import gib, wrapped
 from levelfield.run.launchers import means
 from levelfield.run.runtimes.environments import is_ready
+from levelfield.specs.certificate import CertificateUsed
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
+from levelfield.specs.variables import masked
 
 TUNING_FIELDS = (
     "layout", "micro_batch", "virtual_pipeline", "recompute", "compile", "attention", "threads", "environment",
@@ -62,7 +66,7 @@ def _arithmetic(plan: Plan, registry: Registry) -> Iterator[str]:
 def _request(plan: Plan, runs: Path) -> tuple[Request, RunPaths]:
     paths = RunPaths(runs.absolute() / plan.run_id)
     runtime, launcher = means(plan)
-    return launcher.request(plan, paths, runtime), paths
+    return launcher.request(plan, paths, runtime).public(), paths
 
 
 def _everything(plan: Plan, runs: Path) -> dict[str, object]:
@@ -94,6 +98,9 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
     yield "             " + ", ".join(f"{name} {gib(size)}" for name, size in memory.parts.items())
     peak = f"{plan.peak.tflops:.4g} TFLOP/s" if plan.peak.tflops else "unknown"
     yield f"peak         {plan.peak.dtype} {peak}: {plan.peak.source}"
+    yield from _age_of_peak(plan)
+    if plan.certificate:
+        yield f"certificate  {_certificate(plan.certificate)}"
     yield f"environment  {_place(plan)}"
     if plan.environment.lacking:
         yield f"             CANNOT BE MADE here: {plan.environment.lacking}"
@@ -105,12 +112,30 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
     for node in request.nodes:
         if node.container:
             yield from _container(node.node_rank, node.container)
+            yield from (f"             allowed: {what}" for what in (plan.container.allowed if plan.container else ()))
         for process in node.processes:
             yield f"rank {process.rank:<7} {shlex.join(process.argv)}"
             yield from (
                 f"             {name}={shlex.quote(value)}" for name, value in sorted(process.environment.items())
             )
     yield f"             removed variables: {' '.join(request.removed_variables) or 'every variable of this host'}"
+
+
+def _age_of_peak(plan: Plan) -> Iterator[str]:
+    """Return how old a measured peak is, and why the run would measure it again."""
+    peak, now = plan.peak, datetime.now(timezone.utc)
+    if peak.measured_tflops is None:
+        return
+    if peak.measurement:
+        yield f"             measured {_age(now - datetime.fromisoformat(peak.measurement.at))} ago"
+    why = why_again(peak.measurement, now)
+    if why and peak.tflops == peak.measured_tflops:
+        yield f"             the run measures it again: {why}"
+
+
+def _age(age: timedelta) -> str:
+    hours = round(age.total_seconds() / 3600)
+    return f"{age.days} days" if age.days > 1 else f"{hours} hours" if hours else "less than an hour"
 
 
 def _predicted(plan: Plan) -> Iterator[str]:
@@ -122,6 +147,14 @@ def _predicted(plan: Plan) -> Iterator[str]:
             f"{word:<12} {row.tokens_per_second:>7,.0f} tokens/s/device, {gib(row.memory_bytes)}: {row.layout} micro "
             f"{row.micro_batch} {row.recompute}{chunks}"
         )
+
+
+def _certificate(used: CertificateUsed) -> str:
+    if used.digest:
+        return f"aligned in fp32 at smoke scale: run {used.run_id}"
+    if used.reason:
+        return f"none, so no verdict is better than consistent: {used.reason}"
+    return "none yet: the run first trains this code in fp32 at smoke scale, about a minute"
 
 
 def _reached(plan: Plan) -> str:
@@ -161,7 +194,7 @@ def _variables(environment: dict[str, str]) -> Iterator[str]:
 
 def _said(value: object) -> str:
     if isinstance(value, dict):
-        return " ".join(f"{k}={v}" for k, v in value.items()) or "none"
+        return " ".join(f"{k}={v}" for k, v in masked(value).items()) or "none"
     if value is None:
         return "the framework's choice"
     return {"True": "yes", "False": "no"}.get(str(value), str(value))

@@ -17,6 +17,7 @@ from levelfield.publish.foreign_columns import as_report
 from levelfield.publish.foreign_tables import runs_of
 from levelfield.publish.published_tables import beside_published
 from levelfield.report import repeats
+from levelfield.report.escapes import printable
 from levelfield.report.markdown import run_report
 from levelfield.report.tables import as_csv, as_json, as_markdown, as_text
 from levelfield.rundir.directory import read_plan, write_atomically
@@ -86,6 +87,6 @@ def _one_run(paths: RunPaths, result: Result) -> tuple[str, str]:
 
 def _write(path: Path, text: str) -> None:
     try:
-        write_atomically(path, text)
+        write_atomically(path, printable(text))
     except OSError as error:
         raise UsageError(f"--output {path}: cannot be written: {error.strerror}") from None

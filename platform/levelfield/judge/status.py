@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+from levelfield.measure.final_weights import final_weight_reasons
 from levelfield.measure.gradients import gradient_reasons
+from levelfield.measure.platform_clock import platform_clock_reasons
 from levelfield.measure.validity import check
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.paths import RunPaths
@@ -75,7 +77,9 @@ def _without_outcome(raw: RawRecords) -> Status:
 
 def _validity(plan: Plan, raw: RawRecords) -> Status:
     reasons = [str(r) for r in check(raw.steps, raw.weights, plan.work, plan.tuning.layout)]
+    reasons += [f"clock: {r}" for r in platform_clock_reasons(raw.steps, raw.seen, plan.work.window)]
     reasons += [f"gradients: {r}" for r in gradient_reasons(raw.gradients, raw.steps, plan.work)]
+    reasons += [f"final weights: {r}" for r in final_weight_reasons(raw.final, plan.work, plan.tuning.layout)]
     reasons += [f"raw files: {sentence}" for sentence in raw.broken]
     reasons += [f"rank {rank} did not write its end" for rank in range(plan.world_size) if rank not in raw.ended]
     return Status(word="invalid", reasons=tuple(reasons)) if reasons else Status(word="valid")
@@ -119,6 +123,7 @@ def _killed(end: dict[str, int], raw: RawRecords) -> Status:
     name = signal.Signals(end["signal"]).name if end["signal"] in set(signal.Signals) else f"signal {end['signal']}"
     evidence = f"rank {end['rank']} was ended by {name}; {_steps_done(raw)}"
     if end["signal"] == signal.SIGKILL and raw.oom_kills:
+        evidence = f"{evidence}; {raw.oom_evidence}" if raw.oom_evidence else evidence
         return Status(word="oom", failure="oom", reasons=("the kernel killed a rank for memory",), evidence=evidence)
     return Status(word="failed", failure="killed", reasons=("a rank was killed",), evidence=evidence)
 

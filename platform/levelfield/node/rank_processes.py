@@ -48,6 +48,10 @@ class Ranks:
         """Return the ranks that still run."""
         return [rank for rank, process in self._running.items() if process.poll() is None]
 
+    def processes(self) -> list[int]:
+        """Return the process number of every rank that was started."""
+        return [process.pid for process in self._running.values()]
+
     def failed(self) -> int | None:
         """Return the first rank that ended with an error, or None."""
         return next((rank for rank, process in self._running.items() if process.poll() not in (None, 0)), None)
@@ -126,6 +130,7 @@ def main(path: str) -> int:
     """Run the ranks that the file lists and write their ends. Return 0 when every rank ended with exit code 0."""
     work = json.loads(Path(path).read_text(encoding="utf-8"))
     ranks, ended, ends = Ranks(), threading.Event(), Path(work["ends"])
+    os.umask(work.get("umask", 0o022))  # the engine's own mask would give files to others that the user's does not
     signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
     threading.Thread(target=_until_closed, args=(ended,), daemon=True).start()
     try:

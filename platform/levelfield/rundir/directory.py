@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import tempfile
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -107,12 +106,11 @@ def _room(error: OSError, place: Path) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with temporary.open("x", encoding="utf-8") as file:  # with the rights that the umask gives a new file
             file.write(text)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from levelfield.judge.collector import collect
@@ -24,6 +25,17 @@ def test_a_whole_run_is_valid(run: RunPaths) -> None:
     assert status(run) == Status(word="valid")
 
 
+def test_a_run_without_final_weights_is_valid_as_older_ones_are(run: RunPaths) -> None:
+    for rank in (0, 1):
+        edit(run.events / f"rank{rank}.jsonl", lambda events: [e for e in events if e["event"] != "final_weights"])
+    assert status(run) == Status(word="valid")
+
+
+def test_replicas_may_differ_by_rounding(run: RunPaths) -> None:
+    final(times(1 + 1e-6))(run)
+    assert status(run) == Status(word="valid")
+
+
 # -- runs that ended well and are not right
 
 
@@ -32,7 +44,8 @@ def steps(change: Callable[[list[Event]], list[Event]]) -> Plant:
 
     def apply(events: list[Event]) -> list[Event]:
         first = next(i for i, e in enumerate(events) if e["event"] == "step")
-        return [*events[:first], *change(events[first:-1]), events[-1]]
+        last = next(i for i, e in enumerate(events) if e["event"] == "final_weights")
+        return [*events[:first], *change(events[first:last]), *events[last:]]
 
     return lambda run: edit(run.events / "rank1.jsonl", apply)
 
@@ -66,6 +79,20 @@ def other_weights(run: RunPaths) -> None:
     edit(run.events / "rank1.jsonl", change)
 
 
+def final(change: Callable[[list[Any]], Any]) -> Plant:
+    """Change the parameters of rank 1's final weights in place."""
+
+    def apply(events: list[Event]) -> list[Event]:
+        change(next(e for e in events if e["event"] == "final_weights")["parameters"])
+        return events
+
+    return lambda run: edit(run.events / "rank1.jsonl", apply)
+
+
+def times(factor: float) -> Callable[[list[Any]], Any]:
+    return lambda rows: rows[0].__setitem__(3, [factor**2 * rows[0][3][0], *(factor * x for x in rows[0][3][1:])])
+
+
 def without(kind: str) -> Plant:
     return lambda run: edit(run.events / "rank1.jsonl", lambda events: [e for e in events if e["event"] != kind])
 
@@ -96,6 +123,21 @@ INVALID: dict[str, tuple[Plant, str]] = {
     "the same tokens": (everywhere(tokens_checksum=5), "data: step 1: two data ranks read"),
     "ms for ns": (lambda run: change_steps(run, milliseconds), "clock: ranks' windows last differently"),
     "other weights": (other_weights, "weights: embedding.weight: ranks 0 and 1 hold different values"),
+    "drifted replicas": (final(times(1.01)), "final weights: embedding.weight: ranks 0 and 1 hold different values"),
+    "turned replicas": (final(times(-1)), "final weights: embedding.weight: ranks 0 and 1 hold different values"),
+    "nan in final weights": (
+        final(lambda rows: rows[0].__setitem__(3, ["nan"] * 5)),
+        "final weights: embedding.weight: ranks 0 and 1 hold different values",
+    ),
+    "fewer sums": (
+        final(lambda rows: rows[0].__setitem__(3, rows[0][3][:3])),
+        "final weights: embedding.weight: ranks 0 and 1 hold different values",
+    ),
+    "final weights cut": (
+        final(lambda rows: rows[0].__setitem__(2, [[0, 64], [0, 8]])),
+        "final weights: embedding.weight: slices",
+    ),
+    "final weights of one rank": (without("final_weights"), "final weights: rank 1 reports no weights"),
     "no weights": (without("weights"), "weights: rank 1 reports no weights"),
     "broken line": (broken_line, "raw files: rank1.jsonl line 6: not an event"),
     "no end": (without("end"), "rank 1 did not write its end"),

@@ -18,8 +18,10 @@ import pytest
 from levelfield.cli.main import main
 from levelfield.corpus import CorpusFacts
 from levelfield.errors import RunFailed
+from levelfield.judge.collector import collect
 from levelfield.plan.decision import Decision
 from levelfield.plan.resolution import resolve
+from levelfield.run.launchers.memory_kills import MemoryKills
 from levelfield.rundir.follower import Follower
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
@@ -68,6 +70,7 @@ def test_a_run_ends_valid_and_leaves_all_that_it_was_given_and_said(train: Run, 
     assert {p.name for p in paths.events.glob("*.jsonl")} == {"rank0.jsonl", "rank1.jsonl"}
     assert json.loads(paths.status.read_text())["phase"] == "done"
     assert json.loads(paths.result.read_text()) == result
+    assert result["disturbance"]["platform_seconds"][1] > 0
     assert result["memory"]["device_used_peak"]["value"] == 2**28
 
 
@@ -103,6 +106,37 @@ def test_provenance_says_where_the_run_comes_from(train: Run, runs: Path, monkey
     assert "commit" in found["source"]
 
 
+def test_the_result_has_the_inherited_variables_that_can_change_a_training(
+    train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = (
+        "LD_AUDIT",
+        "GLIBC_TUNABLES",
+        "MALLOC_ARENA_MAX",
+        "OMP_X",
+        "KMP_X",
+        "MKL_X",
+        "NCCL_X",
+        "PYTORCH_X",
+        "PYTHONX",
+    )
+    for name in names:
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("LD_AUDIT", "/nowhere/audit.so")  # the loader passes over a missing one
+    monkeypatch.setenv("UNRELATED", "1")
+    monkeypatch.setenv("PYTHONPATH", "/nowhere")  # is not passed on
+    _, (result, *_) = train()
+    assert {*names} <= {*result["inherited"]} and not {"UNRELATED", "PYTHONPATH"} & {*result["inherited"]}
+    assert [w for w in result["warnings"] if "LD_AUDIT=/nowhere/audit.so" in w]
+    assert "LD_AUDIT=/nowhere/audit.so" in only(runs).report.read_text()
+
+
+def test_damaged_provenance_gives_no_variables(run: RunPaths) -> None:
+    for text in ("", "[]", '{"inherited": [1]}', '{"inherited": null}', "\ufffd"):
+        run.provenance.write_text(text)
+        assert collect(run).inherited == {}
+
+
 def test_layouts_start_from_the_same_weights(train: Run) -> None:
     found = [train(*arguments)[1][0] for arguments in ([], ["--layout", "TP2"], ["--layout", "PP2"])]
     assert [str(r["layout"]["data"]) + str(r["layout"]["tensor"]) for r in found] == ["21", "12", "11"]
@@ -129,7 +163,6 @@ def test_a_fault_has_its_word_and_keeps_the_steps(
     train: Run, monkeypatch: pytest.MonkeyPatch, fault: str, word: str, failure: str, evidence: str
 ) -> None:
     monkeypatch.setenv("FAKE_FAULT", fault)
-    monkeypatch.setattr("levelfield.run.launchers.local._oom_kills", lambda: 0)
     code, (result,) = train()
     status = result["status"]
     assert (code, status["word"], status["failure"]) == (3, word, failure)
@@ -137,12 +170,34 @@ def test_a_fault_has_its_word_and_keeps_the_steps(
     assert result["steps_done"] >= 5 and result["throughput"] is None
 
 
-def test_a_kill_while_the_kernel_ran_out_of_memory_is_oom(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_was_suspended_makes_the_window_disturbed(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_FAULT", "stop")
+    monkeypatch.setenv("FAKE_SECONDS", "3")
+    monkeypatch.setattr("levelfield.run.telemetry.host_counters", lambda are_children: None)  # no load explains it
+    code, (result,) = train()
+    assert (code, result["status"]["word"], result["status"]["failure"]) == (3, "invalid", "disturbed")
+    slowest, (reason,) = result["disturbance"]["slowest"], result["status"]["reasons"]
+    assert slowest["step"] in (6, 7), "the other rank waits for it in the step after"
+    assert slowest["seconds"] >= 3 and slowest["began"].endswith("Z") and f"step {slowest['step']} lasted " in reason
+    assert result["throughput"] is None
+
+
+def test_a_worker_whose_clock_is_half_as_fast_has_no_figure(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_FAULT", "clock")
+    monkeypatch.setenv("FAKE_STEP_SECONDS", "0.3")
+    code, (result,) = train()
+    assert (code, result["status"]["word"], result["throughput"]) == (3, "invalid", None)
+    assert any(reason.startswith("clock: rank 1 counted ") for reason in result["status"]["reasons"])
+    assert not any(reason.startswith("clock: rank 0 counted ") for reason in result["status"]["reasons"])
+
+
+def test_a_kill_for_memory_is_oom_and_says_how_that_is_known(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_FAULT", "die")
-    counts = iter(range(100))
-    monkeypatch.setattr("levelfield.run.launchers.local._oom_kills", lambda: next(counts))
+    found = MemoryKills(1, "the kernel's log names process 7")
+    monkeypatch.setattr("levelfield.run.launchers.memory_kills.MemoryKillWatch.found", lambda watch, processes: found)
     code, (result,) = train()
     assert (code, result["status"]["word"]) == (3, "oom")
+    assert result["status"]["evidence"].endswith("the kernel's log names process 7")
 
 
 def test_an_environment_that_cannot_be_made_is_a_result(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -77,7 +78,8 @@ class ContainerLauncher:
         _keep_logs(request, running)
         # the flag counts only beside a killed rank: the kernel may have killed a child, and the rank went on
         killed = sum(bool(c.attrs["State"]["OOMKilled"]) for c in running.values())
-        return replace(outcome, oom_kills=killed, warnings=tuple(warnings))
+        evidence = "the engine reports that its container ran out of memory" if killed else None
+        return replace(outcome, oom_kills=killed, oom_evidence=evidence, warnings=tuple(warnings))
 
 
 def _own_networks(request: Request) -> dict[str, ContainerWork]:
@@ -108,7 +110,15 @@ def _write_work(request: Request) -> None:
         processes = [{**asdict(p), "environment": with_port(p, port)} for p in node.processes]
         file = Path(str(node.file))
         file.parent.mkdir(exist_ok=True)
-        file.write_text(json.dumps({"processes": processes, "ends": node.ends}, indent=2) + "\n", encoding="utf-8")
+        content = {"processes": processes, "ends": node.ends, "umask": _umask()}
+        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _umask() -> int:
+    """Return the user's mask, which can only be read by setting another one; that one is the strictest."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _supervise(request: Request, running: dict[int, Container], liveness: Liveness, watch: Watch) -> Outcome:
