@@ -147,6 +147,8 @@ def result_lines(result: Result) -> list[str]:
         lines.append(f"speed    {words.number(throughput.tokens_per_second_per_device)} tokens/s/device")
         lines.append(f"step     {step.median * 1000:,.1f} ms median, {step.p90 * 1000:,.1f} ms p90, {step.steps} steps")
         lines += [f"         flagged: {flag}" for flag in step.flags]
+    if result.disturbance:
+        lines += [f"         flagged: {flag}" for flag in result.disturbance.flags]
     if mfu:
         peak = f"of {mfu.peak_tflops:.4g} TFLOP/s" if mfu.peak_tflops else ""
         lines.append(f"MFU      {words.percent(mfu)} {mfu.formula} {peak}".rstrip())

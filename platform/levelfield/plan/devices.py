@@ -101,7 +101,6 @@ def _refuse_container_options(request: UserRequest) -> None:
     given = {
         "--base-image": request.base_image,
         "--container-memory": request.container_memory_bytes,
-        "--offline": request.offline,
         "--allow": request.allow,
     }
     if unused := [name for name, value in given.items() if value]:

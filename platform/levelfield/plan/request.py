@@ -20,8 +20,9 @@ class UserRequest:
 
     choice: free fields that the user sets. repeat: the number of runs; None takes it from the case string.
     python: an interpreter to use as it is. assume: plan for devices that may be absent. probe: measure the peak again.
-    capture_step: the step whose tensors are written. base_image, offline, container_memory_bytes, allow: for runtime
-    docker; allow: what a vendor's container may be given beyond the closed list.
+    capture_step: the step whose tensors are written. offline: nothing is fetched from a network. base_image,
+    container_memory_bytes, allow: for runtime docker; allow: what a vendor's container may be given beyond the closed
+    list.
     hardware: the value of --assume-hardware. derivation: changes that make a derived case.
     """
 

@@ -13,13 +13,16 @@ from typing import Any
 
 import psutil
 
+from levelfield.catalog.host_cores import usable_cores
 from levelfield.checkout import checkout
+from levelfield.contracts.command import completed
 from levelfield.contracts.execution import ReadyRuntime
 from levelfield.contracts.vendor import Vendor
 from levelfield.run.runtimes.process_runtime import inherited
 from levelfield.specs.plan import Plan
 from levelfield.specs.variables import masked
 
+GIT_SECONDS = 10.0
 # Variables that can change what is computed, which libraries it is computed with, or how fast.
 _PREFIXES = (
     "LD_",
@@ -76,7 +79,7 @@ def machine() -> dict[str, Any]:
         "system": platform.platform(),
         "cores": psutil.cpu_count(logical=False),
         "logical_cores": psutil.cpu_count(),
-        "usable_cores": len(psutil.Process().cpu_affinity() or []) if hasattr(psutil.Process, "cpu_affinity") else None,
+        "usable_cores": usable_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "load_average": list(os.getloadavg()),
     }
@@ -91,9 +94,8 @@ def _software(vendor: Vendor) -> dict[str, str]:
 
 def _git(folder: Path, *words: str) -> str | None:
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10, check=True
-        )
+        done = completed(["git", "-C", str(folder), *words], GIT_SECONDS)
+        done.check_returncode()
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip("\n")

@@ -9,11 +9,16 @@ from pydantic import Field, model_validator
 
 from levelfield.specs.base import Document, Value
 from levelfield.specs.case import Family, Precision
+from levelfield.specs.refusable import Refusable
 from levelfield.specs.vendor import HOST_KIND, NAME
 
-Parallelism = Literal["data", "tensor", "pipeline", "interleaved", "sequence", "zero1", "zero2", "zero3"]
+# uneven: the stages of a pipeline may differ by a layer; context: ranks share each sequence
+Parallelism = Literal[
+    "data", "tensor", "pipeline", "uneven", "interleaved", "sequence", "context", "zero1", "zero2", "zero3"
+]
 
 ANY_ACCELERATOR = "accelerator"
+ANY_KIND = "any"
 PythonVersion = tuple[int, int]
 
 _CLAUSE = re.compile(r"(>=|<)(\d+)\.(\d+)|(==)(\d+)\.(\d+)\.\*")
@@ -86,6 +91,9 @@ class ImplementationFile(Document):
 
     conditions: by device kind, precisions that only some devices of the kind have, each with what such a device needs.
     The host offers them; the training checks its own device, and ends as unsupported without it.
+
+    refuses: by device kind, choices of a case or a tuning that the implementation does not have, each with the reason.
+    `any` means every kind. A plan with such a choice is refused before anything is made.
     """
 
     KIND: ClassVar[str] = "implementation"
@@ -98,6 +106,7 @@ class ImplementationFile(Document):
     conditions: dict[str, dict[Precision, str]] = Field(default_factory=dict)
     parallelism: dict[str, tuple[Parallelism, ...]]
     recompute: tuple[Literal["none", "selective", "full"], ...]
+    refuses: dict[str, dict[Refusable, str]] = Field(default_factory=dict)
     requirements: dict[str, Requirements]
     launch: Launch
 
@@ -117,6 +126,11 @@ class ImplementationFile(Document):
     def offered_parallelism(self, kind: str) -> tuple[Parallelism, ...]:
         """Return the kinds of parallelism that are supported on this device kind."""
         return self.parallelism.get(kind) or self.parallelism.get(_stand_in(kind), ())
+
+    def refusals(self, kind: str) -> dict[Refusable, str]:
+        """Return the refused choices on this device kind, each with the reason."""
+        own = self.refuses.get(kind, self.refuses.get(_stand_in(kind), {}))
+        return {**self.refuses.get(ANY_KIND, {}), **own}
 
 
 def _stand_in(kind: str) -> str:

@@ -34,6 +34,21 @@ class Tuning(Value):
     threads: int | None = Field(default=None, ge=1)
     environment: dict[str, str] = Field(default_factory=dict)
 
+    @property
+    def parallelism(self) -> tuple[str, ...]:
+        """Return the kinds of parallelism that these fields need, by their names in implementation.yaml."""
+        layout = self.layout
+        needed = {
+            "tensor": layout.tensor > 1,
+            "pipeline": layout.pipeline > 1,
+            "interleaved": self.virtual_pipeline > 1,
+            "sequence": layout.sequence_parallel,
+            f"zero{layout.sharding_stage}": layout.sharding_stage > 0,
+            "data": layout.data > 1,
+            "context": layout.context > 1,
+        }
+        return tuple(name for name, used in needed.items() if used)
+
     @field_serializer("environment")
     def _without_secrets(self, variables: dict[str, str]) -> dict[str, str]:
         """The value in memory is whole; no dump of it, and so no file, holds what looks like a secret."""
