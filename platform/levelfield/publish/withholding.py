@@ -29,7 +29,7 @@ PUBLISHED = (
 )  # fmt: skip
 # Free text of the suite's author; sentences of an engine or a tool; figures of the machine's other users; single step
 # times with the power drawn in them; the user's own variables.
-LEFT_OUT = ("entry", "warnings", "other_use", "disturbance", "inherited", "load")
+LEFT_OUT = ("entry", "warnings", "other_use", "disturbance", "inherited", "load", "system")
 # HFU is MFU times a number that the case gives, so `mfu` covers both. A reason may contain a peak or a ratio to it.
 _UTILISATION: dict[Withheld, tuple[str, ...]] = {
     "mfu": ("value", "low", "high", "reason"),
