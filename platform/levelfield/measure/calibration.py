@@ -6,12 +6,10 @@ because the important faults are orders of magnitude above rounding.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from levelfield.measure.alignment import AlignmentLimits, TrainingCurve, norm_difference, relative
-from levelfield.measure.equivalence import block_means
 
 MULTIPLE = 4
 # Four units in the last place of float32: smaller differences of a loss mean nothing, also after few runs.
@@ -53,18 +51,6 @@ def limits_of(noise: Sequence[Noise], source: str) -> AlignmentLimits:
         _limit(n.curve for n in noise),
         f"{MULTIPLE} times the largest of {len(noise)} differences: {source}",
     )
-
-
-def tail_margin(pairs: Iterable[tuple[Mapping[int, float], Mapping[int, float]]]) -> float:
-    """Return MULTIPLE times the root mean square of the tails' mean relative differences of equal trainings."""
-    means = []
-    for run, reference in pairs:
-        steps = sorted(set(run) & set(reference))
-        blocks = block_means([run[s] / reference[s] - 1 for s in steps[len(steps) // 2 :]])
-        means.append(math.fsum(blocks) / len(blocks))
-    if not means or not all(map(math.isfinite, means)):
-        raise ValueError("a margin needs pairs of runs with finite losses")
-    return MULTIPLE * math.sqrt(math.fsum(m * m for m in means) / len(means))
 
 
 def _limit(values: Iterable[float]) -> float:
