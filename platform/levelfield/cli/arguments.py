@@ -191,6 +191,12 @@ def _run(parser: argparse.ArgumentParser) -> None:
         "--python", metavar="PATH", help="train with this Python; default: an environment that Levelfield makes"
     )
     how.add_argument("--probe", action="store_true", help="measure the matmul peak even if a published one exists")
+    how.add_argument(
+        "--no-certificate",
+        action="store_true",
+        help="in 16 bits or at full scale: do not first train the case in fp32 at smoke scale, which takes about a "
+        "minute; without that certificate no run is aligned",
+    )
     how.add_argument("--save-weights", action="store_true", help="write the weights after the last step")
     _chips(how)
     _output(how)

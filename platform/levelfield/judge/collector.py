@@ -9,6 +9,7 @@ import hashlib
 import math
 
 from levelfield.contracts.readings import LEAST_WATTS
+from levelfield.judge.certification import certificate_finding, with_certificate
 from levelfield.judge.disturbance import disturbance, disturbed
 from levelfield.judge.other_use import other_use
 from levelfield.judge.recomputation import repeated
@@ -51,14 +52,16 @@ def collect(paths: RunPaths) -> Result:
     status = disturbed(judge(plan, raw, paths), around)
     throughput, why_none = _throughput(plan, raw, status)
     used = other_use(plan, raw, _window(plan, raw))
-    identity = _identity(plan, raw)
+    identity, version = _identity(plan, raw), _framework_version(plan, raw)
     recompute = repeated(plan.tuning.recompute, raw.frameworks.get(0))
+    alignment = judged(plan.work.training.steps, raw, identity, _reference(paths))
+    certificate = certificate_finding(paths, plan, version)
     return Result(
         run_id=plan.run_id,
         case=plan.case,
         scale=plan.scale,
         framework=plan.implementation.framework,
-        framework_version=_framework_version(plan, raw),
+        framework_version=version,
         vendor=plan.hardware.vendor,
         chip=plan.hardware.chip.name,
         device_is=plan.hardware.chip.device_is,
@@ -83,11 +86,13 @@ def collect(paths: RunPaths) -> Result:
         utilisation=_utilisation(plan, throughput, recompute),
         memory=_memory(plan, raw, status),
         energy=_energy(plan, raw, throughput, why_none),
+        system=raw.system,
         load=_load(plan, raw),
         other_use=used.figures,
         disturbance=around.figures if around else None,
         identity=identity,
-        alignment=judged(plan.work.training.steps, raw, identity, _reference(paths)),
+        alignment=with_certificate(alignment, plan, certificate),
+        certificate=certificate,
         deviations=plan.deviations,
         entry=plan.entry,
         runtime=plan.runtime,
