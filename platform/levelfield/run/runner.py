@@ -75,7 +75,8 @@ def run(
 def refuse(plan: Plan, runs: Path, reason: str) -> Result:
     """Write a run directory with the reason why this machine cannot run the plan. Return its result."""
     paths = directory.create(runs, plan.run_id)
-    directory.write_atomically(paths.plan, dump(plan))
+    with _written_before_training(paths):
+        directory.write_atomically(paths.plan, dump(plan))
     return _finished(paths, Outcome("unsupported", (), " ".join(reason.split())))
 
 
