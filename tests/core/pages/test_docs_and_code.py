@@ -23,7 +23,7 @@ FOREIGN = re.compile(r"config/.*|(recorded|vendors/acme|DIR)/.*")
 FOREIGN_OPTIONS = {"--no-deps", "--durations", "--gpus", "--query"}
 # What a library calls: validators of pydantic, hooks of pytest, functions at exit. Then what only tools of a developer
 # use: the files of `make host-runs`, the count of benchmarks/.
-CALLED_BY_LIBRARIES = ("model_validator", "field_serializer", "atexit.register")
+CALLED_BY_LIBRARIES = ("model_validator", "model_serializer", "field_serializer", "atexit.register")
 USED_BY_TOOLS = {"HostRuns", "flops_per_step", "pytest_generate_tests", "test_conformance"}
 
 
