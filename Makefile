@@ -39,10 +39,10 @@ each-framework: $(STAMP)
 	$(PYTEST) -n 2 -m "$(NEW)" tests/models
 
 on-the-engine: $(STAMP)
-	$(PYTEST) -m "(containers or beside_no_container) and $(NEW)" tests/containers tests/e2e
+	$(PYTEST) -m "containers and $(NEW)" tests/containers
 
 end-to-end: $(STAMP)
-	$(PYTEST) -m "e2e and not beside_no_container and $(NEW)" tests/e2e
+	$(PYTEST) -m "e2e and $(NEW)" tests/e2e
 
 framework-free: $(STAMP)
 	$(PYTEST) -n 4 -m "not e2e and not containers and $(NEW)" --ignore=tests/models

@@ -12,9 +12,7 @@ from levelfield.catalog.lookup import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.predict import layout_search, machines
 
-DIMENSIONS = frozenset(
-    {"data", "tensor", "pipeline", "sequence", "interleaved", "context", "hybrid", "zero1", "zero2", "zero3"}
-)
+DIMENSIONS = frozenset({"data", "tensor", "pipeline", "sequence", "interleaved", "context", "zero1", "zero2", "zero3"})
 
 
 def main() -> None:

@@ -41,7 +41,6 @@ def broken(benchmark: Benchmark, command: tuple[str, ...], number: int) -> tuple
     return done.returncode, benchmark.result()
 
 
-@pytest.mark.beside_no_container
 @with_torch_now
 def test_a_killed_rank_is_named_and_the_steps_done_are_kept(benchmark: Benchmark, command: tuple[str, ...]) -> None:
     code, result = broken(benchmark, command, signal.SIGKILL)

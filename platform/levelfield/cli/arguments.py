@@ -174,6 +174,9 @@ def _run(parser: argparse.ArgumentParser) -> None:
     free.add_argument(
         "--env", action="append", default=[], metavar="K=V", help="an environment variable of the training process"
     )
+    free.add_argument(
+        "--strategy", type=Path, metavar="FILE", help="FlagPerf's config_*.py: its layout, batch and recomputation"
+    )
     how = parser.add_argument_group("how to run it")
     how.add_argument("--dry-run", action="store_true", help="show the plan with all commands, and run nothing")
     how.add_argument(
@@ -182,9 +185,18 @@ def _run(parser: argparse.ArgumentParser) -> None:
         help='with --dry-run: plan for this hardware, such as "4x8 V100-SXM2-16GB" (nodes x devices)',
     )
     how.add_argument(
+        "--hosts", type=Path, metavar="FILE", help="FlagPerf's cluster_conf.py: its HOSTS are the nodes of the plan"
+    )
+    how.add_argument(
         "--python", metavar="PATH", help="train with this Python; default: an environment that Levelfield makes"
     )
     how.add_argument("--probe", action="store_true", help="measure the matmul peak even if a published one exists")
+    how.add_argument(
+        "--no-certificate",
+        action="store_true",
+        help="in 16 bits or at full scale: do not first train the case in fp32 at smoke scale, which takes about a "
+        "minute; without that certificate no run is aligned",
+    )
     how.add_argument("--save-weights", action="store_true", help="write the weights after the last step")
     _chips(how)
     _output(how)

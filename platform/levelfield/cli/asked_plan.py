@@ -88,11 +88,12 @@ def remarks_on(question: LayoutQuestion) -> Iterator[str]:
         return
     if lacks := question.offer.lacks(Tuning(layout=layout)):
         yield f"{', '.join(lacks)}, which {question.constants.framework} does not offer here; predicted only"
+    if layers % layout.pipeline == 0:
+        return
     less, more = divmod(layers, layout.pipeline)
-    if more:
-        runs = "runs" if "uneven" in question.offer.parallelism else "does not run"
-        stages = f"{more} stage{'s' if more > 1 else ''} of {less + 1} layers and {layout.pipeline - more} of {less}"
-        yield f"{stages}; models/{question.constants.framework} {runs} them"
+    runs = "runs" if "uneven" in question.offer.parallelism else "does not run"
+    stages = f"{more} stage{'s' if more > 1 else ''} of {less + 1} layers and {layout.pipeline - more} of {less}"
+    yield f"{stages}; models/{question.constants.framework} {runs} them"
 
 
 def breakdown(row: LayoutEstimate) -> Iterator[str]:

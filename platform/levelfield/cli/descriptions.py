@@ -95,9 +95,9 @@ examples:
 
 ALIGN = """\
 Compare a run's training with a reference, layer by layer. Exit code 4 unless
-the verdict is `aligned`. `align calibrate` trains a case with other arithmetic
-and records the noise in the reference; a run beyond the present limits is not
-recorded (exit code 4), unless with --replace --why "...".
+the verdict is `aligned` or `consistent`. `align calibrate` trains a case with
+other arithmetic and records the noise in the reference; a run beyond the
+present limits is not recorded (exit code 4), unless with --replace --why "...".
 
 examples:
   run_benchmarks.py align latest

@@ -6,19 +6,23 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from levelfield.catalog import lookup
+from levelfield.catalog.lookup import Selection
 from levelfield.catalog.registry import Registry
 from levelfield.cli.arithmetic import explained
 from levelfield.contracts.execution import ContainerWork, Request
 from levelfield.errors import UsageError
 from levelfield.plan.default_layout import Place, question_of
+from levelfield.plan.peak import why_again
 from levelfield.predict.layout_search import predict
 from levelfield.report import suites
 from levelfield.report.words import gib, wrapped
 from levelfield.run.launchers import means
 from levelfield.run.runtimes.environments import is_ready
+from levelfield.specs.certificate import CertificateUsed
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
 from levelfield.specs.variables import masked
@@ -52,12 +56,19 @@ def _arithmetic(plan: Plan, registry: Registry) -> Iterator[str]:
     found = lookup.find(registry, plan.selector)
     question = question_of(Place(found, plan.work, hardware.nodes, hardware.devices_per_node))
     if question is None:
-        raise UsageError(
-            f"--explain: found no memory of {hardware.chip.name} and no constants of {plan.implementation.framework} "
-            "from which to predict; for a processor use `plan CASE --chip cpu --explain 1`"
-        )
+        raise UsageError(f"--explain: {_why_unpredicted(found, plan)}")
     yield f"{plan.case} ({plan.scale}) on {hardware.nodes} x {hardware.devices_per_node} {hardware.chip.name}: "
     yield from explained(question, predict(question, plan.tuning))
+
+
+def _why_unpredicted(found: Selection, plan: Plan) -> str:
+    """Return why there is no arithmetic for this plan, and what to do."""
+    chip, framework = plan.hardware.chip.name, plan.implementation.framework
+    if plan.hardware.is_host:
+        return f"a dry run measures no rates of this machine; use `plan {plan.case} --chip {chip} --explain 1`"
+    if found.constants is None:
+        return f"configs/planner has no constants of {framework}; add {framework}.yaml to a folder of --plugins"
+    return f"the memory of {chip} is not known; add memory_bytes to its vendor.yaml or to your --chips file"
 
 
 def _request(plan: Plan, runs: Path) -> tuple[Request, RunPaths]:
@@ -95,6 +106,9 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
     yield "             " + ", ".join(f"{name} {gib(size)}" for name, size in memory.parts.items())
     peak = f"{plan.peak.tflops:.4g} TFLOP/s" if plan.peak.tflops else "unknown"
     yield f"peak         {plan.peak.dtype} {peak}: {plan.peak.source}"
+    yield from _age_of_peak(plan)
+    if plan.certificate:
+        yield f"certificate  {_certificate(plan.certificate)}"
     yield f"environment  {_place(plan)}"
     if plan.environment.lacking:
         yield f"             CANNOT BE MADE here: {plan.environment.lacking}"
@@ -115,6 +129,23 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
     yield f"             removed variables: {' '.join(request.removed_variables) or 'every variable of this host'}"
 
 
+def _age_of_peak(plan: Plan) -> Iterator[str]:
+    """Return how old a measured peak is, and why the run would measure it again."""
+    peak, now = plan.peak, datetime.now(timezone.utc)
+    if peak.measured_tflops is None:
+        return
+    if peak.measurement:
+        yield f"             measured {_age(now - datetime.fromisoformat(peak.measurement.at))} ago"
+    why = why_again(peak.measurement, now)
+    if why and peak.tflops == peak.measured_tflops:
+        yield f"             the run measures it again: {why}"
+
+
+def _age(age: timedelta) -> str:
+    hours = round(age.total_seconds() / 3600)
+    return f"{age.days} days" if age.days > 1 else f"{hours} hours" if hours else "less than an hour"
+
+
 def _predicted(plan: Plan) -> Iterator[str]:
     """Return the planner's prediction for the chosen layout, and its next best layouts."""
     for number, row in enumerate(plan.predicted):
@@ -124,6 +155,14 @@ def _predicted(plan: Plan) -> Iterator[str]:
             f"{word:<12} {row.tokens_per_second:>7,.0f} tokens/s/device, {gib(row.memory_bytes)}: {row.layout} micro "
             f"{row.micro_batch} {row.recompute}{chunks}"
         )
+
+
+def _certificate(used: CertificateUsed) -> str:
+    if used.digest:
+        return f"aligned in fp32 at smoke scale: run {used.run_id}"
+    if used.reason:
+        return f"none, so no verdict is better than consistent: {used.reason}"
+    return "none yet: the run first trains this code in fp32 at smoke scale, about a minute"
 
 
 def _reached(plan: Plan) -> str:

@@ -123,7 +123,8 @@ class Outcome:
     `environment`: it could not be prepared; `engine`: the connection to the container engine failed;
     `device-taken`: another run uses a device; `unsupported`: this machine cannot run it; `corpus`: the corpus is not
     the one that the plan was made for.
-    oom_kills: how many processes of the run the kernel killed for memory. warnings: sentences for the result.
+    oom_kills: how many processes of the run the kernel killed for memory; oom_evidence: how that is known.
+    warnings: sentences for the result.
     seen: the window as the platform saw it, by rank (rundir/follower.py); the platform fills it in.
     """
 
@@ -131,6 +132,7 @@ class Outcome:
     ends: tuple[ProcessEnd, ...] = ()
     evidence: str | None = None
     oom_kills: int = 0
+    oom_evidence: str | None = None
     warnings: tuple[str, ...] = ()
     seen: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
 
@@ -138,6 +140,7 @@ class Outcome:
         """The content of outcome.json."""
         extra = {"warnings": "\n".join(self.warnings)} if self.warnings else {}
         extra |= {"oom_kills": str(self.oom_kills)} if self.oom_kills else {}
+        extra |= {"oom_evidence": self.oom_evidence} if self.oom_evidence else {}
         ends = [end.to_dict() for end in self.ends]
         content = {"cause": self.cause, "ends": ends, "evidence": self.evidence, "extra": extra}
         return {**content, **({"seen": self.seen} if self.seen else {})}

@@ -9,6 +9,7 @@ import hashlib
 import math
 
 from levelfield.contracts.readings import LEAST_WATTS
+from levelfield.judge.certification import certificate_finding, with_certificate
 from levelfield.judge.disturbance import disturbance, disturbed
 from levelfield.judge.other_use import other_use
 from levelfield.judge.recomputation import repeated
@@ -18,6 +19,7 @@ from levelfield.measure import energy as energies
 from levelfield.measure import memory as memories
 from levelfield.measure.expectation import against_expected
 from levelfield.measure.flops import FORMULAS, Recomputation
+from levelfield.measure.load import mean_load
 from levelfield.measure.throughput import WindowError, WindowThroughput, step_times, window
 from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range
 from levelfield.measure.validity import loss_curve, tokens_checksum
@@ -50,14 +52,16 @@ def collect(paths: RunPaths) -> Result:
     status = disturbed(judge(plan, raw, paths), around)
     throughput, why_none = _throughput(plan, raw, status)
     used = other_use(plan, raw, _window(plan, raw))
-    identity = _identity(plan, raw)
+    identity, version = _identity(plan, raw), _framework_version(plan, raw)
     recompute = repeated(plan.tuning.recompute, raw.frameworks.get(0))
+    alignment = judged(plan.work.training.steps, raw, identity, _reference(paths))
+    certificate = certificate_finding(paths, plan, version)
     return Result(
         run_id=plan.run_id,
         case=plan.case,
         scale=plan.scale,
         framework=plan.implementation.framework,
-        framework_version=_framework_version(plan, raw),
+        framework_version=version,
         vendor=plan.hardware.vendor,
         chip=plan.hardware.chip.name,
         device_is=plan.hardware.chip.device_is,
@@ -82,10 +86,13 @@ def collect(paths: RunPaths) -> Result:
         utilisation=_utilisation(plan, throughput, recompute),
         memory=_memory(plan, raw, status),
         energy=_energy(plan, raw, throughput, why_none),
+        system=raw.system,
+        load=_load(plan, raw),
         other_use=used.figures,
         disturbance=around.figures if around else None,
         identity=identity,
-        alignment=judged(plan.work.training.steps, raw, identity, _reference(paths)),
+        alignment=with_certificate(alignment, plan, certificate),
+        certificate=certificate,
         deviations=plan.deviations,
         entry=plan.entry,
         runtime=plan.runtime,
@@ -198,6 +205,14 @@ def _energy(plan: Plan, raw: RawRecords, throughput: WindowThroughput | None, wh
         mean_watts=Figure(value=found.mean_watts, unit="W", reason=reason),
         boundary=found.boundary,
     )
+
+
+def _load(plan: Plan, raw: RawRecords) -> Figure:
+    window_ns = _window(plan, raw)
+    found = mean_load(raw.readings, _devices(plan, raw), *window_ns) if window_ns else "rank 0 lacks the window"
+    if isinstance(found, float):
+        return Figure(value=found, unit="1")
+    return Figure(value=None, unit="1", reason=_with_reason(found, raw.telemetry_reasons.get("utilisation")))
 
 
 def _window(plan: Plan, raw: RawRecords) -> tuple[int, int] | None:

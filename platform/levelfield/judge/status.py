@@ -123,6 +123,7 @@ def _killed(end: dict[str, int], raw: RawRecords) -> Status:
     name = signal.Signals(end["signal"]).name if end["signal"] in set(signal.Signals) else f"signal {end['signal']}"
     evidence = f"rank {end['rank']} was ended by {name}; {_steps_done(raw)}"
     if end["signal"] == signal.SIGKILL and raw.oom_kills:
+        evidence = f"{evidence}; {raw.oom_evidence}" if raw.oom_evidence else evidence
         return Status(word="oom", failure="oom", reasons=("the kernel killed a rank for memory",), evidence=evidence)
     return Status(word="failed", failure="killed", reasons=("a rank was killed",), evidence=evidence)
 

@@ -48,6 +48,10 @@ class Ranks:
         """Return the ranks that still run."""
         return [rank for rank, process in self._running.items() if process.poll() is None]
 
+    def processes(self) -> list[int]:
+        """Return the process number of every rank that was started."""
+        return [process.pid for process in self._running.values()]
+
     def failed(self) -> int | None:
         """Return the first rank that ended with an error, or None."""
         return next((rank for rank, process in self._running.items() if process.poll() not in (None, 0)), None)

@@ -8,10 +8,7 @@ from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.refusable import refused
 from levelfield.specs.tuning import Tuning
 
-MEANING = {
-    "context": " (several ranks share each sequence; `plan --layout` predicts it)",
-    "hybrid": " (sharded states over a part of the data-parallel ranks; `plan --layout` predicts it)",
-}
+MEANING = {"context": " (several ranks share each sequence; `plan --layout` predicts it)"}
 
 
 def refuse_unsupported(implementation: ImplementationFile, work: Work, tuning: Tuning, kind: str) -> None:

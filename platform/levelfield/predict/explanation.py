@@ -11,8 +11,9 @@ from levelfield.predict.activations import layer_bytes, passes
 from levelfield.predict.footprint import context_buffers, stage_footprints, stage_parameters
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion
 from levelfield.predict.operations import BACKWARD, FUSED_ATTENTION_BACKWARD, layer_forward
+from levelfield.predict.pass_timing import slice_of, traffic_bytes
 from levelfield.predict.setup import TrainingSetup, setup_of
-from levelfield.predict.timing import UPDATE_BYTES, slice_of, traffic_bytes
+from levelfield.predict.timing import UPDATE_BYTES
 
 ZERO = "Rajbhandari et al., 2020, section 5"
 ACTIVATIONS = "Korthikanti et al., 2022, section 4"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from levelfield.predict.activations import LayerBytes, layer_bytes
 from levelfield.predict.footprint import Footprint, StageStates, end_states, expected_memory
 from levelfield.predict.layout_rules import broken_beside_batches, divisors, interleaves
+from levelfield.predict.links import Machine
+from levelfield.predict.pass_timing import PassSeconds, pass_seconds
 from levelfield.predict.setup import TrainingSetup, setup_of
-from levelfield.predict.timing import Machine, PassSeconds, PredictedStep, pass_seconds, step_time
+from levelfield.predict.timing import PredictedStep, step_time
 from levelfield.specs.case import Work
 from levelfield.specs.constants import Constants
 from levelfield.specs.layout import Layout
@@ -22,8 +24,7 @@ Pass = tuple[int, int, bool, int, Recompute]
 BEYOND = 20  # rows that do not fit to remember
 # Of a sequence on a context rank. Published runs have 4,096 and more; the rates here are not made for a few tokens.
 LEAST_TOKENS = 1024
-# What no search tries where the framework does not offer it, and a prediction says all the same.
-PREDICTED_ONLY = frozenset({"context", "hybrid"})
+PARTIAL: Refusable = "partial sharding"
 RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
@@ -37,8 +38,10 @@ class SupportedParallelism:
     refuses: tuple[Refusable, ...] = ()
 
     def lacks(self, tuning: Tuning) -> tuple[str, ...]:
-        """Return the kinds of parallelism that the fields need and the framework does not offer."""
-        return tuple(name for name in tuning.parallelism if name not in self.parallelism)
+        """Return the kinds of parallelism that the fields need and the framework does not offer; `hybrid` for sharded
+        states over a part of the ranks."""
+        lacking = tuple(name for name in tuning.parallelism if name not in self.parallelism)
+        return (*lacking, "hybrid") if tuning.layout.shards_a_part and PARTIAL in self.refuses else lacking
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,7 @@ class LayoutRanking:
 def answer(question: LayoutQuestion) -> LayoutRanking:
     """Search all layouts. A branch is left only when none of its layouts can fit, so no fitting layout is lost."""
     search = _Search(question)
-    rows = [row for layout in _layouts(question) for row in search.rows_of(layout)]
-    rows.sort(key=lambda row: (-row.tokens_per_second, row.memory.total))
+    rows = search.fastest(_layouts(question))
     beyond = search.beyond()
     return LayoutRanking(
         tuple(rows), None if rows or not beyond else beyond[0], search.considered, search.pruned, beyond
@@ -109,8 +111,11 @@ def not_offered(question: LayoutQuestion) -> tuple[LayoutEstimate, ...]:
     """Return the rows that fit and need context parallelism or hybrid sharding that the framework does not offer here,
     fastest first."""
     offer = question.offer
-    wider = replace(offer, parallelism=offer.parallelism | PREDICTED_ONLY)
-    return tuple(row for row in answer(replace(question, offer=wider)).rows if offer.lacks(row.tuning))
+    refuses = tuple(name for name in offer.refuses if name != PARTIAL)
+    wider = replace(offer, parallelism=offer.parallelism | {"context"}, refuses=refuses)
+    asked = replace(question, offer=wider)
+    layouts = (layout for layout in _layouts(asked) if offer.lacks(Tuning(layout=layout)))
+    return tuple(_Search(asked).fastest(layouts))
 
 
 def predict(question: LayoutQuestion, tuning: Tuning) -> LayoutEstimate:
@@ -130,6 +135,11 @@ class _Search:
         self._seconds: dict[Pass, PassSeconds] = {}
         self._states: tuple[Layout, tuple[StageStates, ...]] | None = None  # of the layout that is searched
 
+    def fastest(self, layouts: Iterable[Layout]) -> list[LayoutEstimate]:
+        """Return the rows of all layouts that fit, fastest first."""
+        rows = [row for layout in layouts for row in self.rows_of(layout)]
+        return sorted(rows, key=lambda row: (-row.tokens_per_second, row.memory.total))
+
     def rows_of(self, layout: Layout) -> Iterator[LayoutEstimate]:
         """Return the rows of a layout that fit.
 
@@ -138,33 +148,39 @@ class _Search:
         """
         sizes = _micro_batches(self.question, layout)
         for chunks in _chunks(self.question, layout) if sizes else ():
-            micro_batches = [n for n in sizes if interleaves(self.question.work, layout, n, chunks)]
+            micro_batches = [n for n in sizes if self._can_be(layout, n, chunks)]
             rows = list(self._rows_of_chunks(layout, chunks, micro_batches))
             yield from rows
-            if chunks == 1 and not rows:
+            if chunks == 1 and micro_batches and not rows and self._has_enough_left():
                 return
 
     def _rows_of_chunks(self, layout: Layout, chunks: int, micro_batches: list[int]) -> Iterator[LayoutEstimate]:
         for recompute in _recomputations(self.question):
             for n, micro_batch in enumerate(micro_batches):
                 tuning = Tuning(layout=layout, micro_batch=micro_batch, recompute=recompute, virtual_pipeline=chunks)
-                if self._is_refused(tuning):
-                    continue
                 setup = self.setup(tuning)
                 self.considered += 1
                 memory = self.memory(setup)
                 if not _fits(self.question, memory):
                     self.pruned += 1
                     self._left.append((memory.total, self.considered, setup, memory))
-                    if n == 0:
+                    if n == 0 and self._has_enough_left():
                         return
                     break
                 yield self.row(setup, memory)
 
-    def _is_refused(self, tuning: Tuning) -> bool:
-        """Return whether the framework refuses the row. A wanted layout is predicted for any program."""
-        question = self.question
-        return question.wanted.layout is None and bool(refused(question.offer.refuses, question.work, tuning))
+    def _has_enough_left(self) -> bool:
+        """Return whether there are rows enough for `beyond`. Until then rows that cannot fit are computed as well."""
+        return len(self._left) >= BEYOND
+
+    def _can_be(self, layout: Layout, micro_batch: int, chunks: int) -> bool:
+        """Return whether the rules and the framework allow the row. A wanted layout is predicted for any program."""
+        work, refuses = self.question.work, self.question.offer.refuses
+        if not interleaves(work, layout, micro_batch, chunks):
+            return False
+        if not refuses or self.question.wanted.layout is not None:
+            return True
+        return not refused(refuses, work, Tuning(layout=layout, micro_batch=micro_batch, virtual_pipeline=chunks))
 
     def beyond(self) -> tuple[LayoutEstimate, ...]:
         """Return the rows that ended a branch and need least memory."""
@@ -246,7 +262,7 @@ def _shardings(question: LayoutQuestion, tensor: int, ranks: int) -> Iterator[tu
     """Return ZeRO stages with their degrees: all ranks, or with hybrid sharding those of a node, whose links are fast.
     An asked layout may have any other degree."""
     has, inside = question.offer.parallelism, question.machine.devices_per_node // tensor
-    hybrid = "hybrid" in has and 1 < inside < ranks and ranks % inside == 0
+    hybrid = PARTIAL not in question.offer.refuses and 1 < inside < ranks and ranks % inside == 0
     yield 0, 1
     for stage in (1, 2, 3):
         if f"zero{stage}" in has and ranks > 1:

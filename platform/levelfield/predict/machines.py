@@ -6,7 +6,7 @@ import re
 
 from levelfield.errors import UsageError
 from levelfield.predict.collectives import Link
-from levelfield.predict.timing import Machine
+from levelfield.predict.links import Machine
 from levelfield.specs.case import Precision
 from levelfield.specs.constants import AttentionKernel
 from levelfield.specs.host_rates import HostShare, Operation

@@ -165,12 +165,15 @@ def changed(value: float | None, before: float | None, with_difference: bool = F
 
 
 def _baseline(result: Result, others: Sequence[Result]) -> Result | None:
-    """Return the run of the same work on the same devices without sharded optimizer states, or None."""
+    """Return the run of the same work on the same devices without sharded optimizer states, or None.
+
+    Of repeats it is the one with the same number.
+    """
     if result.layout.sharding_stage != 1:
         return None
     plain = result.layout.model_copy(update={"sharding_stage": 0, "sharding_degree": 1})
-    same = (o for o in others if o.layout == plain and _place(o) == _place(result))
-    return next(same, None)
+    same = [other for other in others if other.layout == plain and _place(other) == _place(result)]
+    return next((other for other in same if other.repeat == result.repeat), same[0] if same else None)
 
 
 def _place(result: Result) -> tuple[object, ...]:

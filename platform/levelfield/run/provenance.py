@@ -13,10 +13,12 @@ from typing import Any
 
 import psutil
 
+from levelfield.catalog.host_cores import usable_cores
 from levelfield.checkout import checkout
 from levelfield.contracts.command import completed
 from levelfield.contracts.execution import ReadyRuntime
 from levelfield.contracts.vendor import Vendor
+from levelfield.run.machine_facts import machine_facts
 from levelfield.run.runtimes.process_runtime import inherited
 from levelfield.specs.plan import Plan
 from levelfield.specs.variables import masked
@@ -78,9 +80,10 @@ def machine() -> dict[str, Any]:
         "system": platform.platform(),
         "cores": psutil.cpu_count(logical=False),
         "logical_cores": psutil.cpu_count(),
-        "usable_cores": len(psutil.Process().cpu_affinity() or []) if hasattr(psutil.Process, "cpu_affinity") else None,
+        "usable_cores": usable_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "load_average": list(os.getloadavg()),
+        **machine_facts(),
     }
 
 

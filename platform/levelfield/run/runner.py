@@ -8,7 +8,7 @@ A failure in any phase gives a result with the reason.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import CorpusError, RunFailed, UsageError
 from levelfield.judge.collector import collect
 from levelfield.measure.utilisation import ABOVE_PEAK
-from levelfield.plan.peak import MeasuredPeaks, with_peak
+from levelfield.plan.peak import with_peak
 from levelfield.report.markdown import run_report
 from levelfield.run import peak_probe
 from levelfield.run.corpus_watch import CorpusWatch
@@ -30,7 +30,8 @@ from levelfield.run.provenance import provenance
 from levelfield.run.telemetry import watching
 from levelfield.rundir import directory, run_state
 from levelfield.rundir.follower import Follower, Progress
-from levelfield.specs.base import dump
+from levelfield.specs.base import Document, dump
+from levelfield.specs.certificate import Certificate
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
 from levelfield.specs.reference import Reference
@@ -52,16 +53,18 @@ def run(
     listener: Listener,
     machine: str,
     reference: Reference | None = None,
+    certificate: Certificate | None = None,
 ) -> Result:
     """Run once and return the result, valid or not. The stored plan gets the measured peak.
 
-    reference: what the run is compared with; the run directory gets a copy.
+    reference: what the run is compared with. certificate: the one that the plan names. The run directory gets copies.
     Raises UsageError when the run directory cannot be written before the training; every later error gives a result.
     """
     run_state.settle(runs)
     paths = directory.create(runs, plan.run_id)
+    copies = {paths.reference: reference, paths.certificate: certificate}
     with run_state.ending(paths), _interrupted_once():
-        outcome = _attempt(plan, vendor, paths, listener, machine, reference)
+        outcome = _attempt(plan, vendor, paths, listener, machine, copies)
         result = _finished(paths, outcome)
     if plan.peak.tflops is None and _exceeds_its_peak(result):
         peak_probe.forget_peaks(plan, machine)
@@ -72,7 +75,8 @@ def run(
 def refuse(plan: Plan, runs: Path, reason: str) -> Result:
     """Write a run directory with the reason why this machine cannot run the plan. Return its result."""
     paths = directory.create(runs, plan.run_id)
-    directory.write_atomically(paths.plan, dump(plan))
+    with _written_before_training(paths):
+        directory.write_atomically(paths.plan, dump(plan))
     return _finished(paths, Outcome("unsupported", (), " ".join(reason.split())))
 
 
@@ -103,17 +107,24 @@ def finish(paths: RunPaths) -> Result:
 
 
 def _attempt(
-    plan: Plan, vendor: Vendor, paths: RunPaths, listener: Listener, machine: str, reference: Reference | None
+    plan: Plan,
+    vendor: Vendor,
+    paths: RunPaths,
+    listener: Listener,
+    machine: str,
+    copies: Mapping[Path, Document | None],
 ) -> Outcome:
+    """copies: the documents that the run is judged by, and where they are written; None: there is none."""
     with _written_before_training(paths):
-        if reference is not None:
-            directory.write_atomically(paths.reference, dump(reference))
+        for path, document in copies.items():
+            if document is not None:
+                directory.write_atomically(path, dump(document))
         directory.write_atomically(paths.plan, dump(plan))
         directory.write_status(paths, "environment", "running")
     runtime, launcher = means(plan)
     try:
         with devices_locked(plan) as locks, runtime.in_use(plan, listener.say) as ready:
-            plan = with_peak(plan, _measured(plan, machine, ready, listener))
+            plan = with_peak(plan, peak_probe.peaks_for(plan, machine, ready, listener.say))
             outcome = _execute(plan, vendor, paths, listener, ready, launcher)
             locks.keep([end.process for end in outcome.ends if end.process is not None])
             return outcome
@@ -125,15 +136,6 @@ def _attempt(
         return Outcome("environment", (), " ".join(str(error).split()))
     except KeyboardInterrupt:
         return Outcome("interrupted", (), "interrupted before the training started")
-
-
-def _measured(plan: Plan, machine: str, runtime: ReadyRuntime, listener: Listener) -> MeasuredPeaks:
-    """Return stored peaks; measure them where the chip has no published peak, or with --probe."""
-    known = peak_probe.known_peaks(plan, machine)
-    enough = plan.work.training.precision in known.tflops or plan.peak.tflops is not None
-    if enough and not plan.probe_peak:
-        return known
-    return peak_probe.measure_peaks(plan, machine, runtime, listener.say)
 
 
 def _execute(

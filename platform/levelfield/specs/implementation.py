@@ -12,10 +12,9 @@ from levelfield.specs.case import Family, Precision
 from levelfield.specs.refusable import Refusable
 from levelfield.specs.vendor import HOST_KIND, NAME
 
-# uneven: the stages of a pipeline may differ by a layer; context: ranks share each sequence; hybrid: sharded states
-# over a part of the data-parallel ranks
+# uneven: the stages of a pipeline may differ by a layer; context: ranks share each sequence
 Parallelism = Literal[
-    "data", "tensor", "pipeline", "uneven", "interleaved", "sequence", "context", "zero1", "zero2", "zero3", "hybrid"
+    "data", "tensor", "pipeline", "uneven", "interleaved", "sequence", "context", "zero1", "zero2", "zero3"
 ]
 
 ANY_ACCELERATOR = "accelerator"

@@ -52,6 +52,11 @@ class Layout(Value):
         return self.data * self.context
 
     @property
+    def shards_a_part(self) -> bool:
+        """Whether states are sharded over a part of the ranks that could share them (hybrid sharding)."""
+        return self.sharding_stage > 0 and self.sharding_degree != self.gradient_ranks
+
+    @property
     def in_words(self) -> str:
         """`data 4 x tensor 2 x pipeline 1`, with context where it is above 1."""
         context = f" x context {self.context}" if self.context > 1 else ""
@@ -146,12 +151,6 @@ def parse_layout(text: str) -> LayoutText:
         "TP1PP1SH2SP8 (sharding stage and degree), DP2CP2TP2 (context parallel) or 1n_8g_dp_4bs, with +seq for "
         "sequence parallel"
     )
-
-
-def is_layout(text: str) -> bool:
-    """Return whether `text` has the form of a known notation, even if the layout is not possible."""
-    body = text.partition("+")[0]
-    return any(p.fullmatch(body) for p in (_PARTS_PATTERN, _PRODUCT_PATTERN, _BATCH_PATTERN))
 
 
 def _from_parts(text: str, body: str, suffix: str) -> Layout:

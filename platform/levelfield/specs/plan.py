@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from levelfield.specs.base import Document, Value
 from levelfield.specs.case import Scale, Work
+from levelfield.specs.certificate import CertificateUsed
 from levelfield.specs.chips import OverlayUsed
 from levelfield.specs.container import ContainerPlan
 from levelfield.specs.layout import Layout
@@ -15,6 +18,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.selector import Selector
 from levelfield.specs.suite import EntryUsed
 from levelfield.specs.tuning import Recompute, Tuning
+from levelfield.specs.variables import masked
 from levelfield.specs.vendor import HOST_KIND, Chip, FrameworkAccess
 
 RuntimeName = Literal["process", "inside", "docker"]
@@ -47,16 +51,30 @@ class Hardware(Value):
         return self.device_kind == HOST_KIND
 
 
+class PeakMeasurement(Value):
+    """When a peak was measured, in UTC, and beside what. Null: not known.
+
+    spread: the best rate less the median, over the best. other_cores: cores that other programs used, of `cores`.
+    """
+
+    at: str
+    spread: float | None = None
+    other_cores: float | None = None
+    cores: int | None = None
+
+
 class PeakUsed(Value):
     """The matmul peak that MFU refers to. `tflops` None: unknown, with the reason in `source`.
 
-    measured_tflops: the result of the platform's own probe, beside the number of a datasheet.
+    measured_tflops: the result of the platform's own probe, beside the number of a datasheet. measurement: when and
+    beside what that was measured; None for a peak of a version that did not keep it.
     """
 
     dtype: str
     tflops: float | None
     source: str
     measured_tflops: float | None = None
+    measurement: PeakMeasurement | None = None
 
 
 class ImplementationUsed(Value):
@@ -121,7 +139,8 @@ class Plan(Document):
     origins: the source of each free field. predicted: the planner's best layouts, the chosen one first; empty where
     something else sets the layout. deviations: the differences from the request. entry: the suite's entry that
     this run is. refusal: the reason why the machine cannot run it. notices: what is known about the machine that does
-    not change the plan, such as a maker's tool that gave no answer; each as a sentence.
+    not change the plan, such as a maker's tool that gave no answer; each as a sentence. certificate: the certificate
+    that an aligned run needs; None where it needs none.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -158,11 +177,23 @@ class Plan(Document):
     entry: EntryUsed | None = None
     refusal: str | None = None
     notices: tuple[str, ...] = ()
+    certificate: CertificateUsed | None = None
     platform_version: str
 
     @property
     def world_size(self) -> int:
         return self.hardware.nodes * self.hardware.devices_per_node
+
+    @property
+    def variables_digest(self) -> str:
+        """The digest of the environment variables that the vendor or the user sets. Secrets are masked, as in files."""
+        variables = masked({**self.hardware.environment, **self.tuning.environment})
+        return "sha256:" + hashlib.sha256(json.dumps(variables, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def needs_certificate(self) -> bool:
+        """Whether the run is aligned only together with a certificate: it is not in fp32 at smoke scale."""
+        return self.scale != "smoke" or self.work.training.precision != "fp32"
 
 
 def job_of(plan: Plan, paths: RunPaths) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class Figure(Value):
     value: float | None = Field(
         description="The number; null when it is not known.", json_schema_extra={"unit": "as `unit` says"}
     )
-    unit: str = Field(description="The unit of `value`: `B`, `J`, `J/token`, `W` or `cores`.")
+    unit: str = Field(description="The unit of `value`: `B`, `J`, `J/token`, `W`, `cores` or `1`.")
     reason: str | None = Field(default=None, description="Why `value` is null.")
 
 
@@ -278,8 +278,11 @@ class AlignmentLayer(Value):
 class Alignment(Value):
     """Whether the training agrees with a reference."""
 
-    verdict: Literal["aligned", "diverged", "different", "inconclusive", "not comparable", "unchecked"] = Field(
-        description="The verdict on the training; see alignment.md."
+    verdict: Literal[
+        "aligned", "consistent", "diverged", "different", "inconclusive", "not comparable", "unchecked"
+    ] = Field(
+        description="The verdict on the training; see alignment.md. `consistent`: no layer differs, which in 16 bits "
+        "or at full scale shows little without a certificate."
     )
     reason: str = Field(description="Why, as a sentence.")
     reference: str | None = Field(
@@ -292,6 +295,29 @@ class Alignment(Value):
         description="FlagPerf's figure: mean relative difference of the losses from step 21 on. It decides nothing.",
         json_schema_extra=RATIO,
     )
+
+
+class CertificateFinding(Value):
+    """Whether the same training is aligned in fp32 at smoke scale."""
+
+    holds: bool = Field(description="Whether there is a certificate of this code, software, chip and kind of layout.")
+    reason: str | None = Field(default=None, description="Why none holds, as a sentence; null where it holds.")
+    run_id: str | None = Field(default=None, description="The run in fp32 at smoke scale that it rests on.")
+    made: str | None = Field(default=None, description="When it was made.")
+    digest: str | None = Field(default=None, description="Digest of the certificate.")
+
+
+class System(Value):
+    """What the run stood on, as the reports of others list it. Null or empty: it could not be read."""
+
+    os: str | None = Field(description="Operating system with its version.")
+    kernel: str | None = Field(description="Version of its kernel.")
+    processor: str | None = Field(description="Processor of the host.")
+    network: tuple[str, ...] = Field(
+        description="Active InfiniBand ports and physical interfaces of the first node, with their rates."
+    )
+    software: dict[str, str] = Field(description="Driver and libraries of the vendor, as its own tool names them.")
+    engine: str | None = Field(description="Container engine with its version; null outside of a container.")
 
 
 class Result(Document):
@@ -346,6 +372,14 @@ class Result(Document):
     )
     memory: Memory = Field(description="Memory of the worst rank or device.")
     energy: Energy = Field(description="Energy over the window.")
+    system: System | None = Field(
+        default=None, description="Operating system, driver, network and engine; null for runs of an earlier version."
+    )
+    load: Figure | None = Field(
+        default=None,
+        description="Mean utilisation of the devices over the window, by the vendor's tool. It is the share of time in "
+        "which they did anything, not how much they did. Null for runs of an earlier version.",
+    )
     other_use: OtherUse | None = Field(
         default=None, description="What others used of the machine; null for runs that did not record it."
     )
@@ -354,6 +388,9 @@ class Result(Document):
     )
     identity: Identity = Field(description="What makes two runs comparable.")
     alignment: Alignment = Field(description="Whether the training agrees with a reference.")
+    certificate: CertificateFinding | None = Field(
+        default=None, description="The certificate that an aligned run in 16 bits or at full scale needs; else null."
+    )
     deviations: tuple[str, ...] = Field(description="What differs from what was asked for, each as a sentence.")
     entry: EntryUsed | None = Field(default=None, description="Which entry of which suite this is; null outside one.")
     runtime: str = Field(default="process", description="What the ranks ran in: `process`, `docker` or `inside`.")

@@ -46,7 +46,6 @@ class Tuning(Value):
             f"zero{layout.sharding_stage}": layout.sharding_stage > 0,
             "data": layout.data > 1,
             "context": layout.context > 1,
-            "hybrid": 1 < layout.sharding_degree < layout.gradient_ranks,
         }
         return tuple(name for name, used in needed.items() if used)
 

@@ -27,7 +27,7 @@ from levelfield.plan.resolution import resolve
 from levelfield.specs.plan import Plan
 
 FILE = Path(__file__).with_name("default_plans.json")
-PARALLELISM = r"(data|tensor|pipeline|interleaved|sequence|context|hybrid|zero\d|recomputation)\b"
+PARALLELISM = r"(data|tensor|pipeline|interleaved|sequence|context|zero\d|recomputation)\b"
 DEVICES, NODES = (1, 2, 4, 8), (1, 2, 4)
 IMPOSSIBLE = "no layout of"  # devices is possible: the sizes of the case do not divide
 

@@ -175,11 +175,9 @@ def test_only_an_implementation_that_declares_it_interleaves(plan_for: Make, tmp
     [
         ("gpt3_6.7B:megatron:cpu:1:2", "CP2", r"megatron does not offer: context \(several ranks share each sequence"),
         ("gpt3_6.7B:torch:cpu:1:2", "CP2SH1", "torch does not offer: context"),
-        ("gpt3_6.7B:megatron:cpu:1:4", "DP4SH1SP2", r"megatron does not offer: hybrid \(sharded states over a part"),
-        ("gpt3_6.7B:deepspeed:cpu:1:4", "DP4SH3SP2", "deepspeed does not offer: hybrid"),
     ],
 )
-def test_what_is_only_predicted_is_refused_by_name(plan_for: Make, text: str, layout: str, says: str) -> None:
+def test_context_parallelism_is_refused_by_name(plan_for: Make, text: str, layout: str, says: str) -> None:
     """Also with the command that predicts it. Until a training offers it, nothing starts."""
     with pytest.raises(UsageError, match=says) as caught:
         plan_for(text, scale="smoke", layout=layout, micro_batch=1)

@@ -18,8 +18,8 @@ from levelfield.predict.layout_search import (
     not_offered,
     predict,
 )
+from levelfield.predict.links import Machine
 from levelfield.predict.machines import REACHABLE, machine_of
-from levelfield.predict.timing import Machine
 from levelfield.specs.case import Work
 from levelfield.specs.constants import Constants
 from levelfield.specs.layout import Layout, parse_layout
@@ -39,7 +39,7 @@ def question(work: Work = LLAMA, devices: int = 8, gathers: bool = False, **chan
             "pace": {"matmul_efficiency": 1, "communication_efficiency": 1, "overlap": 0},
         }
     )
-    offer = SupportedParallelism(MEGATRON, ("none", "selective", "full"))
+    offer = SupportedParallelism(MEGATRON, ("none", "selective", "full"), ("partial sharding",))
     plain = LayoutQuestion(work, MACHINE, constants, offer, False, devices, None)
     return replace(plain, **changes)
 
@@ -186,7 +186,7 @@ def test_rows_beyond_the_offer_are_named() -> None:
 
 
 def test_hybrid_sharding_is_searched_where_it_is_offered() -> None:
-    offer = SupportedParallelism(MEGATRON | {"zero3", "hybrid"}, ("none",))
+    offer = SupportedParallelism(MEGATRON | {"zero3"}, ("none",))
     rows = answer(question(devices=16, offer=offer)).rows
     degrees = {row.layout.sharding_degree for row in rows if row.layout.data == 16}
     assert degrees == {1, 8, 16}
@@ -224,11 +224,10 @@ def test_tf32_needs_a_peak() -> None:
 def test_no_implementation_offers_context_parallelism_yet() -> None:
     """Where one does, docs/planner.md and `plan` must say so."""
     registry = Registry()
-    offered = {
-        name: set(registry.implementation(name)[0].offered_parallelism("nvidia")) for name in registry.frameworks
-    }
-    assert not any("context" in kinds for kinds in offered.values())
-    assert {name for name, kinds in offered.items() if "hybrid" in kinds} == {"torch", "paddle"}
+    files = {name: registry.implementation(name)[0] for name in registry.frameworks}
+    assert not any("context" in file.offered_parallelism("nvidia") for file in files.values())
+    whole_only = {name for name, file in files.items() if "partial sharding" in file.refusals("nvidia")}
+    assert whole_only == {"megatron", "deepspeed"}
 
 
 def test_a_context_that_does_not_divide_is_a_layout_error() -> None:

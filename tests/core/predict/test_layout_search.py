@@ -21,10 +21,11 @@ from levelfield.predict.layout_search import (
     answer,
     predict,
 )
+from levelfield.predict.links import Machine, UnknownLink
 from levelfield.predict.machines import machine_of, network_rate
 from levelfield.predict.operations import head_forward, layer_forward
+from levelfield.predict.pass_timing import slice_of
 from levelfield.predict.setup import setup_of
-from levelfield.predict.timing import Machine, UnknownLink, slice_of
 from levelfield.specs.constants import MemoryModel, Pace
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.tuning import Tuning
@@ -32,9 +33,7 @@ from levelfield.specs.tuning import Tuning
 GIB = 2**30
 LINK = Link(1e-6, 1e9)
 ALL = SupportedParallelism(
-    frozenset(
-        {"data", "tensor", "pipeline", "sequence", "interleaved", "context", "zero1", "zero2", "zero3", "hybrid"}
-    ),
+    frozenset({"data", "tensor", "pipeline", "sequence", "interleaved", "context", "zero1", "zero2", "zero3"}),
     ("none", "selective", "full"),
 )
 

@@ -78,7 +78,8 @@ class ContainerLauncher:
         _keep_logs(request, running)
         # the flag counts only beside a killed rank: the kernel may have killed a child, and the rank went on
         killed = sum(bool(c.attrs["State"]["OOMKilled"]) for c in running.values())
-        return replace(outcome, oom_kills=killed, warnings=tuple(warnings))
+        evidence = "the engine reports that its container ran out of memory" if killed else None
+        return replace(outcome, oom_kills=killed, oom_evidence=evidence, warnings=tuple(warnings))
 
 
 def _own_networks(request: Request) -> dict[str, ContainerWork]:
