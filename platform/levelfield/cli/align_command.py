@@ -63,7 +63,6 @@ def lines(found: Alignment) -> list[str]:
     if found.limits:
         text.append(f"{'limits':<{WIDTH}}{found.limits}")
     if found.flagperf_mean_error is not None:
-        text.append(
-            f"{'FlagPerf':<{WIDTH}}mean relative difference from step 21: {found.flagperf_mean_error:.2e} (its rule: 2 %)"
-        )
+        figure = f"{found.flagperf_mean_error:.2e} (its rule: 2 %)"
+        text.append(f"{'FlagPerf':<{WIDTH}}mean relative difference from step 21: {figure}")
     return [wrapped(line, WIDTH) for line in text]
