@@ -26,10 +26,8 @@ from levelfield.measure.calibration import (
     limits_of,
     noise_between,
     normal_quantile,
-    tail_margin,
     tolerance_factor,
 )
-from levelfield.measure.equivalence import BLOCKS, block_means, tail_equivalence
 
 STEPS = 60
 IDENTITY = {"work": "w", "corpus": "c", "initial_weights": "i", "tokens": "t"}
@@ -264,49 +262,6 @@ def test_noise_of_a_run_that_is_not_finite_is_infinite_and_so_is_its_limit():
     assert noise_between(broken, REFERENCE).curve[4] == math.inf
 
 
-# ---- the tail
-
-
-def tails(shift=0.0, wave=0.0):
-    return {s: x * (1 + shift + wave * math.sin(s / 3)) for s, x in losses().items()}
-
-
-@pytest.mark.parametrize(
-    ("run", "word"),
-    [
-        (tails(), "equivalent"),
-        (tails(0.001, 0.001), "equivalent"),
-        (tails(0.03, 0.001), "different"),
-        (tails(-0.03, 0.001), "different"),
-        (tails(0.004, 0.02), "inconclusive"),
-        (tails(math.nan), "different"),
-    ],
-)
-def test_the_tail_is_equivalent_different_or_open(run, word):
-    found = tail_equivalence(run, losses(), margin=0.005)
-    assert found.word == word
-    if word == "inconclusive":
-        assert found.more_steps is not None and found.more_steps > 0
-    else:
-        assert found.more_steps is None
-
-
-def test_autocorrelated_steps_do_not_fake_certainty():
-    slow = [math.sin(i / 20) for i in range(160)]
-    spread = [max(means) - min(means) for means in (block_means(slow), block_means(slow[::-1]))]
-    assert min(spread) > 0.5 and len(block_means(slow)) == BLOCKS
-
-
-def test_a_short_tail_is_refused():
-    with pytest.raises(ValueError, match="16 are needed"):
-        tail_equivalence({s: 1.0 for s in range(20)}, {s: 1.0 for s in range(20)}, 0.01)
-
-
-def test_a_margin_needs_finite_pairs():
-    with pytest.raises(ValueError, match="finite"):
-        tail_margin([(tails(math.nan), losses())])
-
-
 # ---- curves that others measured
 
 
@@ -317,11 +272,11 @@ def test_on_real_paired_curves_numerics_are_aligned_and_meaning_is_not():
     assert all(accepted for _, _, accepted in found), "FlagPerf's rule tells none of them apart"
 
 
-def test_on_real_unpaired_curves_hardware_is_not_called_different_and_models_are_told_apart_more_often():
+def test_on_real_unpaired_curves_nothing_is_claimed_from_one_run_in_its_warm_up():
     found = loss_curves.unpaired_words()
-    assert "different" not in {word for pair, word, _ in found if pair.same}
-    ours = sum(word == "different" for pair, word, _ in found if not pair.same)
-    assert ours > 5 * sum(not accepted for pair, _, accepted in found if not pair.same)
+    assert {word for _, word, _ in found} == {"inconclusive"}
+    wrong = [accepted for pair, _, accepted in found if not pair.same]
+    assert sum(wrong) > 0.9 * len(wrong), "FlagPerf's rule accepts different models"
 
 
 @pytest.mark.parametrize("rows", [2, 6, 9])
