@@ -266,6 +266,12 @@ def test_calibrate_records_what_holds_and_refuses_the_rest(
     assert ("wrong0 is different from tiny_smoke_fp32: first step 3.0e-03, limit" in said) == (code == 4)
 
 
+@pytest.mark.parametrize("option", [["--replace"], ["--why", "x"]])
+def test_align_of_a_run_records_nothing(run, option, capsys):
+    assert main(["align", str(run.root), *option]) == 2
+    assert "`align RUN` records nothing" in " ".join(capsys.readouterr().err.split())
+
+
 def plugin_reference(folder: Path, reference: Reference) -> Path:
     path = folder / "plugins" / "configs" / "references" / f"{reference.name}.json"
     path.parent.mkdir(parents=True)
