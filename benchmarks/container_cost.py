@@ -31,8 +31,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", default="gpt3_6.7B:torch", help="default %(default)s, at smoke scale")
     parser.add_argument("--turns", type=int, default=3, help="runs of each (default %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="run all the code once, on little: for tests")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.turns = 1
     try:
         client = DockerClient.from_env()
     except DockerException:

@@ -25,6 +25,7 @@ from levelfield.worker.megatron import HEADER, MAGIC
 
 UINT16, UINT16_BYTES = 8, 2
 DOCUMENT_TOKENS = 1000
+QUICK = {"tokens": 10_000_000, "repeats": 1}
 
 
 def main() -> None:
@@ -44,8 +45,10 @@ def parse() -> SimpleNamespace:
     )
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--directory", help="where the sparse files go (default: the system's temporary one)")
+    parser.add_argument("--quick", action="store_true", help="run all the code once, on little: for tests")
     parser.add_argument("--json", action="store_true")
-    return SimpleNamespace(**vars(parser.parse_args()))
+    given = SimpleNamespace(**vars(parser.parse_args()))
+    return SimpleNamespace(**{**vars(given), **QUICK}) if given.quick else given
 
 
 def measure(folder: Path, arguments: SimpleNamespace) -> dict[str, float]:

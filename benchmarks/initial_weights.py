@@ -23,6 +23,8 @@ from levelfield.worker import checksum_slice
 from levelfield.worker.init import normal_array
 from levelfield.worker.normal import standard_normal_table
 
+QUICK = {"rows": 256, "columns": 256, "repeats": 1}
+
 
 def main() -> None:
     arguments = parse()
@@ -39,8 +41,10 @@ def parse() -> SimpleNamespace:
     parser.add_argument("--rows", type=int, default=4096, help="of the whole parameter (default %(default)s)")
     parser.add_argument("--columns", type=int, default=4096, help="likewise; both divisible by 8 (default %(default)s)")
     parser.add_argument("--repeats", type=int, default=11)
+    parser.add_argument("--quick", action="store_true", help="run all the code once, on little: for tests")
     parser.add_argument("--json", action="store_true")
-    return SimpleNamespace(**vars(parser.parse_args()))
+    given = SimpleNamespace(**vars(parser.parse_args()))
+    return SimpleNamespace(**{**vars(given), **QUICK}) if given.quick else given
 
 
 def measure(rows: int, columns: int, repeats: int) -> dict[str, float]:

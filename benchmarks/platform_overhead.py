@@ -40,8 +40,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", default="gpt3_6.7B:torch", help="default %(default)s, at smoke scale")
     parser.add_argument("--turns", type=int, default=3, help="runs of each (default %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="run all the code once, on little: for tests")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.turns = 1
     with tempfile.TemporaryDirectory() as folder:
         figures = measure(arguments.case, arguments.turns, Path(folder))
     print(json.dumps(figures, indent=2) if arguments.json else text(figures))

@@ -26,12 +26,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--quick", action="store_true", help="run all the code once, on little: for tests")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.turns = 1
     import torch
 
     torch.set_num_threads(arguments.threads)
-    rows = [measure(*shape, arguments.turns) for shape in SHAPES]
+    rows = [measure(*shape, arguments.turns) for shape in SHAPES[: 1 if arguments.quick else None]]
     if arguments.json:
         print(json.dumps(rows, indent=2))
         return

@@ -29,8 +29,11 @@ COMMANDS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=7, help="runs of each (default %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="run all the code once, on little: for tests")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.turns = 1
     figures = measure(arguments.turns)
     print(json.dumps(figures, indent=2) if arguments.json else text(figures))
 

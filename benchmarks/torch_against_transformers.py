@@ -53,9 +53,12 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=9, help="steps of each that count (default %(default)s)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--only", help="shapes whose name contains this")
+    parser.add_argument("--quick", action="store_true", help="run all the code once, on little: for tests")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.turns, arguments.only = 1, "gpt h256"
     if arguments.one:
         one(json.loads(arguments.one))
         return

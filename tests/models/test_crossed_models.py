@@ -27,10 +27,8 @@ def slow(*values: str) -> Any:
     ("framework", "name"),
     [
         ("deepspeed", "gpt with swiglu"),
-        ("paddle", "llama with gelu"),
         *(slow("deepspeed", name) for name in CROSSED if name != "gpt with swiglu"),
-        *(slow("paddle", name) for name in CROSSED if name != "llama with gelu"),
-        *(slow(framework, name) for framework in ("megatron", "oneflow") for name in CROSSED),
+        *(slow(framework, name) for framework in ("paddle", "megatron", "oneflow") for name in CROSSED),
     ],
 )
 def test_a_crossed_model_trains_alike_in_every_framework(framework, name, interpreter_of, torch_of):

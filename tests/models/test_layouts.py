@@ -19,6 +19,7 @@ from matrix import (
     difference,
     left_to_thorough,
     matrix,
+    noise_of,
     page,
     reduced,
     same_sources,
@@ -197,3 +198,20 @@ def test_a_difference_too_large_does_not_pass(fault, reference):
     tokens = right.token_checksums if fault != "other tokens" else (1, *right.token_checksums[1:])
     found = compare(replace(right, losses=tuple(losses), token_checksums=tokens), right)
     assert found.within() == (fault == "")
+
+
+NOISY = {**MODELS["gpt"], "init_std": 0.2}  # large weights carry each rounding further
+NOISY_STEPS = 20
+
+
+@pytest.mark.thorough
+def test_an_honest_run_of_a_noisy_shape_passes_by_its_own_noise_and_a_fault_does_not(torch_of, tmp_path):
+    reference = torch_of(job_of(NOISY, SINGLE, NOISY_STEPS))
+    noise = noise_of(NOISY, reference)
+    honest = compare(train(job_of(NOISY, VARIANTS["TP2"], NOISY_STEPS)), reference)
+    assert not honest.within(), honest
+    assert honest.within(noise=noise), (honest, noise)
+    fault = "import optimizer\nright = optimizer.make_adamw\n"
+    fault += "optimizer.make_adamw = lambda parameters, training: right([(p, 2) for p, _ in parameters], training)"
+    wrong = compare(train(job_of(NOISY, SINGLE, NOISY_STEPS), planted(tmp_path, "torch", fault)), reference)
+    assert not wrong.within(noise=noise), wrong

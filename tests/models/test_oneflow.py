@@ -157,12 +157,11 @@ RANDOM = {**MODELS["gpt"], "hidden_dropout": 0.2, "attention_dropout": 0.1}
 def test_recomputation_draws_the_same_dropout(tmp_path, python):
     kept, again = (train(job_of(RANDOM, VARIANTS[name], 3), TRAIN, python) for name in (SINGLE.name, "recompute full"))
     assert compare(again, kept).within()
-    without = train(job_of(MODELS["gpt"], SINGLE, 3), TRAIN, python)
-    assert compare(without, kept).loss > 1e-3  # there was dropout
 
 
 @pytest.mark.thorough
 def test_dropout_that_is_drawn_anew_is_seen(tmp_path, python):
+    """So there is dropout, too."""
     fault = "import decoder\ndecoder.sow = lambda stage, seed: None"
     script = planted(tmp_path, "oneflow", fault)
     kept, again = (train(job_of(RANDOM, VARIANTS[name], 3), script, python) for name in (SINGLE.name, "recompute full"))

@@ -61,9 +61,11 @@ def certificate_finding(paths: RunPaths, plan: Plan, framework_version: str) -> 
     if not plan.needs_certificate:
         return None
     used = plan.certificate
-    if used is None or used.digest is None:
-        reason = used.reason if used and used.reason else "none was looked for"
-        return CertificateFinding(holds=False, reason=reason, run_id=used.failed_run if used else None)
+    if used is None:
+        return CertificateFinding(holds=False, reason="none was looked for")
+    if used.digest is None:
+        reason = used.reason or "there is none of this code, and this command makes none"
+        return CertificateFinding(holds=False, reason=reason, run_id=used.failed_run)
     try:
         found = load(Certificate, paths.certificate)
     except DocumentError as error:

@@ -78,37 +78,49 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
 
 def _check(decision: Decision, arrangement: Arrangement, reason: str) -> None:
     """Raises LayoutError for an impossible layout, NotHere for a choice that the implementation does not offer."""
+    found = decision.found
+    try:
+        _require(decision, arrangement)
+    except LayoutError as error:
+        why = _at_full(decision, arrangement) or f"{error}\n  {_who_chose(arrangement, reason)}"
+        raise LayoutError(why) from None
+    refuse_unsupported(found.implementation, arrangement.work, arrangement.tuning, found.vendor.device_kind)
+    refuse_choice_of_devices(found.vendor, arrangement.tuning)
+
+
+def _require(decision: Decision, arrangement: Arrangement) -> None:
+    """Raises LayoutError for a layout that is impossible at this scale."""
     work, tuning, found = arrangement.work, arrangement.tuning, decision.found
     nodes, devices, chunks = arrangement.nodes, arrangement.devices_per_node, tuning.virtual_pipeline
     uneven = "uneven" in found.implementation.offered_parallelism(found.vendor.device_kind)
-    try:
-        if arrangement.layout_is_default:
-            layout_rules.require_any(work, tuning.layout, tuning.micro_batch, nodes, devices, chunks)
-        layout_rules.require(work, tuning.layout, tuning.micro_batch, nodes, devices, chunks, uneven)
-    except LayoutError as error:
-        raise LayoutError(f"{_at_full(decision, arrangement)}{error}\n  {_who_chose(arrangement, reason)}") from None
-    refuse_unsupported(found.implementation, work, tuning, found.vendor.device_kind)
-    refuse_choice_of_devices(found.vendor, tuning)
+    if arrangement.layout_is_default:
+        layout_rules.require_any(work, tuning.layout, tuning.micro_batch, nodes, devices, chunks)
+    layout_rules.require(work, tuning.layout, tuning.micro_batch, nodes, devices, chunks, uneven)
 
 
-def _at_full(decision: Decision, arrangement: Arrangement) -> str:
-    """Return why the layout is impossible at full scale as well, where the scale was not asked for; else nothing.
+def _at_full(decision: Decision, arrangement: Arrangement) -> str | None:
+    """Return why the layout is impossible at full scale as well, where the scale was not asked for; else None.
 
-    The sizes of the smoke scale alone would mislead: nobody wrote them.
+    The sizes of the smoke scale would mislead: nobody wrote them.
     """
     if arrangement.scale == "full" or decision.scale != "auto":
-        return ""
+        return None
     full = arrange(decision, "full")
-    training, tuning = full.work.training, full.tuning
-    per_pass = tuning.micro_batch * tuning.layout.data
-    reasons = layout_rules.broken(full.work, tuning.layout, tuning.micro_batch, full.nodes, full.devices_per_node)
-    if not reasons:
+    try:
+        _require(decision, full)
+    except LayoutError as error:
+        why = _who_chose(full, "the smoke scale is not possible either")
+        return f"{error}\n  {why}{_other_batch(full)}"
+    return None
+
+
+def _other_batch(full: Arrangement) -> str:
+    """Return the global batch that the layout would divide, where its own it does not."""
+    batch, per_pass = full.work.training.global_batch, full.tuning.micro_batch * full.tuning.layout.data
+    if batch % per_pass == 0:
         return ""
-    more = training.global_batch % per_pass
-    batch = -(-training.global_batch // per_pass) * per_pass
-    offer = f"\n  --global-batch {batch}, or another multiple of {per_pass}, makes a derived case" if more else ""
-    listed = "\n  ".join(reasons)
-    return f"the full case cannot be divided so:\n  {listed}{offer}\nand at smoke scale "
+    more = -(-batch // per_pass) * per_pass
+    return f"\n  --global-batch {more}, or another multiple of {per_pass}, makes a derived case"
 
 
 def _who_chose(arrangement: Arrangement, reason: str) -> str:

@@ -31,6 +31,25 @@ LIMITS: dict[Precision, DifferenceLimits] = {
 }
 
 
+# A shape may be noisier than those of the matrix: then its limits are so many times its own noise, but no more than
+# LOOSEST times the fixed ones. A shape beyond that is chaotic, and no run of it shows anything.
+OVER_NOISE = 4
+LOOSEST = 100
+
+
+class OwnNoise(DifferenceLimits):
+    """The largest relative differences of torch's honest runs of a shape among themselves."""
+
+    first_loss: float = 0
+    loss: float = 0
+    grad_norm: float = 0
+    parameter_norm: float = 0
+
+
+def _scaled(fixed: float, own: float) -> float:
+    return min(max(fixed, OVER_NOISE * own), LOOSEST * fixed)
+
+
 class Difference(Value):
     """The largest relative differences of a run from the reference; None: not finite, or not available.
 
@@ -47,23 +66,26 @@ class Difference(Value):
     same_weights: bool
     same_tokens: bool
 
-    def within(self, precision: Precision = "fp32") -> bool:
-        """Return whether every difference is within the limits of `precision`."""
-        limits = LIMITS[precision]
+    def within(self, precision: Precision = "fp32", noise: OwnNoise | None = None) -> bool:
+        """Return whether every difference is within the limits of `precision`, for a shape of this noise."""
+        limits, own = LIMITS[precision], noise or OwnNoise()
         bounds = [
-            (self.first_loss, limits.first_loss),
-            (self.loss, limits.loss),
-            (self.grad_norm, limits.grad_norm),
+            (self.first_loss, _scaled(limits.first_loss, own.first_loss)),
+            (self.loss, _scaled(limits.loss, own.loss)),
+            (self.grad_norm, _scaled(limits.grad_norm, own.grad_norm)),
             (self.total_norm, 1e-5),
         ]
         if precision == "fp32":  # in 16 bits the norm of a small parameter is mostly rounding error
-            bounds.append((self.parameter_norm, limits.grad_norm))
+            bounds.append((self.parameter_norm, _scaled(limits.grad_norm, own.parameter_norm)))
         near = all(value is not None and value <= limit for value, limit in bounds)
         return near and self.same_weights and self.same_tokens
 
 
 class MatrixRun(Value):
-    """One run of a family's small model. failure: the error message of a failed run; its difference is None."""
+    """One run of a family's small model. failure: the error message of a failed run; its difference is None.
+
+    noise: of torch's honest runs of this model, in float32; None in files from before it was recorded.
+    """
 
     name: str
     family: Family
@@ -72,10 +94,11 @@ class MatrixRun(Value):
     steps: int
     difference: Difference | None
     failure: str | None = None
+    noise: OwnNoise | None = None
 
     @property
     def passed(self) -> bool:
-        return self.difference is not None and self.difference.within(self.precision)
+        return self.difference is not None and self.difference.within(self.precision, self.noise)
 
 
 class LayoutRuns(Document):

@@ -12,7 +12,7 @@ from levelfield.catalog.support import LAYOUTS, kind_of, rows, table
 from levelfield.errors import DocumentError
 from levelfield.specs.base import dump
 from levelfield.specs.layout import Layout
-from levelfield.specs.tested import Difference, LayoutRuns, MatrixRun
+from levelfield.specs.tested import Difference, LayoutRuns, MatrixRun, OwnNoise
 
 FAKE = Path(__file__).parents[1] / "plugins" / "models" / "fake"
 RIGHT = Difference(
@@ -79,6 +79,41 @@ def test_sixteen_bits_are_held_to_their_own_limits():
     coarse = RIGHT.model_copy(update={"first_loss": 1e-4, "loss": 1e-3, "grad_norm": 0.02, "parameter_norm": 0.5})
     assert coarse.within("bf16") and not coarse.within("fp32")
     assert not coarse.model_copy(update={"loss": 6e-3}).within("bf16")
+
+
+NOISE = OwnNoise(first_loss=1e-9, loss=1e-5, grad_norm=1e-6, parameter_norm=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "noise", "passes"),
+    [
+        ({"loss": 2e-5}, None, False),
+        ({"loss": 2e-5}, NOISE, True),  # twice its own noise
+        ({"loss": 5e-5}, NOISE, False),
+        ({"first_loss": 2e-6}, NOISE, False),  # the loss is noisy, the first one is not
+        ({"grad_norm": 2e-4}, NOISE, False),
+        ({"parameter_norm": 3e-4}, NOISE, False),
+        ({"parameter_norm": 3e-4}, NOISE.model_copy(update={"parameter_norm": 1e-4}), True),
+        ({"loss": None}, NOISE, False),
+        ({"same_weights": False}, NOISE, False),
+        ({"loss": 0.01}, NOISE.model_copy(update={"loss": 1.0}), False),  # a chaotic shape shows nothing
+        ({"loss": 2e-4}, NOISE.model_copy(update={"loss": 1e-4}), True),
+        ({"total_norm": 2e-5}, NOISE.model_copy(update={"grad_norm": 1.0}), False),  # no arithmetic explains it
+    ],
+    ids=str,
+)
+def test_limits_are_scaled_by_the_shape_s_own_noise(
+    change: dict[str, float], noise: OwnNoise | None, passes: bool, tmp_path: Path
+) -> None:
+    run = run_of(difference=RIGHT.model_copy(update=change)).model_copy(update={"noise": noise})
+    assert run.passed == passes
+    assert cells(tmp_path, run)["DP"] == ("tested" if passes else "fails")
+
+
+@pytest.mark.parametrize("noise", [float("nan"), float("inf")])
+def test_a_noise_that_is_no_number_is_no_record(noise: float) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        OwnNoise(first_loss=noise, loss=1e-5, grad_norm=1e-4)
 
 
 def test_a_damaged_record_is_named(tmp_path):

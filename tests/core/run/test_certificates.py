@@ -403,6 +403,15 @@ def test_a_plan_that_names_a_certificate_of_something_else_does_not_count(certif
     assert result["alignment"]["verdict"] == "consistent" and words in result["certificate"]["reason"]
 
 
+def test_a_command_that_makes_no_certificates_says_so(certified: CertifiedRun):
+    """`sweep` and `align calibrate` use stored ones only."""
+    rewrite(certified.main.plan, lambda plan: plan["certificate"].update(digest=None))
+    result = certified.collected()
+    assert (
+        result["alignment"]["verdict"] == "consistent" and "this command makes none" in result["certificate"]["reason"]
+    )
+
+
 def test_another_version_of_the_framework_does_not_count(certified: CertifiedRun):
     lines = certified.main.events / "rank0.jsonl"
     for rank in range(2):

@@ -1,0 +1,41 @@
+"""Every benchmark that needs no framework runs from end to end; the others are in tests/models/test_benchmarks.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from plans import ROOT
+
+FOLDER = ROOT / "benchmarks"
+NO_FRAMEWORK = ("startup", "corpus_opening", "initial_weights", "planner_speed")
+WITH_FRAMEWORK = ("products", "platform_overhead", "torch_against_transformers", "container_cost")
+# What these three write is compared with their fit in tests/core/predict.
+FITS = ("planner_fit", "planner_host", "planner_unseen")
+
+
+def quick(name: str, *more: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "platform")}
+    argv = [sys.executable, str(FOLDER / f"{name}.py"), "--quick", *more]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", NO_FRAMEWORK)
+def test_a_benchmark_runs_and_prints_figures(name: str) -> None:
+    assert any(character.isdigit() for character in quick(name))
+
+
+@pytest.mark.parametrize("name", ["corpus_opening", "initial_weights"])
+def test_its_figures_are_positive_numbers(name: str) -> None:
+    figures = json.loads(quick(name, "--json"))
+    assert figures and all(value > 0 for value in figures.values())
+
+
+def test_every_benchmark_is_run_by_a_test() -> None:
+    found = {path.stem for path in FOLDER.glob("*.py")} - {"all"}
+    assert found == {*NO_FRAMEWORK, *WITH_FRAMEWORK, *FITS}

@@ -1,0 +1,43 @@
+"""The benchmarks that train: each runs from end to end, on little."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from layouts import ROOT
+
+pytestmark = pytest.mark.torch
+
+
+def quick(name: str) -> object:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "platform")}
+    argv = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--quick", "--json"]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+def test_products_have_a_rate_by_both_libraries():
+    (row,) = quick("products")
+    assert len(row["rates"]) == 3 and all(rate > 0 for pair in row["rates"].values() for rate in pair)
+
+
+@pytest.mark.thorough
+def test_a_step_is_compared_with_transformers():
+    (row,) = quick("torch_against_transformers")
+    assert row["ratio"] > 0 and row["memory_ratio"] > 0
+
+
+@pytest.mark.thorough
+def test_a_step_under_the_platform_is_compared_with_the_bare_loop():
+    assert quick("platform_overhead")["ratio"] > 0
+
+
+@pytest.mark.thorough
+@pytest.mark.containers
+def test_a_step_in_a_container_is_compared_with_one_without():
+    assert quick("container_cost")["container_ms"] > 0
