@@ -9,7 +9,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.catalog.stored_references import reference_of
 from levelfield.cli.calibrate import calibrate
 from levelfield.cli.plugins import registry_of
-from levelfield.errors import GateFailed
+from levelfield.errors import GateFailed, UsageError
 from levelfield.judge.certification import with_certificate
 from levelfield.judge.collector import collect
 from levelfield.judge.promotion import reference_from
@@ -29,6 +29,8 @@ def execute(options: argparse.Namespace) -> int:
     """Return 0 when the run is aligned or consistent, else 4."""
     if options.run == "calibrate":
         return calibrate(options)
+    if options.replace or options.why is not None:
+        raise UsageError("--replace and --why are of `align calibrate`: `align RUN` records nothing")
     runs, registry = options.runs or default_runs(), registry_of(options)
     found = _verdict(finished_run(runs, options.run), options.reference, registry, runs)
     print(found.to_json() if options.json else "\n".join(lines(found)))

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from levelfield.cli import calibrate
 from levelfield.cli.main import main
 from levelfield.errors import GateFailed, UsageError
 from levelfield.judge.collector import collect
@@ -15,7 +16,7 @@ from levelfield.measure.gradients import gradient_norms, gradient_reasons
 from levelfield.measure.parameter_counts import parameter_shapes
 from levelfield.measure.raw_facts import GradientShare, StepRecord
 from levelfield.rundir.directory import read_plan, write_atomically
-from levelfield.specs.base import dump
+from levelfield.specs.base import dump, load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
@@ -236,6 +237,39 @@ def test_references_noise_refuses_and_keeps_the_file(twin, reference, arguments,
     if code == 0:
         assert main(["references", "list", "--plugins", str(tmp_path / "plugins")]) == 0
         assert "new kernels" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("arguments", "code", "rows"), [([], 4, 6), (["--replace", "--why", "new kernels"], 0, 7)])
+def test_calibrate_records_what_holds_and_refuses_the_rest(
+    run, twin, known, arguments, code, rows, tmp_path, monkeypatch, capsys
+):
+    """One variation differs, the next one holds: the second is recorded although the first was refused."""
+    wrong = copied(run, tmp_path, "20260102T030408Z_tiny_fake_fake_wrong0", 1.003, micro_batch=8)
+    right = copied(run, tmp_path, "20260102T030409Z_tiny_fake_fake_right0", 1 + 3e-7, micro_batch=9)
+    path = plugin_reference(tmp_path, known)
+    monkeypatch.setattr(calibrate, "_start", lambda registry, case: (read_plan(run), known))
+    monkeypatch.setattr(calibrate, "variations", lambda registry, plan: [])
+    monkeypatch.setattr(calibrate.scheduler, "jobs", lambda registry, entries, corpus: [])
+    monkeypatch.setattr(calibrate.scheduler, "run_all", lambda *arguments: [collect(found) for found in (wrong, right)])
+    asked = [
+        "align",
+        "calibrate",
+        "tiny:fake",
+        "--plugins",
+        str(tmp_path / "plugins"),
+        "--runs",
+        str(tmp_path / "runs"),
+    ]
+    assert main([*asked, *arguments]) == code
+    assert len(load(Reference, path).noise) == rows
+    said = " ".join(capsys.readouterr().err.split())
+    assert ("wrong0 is different from tiny_smoke_fp32: first step 3.0e-03, limit" in said) == (code == 4)
+
+
+@pytest.mark.parametrize("option", [["--replace"], ["--why", "x"]])
+def test_align_of_a_run_records_nothing(run, option, capsys):
+    assert main(["align", str(run.root), *option]) == 2
+    assert "`align RUN` records nothing" in " ".join(capsys.readouterr().err.split())
 
 
 def plugin_reference(folder: Path, reference: Reference) -> Path:
