@@ -67,6 +67,36 @@ optimizer.make_adamw = lambda parameters, training: right([(p, 2) for p, _ in pa
         "updated.layers.0.attention_norm.weight",
     ),
     Fault(
+        "weight decay on biases",
+        """
+import optimizer
+right, first = optimizer.make_adamw, optimizer.LocalAdamW.__init__
+def init(self, model, *more):
+    dimensions = [2 if name.endswith("bias") else value.dim() for name, value in model.named_parameters()]
+    optimizer.make_adamw = lambda held, training: right([(p, d) for (p, _), d in zip(held, dimensions)], training)
+    first(self, model, *more)
+optimizer.LocalAdamW.__init__ = init
+""",
+        "gradients",
+        "updated.layers.0.attention_norm.bias",
+        step=2,
+    ),
+    Fault(
+        "the tenth step's update lost",
+        """
+import optimizer
+right = optimizer.LocalAdamW.step
+def step(self, *more):
+    self.count = getattr(self, "count", 0) + 1
+    if self.count != 10:
+        right(self, *more)
+optimizer.LocalAdamW.step = step
+""",
+        "final weights",
+        "updated.embedding.weight",
+        step=10,
+    ),
+    Fault(
         "query's heads interleaved with their parts",
         """
 import attention

@@ -26,6 +26,7 @@ other commands (each has --help):
   reveal     check withheld values against their commitments
   collect    compute the result of a run again from its raw files
   align      compare a run's training with a reference, layer by layer
+  curves     compare loss curves of runs that share no weights
   diagnose   find the first step and tensor in which two frameworks differ
   references list references, promote a run to one, record its noise
   audit      compute published figures again from their own rows

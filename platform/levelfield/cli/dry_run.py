@@ -10,6 +10,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from levelfield.catalog import lookup
+from levelfield.catalog.lookup import Selection
 from levelfield.catalog.registry import Registry
 from levelfield.cli.arithmetic import explained
 from levelfield.contracts.execution import ContainerWork, Request
@@ -55,12 +56,19 @@ def _arithmetic(plan: Plan, registry: Registry) -> Iterator[str]:
     found = lookup.find(registry, plan.selector)
     question = question_of(Place(found, plan.work, hardware.nodes, hardware.devices_per_node))
     if question is None:
-        raise UsageError(
-            f"--explain: found no memory of {hardware.chip.name} and no constants of {plan.implementation.framework} "
-            "from which to predict; for a processor use `plan CASE --chip cpu --explain 1`"
-        )
+        raise UsageError(f"--explain: {_why_unpredicted(found, plan)}")
     yield f"{plan.case} ({plan.scale}) on {hardware.nodes} x {hardware.devices_per_node} {hardware.chip.name}: "
     yield from explained(question, predict(question, plan.tuning))
+
+
+def _why_unpredicted(found: Selection, plan: Plan) -> str:
+    """Return why there is no arithmetic for this plan, and what to do."""
+    chip, framework = plan.hardware.chip.name, plan.implementation.framework
+    if plan.hardware.is_host:
+        return f"a dry run measures no rates of this machine; use `plan {plan.case} --chip {chip} --explain 1`"
+    if found.constants is None:
+        return f"configs/planner has no constants of {framework}; add {framework}.yaml to a folder of --plugins"
+    return f"the memory of {chip} is not known; add memory_bytes to its vendor.yaml or to your --chips file"
 
 
 def _request(plan: Plan, runs: Path) -> tuple[Request, RunPaths]:

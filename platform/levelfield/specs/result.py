@@ -263,7 +263,8 @@ class AlignmentLayer(Value):
     """The finding of one layer of the comparison with the reference."""
 
     name: str = Field(
-        description="`integrity`, `identity`, `first step`, `gradients`, `curve` or `spikes`; see alignment.md."
+        description="`integrity`, `identity`, `first step`, `gradients`, `curve`, `spikes` or `final weights`; "
+        "see alignment.md."
     )
     passed: bool | None = Field(description="Whether the layer holds; null where it cannot be told.")
     value: float | None = Field(
@@ -304,6 +305,19 @@ class CertificateFinding(Value):
     run_id: str | None = Field(default=None, description="The run in fp32 at smoke scale that it rests on.")
     made: str | None = Field(default=None, description="When it was made.")
     digest: str | None = Field(default=None, description="Digest of the certificate.")
+
+
+class System(Value):
+    """What the run stood on, as the reports of others list it. Null or empty: it could not be read."""
+
+    os: str | None = Field(description="Operating system with its version.")
+    kernel: str | None = Field(description="Version of its kernel.")
+    processor: str | None = Field(description="Processor of the host.")
+    network: tuple[str, ...] = Field(
+        description="Active InfiniBand ports and physical interfaces of the first node, with their rates."
+    )
+    software: dict[str, str] = Field(description="Driver and libraries of the vendor, as its own tool names them.")
+    engine: str | None = Field(description="Container engine with its version; null outside of a container.")
 
 
 class Result(Document):
@@ -358,6 +372,9 @@ class Result(Document):
     )
     memory: Memory = Field(description="Memory of the worst rank or device.")
     energy: Energy = Field(description="Energy over the window.")
+    system: System | None = Field(
+        default=None, description="Operating system, driver, network and engine; null for runs of an earlier version."
+    )
     load: Figure | None = Field(
         default=None,
         description="Mean utilisation of the devices over the window, by the vendor's tool. It is the share of time in "

@@ -108,6 +108,8 @@ def test_a_pause_that_others_explain_is_flagged_and_valid(run: RunPaths) -> None
     found = of(result)
     assert (found.outliers, found.unexplained) == (1, 0.0) and found.lost == pytest.approx(0.5)
     assert any("other programs explain 50.0%" in flag for flag in found.flags)
+    others = around(result, "other programs")
+    assert others.in_step == pytest.approx(1.8) and others.in_window == pytest.approx(1.8 * 9 / 10)
 
 
 def test_a_load_of_another_time_explains_nothing(run: RunPaths) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from levelfield.errors import LayoutError
-from levelfield.specs.layout import Layout, is_layout, parse_layout
+from levelfield.specs.layout import Layout, parse_layout
 
 
 @st.composite
@@ -47,7 +47,6 @@ def layouts(draw: st.DrawFn) -> Layout:
     ],
 )
 def test_a_written_layout_is_read(text: str, layout: Layout) -> None:
-    assert is_layout(text)
     assert parse_layout(text) == (layout, None, None, None)
 
 
@@ -152,6 +151,14 @@ def test_a_layout_without_context_is_stored_as_before() -> None:
     assert split.model_dump()["context"] == 2 and split.fingerprint() != plain.fingerprint()
     assert Layout.model_validate(split.model_dump(mode="json")) == split
     assert split.world_size == 8 and split.gradient_ranks == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "a_part"),
+    [("DP4CP2SH1SP8", False), ("DP4CP2SH1SP4", True), ("DP8SH3SP2", True), ("DP8SH3", False), ("DP8", False)],
+)
+def test_states_are_sharded_over_all_ranks_that_hold_them_or_over_a_part(text: str, a_part: bool) -> None:
+    assert parse_layout(text).layout.shards_a_part == a_part
 
 
 @given(st.text(alphabet="CDTPSHdx0123456789n_gbs+eq", max_size=14))

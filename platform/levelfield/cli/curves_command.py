@@ -1,0 +1,76 @@
+"""`curves`: compares the loss curves of trainings that share no weights, several runs a side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+from levelfield.errors import GateFailed
+from levelfield.measure.tail_comparison import TailComparison, compare_tails
+from levelfield.publish.foreign_curves import read_curve
+from levelfield.report.words import wrapped
+
+_HELP = """\
+Compare the loss curves of two groups of runs that share no weights: other
+seeds, other tools, curves from elsewhere. The mean loss over the tail is
+compared, with a 90 % interval over the runs. At least two runs a side are
+needed, because one curve does not show how far seeds differ. Equal tails do
+not prove equal trainings; `align` compares runs step by step.
+
+A file is a table (CSV or TSV with a step and a loss), JSON or JSON lines, a
+log of Megatron, FlagPerf or PaddleNLP, or a TensorBoard event file.
+Exit code 4 unless the answer is `within the margin`.
+
+examples:
+  run_benchmarks.py curves A1.csv A2.csv --against B1.log B2.log
+  run_benchmarks.py curves A*.json --against B*.json --margin 0.2%
+"""
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*(%?)")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = _HELP
+    parser.add_argument("ours", nargs="+", type=Path, metavar="FILE", help="a loss curve for each run of one side")
+    parser.add_argument(
+        "--against", nargs="+", type=Path, required=True, metavar="FILE", help="a curve for each run of the other side"
+    )
+    parser.add_argument(
+        "--margin", type=_margin, default=0.01, metavar="P%", help="the largest difference that counts as none (1%%)"
+    )
+    parser.add_argument(
+        "--from-step", type=int, metavar="N", help="the tail begins here (default: the second half of common steps)"
+    )
+    parser.add_argument("--tag", metavar="NAME", help="the scalar or column with the loss, where it is not `loss`")
+    parser.add_argument("--json", action="store_true", help="machine-readable output")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Return 0 when the tails are within the margin, else 4. Raises DocumentError for a file without a curve."""
+    ours, theirs = ([read_curve(path, options.tag) for path in paths] for paths in (options.ours, options.against))
+    found = compare_tails(ours, theirs, options.margin, options.from_step)
+    counts = {"runs": len(ours), "against": len(theirs)}
+    print(json.dumps(asdict(found) | counts, indent=2) if options.json else "\n".join(lines(found, **counts)))
+    return 0 if found.word == "within the margin" else GateFailed.exit_code
+
+
+def lines(found: TailComparison, runs: int, against: int) -> list[str]:
+    """Return word, reason and figures, in lines of at most 80 columns."""
+    text = [f"{found.word}: {found.reason}", f"{'runs':<11}{runs} against {against}"]
+    if found.steps and found.difference is not None:
+        text.append(f"{'tail':<11}steps {found.steps[0]} to {found.steps[1]}; means differ by {found.difference:+.2%}")
+    if found.spread is not None:
+        text.append(f"{'spread':<11}{found.spread:.2%} between the runs of a side (standard deviation)")
+    return [wrapped(line, 11) for line in text]
+
+
+def _margin(text: str) -> float:
+    """Return 0.01 for `1%` and for `0.01`."""
+    if not (found := _PERCENT.fullmatch(text.strip())):
+        raise argparse.ArgumentTypeError(f"found '{text}', expected a share such as 1% or 0.01")
+    value = float(found[1]) / (100 if found[2] else 1)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"found {value:.0%}, expected more than 0 % and less than 100 %")
+    return value

@@ -1,0 +1,128 @@
+"""Loss curves in each format that others write, and files that hold none."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+from pathlib import Path
+
+import pytest
+from levelfield.errors import DocumentError
+from levelfield.publish.foreign_curves import read_curve
+
+CURVE = {1: 10.5, 2: 9.25, 3: 8.125}
+RECORDED = Path(__file__).parents[1] / "data" / "loss_curves"
+
+MEGATRON = "".join(
+    f"[2025-01-01 00:00:0{step}]  iteration  {step:7d}/     100 | consumed samples: {64 * step:12d} | elapsed time per "
+    f"iteration (ms): 913.2 | learning rate: 1.0E-05 | global batch size:    64 | lm loss: {loss:.6E} | "
+    "load_balancing_loss: 1.000203E+00 | loss scale: 1.0 | grad norm: 9.847 | number of nan iterations:   0 |\n"
+    for step, loss in CURVE.items()
+)
+PADDLE = "".join(
+    f"[2025-01-01 00:00:0{step},653] [    INFO] - loss: {loss}, learning_rate: 2.99e-05, global_step: {step}, "
+    "interval_runtime: 3.084, interval_samples_per_second: 2.594, epoch: 0.0265\n"
+    for step, loss in CURVE.items()
+)
+FLAGPERF = "".join(
+    "[PerfLog] "
+    + json.dumps({"event": event, "value": value, "metadata": {"file": "run_pretraining.py", "rank": 0}})
+    + "\n"
+    for step, loss in CURVE.items()
+    for event, value in (
+        ("STEP_END", {"loss": loss, "epoch": 1, "global_steps": step, "seq/s": 822.4}),
+        ("EVALUATE", {"global_steps": step, "eval_loss": 3.5}),
+    )
+)
+FORMATS = {
+    "table": "step,loss\n" + "".join(f"{step},{loss}\n" for step, loss in CURVE.items()),
+    "TensorBoard's table": "Wall time,Step,Value\n" + "".join(f"1.7e9,{s},{x}\n" for s, x in CURVE.items()),
+    "tabs and other names": "Iteration\tlm loss\tlr\n" + "".join(f"{s}\t{x}\t1e-3\n" for s, x in CURVE.items()),
+    "object": json.dumps(CURVE),
+    "list": json.dumps(list(CURVE.values())),
+    "pairs": json.dumps([[step, loss] for step, loss in CURVE.items()]),
+    "TensorBoard's JSON": json.dumps([[1.7e9, step, loss] for step, loss in CURVE.items()]),
+    "objects": json.dumps([{"step": step, "loss": loss, "lr": 1e-3} for step, loss in CURVE.items()]),
+    "lines": "".join(json.dumps({"step": s, "loss": x}) + "\n" for s, x in CURVE.items()),
+    "transformers": json.dumps(
+        {"global_step": 3, "log_history": [*({"step": s, "loss": x} for s, x in CURVE.items()), {"step": 3, "f": 1}]}
+    ),
+    "Megatron": "> building train dataset ...\n" + MEGATRON,
+    "PaddleNLP": "LAUNCH INFO\n" + PADDLE,
+    "FlagPerf": FLAGPERF + '[PerfLog] {"event": "STEP_END", "value": {"los',
+}
+
+
+def written(folder, content, name="curve.txt"):
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_curve_is_read_whatever_the_file_is_called(name, tmp_path):
+    assert read_curve(written(tmp_path, FORMATS[name])) == CURVE
+
+
+@pytest.mark.parametrize("name", ["events.simple", "events.tensor"])
+def test_an_event_file_of_the_real_writer_is_read(name):
+    assert read_curve(RECORDED / name) == {s: pytest.approx(x, rel=1e-6) for s, x in CURVE.items()}
+
+
+def test_one_of_several_scalars_is_chosen():
+    with pytest.raises(DocumentError, match=r"train/loss, valid/loss.*--tag NAME"):
+        read_curve(RECORDED / "events.two")
+    assert read_curve(RECORDED / "events.two", tag="valid/loss") == {s: pytest.approx(2 * x) for s, x in CURVE.items()}
+    assert read_curve(RECORDED / "events.simple", tag="train/loss")[1] == 10.5
+
+
+def test_a_column_is_chosen(tmp_path):
+    table = "step,loss,ppl\n1,2,7\n2,1,5\n"
+    assert read_curve(written(tmp_path, table), tag="ppl") == {1: 7.0, 2: 5.0}
+
+
+def test_a_record_that_was_cut_off_ends_the_curve(tmp_path):
+    data = (RECORDED / "events.simple").read_bytes()
+    assert read_curve(written(tmp_path, data[:-7])) == {s: x for s, x in CURVE.items() if s < 3}
+
+
+def test_no_cut_of_an_event_file_and_no_changed_byte_is_a_fault(tmp_path):
+    data = (RECORDED / "events.tensor").read_bytes()
+    for at in range(len(data)):
+        for hostile in (data[:at], data[:at] + b"\xff" + data[at + 1 :]):
+            with contextlib.suppress(DocumentError):
+                read_curve(written(tmp_path, hostile))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "found no loss"),
+        ("step,accuracy\n1,0.5\n", "found no loss"),
+        ("hello\nworld\n", "found no loss"),
+        ("step,loss\n1,2.0\n1,3.0\n", "step 1 has the losses 2 and 3, expected one run"),
+        ("step,loss\none,2.0\n", "could not convert"),
+        ("[" * 100_000, "found no loss|nested too deep"),
+        (b"\xff\xfe\x00", "no text"),
+        ('{"a": 1}', "invalid literal"),
+        ("[[1, 2], [3]]", "index out of range"),
+        ("[[1, null]]", "float"),
+        (struct.pack("<Q4x", 24) + b"\x00\x09brain.Event:2" + b"\xff" * 30, "damaged|found the scalars none"),
+    ],
+)
+def test_a_file_without_a_curve_is_an_error_that_names_it(content, message, tmp_path):
+    path = written(tmp_path, content)
+    with pytest.raises(DocumentError, match=message) as error:
+        read_curve(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(DocumentError, match=r"none\.csv: cannot be read"):
+        read_curve(tmp_path / "none.csv")
+
+
+def test_nan_is_kept(tmp_path):
+    found = read_curve(written(tmp_path, MEGATRON.replace("8.125000E+00", "nan")))
+    assert found[2] == 9.25 and found[3] != found[3]
