@@ -28,8 +28,8 @@ from matrix import (
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 
 
-STEPS = 5  # a wrong layout shows at once; what shows later only is for the long runs, one of each framework
-SHAPE_STEPS = 3  # another model in a layout of the list: forward and backward, and two updates with what was kept
+# Forward and backward, and two updates with what was kept. What shows later only is for the long runs, one of each.
+STEPS = 3
 LONG = [next(asked for asked in reduced() if asked.framework == framework) for framework in FLOAT32]
 LATER = left_to_thorough(reduced())
 
@@ -62,8 +62,8 @@ def test_learned_positions_biases_and_a_tied_head_in_llama(framework, name, inte
     """What FlagPerf's command trains."""
     changes = {"positions": "learned", "rope_base": None, "bias": True, "tied_embeddings": True}
     model = {**MODELS["llama"], **changes}
-    curve = train(job_of(model, VARIANTS[name], SHAPE_STEPS), script_of(framework), interpreter_of(framework))
-    found = compare(curve, torch_of(job_of(model, SINGLE, SHAPE_STEPS)))
+    curve = train(job_of(model, VARIANTS[name], STEPS), script_of(framework), interpreter_of(framework))
+    found = compare(curve, torch_of(job_of(model, SINGLE, STEPS)))
     assert found.within(), found
 
 
@@ -77,9 +77,9 @@ torch.compile = functools.partial(torch.compile, backend={})
 
 
 def test_compiled_blocks_train_the_same_curve(tmp_path, reference):
-    job = job_of(MODELS["llama"], VARIANTS["compile"], SHAPE_STEPS)
+    job = job_of(MODELS["llama"], VARIANTS["compile"], STEPS)
     traced = planted(tmp_path, "torch", BACKEND.format("'aot_eager'"))
-    found = compare(train(job, traced), first_steps(reference("llama"), SHAPE_STEPS))
+    found = compare(train(job, traced), first_steps(reference("llama"), STEPS))
     assert found.within(), found
     with pytest.raises(RuntimeError, match="a block was traced"):
         train(job, planted(tmp_path, "torch", BACKEND.format("no_backend")))
@@ -89,8 +89,8 @@ def test_compiled_blocks_train_the_same_curve(tmp_path, reference):
 def test_five_layers_over_two_stages(framework, interpreter_of, torch_of):
     """A remainder: the first stage has three blocks, the last two."""
     model = {**MODELS["gpt"], "layers": 5}
-    curve = train(job_of(model, VARIANTS["PP2"], SHAPE_STEPS), script_of(framework), interpreter_of(framework))
-    found = compare(curve, torch_of(job_of(model, SINGLE, SHAPE_STEPS)))
+    curve = train(job_of(model, VARIANTS["PP2"], STEPS), script_of(framework), interpreter_of(framework))
+    found = compare(curve, torch_of(job_of(model, SINGLE, STEPS)))
     assert found.within(), found
 
 
@@ -108,10 +108,10 @@ def test_five_layers_over_two_stages(framework, interpreter_of, torch_of):
 )
 def test_dropout_changes_the_curve_and_repeats_itself(framework, name, interpreter_of, reference):
     model = {**MODELS["gpt"], "hidden_dropout": 0.1, "attention_dropout": 0.1}
-    job, run = job_of(model, VARIANTS[name], SHAPE_STEPS), (script_of(framework), interpreter_of(framework))
+    job, run = job_of(model, VARIANTS[name], STEPS), (script_of(framework), interpreter_of(framework))
     curve = train(job, *run)
     assert train(job, *run) == curve
-    assert not compare(curve, first_steps(reference("gpt"), SHAPE_STEPS)).loss < 1e-5
+    assert not compare(curve, first_steps(reference("gpt"), STEPS)).loss < 1e-5
 
 
 # ---- the curves that others are compared with

@@ -1,9 +1,10 @@
 """Ranks that start with their framework imported, as importing it takes longer than most trainings of these tests.
 
 As a script, in a framework's own interpreter, it imports what there is of MODULES once, and loads what there is of
-LIBRARIES. Each line on its standard input is a list of ranks, which it forks and waits for; it answers with their exit
-codes, and ends with its input. What is forked has nothing of Levelfield's or of an implementation's imported. Whole
-runs, by run_benchmarks.py, start their ranks otherwise: tests/e2e and tests/containers.
+LIBRARIES. All processes of one run of the tests connect to it. Each line of theirs is a list of ranks: a forked process
+forks them, waits for them and answers with their exit codes. It ends with its last connection. A rank has nothing of
+Levelfield's or of an implementation's imported. Whole runs, by run_benchmarks.py, start their ranks otherwise:
+tests/e2e and tests/containers.
 """
 
 from __future__ import annotations
@@ -11,18 +12,22 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import hashlib
 import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import site
+import socket
 import subprocess
 import sys
 import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 MODULES = (
     "numpy", "torch", "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel",
@@ -36,16 +41,38 @@ PLATFORM = Path(__file__).parents[2] / "platform"
 LIMIT_SECONDS = 420
 SETTLE_SECONDS = 60  # for the other ranks, once one has failed
 POLL_SECONDS = 0.02
+REAP_SECONDS = 5
 
 
 @functools.cache
-def warm(python: str) -> subprocess.Popen[str]:
-    """The process that forks ranks of this interpreter. It ends with the tests, by its closed input."""
+def warm(python: str) -> IO[str]:
+    """A connection to the process that forks ranks of this interpreter, which is started if there is none."""
+    address, deadline = address_of(python), time.monotonic() + LIMIT_SECONDS
+    server = None
+    while time.monotonic() < deadline:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(address)
+            return connection.makefile("rw")
+        except ConnectionRefusedError:
+            connection.close()
+            server = server or start_server(python, address)
+            time.sleep(POLL_SECONDS)
+    raise TimeoutError(f"no process of {python} listens at {address!r}")
+
+
+def address_of(python: str) -> str:
+    """In Linux's abstract namespace: no file, and bound once. All processes of one run of the tests have the same."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    return "\0levelfield-warm-" + hashlib.sha256(f"{run} {python}".encode()).hexdigest()[:16]
+
+
+def start_server(python: str, address: str) -> subprocess.Popen[bytes]:
     settings = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(PLATFORM)}
     # The C++ compiler knows this processor: without this, torch compiles a program for each set of instructions to see.
     settings["TORCHINDUCTOR_VEC_ISA_OK"] = "1"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    return subprocess.Popen([python, __file__], env={**os.environ, **settings}, **pipes)
+    argv = [python, __file__, address.removeprefix("\0")]
+    return subprocess.Popen(argv, env={**os.environ, **settings}, stdin=subprocess.DEVNULL)
 
 
 @dataclass(frozen=True)
@@ -60,28 +87,52 @@ def run_ranks(python: str, script: str, environments: list[dict[str, str]], fold
     """Run `script` once for each environment, all at a time; every rank's end, in their order."""
     outputs = [folder / f"rank{rank}.out" for rank in range(len(environments))]
     ranks = [[script, environment, str(output)] for environment, output in zip(environments, outputs, strict=True)]
-    process = warm(python)
-    assert process.stdin and process.stdout
-    process.stdin.write(json.dumps(ranks) + "\n")
-    process.stdin.flush()
-    codes = json.loads(process.stdout.readline())
+    server = warm(python)
+    server.write(json.dumps(ranks) + "\n")
+    server.flush()
+    codes = json.loads(server.readline())
     return [End(code, output.read_text(errors="replace")) for code, output in zip(codes, outputs, strict=True)]
 
 
-def serve():
-    """Until the input ends. Never returns in a rank."""
+def serve(name):
+    """Until the last connection ends, or at once where another process has the address. Never returns in a rank."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind("\0" + name)
+    except OSError:
+        return
+    listener.listen()
+    import_all()
+    os.dup2(2, 1)
+    clients = [listener.accept()[0]]
+    while clients:
+        ready, _, _ = select.select([listener, *clients], [], [], REAP_SECONDS)
+        clients += [listener.accept()[0] for each in ready if each is listener]
+        for client in (each for each in ready if each is not listener):
+            if not answer(client):
+                clients.remove(client)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def import_all():
     for module in MODULES:
         with contextlib.suppress(ModuleNotFoundError):  # of another framework
             importlib.import_module(module)
     for path in (path for place in site.getsitepackages() for name in LIBRARIES for path in Path(place).glob(name)):
         ctypes.CDLL(str(path))
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a framework prints is no answer
-    for line in sys.stdin:
+
+
+def answer(client):
+    """False for a connection that has ended. Ranks run in a process of their own: others may ask meanwhile."""
+    line = client.makefile("rb").readline()
+    if line and not os.fork():
         running = {start(*rank): index for index, rank in enumerate(json.loads(line))}
         codes = ends_of(running)
-        answers.write(json.dumps([codes[index] for index in sorted(codes)]) + "\n")
-        answers.flush()
+        client.sendall(json.dumps([codes[index] for index in sorted(codes)]).encode() + b"\n")
+        os._exit(0)
+    return bool(line)
 
 
 def start(script, environment, output):
@@ -121,4 +172,4 @@ def ends_of(running):
 
 
 if __name__ == "__main__":
-    serve()
+    serve(sys.argv[1])
