@@ -9,7 +9,7 @@ from device import describe, memory, open_device
 from evidence import Evidence
 from levelfield.worker import coordinates, learning_rate, train_steps
 from parallelize import build
-from parameters import save
+from parameters import as_arrays, save
 from precision import LossScale, auto_cast
 from tensor_parallel import seed_private
 
@@ -96,9 +96,18 @@ class Trainer:
         """(name, this rank's share of its squared gradient norm) of the launched step."""
         return self.evidence.squares
 
-    def save(self, folder):
+    def weights(self):
+        """(name, whole shape, slices, float32 values) of what this rank holds."""
+        self.gather()
+        return as_arrays(self.parts)
+
+    def gather(self):
+        """Make the parameters whole, of which each rank has slices only in sharding stage 3."""
         if self.job.layout.sharding_stage == 3:
-            self.runner.get_all_parameters()  # each rank has its slices only
+            self.runner.get_all_parameters()
+
+    def save(self, folder):
+        self.gather()
         save(self.parts, folder, self.group, writes=self.place.data == 0 and self.place.tensor == 0)
 
     def seed(self, step):

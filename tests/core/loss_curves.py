@@ -15,8 +15,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from levelfield.measure.alignment import FLAGPERF_LIMIT, AlignmentLimits, TrainingCurve, align, flagperf_rule
-from levelfield.measure.calibration import MULTIPLE, limits_of, noise_between, tail_margin
+from levelfield.measure.alignment import (
+    FLAGPERF_LIMIT,
+    AlignmentLimits,
+    TrainingCurve,
+    align,
+    flagperf_rule,
+    limit_at,
+)
+from levelfield.measure.calibration import limits_of, noise_between, tail_margin
 from levelfield.measure.equivalence import tail_equivalence
 
 DATA = Path(__file__).parent / "data" / "loss_curves"
@@ -108,7 +115,8 @@ def _table(title: str, found: list[tuple[Pair, str, bool]]) -> None:
 
 def main() -> None:
     limits = paired_limits()
-    print(f"learned: first step {limits.first_step:.1e}, curve {limits.curve:.1e} ({MULTIPLE} times the noise)")
+    edges = f"{limit_at(limits.curve, 1):.1e} at step 1 to {limit_at(limits.curve, 100):.1e} at step 100"
+    print(f"learned: curve {edges}: {limits.source}")
     _table("Paired: the same weights and tokens", paired_words(limits))
     _table("Unpaired: weights not shared", unpaired_words())
 

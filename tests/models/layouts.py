@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from levelfield.measure.final_weights import final_weights
+from levelfield.measure.raw_facts import FinalSlice
 from levelfield.specs.tested import Difference
 from warm import End, run_ranks
 
@@ -67,7 +69,8 @@ SINGLE = Variant("1 process, accumulation 4")
 class Curve:
     """What one run said: a value for each step, the sum of the tokens' checksums, and the initial weights'.
 
-    gradients: by step, the squared gradient norm of each parameter, over all ranks.
+    gradients: by step, the squared gradient norm of each parameter, over all ranks. final: after the last step, the norm
+    and the projections of each parameter; a shorter run has others.
     """
 
     losses: tuple[float, ...]
@@ -76,6 +79,7 @@ class Curve:
     token_checksums: tuple[int, ...]
     weights: dict[str, int]
     gradients: dict[int, dict[str, float]]
+    final: dict[str, tuple[float, ...]] = field(default_factory=dict, compare=False)
 
 
 def job_of(model: dict[str, Any], variant: Variant, steps: int = LONG_STEPS, **changes: Any) -> dict[str, Any]:
@@ -208,6 +212,7 @@ def read_curve(ranks: list[list[dict[str, Any]]]) -> Curve:
         token_checksums=tuple(sum(event["tokens_checksum"] for event in group) % 2**64 for group in by_step),
         weights=_weight_checksums(ranks),
         gradients=_gradient_squares(ranks),
+        final=_final_weights(ranks),
     )
 
 
@@ -215,7 +220,9 @@ def first_steps(curve: Curve, steps: int) -> Curve:
     """`curve` as a run of so few steps would have left it."""
     by_step = ("losses", "grad_norms", "tokens", "token_checksums")
     gradients = {step: squares for step, squares in curve.gradients.items() if step <= steps}
-    return dataclasses.replace(curve, gradients=gradients, **{name: getattr(curve, name)[:steps] for name in by_step})
+    return dataclasses.replace(
+        curve, gradients=gradients, final={}, **{name: getattr(curve, name)[:steps] for name in by_step}
+    )
 
 
 def compare(curve: Curve, reference: Curve) -> Difference:
@@ -277,6 +284,17 @@ def _gradient_squares(ranks: list[list[dict[str, Any]]]) -> dict[int, dict[str, 
         for name, square in event["squares"].items():
             squares[name] = squares.get(name, 0.0) + float(square)
     return totals
+
+
+def _final_weights(ranks: list[list[dict[str, Any]]]) -> dict[str, tuple[float, ...]]:
+    slices = [
+        FinalSlice(number, name, tuple(shape), tuple(map(tuple, bounds)), tuple(map(float, sums)))
+        for number, rank in enumerate(ranks)
+        for event in rank
+        if event["event"] == "final_weights"
+        for name, shape, bounds, sums in event["parameters"]
+    ]
+    return final_weights(slices)
 
 
 def _weight_checksums(ranks: list[list[dict[str, Any]]]) -> dict[str, int]:

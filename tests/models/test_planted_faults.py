@@ -42,7 +42,7 @@ def training_of(curve: Curve) -> rules.TrainingCurve:
     identity = {"weights": str(sorted(curve.weights.items())), "tokens": str(curve.token_checksums)}
     steps = range(1, len(curve.losses) + 1)
     losses, global_norms = dict(zip(steps, curve.losses, strict=True)), dict(zip(steps, curve.grad_norms, strict=True))
-    return rules.TrainingCurve(len(losses), losses, global_norms, norms, identity)
+    return rules.TrainingCurve(len(losses), losses, global_norms, norms, identity, curve.final)
 
 
 STEPS = 10  # the last step whose gradients are recorded

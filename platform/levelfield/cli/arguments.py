@@ -266,6 +266,7 @@ def _align(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reference", metavar="RUN|NAME", help="another run, or a reference (default: the one of the case)"
     )
+    _override(parser, "with calibrate: ")
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     _chips(parser)
 
@@ -297,7 +298,13 @@ def _references(parser: argparse.ArgumentParser) -> None:
     noise.add_argument(
         "run", nargs="+", metavar="RUN", help="valid runs of the case with another layout, thread count or framework"
     )
+    _override(noise)
     _complete("references", actions)
+
+
+def _override(parser: argparse.ArgumentParser, when: str = "") -> None:
+    parser.add_argument("--replace", action="store_true", help=f"{when}take noise also from runs beyond the limits")
+    parser.add_argument("--why", metavar="TEXT", help=f"{when}the reason for --replace; the reference stores it")
 
 
 def _vendor(parser: argparse.ArgumentParser) -> None:

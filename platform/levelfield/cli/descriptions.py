@@ -95,7 +95,8 @@ examples:
 ALIGN = """\
 Compare a run's training with a reference, layer by layer. Exit code 4 unless
 the verdict is `aligned`. `align calibrate` trains a case with other arithmetic
-and records the noise in the reference.
+and records the noise in the reference; a run beyond the present limits is not
+recorded (exit code 4), unless with --replace --why "...".
 
 examples:
   run_benchmarks.py align latest
@@ -140,11 +141,14 @@ example:
 """
 
 REFERENCES_NOISE = """\
-Record in a reference how far runs with other arithmetic are from it. A row has
-two relative differences: of the first step, and of the loss curve.
+Record in a reference how far runs with other arithmetic are from it. The limits
+of later comparisons come from these rows. Exit code 4 when a run is beyond the
+present limits: its noise would widen them until it holds. --replace --why "..."
+records it anyway, with the reason.
 
-example:
+examples:
   run_benchmarks.py references noise NAME RUN1 RUN2
+  run_benchmarks.py references noise NAME RUN --replace --why "new kernels"
 """
 
 VENDOR = """\

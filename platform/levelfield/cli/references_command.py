@@ -9,7 +9,9 @@ from levelfield.catalog.registry import Registry
 from levelfield.catalog.stored_references import reference_of
 from levelfield.checkout import checkout
 from levelfield.errors import UsageError
+from levelfield.judge.noise import noise_basis
 from levelfield.judge.promotion import promoted, with_noise
+from levelfield.report.words import wrapped
 from levelfield.rundir.directory import default_runs, find_run, read_plan, write_atomically
 from levelfield.specs.base import dump
 from levelfield.specs.reference import Reference
@@ -26,7 +28,9 @@ def _list(options: argparse.Namespace, registry: Registry, runs: Path) -> None:
         found = registry.reference(name)
         origin = f"{found.framework} {found.framework_version}, {found.layout}"
         print(f"{name}\n  {origin}, {found.promoted[:10]} by {found.by}")
-        print(f"  {found.why}\n  noise of {len(found.noise)} other runs")
+        print(f"  {found.why}\n  noise of {noise_basis(found)}")
+        for row in (row for row in found.noise if row.why is not None):
+            print(wrapped(f"  --replace: {row.changed}: {row.why}", 4))
 
 
 def _promote(options: argparse.Namespace, registry: Registry, runs: Path) -> None:
@@ -35,12 +39,24 @@ def _promote(options: argparse.Namespace, registry: Registry, runs: Path) -> Non
 
 
 def _noise(options: argparse.Namespace, registry: Registry, runs: Path) -> None:
+    """Record one row for each run. A run that is refused keeps the reference as it was."""
+    why = override(options)
     reference = registry.reference(options.name)
-    for run in options.run:
-        reference = with_noise(reference, find_run(runs, run))
-        row = next(r for r in reference.noise if r.run_id == find_run(runs, run).root.name)
+    found = [find_run(runs, run) for run in options.run]
+    for paths in found:
+        reference = with_noise(reference, paths, why)
+    for row in (row for row in reference.noise if row.run_id in {paths.root.name for paths in found}):
         print(f"{row.changed}: first step {row.first_step:.1e}, curve {row.curve:.1e}")
     write(reference, registry)
+
+
+def override(options: argparse.Namespace) -> str | None:
+    """Return the reason of --replace, or None. Raises UsageError when only one of --replace and --why is given."""
+    if options.replace and not (options.why or "").strip():
+        raise UsageError('--replace takes noise from a run beyond the limits: give the reason too, --why "..."')
+    if options.why is not None and not options.replace:
+        raise UsageError("--why gives the reason of --replace: give both, or neither")
+    return options.why if options.replace else None
 
 
 def write(reference: Reference, registry: Registry) -> None:

@@ -6,7 +6,9 @@ import getpass
 from datetime import datetime, timezone
 
 from levelfield.errors import GateFailed, UsageError
+from levelfield.judge.admission import check_admissible
 from levelfield.judge.collector import collect
+from levelfield.judge.noise import row_of
 from levelfield.judge.verdict import training_of, training_of_reference
 from levelfield.measure.alignment import TrainingCurve
 from levelfield.measure.calibration import noise_between
@@ -14,7 +16,7 @@ from levelfield.rundir.directory import read_plan
 from levelfield.rundir.raw_files import read_raw
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.reference import NoiseRow, Reference
+from levelfield.specs.reference import Reference
 from levelfield.specs.result import Result
 
 
@@ -32,11 +34,13 @@ def reference_from(paths: RunPaths, why: str) -> Reference:
         losses=tuple(training.losses[step] for step in steps),
         grad_norms=tuple(training.grad_norms.get(step) for step in steps),
         gradients={step: dict(norms) for step, norms in training.gradients.items()},
+        weights={name: tuple(figures) for name, figures in training.weights.items()},
         run_id=plan.run_id,
         framework=result.framework,
         framework_version=result.framework_version,
-        hardware=f"{plan.world_size} x {result.chip}: {plan.hardware.description}",
+        hardware=f"{plan.world_size} x {hardware_of(plan, result)}",
         layout=str(result.layout),
+        settings=changed(plan, result),
         promoted=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         by=getpass.getuser(),
         why=why,
@@ -60,20 +64,26 @@ def promoted(paths: RunPaths, why: str, present: Reference | None, replace: bool
     return found.model_copy(update={"noise": present.noise})
 
 
-def with_noise(reference: Reference, paths: RunPaths) -> Reference:
-    """Return the reference with one more row of noise. Raises UsageError for an invalid run or other work."""
+def with_noise(reference: Reference, paths: RunPaths, why: str | None = None) -> Reference:
+    """Return the reference with one more row of noise, in place of the same run's earlier row.
+
+    why: the reason to take a run that is beyond the limits; the row stores it. Raises UsageError for an invalid run or
+    other work, GateFailed for a run that is beyond the limits.
+    """
     plan, result = read_plan(paths), collect(paths)
     _only_valid(result)
-    differ = [key for key, value in result.identity.model_dump().items() if getattr(reference.identity, key) != value]
-    if differ:
-        raise UsageError(
-            f"{plan.run_id} did other work than {reference.name}: {', '.join(differ)} differ; "
-            "give a run of the same work"
-        )
-    noise = noise_between(_training(paths, plan, result), training_of_reference(reference))
-    row = NoiseRow(changed=changed(plan, result), run_id=plan.run_id, **noise._asdict())
-    rows = [r for r in reference.noise if r.changed != row.changed] + [row]
-    return reference.model_copy(update={"noise": tuple(sorted(rows, key=lambda r: r.changed))})
+    _only_same_work(reference, result)
+    training = _training(paths, plan, result)
+    if why is None:
+        check_admissible(reference, training, result)
+    noise = noise_between(training, training_of_reference(reference))
+    row = row_of(noise, changed(plan, result), plan.run_id, hardware_of(plan, result), why)
+    rows = [r for r in reference.noise if r.run_id != row.run_id] + [row]
+    return reference.model_copy(update={"noise": tuple(sorted(rows, key=lambda r: (r.changed, r.run_id)))})
+
+
+def hardware_of(plan: Plan, result: Result) -> str:
+    return f"{result.chip}: {plan.hardware.description}"
 
 
 def changed(plan: Plan, result: Result) -> str:
@@ -92,3 +102,12 @@ def _training(paths: RunPaths, plan: Plan, result: Result) -> TrainingCurve:
 def _only_valid(result: Result) -> None:
     if result.status.word != "valid":
         raise UsageError(f"{result.run_id} is {result.status.word}; a reference and its noise need a valid run")
+
+
+def _only_same_work(reference: Reference, result: Result) -> None:
+    differ = [key for key, value in result.identity.model_dump().items() if getattr(reference.identity, key) != value]
+    if differ:
+        raise UsageError(
+            f"{result.run_id} did other work than {reference.name}: {', '.join(differ)} differ; "
+            "give a run of the same work"
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+from levelfield.measure.final_weights import final_weight_reasons
 from levelfield.measure.gradients import gradient_reasons
 from levelfield.measure.validity import check
 from levelfield.rundir.raw_files import RawRecords
@@ -57,6 +58,7 @@ def _without_outcome(raw: RawRecords) -> Status:
 def _validity(plan: Plan, raw: RawRecords) -> Status:
     reasons = [str(r) for r in check(raw.steps, raw.weights, plan.work, plan.tuning.layout)]
     reasons += [f"gradients: {r}" for r in gradient_reasons(raw.gradients, raw.steps, plan.work)]
+    reasons += [f"final weights: {r}" for r in final_weight_reasons(raw.final, plan.work, plan.tuning.layout)]
     reasons += [f"raw files: {sentence}" for sentence in raw.broken]
     reasons += [f"rank {rank} did not write its end" for rank in range(plan.world_size) if rank not in raw.ended]
     return Status(word="invalid", reasons=tuple(reasons)) if reasons else Status(word="valid")

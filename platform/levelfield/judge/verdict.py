@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import asdict
 
+from levelfield.judge.noise import limits_from
 from levelfield.measure import alignment as rules
-from levelfield.measure.calibration import Noise, limits_of
+from levelfield.measure.final_weights import final_weights
 from levelfield.measure.gradients import gradient_norms
 from levelfield.measure.validity import loss_curve
 from levelfield.rundir.raw_files import RawRecords
@@ -30,11 +31,8 @@ def first_step_beyond(raw: RawRecords, reference: Reference) -> int | None:
     """Return the first step of both whose loss difference is beyond the reference's noise; None without one."""
     limit, losses = limits_from(reference).curve, loss_curve(raw.steps)
     pairs = [(step, losses[step], loss) for step, loss in enumerate(reference.losses, start=1) if step in losses]
-    return next((s for s, ours, theirs in pairs if limit is None or not rules.relative(ours, theirs) <= limit), None)
-
-
-def limits_from(reference: Reference) -> rules.AlignmentLimits:
-    return limits_of([Noise(n.first_step, n.gradient, n.curve) for n in reference.noise], "the reference's noise")
+    apart = ((step, rules.relative(ours, theirs)) for step, ours, theirs in pairs)
+    return next((s for s, value in apart if limit is None or not value <= rules.limit_at(limit, s)), None)
 
 
 def against(run: rules.TrainingCurve, other: rules.TrainingCurve, reference: Reference) -> Alignment:
@@ -54,14 +52,21 @@ def against(run: rules.TrainingCurve, other: rules.TrainingCurve, reference: Ref
 def training_of(steps: int, raw: RawRecords, identity: Identity) -> rules.TrainingCurve:
     norms = {r.step: r.grad_norm for r in raw.steps if r.rank == 0 and r.grad_norm is not None and not r.skipped}
     return rules.TrainingCurve(
-        steps, loss_curve(raw.steps), norms, gradient_norms(raw.gradients), identity.model_dump()
+        steps,
+        loss_curve(raw.steps),
+        norms,
+        gradient_norms(raw.gradients),
+        identity.model_dump(),
+        final_weights(raw.final),
     )
 
 
 def training_of_reference(reference: Reference) -> rules.TrainingCurve:
     norms = {step: norm for step, norm in enumerate(reference.grad_norms, start=1) if norm is not None}
     losses = dict(enumerate(reference.losses, start=1))
-    return rules.TrainingCurve(len(losses), losses, norms, reference.gradients, reference.identity.model_dump())
+    return rules.TrainingCurve(
+        len(losses), losses, norms, reference.gradients, reference.identity.model_dump(), reference.weights
+    )
 
 
 def _layer(layer: rules.Layer) -> AlignmentLayer:

@@ -6,17 +6,23 @@
     gradients   norms by parameter at a few steps                -> different
     curve       every step against the recorded noise            -> diverged at the first step beyond it
     spikes      a single step far from its neighbours            -> different
+    final       each parameter's norm and projections at the end -> different
 
 The loss alone is not enough: under Adam a gradient twice too large moves it by 6e-7. Each layer gives its number,
 its limit and the source of the limit. Comparisons are written so that NaN fails them.
+
+A limit is a number, or numbers by place: by step for the curve, by step and group for gradients, by group and figure
+for final weights. A group is all parameters of one name in all layers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
+
+from levelfield.measure.spikes import least_jump, spike_steps
 
 Verdict = Literal["aligned", "diverged", "different", "inconclusive", "not comparable", "unchecked"]
 
@@ -24,7 +30,6 @@ Verdict = Literal["aligned", "diverged", "different", "inconclusive", "not compa
 # the softmax. Its difference is divided by this floor.
 NORM_FLOOR = 1e-3
 FLAGPERF_FIRST_STEP, FLAGPERF_LIMIT = 21, 0.02
-_SPIKE_WIDTH = 5
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,7 @@ class TrainingCurve:
     """The training facts of a run or a reference.
 
     losses, grad_norms: by step. gradients: norms by step and canonical parameter. identity: digests by name.
+    weights: [norm, projections...] of each parameter after the last step; empty when they were not recorded.
     """
 
     steps: int
@@ -39,16 +45,31 @@ class TrainingCurve:
     grad_norms: Mapping[int, float] = field(default_factory=dict)
     gradients: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     identity: Mapping[str, str | None] = field(default_factory=dict)
+    weights: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+
+# A step; a step and a group; a group and a figure. None stands for every place that is not named.
+Place = int | tuple[int | str, str] | None
+Limit = float | Mapping[Place, float]
 
 
 @dataclass(frozen=True)
 class AlignmentLimits:
     """The largest accepted relative differences, and their source. None: no limit is known."""
 
-    first_step: float | None
-    gradient: float | None
-    curve: float | None
+    first_step: Limit | None
+    gradient: Limit | None
+    curve: Limit | None
     source: str
+    weights: Limit | None = None
+
+
+class Difference(NamedTuple):
+    """One relative difference: what differs, as text, and the place whose limit it has."""
+
+    value: float
+    place: Place
+    detail: str
 
 
 @dataclass(frozen=True)
@@ -74,13 +95,14 @@ def align(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits)
     gate = integrity(run, reference) or identity(run, reference)
     if gate is not None:
         return gate
-    layers = (
+    layers = [
         first_step(run, reference, limits),
         gradients(run, reference, limits),
         curve(run, reference, limits),
         spikes(run, reference),
-    )
-    return AlignmentFinding(*_verdict(layers, run, reference, limits), layers)
+        *([final_weights(run, reference, limits)] if reference.weights else []),
+    ]
+    return AlignmentFinding(*_verdict(layers, run, reference, limits), tuple(layers))
 
 
 def _verdict(
@@ -91,7 +113,8 @@ def _verdict(
         open_ = [layer.name for layer in layers if layer.passed is None]
         if open_:
             return "inconclusive", f"{', '.join(open_)}: {next(x.detail for x in layers if x.passed is None)}"
-        return "aligned", f"every layer within its limit ({limits.source})"
+        absent = "" if reference.weights else "; final weights: not in the reference"
+        return "aligned", f"every layer within its limit ({limits.source}){absent}"
     if failed.name == "curve":
         return "diverged", f"first at step {first_beyond(run, reference, limits.curve)}: {failed.detail}"
     return "different", f"{failed.name}: {failed.detail}"
@@ -124,24 +147,54 @@ def identity(run: TrainingCurve, reference: TrainingCurve) -> AlignmentFinding |
 
 def first_step(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits) -> Layer:
     """Compare the loss of one forward pass with equal weights and tokens."""
-    value = relative(run.losses[1], reference.losses[1])
-    return _layer("first step", value, limits.first_step, "loss of step 1")
+    found = Difference(relative(run.losses[1], reference.losses[1]), 1, "loss of step 1")
+    return _layer("first step", [found], limits.first_step)
 
 
 def gradients(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits) -> Layer:
     """Compare the gradient norm of each parameter at the recorded steps. Both must have every parameter."""
     common = sorted(set(run.gradients) & set(reference.gradients))
     if not common:
-        return Layer("gradients", None, None, limits.gradient, "no gradient norms by parameter were recorded")
-    absent = sorted(set(run.gradients[common[0]]) ^ set(reference.gradients[common[0]]))
-    if absent:
-        return Layer("gradients", False, None, limits.gradient, f"only one of the two has {absent[0]}")
-    value, step, name = max(
-        (norm_difference(run.gradients[s][n], reference.gradients[s], n), s, n)
-        for s in common
-        for n in reference.gradients[s]
+        return Layer("gradients", None, None, None, "no gradient norms by parameter were recorded")
+    return _unlike("gradients", run.gradients[common[0]], reference.gradients[common[0]]) or _layer(
+        "gradients", gradient_differences(run, reference), limits.gradient
     )
-    return _layer("gradients", value, limits.gradient, f"{name} at step {step}")
+
+
+def gradient_differences(run: TrainingCurve, reference: TrainingCurve) -> list[Difference]:
+    """Return the differences at the common steps. Both have the same parameters there. Place: (step, group)."""
+    return [
+        Difference(norm_difference(run.gradients[s].get(n, math.inf), norms, n), (s, group_of(n)), f"{n} at step {s}")
+        for s, norms in sorted(reference.gradients.items())
+        if s in run.gradients
+        for n in norms
+    ]
+
+
+def final_weights(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits) -> Layer:
+    """Compare each parameter's norm and projections after the last step. Both must have every parameter."""
+    if not run.weights:
+        return Layer("final weights", None, None, None, "the run did not record its final weights")
+    return _unlike("final weights", run.weights, reference.weights) or _layer(
+        "final weights", weight_differences(run, reference), limits.weights
+    )
+
+
+def weight_differences(run: TrainingCurve, reference: TrainingCurve) -> list[Difference]:
+    """Return the differences of norm and projections over the norm. Place: (group, "norm" or "projection")."""
+    found = []
+    for name, expected in reference.weights.items():
+        ours, group = run.weights.get(name, ()), group_of(name)
+        apart = [abs(a - b) / max(expected[0], 1e-300) for a, b in zip(ours, expected, strict=False)]
+        apart = [x if math.isfinite(x) else math.inf for x in apart] if len(ours) == len(expected) else [math.inf] * 2
+        found.append(Difference(apart[0], (group, "norm"), f"norm of {name}"))
+        found += [Difference(x, (group, "projection"), f"a projection of {name}") for x in apart[1:]]
+    return found
+
+
+def group_of(name: str) -> str:
+    """Return a parameter's name without its layer's number: `layers.3.mlp.up.weight` is of `mlp.up.weight`."""
+    return name.split(".", 2)[2] if name.startswith("layers.") else name
 
 
 def norm_difference(found: float, norms: Mapping[str, float], name: str) -> float:
@@ -152,29 +205,37 @@ def norm_difference(found: float, norms: Mapping[str, float], name: str) -> floa
 
 
 def curve(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits) -> Layer:
-    """Compare the loss at all steps; the largest difference counts."""
-    step = max(reference.losses, key=lambda s: relative(run.losses[s], reference.losses[s]))
-    return _layer("curve", relative(run.losses[step], reference.losses[step]), limits.curve, f"loss of step {step}")
+    """Compare the loss at all steps but spikes, which the next layer fails. The worst step counts."""
+    leave = spike_steps(run.losses, reference.losses)
+    found = [d for d in curve_differences(run, reference) if d.place not in leave]
+    if not found:
+        return Layer("curve", None, None, None, "every step is a spike")
+    return _layer("curve", found, limits.curve)
+
+
+def curve_differences(run: TrainingCurve, reference: TrainingCurve) -> list[Difference]:
+    """Return the difference of each step. Place: the step."""
+    return [
+        Difference(relative(run.losses[s], loss), s, f"loss of step {s}")
+        for s, loss in sorted(reference.losses.items())
+    ]
 
 
 def spikes(run: TrainingCurve, reference: TrainingCurve) -> Layer:
-    """Find steps whose loss jumps away from the median of its neighbours, where the reference has no jump.
-
-    A jump is more than ten times the median jump of the reference, and more than 1 % of the loss.
-    """
-    ours, theirs = _jumps(run.losses), _jumps(reference.losses)
-    usual = sorted(theirs.values())[len(theirs) // 2] if theirs else 0.0
-    found = [s for s, jump in ours.items() if jump > max(10 * usual, 0.01) and not theirs[s] > jump / 2]
-    detail = f"step {found[0]} jumps by {ours[found[0]]:.1%}" if found else "none"
-    return Layer("spikes", not found, ours[found[0]] if found else None, max(10 * usual, 0.01), detail)
+    """Find steps whose loss jumps away from its neighbours, where the reference has no jump (measure/spikes.py)."""
+    found, least = spike_steps(run.losses, reference.losses), least_jump(reference.losses)
+    if not found:
+        return Layer("spikes", True, None, least, "none")
+    step = min(found)
+    return Layer("spikes", False, found[step], least, f"step {step} jumps by {found[step]:.1%}, limit {least:.1%}")
 
 
-def first_beyond(run: TrainingCurve, reference: TrainingCurve, limit: float | None) -> int | None:
-    """Return the first step whose loss differs by more than `limit`, or None."""
+def first_beyond(run: TrainingCurve, reference: TrainingCurve, limit: Limit | None) -> int | None:
+    """Return the first step whose loss differs by more than its limit, or None."""
     if limit is None:
         return None
-    steps = sorted(reference.losses)
-    return next((s for s in steps if not relative(run.losses[s], reference.losses[s]) <= limit), None)
+    steps = sorted(set(reference.losses) & set(run.losses))
+    return next((s for s in steps if not relative(run.losses[s], reference.losses[s]) <= limit_at(limit, s)), None)
 
 
 def flagperf_rule(run: TrainingCurve, reference: TrainingCurve) -> float | None:
@@ -191,26 +252,33 @@ def relative(value: float, reference: float) -> float:
     return difference if math.isfinite(difference) else math.inf
 
 
-def _jumps(losses: Mapping[int, float]) -> dict[int, float]:
-    steps = sorted(losses)
-    found = {}
-    for place, step in enumerate(steps):
-        near = [losses[s] for s in steps[max(0, place - _SPIKE_WIDTH) : place + _SPIKE_WIDTH + 1] if s != step]
-        middle = sorted(near)[len(near) // 2] if near else losses[step]
-        slope = max((abs(losses[b] - losses[a]) for a, b in _neighbours(steps, place)), default=0.0)
-        found[step] = min(abs(losses[step] - middle), slope) / abs(middle) if middle else 0.0
-    return found
+def limit_at(limit: Limit, place: Place) -> float:
+    """Return the limit of a place. A place that the noise does not know has the limit 0."""
+    return limit if isinstance(limit, float | int) else limit.get(place, limit.get(None, 0.0))
 
 
-def _neighbours(steps: Sequence[int], place: int) -> list[tuple[int, int]]:
-    pairs = [(steps[place - 1], steps[place])] if place else []
-    return pairs + ([(steps[place], steps[place + 1])] if place + 1 < len(steps) else [])
-
-
-def _layer(name: str, value: float, limit: float | None, detail: str) -> Layer:
+def _layer(name: str, found: Sequence[Difference], limit: Limit | None) -> Layer:
+    """Judge a layer by the difference that is the largest part of its limit."""
     if limit is None:
-        return Layer(name, None, value, None, f"{value:.1e}, no noise recorded to hold it to ({detail})")
-    return Layer(name, value <= limit, value, limit, f"{value:.1e}, limit {limit:.1e} ({detail})")
+        worst = max(found, key=lambda d: d.value)
+        return Layer(
+            name, None, worst.value, None, f"{worst.value:.1e}, no noise recorded to hold it to ({worst.detail})"
+        )
+    worst = max(found, key=lambda d: _part(d.value, limit_at(limit, d.place)))
+    allowed = limit_at(limit, worst.place)
+    text = f"{worst.value:.1e}, limit {allowed:.1e} ({worst.detail})"
+    return Layer(name, worst.value <= allowed, worst.value, allowed, text)
+
+
+def _part(value: float, limit: float) -> float:
+    """Return value / limit; infinite for any difference where the limit is 0."""
+    return value / limit if limit else (math.inf if value else 0.0)
+
+
+def _unlike(layer: str, ours: Collection[str], theirs: Collection[str]) -> Layer | None:
+    """Return the failed layer when only one of the two has a parameter."""
+    absent = sorted(set(ours) ^ set(theirs))
+    return Layer(layer, False, None, None, f"only one of the two has {absent[0]}") if absent else None
 
 
 def _stop(layer: str, verdict: Verdict, reason: str) -> AlignmentFinding:

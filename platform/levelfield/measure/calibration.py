@@ -1,57 +1,203 @@
-"""Limits from measured noise: the differences between runs that differ in arithmetic only, times a stated factor.
+"""Limits from measured noise: tolerance limits with a stated rate of false alarms.
 
-The factor is not fitted. It is needed because the maximum of a few runs underestimates the next run. It is safe
-because the important faults are orders of magnitude above rounding.
+A row of noise is the differences of one run from the reference, where only the arithmetic differed. The model is that
+the difference at a place is normal with mean zero, and that runs are drawn as the rows were. With n rows, the factor
+
+    z(1 - ERROR_RATE / 2 / places) x sqrt(n / chi2(1 - CONFIDENCE; n))
+
+times the root mean square of the rows is exceeded by at most ERROR_RATE of such runs at any of the places, with
+CONFIDENCE. It is the two-sided tolerance limit of a normal distribution with known mean (Guttman, 1970, "Statistical
+Tolerance Regions"), with Bonferroni's correction for the places. More rows give a smaller factor: 21 for 2 rows,
+9 for 6, 6 for 20, with 300 places.
+
+Kinds of rows differ in size: a tensor-parallel run is farther away than one with fewer threads. So the root mean square
+is that of the noisiest kind. Else many small rows would hide one large row. What no row varied is not covered.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
+from statistics import NormalDist
 from typing import NamedTuple
 
-from levelfield.measure.alignment import AlignmentLimits, TrainingCurve, norm_difference, relative
+from levelfield.measure.alignment import (
+    AlignmentLimits,
+    Difference,
+    Place,
+    TrainingCurve,
+    curve_differences,
+    gradient_differences,
+    relative,
+    weight_differences,
+)
 from levelfield.measure.equivalence import block_means
 
-MULTIPLE = 4
-# Four units in the last place of float32: smaller differences of a loss mean nothing, also after few runs.
-LEAST = 4 * 2**-23
+ERROR_RATE, CONFIDENCE = 1e-3, 0.95
+# The least limits, in units in the last place of float32. A loss is one rounded number. A norm is a sum of many.
+LEAST, LEAST_OF_NORMS = 4 * 2**-23, 16 * 2**-23
+
+MULTIPLE = 4  # of the tail's margin
+
+Places = Mapping[Place, float]
 
 
 class Noise(NamedTuple):
-    """The largest relative differences between two runs of one training. gradient: None without recorded norms."""
+    """The relative differences of one run from the reference, by place; the key None stands for every other place.
+
+    curve: the largest difference up to each step, because noise grows. gradient, weights: the largest of each group;
+    None without recorded norms. kind: what the run varied. setting: all that it varied; equal settings make one row.
+    """
 
     first_step: float
-    gradient: float | None
-    curve: float
+    gradient: Places | None
+    curve: Places
+    weights: Places | None = None
+    kind: str = ""
+    setting: str = ""
+
+
+_VALUES = 4  # the fields of Noise that are differences come first
 
 
 def noise_between(run: TrainingCurve, reference: TrainingCurve) -> Noise:
     """Return the differences of two runs that differ in arithmetic only. Raises ValueError for different steps."""
     if set(run.losses) != set(reference.losses) or not run.losses:
         raise ValueError("both runs need the same steps")
-    norms = [
-        norm_difference(run.gradients[step][name], reference.gradients[step], name)
-        for step in set(run.gradients) & set(reference.gradients)
-        for name in reference.gradients[step]
-    ]
+    steps = sorted(reference.losses)
+    upto = accumulate((d.value for d in curve_differences(run, reference)), max)
     return Noise(
-        relative(run.losses[1], reference.losses[1]),
-        max(norms) if norms else None,
-        max(relative(run.losses[step], loss) for step, loss in reference.losses.items()),
+        relative(run.losses[steps[0]], reference.losses[steps[0]]),
+        _largest(gradient_differences(run, reference)) or None,
+        dict(zip(steps, upto, strict=True)),
+        (_largest(weight_differences(run, reference)) if run.weights else {}) or None,
     )
 
 
 def limits_of(noise: Sequence[Noise], source: str) -> AlignmentLimits:
-    """Return MULTIPLE times the largest noise, and at least LEAST. No noise gives no limits."""
+    """Return the tolerance limits of the rows. No rows give no limits, and so for a layer that no row has."""
     if not noise:
         return AlignmentLimits(None, None, None, f"no noise recorded: {source}")
-    gradient = [n.gradient for n in noise if n.gradient is not None]
-    return AlignmentLimits(
-        _limit(n.first_step for n in noise),
-        _limit(gradient) if gradient else None,
-        _limit(n.curve for n in noise),
-        f"{MULTIPLE} times the largest of {len(noise)} differences: {source}",
+    rows = merged(noise)
+    layers: list[tuple[Callable[[Noise], Places | None], float]] = [
+        (lambda row: {None: row.first_step}, LEAST),
+        (lambda row: row.gradient, LEAST_OF_NORMS),
+        (lambda row: row.curve, LEAST),
+        (lambda row: row.weights, LEAST_OF_NORMS),
+    ]
+    kept = [[(row.kind, part) for row in rows if (part := of(row)) is not None] for of, _ in layers]
+    quantile = normal_quantile(sum(len(_places(part for _, part in layer)) for layer in kept))
+    first, gradient, curve, weights = (
+        _layer_limits(layer, quantile, least) for layer, (_, least) in zip(kept, layers, strict=True)
+    )
+    return AlignmentLimits(first, gradient, curve, f"tolerance limit of {basis(rows)}: {source}", weights)
+
+
+def basis(rows: Sequence[Noise]) -> str:
+    """Return how many rows there are, and how many of each kind: `6 rows (4 layout, 1 micro-batch, 1 threads)`."""
+    kinds: dict[str, int] = {}
+    for row in rows:
+        kinds[row.kind] = kinds.get(row.kind, 0) + 1
+    listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()) if kind)
+    number = f"{len(rows)} row{'s' if len(rows) > 1 else ''}"
+    return f"{number} ({listed})" if listed else number
+
+
+def merged(noise: Iterable[Noise]) -> list[Noise]:
+    """Return one row for each setting, with the largest values, and one for equal values.
+
+    Repeats of one setting, and settings that give the same bits, say nothing of others.
+    """
+    found: dict[str, Noise] = {}
+    for number, row in enumerate(noise):
+        key = row.setting or f"row {number}"
+        found[key] = _larger(found[key], row) if key in found else row
+    rows: list[Noise] = []
+    for row in found.values():
+        if not any(row[:_VALUES] == other[:_VALUES] for other in rows):
+            rows.append(row)
+    return rows
+
+
+def tolerance_factor(rows: int, quantile: float) -> float:
+    """Return what the root mean square of `rows` rows is multiplied by."""
+    return quantile * math.sqrt(rows / chi_square_quantile(1 - CONFIDENCE, rows))
+
+
+def normal_quantile(places: int) -> float:
+    """Return the two-sided normal quantile that all `places` together exceed with ERROR_RATE."""
+    return NormalDist().inv_cdf(1 - ERROR_RATE / (2 * max(1, places)))
+
+
+def chi_square_quantile(probability: float, degrees: int) -> float:
+    """Return the quantile of the chi-square distribution, by bisection of its closed form for whole degrees."""
+    low, high = 0.0, 2.0 * degrees + 40
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if 1 - _above(middle, degrees) < probability else (low, middle)
+    return (low + high) / 2
+
+
+def _above(x: float, degrees: int) -> float:
+    """Return the probability of more than x (Abramowitz and Stegun, 1964, 26.4.4 and 26.4.5)."""
+    total, start = (math.erfc(math.sqrt(x / 2)), 1) if degrees % 2 else (0.0, 0)
+    for k in range(start, degrees, 2):
+        total += math.exp(k / 2 * math.log(x / 2) - x / 2 - math.lgamma(k / 2 + 1)) if x else float(k == 0)
+    return total
+
+
+def _layer_limits(rows: Sequence[tuple[str, Places]], quantile: float, least: float) -> dict[Place, float] | None:
+    """Return the limit of each place from the rows that have it: factor x the noisiest kind's root mean square.
+
+    A row without any difference is not counted: the same bits again say nothing of the size of rounding.
+    """
+    if not rows:
+        return None
+    found: dict[Place, float] = {}
+    for place in _places(part for _, part in rows):
+        known: dict[str, list[float]] = {}
+        for kind, part in rows:
+            value = part.get(place, part.get(None))
+            if value is not None and any(part.values()):
+                known.setdefault(kind, []).append(value)
+        size = max(map(_root_mean_square, known.values()), default=0.0)
+        count = sum(map(len, known.values()))
+        found[place] = max(tolerance_factor(max(1, count), quantile) * size, least)
+    return found
+
+
+def _places(parts: Iterable[Places]) -> set[Place]:
+    """Return every named place; None alone where no row names one."""
+    return {place for part in parts for place in part if place is not None} or {None}
+
+
+def _root_mean_square(values: Sequence[float]) -> float:
+    return math.sqrt(sum(v * v for v in values) / len(values))
+
+
+def _largest(found: Iterable[Difference]) -> dict[Place, float]:
+    largest: dict[Place, float] = {}
+    for difference in found:
+        largest[difference.place] = max(difference.value, largest.get(difference.place, 0.0))
+    return largest
+
+
+def _larger(row: Noise, other: Noise) -> Noise:
+    """Return the row with the larger value at each place of either."""
+
+    def larger(a: Places | None, b: Places | None) -> Places | None:
+        if a is None or b is None:
+            return a if b is None else b
+        places = {*a, *b}
+        return {p: max(a.get(p, a.get(None, 0.0)), b.get(p, b.get(None, 0.0))) for p in places}
+
+    curve = larger(row.curve, other.curve)
+    return row._replace(
+        first_step=max(row.first_step, other.first_step),
+        gradient=larger(row.gradient, other.gradient),
+        curve=curve if curve is not None else row.curve,
+        weights=larger(row.weights, other.weights),
     )
 
 
@@ -65,7 +211,3 @@ def tail_margin(pairs: Iterable[tuple[Mapping[int, float], Mapping[int, float]]]
     if not means or not all(map(math.isfinite, means)):
         raise ValueError("a margin needs pairs of runs with finite losses")
     return MULTIPLE * math.sqrt(math.fsum(m * m for m in means) / len(means))
-
-
-def _limit(values: Iterable[float]) -> float:
-    return max(MULTIPLE * max(values), LEAST)

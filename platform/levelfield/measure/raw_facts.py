@@ -55,6 +55,20 @@ class WeightSlice:
 
 
 @dataclass(frozen=True)
+class FinalSlice:
+    """The box of one parameter that one rank holds after the last step. `shape`: of the whole parameter.
+
+    sums: of squares, then projections on random signs; each is additive over disjoint boxes.
+    """
+
+    rank: int
+    name: str
+    shape: tuple[int, ...]
+    slices: tuple[tuple[int, int], ...]
+    sums: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class GradientShare:
     """One rank's share of a parameter's squared gradient norm. The shares of all ranks add up to the square."""
 

@@ -1,4 +1,4 @@
-"""Checks of initial weights: the slices of all ranks form the whole model exactly once, up to equal replicas."""
+"""Checks of weights: the slices of all ranks form the whole model exactly once, up to equal replicas."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from levelfield.measure.raw_facts import GradientShare, HostReading, Reading, StepRecord, WeightSlice
+from levelfield.measure.raw_facts import FinalSlice, GradientShare, HostReading, Reading, StepRecord, WeightSlice
 from levelfield.rundir.event_lines import DAMAGED, Event, event_of, whole
 from levelfield.specs.paths import RunPaths
 
@@ -23,6 +23,7 @@ class RawRecords:
     steps: tuple[StepRecord, ...] = ()
     weights: tuple[WeightSlice, ...] = ()
     gradients: tuple[GradientShare, ...] = ()
+    final: tuple[FinalSlice, ...] = ()
     begins: dict[int, int] = field(default_factory=dict)
     errors: dict[int, Event] = field(default_factory=dict)
     frameworks: dict[int, Event] = field(default_factory=dict)
@@ -65,6 +66,7 @@ def read_raw(paths: RunPaths) -> RawRecords:
         steps=tuple(_records(pairs, "step", _step, broken)),
         weights=tuple(w for found in _records(pairs, "weights", _weights, broken) for w in found),
         gradients=tuple(g for found in _records(pairs, "gradients", _gradients, broken) for g in found),
+        final=tuple(f for found in _records(pairs, "final_weights", _final, broken) for f in found),
         begins=dict(_records(pairs, "begin", lambda rank, e: (rank, whole(e["end_ns"])), broken)),
         errors={rank: e for rank, e in pairs if e.get("event") == "error"},
         frameworks={rank: e for rank, e in pairs if e.get("event") == "framework"},
@@ -140,6 +142,19 @@ def _weights(rank: int, event: Event) -> list[WeightSlice]:
             int(checksum, 16),
         )
         for name, shape, slices, checksum in event["parameters"]
+    ]
+
+
+def _final(rank: int, event: Event) -> list[FinalSlice]:
+    return [
+        FinalSlice(
+            rank,
+            name.strip(),
+            tuple(map(whole, shape)),
+            tuple((whole(a), whole(b)) for a, b in slices),
+            (float(square), *map(float, projections)),
+        )
+        for name, shape, slices, (square, *projections) in event["parameters"]
     ]
 
 

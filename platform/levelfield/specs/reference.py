@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -10,22 +10,40 @@ from levelfield.specs.base import Document, Value
 from levelfield.specs.case import Precision, Scale
 from levelfield.specs.result import Identity
 
+Difference = Annotated[float, Field(ge=0)]
+
 
 class NoiseRow(Value):
-    """The largest relative differences from the reference of a run in which only `changed` differed."""
+    """The relative differences from the reference of a run in which only the arithmetic differed.
+
+    changed: framework, layout, micro-batch, threads of the run. first_step, gradient, curve: the largest of each layer.
+    Rows of older versions have nothing else. losses: of each step. gradients: the largest by step and group; a group is
+    all parameters of one name in all layers. weights: of the final weights, by group and "norm" or "projection".
+    hardware: the processor or chip. by, recorded: who recorded it and when. why: given with --replace, because the run
+    was beyond the limits.
+    """
 
     changed: str
     run_id: str
     first_step: float = Field(ge=0)
     gradient: float | None = Field(default=None, ge=0)
     curve: float = Field(ge=0)
+    losses: tuple[Difference, ...] = ()
+    gradients: dict[int, dict[str, Difference]] = Field(default_factory=dict)
+    weights: dict[str, dict[str, Difference]] = Field(default_factory=dict)
+    hardware: str | None = None
+    by: str | None = None
+    recorded: str | None = None
+    why: str | None = None
 
 
 class Reference(Document):
     """configs/references/<case>_<scale>_<precision>.json
 
-    losses, grad_norms: of steps 1, 2, ... gradients: norms by step and canonical parameter. by, why, promoted: who
-    promoted the run to the reference, the reason and the date. run_id to layout: the promoted run and its environment.
+    losses, grad_norms: of steps 1, 2, ... gradients: norms by step and canonical parameter. weights: of each parameter
+    after the last step [norm, projections...]; empty in references of older versions. by, why, promoted: who promoted
+    the run to the reference, the reason and the date. run_id to layout: the promoted run and its environment. settings:
+    its framework, layout, micro-batch and threads, as in a row of noise.
     """
 
     KIND: ClassVar[str] = "reference"
@@ -37,12 +55,14 @@ class Reference(Document):
     losses: tuple[float, ...] = Field(min_length=2)
     grad_norms: tuple[float | None, ...]
     gradients: dict[int, dict[str, float]]
+    weights: dict[str, tuple[float, ...]] = Field(default_factory=dict)
     noise: tuple[NoiseRow, ...] = ()
     run_id: str
     framework: str
     framework_version: str
     hardware: str
     layout: str
+    settings: str | None = None
     promoted: str
     by: str
     why: str
@@ -53,8 +73,12 @@ class Reference(Document):
 
     @model_validator(mode="after")
     def _whole(self) -> Reference:
-        if len(self.grad_norms) != len(self.losses):
-            raise ValueError(f"grad_norms: found {len(self.grad_norms)}, expected {len(self.losses)}, one per loss")
+        steps = len(self.losses)
+        if len(self.grad_norms) != steps:
+            raise ValueError(f"grad_norms: found {len(self.grad_norms)}, expected {steps}, one per loss")
+        for row in self.noise:
+            if row.losses and len(row.losses) != steps:
+                raise ValueError(f"noise of {row.run_id}: found {len(row.losses)} losses, expected {steps}")
         return self
 
 

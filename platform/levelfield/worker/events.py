@@ -19,6 +19,7 @@ import numpy as np
 from .checksum import checksum_slice
 from .faults import NonFinite, StorageError
 from .heartbeat import start_heartbeat
+from .sketch import sketch_slice
 from .slices import Slices, bounds_of
 
 if TYPE_CHECKING:
@@ -98,6 +99,14 @@ class Recorder:
         of all ranks add up to the norm of the whole parameter: each of n replicas gives 1/n. Call this before `step`.
         """
         self._write({"event": "gradients", "step": step, "squares": {name: _number(value) for name, value in squares}})
+
+    def final_weights(self, parameters: Iterable[Held]) -> None:
+        """Record a sketch of this rank's weights after the last step, given as for `weights`."""
+        rows = []
+        for name, shape, slices, array in parameters:
+            sums = [_number(value) for value in sketch_slice(name, array, shape, slices)]
+            rows.append([name, list(shape), [list(bound) for bound in bounds_of(shape, slices)], sums])
+        self._write({"event": "final_weights", "parameters": rows})
 
     def error(self, error_class: str, message: str, type_name: str) -> None:
         """Record the error that stops this process; faults.classify gives its `error_class`."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Iterable, Protocol
+from typing import TYPE_CHECKING, Any, Iterable, Protocol
 
 from .batches import Batch, Batches
 from .events import Recorder
 from .job import coordinates
+
+if TYPE_CHECKING:
+    from .events import Held
 
 
 class Trainer(Protocol):
@@ -23,14 +26,18 @@ class Trainer(Protocol):
     def finish(self, batch: Batch) -> dict[str, Any]:
         """Wait for the step's end and return the arguments of Recorder.step."""
 
+    def weights(self) -> Iterable[Held]:
+        """Return (name, whole shape, slices, float32 values) of what this rank holds between two steps."""
+
     def save(self, folder: str) -> None:
         """Write the weights by canonical name."""
 
 
 def train_steps(job: SimpleNamespace, recorder: Recorder, trainer: Trainer) -> None:
-    """Train every step with `trainer` and record it. A step that the loss scale skipped gets no gradients event.
+    """Train every step with `trainer` and record it, and then the final weights.
 
-    After the captured step, the updated weights are saved in the folder `updated` beside the captured tensors.
+    A step that the loss scale skipped gets no gradients event. After the captured step, the updated weights are saved
+    in the folder `updated` beside the captured tensors.
     """
     batches = iter(Batches(job, coordinates(job).data))
     batch = next(batches, None)
@@ -46,6 +53,7 @@ def train_steps(job: SimpleNamespace, recorder: Recorder, trainer: Trainer) -> N
         if job.capture is not None and batch.step == job.capture.step:
             trainer.save(_create_folder(Path(job.capture.folder) / "updated"))
         batch = upcoming
+    recorder.final_weights(trainer.weights())
     if job.save_weights_dir:
         trainer.save(job.save_weights_dir)
 

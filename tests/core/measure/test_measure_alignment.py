@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
+from statistics import NormalDist
 
 import loss_curves
 import pytest
-from levelfield.measure.alignment import AlignmentLimits, TrainingCurve, align, flagperf_rule, norm_difference
-from levelfield.measure.calibration import LEAST, MULTIPLE, limits_of, noise_between, tail_margin
+from levelfield.measure.alignment import (
+    AlignmentLimits,
+    TrainingCurve,
+    align,
+    flagperf_rule,
+    limit_at,
+    norm_difference,
+)
+from levelfield.measure.calibration import (
+    LEAST,
+    LEAST_OF_NORMS,
+    Noise,
+    chi_square_quantile,
+    limits_of,
+    noise_between,
+    normal_quantile,
+    tail_margin,
+    tolerance_factor,
+)
 from levelfield.measure.equivalence import BLOCKS, block_means, tail_equivalence
 
 STEPS = 60
@@ -91,20 +110,157 @@ def test_flagperfs_rule_alone_accepts_two_percent_and_short_runs_have_none():
     assert flagperf_rule(short, short) is None
 
 
+# ---- spikes
+
+
+def test_a_spike_decides_although_the_curve_has_a_limit():
+    found = align(with_losses(lambda s, x: x * 1.4 if s == 33 else x), REFERENCE, LIMITS)
+    assert found.verdict == "different" and found.reason.startswith("spikes: step 33 jumps by 39.8%")
+    assert {layer.name: layer.passed for layer in found.layers}["curve"] is True
+
+
+def test_a_curve_that_stays_away_after_a_spike_is_diverged_from_the_spike_on():
+    found = align(with_losses(lambda s, x: x * (1.4 if s == 33 else 1.003 if s > 33 else 1)), REFERENCE, LIMITS)
+    assert found.verdict == "diverged" and "first at step 33" in found.reason
+
+
+ZEROS = training(losses=dict.fromkeys(range(1, STEPS + 1), 0.0))
+
+
+@pytest.mark.parametrize(
+    ("run", "reference", "verdict"),
+    [(ZEROS, ZEROS, "aligned"), (REFERENCE, ZEROS, "different"), (ZEROS, REFERENCE, "different")],
+)
+def test_a_curve_of_zeros_is_judged(run, reference, verdict):
+    assert align(run, reference, LIMITS).verdict == verdict
+    assert noise_between(run, reference).first_step == (0.0 if run is reference else pytest.approx(1, rel=1e301))
+    one = training(losses={**ZEROS.losses, 7: 1e-3})
+    assert align(one, ZEROS, LIMITS).verdict == "different" and flagperf_rule(one, ZEROS) == 0.0
+
+
+# ---- final weights
+
+WEIGHTS = {"embedding.weight": (9.0, 1.0, -2.0), "layers.0.mlp.up.bias": (0.03, 0.01, -0.02)}
+ENDED = training(weights=WEIGHTS)
+WEIGHED = replace(LIMITS, weights=1e-5)
+
+
+def ended(name="layers.0.mlp.up.bias", factors=(1.0, 1.0, 1.0)):
+    return training(weights={**WEIGHTS, name: tuple(x * f for x, f in zip(WEIGHTS[name], factors, strict=True))})
+
+
+@pytest.mark.parametrize(
+    ("run", "verdict", "words"),
+    [
+        (ENDED, "aligned", "every layer"),
+        (ended(factors=(1.000001, 1.0, 1.0)), "aligned", "every layer"),
+        (ended(factors=(1.0016, 1.0016, 1.0016)), "different", "norm of layers.0.mlp.up.bias"),
+        (ended(factors=(1.0, 1.0, -1.0)), "different", "a projection of layers.0.mlp.up.bias"),
+        (ended(factors=(math.nan, 1.0, 1.0)), "different", "norm of layers.0.mlp.up.bias"),
+        (ended(factors=(1.0, math.inf, 1.0)), "different", "a projection of layers.0.mlp.up.bias"),
+        (training(weights={**WEIGHTS, "embedding.weight": (9.0,)}), "different", "embedding.weight"),
+        (training(weights={"embedding.weight": WEIGHTS["embedding.weight"]}), "different", "only one"),
+        (REFERENCE, "inconclusive", "did not record its final weights"),
+    ],
+)
+def test_final_weights_are_compared_by_norm_and_projections(run, verdict, words):
+    found = align(run, ENDED, WEIGHED)
+    assert found.verdict == verdict and words in found.reason
+
+
+def test_a_reference_without_final_weights_says_so_and_does_not_leave_the_run_open():
+    found = align(ENDED, REFERENCE, WEIGHED)
+    assert found.verdict == "aligned" and found.reason.endswith("; final weights: not in the reference")
+
+
+def test_final_weights_without_noise_are_open():
+    found = align(ENDED, ENDED, LIMITS)
+    assert found.verdict == "inconclusive" and "final weights: 0.0e+00, no noise recorded" in found.reason
+
+
 # ---- limits that are learned
 
 
-def test_a_limit_is_the_multiple_of_the_largest_noise_and_never_below_rounding():
-    near, far = with_losses(lambda s, x: x * (1 + 1e-6)), with_losses(lambda s, x: x * (1 + 5e-6))
-    limits = limits_of([noise_between(run, REFERENCE) for run in (near, far)], "two runs")
-    assert limits.curve == pytest.approx(MULTIPLE * 5e-6) and limits.gradient == LEAST
-    assert limits_of([noise_between(REFERENCE, REFERENCE)], "itself").curve == LEAST
+def test_the_factor_is_that_of_published_tables_and_falls_with_rows():
+    # Quantiles at 5 %: Abramowitz and Stegun, 1964, table 26.8; the normal one at 1 in 2,000.
+    published = {1: 0.00393214, 2: 0.102587, 3: 0.351846, 6: 1.63539, 10: 3.94030, 30: 18.4926}
+    assert {n: chi_square_quantile(0.05, n) for n in published} == pytest.approx(published, rel=1e-5)
+    assert normal_quantile(1) == pytest.approx(3.29053, rel=1e-5)
+    factors = [tolerance_factor(rows, normal_quantile(300)) for rows in range(1, 60)]
+    assert factors == sorted(factors, reverse=True) and factors[-1] > normal_quantile(300)
+
+
+def test_the_limit_keeps_its_error_rate_on_normal_rows():
+    """The chance that limits from ten rows are too small for one run in a hundred is 5 %."""
+    draws, failures = random.Random(3), 0
+    for _ in range(400):
+        rows = [math.sqrt(sum(draws.gauss(0, 1) ** 2 for _ in range(10)) / 10)]
+        limit = rows[0] * tolerance_factor(10, NormalDist().inv_cdf(0.995))
+        failures += 2 * (1 - NormalDist().cdf(limit)) > 0.01
+    assert 0.02 < failures / 400 < 0.08
+
+
+def noisy(size, kind="layout", setting="", first=1):
+    """A row whose losses are `size` apart from step `first` on."""
+    run = with_losses(lambda s, x: x * (1 + (size if s >= first else 0)))
+    return noise_between(run, REFERENCE)._replace(kind=kind, setting=setting)
+
+
+def test_limits_are_by_step_and_never_below_rounding():
+    limits = limits_of([noisy(s * 1e-6, first=20) for s in (1, 2, 3)], "three runs")
+    assert limit_at(limits.curve, 19) == LEAST and limit_at(limits.first_step, 1) == LEAST
+    assert limit_at(limits.curve, 60) == pytest.approx(limit_at(limits.curve, 20)) and limit_at(limits.curve, 20) > 2e-5
+    assert limit_at(limits.gradient, (1, "mlp.up.weight")) == LEAST_OF_NORMS
+    late, early = (with_losses(lambda s, x, at=at: x * (1 + 5e-6 * (s >= at))) for at in (20, 5))
+    words = [align(run, REFERENCE, limits) for run in (late, early)]
+    assert [found.verdict for found in words] == ["aligned", "diverged"] and "first at step 5" in words[1].reason
+
+
+def test_gradients_have_a_limit_of_their_group():
+    apart = {1: {**NORMS, "layers.0.mlp.up.weight": 0.2 * (1 + 1e-5)}, 10: NORMS}
+    rows = [noise_between(training(gradients=apart), REFERENCE)]
+    limits = limits_of(rows, "one run")
+    assert limit_at(limits.gradient, (1, "mlp.up.weight")) > 1e-4
+    assert limit_at(limits.gradient, (10, "mlp.up.weight")) == LEAST_OF_NORMS
+    moved = {1: {**NORMS, "embedding.weight": 1 + 1e-5}, 10: NORMS}
+    found = align(training(gradients=moved), REFERENCE, replace(limits, curve=1e-5, first_step=1e-6))
+    assert found.verdict == "different" and "embedding.weight at step 1" in found.reason
+
+
+def test_more_rows_make_a_limit_tighter_and_many_small_ones_do_not_hide_a_large_one():
+    few, more = (limits_of([noisy(1e-5 + n * 1e-9) for n in range(rows)], "") for rows in (2, 12))
+    assert limit_at(more.curve, 9) < limit_at(few.curve, 9) / 2
+    large = noisy(1e-5)
+    small = [noisy(1e-8 * n, kind="threads") for n in range(1, 30)]
+    assert limit_at(limits_of([large, *small], "").curve, 9) > 5e-5
+
+
+def test_repeats_and_equal_bits_are_no_further_rows():
+    one = limits_of([noisy(1e-5)], "")
+    for other in (noisy(1e-5), noisy(0.0), noisy(0.0, kind="threads")):
+        assert limit_at(limits_of([noisy(1e-5), other], "").curve, 9) == limit_at(one.curve, 9)
+    repeated = limits_of([noisy(size, setting="DP2 on this host") for size in (1e-6, 1e-5, 5e-6)], "")
+    assert (
+        limit_at(repeated.curve, 9) == pytest.approx(limit_at(one.curve, 9)) and "1 row (1 layout)" in repeated.source
+    )
+
+
+def test_a_row_of_maxima_alone_has_its_maximum_everywhere():
+    old = Noise(1e-7, {None: 1e-6}, {None: 2e-6}, None, "framework")
+    alone = limits_of([old], "")
+    assert alone.weights is None and limit_at(alone.curve, 1) == limit_at(alone.curve, 60) > 1e-4
+    both = limits_of([old, noisy(1e-9)], "")
+    assert limit_at(both.curve, 1) == limit_at(both.curve, 60) > 1e-5
+    assert "2 rows (1 framework, 1 layout)" in both.source
+
+
+def test_no_noise_gives_no_limits():
     assert limits_of([], "nothing").curve is None
 
 
 def test_noise_of_a_run_that_is_not_finite_is_infinite_and_so_is_its_limit():
     broken = with_losses(lambda s, x: math.nan if s == 4 else x)
-    assert noise_between(broken, REFERENCE).curve == math.inf
+    assert noise_between(broken, REFERENCE).curve[4] == math.inf
 
 
 # ---- the tail

@@ -1,0 +1,95 @@
+"""The noise rows of a reference: made from a run, read back as differences by place, and turned into limits."""
+
+from __future__ import annotations
+
+import getpass
+from datetime import datetime, timezone
+
+from levelfield.measure.alignment import AlignmentLimits
+from levelfield.measure.calibration import Noise, Places, basis, limits_of, merged
+from levelfield.specs.reference import NoiseRow, Reference
+
+_DIGITS = 3  # of a stored difference
+
+
+def limits_from(reference: Reference) -> AlignmentLimits:
+    """Return the tolerance limits that the reference's rows give. The source names rows, kinds and overrides."""
+    forced = sum(row.why is not None for row in reference.noise)
+    note = f", {forced} of them recorded with --replace" if forced else ""
+    return limits_of([noise_of(row, reference) for row in reference.noise], f"the reference's noise{note}")
+
+
+def noise_basis(reference: Reference) -> str:
+    """Return how many rows the limits rest on, and of what kinds."""
+    return basis(merged(noise_of(row, reference) for row in reference.noise))
+
+
+def noise_of(row: NoiseRow, reference: Reference) -> Noise:
+    """Return the differences of a row. A row of maxima alone has its maximum at every place, the weakest reading."""
+    gradient: Places | None = {
+        (step, group): value for step, groups in row.gradients.items() for group, value in groups.items()
+    } or (None if row.gradient is None else {None: row.gradient})
+    curve: Places = dict(enumerate(row.losses, start=1)) or {None: row.curve}
+    weights: Places | None = {
+        (group, figure): value for group, figures in row.weights.items() for figure, value in figures.items()
+    } or None
+    return Noise(row.first_step, gradient, curve, weights, kind(row, reference), f"{row.changed}; {row.hardware}")
+
+
+def kind(row: NoiseRow, reference: Reference) -> str:
+    """Return the most important thing that the row's run varied: framework, version, layout, processor, or a setting.
+
+    Older references do not have their own settings: then threads and micro-batch cannot be told apart.
+    """
+    framework, layout, *settings = row.changed.split(", ")
+    name, _, version = framework.partition(" ")
+    if name != reference.framework:
+        return "framework"
+    if layout != reference.layout:
+        return "layout"
+    if row.hardware is not None and row.hardware != processor(reference):
+        return "processor"
+    if version != reference.framework_version:
+        return "version"
+    own = reference.settings.split(", ")[2:] if reference.settings else None
+    if own is None:
+        return "threads or micro-batch"
+    varied = sorted(set(settings) ^ set(own))
+    return varied[0].strip("0123456789 ").strip() if varied else "repeat"
+
+
+def processor(reference: Reference) -> str:
+    """Return the description of one device of the reference's hardware, without their number."""
+    return reference.hardware.partition(" x ")[2] or reference.hardware
+
+
+def row_of(noise: Noise, changed: str, run_id: str, hardware: str, why: str | None) -> NoiseRow:
+    """Return the row that stores `noise`, by this user and at this time."""
+    return NoiseRow.model_validate(
+        {
+            "changed": changed,
+            "run_id": run_id,
+            "first_step": noise.first_step,
+            "gradient": max(noise.gradient.values()) if noise.gradient else None,
+            "curve": max(noise.curve.values()),
+            "losses": [_short(value) for value in noise.curve.values()],
+            "gradients": _nested(noise.gradient),
+            "weights": _nested(noise.weights),
+            "hardware": hardware,
+            "by": getpass.getuser(),
+            "recorded": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "why": why,
+        }
+    )
+
+
+def _nested(places: Places | None) -> dict[int | str, dict[str, float]]:
+    found: dict[int | str, dict[str, float]] = {}
+    for place, value in (places or {}).items():
+        if isinstance(place, tuple):
+            found.setdefault(place[0], {})[place[1]] = _short(value)
+    return found
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
