@@ -13,7 +13,8 @@ class Fault:
     """code: lines of Python that run before the training starts; `job` is in their scope.
 
     layer: the layer of the alignment that decides in float32. tensor, step: what `diagnose` finds; tensor is None
-    where one process is right, and in other frameworks. model: what `diagnose` needs to differ from the small model of the family.
+    where one process is right, and in other frameworks. model: what `diagnose` needs to be otherwise than in the small
+    model of the family.
     """
 
     name: str

@@ -7,7 +7,7 @@ from matrix import VARIANTS
 
 MEGATRON = (
     Fault(
-        "query, key and value one after another",  # rows as Megatron does not keep them; checksums read what was written
+        "query, key and value one after another",  # Megatron has them by groups; checksums read what was written
         """
 import canonical
 canonical.Correspondence.groups = lambda self, module: 1

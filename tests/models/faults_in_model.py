@@ -227,7 +227,7 @@ def launch(self, batch):
     right(self, batch)
 training.Trainer.launch = launch
 """,
-        "first step",
+        "gradients",
         "layers.2",
     ),
 )

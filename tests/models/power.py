@@ -13,7 +13,7 @@ import argparse
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from unittest import mock
 from fault import Fault
 from faults import FAULTS
 from faults_elsewhere import ELSEWHERE
+from interpreters import interpreters
 from layouts import MODELS, ROOT, SINGLE, Curve, Variant, job_of, planted, script_of, train
 from levelfield.measure import alignment as rules
 from levelfield.measure.calibration import limits_of, noise_between
@@ -32,10 +33,10 @@ PAGE = ROOT / "docs" / "alignment.md"
 BEGIN, END = "<!-- written by tests/models/power.py: begin -->", "<!-- end -->"
 PRECISIONS = ("fp32", "bf16")
 
-# The variations of `align calibrate` from one process with one thread and micro-batches of 2.
+# The variations of `align calibrate`, by what they vary, from one process with one thread and micro-batches of 2.
 LEARNT = (
-    Variant("half the micro-batch", micro_batch=1),
-    *(VARIANTS[name] for name in ("DP2", "TP2", "PP2", "ZeRO 1, DP2")),
+    ("micro-batch", Variant("half the micro-batch", micro_batch=1)),
+    *(("layout", VARIANTS[name]) for name in ("DP2", "TP2", "PP2", "ZeRO 1, DP2")),
 )
 
 
@@ -67,7 +68,6 @@ HONEST = (
     ),
     HonestRun("held to AVX2", environment=fewer_instructions("AVX2", "avx2")),
     HonestRun("held to SSE4.1", environment=fewer_instructions("SSE41", "default")),
-    HonestRun("held to AVX-512 without bf16", environment=fewer_instructions("AVX512_CORE", "avx512")),
     HonestRun("MKL in its compatible mode", environment={"MKL_CBWR": "COMPATIBLE"}),
     *(HonestRun(framework, framework=framework) for framework in ("megatron", "paddle", "deepspeed", "oneflow")),
 )  # fmt: skip
@@ -105,14 +105,17 @@ def training_of(curve: Curve) -> rules.TrainingCurve:
     identity = {"weights": str(sorted(curve.weights.items())), "tokens": str(curve.token_checksums)}
     steps = range(1, len(curve.losses) + 1)
     losses, global_norms = dict(zip(steps, curve.losses, strict=True)), dict(zip(steps, curve.grad_norms, strict=True))
-    return rules.TrainingCurve(len(losses), losses, global_norms, norms, identity)
+    return rules.TrainingCurve(len(losses), losses, global_norms, norms, identity, curve.final)
 
 
-def yardstick(family: str, precision: str) -> Yardstick:
-    """Train the reference and the variations that `align calibrate` trains."""
-    runs = [train(job_of(MODELS[family], variant, STEPS, precision=precision)) for variant in (SINGLE, *LEARNT)]
-    right, *others = map(training_of, runs)
-    return Yardstick(right, limits_of([noise_between(other, right) for other in others], f"{len(others)} variations"))
+def yardstick(curve_of: Callable[[Variant], Curve], learnt: Sequence[tuple[str, Variant]] = LEARNT) -> Yardstick:
+    """The reference, and the limits from the rows of noise that its variations give."""
+    right = training_of(curve_of(SINGLE))
+    rows = [
+        noise_between(training_of(curve_of(variant)), right)._replace(kind=kind, setting=variant.name)
+        for kind, variant in learnt
+    ]
+    return Yardstick(right, limits_of(rows, "the small model's noise"))
 
 
 def judge(run: Fault | HonestRun, family: str, precision: str, by: Yardstick, python: Path | None = None) -> Judgement:
@@ -136,7 +139,10 @@ def train_of(run: Fault | HonestRun, family: str, precision: str, python: Path |
 
 def judgements(precision: str, interpreter_of: Any) -> Iterator[Judgement]:
     """Every fault in its family and every honest run in both families, of the frameworks that have the precision."""
-    by = {family: yardstick(family, precision) for family in sorted(MODELS)}
+    by = {
+        family: yardstick(lambda variant, m=model: train(job_of(m, variant, STEPS, precision=precision)))
+        for family, model in sorted(MODELS.items())
+    }
     runs = [(run, family) for run in HONEST for family in sorted(MODELS)]
     runs += [(fault, fault.family) for fault in (*FAULTS, *ELSEWHERE)]
     for run, family in runs:
@@ -148,14 +154,17 @@ def judgements(precision: str, interpreter_of: Any) -> Iterator[Judgement]:
 # ---- what the verdicts amount to
 
 
+_LOSSES = ("integrity", "identity", "first step", "curve", "spikes")
 LAYER_SETS = {
-    "losses": ("integrity", "identity", "first step", "curve", "spikes"),
-    "losses and gradients": ("integrity", "identity", "first step", "curve", "spikes", "gradients"),
+    "losses": _LOSSES,
+    "losses, gradients": (*_LOSSES, "gradients"),
+    "losses, final weights": (*_LOSSES, "final weights"),
+    "all": (*_LOSSES, "gradients", "final weights"),
 }
 
 
 def certified(judged: Iterable[Judgement]) -> dict[tuple[str, str, str], str]:
-    """Verdict by (framework, name, family) of the runs in bf16, of which `aligned` needs the same run aligned in fp32."""
+    """Return the verdict of each run in bf16, by (framework, name, family). `aligned` needs it aligned in fp32 too."""
     listed = list(judged)
     aligned = {_key(j) for j in listed if j.precision == "fp32" and j.verdict == "aligned"}
     return {
@@ -238,7 +247,9 @@ def summary(found: Sequence[Judgement]) -> list[str]:
     for precision in PRECISIONS:
         lines += set_of_layers(found, precision)
     laundered = [key for key, verdict in certified(found).items() if verdict == "aligned" and _is_fault(key, found)]
-    lines.append(f"| bf16 with the certificate | {len(laundered)} | {'; '.join(name for _, name, _ in laundered) or '-'} |")
+    lines.append(
+        f"| bf16 with the certificate | {len(laundered)} | {'; '.join(name for _, name, _ in laundered) or '-'} |"
+    )
     return lines
 
 
@@ -270,7 +281,9 @@ def main() -> None:
                 found.append(judged)
                 print(f"{precision} {judged.family:5} {judged.framework:9} {judged.name}: {judged.layer}", flush=True)
     if options.json:
-        options.json.write_text(json.dumps({"processor": processor(), "judgements": [asdict(j) for j in found]}, indent=1))
+        options.json.write_text(
+            json.dumps({"processor": processor(), "judgements": [asdict(j) for j in found]}, indent=1)
+        )
     print(section(found))
     if options.docs:
         PAGE.write_text(documented(PAGE.read_text(), section(found)))

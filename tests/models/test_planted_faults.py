@@ -2,80 +2,62 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import sys
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from faults import FAULTS, Fault
-from layouts import MODELS, ROOT, SINGLE, Curve, Variant, job_of, planted, script_of, train
+from fault import Fault
+from faults import FAULTS
+from faults_elsewhere import ELSEWHERE
+from layouts import MODELS, ROOT, Variant, job_of, planted, script_of
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import Outcome, ProcessEnd, Request, Watch
-from levelfield.measure import alignment as rules
-from levelfield.measure.calibration import limits_of, noise_between
 from levelfield.run import launchers
 from levelfield.run.launchers.local import LocalLauncher, free_port, with_port
 from levelfield.run.runner import Listener
 from levelfield.run.runtimes.process_runtime import inherited
 from levelfield.specs.tuning import TuningChoice
 from levelfield.studies.diagnosis import ComparedTraining, Diagnosis, first_difference
+from power import STEPS, Yardstick, judge, yardstick
 from warm import run_ranks
 
 pytestmark = pytest.mark.torch
 
-# what changes arithmetic only: the limits come from these. Ranks take as much as they can at once: they cost the most.
+# What changes arithmetic only: the limits come from these. Ranks take as much as they can at once: they cost the most.
 NUMERICS = (
-    Variant("", micro_batch=4),
-    Variant("", {"data": 2}, micro_batch=4),
-    Variant("", {"tensor": 2}, micro_batch=8),
+    ("micro-batch", Variant("micro-batch 4", micro_batch=4)),
+    ("layout", Variant("DP2", {"data": 2}, micro_batch=4)),
+    ("layout", Variant("TP2", {"tensor": 2}, micro_batch=8)),
 )
 
 
-WIDE = rules.AlignmentLimits(1e-6, 1e-3, 1e-5, "wide")
-
-
-def training_of(curve: Curve) -> rules.TrainingCurve:
-    norms = {s: {n: max(v, 0.0) ** 0.5 for n, v in squares.items()} for s, squares in curve.gradients.items()}
-    identity = {"weights": str(sorted(curve.weights.items())), "tokens": str(curve.token_checksums)}
-    steps = range(1, len(curve.losses) + 1)
-    losses, global_norms = dict(zip(steps, curve.losses, strict=True)), dict(zip(steps, curve.grad_norms, strict=True))
-    return rules.TrainingCurve(len(losses), losses, global_norms, norms, identity, curve.final)
-
-
-STEPS = 10  # the last step whose gradients are recorded
-
-
 @pytest.fixture(scope="module")
-def expected(torch_of) -> Callable[[dict[str, Any]], tuple[rules.TrainingCurve, rules.AlignmentLimits]]:
-    """The right training of a model, and the limits that its numerics-only variations give."""
-
-    def of(model):
-        right, *runs = (training_of(torch_of(job_of(model, variant, STEPS))) for variant in (SINGLE, *NUMERICS))
-        assert all(rules.align(run, right, WIDE).verdict == "aligned" for run in runs)
-        return right, limits_of([noise_between(run, right) for run in runs], "three variations")
-
-    return of
+def expected(torch_of) -> Callable[[str], Yardstick]:
+    """The right training of a family's small model, and the limits that its numerics-only variations give."""
+    return functools.cache(
+        lambda family: yardstick(lambda variant: torch_of(job_of(MODELS[family], variant, STEPS)), NUMERICS)
+    )
 
 
 @pytest.mark.layouts
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_is_caught_by_its_layer(fault: Fault, tmp_path, expected):
-    model = {**MODELS[fault.family], **fault.model}
-    right, limits = expected(model)
-    run = training_of(train(job_of(model, fault.variant, STEPS), planted(tmp_path, "torch", fault.code)))
-    found = rules.align(run, right, limits)
-    failed = [layer.name for layer in found.layers if layer.passed is False]
-    assert failed[:1] == [fault.layer], found
+@pytest.mark.parametrize("fault", (*FAULTS, *ELSEWHERE), ids=lambda fault: f"{fault.framework} {fault.name}")
+def test_a_fault_is_caught_by_its_layer(fault: Fault, expected, interpreter_of):
+    python = None if fault.framework == "torch" else interpreter_of(fault.framework)
+    found = judge(fault, fault.family, "fp32", expected(fault.family), python)
+    assert fault.layer in found.failed, found
     assert found.verdict in ("different", "diverged", "not comparable")
 
 
-def test_the_documents_table_names_every_fault_and_its_layer():
-    rows = [line for line in (ROOT / "docs" / "alignment.md").read_text().splitlines() if line.startswith("| ")]
-    for fault in FAULTS:
-        assert f"| {fault.name} | {fault.layer} | {fault.tensor or 'all agree in one process'} |" in rows
+def test_there_are_enough_faults():
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) == 45
+    assert {framework: len(list(of)) for framework, of in groupby(ELSEWHERE, lambda fault: fault.framework)} == {
+        "megatron": 3, "paddle": 3, "deepspeed": 3, "oneflow": 3
+    }  # fmt: skip
 
 
 # ---- diagnose
