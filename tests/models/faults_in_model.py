@@ -130,7 +130,7 @@ def coarse(size, length, base, device, dtype):
 decoder.rotary_tables = coarse
 """,
         "gradients",
-        "layers.0",
+        "layers.2",
         family="llama",
     ),
     Fault(

@@ -133,7 +133,7 @@ def step(self, rate, divisor, skip=None):
 optimizer.LocalAdamW.step = step
 """,
         "gradients",
-        "updated.embedding.weight",
+        "updated.layers.0.attention_norm.bias",
     ),
 )
 
@@ -166,7 +166,7 @@ job.training.schedule.min_lr = 0.0
 """,
         "gradients",
         "updated.embedding.weight",
-        step=6,
+        step=3,
     ),
     Fault(
         "one step without an update",
