@@ -11,7 +11,13 @@ PYTEST := PYTHONPATH=platform $(PY) -m pytest
 export PIP_NO_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: test computing waiting quick lint environments framework-free each-framework on-the-engine end-to-end bench gpu-check matrix host-runs thorough clean
+# On a machine without network: a folder that `run_benchmarks.py wheels fetch` made on another one.
+ifdef LEVELFIELD_WHEELS
+export PIP_NO_INDEX := 1
+export PIP_FIND_LINKS := $(abspath $(LEVELFIELD_WHEELS))
+endif
+
+.PHONY: test computing waiting quick lint environments framework-free each-framework on-the-engine end-to-end bench gpu-check matrix host-runs thorough drills clean
 
 # Two lanes, for two cores. Installing packages, whole runs and the container engine mostly wait: they run beside the tests
 # that compute. The engine's tests come last: what ends a rank by a signal must not run beside a container that runs out
@@ -33,10 +39,10 @@ each-framework: $(STAMP)
 	$(PYTEST) -n 2 -m "$(NEW)" tests/models
 
 on-the-engine: $(STAMP)
-	$(PYTEST) -m "(containers or beside_no_container) and $(NEW)" tests/containers tests/e2e
+	$(PYTEST) -m "containers and $(NEW)" tests/containers
 
 end-to-end: $(STAMP)
-	$(PYTEST) -m "e2e and not beside_no_container and $(NEW)" tests/e2e
+	$(PYTEST) -m "e2e and $(NEW)" tests/e2e
 
 framework-free: $(STAMP)
 	$(PYTEST) -n 4 -m "not e2e and not containers and $(NEW)" --ignore=tests/models
@@ -59,6 +65,10 @@ lint: $(STAMP)
 	MYPYPATH=platform $(PY) -m mypy vendors/cpu/adapter.py
 	MYPYPATH=platform $(PY) -m mypy vendors/nvidia/adapter.py
 	PYTHONPATH=platform $(DEV)/bin/lint-imports --no-logo
+
+# The ends that users meet on a bad day, ten times in a row while every core is busy: about twenty minutes.
+drills: $(STAMP)
+	PYTHONPATH=platform $(PY) tests/drills.py
 
 # Every benchmark, one after another; each prints ratios from one run.
 bench: $(STAMP)

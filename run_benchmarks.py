@@ -7,8 +7,8 @@ a syntax error. LEVELFIELD_NO_BOOTSTRAP=1 uses the Python that runs this file, w
 
 import hashlib
 import os
-import subprocess
 import sys
+from pathlib import Path
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
 LOCK_FILE = os.path.join(ROOT, "requirements.lock")
@@ -24,17 +24,20 @@ def main():
         return fail(
             "found Python %s, expected %d.%d or newer; start this file with a newer python3" % ((found,) + OLDEST)
         )
+    # In place of the repository's root, whose `docker` would shadow the SDK.
+    sys.path[0] = os.path.join(ROOT, "platform")
     if os.environ.get("LEVELFIELD_NO_BOOTSTRAP") != "1" and not is_suitable():
         make_environment()
         if not os.environ.get("LEVELFIELD_BOOTSTRAPPED"):
             os.environ["LEVELFIELD_BOOTSTRAPPED"] = "1"
             os.execv(PYTHON, [PYTHON, *sys.argv])
     os.environ.pop("LEVELFIELD_BOOTSTRAPPED", None)
-    sys.path[0] = os.path.join(
-        ROOT, "platform"
-    )  # in place of the repository's root, whose `docker` would shadow the SDK
-    from levelfield.cli.main import started
+    try:
+        from levelfield.cli.main import started
+    except ImportError as error:
+        from levelfield import installer
 
+        return fail(installer.lost(error.name))
     return started(sys.argv[1:])
 
 
@@ -84,8 +87,13 @@ def read(path):
 
 
 def make_environment():
-    """Make .venv once. A second start waits for the first; an incomplete .venv is made again."""
+    """Make .venv once. A second start waits for the first; an incomplete .venv is made again.
+
+    What a killed start left of the installer is ended first: it would write into the same folder.
+    """
     import fcntl
+
+    from levelfield import installer
 
     try:
         lock = open(os.path.join(ROOT, ".venv.lock"), "w")
@@ -97,6 +105,7 @@ def make_environment():
         fcntl.flock(lock, fcntl.LOCK_EX)
         if read(STAMP) == wanted_stamp() and os.path.exists(PYTHON):
             return
+        reported(lambda: installer.end_left(Path(ENVIRONMENT), say))
         say("first start: making .venv with the platform's own packages (%s)" % os.path.basename(LOCK_FILE))
         command([sys.executable, "-m", "venv", "--clear", ENVIRONMENT])
         command(
@@ -108,14 +117,25 @@ def make_environment():
 
 
 def command(argv):
-    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
-    if done.returncode:
-        evidence = "\n  ".join([line for line in done.stdout.splitlines() if not line.startswith("WARNING")][-5:])
-        sys.exit(fail("this failed: %s\n  %s" % (" ".join(argv), evidence)))
+    from levelfield import installer
+
+    reported(lambda: installer.run(argv, Path(ENVIRONMENT), lambda line: None))
+
+
+def reported(action):
+    """Run the action, and end this process with a sentence where it fails."""
+    from levelfield.errors import LevelfieldError
+
+    try:
+        action()
+    except LevelfieldError as error:
+        sys.exit(fail("this failed: %s" % error))
 
 
 def say(text):
-    print("levelfield: " + text, file=sys.stderr, flush=True)
+    """Print a sentence. A control character, as an installer may print, becomes an escape such as \\x1b."""
+    shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+    print("levelfield: " + shown, file=sys.stderr, flush=True)
 
 
 def fail(text):

@@ -3,6 +3,8 @@
 
     python benchmarks/planner_unseen.py                 the runs of benchmarks/data/unseen_runs.json
     python benchmarks/planner_unseen.py --runs FILE     other runs, in the same form; none of them is in a fit
+    python benchmarks/planner_unseen.py --runs benchmarks/data/context_runs.json --rows
+                                                        those with context parallelism
     python benchmarks/planner_unseen.py --rows          every run as well
     python benchmarks/planner_unseen.py --fit           set the constants of the programs again, then print
     python benchmarks/planner_unseen.py --check         fit without writing; exit 4 when the files hold other values
@@ -21,7 +23,7 @@ from pathlib import Path
 
 from levelfield.catalog.registry import Registry
 from pages.program_fit import FITS, Values, fitted_values, written
-from pages.unseen import RUNS, Judged, Questions, Run, Sweep, judged, runs_of, spread, sweeps_of
+from pages.unseen import CONTEXT_RUNS, RUNS, Judged, Questions, Run, Sweep, judged, runs_of, spread, sweeps_of
 from pages.unseen_page import page
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "planner-unseen.md"
@@ -63,7 +65,8 @@ def refit(runs: list[Run], write: bool) -> list[Path]:
 
 def repage(write: bool) -> list[Path]:
     """Write docs/planner-unseen.md from the files as they are. Return the page where it differed."""
-    text = page(judged(runs_of(RUNS), Questions(Registry())))
+    questions = Questions(Registry())
+    text = page(judged(runs_of(RUNS), questions), judged(runs_of(CONTEXT_RUNS), questions))
     if PAGE.exists() and PAGE.read_text() == text:
         return []
     print(f"{'written' if write else 'differs'}: {PAGE.name}")

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMIT_SECONDS = 900
 # A training that only pretends, a vendor with FAKE_DEVICES devices, and the case `long`: time to break something.
 PRETENDING = ("--plugins", str(ROOT / "tests/core/plugins"), "--plugins", str(ROOT / "tests/containers/plugins"))
+LONG = ("--case", "long:fake:fake:1:2", *PRETENDING, "--python", sys.executable)
 SHORT = ("--plugins", str(ROOT / "tests/e2e/plugins"))  # the case `short`: forty small steps of a real training
 
 
@@ -73,6 +74,14 @@ def finished(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]
         raise
     assert "Traceback" not in out + err, err
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def begun(benchmark: Benchmark, command: tuple[str, ...]) -> subprocess.Popen[str]:
+    """The command, once both ranks have done some steps: those that pretend do not wait for each other."""
+    process = benchmark.start(*command)
+    for rank in (0, 1):
+        benchmark.wait_for_step(process, 5, rank)
+    return process
 
 
 def steps(run: Path) -> list[tuple[float, float, str]]:

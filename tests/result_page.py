@@ -20,7 +20,14 @@ from pydantic.fields import FieldInfo
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "result.md"
 NUMBERS = (int, float)
-_WORDS = {str: "text", bool: "true or false", int: "whole number", float: "number", type(None): "null"}
+_WORDS = {
+    dict[str, str]: "texts by name",
+    str: "text",
+    bool: "true or false",
+    int: "whole number",
+    float: "number",
+    type(None): "null",
+}
 
 # Values that other documents hold too are described here, by model and field: (unit, meaning).
 SHARED: dict[str, dict[str, tuple[str, str]]] = {
@@ -30,7 +37,8 @@ SHARED: dict[str, dict[str, tuple[str, str]]] = {
         "pipeline": ("count", "Pipeline stages: devices that share the layers."),
         "sequence_parallel": ("", "Whether the tensor-parallel devices also divide the sequence."),
         "sharding_stage": ("ZeRO stage", "From 0 (nothing is sharded) to 3."),
-        "sharding_degree": ("count", "Data-parallel ranks that share one set of sharded states."),
+        "sharding_degree": ("count", "Ranks that share one set of sharded states, of data x context."),
+        "context": ("count", "Context-parallel size: devices that share each sequence. Left out where it is 1."),
     },
     "EntryUsed": {
         "suite": ("", "Name of the suite."),

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from levelfield.predict.links import Machine
 from levelfield.predict.setup import TrainingSetup, setup_of
-from levelfield.predict.timing import Machine, step_time
+from levelfield.predict.timing import step_time
 from levelfield.specs.constants import Constants, Pace
 from pages.unseen import Questions, Run
 

@@ -26,6 +26,7 @@ from levelfield.specs.tuning import Tuning
 from levelfield.specs.vendor import Chip
 
 RUNS = Path(__file__).parents[1] / "data" / "unseen_runs.json"
+CONTEXT_RUNS = RUNS.with_name("context_runs.json")  # in no fit
 GIB = 2**30
 EVERYTHING = layout_search.SupportedParallelism(frozenset(), layout_search.RECOMPUTATIONS)
 # Chips that no vendor lists: the listed chip that has their rates, and their own memory.
@@ -44,6 +45,7 @@ PROGRAMS = (
     ("arXiv 2104.04473", "megatron_2021"),
     ("arXiv 2205.05198", "megatron_2021"),
     ("OneFlow-Benchmark", "megatron_2021"),
+    ("container 24.03", "nemo_2403"),
     ("NeMo", "nemo"),
     ("megatron-deepspeed", "megatron_deepspeed"),
     ("gist.github.com/chenyaofo", "transformers"),
@@ -155,9 +157,6 @@ class Questions:
         self.registry, self.chips = registry, chips or {}
         self.base = registry.case("gpt3_6.7B").work("full")
 
-    def estimate(self, run: Run) -> layout_search.LayoutEstimate:
-        return layout_search.predict(self.question(run), run.tuning)
-
     def question(self, run: Run) -> layout_search.LayoutQuestion:
         chip, row = self._chip(run.row["chip"]), run.row
         machine = machines.machine_of(
@@ -192,10 +191,11 @@ class Questions:
 
 @dataclass(frozen=True)
 class Judged:
-    """A run beside its estimate."""
+    """A run beside its estimate. capacity_bytes: the memory of its chip."""
 
     run: Run
     estimate: layout_search.LayoutEstimate
+    capacity_bytes: int = 0
 
     @property
     def speed_off(self) -> float | None:
@@ -204,13 +204,22 @@ class Judged:
         return None if rate is None or not self.run.speed_stated else self.estimate.tokens_per_second / rate - 1
 
     @property
+    def free_gib(self) -> float:
+        """The memory of the chip less the predicted need; below 0 where the run is predicted not to fit."""
+        return (self.capacity_bytes - self.estimate.memory.total) / GIB
+
+    @property
     def memory_off(self) -> float | None:
         memory = self.run.memory_bytes
         return None if memory is None or not self.run.stated else self.estimate.memory.total / memory - 1
 
 
 def judged(runs: Iterable[Run], questions: Questions) -> list[Judged]:
-    return [Judged(run, questions.estimate(run)) for run in runs]
+    return [_judged(run, questions.question(run)) for run in runs]
+
+
+def _judged(run: Run, question: layout_search.LayoutQuestion) -> Judged:
+    return Judged(run, layout_search.predict(question, run.tuning), question.capacity_bytes or 0)
 
 
 def spread(errors: Iterable[float | None]) -> tuple[int, float, float]:
@@ -271,4 +280,16 @@ def sweeps_of(found: Iterable[Judged]) -> list[Sweep]:
     return [s for s in named if sum(j.run.rate is not None for j in s.runs) >= SHORT_SWEEP]
 
 
-__all__ = ["RUNS", "Judged", "Questions", "Run", "Sweep", "judged", "replace", "runs_of", "spread", "sweeps_of"]
+__all__ = [
+    "CONTEXT_RUNS",
+    "RUNS",
+    "Judged",
+    "Questions",
+    "Run",
+    "Sweep",
+    "judged",
+    "replace",
+    "runs_of",
+    "spread",
+    "sweeps_of",
+]

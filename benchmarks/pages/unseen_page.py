@@ -22,13 +22,18 @@ REASONS = (
     ("gist-ds3-full-mb8-gb128", "the source's table has micro-batch 8, and its note says that it was likely 16"),
     ("mpt-30b-s8192", "no cause was found; micro-batch 1 of a model that nearly fills the memory"),
     (
+        "titan-",
+        "no cause was found. Ranks with unequal parts of the causal mask would lose as much (15/8 of attention's time "
+        "over eight ranks); the source does not say how it divides the mask",
+    ),
+    (
         "sc21-1.7B",
         "no cause was found; the smallest of five models of one program",
     ),
 )
 
 
-def page(found: list[Judged]) -> str:
+def page(found: list[Judged], context: list[Judged]) -> str:
     held_out = [j for j in found if not j.run.fitted]
     lines = [
         "# The planner against runs that it was not fitted to",
@@ -47,6 +52,8 @@ def page(found: list[Judged]) -> str:
         "| row | speed | memory | reason |",
         "|---|---|---|---|",
         *(_far_row(j) for j in found if _is_far(j)),
+        "",
+        *_context(context),
         "",
         "## In no fit",
         "",
@@ -93,6 +100,38 @@ def _sweeps(sweeps: list[Sweep]) -> Iterator[str]:
     ran, near = sum(s.first_ran for s in sweeps), sum(s.regret <= 0.1 for s in sweeps)
     middle = f"{statistics.median(taus):.2f}" if taus else ""
     yield f"| **all** | | {ran} of {len(sweeps)} | {near} within 10 % | {middle} in the middle |"
+
+
+def _context(found: list[Judged]) -> Iterator[str]:
+    """Yield the section of the runs with context parallelism, row by row."""
+    ring, gathered = ([j for j in found if j.run.framework == name] for name in ("megatron", "torch"))
+    yield from [
+        "## Context parallelism",
+        "",
+        "The runs of benchmarks/data/context_runs.json, with their sources: the ranks of CP share each sequence. None",
+        "of the runs is in a fit. Beside them are runs of the same sources without CP. Megatron passes keys and values",
+        "round a ring, torchtitan gathers them. `over`: the GiB by which a run is predicted not to fit, though it ran.",
+        "",
+        "| with context parallelism | speed: median | p90 | rows | memory: median | p90 | rows |",
+        "|---|---|---|---|---|---|---|",
+        _cells("megatron, ring", [j for j in ring if j.run.tuning.layout.context > 1]),
+        _cells("torchtitan, gathered", [j for j in gathered if j.run.tuning.layout.context > 1]),
+        "",
+        "| run | layout | tokens | tokens/s/device: published | predicted | off | memory | reason |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    yield from (_context_row(j) for j in found)
+
+
+def _context_row(j: Judged) -> str:
+    run, off = j.run, j.speed_off or 0
+    reason = next((why for start, why in REASONS if run.name.startswith(start)), "no cause was found")
+    over = "" if j.estimate.fits else f"over {-j.free_gib:.1f}"
+    memory = over if j.memory_off is None else f"{j.memory_off:+.1%}"
+    return (
+        f"| {run.name} | {run.tuning.layout} | {run.row['sequence_length']:,} | {run.rate:,.0f} | "
+        f"{j.estimate.tokens_per_second:,.0f} | {off:+.1%} | {memory} | {reason if abs(off) > FAR else ''} |"
+    )
 
 
 def _is_far(j: Judged) -> bool:

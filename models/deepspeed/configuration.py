@@ -76,5 +76,9 @@ def check(job):
             f"precision fp16: DeepSpeed reports that this {job.device} does not compute in it; a cpu needs "
             "instructions for fp16 that oneDNN uses, such as avx512_fp16"
         )
+    if precision == "fp16" and not math.log2(job.training.loss_scale.initial).is_integer():
+        raise Unsupported(
+            f"loss scale {job.training.loss_scale.initial:g}: DeepSpeed's configuration holds the exponent of 2 only"
+        )
     if job.tuning.compile and layout.sharding_stage == 3:
         raise Unsupported("compile under ZeRO 3, which gathers parameters inside of what would be compiled")

@@ -11,6 +11,7 @@ from device import describe, memory, open_device, process_group
 from engine import open_engine
 from levelfield.worker import Capture, Initializer, coordinates, learning_rate, train_steps
 from partition import save, squared_norm, whole_gradients, whole_parameters
+from recompute import repeats
 from training import step_seed
 
 
@@ -18,7 +19,8 @@ def train(job, recorder):
     """Train as `job` says. Raises Unsupported, CorpusError, NonFinite and what the framework raises."""
     device = open_device(job)
     name, details = describe(device)
-    recorder.framework("deepspeed", deepspeed.__version__, name, {**details, "torch": torch.__version__})
+    details = {**details, "torch": torch.__version__, "repeats": repeats(job)}
+    recorder.framework("deepspeed", deepspeed.__version__, name, details)
     check(job)
     with process_group(job, device, alone=True):
         deepspeed.init_distributed(job.backend, auto_mpi_discovery=False)  # takes the group that there is

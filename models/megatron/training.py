@@ -16,12 +16,16 @@ from parallelize import make_optimizer, parallel_groups, replicate, set_rates
 from sending import hold_what_is_sent
 from weights import Weights
 
+# Megatron's selective recomputation is that of attention's core; the full one runs each layer whole.
+REPEATS = {"selective": "selective-attention"}
+
 
 def train(job, recorder):
     """Train as `job` says. Raises Unsupported, CorpusError, NonFinite and what the framework raises."""
     device = open_device(job)
     name, details = describe(device)
-    recorder.framework("megatron", megatron_version, name, {**details, **software(device)})
+    repeats = REPEATS.get(job.tuning.recompute, job.tuning.recompute)
+    recorder.framework("megatron", megatron_version, name, {**details, **software(device), "repeats": repeats})
     stand_in_for_cuda(device)
     hold_what_is_sent()
     with parallel_groups(job, device):

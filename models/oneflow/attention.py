@@ -6,6 +6,7 @@ import numpy as np
 import oneflow as flow
 from layers import Columns, Rows, dropout
 from oneflow import nn
+from precision import exact
 
 
 class Attention(nn.Module):
@@ -41,7 +42,7 @@ class Attention(nn.Module):
         batch, heads, length, size = query.shape
         query = query.reshape(batch, self.kv_heads, self.groups * length, size)
         scores = flow.matmul(query, key.transpose(2, 3)) * (1 / math.sqrt(size))
-        scores = scores.reshape(batch, heads, length, length) + mask
+        scores = exact(scores).reshape(batch, heads, length, length) + mask
         weights = dropout(flow.softmax(scores, -1), self.dropout, self.stage.private)
         mixed = flow.matmul(weights.reshape(batch, self.kv_heads, self.groups * length, length), value)
         return mixed.reshape(batch, heads, length, size).permute(0, 2, 1, 3).reshape(batch, length, heads * size)

@@ -3,6 +3,7 @@
 import oneflow as flow
 from oneflow import nn
 from oneflow.nn import functional
+from precision import like
 
 
 class Columns(nn.Module):
@@ -15,7 +16,7 @@ class Columns(nn.Module):
 
     def forward(self, x):
         y = flow.matmul(x, self.weight.T)
-        return y if self.bias is None else y + self.bias
+        return y if self.bias is None else y + like(self.bias, y)
 
 
 class Rows(nn.Module):
@@ -29,7 +30,7 @@ class Rows(nn.Module):
 
     def forward(self, x):
         y = self.stage.whole(flow.matmul(x, self.weight.T))
-        return y if self.bias is None else y + self.bias
+        return y if self.bias is None else y + like(self.bias, y)
 
 
 class Embedding(nn.Module):

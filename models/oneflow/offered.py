@@ -6,8 +6,7 @@ from levelfield.worker import Unsupported, check_tensor_parallel
 def check(job):
     """Raises Unsupported where the implementation cannot do what the job asks for."""
     layout, tuning = job.layout, job.tuning
-    if job.training.precision != "fp32":
-        raise Unsupported(f"precision {job.training.precision}: this implementation has fp32 only")
+    check_precision(job)
     if layout.sharding_stage:
         raise Unsupported(f"sharding stage {layout.sharding_stage}: this implementation has plain data parallelism")
     if layout.sequence_parallel:
@@ -22,8 +21,16 @@ def check(job):
         raise Unsupported(f"pipeline of {layout.pipeline} stages: {job.model.layers} layers, expected at least as many")
 
 
+def check_precision(job):
+    precision = job.training.precision
+    if precision not in ("fp32", "fp16"):
+        raise Unsupported(f"precision {precision}; this implementation has fp32, and fp16 on NVIDIA devices")
+    if precision == "fp16" and job.device != "cuda":
+        raise Unsupported(
+            f"precision fp16: OneFlow's automatic mixed precision is for CUDA; on '{job.device}' it switches itself off"
+        )
+
+
 def check_recompute(job):
     if job.tuning.recompute == "selective":
         raise Unsupported("recompute 'selective'; this implementation has none and full")
-    if job.tuning.recompute == "full" and (job.model.hidden_dropout or job.model.attention_dropout):
-        raise Unsupported("recompute 'full' with dropout: OneFlow 0.9 would draw other random numbers the second time")

@@ -49,5 +49,8 @@ class LocalAdamW:
         for local in self.locals if divisor != 1.0 else ():
             local.grad.div_(divisor)
         self.adamw.step()
+        self.drop_gradients()
+
+    def drop_gradients(self):
         for part, local in zip(self.parts, self.locals, strict=True):
             part.parameter.grad = local.grad = None

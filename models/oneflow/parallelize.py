@@ -8,4 +8,5 @@ def build(job):
     """(the decoder, its pipeline stages)."""
     stages = [Stage(job, index) for index in range(job.layout.pipeline)]
     recomputed = job.tuning.recompute == "full"
-    return Decoder(job.model, job.training.sequence_length, stages, recomputed), stages
+    training = job.training
+    return Decoder(job.model, training.sequence_length, stages, recomputed, training.precision), stages

@@ -5,6 +5,7 @@ Every process runs the whole program; OneFlow leaves out what is placed on other
 
 import numpy as np
 import oneflow as flow
+from levelfield.worker import coordinates
 from oneflow.nn import Parameter
 
 WHOLE = flow.sbp.broadcast
@@ -21,6 +22,7 @@ class Stage:
         ranks = np.arange(index * size, (index + 1) * size).reshape(shape)
         self.placement = flow.placement(job.device, ranks.tolist())
         self.here = job.rank in ranks
+        self.rank = coordinates(job).tensor
         # random numbers for what is split over the tensor-parallel processes: OneFlow's own are equal on all of them
         self.private = flow.Generator(job.device) if self.tensor > 1 else None
 

@@ -1,6 +1,5 @@
 """The training of one rank, from job to last step. Facts only are recorded; every rate is the platform's to compute."""
 
-import hashlib
 import math
 
 import oneflow as flow
@@ -11,6 +10,8 @@ from meeting import leave
 from optimizer import LocalAdamW
 from parallelize import build
 from parameters import as_arrays, fill, held_parts, save
+from precision import LossScale, exact
+from randomness import number
 
 
 def train(job, recorder):
@@ -33,6 +34,7 @@ class Trainer:
         self.optimizer = LocalAdamW(self.parts, job.training)
         self.everyone = flow.placement(job.device, list(range(job.world_size)))
         self.random = bool(job.model.hidden_dropout or job.model.attention_dropout)
+        self.loss_scale = LossScale(job.training.loss_scale if job.training.precision == "fp16" else None)
 
     def weights(self):
         """(name, whole shape, slices, float32 values) of what this rank holds."""
@@ -42,22 +44,29 @@ class Trainer:
         save(self.model, folder, writes=self.job.rank == 0)
 
     def launch(self, batch):
-        """Forward, backward, clipping and the optimizer's step."""
-        if self.random:
-            self.seed(batch.step)
+        """Forward, backward, clipping and the optimizer's step; none where fp16's gradients are not finite."""
         keep = self.keeper() if self.capture.wants(batch.step) else None
         loss = self.gradients(batch, keep or ignore)
         self.optimizer.take_gradients()
         for name, gradient in self.optimizer.gradients() if keep else ():
-            keep(f"gradient.{name}", gradient)
+            keep(f"gradient.{name}", gradient / self.loss_scale.value)
         self.squares = self.optimizer.squares()
         self.loss, square = self.reduce(loss)
-        self.norm = math.sqrt(square) if square >= 0 else square
+        self.norm = (math.sqrt(square) if square >= 0 else square) / self.loss_scale.value
         self.rate = learning_rate(self.job.training.schedule, batch.step)
-        self.optimizer.step(self.rate, max(1.0, self.norm / self.job.training.gradient_clip))
+        self.update()
+
+    def update(self):
+        """The optimizer's step with clipped gradients; none where they are not finite under a loss scale."""
+        if self.loss_scale.interval is not None and not math.isfinite(self.norm):
+            self.optimizer.drop_gradients()
+            return
+        divisor = max(1.0, self.norm / self.job.training.gradient_clip)
+        self.optimizer.step(self.rate, divisor * self.loss_scale.value)
 
     def gradients(self, batch, keep):
-        """Forward and backward over all micro-batches; returns the mean loss, as far as this rank has it.
+        """Forward and backward over all micro-batches; returns the mean loss, times the loss scale, as far as this rank
+        has it.
 
         In a pipeline all forward passes go before the first backward pass, so that its stages work at the same time
         (GPipe; Huang et al., 2019).
@@ -65,7 +74,8 @@ class Trainer:
         pipelined = len(self.stages) > 1
         head, total = self.model.head_weight(), 0.0
         for micro in range(self.job.accumulation):
-            loss = self.forward(head, batch.inputs[micro], batch.targets[micro], keep if not micro else ignore)
+            seed = self.seed(batch.step, micro) if self.random else None
+            loss = self.forward(head, batch.inputs[micro], batch.targets[micro], keep if not micro else ignore, seed)
             if not pipelined:
                 loss.backward()
             total = total + (loss if pipelined else loss.detach())
@@ -73,16 +83,17 @@ class Trainer:
             total.backward()
         return total
 
-    def forward(self, head, inputs, targets, keep):
-        """The share of one micro-batch in the mean loss, on the last stage; arrays [micro-batch, sequence]."""
+    def forward(self, head, inputs, targets, keep, seed):
+        """The share of one micro-batch in the scaled mean loss, on the last stage; arrays [micro-batch, sequence]."""
         first, last = self.stages[0], self.stages[-1]
-        hidden = self.model(first.batch(inputs), keep)
+        hidden = self.model(first.batch(inputs), keep, seed)
         logits = self.model.logits(hidden, head)
         keep("logits", logits)
-        return last.everywhere(mean_loss(logits, last.batch(targets))) / self.job.accumulation
+        share = self.job.accumulation / self.loss_scale.value
+        return last.everywhere(mean_loss(logits, last.batch(targets))) / share
 
     def reduce(self, loss):
-        """(mean loss, squared gradient norm) of the global batch: one collective."""
+        """(mean loss times scale, squared gradient norm times scale squared) of the global batch: one collective."""
         last = self.stages[-1]
         share = loss.to_local().numpy() / (last.data * last.tensor) if last.here else 0.0
         return self.total([float(share), float(self.squares.sum().numpy())])
@@ -94,37 +105,33 @@ class Trainer:
         return summands.to_global(sbp=flow.sbp.broadcast).to_local().numpy().tolist()
 
     def keeper(self):
-        return lambda name, tensor: self.capture.keep(name, tensor.detach().numpy())
+        return lambda name, tensor: self.capture.keep(name, exact(tensor.detach()).numpy())
 
-    def seed(self, step):
-        """Start the random numbers of this step: equal on the ranks of a tensor-parallel group, but for its heads."""
-        common = f"dropout {self.job.training.seed} {step} {self.place.data} {self.place.pipeline}"
-        flow.manual_seed(number(common))
-        for stage in self.stages if self.job.layout.tensor > 1 else ():
-            stage.private.manual_seed(number(f"{common} {self.place.tensor}"))
+    def seed(self, step, micro):
+        """The seed of one micro-batch's random numbers: another one for each data-parallel rank."""
+        return number(f"dropout {self.job.training.seed} {step} {micro} {self.place.data}") // 2
 
     def gradient_squares(self):
         """(name, this rank's share of its squared gradient norm) of the launched step."""
-        return zip((part.name for part in self.parts), self.squares.numpy().tolist(), strict=True)
+        squares = (self.squares / self.loss_scale.value**2).numpy().tolist()
+        return zip((part.name for part in self.parts), squares, strict=True)
 
     def finish(self, batch):
         """What to record of the step."""
         owner = self.place.tensor == 0 and self.place.pipeline == 0
+        scale, scaled, finite = self.loss_scale.value, self.loss_scale.interval is not None, math.isfinite(self.norm)
+        self.loss_scale.update(finite)
         return {
-            "loss": self.loss,
-            "grad_norm": self.norm,
+            "loss": self.loss / scale,
+            "grad_norm": self.norm if finite or not scaled else None,
             "tokens": batch.tokens if owner else 0,
             "learning_rate": self.rate,
             "tokens_checksum": batch.checksum,
             "memory": memory(),
-            "loss_scale": None,
-            "skipped": False,
+            "loss_scale": scale if scaled else None,
+            "skipped": scaled and not finite,
         }
 
 
 def ignore(name, tensor):
     """What is kept of a tensor in most steps."""
-
-
-def number(text):
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1

@@ -2,18 +2,15 @@
 
 from types import SimpleNamespace
 
-import gpt
-import llama
 import torch
 from attention import rotary_tables
+from block import Block
 from head_loss import head_loss
 from layers import Linear, Positions, dropout, norm
 from tied import TiedGradient, tied_embedding
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
-
-BLOCKS = {"gpt": gpt.Block, "llama": llama.Block}
 
 
 class Decoder(nn.Module):
@@ -30,8 +27,7 @@ class Decoder(nn.Module):
             self.embedding = nn.Embedding(model.vocab_size, model.hidden_size)
         if stage.first and model.positions == "learned":
             self.position = Positions(sequence_length, model.hidden_size)
-        block = BLOCKS[model.family]
-        self.layers = nn.ModuleDict({str(index): block(model, attend) for index in stage.layers})
+        self.layers = nn.ModuleDict({str(index): Block(model, attend) for index in stage.layers})
         if stage.last:
             self.final_norm = norm(model)
         if stage.last and not model.tied_embeddings:

@@ -1,7 +1,6 @@
-"""GPT (Radford et al., 2019; Brown et al., 2020): pre-norm blocks, GELU, learned positions, biases."""
+"""GPT's MLP (Radford et al., 2019; Brown et al., 2020)."""
 
-from attention import Attention
-from layers import Linear, dropout, norm
+from layers import Linear
 from torch import nn
 from torch.nn import functional
 
@@ -17,19 +16,3 @@ class MLP(nn.Module):
 
     def forward(self, x):
         return self.down(functional.gelu(self.up(x), approximate=self.form))
-
-
-class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
-
-    def __init__(self, model, attend):
-        super().__init__()
-        self.attention_norm = norm(model)
-        self.attention = Attention(model, attend)
-        self.mlp_norm = norm(model)
-        self.mlp = MLP(model)
-        self.dropout = model.hidden_dropout
-
-    def forward(self, x, rotary=None):
-        x = x + dropout(self.attention(self.attention_norm(x), rotary), self.dropout)
-        return x + dropout(self.mlp(self.mlp_norm(x)), self.dropout)

@@ -1,10 +1,6 @@
-"""Llama (Touvron et al., 2023; Grattafiori et al., 2024): RMSNorm, rotary positions, grouped queries, SwiGLU.
+"""Llama's MLP (Touvron et al., 2023; Grattafiori et al., 2024)."""
 
-Learned positions, biases and dropout are there too: FlagPerf's Llama 3 command trains with them.
-"""
-
-from attention import Attention
-from layers import Linear, dropout, norm
+from layers import Linear
 from torch import nn
 from torch.nn import functional
 
@@ -20,19 +16,3 @@ class MLP(nn.Module):
 
     def forward(self, x):
         return self.down(functional.silu(self.gate(x)) * self.up(x))
-
-
-class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
-
-    def __init__(self, model, attend):
-        super().__init__()
-        self.attention_norm = norm(model)
-        self.attention = Attention(model, attend)
-        self.mlp_norm = norm(model)
-        self.mlp = MLP(model)
-        self.dropout = model.hidden_dropout
-
-    def forward(self, x, rotary=None):
-        x = x + dropout(self.attention(self.attention_norm(x), rotary), self.dropout)
-        return x + dropout(self.mlp(self.mlp_norm(x)), self.dropout)

@@ -4,6 +4,7 @@ from functools import partial
 
 import torch
 from levelfield.worker import Unsupported
+from onednn import AVAILABLE
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 _SAVED = [
@@ -30,6 +31,22 @@ def recompute_blocks(model, mode):
     or only its input (full)."""
     for block in model.layers.values() if mode != "none" else ():
         block.forward = partial(_run, block.forward, mode, bool(model.model.hidden_dropout))
+
+
+def repeats(job):
+    """What the backward pass repeats, for the platform's count (levelfield.measure.flops).
+
+    Full: torch ends a block's second forward pass at the last tensor that the backward pass needs. That is the input
+    of mlp.down, unless dropout follows. oneDNN's product hands its inputs over only after it was computed.
+    """
+    mode = job.tuning.recompute
+    after = job.model.hidden_dropout or by_onednn(job)
+    return "full-except-down" if mode == "full" and (job.tuning.compile or not after) else mode
+
+
+def by_onednn(job):
+    """Whether OneDnnLinear computes the products of the blocks."""
+    return AVAILABLE and job.device == "cpu" and job.training.precision == "fp32" and job.layout.tensor == 1
 
 
 def compile_blocks(model):

@@ -15,13 +15,14 @@ from optimizer import LocalAdamW, LossScale, clip_divisor
 from parallelize import build, check
 from parameters import as_arrays, save
 from pipeline import Pipeline
+from recompute import repeats
 
 
 def train(job, recorder):
     """Train as `job` says. Raises Unsupported, CorpusError, NonFinite and what the framework raises."""
     device = open_device(job)
     name, details = describe(device)
-    recorder.framework("torch", torch.__version__, name, details)
+    recorder.framework("torch", torch.__version__, name, {**details, "repeats": repeats(job)})
     check(job)
     with process_group(job, device):
         trainer = Trainer(job, coordinates(job), device)

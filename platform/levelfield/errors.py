@@ -7,6 +7,7 @@ LevelfieldError
  │   ├─ LayoutError       2  a parallel layout that cannot be
  │   ├─ CorpusError       2  a corpus that is damaged or does not fit the case
  │   ├─ NotHere           2  what is asked for is right, and this machine cannot run it
+ │   ├─ StillRunning      2  a result that is asked for while its run goes on
  │   └─ DoesNotFit        2  the full case was asked for where it cannot run
  ├─ RunFailed             3  a run was started and did not end valid
  └─ GateFailed            4  a gate found a regression or a misalignment
@@ -58,6 +59,10 @@ class CorpusError(UsageError):
 
 class NotHere(UsageError):
     """In a suite it is a result, `unsupported`, and the other entries run."""
+
+
+class StillRunning(UsageError):
+    pass
 
 
 class DoesNotFit(UsageError):

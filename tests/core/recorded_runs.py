@@ -54,10 +54,11 @@ def _record_rank(paths: RunPaths, plan: Plan, rank: int, patch: pytest.MonkeyPat
     job = load_job(str(paths.job))
     recorder, initializer = Recorder(job), Initializer(job)
     recorder.framework(name="fake", version="1.2.3", device="cpu")
-    recorder.weights(
+    weights = [
         (name, spec.shape, None, initializer.array(name, spec.shape, std=spec.std, fill=spec.fill))
         for name, spec in initializer.parameters(job.model).items()
-    )
+    ]
+    recorder.weights(weights)
     recorder.begin()
     for batch in Batches(job, coordinates(job).data):
         clock.now += STEP_NS
@@ -70,6 +71,7 @@ def _record_rank(paths: RunPaths, plan: Plan, rank: int, patch: pytest.MonkeyPat
             tokens_checksum=batch.checksum,
             memory={"allocated_peak_bytes": 2**31, "reserved_peak_bytes": None, "process_peak_bytes": 2**30 + rank},
         )
+    recorder.final_weights(weights)
     recorder.close()
 
 

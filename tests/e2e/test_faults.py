@@ -14,12 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from driving import PRETENDING, Benchmark, finished, trainings
+from driving import LONG, Benchmark, begun, finished, trainings
 
 PLUGINS = Path(__file__).parent / "plugins"
 
 pytestmark = pytest.mark.e2e
-LONG = ("--case", "long:fake:fake:1:2", *PRETENDING, "--python", sys.executable)
 TORCH = ("--case", "drill:torch:cpu:1:2", "--plugins", str(PLUGINS), "--threads", "1")
 BOTH = {"argnames": "command", "ids": ["pretending", "torch"]}
 with_torch_now = pytest.mark.parametrize(argvalues=[LONG, TORCH], **BOTH)
@@ -33,14 +32,6 @@ def benchmark(tmp_path: Path, cache: Path) -> Iterator[Benchmark]:
     found.stop()
 
 
-def begun(benchmark: Benchmark, command: tuple[str, ...]) -> subprocess.Popen[str]:
-    """The command, once both ranks have done some steps: those that pretend do not wait for each other."""
-    process = benchmark.start(*command)
-    for rank in (0, 1):
-        benchmark.wait_for_step(process, 5, rank)
-    return process
-
-
 def broken(benchmark: Benchmark, command: tuple[str, ...], number: int) -> tuple[int, dict]:
     """Send a signal to one rank after some steps, and see the run end."""
     process = begun(benchmark, command)
@@ -50,7 +41,6 @@ def broken(benchmark: Benchmark, command: tuple[str, ...], number: int) -> tuple
     return done.returncode, benchmark.result()
 
 
-@pytest.mark.beside_no_container
 @with_torch_now
 def test_a_killed_rank_is_named_and_the_steps_done_are_kept(benchmark: Benchmark, command: tuple[str, ...]) -> None:
     code, result = broken(benchmark, command, signal.SIGKILL)
@@ -141,6 +131,7 @@ def test_a_missing_framework_package(benchmark: Benchmark, tmp_path: Path) -> No
     assert "ModuleNotFoundError" in status["evidence"]
 
 
+@pytest.mark.drill
 @with_torch_later
 def test_a_full_disk_keeps_the_steps_and_says_how_to_go_on(benchmark: Benchmark, command: tuple[str, ...]) -> None:
     benchmark.runs.mkdir()

@@ -69,8 +69,8 @@ SINGLE = Variant("1 process, accumulation 4")
 class Curve:
     """What one run said: a value for each step, the sum of the tokens' checksums, and the initial weights'.
 
-    gradients: by step, the squared gradient norm of each parameter, over all ranks. final: after the last step, the norm
-    and the projections of each parameter; a shorter run has others.
+    gradients: by step, the squared gradient norm of each parameter, over all ranks. final: the norm and the projections
+    of each parameter after the last step; a shorter run has others.
     """
 
     losses: tuple[float, ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,95 @@ training.Trainer.total = alone
     assert not found.within()
 
 
+# ---- fp16, which OneFlow has on accelerators only
+
+# In place of its automatic mixed precision: products of operands rounded to fp16, forward and backward.
+ROUNDED = """
+import contextlib
+import decoder
+right = decoder.flow.matmul
+def rounded(a, b):
+    return right(a.half().float(), b.half().float()).half().float()
+@contextlib.contextmanager
+def rounding(precision):
+    decoder.flow.matmul = rounded if precision == "fp16" else right
+    yield
+    decoder.flow.matmul = right
+decoder.auto_cast = rounding
+"""
+
+
+def unchecked(folder, fault):
+    """A training with `fault` that does not refuse fp16."""
+    script = planted(folder, "oneflow", fault)
+    allowing = "import offered\noffered.check_precision = lambda job: None\nimport train\n"
+    script.write_text(script.read_text().replace("import train\n", allowing, 1))
+    return script
+
+
+def fp16_job(initial, steps=5, growth_interval=1000):
+    scale = {"initial": initial, "growth_interval": growth_interval}
+    return job_of(MODELS["gpt"], SINGLE, steps, precision="fp16", loss_scale=scale)
+
+
+def test_a_step_in_fp16_is_scaled_and_unscaled(tmp_path, python, reference):
+    curve = train(fp16_job(256.0), unchecked(tmp_path, ROUNDED), python)
+    found = compare(curve, first_steps(reference("gpt"), 5))
+    assert found.within("fp16"), found
+    assert found.loss > 1e-6  # it was rounded
+
+
+@pytest.mark.thorough
+def test_a_step_that_overflows_is_skipped_and_halves_the_scale(tmp_path, python):
+    job = fp16_job(2.0**24, steps=14, growth_interval=2)
+    assert {end.returncode for end in launch(job, tmp_path, unchecked(tmp_path, ROUNDED), python)} == {0}
+    found = [event for event in events(tmp_path, 0) if event["event"] == "step"]
+    skipped, scales = [event["skipped"] for event in found], [event["loss_scale"] for event in found]
+    assert skipped[0] and not all(skipped)
+    assert [event["grad_norm"] is None for event in found] == skipped
+    value, good = 2.0**24, 0
+    for step, scale in enumerate(scales):
+        assert scale == value
+        good = 0 if skipped[step] else good + 1
+        value *= 0.5 if skipped[step] else 2.0 if good % 2 == 0 else 1.0
+    assert any(later > earlier for earlier, later in itertools.pairwise(scales))
+
+
+@pytest.mark.thorough
+def test_a_gradient_norm_that_is_not_unscaled_is_seen(tmp_path, python, reference):
+    fault = """
+import training
+update = training.Trainer.update
+def scaled(self):
+    self.norm *= self.loss_scale.value
+    update(self)
+training.Trainer.update = scaled
+"""
+    curve = train(fp16_job(256.0), unchecked(tmp_path, ROUNDED + fault), python)
+    found = compare(curve, first_steps(reference("gpt"), 5))
+    assert found.grad_norm > 1 and not found.within("fp16")
+
+
+# ---- dropout, which draws the same numbers when a block is computed again
+
+RANDOM = {**MODELS["gpt"], "hidden_dropout": 0.2, "attention_dropout": 0.1}
+
+
+def test_recomputation_draws_the_same_dropout(tmp_path, python):
+    kept, again = (train(job_of(RANDOM, VARIANTS[name], 3), TRAIN, python) for name in (SINGLE.name, "recompute full"))
+    assert compare(again, kept).within()
+    without = train(job_of(MODELS["gpt"], SINGLE, 3), TRAIN, python)
+    assert compare(without, kept).loss > 1e-3  # there was dropout
+
+
+@pytest.mark.thorough
+def test_dropout_that_is_drawn_anew_is_seen(tmp_path, python):
+    fault = "import decoder\ndecoder.sow = lambda stage, seed: None"
+    script = planted(tmp_path, "oneflow", fault)
+    kept, again = (train(job_of(RANDOM, VARIANTS[name], 3), script, python) for name in (SINGLE.name, "recompute full"))
+    assert not compare(again, kept).within()
+
+
 # ---- what it is, and is not
 
 
@@ -46,10 +136,10 @@ training.Trainer.total = alone
         ({"layout": {"data": 2, "sharding_stage": 1, "sharding_degree": 2}}, "plain data parallelism"),
         ({"layout": {"tensor": 2, "sequence_parallel": True}}, "sequence parallelism"),
         ({"tuning": {"recompute": "selective"}}, "selective"),
-        ({"tuning": {"recompute": "full"}, "model": {"hidden_dropout": 0.1}}, "other random numbers"),
         ({"tuning": {"compile": True}}, "eagerly"),
         ({"tuning": {"attention": "flash_attn"}}, "flash_attn"),
-        ({"precision": "bf16"}, "fp32 only"),
+        ({"precision": "bf16"}, "has fp32, and fp16 on NVIDIA devices"),
+        ({"precision": "fp16"}, "OneFlow's automatic mixed precision is for CUDA"),
     ],
 )
 def test_what_cannot_be_done_is_unsupported(change, words, tmp_path, python):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -235,13 +236,13 @@ PLANTS = [
     Plant("launch", "vendor.yaml", "verified:", "environment: {RANK: '0'}\nverified:", "RANK"),
     Plant("launch", "vendor.yaml", "verified:", "environment: {ACME_VISIBLE_DEVICES: '9'}\nverified:", "ACME_VISIBLE"),
     Plant(
-        "telemetry", "vendor.yaml", "verified:", "environment: {PYTHONHOME: /nowhere}\nverified:", "the run is failed"
+        "telemetry", "vendor.yaml", "verified:", "environment: {PYTHONHASHSEED: none}\nverified:", "the run is failed"
     ),
     Plant(
         "telemetry", "adapter.py", "", LATE + "        return super().sample(devices)\n", "sample() raised in the run"
     ),
     Plant(
-        "failures", "vendor.yaml", "verified:", "environment: {PYTHONHOME: /nowhere}\nverified:", "fault 'killed' is"
+        "failures", "vendor.yaml", "verified:", "environment: {PYTHONHASHSEED: none}\nverified:", "fault 'killed' is"
     ),
     Plant(
         "cleanup",
@@ -305,6 +306,32 @@ def test_an_adapter_that_asks_no_recorded_tool_is_told(tmp_path: Path) -> None:
     (write_acme(tmp_path) / "adapter.py").write_text(UNASKED % 0)
     finding = found(tmp_path, "devices")
     assert (finding.status, "runs none of the recorded tools" in finding.says) == ("fails", True)
+
+
+ADDS = HEAD + "    def software(self): return super().software() | %s\n"
+
+
+@pytest.mark.parametrize(
+    ("adds", "status", "says"),
+    [
+        ("{'driver': '6.7.0'}", "ok", "by adapter.py: driver 6.7.0"),
+        ("{'driver': 'unreadable: no tool'}", "fails", "driver is unreadable: no tool"),
+        ("{}", "not applicable", "runs will not record the driver's version"),
+    ],
+)
+def test_versions_that_an_adapter_reads_are_shown(adds: str, status: str, says: str, tmp_path: Path) -> None:
+    folder = write_acme(tmp_path)
+    text = (folder / "vendor.yaml").read_text()
+    (folder / "vendor.yaml").write_text(re.sub(r"software:\n(  .*\n)+", "", text))
+    (folder / "recorded/software.driver.txt").unlink()
+    (folder / "adapter.py").write_text(ADDS % adds)
+    finding = found(tmp_path, "versions")
+    assert finding.status == status and says in finding.says
+
+
+def test_the_driver_of_nvidia_is_recorded() -> None:
+    finding = find(Subject("nvidia"), next(item for item in CHECKS if item.name == "versions"))
+    assert finding.status == "ok" and "driver 470.129.06" in finding.says
 
 
 def test_a_container_that_is_shown_all_devices_is_said_to_be(tmp_path: Path) -> None:

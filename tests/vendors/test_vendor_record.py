@@ -8,9 +8,10 @@ import pytest
 from acme_folder import MONITOR, replace, write_acme
 from levelfield.cli.main import main
 from levelfield.errors import UsageError
-from levelfield.testing.redaction import redacted
+from levelfield.testing.redaction import LABELS, redacted
 from levelfield.testing.subject import Subject
 
+ROOT = Path(__file__).resolve().parents[2]
 Said = pytest.CaptureFixture[str]
 
 
@@ -163,3 +164,51 @@ def test_identities_that_would_become_one_are_refused(tmp_path: Path) -> None:
     many = "".join(f"{n}, {chr(65 + n)}, Acme A1, 64, 1, 1, 1C\n" for n in range(7))
     with pytest.raises(UsageError, match="too short for unique masks"):
         redacted({"monitor.csv": many}, {"monitor.csv": tool})
+
+
+FORMS = {
+    "colon": "{label} : {word}\n", "json": '{{"{label}": "{word}"}}\n', "equals": "{label}={word}\n",
+    "xml": "<{label}>{word}</{label}>\n", "csv": "index, {label}, power\n0, {word}, 45.00 W\n",
+    "bars": "| index | device_{label} |\n| 0 | {word} |\n",
+}  # fmt: skip
+NAMED = {
+    "serial numbers": ("Serial Number", "serial_no", "SN"),
+    "UUIDs": ("GPU UUID", "guid"),
+    "MAC addresses": ("MAC", "mac_address"),
+    "board ids": ("Board ID", "board_id"),
+    "asset tags": ("Asset Tag",),
+    "host names": ("Host Name", "hostname"),
+    "IP addresses": ("ip", "IPv4 Address"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("label", [label for labels in NAMED.values() for label in labels])
+def test_everything_that_the_docs_name_is_replaced_in_every_form(label: str, form: str) -> None:
+    text = FORMS[form].format(label=label, word="AB12-CD34.9")
+    made = redacted({"a.txt": text}, {})["a.txt"]
+    assert (
+        "AB12" not in made
+        and len(made) == len(text)
+        and label in made
+        and made.count("45.00 W") == text.count("45.00 W")
+    )
+
+
+def test_the_docs_name_what_the_code_replaces() -> None:
+    """One list: docs/writing-a-vendor.md has the names in the code's order, and a test has examples of each."""
+    page = " ".join((ROOT / "docs/writing-a-vendor.md").read_text().split())
+    assert f"{', '.join(LABELS)}, what `vendor.yaml` reads as `identity`, and the name of this machine." in page
+    assert list(NAMED) == list(LABELS)
+
+
+@pytest.mark.parametrize("word", ["1c:34:da:77:ab:09", "1C-34-DA-77-AB-09", FIRST])
+def test_an_address_or_a_uuid_needs_no_label(word: str) -> None:
+    assert word not in redacted({"a.txt": f"link 0 {word} up\n"}, {})["a.txt"]
+
+
+@pytest.mark.parametrize(
+    "text", ["Driver Version: 550.54.15\n", "chip: Acme A1-64\n", "time 10:20:30:40\n", "skip: ABCD12\n"]
+)
+def test_what_is_no_identity_stays(text: str) -> None:
+    assert redacted({"a.txt": text}, {}) == {"a.txt": text}

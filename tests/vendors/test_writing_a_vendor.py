@@ -49,7 +49,7 @@ def test_links_and_bandwidth_are_a_chip_s() -> None:
 
 def test_container_and_images_are_read() -> None:
     found = acme(**block("container"), **block("images"))
-    assert found.container.host_ipc and found.container.ulimits == {"memlock": -1}
+    assert found.container.shm_bytes == 2**35 and found.container.ulimits == {"memlock": -1}
     assert found.images["torch"].has_framework and found.images["base"].system_packages
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+from levelfield.contracts.control_groups import control_groups, core_quota, file_text
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.vendor import Device, Sample
 from levelfield.specs.vendor import VendorFile
@@ -114,7 +115,7 @@ def rapl_zones(root: Path) -> tuple[Zone, ...]:
     found = []
     for folder in sorted((root / "sys/class/powercap").glob("intel-rapl:*")):
         span = _number(folder / "max_energy_range_uj")
-        if span is not None and _text(folder / "name").startswith("package"):
+        if span is not None and file_text(folder / "name").startswith("package"):
             found.append(Zone(folder / "energy_uj", span))
     return tuple(found)
 
@@ -127,7 +128,7 @@ def allowance(root: Path) -> Allowance:
 
 
 def _memory_groups(root: Path) -> Iterator[Allowance]:
-    for folder in control_groups(root, "memory"):
+    for folder in control_groups("memory", root):
         limit = _number(folder / "memory.max")
         if limit is not None:
             yield Allowance(limit, _without_cache(folder, "memory.current", "inactive_file"))
@@ -139,38 +140,16 @@ def _memory_groups(root: Path) -> Iterator[Allowance]:
 def _without_cache(folder: Path, usage: str, cache: str) -> int | None:
     """Usage without the file pages that the kernel would give back first, as container tools count it."""
     used = _number(folder / usage)
-    lines = (line.split() for line in _text(folder / "memory.stat").splitlines())
+    lines = (line.split() for line in file_text(folder / "memory.stat").splitlines())
     cached = next((int(line[1]) for line in lines if len(line) == 2 and line[0] == cache and line[1].isdigit()), 0)
     return None if used is None else max(0, used - cached)
-
-
-def control_groups(root: Path, controller: str) -> Iterator[Path]:
-    """The folders of this process's group and its ancestors, under v2's tree and under v1's of `controller`.
-
-    A group's path may be that of the host, not to be seen from within a container: the ancestors that are there count.
-    """
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0" or controller in controllers.split(","):
-            tree = root / "sys/fs/cgroup" / (controller if controllers else "")
-            here = tree / path.lstrip("/")
-            yield from (folder for folder in (here, *here.parents) if folder == tree or tree in folder.parents)
 
 
 def usable_cores(root: Path) -> tuple[int, float]:
     """Cores of this process's affinity, and how many its control groups' quota pays for (at most those)."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return affinity, min([float(affinity), *_quotas(root)])
-
-
-def _quotas(root: Path) -> Iterator[float]:
-    for folder in control_groups(root, "cpu"):
-        quota, _, period = _text(folder / "cpu.max").partition(" ")
-        if not quota:
-            quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
-        if quota.isdigit() and period.isdigit() and int(period) > 0:
-            yield int(quota) / int(period)
+    quota = core_quota(root)
+    return affinity, float(affinity) if quota is None else min(float(affinity), quota)
 
 
 def core_text(root: Path) -> str:
@@ -180,7 +159,7 @@ def core_text(root: Path) -> str:
 
 def model_name(root: Path) -> str:
     """The processor by the kernel's name for it, else by its architecture."""
-    for line in _text(root / "proc/cpuinfo").splitlines():
+    for line in file_text(root / "proc/cpuinfo").splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "model name" and value.strip():
             return value.strip()
@@ -199,12 +178,5 @@ def temperature() -> float | None:
 
 def _number(path: Path) -> int | None:
     """A file that holds one whole number; None where it is missing, unreadable or holds a word (`max`)."""
-    text = _text(path)
+    text = file_text(path)
     return int(text) if text.isascii() and text.isdigit() else None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

@@ -36,6 +36,7 @@ from levelfield.specs.vendor import VendorFile
 
 ENTRY_POINT_GROUP = "levelfield.plugins"
 T = TypeVar("T")
+_PUNCTUATION = str.maketrans("", "", "-_ ")
 
 
 def private_chips(given: Path | None) -> Path | None:
@@ -110,10 +111,26 @@ class Registry:
     def case(self, name: str) -> Case:
         """Return the whole case, with the values of the case that it extends or is derived from.
 
-        Raises UnknownName, DocumentError, or UsageError for an unknown change of a derived case.
+        name: also in another spelling (`spelled`). Raises UnknownName, DocumentError, or UsageError for an unknown
+        change of a derived case or a spelling of two cases.
         """
         base, changes = split_name(name)
+        base = self.spelled(base)
         return changes.applied(self._case(base)) if changes.suffix else self._case(base)
+
+    def spelled(self, name: str) -> str:
+        """Return the case's own name for a name that differs in capitals, `-`, `_` or spaces only, as in `GPT3-13B`.
+
+        An unknown name is returned as it is.
+        """
+        same = [known for known in self.cases if _plain(known) == _plain(name)]
+        if name in self.cases or not same:
+            return name
+        if len(same) > 1:
+            raise UsageError(
+                f"case '{name}': found {' and '.join(same)}, which differ in spelling only; write one of them"
+            )
+        return same[0]
 
     def _case(self, name: str) -> Case:
         extension = self.extension(name)
@@ -124,7 +141,7 @@ class Registry:
 
     def extension(self, name: str) -> Extension | None:
         """Return the changes to another case in the case's file; None for a case that extends none."""
-        path = self._path("case", split_name(name)[0], self.cases)
+        path = self._path("case", self.spelled(split_name(name)[0]), self.cases)
         content = self.files.content(path)
         if not isinstance(content, dict) or "extends" not in content:
             return None
@@ -212,8 +229,16 @@ class Registry:
 
     def _path(self, kind: str, name: str, known: dict[str, Path]) -> Path:
         if name not in known:
-            raise UnknownName(kind, name, known, hint="`list` shows all.")
+            row = self._row_of(name) if kind == "case" else None
+            raise UnknownName(kind, name, known, hint=row or "`list` shows all.")
         return known[name]
+
+    def _row_of(self, name: str) -> str | None:
+        """Return how the row of a report with this name is run; None where no suite has it."""
+        for suite in self.suites:
+            if any(entry.name == name for entry in self.suite(suite).entries):
+                return f'`{name}` is an entry of a suite: run `--suite {suite} --entry "{name}"`.'
+        return None
 
     def _collect(self, kind: str, pattern: str, name_of: Callable[[Path], str]) -> dict[str, Path]:
         found: dict[str, Path] = {}
@@ -230,6 +255,10 @@ def _named(document: T, inside: str, outside: str, path: Path) -> T:
     if inside != outside:
         raise DocumentError(f"{path}: found the name '{inside}', expected '{outside}' as in its path")
     return document
+
+
+def _plain(name: str) -> str:
+    return name.casefold().translate(_PUNCTUATION)
 
 
 def _declared(spec: VendorFile, path: Path) -> Vendor:

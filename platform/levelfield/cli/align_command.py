@@ -10,33 +10,42 @@ from levelfield.catalog.stored_references import reference_of
 from levelfield.cli.calibrate import calibrate
 from levelfield.cli.plugins import registry_of
 from levelfield.errors import GateFailed
+from levelfield.judge.certification import with_certificate
 from levelfield.judge.collector import collect
 from levelfield.judge.promotion import reference_from
 from levelfield.judge.verdict import against, judged, training_of, training_of_reference
 from levelfield.report.words import wrapped
-from levelfield.rundir.directory import default_runs, find_run, read_plan
+from levelfield.rundir.directory import default_runs, read_plan
 from levelfield.rundir.raw_files import read_raw
+from levelfield.rundir.run_state import finished_run
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.result import Alignment
+from levelfield.specs.plan import Plan
+from levelfield.specs.result import Alignment, Identity
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Return 0 when the run is aligned, else 4."""
+    """Return 0 when the run is aligned or consistent, else 4."""
     if options.run == "calibrate":
         return calibrate(options)
     runs, registry = options.runs or default_runs(), registry_of(options)
-    found = _verdict(find_run(runs, options.run), options.reference, registry, runs)
+    found = _verdict(finished_run(runs, options.run), options.reference, registry, runs)
     print(found.to_json() if options.json else "\n".join(lines(found)))
-    return 0 if found.verdict == "aligned" else GateFailed.exit_code
+    return 0 if found.verdict in ("aligned", "consistent") else GateFailed.exit_code
 
 
 def _verdict(paths: RunPaths, name: str | None, registry: Registry, runs: Path) -> Alignment:
-    plan = read_plan(paths)
+    plan, result = read_plan(paths), collect(paths)
+    return with_certificate(_compared(paths, plan, result.identity, name, registry, runs), plan, result.certificate)
+
+
+def _compared(
+    paths: RunPaths, plan: Plan, identity: Identity, name: str | None, registry: Registry, runs: Path
+) -> Alignment:
     own = reference_of(registry, plan)
-    raw, identity, steps = read_raw(paths), collect(paths).identity, plan.work.training.steps
+    raw, steps = read_raw(paths), plan.work.training.steps
     if name is None or name in registry.references:
         return judged(steps, raw, identity, registry.reference(name) if name else own)
-    other = reference_from(find_run(runs, name), "compared with, not promoted")
+    other = reference_from(finished_run(runs, name), "compared with, not promoted")
     # the noise of the case's reference also limits the difference of two runs
     known = other.model_copy(update={"noise": own.noise if own and own.identity.work == identity.work else ()})
     return against(training_of(steps, raw, identity), training_of_reference(known), known)

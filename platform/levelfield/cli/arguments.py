@@ -27,6 +27,7 @@ COMMANDS = (
     "audit",
     "vendor",
     "image",
+    "wheels",
     "data",
     "export",
 )
@@ -138,6 +139,10 @@ def _run(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--suite", action="append", default=[], metavar="NAME|FILE", help="a list of cases; may be repeated"
     )
+    what.add_argument(
+        "--entry", action="append", default=[], metavar="NAME", help="only this entry of the suites; may be repeated"
+    )
+    what.add_argument("--framework", metavar="NAME", help="run the suites' entries through this framework")
     what.add_argument("--repeat", type=int, metavar="N", help="run each case N times")
     what.add_argument(
         "--scale",
@@ -169,6 +174,9 @@ def _run(parser: argparse.ArgumentParser) -> None:
     free.add_argument(
         "--env", action="append", default=[], metavar="K=V", help="an environment variable of the training process"
     )
+    free.add_argument(
+        "--strategy", type=Path, metavar="FILE", help="FlagPerf's config_*.py: its layout, batch and recomputation"
+    )
     how = parser.add_argument_group("how to run it")
     how.add_argument("--dry-run", action="store_true", help="show the plan with all commands, and run nothing")
     how.add_argument(
@@ -177,9 +185,18 @@ def _run(parser: argparse.ArgumentParser) -> None:
         help='with --dry-run: plan for this hardware, such as "4x8 V100-SXM2-16GB" (nodes x devices)',
     )
     how.add_argument(
+        "--hosts", type=Path, metavar="FILE", help="FlagPerf's cluster_conf.py: its HOSTS are the nodes of the plan"
+    )
+    how.add_argument(
         "--python", metavar="PATH", help="train with this Python; default: an environment that Levelfield makes"
     )
     how.add_argument("--probe", action="store_true", help="measure the matmul peak even if a published one exists")
+    how.add_argument(
+        "--no-certificate",
+        action="store_true",
+        help="in 16 bits or at full scale: do not first train the case in fp32 at smoke scale, which takes about a "
+        "minute; without that certificate no run is aligned",
+    )
     how.add_argument("--save-weights", action="store_true", help="write the weights after the last step")
     _chips(how)
     _output(how)
@@ -191,7 +208,14 @@ def _run(parser: argparse.ArgumentParser) -> None:
         help="process: a Python environment; docker: a container; inside: this machine is a container",
     )
     where.add_argument("--base-image", metavar="IMAGE", help=_BASE_IMAGE)
-    where.add_argument("--offline", action="store_true", help="fetch neither wheels nor images")
+    where.add_argument("--offline", action="store_true", help="fetch neither wheels nor images from a network")
+    where.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="WHAT",
+        help="give a vendor's container more of the host, such as ipc:host or device:/dev/acme*; may be repeated",
+    )
     where.add_argument(
         "--container-memory", type=size_in_bytes, metavar="SIZE", help="memory limit per container in bytes, or as 8G"
     )
@@ -319,7 +343,9 @@ def _vendor(parser: argparse.ArgumentParser) -> None:
     check.add_argument("--fast", action="store_true", help="leave out the checks that train or wait; takes seconds")
     record = actions.add_parser("record", help="store the output of the vendor's tools, on a machine with the chip")
     record.add_argument(
-        "--redact", action="store_true", help="replace serial numbers and UUIDs by others of the same form"
+        "--redact",
+        action="store_true",
+        help="replace serial numbers, UUIDs and other identities by others of the same form",
     )
     record.add_argument("--force", action="store_true", help="replace existing recordings")
     for action in actions.choices.values():
@@ -351,6 +377,15 @@ def _image(parser: argparse.ArgumentParser) -> None:
     _complete("image", actions)
 
 
+def _wheels(parser: argparse.ArgumentParser) -> None:
+    actions = _actions(parser)
+    fetch = actions.add_parser("fetch", help="download wheels into a folder, for machines without network")
+    fetch.add_argument("folder", type=Path, metavar="DIR", help="the folder to fill")
+    fetch.add_argument("framework", nargs="*", metavar="FRAMEWORK", help="such as torch (default: every one)")
+    fetch.add_argument("--vendor", default="cpu", help="for this vendor's devices (default: cpu)")
+    _complete("wheels", actions)
+
+
 def _data(parser: argparse.ArgumentParser) -> None:
     actions = _actions(parser)
     prepare = actions.add_parser("prepare", help="convert text files to Megatron's indexed .bin/.idx")
@@ -366,6 +401,11 @@ def _data(parser: argparse.ArgumentParser) -> None:
     prepare.add_argument("--output", type=Path, required=True, metavar="PREFIX", help="write PREFIX.bin and PREFIX.idx")
     prepare.add_argument(
         "--suffix", action="append", metavar=".txt", help="read only files of DIR with this suffix; may be repeated"
+    )
+    prepare.add_argument(
+        "--field",
+        metavar="NAME",
+        help="the files are JSON lines, with a document in this field (wikiextractor: text)",
     )
     prepare.add_argument("--end-token", metavar="TEXT", help="the tokenizer's end-of-document token")
     prepare.add_argument("--force", action="store_true", help="replace an existing corpus")
@@ -396,6 +436,7 @@ _BUILDERS = {
     "audit": _described_by("audit"),
     "vendor": _vendor,
     "image": _image,
+    "wheels": _wheels,
     "data": _data,
     "export": _export,
 }

@@ -5,20 +5,34 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import get_args
 
 from levelfield.errors import UsageError
-from levelfield.predict.layout_rules import broken_beside_batches, divisors, require
+from levelfield.predict.layout_rules import divisors, require
 from levelfield.predict.layout_search import RECOMPUTATIONS, LayoutEstimate, LayoutQuestion, LayoutRanking, Wanted
 from levelfield.report.words import GIB, wrapped
+from levelfield.specs.case import Precision, Work
 from levelfield.specs.constants import Constants
 from levelfield.specs.layout import parse_layout
+from levelfield.specs.tuning import Tuning
+
+# tf32 is no precision of a case: its values have 32 bits, and only products round them.
+PRECISIONS: tuple[str, ...] = (*get_args(Precision), "tf32")
+
+
+def work_in(work: Work, precision: str | None) -> Work:
+    """Return the work in another precision, as the planner sees it; None: in its own."""
+    if precision is None:
+        return work
+    changes = {"precision": "fp32" if precision == "tf32" else precision}
+    return work.model_copy(update={"training": work.training.model_copy(update=changes)})
 
 
 def asked_of(question: LayoutQuestion, options: argparse.Namespace, nodes: int) -> LayoutQuestion:
     """Return the question with the asked rows and program. Raises UsageError or LayoutError for what is impossible."""
     offer = question.offer
     if options.program:
-        offer = replace(offer, recompute=RECOMPUTATIONS)
+        offer = replace(offer, recompute=RECOMPUTATIONS, refuses=())
     if options.recompute and options.recompute not in offer.recompute:
         raise UsageError(
             f"--recompute {options.recompute}: framework {question.constants.framework} offers "
@@ -55,22 +69,31 @@ def _require_possible(question: LayoutQuestion, nodes: int) -> None:
     layout, wanted = question.wanted.layout, question.wanted
     if layout is None:
         return
-    per_node = question.devices // nodes
-    if broken_beside_batches(question.work, layout, question.devices, uneven_stages=True) or not _uneven(question):
-        require(question.work, layout, wanted.micro_batch or 1, nodes, per_node, wanted.virtual_pipeline or 1)
+    batch, chunks = wanted.micro_batch or 1, wanted.virtual_pipeline or 1
+    require(question.work, layout, batch, nodes, question.devices // nodes, chunks, uneven_stages=True)
 
 
-def _uneven(question: LayoutQuestion) -> bool:
-    layout = question.wanted.layout
-    return layout is not None and question.work.model.layers % layout.pipeline != 0
+def precision_remark(precision: str | None) -> Iterator[str]:
+    """Yield what an asked precision means."""
+    if precision == "tf32":
+        yield "fp32 with products in TF32, in which no framework here trains; predicted only"
+    elif precision:
+        yield f"precision {precision}, whatever the case has"
 
 
 def remarks_on(question: LayoutQuestion) -> Iterator[str]:
     """Yield what an asked layout assumes."""
     layout, layers = question.wanted.layout, question.work.model.layers
-    if layout is not None and _uneven(question):
-        less, more = divmod(layers, layout.pipeline)
-        yield f"{more} stages of {less + 1} layers and {layout.pipeline - more} of {less}; no framework here runs them"
+    if layout is None:
+        return
+    if lacks := question.offer.lacks(Tuning(layout=layout)):
+        yield f"{', '.join(lacks)}, which {question.constants.framework} does not offer here; predicted only"
+    if layers % layout.pipeline == 0:
+        return
+    less, more = divmod(layers, layout.pipeline)
+    runs = "runs" if "uneven" in question.offer.parallelism else "does not run"
+    stages = f"{more} stage{'s' if more > 1 else ''} of {less + 1} layers and {layout.pipeline - more} of {less}"
+    yield f"{stages}; models/{question.constants.framework} {runs} them"
 
 
 def breakdown(row: LayoutEstimate) -> Iterator[str]:

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import argparse
 
+from levelfield.cli.named_runs import NamedRuns
 from levelfield.errors import GateFailed
 from levelfield.judge.collector import collect
 from levelfield.run.runner import finish
-from levelfield.rundir.directory import default_runs, find_run
 from levelfield.specs.base import dump
+from levelfield.specs.paths import RunPaths
 
 
 def execute(options: argparse.Namespace) -> int:
-    for name in options.run:
-        paths = find_run(options.runs or default_runs(), name)
-        if options.check:
-            _check(paths.result.read_text() if paths.result.exists() else "", dump(collect(paths)), str(paths.result))
-        else:
-            result = finish(paths)
-            print(f"{result.run_id}: {result.status.word}")
+    """Collect every run that can be. Raises the error of one that goes on, is damaged or differs, after the others."""
+    named = NamedRuns(options)
+    for paths in named.over():
+        with named.kept_error():
+            _check(paths) if options.check else _collect(paths)
+    named.raise_error()
     return 0
 
 
-def _check(found: str, expected: str, where: str) -> None:
-    if found != expected:
-        raise GateFailed(f"{where} is not what its raw files give; `collect` without --check writes it again")
-    print(f"{where}: the raw files give the same result")
+def _collect(paths: RunPaths) -> None:
+    result = finish(paths)
+    print(f"{result.run_id}: {result.status.word}")
+
+
+def _check(paths: RunPaths) -> None:
+    found = paths.result.read_text(encoding="utf-8", errors="replace") if paths.result.exists() else ""
+    if found != dump(collect(paths)):
+        raise GateFailed(f"{paths.result} is not what its raw files give; `collect` without --check writes it again")
+    print(f"{paths.result}: the raw files give the same result")

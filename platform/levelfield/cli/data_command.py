@@ -6,6 +6,12 @@ import argparse
 
 from levelfield.cli.terminal import Terminal
 from levelfield.corpus import CorpusFacts, check, prepare
+from levelfield.report.words import wrapped
+
+_CUT = (
+    "long documents were cut in {} place(s), where this tokenizer gives other tokens for a part of a text than for the "
+    "whole text"
+)
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -22,7 +28,10 @@ def execute(options: argparse.Namespace) -> int:
             end_token=options.end_token,
             force=options.force,
             progress=progress,
+            field=options.field,
         )
+    if facts.prepared and facts.prepared.cuts:
+        print(wrapped(_CUT.format(facts.prepared.cuts), 0))
     return _say(facts)
 
 

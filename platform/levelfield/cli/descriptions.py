@@ -31,6 +31,7 @@ other commands (each has --help):
   audit      compute published figures again from their own rows
   vendor     add a vendor's chips: create a folder, check it, record tools
   image      images for --runtime docker: build, list, prune, export
+  wheels     fetch packages into a folder, for machines without network
   data       prepare a corpus from text, or check one
   export     write a case's initial weights in another tool's format
 
@@ -94,9 +95,9 @@ examples:
 
 ALIGN = """\
 Compare a run's training with a reference, layer by layer. Exit code 4 unless
-the verdict is `aligned`. `align calibrate` trains a case with other arithmetic
-and records the noise in the reference; a run beyond the present limits is not
-recorded (exit code 4), unless with --replace --why "...".
+the verdict is `aligned` or `consistent`. `align calibrate` trains a case with
+other arithmetic and records the noise in the reference; a run beyond the
+present limits is not recorded (exit code 4), unless with --replace --why "...".
 
 examples:
   run_benchmarks.py align latest
@@ -232,6 +233,24 @@ examples:
   run_benchmarks.py image export torch --context --output context.tar
 """
 
+WHEELS = """\
+Fetch packages into a folder, for machines without network.
+
+example:
+  run_benchmarks.py wheels fetch DIR
+"""
+
+WHEELS_FETCH = """\
+Download into DIR the wheels of Levelfield, of its tests and of the frameworks,
+from the index that pip is configured for. With LEVELFIELD_WHEELS=DIR every
+environment and image is then made from that folder alone, on a machine with
+the same system and Python. --vendor chooses the kind of device.
+
+examples:
+  run_benchmarks.py wheels fetch DIR torch
+  run_benchmarks.py wheels fetch DIR torch paddle --vendor nvidia
+"""
+
 DATA = """\
 Prepare a corpus from text, or check one.
 
@@ -242,9 +261,12 @@ examples:
 
 DATA_PREPARE = """\
 Convert text files to Megatron's indexed format: PREFIX.bin and PREFIX.idx.
+Each file is a document, or with --field each line of it.
 
 examples:
   run_benchmarks.py data prepare --input DIR --tokenizer bytes --output PREFIX
+  run_benchmarks.py data prepare --input enwiki --field text \\
+      --tokenizer tokenizer.json --output PREFIX
   run_benchmarks.py data prepare --input a.txt --tokenizer tokenizer.json \\
       --end-token "<|endoftext|>" --output PREFIX
 """
@@ -287,6 +309,8 @@ DESCRIPTIONS = {
     "image list": IMAGE_LIST,
     "image prune": IMAGE_PRUNE,
     "image export": IMAGE_EXPORT,
+    "wheels": WHEELS,
+    "wheels fetch": WHEELS_FETCH,
     "data": DATA,
     "data prepare": DATA_PREPARE,
     "data check": DATA_CHECK,

@@ -18,8 +18,9 @@ from levelfield.judge.collector import collect
 from levelfield.judge.verdict import first_step_beyond
 from levelfield.measure.tensors import TensorDifference
 from levelfield.report.words import wrapped
-from levelfield.rundir.directory import default_runs, find_run, read_plan
+from levelfield.rundir.directory import default_runs, read_plan
 from levelfield.rundir.raw_files import read_raw
+from levelfield.rundir.run_state import finished_run
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
@@ -34,7 +35,7 @@ USUAL_SUSPECT = 10  # the step without a loss curve to compare: late enough for 
 def execute(options: argparse.Namespace) -> int:
     """Return 0 when everything agrees in one process, else 4. Raises RunFailed for a failed training."""
     registry = registry_of(options)
-    paths = find_run(options.runs or default_runs(), options.run)
+    paths = finished_run(options.runs or default_runs(), options.run)
     plan = read_plan(paths)
     reference = reference_of(registry, plan)
     question = _question(options, registry, paths, plan, reference)

@@ -19,8 +19,10 @@ from levelfield.report import suites
 from levelfield.report.words import gib, wrapped
 from levelfield.run.launchers import means
 from levelfield.run.runtimes.environments import is_ready
+from levelfield.specs.certificate import CertificateUsed
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
+from levelfield.specs.variables import masked
 
 TUNING_FIELDS = (
     "layout", "micro_batch", "virtual_pipeline", "recompute", "compile", "attention", "threads", "environment",
@@ -62,7 +64,7 @@ def _arithmetic(plan: Plan, registry: Registry) -> Iterator[str]:
 def _request(plan: Plan, runs: Path) -> tuple[Request, RunPaths]:
     paths = RunPaths(runs.absolute() / plan.run_id)
     runtime, launcher = means(plan)
-    return launcher.request(plan, paths, runtime), paths
+    return launcher.request(plan, paths, runtime).public(), paths
 
 
 def _everything(plan: Plan, runs: Path) -> dict[str, object]:
@@ -94,6 +96,8 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
     yield "             " + ", ".join(f"{name} {gib(size)}" for name, size in memory.parts.items())
     peak = f"{plan.peak.tflops:.4g} TFLOP/s" if plan.peak.tflops else "unknown"
     yield f"peak         {plan.peak.dtype} {peak}: {plan.peak.source}"
+    if plan.certificate:
+        yield f"certificate  {_certificate(plan.certificate)}"
     yield f"environment  {_place(plan)}"
     if plan.environment.lacking:
         yield f"             CANNOT BE MADE here: {plan.environment.lacking}"
@@ -105,6 +109,7 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
     for node in request.nodes:
         if node.container:
             yield from _container(node.node_rank, node.container)
+            yield from (f"             allowed: {what}" for what in (plan.container.allowed if plan.container else ()))
         for process in node.processes:
             yield f"rank {process.rank:<7} {shlex.join(process.argv)}"
             yield from (
@@ -122,6 +127,14 @@ def _predicted(plan: Plan) -> Iterator[str]:
             f"{word:<12} {row.tokens_per_second:>7,.0f} tokens/s/device, {gib(row.memory_bytes)}: {row.layout} micro "
             f"{row.micro_batch} {row.recompute}{chunks}"
         )
+
+
+def _certificate(used: CertificateUsed) -> str:
+    if used.digest:
+        return f"aligned in fp32 at smoke scale: run {used.run_id}"
+    if used.reason:
+        return f"none, so no verdict is better than consistent: {used.reason}"
+    return "none yet: the run first trains this code in fp32 at smoke scale, about a minute"
 
 
 def _reached(plan: Plan) -> str:
@@ -161,7 +174,7 @@ def _variables(environment: dict[str, str]) -> Iterator[str]:
 
 def _said(value: object) -> str:
     if isinstance(value, dict):
-        return " ".join(f"{k}={v}" for k, v in value.items()) or "none"
+        return " ".join(f"{k}={v}" for k, v in masked(value).items()) or "none"
     if value is None:
         return "the framework's choice"
     return {"True": "yes", "False": "no"}.get(str(value), str(value))

@@ -13,6 +13,8 @@ from levelfield.catalog.registry import Registry
 from levelfield.cli.plugins import registry_of
 from levelfield.report.words import WIDTH, wrapped
 from levelfield.rundir.directory import default_runs
+from levelfield.rundir.run_state import state_words
+from levelfield.specs.paths import RunPaths
 from levelfield.specs.vendor import Achieved, Chip, Peak, PeakDtype
 
 Row = dict[str, Any]
@@ -30,7 +32,7 @@ def execute(options: argparse.Namespace) -> int:
         "chips": lambda: _chips(registry),
         "suites": lambda: [{"name": n, "says": registry.suite(n).title} for n in sorted(registry.suites)],
         "published": lambda: [{"name": n, "says": registry.figures(n).title} for n in sorted(registry.published)],
-        "runs": lambda: [{"name": p.parent.name, "says": _state(p)} for p in sorted(runs.glob("*/status.json"))],
+        "runs": lambda: [_run(RunPaths(p.parent)) for p in sorted(runs.glob("*/status.json"))],
     }
     wanted = [options.kind] if options.kind else [k for k in kinds if k != "runs"]
     found = {kind: kinds[kind]() for kind in wanted}
@@ -118,6 +120,10 @@ def _chips(registry: Registry) -> list[Row]:
     return rows
 
 
+def _run(paths: RunPaths) -> Row:
+    return {"name": paths.root.name, "says": state_words(paths)}
+
+
 def _rates(chip: Chip) -> str:
     """Return published and measured peaks in TFLOP/s, and the links in GB/s each way."""
     said = [f"TFLOP/s: {_by_dtype(chip.peaks) or 'none published'}"]
@@ -139,11 +145,3 @@ def _private(chips: list[Row]) -> Iterator[str]:
     for row in chips:
         if row["overlay"]:
             yield f"  private: {row['name']}: {', '.join(row['overlay']['fields'])}, by {row['overlay']['file']}"
-
-
-def _state(path: Any) -> str:
-    try:
-        status = json.loads(path.read_text())
-        return f"{status['phase']}: {status['state']}"
-    except (OSError, ValueError, KeyError):
-        return "unreadable status.json"

@@ -10,9 +10,10 @@ import os
 import sys
 from collections.abc import Sequence
 
+from levelfield import installer
 from levelfield.cli.arguments import parser_of
 from levelfield.cli.streams import Streams
-from levelfield.errors import INTERRUPTED, PLATFORM_FAULT, LevelfieldError
+from levelfield.errors import INTERRUPTED, PLATFORM_FAULT, LevelfieldError, UsageError
 
 # Commands that train. Output that is lost changes neither their results, which are in files, nor their exit codes.
 TRAINING = ("run", "sweep", "align", "diagnose")
@@ -46,6 +47,8 @@ def main(arguments: Sequence[str]) -> int:
             f"{error.filename or 'output'}: {error.strerror}; the measurements so far are kept", PLATFORM_FAULT
         )
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and not (error.name or "levelfield").startswith("levelfield"):
+            return _fail(installer.lost(error.name), UsageError.exit_code)
         if os.environ.get("LEVELFIELD_DEBUG"):
             raise
         detail = f"{type(error).__name__}: {error}"

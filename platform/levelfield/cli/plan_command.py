@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import get_args
 
 from levelfield.catalog import lookup
 from levelfield.catalog.registry import Registry
 from levelfield.cli.arithmetic import explained
-from levelfield.cli.asked_plan import asked_of, breakdown, nothing_fits, remarks_on
+from levelfield.cli.asked_plan import PRECISIONS, asked_of, work_in
+from levelfield.cli.plan_tables import Assumed, content_of, lines_of
 from levelfield.cli.plugins import registry_of
 from levelfield.errors import UsageError
-from levelfield.measure.flops import flops_per_token
 from levelfield.predict import machines, questions
 from levelfield.predict.explanation import memory_terms, time_terms
-from levelfield.predict.layout_search import RECOMPUTATIONS, LayoutEstimate, LayoutQuestion, LayoutRanking, answer
-from levelfield.predict.timing import UnknownLink
-from levelfield.report.words import GIB, wrapped
+from levelfield.predict.layout_search import (
+    RECOMPUTATIONS,
+    LayoutEstimate,
+    LayoutQuestion,
+    LayoutRanking,
+    answer,
+    not_offered,
+)
+from levelfield.predict.links import UnknownLink
 from levelfield.specs.constants import AttentionKernel
 from levelfield.specs.selector import Selector
 from levelfield.specs.vendor import Chip, VendorFile
@@ -37,6 +42,9 @@ examples:
   run_benchmarks.py plan llama3_8b --chip H100 --framework megatron --explain 1
   run_benchmarks.py plan llama3_8b --chip H100 --layout DP8 --micro-batch 1
   run_benchmarks.py plan llama3_70b --chip H100 --devices 64 --beyond 5
+  run_benchmarks.py plan llama3_70b --chip H100 --layout TP8CP2PP4DP4SH1+seq \
+      --devices 256 --framework megatron
+  run_benchmarks.py plan gpt2_medium --chip A100 --precision tf32
 
 --layout shows one layout, whether it fits or not, and by how much. --program
 takes the constants of other people's training code (configs/planner).
@@ -45,16 +53,6 @@ docs/planner.md explains the formulas and their error against published figures
 
 
 KERNELS: tuple[str, ...] = get_args(AttentionKernel)
-
-
-@dataclass(frozen=True)
-class Assumed:
-    """The nodes, devices and network of a plan. remarks: assumptions where the user gave no value."""
-
-    nodes: int
-    devices_per_node: int
-    network_bytes_per_second: float | None
-    remarks: tuple[str, ...]
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,10 +70,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--network", metavar="RATE", help="network of a node: 100Gb/s, 8x400Gb/s (default: 200 Gb/s per device)"
     )
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, help="plan as if the case had this one; tf32: fp32 with products in TF32"
+    )
     parser.add_argument("--scale", choices=("full", "smoke"), default="full", help="default: full")
     parser.add_argument("--top", type=int, default=10, metavar="N", help="rows to show (default: 10)")
     parser.add_argument(
-        "--beyond", type=int, default=0, metavar="N", help="show N rows that do not fit, and by how much"
+        "--beyond",
+        type=int,
+        default=0,
+        metavar="N",
+        help="show N rows that do not fit, and by how much, and N that need what the framework does not offer",
     )
     parser.add_argument("--explain", type=int, metavar="ROW", help="show the arithmetic of one row, with sources")
     parser.add_argument(
@@ -101,12 +106,13 @@ def execute(options: argparse.Namespace) -> int:
     place = _place(options)
     question = asked_of(_question(options, registry, vendor, chip, place), options, place.nodes)
     found = _answered(question, chip)
+    others = not_offered(question) if options.beyond and not options.layout else ()
     if options.explain is not None:
         return _explain(question, _row(found, options.explain), options)
     if options.json:
-        print(json.dumps(_content(question, chip, place, found, options.top), indent=2, ensure_ascii=False))
+        print(json.dumps(content_of(question, chip, place, found, others, options), indent=2, ensure_ascii=False))
     else:
-        print("\n".join(_lines(question, chip, place, found, options)))
+        print("\n".join(lines_of(question, chip, place, found, others, options)))
     return 0
 
 
@@ -150,7 +156,8 @@ def _place(options: argparse.Namespace) -> Assumed:
 def _question(
     options: argparse.Namespace, registry: Registry, vendor: VendorFile, chip: Chip, place: Assumed
 ) -> LayoutQuestion:
-    work = registry.case(options.case).work(options.scale)
+    work = work_in(registry.case(options.case).work(options.scale), options.precision)
+    tf32 = options.precision == "tf32"
     if not vendor.is_host:
         return questions.question_on_chip(
             registry,
@@ -161,7 +168,10 @@ def _question(
             place.nodes,
             place.devices_per_node,
             place.network_bytes_per_second,
+            tf32,
         )
+    if tf32:
+        raise UsageError("--precision tf32: a host's processors have no TF32; give an accelerator with --chip")
     # Only a plan for this host runs anything, and what runs takes longer to import than most plans take.
     from levelfield.cli.terminal import Terminal
     from levelfield.studies.local_question import question_here
@@ -179,66 +189,6 @@ def _row(found: LayoutRanking, number: int) -> LayoutEstimate:
     return rows[number - 1]
 
 
-def _lines(
-    question: LayoutQuestion, chip: Chip, place: Assumed, found: LayoutRanking, options: argparse.Namespace
-) -> Iterator[str]:
-    capacity = f"{question.capacity_bytes / GIB:.0f} GiB each" if question.capacity_bytes else "memory unknown"
-    yield f"{options.case} ({options.scale}) by {options.framework} on {place.nodes} x {place.devices_per_node}"
-    yield f"{chip.name}, {capacity}; predicted, not measured"
-    yield from (wrapped(f"assumed: {remark}", 2) for remark in [*place.remarks, *remarks_on(question)])
-    yield ""
-    if not found.rows:
-        yield from nothing_fits(question, found)
-        yield from _beyond(question, found, max(options.beyond, 1 if options.layout else 0))
-        return
-    yield f"{'row':>3} {_HEAD} {'MFU':>5}"
-    for number, row in enumerate(found.rows[: options.top], 1):
-        yield f"{number:>3} {_cells(row)} {_utilisation(question, chip, row)}"
-    yield ""
-    if options.layout:
-        yield from [*breakdown(found.rows[0]), ""]
-    yield from _beyond(question, found, options.beyond)
-    yield wrapped(
-        f"{len(found.rows):,} of {found.considered:,} layouts fit. tokens/s is per device, GiB of the fullest device; "
-        "again: what is recomputed; chunks: per pipeline stage. MFU is by formula palm, of the "
-        f"{question.work.training.precision} peak. --explain ROW shows the arithmetic",
-        0,
-    )
-
-
-_HEAD = f"{'layout':<26} {'micro':>5} {'chunks':>6} {'again':<9} {'GiB':>5} {'tokens/s':>8}"
-
-
-def _cells(row: LayoutEstimate) -> str:
-    tuning = row.tuning
-    return (
-        f"{row.layout!s:<26} {tuning.micro_batch:>5} {tuning.virtual_pipeline:>6} {tuning.recompute:<9} "
-        f"{row.memory.total / GIB:>5.1f} {row.tokens_per_second:>8,.0f}"
-    )
-
-
-def _beyond(question: LayoutQuestion, found: LayoutRanking, count: int) -> Iterator[str]:
-    """Yield the rows that do not fit and need least, with what they need beyond the memory."""
-    rows = found.beyond[:count]
-    if not rows or question.capacity_bytes is None:
-        return
-    yield f"{'':>3} {_HEAD} {'over':>6}"
-    for row in rows:
-        yield f"{'':>3} {_cells(row)} {(row.memory.total - question.capacity_bytes) / GIB:>+6.1f}"
-    yield ""
-    if count == 1:
-        yield from [*breakdown(rows[0]), ""]
-
-
-def _utilisation(question: LayoutQuestion, chip: Chip, row: LayoutEstimate) -> str:
-    training = question.work.training
-    peak = chip.peaks.get(training.precision)
-    if peak is None:
-        return f"{'-':>5}"
-    flops = flops_per_token("palm", question.work.model, training.sequence_length)
-    return f"{row.tokens_per_second * flops / (peak.tflops * 1e12):>5.1%}"
-
-
 def _explain(question: LayoutQuestion, row: LayoutEstimate, options: argparse.Namespace) -> int:
     if options.json:
         terms = {"memory": memory_terms(question, row), "time": time_terms(question, row)}
@@ -246,35 +196,3 @@ def _explain(question: LayoutQuestion, row: LayoutEstimate, options: argparse.Na
     else:
         print("\n".join(explained(question, row)))
     return 0
-
-
-def _content(question: LayoutQuestion, chip: Chip, place: Assumed, found: LayoutRanking, top: int) -> dict[str, object]:
-    return {
-        "schema": "levelfield.planned/1",
-        "chip": chip.name,
-        "nodes": place.nodes,
-        "devices_per_node": place.devices_per_node,
-        "network_bytes_per_second": place.network_bytes_per_second,
-        "assumed": list(place.remarks),
-        "capacity_bytes": question.capacity_bytes,
-        "fitting": len(found.rows),
-        "considered": found.considered,
-        "nearest": _row_content(found.nearest) if found.nearest else None,
-        "rows": [_row_content(row) for row in found.rows[:top]],
-        "beyond": [_row_content(row) for row in found.beyond],
-    }
-
-
-def _row_content(row: LayoutEstimate) -> dict[str, object]:
-    tuning = row.tuning
-    return {
-        "layout": str(row.layout),
-        "micro_batch": tuning.micro_batch,
-        "virtual_pipeline": tuning.virtual_pipeline,
-        "recompute": tuning.recompute,
-        "memory_bytes": row.memory.total,
-        "memory_parts_bytes": row.memory.parts(),
-        "step_seconds": row.time.total,
-        "step_parts_seconds": row.time.parts(),
-        "tokens_per_second_per_device": row.tokens_per_second,
-    }

@@ -21,8 +21,8 @@ def publish(options: argparse.Namespace, results: Sequence[Result], plans: Seque
     folder, reveal = _places(options)
     fields = parse_fields(options.withhold)
     _refuse_twice([published_id(result.run_id, fields) for result in results])
-    for plan in plans:
-        refuse_leaks(plan, fields)
+    for plan, result in zip(plans, results, strict=True):
+        refuse_leaks(plan, result, fields)
     commitments, secret = commit(results, plans, fields)
     texts = published(results, fields)
     files = {FILES[name]: text for name, text in texts.items()} | {"commitments.json": dump(commitments)}

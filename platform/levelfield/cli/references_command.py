@@ -9,10 +9,12 @@ from levelfield.catalog.registry import Registry
 from levelfield.catalog.stored_references import reference_of
 from levelfield.checkout import checkout
 from levelfield.errors import UsageError
-from levelfield.judge.noise import noise_basis
+from levelfield.judge.noise import rows_that_count
 from levelfield.judge.promotion import promoted, with_noise
+from levelfield.measure.calibration import basis
 from levelfield.report.words import wrapped
-from levelfield.rundir.directory import default_runs, find_run, read_plan, write_atomically
+from levelfield.rundir.directory import default_runs, read_plan, write_atomically
+from levelfield.rundir.run_state import finished_run
 from levelfield.specs.base import dump
 from levelfield.specs.reference import Reference
 
@@ -28,13 +30,13 @@ def _list(options: argparse.Namespace, registry: Registry, runs: Path) -> None:
         found = registry.reference(name)
         origin = f"{found.framework} {found.framework_version}, {found.layout}"
         print(f"{name}\n  {origin}, {found.promoted[:10]} by {found.by}")
-        print(f"  {found.why}\n  noise of {noise_basis(found)}")
+        print(f"  {found.why}\n  noise of {basis(rows_that_count(found))}")
         for row in (row for row in found.noise if row.why is not None):
             print(wrapped(f"  --replace: {row.changed}: {row.why}", 4))
 
 
 def _promote(options: argparse.Namespace, registry: Registry, runs: Path) -> None:
-    paths = find_run(runs, options.run)
+    paths = finished_run(runs, options.run)
     write(promoted(paths, options.why, reference_of(registry, read_plan(paths)), options.replace), registry)
 
 
@@ -42,7 +44,7 @@ def _noise(options: argparse.Namespace, registry: Registry, runs: Path) -> None:
     """Record one row for each run. A run that is refused keeps the reference as it was."""
     why = override(options)
     reference = registry.reference(options.name)
-    found = [find_run(runs, run) for run in options.run]
+    found = [finished_run(runs, run) for run in options.run]
     for paths in found:
         reference = with_noise(reference, paths, why)
     for row in (row for row in reference.noise if row.run_id in {paths.root.name for paths in found}):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
+from levelfield.cli.named_runs import NamedRuns
 from levelfield.cli.publishing import publish
 from levelfield.cli.terminal import result_lines
 from levelfield.errors import UsageError
@@ -16,27 +17,43 @@ from levelfield.publish.foreign_columns import as_report
 from levelfield.publish.foreign_tables import runs_of
 from levelfield.publish.published_tables import beside_published
 from levelfield.report import repeats
+from levelfield.report.escapes import printable
 from levelfield.report.markdown import run_report
 from levelfield.report.tables import as_csv, as_json, as_markdown, as_text
-from levelfield.rundir.directory import default_runs, find_run, read_plan, write_atomically
+from levelfield.rundir.directory import read_plan, write_atomically
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Result
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Compute the results from the raw files, so that an edited result.json changes no report. Return 0."""
+    """Compute the results from the raw files, so that an edited result.json changes no report. Return 0.
+
+    Raises the error of a run that goes on or is damaged, after the report of the others. Private tables are not made
+    without it: which rows they have is part of what they commit to.
+    """
     _refuse_together(options)
-    paths = [find_run(options.runs or default_runs(), name) for name in options.run]
-    results = [collect(p) for p in paths]
+    named = NamedRuns(options)
+    collected = []
+    for each in named.over():
+        with named.kept_error():
+            collected.append((each, collect(each)))
+    if not collected or options.withhold or options.bundle or options.reveal:
+        named.raise_error()
+    paths, results = [each for each, _ in collected], [result for _, result in collected]
+    _print(options, paths, results)
+    named.raise_error()
+    return 0
+
+
+def _print(options: argparse.Namespace, paths: list[RunPaths], results: list[Result]) -> None:
     if options.withhold or options.bundle or options.reveal:
         print(publish(options, results, [read_plan(p) for p in paths]), end="")
-        return 0
+        return
     text = _text(options, paths, results)
     if options.output:
         _write(options.output, text)
     else:
         print(text, end="")
-    return 0
 
 
 def _refuse_together(options: argparse.Namespace) -> None:
@@ -70,6 +87,6 @@ def _one_run(paths: RunPaths, result: Result) -> tuple[str, str]:
 
 def _write(path: Path, text: str) -> None:
     try:
-        write_atomically(path, text)
+        write_atomically(path, printable(text))
     except OSError as error:
         raise UsageError(f"--output {path}: cannot be written: {error.strerror}") from None

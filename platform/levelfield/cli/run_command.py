@@ -8,15 +8,19 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from levelfield.catalog.registry import Registry
 from levelfield.catalog.stored_references import reference_of
 from levelfield.cli import dry_run
+from levelfield.cli.flagperf_options import checked, with_files
 from levelfield.cli.plugins import registry_of
+from levelfield.cli.suite_entries import chosen
 from levelfield.cli.terminal import Terminal
 from levelfield.corpus import CorpusFacts
 from levelfield.errors import INTERRUPTED, GateFailed, RunFailed, UsageError
+from levelfield.plan.permissions import refuse_unknown
 from levelfield.plan.request import UserRequest
 from levelfield.report.tables import as_json
-from levelfield.run import scheduler
+from levelfield.run import certification, scheduler
 from levelfield.rundir.directory import default_runs
 from levelfield.specs.base import parse
 from levelfield.specs.derivation import Derivation
@@ -28,6 +32,7 @@ from levelfield.specs.selector import MOST
 from levelfield.specs.tuning import TuningChoice
 
 MISALIGNED = ("diverged", "different")
+Certify = Callable[[scheduler.Job], scheduler.CertificateAttempt]
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -39,12 +44,16 @@ def execute(options: argparse.Namespace) -> int:
     terminal = Terminal(quiet=options.quiet or options.json)
     registry = registry_of(options)
     work = scheduler.entries(registry, options.case, options.suite, _request(options))
-    jobs = scheduler.jobs(registry, work, _corpus(options.data, terminal))
+    work, strategy = with_files(chosen(work, options.entry, options.framework), options)
+    jobs = checked(scheduler.jobs(registry, work, _corpus(options.data, terminal)), strategy)
     if options.explain:
         return dry_run.explain([job.plan for job in jobs], registry, options.dry_run)
     if options.dry_run:
-        return dry_run.show([scheduler.planned(job) for job in jobs], _runs(options), as_json=options.json)
-    results = run_jobs(jobs, _runs(options), terminal, partial(reference_of, registry))
+        stored = (scheduler.with_stored_certificate(job, terminal.say) for job in jobs)
+        known = [certification.foreseen(registry, job, options.no_certificate) for job in stored]
+        return dry_run.show([scheduler.planned(job) for job in known], _runs(options), as_json=options.json)
+    certify = _certify(options, registry, terminal)
+    results = run_jobs(jobs, _runs(options), terminal, partial(reference_of, registry), certify)
     if options.json:
         print(as_json(results), end="")
     else:
@@ -52,12 +61,22 @@ def execute(options: argparse.Namespace) -> int:
     return exit_code(results)
 
 
+def _certify(options: argparse.Namespace, registry: Registry, terminal: Terminal) -> Certify:
+    if options.no_certificate:
+        return certification.left_out
+    return certification.CertificateMaker(registry, _runs(options), terminal.listener()).certify
+
+
 def run_jobs(
-    jobs: Iterator[scheduler.Job], runs: Path, terminal: Terminal, reference: Callable[[Plan], Reference | None]
+    jobs: Iterator[scheduler.Job],
+    runs: Path,
+    terminal: Terminal,
+    reference: Callable[[Plan], Reference | None],
+    certify: Certify = scheduler.CertificateAttempt,
 ) -> list[Result]:
     """Run the jobs in order, with sentences on the terminal. Return their results; an interrupted run is the last."""
     results = []
-    for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener(), reference):
+    for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener(), reference, certify):
         terminal.finished(result, runs)
         results.append(result)
     return results
@@ -65,7 +84,7 @@ def run_jobs(
 
 def exit_code(results: list[Result]) -> int:
     """Return the exit code of a command with these results."""
-    if any(r.status.failure == "interrupted" for r in results):
+    if any(r.status.is_interrupted for r in results):
         return INTERRUPTED
     if any(r.status.word != "valid" for r in results):
         return RunFailed.exit_code
@@ -99,6 +118,7 @@ def _request(options: argparse.Namespace) -> UserRequest:
         base_image=options.base_image or (os.environ.get("LEVELFIELD_BASE_IMAGE") if containers else None),
         offline=options.offline,
         container_memory_bytes=options.container_memory,
+        allow=_allowed(options.allow),
         hardware=_hardware(options.assume_hardware, options.dry_run),
         derivation=_derivation(options),
     )
@@ -119,6 +139,11 @@ def _hardware(text: str | None, dry_run: bool) -> NamedHardware | None:
         return read_hardware(text)
     except ValueError as error:
         raise UsageError(f"--assume-hardware: {error}") from None
+
+
+def _allowed(given: list[str]) -> tuple[str, ...]:
+    refuse_unknown(given)
+    return tuple(given)
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -1,4 +1,7 @@
-"""Standard output and standard error whose failure ends no command: a closed pipe, a full disk, a closed stream."""
+"""Standard output and standard error that no text and no failure can harm.
+
+A closed pipe, a full disk or a closed stream ends no command. Control characters of a text reach no terminal.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import os
 import select
 import sys
 from typing import Any
+
+from levelfield.report.escapes import printable
 
 HARMLESS = (errno.EPIPE, errno.EBADF)  # a reader such as `head` has left, or nobody wants the output
 
@@ -40,6 +45,17 @@ class _DroppingFile(io.RawIOBase):
         return len(data)
 
 
+class _PrintableText(io.TextIOWrapper):
+    """A text stream that writes control characters as `\\u001b`. Only a carriage return that stands alone is sent.
+
+    The line of progress is redrawn by it. A text from elsewhere is always part of a longer one.
+    """
+
+    def write(self, text: str) -> int:
+        super().write(text if text == "\r" else printable(text))
+        return len(text)
+
+
 class Streams:
     """The standard streams of this process, protected from here on. Make it once, before anything is printed."""
 
@@ -61,7 +77,7 @@ class Streams:
 def _text(file: _DroppingFile, line_buffering: bool) -> io.TextIOWrapper:
     encoding = getattr(sys.__stdout__ or sys.__stderr__, "encoding", None) or "utf-8"
     buffered = io.BufferedWriter(file)
-    return io.TextIOWrapper(buffered, encoding, errors="backslashreplace", line_buffering=line_buffering)
+    return _PrintableText(buffered, encoding, errors="backslashreplace", line_buffering=line_buffering)
 
 
 def _occupy_standard_descriptors() -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from levelfield.report import repeats, suites, tables, words
+from levelfield.report.escapes import one_line
 from levelfield.run.runner import Listener
 from levelfield.run.scheduler import Job
 from levelfield.rundir.follower import Progress
@@ -51,13 +52,7 @@ class Terminal:
             return
         last = progress.step == progress.steps
         if self._redraws:
-            print(
-                f"\r{progress_line(progress)[: words.WIDTH - 1]:<{words.WIDTH - 1}}",
-                end="",
-                file=sys.stderr,
-                flush=True,
-            )
-            self._open_line = True
+            self._redraw(f"{progress_line(progress)[: words.WIDTH - 1]:<{words.WIDTH - 1}}")
         elif last or progress.step == 1 or time.monotonic() - self._last_log > LOG_SECONDS:
             print(progress_line(progress), file=sys.stderr, flush=True)
             self._last_log = time.monotonic()
@@ -79,7 +74,7 @@ class Terminal:
         if said := repeats.as_lines(results):
             print("\n".join([*said, ""]))
         for result in results:
-            print(f"run      {shown(runs / result.run_id)}")
+            print(f"run      {one_line(shown(runs / result.run_id))}")
 
     @contextmanager
     def bytes_progress(self, what: str) -> Iterator[Callable[[int, int], None]]:
@@ -89,11 +84,18 @@ class Terminal:
         def show(done: int, whole: int) -> None:
             percent = 100 * done // max(1, whole)
             if self._redraws and percent != state["shown"]:
-                print(f"\rlevelfield: {what}: {percent} %", end="", file=sys.stderr, flush=True)
-                state["shown"], self._open_line = percent, True
+                self._redraw(f"levelfield: {what}: {percent} %")
+                state["shown"] = percent
 
         yield show
         self._end_line()
+
+    def _redraw(self, line: str) -> None:
+        """Write the line over the last one. The carriage return is a text of its own, which the streams let through."""
+        for text in ("\r", line):
+            sys.stderr.write(text)
+        sys.stderr.flush()
+        self._open_line = True
 
     def _end_line(self) -> None:
         if self._open_line:
@@ -145,6 +147,8 @@ def result_lines(result: Result) -> list[str]:
         lines.append(f"speed    {words.number(throughput.tokens_per_second_per_device)} tokens/s/device")
         lines.append(f"step     {step.median * 1000:,.1f} ms median, {step.p90 * 1000:,.1f} ms p90, {step.steps} steps")
         lines += [f"         flagged: {flag}" for flag in step.flags]
+    if result.disturbance:
+        lines += [f"         flagged: {flag}" for flag in result.disturbance.flags]
     if mfu:
         peak = f"of {mfu.peak_tflops:.4g} TFLOP/s" if mfu.peak_tflops else ""
         lines.append(f"MFU      {words.percent(mfu)} {mfu.formula} {peak}".rstrip())

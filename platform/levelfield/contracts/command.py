@@ -1,6 +1,7 @@
-"""Runs a vendor's tool. It may be missing, slow or failing, or print another encoding; nothing here raises.
+"""Runs a vendor's tool. It may be missing, slow or failing, or print another encoding; `ask` never raises.
 
-A tool has a time limit and a limit on its output. `end_tools` ends the tools that a thread still runs.
+A command has a time limit and a limit on its output. The wait for a killed one is bounded too: what hangs in a driver
+or on a file server does not end by SIGKILL. `end_tools` ends the tools that a thread still runs.
 """
 
 from __future__ import annotations
@@ -38,21 +39,14 @@ _running: dict[subprocess.Popen[bytes], int] = {}  # each running tool, and the 
 _guard = threading.Lock()
 
 
-class _TooMuch(Exception):
+class _TooMuch(subprocess.SubprocessError):
     """The tool printed more than MOST_BYTES."""
 
 
 def ask(argv: Sequence[str], timeout_seconds: float) -> CommandOutput:
     """Run a tool from PATH in the C locale and return its output. After `timeout_seconds` the tool is killed."""
     try:
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, "LC_ALL": "C"},
-            start_new_session=True,
-        )
+        process = _start(argv, {**os.environ, "LC_ALL": "C"})
     except (OSError, ValueError) as error:
         why = f"{argv[0]} cannot be started: {getattr(error, 'strerror', None) or error}"
         return CommandOutput(None, why, absent=not _is_here(argv[0]))
@@ -64,6 +58,34 @@ def ask(argv: Sequence[str], timeout_seconds: float) -> CommandOutput:
         except _TooMuch:
             return CommandOutput(None, f"{argv[0]} printed more than {MOST_BYTES} bytes")
     return _answer(argv[0], process.returncode, printed, complaint)
+
+
+def completed(
+    argv: Sequence[str], timeout_seconds: float, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Return a command that has ended, with its output. Raises OSError, and SubprocessError when it takes too long.
+
+    In contrast to subprocess.run it also returns when SIGKILL does not end the command.
+    """
+    process = _start(argv, environment)
+    with _ended_in_any_case(process):
+        printed, complaint = _output(process, time.monotonic() + timeout_seconds)
+    return subprocess.CompletedProcess(argv, process.returncode, _text(printed), _text(complaint))
+
+
+def _text(printed: bytes) -> str:
+    return printed.decode(errors="replace")
+
+
+def _start(argv: Sequence[str], environment: dict[str, str] | None) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,
+    )
 
 
 def end_tools(thread: int) -> None:

@@ -5,20 +5,21 @@ A request is built without side effect, and --dry-run prints it. Only `execute` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from levelfield.specs.container import ContainerOptions
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
+from levelfield.specs.variables import masked
 
 PORT_CHOSEN_AT_START = "{port}"
 Watch = Callable[[], None]
 Cause = Literal[
     "exited", "rank-failed", "hang", "interrupted", "launch-error", "environment", "engine", "device-taken",
-    "unsupported",
+    "unsupported", "corpus",
 ]  # fmt: skip
 
 
@@ -65,6 +66,12 @@ class NodeWork:
     file: str | None = None
     ends: str | None = None
 
+    def public(self) -> NodeWork:
+        """Return the same work without the values of variables that look like secrets."""
+        processes = tuple(replace(work, environment=masked(work.environment)) for work in self.processes)
+        inside = self.container and replace(self.container, environment=masked(self.container.environment))
+        return replace(self, processes=processes, container=inside)
+
 
 @dataclass(frozen=True)
 class Request:
@@ -79,18 +86,32 @@ class Request:
     heartbeat_seconds: float
     removed_variables: tuple[str, ...] = ()
 
+    def public(self) -> Request:
+        """Return the request as files and prints show it."""
+        return replace(self, nodes=tuple(node.public() for node in self.nodes))
+
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """The content of request.json, without secrets."""
+        return asdict(self.public())
 
 
 @dataclass(frozen=True)
 class ProcessEnd:
-    """How a process ended: its exit code or its signal. `stopped_by_us`: the launcher ended it."""
+    """How a process ended: its exit code or its signal. `stopped_by_us`: the launcher ended it.
+
+    process: the number of a process that did not end by SIGKILL; state: the kernel's letter for what it does.
+    """
 
     rank: int
     exit_code: int | None
     signal: int | None
     stopped_by_us: bool
+    process: int | None = None
+    state: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        held = {} if self.process is None else {"process": self.process, "state": self.state}
+        return {**{k: v for k, v in asdict(self).items() if k not in ("process", "state")}, **held}
 
 
 @dataclass(frozen=True)
@@ -100,22 +121,29 @@ class Outcome:
     cause `exited`: all processes ended by themselves; `rank-failed`: one failed and the others were stopped;
     `hang`: no heartbeat or no step in time; `interrupted`: by the user; `launch-error`: nothing could be started;
     `environment`: it could not be prepared; `engine`: the connection to the container engine failed;
-    `device-taken`: another run uses a device; `unsupported`: this machine cannot run it.
-    oom_kills: how many processes of the run the kernel killed for memory. warnings: sentences for the result.
+    `device-taken`: another run uses a device; `unsupported`: this machine cannot run it; `corpus`: the corpus is not
+    the one that the plan was made for.
+    oom_kills: how many processes of the run the kernel killed for memory; oom_evidence: how that is known.
+    warnings: sentences for the result.
+    seen: the window as the platform saw it, by rank (rundir/follower.py); the platform fills it in.
     """
 
     cause: Cause
     ends: tuple[ProcessEnd, ...] = ()
     evidence: str | None = None
     oom_kills: int = 0
+    oom_evidence: str | None = None
     warnings: tuple[str, ...] = ()
+    seen: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The content of outcome.json."""
         extra = {"warnings": "\n".join(self.warnings)} if self.warnings else {}
         extra |= {"oom_kills": str(self.oom_kills)} if self.oom_kills else {}
-        ends = [asdict(end) for end in self.ends]
-        return {"cause": self.cause, "ends": ends, "evidence": self.evidence, "extra": extra}
+        extra |= {"oom_evidence": self.oom_evidence} if self.oom_evidence else {}
+        ends = [end.to_dict() for end in self.ends]
+        content = {"cause": self.cause, "ends": ends, "evidence": self.evidence, "extra": extra}
+        return {**content, **({"seen": self.seen} if self.seen else {})}
 
 
 class NodeSource(Protocol):
@@ -160,5 +188,5 @@ class Launcher(Protocol):
     def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request: ...
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
-        """Run until the end and call `watch` a few times a second. No process stays, whatever happens."""
+        """Run until the end and call `watch` a few times a second. No process stays that SIGKILL can end."""
         ...

@@ -22,7 +22,11 @@ SUFFIXES: Mapping[Kind, tuple[str, str]] = {"megatron": (".bin", ".idx"), "paddl
 
 
 class Preparation(Value):
-    """How `prepare` created the corpus. source_digest: sha256 over the documents' contents, in order."""
+    """How `prepare` created the corpus. source_digest: sha256 over the documents' contents, in order.
+
+    field: of the JSON lines that held the texts; None where each file was a text. cuts: places of long documents where
+    the tokens may differ from those of the whole document.
+    """
 
     tokenizer: str
     tokenizer_digest: str | None
@@ -33,6 +37,8 @@ class Preparation(Value):
     source_digest: str
     skipped_binary: int
     skipped_empty: int
+    field: str | None = None
+    cuts: int = 0
 
 
 class CorpusFacts(Value):

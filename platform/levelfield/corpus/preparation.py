@@ -1,10 +1,10 @@
-"""Prepares a corpus in Megatron's format from text files: one document for each file, in a fixed order."""
+"""Prepares a corpus in Megatron's format from text: one document for each file or JSON line, in a fixed order."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import numpy as np
 
 from levelfield.corpus.facts import CorpusFacts, Preparation, Progress, mark, remember
 from levelfield.corpus.integrity import check
-from levelfield.corpus.texts import Piece, find_texts, is_text, read_pieces
+from levelfield.corpus.json_lines import read_lines
+from levelfield.corpus.texts import Piece, find_texts, is_text, pieces_of, read_pieces
 from levelfield.corpus.tokenization import Tokenizer, open_tokenizer
 from levelfield.corpus.writer import MegatronWriter, new_corpus
 from levelfield.errors import CorpusError
@@ -29,21 +30,23 @@ def prepare(
     progress: Progress | None = None,
     force: bool = False,
     end_token: str | None = None,
+    field: str | None = None,
 ) -> CorpusFacts:
     """Write OUTPUT.bin and OUTPUT.idx, check them and return their facts. Equal inputs give equal bytes.
 
     inputs: files and directories (find_texts defines which files count). tokenizer: `bytes`, or the path of a
     TOKENIZER.json, whose token `end_token` ends each document (by default one of END_TOKENS). force: replace an
-    existing corpus. progress: bytes of text done, and their total. Raises CorpusError; then no file stays.
+    existing corpus. progress: bytes of text done, and their total. field: the files hold JSON lines, and this field of
+    each is a document; all files of a directory count then. Raises CorpusError; then no file stays.
     """
     prefix = Path(output).absolute()
     words = open_tokenizer(tokenizer, end_token)
+    suffixes = suffixes or (["*"] if field else None)
     texts = find_texts([inputs] if isinstance(inputs, (str, Path)) else inputs, suffixes)
-    source = TextSource(texts, sum(path.stat().st_size for path in texts), progress)
+    source = TextSource(texts, sum(path.stat().st_size for path in texts), progress, field)
     with new_corpus(prefix, "<u2" if words.vocab_size < _SMALL_VOCABULARY else "<i4", force) as writer:
-        for batch in _batches(source.pieces()):
-            _write(writer, words, batch)
-        if not source.files:
+        _write_all(writer, words, source.pieces())
+        if not source.documents:
             raise CorpusError(
                 f"{texts[0]}: found no text in {len(texts)} files ({source.skipped_binary} are not UTF-8 text, "
                 f"{source.skipped_empty} are empty)"
@@ -54,19 +57,21 @@ def prepare(
     return facts
 
 
-@dataclass
+@dataclasses.dataclass
 class TextSource:
-    """The texts while they are read, with counts of the files and bytes read so far."""
+    """The texts while they are read, with counts of the files, documents and bytes read so far."""
 
     texts: Sequence[Path]
     total_bytes: int
     progress: Progress | None
+    field: str | None = None
     files: int = 0
+    documents: int = 0
     read_bytes: int = 0
     done_bytes: int = 0
     skipped_binary: int = 0
     skipped_empty: int = 0
-    digest: Any = field(default_factory=hashlib.sha256)
+    digest: Any = dataclasses.field(default_factory=hashlib.sha256)
 
     def pieces(self) -> Iterator[Piece]:
         """Return the pieces of all text files, in order. Other files are only counted."""
@@ -78,7 +83,7 @@ class TextSource:
                 self.skipped_binary += 1
                 self._advance(size)
             else:
-                yield from self._document(path)
+                yield from self._lines(path, self.field) if self.field else self._document(path)
 
     def preparation(self, tokenizer: Tokenizer) -> Preparation:
         """Return the origin of the corpus for its facts."""
@@ -92,6 +97,8 @@ class TextSource:
             source_digest="sha256:" + self.digest.hexdigest(),
             skipped_binary=self.skipped_binary,
             skipped_empty=self.skipped_empty,
+            field=self.field,
+            cuts=tokenizer.cuts,
         )
 
     def _document(self, path: Path) -> Iterator[Piece]:
@@ -103,6 +110,20 @@ class TextSource:
             self._advance(len(piece.content))
         self.digest.update(content.digest())
         self.files += 1
+        self.documents += 1
+
+    def _lines(self, path: Path, field: str) -> Iterator[Piece]:
+        """Return the pieces of a file of JSON lines. A line without text, such as a redirect's, is only counted."""
+        for line in read_lines(path, field):
+            if line.content:
+                self.digest.update(hashlib.sha256(line.content).digest())
+                self.read_bytes += len(line.content)
+                self.documents += 1
+                yield from pieces_of(line.content)
+            else:
+                self.skipped_empty += 1
+            self._advance(line.size)
+        self.files += 1
 
     def _advance(self, size: int) -> None:
         self.done_bytes += size
@@ -110,23 +131,39 @@ class TextSource:
             self.progress(self.done_bytes, self.total_bytes)
 
 
-def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    batch: list[Piece] = []
+def _write_all(writer: MegatronWriter, tokenizer: Tokenizer, pieces: Iterator[Piece]) -> None:
+    """Write all documents: those of one piece in batches, longer ones by themselves."""
+    batch: list[bytes] = []
     size = 0
     for piece in pieces:
-        batch.append(piece)
-        size += len(piece.content)
-        if size >= _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _write(writer: MegatronWriter, tokenizer: Tokenizer, batch: Sequence[Piece]) -> None:
-    end = np.array([tokenizer.end_token])
-    for piece, tokens in zip(batch, tokenizer.encode([piece.content for piece in batch]), strict=True):
-        writer.add(tokens)
         if piece.ends:
-            writer.add(end)
-            writer.end_document()
+            batch.append(piece.content)
+            size += len(piece.content)
+        if size >= _BATCH_BYTES or not piece.ends:
+            _write(writer, tokenizer, batch)
+            batch, size = [], 0
+        if not piece.ends:
+            _add(writer, tokenizer, tokenizer.encode_long(_document(piece, pieces)))
+    _write(writer, tokenizer, batch)
+
+
+def _write(writer: MegatronWriter, tokenizer: Tokenizer, batch: Sequence[bytes]) -> None:
+    for tokens in tokenizer.encode(batch):
+        _add(writer, tokenizer, [tokens])
+
+
+def _add(writer: MegatronWriter, tokenizer: Tokenizer, parts: Iterable[Any]) -> None:
+    """Write one document from the parts of its tokens."""
+    for tokens in parts:
+        writer.add(tokens)
+    writer.add(np.array([tokenizer.end_token]))
+    writer.end_document()
+
+
+def _document(first: Piece, pieces: Iterator[Piece]) -> Iterator[bytes]:
+    """Return the contents of the pieces of one document, whose later ones are taken from `pieces`."""
+    yield first.content
+    for piece in pieces:
+        yield piece.content
+        if piece.ends:
+            return

@@ -43,7 +43,10 @@ def find_texts(inputs: Sequence[str | Path], suffixes: Sequence[str] | None = No
         else:
             raise CorpusError(f"{path}: found nothing, expected a file or a directory of texts")
     if not found:
-        raise CorpusError(f"{', '.join(map(str, inputs))}: found no file with one of the suffixes {' '.join(wanted)}")
+        raise CorpusError(
+            f"{', '.join(map(str, inputs))}: found no file with one of the suffixes {' '.join(wanted)}; --suffix '*' "
+            "takes every file, and --field NAME reads every file as JSON lines"
+        )
     return found
 
 
@@ -63,6 +66,16 @@ def is_text(path: Path) -> bool:
     except OSError as error:
         raise CorpusError(f"{path}: cannot be read: {error.strerror}") from None
     return True
+
+
+def pieces_of(content: bytes, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
+    """Return a document's content in pieces of at most `piece_bytes`."""
+    start = 0
+    while len(content) - start > piece_bytes:
+        stop = start + _cut(content[start : start + piece_bytes])
+        yield Piece(content[start:stop], ends=False)
+        start = stop
+    yield Piece(content[start:], ends=True)
 
 
 def read_pieces(path: Path, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from levelfield.corpus.seams import LongText, Tokens
 from levelfield.errors import CorpusError
 
 END_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>")
 
 
 class Tokenizer(Protocol):
-    """A tokenizer. name and digest go into the facts; vocab_size is above every number that `encode` returns."""
+    """A tokenizer. name and digest go into the facts; vocab_size is above every number that `encode` returns.
+
+    cuts: places of long texts where the tokens may differ from those of the whole text.
+    """
 
     name: str
     digest: str | None
     vocab_size: int
     end_token: int
 
+    @property
+    def cuts(self) -> int: ...
+
     def encode(self, texts: Sequence[bytes]) -> list[Any]:
         """Return the token numbers of each UTF-8 text as an array, without the end-of-document token."""
+        ...
+
+    def encode_long(self, parts: Iterable[bytes]) -> Iterator[Any]:
+        """Yield the same of one text, from its parts and in parts, in bounded memory."""
         ...
 
 
@@ -34,9 +45,13 @@ class ByteTokenizer:
     digest: str | None = None
     vocab_size = 257
     end_token = 256
+    cuts = 0
 
     def encode(self, texts: Sequence[bytes]) -> list[Any]:
         return [np.frombuffer(text, dtype=np.uint8) for text in texts]
+
+    def encode_long(self, parts: Iterable[bytes]) -> Iterator[Any]:
+        return (tokens for part in parts for tokens in self.encode([part]))
 
 
 class FileTokenizer:
@@ -59,10 +74,26 @@ class FileTokenizer:
         self.digest: str | None = "sha256:" + hashlib.sha256(content).hexdigest()
         self.vocab_size = max(vocabulary.values(), default=0) + 1
         self.end_token = _end_token(path, vocabulary, end_token)
+        self._long = LongText(self._placed)
+
+    @property
+    def cuts(self) -> int:
+        return self._long.cuts
 
     def encode(self, texts: Sequence[bytes]) -> list[Any]:
         found = self._library.encode_batch([text.decode() for text in texts], add_special_tokens=False)
         return [np.array(each.ids, dtype=np.int64) for each in found]
+
+    def encode_long(self, parts: Iterable[bytes]) -> Iterator[Any]:
+        return self._long.tokens(part.decode() for part in parts)
+
+    def _placed(self, texts: list[str]) -> list[Tokens]:
+        found = self._library.encode_batch(texts, add_special_tokens=False)
+        return [Tokens(np.array(each.ids, np.int64), _starts(each.offsets)) for each in found]
+
+
+def _starts(offsets: list[tuple[int, int]]) -> Any:
+    return np.array(offsets, np.int64).reshape(-1, 2)[:, 0]
 
 
 def open_tokenizer(name: str, end_token: str | None = None) -> Tokenizer:

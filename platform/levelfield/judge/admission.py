@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from levelfield.errors import GateFailed, UsageError
-from levelfield.judge.noise import limits_from
+from levelfield.judge.noise import limits_from, rows_that_count
 from levelfield.judge.verdict import training_of_reference
 from levelfield.measure.alignment import AlignmentLimits, Place, TrainingCurve, align
 from levelfield.specs.case import Precision
@@ -37,19 +37,22 @@ def check_admissible(reference: Reference, run: TrainingCurve, result: Result) -
     """
     if result.run_id == reference.run_id:
         raise UsageError(f"{result.run_id} is the run that {reference.name} was made from; give another one")
-    if _few(reference) and result.framework != reference.framework:
+    count = len(rows_that_count(reference))
+    if count < FEW and result.framework != reference.framework:
         raise GateFailed(
             f"{result.run_id} was trained with {result.framework}, and {reference.name} with {reference.framework}. "
-            f"The first {FEW} rows of noise must be of the reference's own framework (found "
-            f"{len(reference.noise)}): without them nothing shows whether another framework is right. Record them "
-            f"first: `align calibrate {reference.case}:{reference.framework}`. {_OVERRIDE}"
+            f"The first {FEW} rows of noise must be of the reference's own framework (found {count}): without them "
+            f"nothing shows whether another framework is right. Record them first: "
+            f"`align calibrate {reference.case}:{reference.framework}`. {_OVERRIDE}"
         )
-    finding = align(run, training_of_reference(reference), _limits(reference))
+    limits = _limits(reference)
+    finding = align(run, training_of_reference(reference), limits)
     if finding.verdict not in ("aligned", "inconclusive"):
         failed = next(layer for layer in finding.layers if layer.passed is False)
         raise GateFailed(
             f"{result.run_id} is {finding.verdict} from {reference.name}: {failed.name} {failed.detail} "
-            f"({_limits(reference).source}). Its noise would widen the limits until it holds. Find the cause: `diagnose {result.run_id}`. {_OVERRIDE}"
+            f"({limits.source}). Its noise would widen the limits until it holds. Find the cause: "
+            f"`diagnose {result.run_id}`. {_OVERRIDE}"
         )
 
 
@@ -60,12 +63,8 @@ def _limits(reference: Reference) -> AlignmentLimits:
     """Return the reference's limits with the ceilings where it has none; the ceilings while it has few rows."""
     first, gradient, curve, weights = PLAUSIBLE[reference.precision]
     ceilings = AlignmentLimits(first, gradient, curve, "", {**_FREE, None: weights})
-    if _few(reference):
+    if len(rows_that_count(reference)) < FEW:
         source = f"what rounding in {reference.precision} reaches at most; fewer than {FEW} rows of noise"
         return replace(ceilings, source=source)
     known = limits_from(reference)
     return replace(known, weights=ceilings.weights if known.weights is None else known.weights)
-
-
-def _few(reference: Reference) -> bool:
-    return len({(row.changed, row.hardware) for row in reference.noise}) < FEW

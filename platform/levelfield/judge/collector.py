@@ -9,13 +9,17 @@ import hashlib
 import math
 
 from levelfield.contracts.readings import LEAST_WATTS
+from levelfield.judge.certification import certificate_finding, with_certificate
+from levelfield.judge.disturbance import disturbance, disturbed
 from levelfield.judge.other_use import other_use
+from levelfield.judge.recomputation import repeated
 from levelfield.judge.status import judge
 from levelfield.judge.verdict import judged
 from levelfield.measure import energy as energies
 from levelfield.measure import memory as memories
 from levelfield.measure.expectation import against_expected
-from levelfield.measure.flops import FORMULAS
+from levelfield.measure.flops import FORMULAS, Recomputation
+from levelfield.measure.load import mean_load
 from levelfield.measure.throughput import WindowError, WindowThroughput, step_times, window
 from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range
 from levelfield.measure.validity import loss_curve, tokens_checksum
@@ -44,16 +48,20 @@ from levelfield.specs.vendor import Peak, PeakDtype
 def collect(paths: RunPaths) -> Result:
     """Return the result of a run directory, from its plan and raw files only. Raises DocumentError for a bad plan."""
     plan, raw = read_plan(paths), read_raw(paths)
-    status = judge(plan, raw, paths)
+    around = disturbance(plan, raw)
+    status = disturbed(judge(plan, raw, paths), around)
     throughput, why_none = _throughput(plan, raw, status)
     used = other_use(plan, raw, _window(plan, raw))
-    identity = _identity(plan, raw)
+    identity, version = _identity(plan, raw), _framework_version(plan, raw)
+    recompute = repeated(plan.tuning.recompute, raw.frameworks.get(0))
+    alignment = judged(plan.work.training.steps, raw, identity, _reference(paths))
+    certificate = certificate_finding(paths, plan, version)
     return Result(
         run_id=plan.run_id,
         case=plan.case,
         scale=plan.scale,
         framework=plan.implementation.framework,
-        framework_version=_framework_version(plan, raw),
+        framework_version=version,
         vendor=plan.hardware.vendor,
         chip=plan.hardware.chip.name,
         device_is=plan.hardware.chip.device_is,
@@ -65,6 +73,7 @@ def collect(paths: RunPaths) -> Result:
         virtual_pipeline=plan.tuning.virtual_pipeline,
         accumulation=plan.accumulation,
         recompute=plan.tuning.recompute,
+        repeated=recompute,
         compile=plan.tuning.compile,
         parameters=plan.parameters,
         repeat=plan.repeat,
@@ -74,16 +83,29 @@ def collect(paths: RunPaths) -> Result:
         window=(plan.work.window.first_step, plan.work.window.last_step),
         loss=_loss(plan, raw),
         throughput=_as_result(throughput) if throughput else None,
-        utilisation=_utilisation(plan, throughput),
+        utilisation=_utilisation(plan, throughput, recompute),
         memory=_memory(plan, raw, status),
         energy=_energy(plan, raw, throughput, why_none),
+        load=_load(plan, raw),
         other_use=used.figures,
+        disturbance=around.figures if around else None,
         identity=identity,
-        alignment=judged(plan.work.training.steps, raw, identity, _reference(paths)),
+        alignment=with_certificate(alignment, plan, certificate),
+        certificate=certificate,
         deviations=plan.deviations,
         entry=plan.entry,
         runtime=plan.runtime,
-        warnings=(*plan.notices, *raw.warnings, *used.warnings),
+        warnings=(*plan.notices, *raw.warnings, *used.warnings, *_loaded(raw)),
+        allowed=plan.container.allowed if plan.container else (),
+        inherited=raw.inherited,
+    )
+
+
+def _loaded(raw: RawRecords) -> tuple[str, ...]:
+    """Return a warning for each variable by which the loader takes code that no plan names."""
+    found = {name: raw.inherited[name] for name in ("LD_PRELOAD", "LD_AUDIT") if raw.inherited.get(name)}
+    return tuple(
+        f"the training inherited {name}={text}: code that the plan does not name" for name, text in found.items()
     )
 
 
@@ -108,13 +130,12 @@ def _as_result(measured: WindowThroughput) -> Throughput:
     )
 
 
-def _utilisation(plan: Plan, throughput: WindowThroughput | None) -> tuple[Utilisation, ...]:
+def _utilisation(plan: Plan, throughput: WindowThroughput | None, recompute: Recomputation) -> tuple[Utilisation, ...]:
     """Return each formula's MFU, and its HFU where the run recomputes or the formula counts recomputation."""
     if throughput is None:
         return ()
     model, length = plan.work.model, plan.work.training.sequence_length
     rate, peaks = throughput.tokens_per_second_per_device, _peaks(plan)
-    recompute = plan.tuning.recompute
     found = [mfu(f, model, length, rate, peaks) for f in FORMULAS if f != "megatron-2021"]
     found += [
         hfu(f, model, length, rate, peaks, recompute) for f in FORMULAS if f == "megatron-2021" or recompute != "none"
@@ -183,6 +204,14 @@ def _energy(plan: Plan, raw: RawRecords, throughput: WindowThroughput | None, wh
         mean_watts=Figure(value=found.mean_watts, unit="W", reason=reason),
         boundary=found.boundary,
     )
+
+
+def _load(plan: Plan, raw: RawRecords) -> Figure:
+    window_ns = _window(plan, raw)
+    found = mean_load(raw.readings, _devices(plan, raw), *window_ns) if window_ns else "rank 0 lacks the window"
+    if isinstance(found, float):
+        return Figure(value=found, unit="1")
+    return Figure(value=None, unit="1", reason=_with_reason(found, raw.telemetry_reasons.get("utilisation")))
 
 
 def _window(plan: Plan, raw: RawRecords) -> tuple[int, int] | None:

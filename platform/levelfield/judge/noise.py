@@ -6,7 +6,7 @@ import getpass
 from datetime import datetime, timezone
 
 from levelfield.measure.alignment import AlignmentLimits
-from levelfield.measure.calibration import Noise, Places, basis, limits_of, merged
+from levelfield.measure.calibration import Noise, Places, limits_of, merged
 from levelfield.specs.reference import NoiseRow, Reference
 
 _DIGITS = 3  # of a stored difference
@@ -19,9 +19,9 @@ def limits_from(reference: Reference) -> AlignmentLimits:
     return limits_of([noise_of(row, reference) for row in reference.noise], f"the reference's noise{note}")
 
 
-def noise_basis(reference: Reference) -> str:
-    """Return how many rows the limits rest on, and of what kinds."""
-    return basis(merged(noise_of(row, reference) for row in reference.noise))
+def rows_that_count(reference: Reference) -> list[Noise]:
+    """Return the rows that say something of their own: one for each setting, and one for equal differences."""
+    return merged(noise_of(row, reference) for row in reference.noise)
 
 
 def noise_of(row: NoiseRow, reference: Reference) -> Noise:

@@ -7,24 +7,26 @@ from pathlib import Path
 
 from levelfield.measure.final_weights import final_weight_reasons
 from levelfield.measure.gradients import gradient_reasons
+from levelfield.measure.platform_clock import platform_clock_reasons
 from levelfield.measure.validity import check
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.result import Status, Word
+from levelfield.specs.result import INTERRUPTED, Status, Word
 
 _WORDS_OF_CLASSES = {"oom": "oom", "non-finite": "invalid", "unsupported": "unsupported"}
 
 
 # Ends of a run that do not depend on its training: word, class of failure, reason.
 _WORDS_OF_CAUSES: dict[str, tuple[Word, str | None, str]] = {
-    "interrupted": ("failed", "interrupted", "interrupted by the user"),
+    "interrupted": ("failed", "interrupted", INTERRUPTED),
     "environment": ("failed", "environment", "the environment is not usable"),
     "launch-error": ("failed", "launch", "no process could be started"),
     "engine": ("failed", "engine", "the container engine went away"),
     "device-taken": ("not-run", None, "a device is in use"),
     "unsupported": ("unsupported", None, "this machine cannot run it"),
     "hang": ("timeout", "hang", "the run hung"),
+    "corpus": ("failed", "corpus", "the corpus is not the one that was checked"),
 }
 
 
@@ -33,12 +35,30 @@ def judge(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
     cause = raw.outcome.get("cause")
     if cause is None:
         return _without_outcome(raw)
+    if held := _held(raw):
+        return _unkillable(held, cause, raw)
     if cause in _WORDS_OF_CAUSES:
         word, failure, reason = _WORDS_OF_CAUSES[cause]
         return Status(word=word, failure=failure, reasons=(reason,), evidence=_evidence(raw))
     if raw.errors or cause == "rank-failed":
-        return _failed(raw, paths)
+        return _failed(plan, raw, paths)
     return _validity(plan, raw)
+
+
+def _held(raw: RawRecords) -> list[str]:
+    """Return a sentence for each rank that did not end by SIGKILL."""
+    ends = [end for end in raw.outcome.get("ends", ()) if end.get("process") is not None]
+    return [
+        f"rank {end['rank']} (process {end['process']}, state {end.get('state')}) did not end by SIGKILL"
+        for end in ends
+    ]
+
+
+def _unkillable(held: list[str], cause: str, raw: RawRecords) -> Status:
+    """Return the status of a run that left a process behind. The second reason is why the rank was to end."""
+    before = _WORDS_OF_CAUSES.get(cause, ("failed", None, "a rank failed"))[2]
+    evidence = "; ".join([*held, _evidence(raw)])
+    return Status(word="failed", failure="unkillable", reasons=("a rank cannot be ended", before), evidence=evidence)
 
 
 def _evidence(raw: RawRecords) -> str:
@@ -57,6 +77,7 @@ def _without_outcome(raw: RawRecords) -> Status:
 
 def _validity(plan: Plan, raw: RawRecords) -> Status:
     reasons = [str(r) for r in check(raw.steps, raw.weights, plan.work, plan.tuning.layout)]
+    reasons += [f"clock: {r}" for r in platform_clock_reasons(raw.steps, raw.seen, plan.work.window)]
     reasons += [f"gradients: {r}" for r in gradient_reasons(raw.gradients, raw.steps, plan.work)]
     reasons += [f"final weights: {r}" for r in final_weight_reasons(raw.final, plan.work, plan.tuning.layout)]
     reasons += [f"raw files: {sentence}" for sentence in raw.broken]
@@ -64,7 +85,7 @@ def _validity(plan: Plan, raw: RawRecords) -> Status:
     return Status(word="invalid", reasons=tuple(reasons)) if reasons else Status(word="valid")
 
 
-def _failed(raw: RawRecords, paths: RunPaths) -> Status:
+def _failed(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
     """Return the first cause: a rank killed from outside, else a worker's first error, else the end of a log."""
     killed = [e for e in raw.outcome.get("ends", ()) if e.get("signal") and not e.get("stopped_by_us")]
     if killed:
@@ -75,9 +96,21 @@ def _failed(raw: RawRecords, paths: RunPaths) -> Status:
         word = _WORDS_OF_CLASSES.get(failure, "failed")
         evidence = f"rank {rank}: {error.get('type')}: {message}"
         return Status.model_validate(
-            {"word": word, "failure": failure, "reasons": (message,), "evidence": f"{evidence}; {_steps_done(raw)}"}
+            {
+                "word": word,
+                "failure": failure,
+                "reasons": (message, *_advice(failure, plan)),
+                "evidence": f"{evidence}; {_steps_done(raw)}",
+            }
         )
-    return _from_log(raw, paths)
+    return _from_log(plan, raw, paths)
+
+
+def _advice(failure: str, plan: Plan) -> tuple[str, ...]:
+    """Return what to do about a package that a framework's own environment has lost since it was made."""
+    if failure != "environment" or not plan.environment.folder:
+        return ()
+    return (f"if {plan.environment.folder} has lost a package, remove that folder: the next run makes it again",)
 
 
 def _first_error(raw: RawRecords) -> tuple[int, dict[str, object]]:
@@ -90,17 +123,19 @@ def _killed(end: dict[str, int], raw: RawRecords) -> Status:
     name = signal.Signals(end["signal"]).name if end["signal"] in set(signal.Signals) else f"signal {end['signal']}"
     evidence = f"rank {end['rank']} was ended by {name}; {_steps_done(raw)}"
     if end["signal"] == signal.SIGKILL and raw.oom_kills:
+        evidence = f"{evidence}; {raw.oom_evidence}" if raw.oom_evidence else evidence
         return Status(word="oom", failure="oom", reasons=("the kernel killed a rank for memory",), evidence=evidence)
     return Status(word="failed", failure="killed", reasons=("a rank was killed",), evidence=evidence)
 
 
-def _from_log(raw: RawRecords, paths: RunPaths) -> Status:
+def _from_log(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
     """Return the status of a rank that ended without an error event. Its log's last line is the evidence."""
     rank = next((e["rank"] for e in raw.outcome.get("ends", ()) if e.get("exit_code")), 0)
     line = last_line(paths.logs / f"rank{rank}.log")
     failure = "environment" if line and line.startswith(("ModuleNotFoundError", "ImportError")) else "error"
     evidence = f"rank {rank}: {line or raw.outcome.get('evidence')}"
-    return Status(word="failed", failure=failure, reasons=("a rank ended with an error",), evidence=evidence)
+    reasons = ("a rank ended with an error", *_advice(failure, plan))
+    return Status(word="failed", failure=failure, reasons=reasons, evidence=evidence)
 
 
 def last_line(log: Path) -> str | None:

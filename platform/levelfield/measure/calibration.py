@@ -36,7 +36,7 @@ from levelfield.measure.equivalence import block_means
 
 ERROR_RATE, CONFIDENCE = 1e-3, 0.95
 # The least limits, in units in the last place of float32. A loss is one rounded number. A norm is a sum of many.
-LEAST, LEAST_OF_NORMS = 4 * 2**-23, 16 * 2**-23
+LEAST, LEAST_OF_NORMS = 4 * 2**-23, 64 * 2**-23
 
 MULTIPLE = 4  # of the tail's margin
 

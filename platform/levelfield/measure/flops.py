@@ -17,8 +17,9 @@ from typing import Literal, get_args
 from levelfield.measure.parameter_counts import layer_matrices, parameters
 from levelfield.specs.case import Model
 
-Recomputation = Literal["none", "selective", "selective-attention", "full"]
+Recomputation = Literal["none", "selective", "selective-attention", "full", "full-except-down"]
 FormulaId = Literal["palm", "6n", "megatron", "megatron-2021"]
+FULL: tuple[Recomputation, ...] = ("full", "full-except-down")
 FORMULAS: tuple[FormulaId, ...] = get_args(FormulaId)
 VERSIONS: dict[FormulaId, int] = {"palm": 1, "6n": 1, "megatron": 1, "megatron-2021": 1}
 
@@ -43,7 +44,9 @@ def flops_per_token(
 
     `full` repeats every layer. `selective` repeats everything except matrix products (norms, activations, dropout),
     which no formula counts. `selective-attention` repeats the core of attention, as Megatron does (Korthikanti et
-    al., 2022, section 5). Embeddings and logits are never repeated. parameters_override: N of `palm` and `6n`.
+    al., 2022, section 5). `full-except-down` repeats every layer without its last product, mlp.down, whose output no
+    backward pass needs. Embeddings and logits are never repeated. parameters_override: N of `palm` and `6n`.
+    `megatron-2021` counts whole layers for both kinds of full recomputation, as its published tables do.
     Raises FormulaError.
     """
     if formula == "megatron-2021":
@@ -72,10 +75,10 @@ def _repeated_parameters(
     formula: FormulaId, model: Model, sequence_length: int, count: float, recompute: Recomputation
 ) -> float:
     core = 0.0 if formula == "6n" else 4.0 * model.layers * model.hidden_size * sequence_length
-    if recompute == "full":
+    if recompute in FULL:
         exact = parameters(model, sequence_length)
         outside = exact.total - exact.layers * exact.per_layer
-        return 2.0 * (count - outside) + core
+        return 2.0 * (count - outside) + core - _unrepeated(model, recompute)
     if recompute == "selective-attention" and formula == "6n":
         raise FormulaError("6n has no attention term, so it cannot count attention that is recomputed")
     return core if recompute == "selective-attention" else 0.0
@@ -87,9 +90,15 @@ def _forward_matmuls(model: Model, sequence_length: int) -> float:
 
 
 def _repeated_matmuls(model: Model, sequence_length: int, recompute: Recomputation) -> float:
-    if recompute == "full":
-        return _layers_forward(model, sequence_length)
+    if recompute in FULL:
+        return _layers_forward(model, sequence_length) - _unrepeated(model, recompute)
     return _core_forward(model, sequence_length) if recompute == "selective-attention" else 0.0
+
+
+def _unrepeated(model: Model, recompute: Recomputation) -> float:
+    """Return the FLOPs of mlp.down in every layer where it is not repeated."""
+    down = math.prod(layer_matrices(model)["mlp.down"])
+    return 2.0 * model.layers * down if recompute == "full-except-down" else 0.0
 
 
 def _layers_forward(model: Model, sequence_length: int) -> float:
@@ -104,7 +113,7 @@ def _core_forward(model: Model, sequence_length: int) -> float:
 
 def _narayanan(model: Model, sequence_length: int, recompute: Recomputation) -> float:
     """Return `megatron-2021`. 96 is 72 for forward and backward plus 24 for the layers' second forward."""
-    if recompute != "full":
+    if recompute not in FULL:
         raise FormulaError(f"megatron-2021 counts full recomputation; this run recomputes: {recompute}")
     if model.activation == "swiglu" or model.kv_heads != model.heads or model.ffn_hidden_size != 4 * model.hidden_size:
         raise FormulaError(

@@ -6,7 +6,7 @@ Other programs are noticeable on the host when they use more than a tenth of its
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from levelfield.measure.coverage import coverage, too_little
@@ -17,15 +17,19 @@ MEMORY_LIMIT = 0.10
 LOAD_LIMIT = 0.10
 HOST_LIMIT = 0.10
 _GIB = 2**30
+Counter = Callable[[HostReading], float]
 
 
 @dataclass(frozen=True)
 class HostUse:
-    """Cores that other programs kept busy, on average; None with the reason. cores: that the platform may use."""
+    """Cores that other programs kept busy, on average; None with the reason. cores: that the platform may use.
+
+    own_cores: that the run and the platform kept busy."""
 
     other_cores: float | None
     cores: int | None
     reason: str | None = None
+    own_cores: float | None = None
 
     @property
     def is_noticeable(self) -> bool:
@@ -73,16 +77,21 @@ def host_use(readings: Iterable[HostReading], begin_ns: int, end_ns: int) -> Hos
         return HostUse(None, cores, reason)
     if any(r.own_seconds is None for r in kept):
         return HostUse(None, cores, "the processes of a container engine are not told apart from other programs")
-    risen = _others_at(kept, end_ns) - _others_at(kept, begin_ns)
     # Two clocks of the kernel count: the difference of an idle machine may be slightly below zero.
-    return HostUse(max(0.0, risen * NANOSECONDS / (end_ns - begin_ns)), cores)
+    others = max(0.0, _cores(kept, lambda r: r.busy_seconds - (r.own_seconds or 0.0), begin_ns, end_ns))
+    return HostUse(others, cores, own_cores=_cores(kept, lambda r: r.own_seconds or 0.0, begin_ns, end_ns))
 
 
-def _others_at(readings: Sequence[HostReading], time_ns: int) -> float:
-    """Return the processor seconds of other programs at a time, interpolated between two readings; by the nearest
-    reading outside of all."""
+def _cores(readings: Sequence[HostReading], counter: Counter, begin_ns: int, end_ns: int) -> float:
+    """Return how many cores a counter of processor seconds kept busy between two times."""
+    risen = _at(readings, counter, end_ns) - _at(readings, counter, begin_ns)
+    return risen * NANOSECONDS / (end_ns - begin_ns)
+
+
+def _at(readings: Sequence[HostReading], counter: Counter, time_ns: int) -> float:
+    """Return a counter at a time, interpolated between two readings; by the nearest reading outside of all."""
     before = max((r for r in readings if r.time_ns <= time_ns), default=readings[0], key=lambda r: r.time_ns)
     after = min((r for r in readings if r.time_ns >= time_ns), default=readings[-1], key=lambda r: r.time_ns)
-    first, last = (r.busy_seconds - (r.own_seconds or 0.0) for r in (before, after))
+    first, last = counter(before), counter(after)
     span = after.time_ns - before.time_ns
     return first + (last - first) * (time_ns - before.time_ns) / span if span > 0 else first

@@ -91,6 +91,7 @@ class Reading:
     energy_joules: float | None = None
     memory_used_bytes: int | None = None
     utilisation: float | None = None
+    temperature_celsius: float | None = None
     before: bool = False
     reasons: dict[str, str] = field(default_factory=dict)
 

@@ -27,6 +27,19 @@ class StepEnd:
 
 
 @dataclass(frozen=True)
+class StepSpan:
+    """A step of the window, from the end of the step before it to its own end."""
+
+    step: int
+    begin_ns: int
+    end_ns: int
+
+    @property
+    def seconds(self) -> float:
+        return (self.end_ns - self.begin_ns) / NANOSECONDS
+
+
+@dataclass(frozen=True)
 class WindowThroughput:
     """Tokens of the window / its wall time; per device: / the number of devices."""
 
@@ -68,16 +81,34 @@ def window(
 
     begin_ns: the start of step 1 on the same clock; only a window from step 1 needs it. Raises WindowError.
     """
-    kept = _from_before(steps, begin_ns, first_step, last_step)
-    reasons = _reasons(kept, first_step, last_step, devices)
-    if reasons:
-        raise WindowError(reasons)
+    kept = _checked(steps, begin_ns, first_step, last_step, devices)
     tokens = sum(s.tokens for s in kept[1:])
     wall = (kept[-1].end_ns - kept[0].end_ns) / NANOSECONDS
-    seconds = [(b.end_ns - a.end_ns) / NANOSECONDS for a, b in pairwise(kept)]
+    seconds = [span.seconds for span in _spans(kept)]
     return WindowThroughput(
         tokens, wall, tokens / wall, tokens / wall / devices, devices, _step_seconds(seconds, first_step)
     )
+
+
+def spans(
+    steps: Sequence[StepEnd], begin_ns: int | None, first_step: int, last_step: int, devices: int
+) -> tuple[StepSpan, ...]:
+    """Return the steps of the window with their begins. The arguments are those of `window`. Raises WindowError."""
+    return _spans(_checked(steps, begin_ns, first_step, last_step, devices))
+
+
+def _spans(kept: Sequence[StepEnd]) -> tuple[StepSpan, ...]:
+    return tuple(StepSpan(b.step, a.end_ns, b.end_ns) for a, b in pairwise(kept))
+
+
+def _checked(
+    steps: Sequence[StepEnd], begin_ns: int | None, first_step: int, last_step: int, devices: int
+) -> tuple[StepEnd, ...]:
+    """Return the step before the window and the steps of the window. Raises WindowError."""
+    kept = _from_before(steps, begin_ns, first_step, last_step)
+    if reasons := _reasons(kept, first_step, last_step, devices):
+        raise WindowError(reasons)
+    return kept
 
 
 def _from_before(

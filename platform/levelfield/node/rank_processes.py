@@ -21,6 +21,7 @@ from typing import Any
 POLL_SECONDS = 0.1
 SETTLE_SECONDS = 3.0  # after one rank has failed: time for the others to write their errors
 TERMINATE_SECONDS = 2.0  # between SIGTERM and SIGKILL; both together stay well under the five seconds of Ctrl-C
+KILL_SECONDS = 5.0  # after SIGKILL; a process that a driver or a frozen cgroup holds in the kernel never ends
 
 
 class Ranks:
@@ -29,6 +30,7 @@ class Ranks:
     def __init__(self) -> None:
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._stopped: set[int] = set()
+        self._held: dict[int, str] = {}
 
     def start(self, rank: int, argv: list[str], environment: dict[str, str], log: str) -> None:
         """Start one rank with exactly this environment. Raises OSError when the process cannot start."""
@@ -46,6 +48,10 @@ class Ranks:
         """Return the ranks that still run."""
         return [rank for rank, process in self._running.items() if process.poll() is None]
 
+    def processes(self) -> list[int]:
+        """Return the process number of every rank that was started."""
+        return [process.pid for process in self._running.values()]
+
     def failed(self) -> int | None:
         """Return the first rank that ended with an error, or None."""
         return next((rank for rank, process in self._running.items() if process.poll() not in (None, 0)), None)
@@ -57,21 +63,39 @@ class Ranks:
             time.sleep(POLL_SECONDS)
 
     def stop(self) -> None:
-        """End every process group that is left: send SIGTERM, wait, send SIGKILL."""
-        left = set(self.alive())
+        """End every process group that is left: send SIGTERM, wait, send SIGKILL, and wait a bounded time.
+
+        A rank that has not ended then is held by the kernel. A later call does not wait for it again.
+        """
+        left = set(self.alive()) - set(self._held)
         for number in (signal.SIGTERM, signal.SIGCONT):  # a suspended process receives SIGTERM when it continues
             self._signal(left, number)
-        deadline = time.monotonic() + TERMINATE_SECONDS
-        while time.monotonic() < deadline and left & set(self.alive()):
-            time.sleep(POLL_SECONDS / 2)
+        self._wait(left, TERMINATE_SECONDS)
         self._signal(set(self._running), signal.SIGKILL)
-        for rank in left:
-            self._running[rank].wait()
+        self._wait(left, KILL_SECONDS)
+        self._held.update({rank: state_of(self._running[rank].pid) for rank in left & set(self.alive())})
         self._stopped |= left
 
+    def _wait(self, ranks: set[int], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and ranks & set(self.alive()):
+            time.sleep(POLL_SECONDS / 2)
+
     def ends(self) -> list[dict[str, Any]]:
-        """Return how each rank ended, in order: an exit code or a signal, and whether `stop` ended it."""
-        return [_end(rank, p.poll(), rank in self._stopped) for rank, p in sorted(self._running.items())]
+        """Return how each rank ended, in order: an exit code or a signal, and whether `stop` ended it.
+
+        A rank that did not end by SIGKILL has its process and the state of that process instead.
+        """
+        return [
+            {**_end(rank, p.poll(), rank in self._stopped), **self._left(rank)}
+            for rank, p in sorted(self._running.items())
+        ]
+
+    def _left(self, rank: int) -> dict[str, Any]:
+        process = self._running[rank]
+        if rank not in self._held or process.poll() is not None:
+            return {}
+        return {"process": process.pid, "state": self._held[rank]}
 
     def _signal(self, ranks: set[int], number: int) -> None:
         for rank in ranks:
@@ -89,10 +113,24 @@ def _end(rank: int, code: int | None, stopped: bool) -> dict[str, Any]:
     }
 
 
+def stat_of(process: int) -> list[str]:
+    """Return the fields of /proc/PID/stat after the name: the state is the first. An empty list: no such process."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def state_of(process: int) -> str:
+    """Return the state of a process as the kernel's letter: D waits in the kernel, T is stopped."""
+    return (stat_of(process) or ["?"])[0]
+
+
 def main(path: str) -> int:
     """Run the ranks that the file lists and write their ends. Return 0 when every rank ended with exit code 0."""
     work = json.loads(Path(path).read_text(encoding="utf-8"))
     ranks, ended, ends = Ranks(), threading.Event(), Path(work["ends"])
+    os.umask(work.get("umask", 0o022))  # the engine's own mask would give files to others that the user's does not
     signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
     threading.Thread(target=_until_closed, args=(ended,), daemon=True).start()
     try:

@@ -13,7 +13,8 @@ from levelfield.predict.machines import ASSUMED_PORT_BYTES_PER_SECOND, DEVICES_P
 from levelfield.predict.questions import offer_of
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.layout import Layout
-from levelfield.specs.tuning import TuningChoice
+from levelfield.specs.refusable import refused
+from levelfield.specs.tuning import Tuning, TuningChoice
 
 NEXT_BEST = 3
 MOST_DEVICES = 1024
@@ -46,9 +47,18 @@ class Place:
     def world(self) -> int:
         return self.nodes * self.devices
 
-    def allows(self, layout: Layout, micro_batch: int, chunks: int | None) -> bool:
-        """Return whether the layout obeys every rule here."""
-        return not broken(self.work, layout, micro_batch, self.nodes, self.devices, chunks or 1)
+    def allows(self, layout: Layout, micro_batch: int, chunks: int | None, uneven: bool = False) -> bool:
+        """Return whether the layout obeys every rule here, and the framework does not refuse it.
+
+        uneven: the stages may differ by a layer where the framework offers it.
+        """
+        file, kind = self.found.implementation, self.found.vendor.device_kind
+        uneven = uneven and "uneven" in file.offered_parallelism(kind)
+        tuning = Tuning(layout=layout, micro_batch=micro_batch)
+        return not (
+            broken(self.work, layout, micro_batch, self.nodes, self.devices, chunks or 1, uneven)
+            or refused(file.refusals(kind), self.work, tuning)
+        )
 
 
 def default_layout(place: Place, scale: Scale, fixed: TuningChoice, wanted: TuningChoice) -> DefaultLayout:
@@ -75,7 +85,7 @@ def most_devices(place: Place, fixed: TuningChoice) -> int:
 def default_batch(place: Place, layout: Layout, fixed: TuningChoice, wanted: TuningChoice) -> DefaultLayout:
     """Return a layout that is set, with the case's micro-batch or the nearest that the layout allows."""
     batch = wanted.micro_batch or 1
-    sizes = [size for _, size in _possible(place, [layout], fixed)]
+    sizes = [size for _, size in _possible(place, [layout], fixed, uneven=True)]
     size = min(sizes, key=lambda size: _ratio(size, batch), default=batch)
     if size == batch:
         return DefaultLayout(layout, {}, {})
@@ -151,7 +161,9 @@ def _divisions(place: Place) -> Iterator[Layout]:
                 yield layout
 
 
-def _possible(place: Place, layouts: Iterable[Layout], fixed: TuningChoice) -> Iterator[tuple[Layout, int]]:
+def _possible(
+    place: Place, layouts: Iterable[Layout], fixed: TuningChoice, uneven: bool = False
+) -> Iterator[tuple[Layout, int]]:
     """Return every layout that obeys all rules, with each of its micro-batches."""
     sizes = [fixed.micro_batch] if fixed.micro_batch else divisors(place.work.training.global_batch)
-    return ((at, size) for at in layouts for size in sizes if place.allows(at, size, fixed.virtual_pipeline))
+    return ((at, size) for at in layouts for size in sizes if place.allows(at, size, fixed.virtual_pipeline, uneven))

@@ -8,6 +8,7 @@ from levelfield.errors import UsageError
 from levelfield.plan.arrangement import Arrangement
 from levelfield.plan.decision import Decision
 from levelfield.plan.image_recipe import image_plan
+from levelfield.plan.permissions import permitted
 from levelfield.plan.request import UserRequest
 from levelfield.specs.container import ContainerPlan
 from levelfield.specs.plan import Hardware
@@ -85,9 +86,11 @@ def container_of(decision: Decision, hardware: Hardware, requirements: tuple[str
         return None
     if request.python:
         raise UsageError("--python: a container has its own Python; leave it out, or use --runtime inside or process")
+    options = found.adapter.container(_exposed(found, hardware))
     return ContainerPlan(
         image=image_plan(found.implementation, found.folder, found.vendor, requirements, request.base_image),
-        options=found.adapter.container(_exposed(found, hardware)),
+        options=options,
+        allowed=permitted(options, request.allow, found.vendor.name),
         visible={} if found.vendor.container.renumbered else hardware.visible,
         memory_bytes=request.container_memory_bytes,
         offline=request.offline,
@@ -98,7 +101,7 @@ def _refuse_container_options(request: UserRequest) -> None:
     given = {
         "--base-image": request.base_image,
         "--container-memory": request.container_memory_bytes,
-        "--offline": request.offline,
+        "--allow": request.allow,
     }
     if unused := [name for name, value in given.items() if value]:
         raise UsageError(f"{', '.join(unused)}: found no --runtime docker; add it, or leave the option out")

@@ -22,6 +22,7 @@ def environment_of(
     python: str | None,
     runtime: RuntimeName,
     assume: bool = False,
+    offline: bool = False,
 ) -> EnvironmentPlan:
     """Return the Python environment: made by the platform from pinned requirements, or an existing one.
 
@@ -50,6 +51,7 @@ def environment_of(
         requirements=requirements,
         digest=_digest((version, *requirements)),
         lacking=lacking,
+        offline=offline,
     )
 
 

@@ -12,6 +12,7 @@ import jinja2
 
 from levelfield.checkout import checkout
 from levelfield.errors import UsageError
+from levelfield.specs.base import parse
 from levelfield.specs.container import ImagePlan
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.vendor import Image, VendorFile
@@ -53,7 +54,13 @@ def _base(framework: str, vendor: VendorFile, given: str | None, installs: bool)
     named = vendor.images.get(framework) or vendor.images.get("base")
     if given:
         version = named.python_version if named else "3.11"
-        return Image(image=given, python_version=version, has_framework=not installs, source="given by the user")
+        content = {
+            "image": given,
+            "python_version": version,
+            "has_framework": not installs,
+            "source": "given by the user",
+        }
+        return parse(Image, content, "--base-image or LEVELFIELD_BASE_IMAGE")
     if named is None:
         raise UsageError(
             f"vendor {vendor.name} has no image for {framework}: add one to images in its vendor.yaml, or give "

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from levelfield.contracts.command import completed
 from levelfield.errors import UsageError
 from levelfield.specs.implementation import PythonVersion, takes_python
 
@@ -63,8 +64,8 @@ def _refusal(path: Path, version: str) -> str | None:
     """
     argv = [str(path), "-I", "-c", PROGRAM]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        done = completed(argv, PATIENCE_SECONDS)
+    except (OSError, subprocess.SubprocessError) as error:
         return f"does not start ({type(error).__name__})"
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]

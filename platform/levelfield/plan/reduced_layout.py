@@ -12,17 +12,17 @@ from levelfield.specs.layout import Layout
 def reduced(layout: Layout, devices: int, work: Work, micro_batch: int, offered: Collection[str]) -> Layout:
     """Return the layout with its largest dimension halved until it fits `devices` and the work's sizes.
 
-    Of equal dimensions data is halved first, then tensor, then pipeline. offered: the parallelism of the
+    Of equal dimensions data is halved first, then context, tensor and pipeline. offered: the parallelism of the
     implementation on these devices. A sharding stage that is not offered becomes the next lower offered one.
     """
-    sizes = _within(work, micro_batch, {n: getattr(layout, n) for n in ("data", "tensor", "pipeline")})
+    sizes = _within(work, micro_batch, {n: getattr(layout, n) for n in ("data", "context", "tensor", "pipeline")})
     while math.prod(sizes.values()) > devices:
         largest = max(sizes, key=lambda name: sizes[name])
         sizes[largest] = _halved(sizes[largest])
     return Layout(
         **sizes,
         sequence_parallel=layout.sequence_parallel and sizes["tensor"] > 1 and "sequence" in offered,
-        **_sharding(layout, sizes["data"], offered),
+        **_sharding(layout, sizes["data"] * sizes["context"], offered),
     )
 
 
@@ -31,6 +31,7 @@ def _within(work: Work, micro_batch: int, sizes: dict[str, int]) -> dict[str, in
     model, training = work.model, work.training
     cut = {
         "data": max(1, training.global_batch // micro_batch),
+        "context": training.sequence_length // 2,
         "tensor": math.gcd(model.kv_heads, model.heads, model.ffn_hidden_size, model.vocab_size),
         "pipeline": model.layers,
     }
@@ -46,9 +47,9 @@ def _halved(size: int) -> int:
     return 1 << ((size - 1).bit_length() - 1)
 
 
-def _sharding(layout: Layout, data: int, offered: Collection[str]) -> dict[str, int]:
+def _sharding(layout: Layout, ranks: int, offered: Collection[str]) -> dict[str, int]:
     stages = [stage for stage in range(1, layout.sharding_stage + 1) if f"zero{stage}" in offered]
-    degree = math.gcd(data, layout.sharding_degree) if layout.sharding_degree < layout.data else data
+    degree = math.gcd(ranks, layout.sharding_degree) if layout.sharding_degree < layout.gradient_ranks else ranks
     if not stages or degree == 1:
         return {}
     return {"sharding_stage": stages[-1], "sharding_degree": degree}

@@ -20,7 +20,9 @@ class UserRequest:
 
     choice: free fields that the user sets. repeat: the number of runs; None takes it from the case string.
     python: an interpreter to use as it is. assume: plan for devices that may be absent. probe: measure the peak again.
-    capture_step: the step whose tensors are written. base_image, offline, container_memory_bytes: for runtime docker.
+    capture_step: the step whose tensors are written. offline: nothing is fetched from a network. base_image,
+    container_memory_bytes, allow: for runtime docker; allow: what a vendor's container may be given beyond the closed
+    list.
     hardware: the value of --assume-hardware. derivation: changes that make a derived case.
     """
 
@@ -36,6 +38,7 @@ class UserRequest:
     base_image: str | None = None
     offline: bool = False
     container_memory_bytes: int | None = None
+    allow: tuple[str, ...] = ()
     hardware: NamedHardware | None = None
     derivation: Derivation = field(default_factory=Derivation)
 

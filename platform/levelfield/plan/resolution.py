@@ -12,6 +12,7 @@ from levelfield.plan.devices import container_of, hardware_of, use_notices
 from levelfield.plan.environment import environment_of, image_environment, requirements_of
 from levelfield.plan.implementation_identity import implementation_used, version_deviations
 from levelfield.plan.peak import MeasuredPeaks, peak_of
+from levelfield.plan.permissions import refuse_choice_of_devices
 from levelfield.plan.scale import choose_scale, footprint_of
 from levelfield.plan.unsupported import refuse_unsupported
 from levelfield.predict import layout_rules
@@ -78,14 +79,16 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
 def _check(decision: Decision, arrangement: Arrangement, reason: str) -> None:
     """Raises LayoutError for an impossible layout, NotHere for a choice that the implementation does not offer."""
     work, tuning, found = arrangement.work, arrangement.tuning, decision.found
-    nodes, devices = arrangement.nodes, arrangement.devices_per_node
+    nodes, devices, chunks = arrangement.nodes, arrangement.devices_per_node, tuning.virtual_pipeline
+    uneven = "uneven" in found.implementation.offered_parallelism(found.vendor.device_kind)
     try:
         if arrangement.layout_is_default:
-            layout_rules.require_any(work, tuning.layout, tuning.micro_batch, nodes, devices, tuning.virtual_pipeline)
-        layout_rules.require(work, tuning.layout, tuning.micro_batch, nodes, devices, tuning.virtual_pipeline)
+            layout_rules.require_any(work, tuning.layout, tuning.micro_batch, nodes, devices, chunks)
+        layout_rules.require(work, tuning.layout, tuning.micro_batch, nodes, devices, chunks, uneven)
     except LayoutError as error:
         raise LayoutError(f"{error}\n  {_who_chose(arrangement, reason)}") from None
     refuse_unsupported(found.implementation, work, tuning, found.vendor.device_kind)
+    refuse_choice_of_devices(found.vendor, tuning)
 
 
 def _who_chose(arrangement: Arrangement, reason: str) -> str:
@@ -116,7 +119,13 @@ def _environment(decision: Decision, container: ContainerPlan | None, requiremen
     request, found = decision.request, decision.found
     assume = request.assume or decision.refusal is not None
     return environment_of(
-        found.implementation, found.vendor.device_kind, requirements, request.python, request.runtime, assume
+        found.implementation,
+        found.vendor.device_kind,
+        requirements,
+        request.python,
+        request.runtime,
+        assume,
+        request.offline,
     )
 
 

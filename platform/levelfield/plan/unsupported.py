@@ -5,25 +5,21 @@ from __future__ import annotations
 from levelfield.errors import NotHere
 from levelfield.specs.case import Work
 from levelfield.specs.implementation import ImplementationFile
+from levelfield.specs.refusable import refused
 from levelfield.specs.tuning import Tuning
+
+MEANING = {"context": " (several ranks share each sequence; `plan --layout` predicts it)"}
 
 
 def refuse_unsupported(implementation: ImplementationFile, work: Work, tuning: Tuning, kind: str) -> None:
-    """Raises NotHere for a precision, recomputation or parallelism that the implementation does not declare."""
-    layout = tuning.layout
-    needed = {
-        "tensor": layout.tensor > 1,
-        "pipeline": layout.pipeline > 1,
-        "interleaved": tuning.virtual_pipeline > 1,
-        "sequence": layout.sequence_parallel,
-        f"zero{layout.sharding_stage}": layout.sharding_stage > 0,
-        "data": layout.data > 1,
-    }
+    """Raises NotHere for what the implementation does not declare, and for what it refuses, with its reason."""
     offered = implementation.offered_parallelism(kind)
-    lacking = [f"{name} on {kind}" for name, used in needed.items() if used and name not in offered]
+    lacking = [f"{name}{MEANING.get(name, '')} on {kind}" for name in tuning.parallelism if name not in offered]
     if work.training.precision not in implementation.offered_precisions(kind):
         lacking.append(f"precision {work.training.precision} on {kind}")
     if tuning.recompute not in implementation.recompute:
         lacking.append(f"recomputation {tuning.recompute}")
+    refusals = implementation.refusals(kind)
+    lacking += [f"{name} ({refusals[name]})" for name in refused(refusals, work, tuning)]
     if lacking:
         raise NotHere(f"{implementation.framework} does not offer: {', '.join(lacking)}")

@@ -8,25 +8,39 @@ take one byte, as in transformer-engine's modules.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from levelfield.predict.setup import TrainingSetup
 
 MASK = 1  # bytes of a dropout mask's element
 
 
-def activations(s: TrainingSetup, stage: int) -> int:
+@dataclass(frozen=True)
+class LayerBytes:
+    """The bytes of one layer for one micro-batch: all, and those that wait for the backward pass. They do not depend on
+    stages, chunks and sharded states."""
+
+    whole: int
+    stored: int
+
+
+def layer_bytes(s: TrainingSetup) -> LayerBytes:
+    whole = whole_layer(s)
+    return LayerBytes(whole, _stored(s, whole))
+
+
+def activations(s: TrainingSetup, stage: int, layer: LayerBytes) -> int:
     """Return the bytes for the backward pass of all micro-batches in flight. The first chunk adds the embedding."""
     embedding = s.tokens * s.model.hidden_size * (s.width + _mask(s)) if stage == 0 else 0
-    layers = passes(s, stage) * s.layers_of(stage) * stored_of_layer(s) // s.tuning.virtual_pipeline
+    layers = passes(s, stage) * s.layers_of(stage) * layer.stored // s.tuning.virtual_pipeline
     stored = layers + passes_of_first_chunk(s, stage) * (embedding // _sequence_split(s))
-    return stored + _recomputed(s)
+    return stored + _recomputed(s, layer)
 
 
-def _recomputed(s: TrainingSetup) -> int:
+def _recomputed(s: TrainingSetup, layer: LayerBytes) -> int:
     """Return the bytes of what is computed again at a time: a whole layer, or the part that selective does not keep."""
     working_sets = s.memory_model.pipeline_working_sets if s.layout.pipeline > 1 else 1
-    if s.tuning.recompute == "full":
-        return working_sets * whole_layer(s)
-    return working_sets * (whole_layer(s) - stored_of_layer(s))
+    return working_sets * (layer.whole if s.tuning.recompute == "full" else layer.whole - layer.stored)
 
 
 def passes(s: TrainingSetup, stage: int) -> int:
@@ -44,7 +58,7 @@ def passes_of_first_chunk(s: TrainingSetup, stage: int) -> int:
     return min((2 * ahead if s.tuning.virtual_pipeline > 1 else ahead) + 1, s.micro_batches)
 
 
-def stored_of_layer(s: TrainingSetup) -> int:
+def _stored(s: TrainingSetup, whole: int) -> int:
     """Return the bytes that one layer keeps for the backward pass.
 
     Full recomputation keeps the layer's input. Selective recomputation keeps the outputs of matrix products and of
@@ -52,15 +66,15 @@ def stored_of_layer(s: TrainingSetup) -> int:
     No recomputation keeps more than none.
     """
     if s.tuning.recompute == "none":
-        return whole_layer(s)
+        return whole
     hidden = s.tokens * s.model.hidden_size * s.width // _sequence_split(s)
     if s.tuning.recompute == "full":
         return hidden
     if s.memory_model.selective_keeps == "all but scores":
-        return whole_layer(s) - _scores(s)
+        return whole - _scores(s)
     products = _attention_width(s) + s.model.ffn_hidden_size * (2 if s.model.activation == "swiglu" else 1)
     kept = (1 - s.memory_model.selective_recomputes) * s.tokens * products * s.width
-    return min(whole_layer(s), 3 * hidden + int(kept) // s.layout.tensor + _scores(s) + _tensor_copies(s))
+    return min(whole, 3 * hidden + int(kept) // s.layout.tensor + _scores(s) + _tensor_copies(s))
 
 
 def whole_layer(s: TrainingSetup) -> int:

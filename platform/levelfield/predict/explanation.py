@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from levelfield.predict.activations import passes, stored_of_layer, whole_layer
-from levelfield.predict.footprint import stage_footprints, stage_parameters
+from levelfield.predict.activations import layer_bytes, passes
+from levelfield.predict.footprint import context_buffers, stage_footprints, stage_parameters
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion
 from levelfield.predict.operations import BACKWARD, FUSED_ATTENTION_BACKWARD, layer_forward
+from levelfield.predict.pass_timing import slice_of, traffic_bytes
 from levelfield.predict.setup import TrainingSetup, setup_of
-from levelfield.predict.timing import UPDATE_BYTES, slice_of, traffic_bytes
+from levelfield.predict.timing import UPDATE_BYTES
 
 ZERO = "Rajbhandari et al., 2020, section 5"
 ACTIVATIONS = "Korthikanti et al., 2022, section 4"
@@ -63,7 +64,8 @@ def memory_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
             "buffers",
             parts["buffers"],
             str(parts["buffers"]),
-            "for the exchange of sharded states: with ZeRO stage 3 two gathered layers and the embedding",
+            "for the exchange of sharded states: with ZeRO stage 3 two gathered layers and the embedding"
+            f"{_context_buffers(s)}",
             ZERO,
         ),
         Term(
@@ -118,6 +120,13 @@ def time_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
             "Korthikanti et al., 2022, section 4.2; Thakur et al., 2005",
         ),
         Term(
+            "context",
+            time.context,
+            f"{batches} * {time.context / batches:.6g}",
+            _context(setup),
+            "Liu et al., 2023, section 3; Llama team, 2024, section 3.3.2",
+        ),
+        Term(
             "pipeline",
             time.pipeline,
             f"{batches} * {time.pipeline / batches:.6g}",
@@ -128,7 +137,8 @@ def time_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
             "data",
             time.data,
             f"{time.data:.6g}",
-            f"gradients and updated weights over {layout.data} rank(s), without the {pace.overlap:.0%} that overlap",
+            f"gradients and updated weights over {layout.gradient_ranks} rank(s), without the {pace.overlap:.0%} that "
+            "overlap",
             "Rajbhandari et al., 2020, section 7; Thakur et al., 2005",
         ),
         Term(
@@ -151,6 +161,24 @@ def _attention(question: LayoutQuestion, row: LayoutEstimate) -> str:
     return f"({kernel}) at {rate:.4g} FLOP/s, {FUSED_ATTENTION_BACKWARD:g} of it in the backward pass"
 
 
+def _context(s: TrainingSetup) -> str:
+    """Return how the context ranks of a layout exchange keys and values."""
+    ranks, size = s.layout.context, s.key_value_bytes
+    if ranks == 1:
+        return "one rank has whole sequences"
+    if s.memory_model.gathers_keys_values:
+        return f"{ranks} context ranks gather {size:,} bytes of keys and values of each, and reduce their gradients"
+    return (
+        f"{ranks - 1} rounds of a ring pass {size:,} bytes of keys and values for each layer, and twice as many in the "
+        "backward pass, without what attention's computation hides"
+    )
+
+
+def _context_buffers(s: TrainingSetup) -> str:
+    size = context_buffers(s)
+    return f"; {size:,} bytes for the keys and values of other context ranks" if size else ""
+
+
 def _gradients(s: TrainingSetup, count: int, value: int) -> tuple[str, str]:
     width = s.gradient_width
     share = round(width * count / value)
@@ -158,16 +186,16 @@ def _gradients(s: TrainingSetup, count: int, value: int) -> tuple[str, str]:
 
 
 def _activations(s: TrainingSetup, stage: int, value: int) -> tuple[str, str]:
-    layer, flight = stored_of_layer(s), passes(s, stage)
-    waiting = flight * s.layers_of(stage) * layer // s.tuning.virtual_pipeline
+    layer, flight = layer_bytes(s), passes(s, stage)
+    waiting = flight * s.layers_of(stage) * layer.stored // s.tuning.virtual_pipeline
     kept = {"none": "everything that the backward pass reads", "full": "its input", "selective": "a part"}
-    again = "" if s.tuning.recompute == "none" else f", and at most {whole_layer(s):,} bytes for a recomputed layer"
+    again = "" if s.tuning.recompute == "none" else f", and at most {layer.whole:,} bytes for a recomputed layer"
     words = (
         f"{flight} micro-batch(es) in flight x {s.layers_of(stage)} layers / {s.tuning.virtual_pipeline} chunk(s); "
         f"each layer keeps {kept[s.tuning.recompute]}; then the embedding{again}"
     )
     chunks = s.tuning.virtual_pipeline
-    return f"{flight} * {s.layers_of(stage)} * {layer} / {chunks} + {value - waiting}", words
+    return f"{flight} * {s.layers_of(stage)} * {layer.stored} / {chunks} + {value - waiting}", words
 
 
 def _logits(s: TrainingSetup, value: int) -> tuple[str, str]:

@@ -9,12 +9,12 @@ and a reserve for everything that is not a tensor.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
 from levelfield.measure.parameter_counts import Shapes, layer_shapes, outer_shapes
-from levelfield.predict.activations import activations
+from levelfield.predict.activations import LayerBytes, activations, layer_bytes
 from levelfield.predict.setup import FP8, FP16, FP32, TrainingSetup
 from levelfield.specs.case import Model
 
@@ -25,7 +25,7 @@ LOGITS_CHUNK_BYTES = {"host": 2**24, "accelerator": 2**28}
 @dataclass(frozen=True)
 class Footprint:
     """Bytes on the rank that needs most. weights: fp32 masters and 16-bit copies; buffers: for the exchange of sharded
-    states; reserve: everything that is not a tensor of the training."""
+    states and between context ranks; reserve: everything that is not a tensor of the training."""
 
     weights: int
     gradients: int
@@ -45,32 +45,61 @@ class Footprint:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
-def expected_memory(setup: TrainingSetup) -> Footprint:
-    """Return the footprint of the pipeline stage that needs most."""
-    return max(stage_footprints(setup, {0, 1, setup.layout.pipeline - 1}), key=lambda f: f.total)
+@dataclass(frozen=True)
+class StageStates:
+    """The bytes of a stage that do not depend on micro-batch, chunks and recomputation. buffers: for sharded states."""
+
+    weights: int
+    gradients: int
+    optimizer_states: int
+    buffers: int
 
 
-def stage_footprints(setup: TrainingSetup, stages: Iterable[int] | None = None) -> list[Footprint]:
-    """Return the footprint of each pipeline stage, or of those of `stages` that exist.
+def expected_memory(
+    setup: TrainingSetup, layer: LayerBytes | None = None, states: Sequence[StageStates] | None = None
+) -> Footprint:
+    """Return the footprint of the pipeline stage that needs most. layer, states: of `end_states`, if they are known.
 
-    The first stage holds the most micro-batches and the last holds the logits. Of the others the second needs most.
+    The first stage holds the most layers and micro-batches, and the last holds the logits. None between needs more.
     """
-    wanted = range(setup.layout.pipeline) if stages is None else sorted(set(stages) & set(range(setup.layout.pipeline)))
-    return [_stage(setup, stage) for stage in wanted]
+    layer, states = layer or layer_bytes(setup), states or end_states(setup)
+    ends = ((0, states[0]), (setup.layout.pipeline - 1, states[-1]))
+    footprints = [_stage(setup, stage, layer, kept) for stage, kept in ends[: len(states)]]
+    return max(footprints, key=lambda f: f.total)
 
 
-def _stage(s: TrainingSetup, stage: int) -> Footprint:
-    """Return the peak of a stage: the moment when most activations wait."""
+def end_states(setup: TrainingSetup) -> tuple[StageStates, ...]:
+    """Return the states of the first and the last stage."""
+    return tuple(stage_states(setup, stage) for stage in sorted({0, setup.layout.pipeline - 1}))
+
+
+def stage_footprints(setup: TrainingSetup) -> list[Footprint]:
+    """Return the footprint of each pipeline stage."""
+    layer = layer_bytes(setup)
+    return [_stage(setup, stage, layer, stage_states(setup, stage)) for stage in range(setup.layout.pipeline)]
+
+
+def stage_states(s: TrainingSetup, stage: int) -> StageStates:
     count = stage_parameters(s, stage)
     level, degree = s.layout.sharding_stage, s.layout.sharding_degree
     states = degree if level >= 1 else 1
     masters, moments = s.state_widths
-    waiting, logits = activations(s, stage), _logits(s) if stage == s.layout.pipeline - 1 else 0
-    buffers = _buffers(s, count)
-    return Footprint(
+    return StageStates(
         weights=masters * count // states + _copies(s, count),
         gradients=s.gradient_width * count // (degree if level >= 2 else 1),
         optimizer_states=moments * count // states,
+        buffers=_buffers(s, count),
+    )
+
+
+def _stage(s: TrainingSetup, stage: int, layer: LayerBytes, states: StageStates) -> Footprint:
+    """Return the peak of a stage: the moment when most activations wait."""
+    waiting, logits = activations(s, stage, layer), _logits(s) if stage == s.layout.pipeline - 1 else 0
+    buffers = states.buffers + context_buffers(s)
+    return Footprint(
+        weights=states.weights,
+        gradients=states.gradients,
+        optimizer_states=states.optimizer_states,
         activations=waiting,
         logits=logits,
         buffers=buffers,
@@ -134,6 +163,17 @@ def _buffers(s: TrainingSetup, count: int) -> int:
         return buffers
     embedding = s.model.vocab_size * s.model.hidden_size // s.layout.tensor
     return buffers + s.width * (2 * layer_parameters(s.model, s.layout.tensor) + embedding)
+
+
+def context_buffers(s: TrainingSetup) -> int:
+    """Return the bytes of keys, values and their gradients that one layer's attention holds of other context ranks.
+
+    In a ring the part that came and the part that is coming (Liu et al., 2023, section 3); gathered: all parts.
+    """
+    if s.layout.context == 1:
+        return 0
+    parts = s.layout.context if s.memory_model.gathers_keys_values else 2
+    return 2 * parts * s.key_value_bytes
 
 
 def _logits(s: TrainingSetup) -> int:

@@ -25,9 +25,18 @@ _SIZES = {
 
 
 def broken(
-    work: Work, layout: Layout, micro_batch: int, nodes: int, devices_per_node: int, virtual_pipeline: int = 1
+    work: Work,
+    layout: Layout,
+    micro_batch: int,
+    nodes: int,
+    devices_per_node: int,
+    virtual_pipeline: int = 1,
+    uneven_stages: bool = False,
 ) -> list[str]:
-    """Return the broken rules, each as a sentence with its numbers; empty for a possible layout."""
+    """Return the broken rules, each as a sentence with its numbers; empty for a possible layout.
+
+    uneven_stages: the stages of the pipeline may differ by a layer.
+    """
     world = nodes * devices_per_node
     per_pass = micro_batch * layout.data
     checks = [
@@ -38,27 +47,24 @@ def broken(
         ),
         (
             layout.world_size == world,
-            f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} = nodes {nodes} x devices "
-            f"{devices_per_node}: {layout.world_size} is not {world}",
+            f"{layout.in_words} = nodes {nodes} x devices {devices_per_node}: {layout.world_size} is not {world}",
         ),
-        *_divisions(work, layout),
+        *_divisions(work, layout, uneven_stages),
         *_interleaving(work, layout, accumulation(work, layout, micro_batch), virtual_pipeline),
     ]
     return [sentence for holds, sentence in checks if not holds]
 
 
 def broken_beside_batches(work: Work, layout: Layout, devices: int, uneven_stages: bool) -> list[str]:
-    """Return the broken rules of a layout that do not depend on the micro-batch. uneven_stages: stages may differ by a
-    layer."""
+    """Return the broken rules of a layout that do not depend on the micro-batch. uneven_stages: as in `broken`."""
     alone = work.training.model_copy(update={"global_batch": layout.data})
-    found = broken(work.model_copy(update={"training": alone}), layout, 1, 1, devices)
-    if uneven_stages and work.model.layers >= layout.pipeline:
-        found = [sentence for sentence in found if not sentence.endswith(f"cut over pipeline {layout.pipeline}")]
-    return found
+    return broken(work.model_copy(update={"training": alone}), layout, 1, 1, devices, uneven_stages=uneven_stages)
 
 
 def interleaves(work: Work, layout: Layout, micro_batch: int, virtual_pipeline: int) -> bool:
     """Return whether the schedule of model chunks is possible with this micro-batch."""
+    if virtual_pipeline == 1:
+        return True
     batches = accumulation(work, layout, micro_batch)
     return all(holds for holds, _ in _interleaving(work, layout, batches, virtual_pipeline))
 
@@ -69,10 +75,16 @@ def accumulation(work: Work, layout: Layout, micro_batch: int) -> int:
 
 
 def require(
-    work: Work, layout: Layout, micro_batch: int, nodes: int, devices_per_node: int, virtual_pipeline: int = 1
+    work: Work,
+    layout: Layout,
+    micro_batch: int,
+    nodes: int,
+    devices_per_node: int,
+    virtual_pipeline: int = 1,
+    uneven_stages: bool = False,
 ) -> None:
-    """Check all rules. Raises LayoutError with the broken rules and the nearest possible layouts."""
-    reasons = broken(work, layout, micro_batch, nodes, devices_per_node, virtual_pipeline)
+    """Check all rules. Raises LayoutError with the broken rules and the nearest possible layouts of equal stages."""
+    reasons = broken(work, layout, micro_batch, nodes, devices_per_node, virtual_pipeline, uneven_stages)
     if not reasons:
         return
     near = nearest(work, layout, micro_batch, nodes, devices_per_node, virtual_pipeline)
@@ -120,14 +132,18 @@ def _offer_other_counts(work: Work, layout: Layout, micro_batch: int, nodes: int
     return f"not possible on {layout.world_size} devices; nearest: {', '.join(offers) or 'none'}"
 
 
-def _divisions(work: Work, layout: Layout) -> Iterator[tuple[bool, str]]:
+def _divisions(work: Work, layout: Layout, uneven_stages: bool) -> Iterator[tuple[bool, str]]:
     model = work.model
     yield model.hidden_size % model.heads == 0, f"hidden size {model.hidden_size} over {model.heads} heads"
-    yield from (_divides(name, getattr(model, name), over, layout) for name, over in DIVIDED_OVER.items())
+    for name, over in DIVIDED_OVER.items():
+        holds, sentence = _divides(name, getattr(model, name), over, layout)
+        yield holds or (name == "layers" and uneven_stages and model.layers >= layout.pipeline), sentence
     if layout.sequence_parallel:
         yield layout.tensor > 1, "sequence parallel (+seq) needs a tensor-parallel size above 1"
         length = work.training.sequence_length
         yield from (_divides(name, length, over, layout) for name, over in SEQUENCE_OVER.items())
+    if layout.context > 1:
+        yield _divides_sequence(work.training.sequence_length, layout)
 
 
 def _divides(name: str, size: int, over: str, layout: Layout) -> tuple[bool, str]:
@@ -135,6 +151,18 @@ def _divides(name: str, size: int, over: str, layout: Layout) -> tuple[bool, str
     parts: int = getattr(layout, over)
     holds = size % parts == 0
     return holds, "" if holds else f"{_SIZES[name].format(size)} cannot be cut over {over} {parts}"
+
+
+def _divides_sequence(length: int, layout: Layout) -> tuple[bool, str]:
+    """Whether a sequence can be cut over context ranks, and the sentence for when it cannot.
+
+    Each rank takes a piece from the front and the same from the back, so that the causal mask leaves all of them equal
+    work (Llama team, 2024, section 3.3.2). With sequence parallelism tensor ranks divide a rank's part again.
+    """
+    pieces = 2 * layout.context
+    holds = length % pieces == 0 and not (layout.sequence_parallel and length // layout.context % layout.tensor)
+    beside = f" and tensor {layout.tensor}" if layout.sequence_parallel else ""
+    return holds, f"sequence length {length} cannot be cut over 2 x context {layout.context}{beside}"
 
 
 def _interleaving(work: Work, layout: Layout, micro_batches: int, virtual_pipeline: int) -> Iterator[tuple[bool, str]]:
@@ -152,18 +180,19 @@ def _interleaving(work: Work, layout: Layout, micro_batches: int, virtual_pipeli
 
 
 def _layouts(asked: Layout, world: int) -> Iterator[Layout]:
-    """Return every division of `world` devices, with the requested sharding stage and sequence parallelism."""
-    for tensor in divisors(world):
-        for pipeline in divisors(world // tensor):
-            data = world // tensor // pipeline
-            stage = asked.sharding_stage if data > 1 else 0
+    """Return every division of `world` devices, with the requested context, sharding stage and sequence parallelism."""
+    for tensor in divisors(world // asked.context if world % asked.context == 0 else 0):
+        for pipeline in divisors(world // asked.context // tensor):
+            ranks = world // tensor // pipeline
+            stage = asked.sharding_stage if ranks > 1 else 0
             yield Layout(
-                data=data,
+                data=ranks // asked.context,
                 tensor=tensor,
                 pipeline=pipeline,
+                context=asked.context,
                 sequence_parallel=asked.sequence_parallel and tensor > 1,
                 sharding_stage=stage,
-                sharding_degree=data if stage else 1,
+                sharding_degree=ranks if stage else 1,
             )
 
 

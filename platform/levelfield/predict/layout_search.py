@@ -3,34 +3,51 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
-from levelfield.predict.footprint import Footprint, expected_memory
+from levelfield.predict.activations import LayerBytes, layer_bytes
+from levelfield.predict.footprint import Footprint, StageStates, end_states, expected_memory
 from levelfield.predict.layout_rules import broken_beside_batches, divisors, interleaves
-from levelfield.predict.setup import setup_of
-from levelfield.predict.timing import Machine, PredictedStep, step_time
+from levelfield.predict.links import Machine
+from levelfield.predict.pass_timing import PassSeconds, pass_seconds
+from levelfield.predict.setup import TrainingSetup, setup_of
+from levelfield.predict.timing import PredictedStep, step_time
 from levelfield.specs.case import Work
 from levelfield.specs.constants import Constants
 from levelfield.specs.layout import Layout
+from levelfield.specs.refusable import Refusable, refused
 from levelfield.specs.tuning import Recompute, Tuning
 
+Pass = tuple[int, int, bool, int, Recompute]
 BEYOND = 20  # rows that do not fit to remember
+# Of a sequence on a context rank. Published runs have 4,096 and more; the rates here are not made for a few tokens.
+LEAST_TOKENS = 1024
+PARTIAL: Refusable = "partial sharding"
 RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
 class SupportedParallelism:
-    """The parallelism and recomputation that a framework supports on a device kind, in implementation.yaml's words."""
+    """The parallelism and recomputation that a framework supports on a device kind, and the choices that it refuses,
+    in implementation.yaml's words."""
 
     parallelism: frozenset[str]
     recompute: tuple[Recompute, ...]
+    refuses: tuple[Refusable, ...] = ()
+
+    def lacks(self, tuning: Tuning) -> tuple[str, ...]:
+        """Return the kinds of parallelism that the fields need and the framework does not offer; `hybrid` for sharded
+        states over a part of the ranks."""
+        lacking = tuple(name for name in tuning.parallelism if name not in self.parallelism)
+        return (*lacking, "hybrid") if tuning.layout.shards_a_part and PARTIAL in self.refuses else lacking
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the user asks for; None: every value. A wanted layout may have stages of unequal length, which no framework
-    here runs, and replicated shards."""
+    """What the user asks for; None: every value. A wanted layout may have stages of unequal length, and replicated
+    shards, whether the framework runs them or not."""
 
     layout: Layout | None = None
     micro_batch: int | None = None
@@ -83,58 +100,118 @@ class LayoutRanking:
 def answer(question: LayoutQuestion) -> LayoutRanking:
     """Search all layouts. A branch is left only when none of its layouts can fit, so no fitting layout is lost."""
     search = _Search(question)
-    rows = [row for layout in _layouts(question) for row in search.rows_of(layout)]
-    rows.sort(key=lambda row: (-row.tokens_per_second, row.memory.total))
+    rows = search.fastest(_layouts(question))
     beyond = search.beyond()
     return LayoutRanking(
         tuple(rows), None if rows or not beyond else beyond[0], search.considered, search.pruned, beyond
     )
 
 
+def not_offered(question: LayoutQuestion) -> tuple[LayoutEstimate, ...]:
+    """Return the rows that fit and need context parallelism or hybrid sharding that the framework does not offer here,
+    fastest first."""
+    offer = question.offer
+    refuses = tuple(name for name in offer.refuses if name != PARTIAL)
+    wider = replace(offer, parallelism=offer.parallelism | {"context"}, refuses=refuses)
+    asked = replace(question, offer=wider)
+    layouts = (layout for layout in _layouts(asked) if offer.lacks(Tuning(layout=layout)))
+    return tuple(_Search(asked).fastest(layouts))
+
+
 def predict(question: LayoutQuestion, tuning: Tuning) -> LayoutEstimate:
     """Predict one row, whether it fits or not. Raises UnknownLink."""
-    return _row(question, tuning, _memory(question, tuning))
-
-
-def _row(question: LayoutQuestion, tuning: Tuning, memory: Footprint) -> LayoutEstimate:
-    setup = setup_of(question.work, tuning, question.on_host, question.constants.keeping)
-    time = step_time(setup, question.machine, question.constants.pace_on(question.on_host))
-    tokens = question.work.training.tokens_per_step / time.total / tuning.layout.world_size
-    return LayoutEstimate(tuning, memory, _fits(question, memory), time, tokens)
+    search = _Search(question)
+    return search.row(search.setup(tuning))
 
 
 class _Search:
+    """A search. Layouts with equal tensor, context and micro-batch share the figures of one micro-batch in a layer."""
+
     def __init__(self, question: LayoutQuestion) -> None:
         self.question = question
         self.considered = self.pruned = 0
-        self._left: list[tuple[int, int, Tuning, Footprint]] = []
+        self._left: list[tuple[int, int, TrainingSetup, Footprint]] = []
+        self._bytes: dict[Pass, LayerBytes] = {}
+        self._seconds: dict[Pass, PassSeconds] = {}
+        self._states: tuple[Layout, tuple[StageStates, ...]] | None = None  # of the layout that is searched
+
+    def fastest(self, layouts: Iterable[Layout]) -> list[LayoutEstimate]:
+        """Return the rows of all layouts that fit, fastest first."""
+        rows = [row for layout in layouts for row in self.rows_of(layout)]
+        return sorted(rows, key=lambda row: (-row.tokens_per_second, row.memory.total))
 
     def rows_of(self, layout: Layout) -> Iterator[LayoutEstimate]:
-        """Return the rows of a layout that fit. Memory grows with the micro-batch and shrinks with recomputation: the
-        first micro-batch that does not fit ends its branch."""
-        for chunks in _chunks(self.question, layout):
-            micro_batches = _micro_batches(self.question, layout, chunks)
-            for recompute in _recomputations(self.question):
-                for micro_batch in micro_batches:
-                    tuning = Tuning(
-                        layout=layout, micro_batch=micro_batch, recompute=recompute, virtual_pipeline=chunks
-                    )
-                    self.considered += 1
-                    memory = _memory(self.question, tuning)
-                    if not _fits(self.question, memory):
-                        self.pruned += 1
-                        self._left.append((memory.total, self.considered, tuning, memory))
-                        break
-                    yield _row(self.question, tuning, memory)
+        """Return the rows of a layout that fit.
+
+        Memory grows with the micro-batch and with model chunks, and shrinks with recomputation. So the first
+        micro-batch that does not fit ends its branch, and where none fits, less recomputation and more chunks end.
+        """
+        sizes = _micro_batches(self.question, layout)
+        for chunks in _chunks(self.question, layout) if sizes else ():
+            micro_batches = [n for n in sizes if self._can_be(layout, n, chunks)]
+            rows = list(self._rows_of_chunks(layout, chunks, micro_batches))
+            yield from rows
+            if chunks == 1 and micro_batches and not rows:
+                return
+
+    def _rows_of_chunks(self, layout: Layout, chunks: int, micro_batches: list[int]) -> Iterator[LayoutEstimate]:
+        for recompute in _recomputations(self.question):
+            for n, micro_batch in enumerate(micro_batches):
+                tuning = Tuning(layout=layout, micro_batch=micro_batch, recompute=recompute, virtual_pipeline=chunks)
+                setup = self.setup(tuning)
+                self.considered += 1
+                memory = self.memory(setup)
+                if not _fits(self.question, memory):
+                    self.pruned += 1
+                    self._left.append((memory.total, self.considered, setup, memory))
+                    if n == 0:
+                        return
+                    break
+                yield self.row(setup, memory)
+
+    def _can_be(self, layout: Layout, micro_batch: int, chunks: int) -> bool:
+        """Return whether the rules and the framework allow the row. A wanted layout is predicted for any program."""
+        work, refuses = self.question.work, self.question.offer.refuses
+        if not interleaves(work, layout, micro_batch, chunks):
+            return False
+        if not refuses or self.question.wanted.layout is not None:
+            return True
+        return not refused(refuses, work, Tuning(layout=layout, micro_batch=micro_batch, virtual_pipeline=chunks))
 
     def beyond(self) -> tuple[LayoutEstimate, ...]:
         """Return the rows that ended a branch and need least memory."""
         least = heapq.nsmallest(BEYOND, self._left)
-        return tuple(_row(self.question, tuning, memory) for _, _, tuning, memory in least)
+        return tuple(self.row(setup, memory) for _, _, setup, memory in least)
+
+    def setup(self, tuning: Tuning) -> TrainingSetup:
+        return setup_of(self.question.work, tuning, self.question.on_host, self.question.constants.keeping)
+
+    def memory(self, setup: TrainingSetup) -> Footprint:
+        key = _pass(setup)
+        layer = self._bytes.get(key)
+        if layer is None:
+            layer = self._bytes[key] = layer_bytes(setup)
+        if self._states is None or self._states[0] is not setup.layout:
+            self._states = setup.layout, end_states(setup)
+        return expected_memory(setup, layer, self._states[1])
+
+    def row(self, setup: TrainingSetup, memory: Footprint | None = None) -> LayoutEstimate:
+        """Return the row with its time. memory: as `memory` returns it, if known."""
+        memory = memory or self.memory(setup)
+        machine, pace = self.question.machine, self.question.constants.pace_on(self.question.on_host)
+        key = _pass(setup)
+        each = self._seconds.get(key)
+        if each is None:
+            each = self._seconds[key] = pass_seconds(setup, machine, pace)
+        time = step_time(setup, machine, pace, each)
+        tokens = self.question.work.training.tokens_per_step / time.total / setup.layout.world_size
+        return LayoutEstimate(setup.tuning, memory, _fits(self.question, memory), time, tokens)
 
 
-def _memory(question: LayoutQuestion, tuning: Tuning) -> Footprint:
-    return expected_memory(setup_of(question.work, tuning, question.on_host, question.constants.keeping))
+def _pass(setup: TrainingSetup) -> Pass:
+    """Return all that the figures of one micro-batch in a layer depend on."""
+    layout, tuning = setup.layout, setup.tuning
+    return layout.tensor, layout.context, layout.sequence_parallel, tuning.micro_batch, tuning.recompute
 
 
 def _fits(question: LayoutQuestion, memory: Footprint) -> bool:
@@ -149,24 +226,43 @@ def _layouts(question: LayoutQuestion) -> Iterator[Layout]:
     has = question.offer.parallelism
     for tensor in divisors(question.devices) if "tensor" in has else (1,):
         for pipeline in divisors(question.devices // tensor) if "pipeline" in has else (1,):
-            data = question.devices // tensor // pipeline
-            if data == 1 or "data" in has:
-                yield from _variants(has, tensor, pipeline, data)
+            ranks = question.devices // tensor // pipeline
+            for context in _contexts(question, ranks):
+                if context == ranks or "data" in has:
+                    yield from _variants(question, tensor, pipeline, context, ranks // context)
 
 
-def _variants(has: frozenset[str], tensor: int, pipeline: int, data: int) -> Iterator[Layout]:
-    stages = [0, *(stage for stage in (1, 2, 3) if f"zero{stage}" in has and data > 1)]
+def _contexts(question: LayoutQuestion, ranks: int) -> list[int]:
+    """Return the numbers of context ranks: 1, and those that leave each rank enough tokens of a sequence."""
+    most = question.work.training.sequence_length // LEAST_TOKENS
+    return [n for n in divisors(ranks) if n == 1 or ("context" in question.offer.parallelism and n <= most)]
+
+
+def _variants(question: LayoutQuestion, tensor: int, pipeline: int, context: int, data: int) -> Iterator[Layout]:
+    has = question.offer.parallelism
     sequences = [False, True] if tensor > 1 and "sequence" in has else [False]
-    for stage in stages:
+    for stage, degree in _shardings(question, tensor, data * context):
         for sequence_parallel in sequences:
             yield Layout(
                 data=data,
+                context=context,
                 tensor=tensor,
                 pipeline=pipeline,
                 sequence_parallel=sequence_parallel,
                 sharding_stage=stage,
-                sharding_degree=data if stage else 1,
+                sharding_degree=degree,
             )
+
+
+def _shardings(question: LayoutQuestion, tensor: int, ranks: int) -> Iterator[tuple[int, int]]:
+    """Return ZeRO stages with their degrees: all ranks, or with hybrid sharding those of a node, whose links are fast.
+    An asked layout may have any other degree."""
+    has, inside = question.offer.parallelism, question.machine.devices_per_node // tensor
+    hybrid = PARTIAL not in question.offer.refuses and 1 < inside < ranks and ranks % inside == 0
+    yield 0, 1
+    for stage in (1, 2, 3):
+        if f"zero{stage}" in has and ranks > 1:
+            yield from ((stage, degree) for degree in ((ranks, inside) if hybrid else (ranks,)))
 
 
 def _chunks(question: LayoutQuestion, layout: Layout) -> list[int]:
@@ -179,17 +275,24 @@ def _chunks(question: LayoutQuestion, layout: Layout) -> list[int]:
 
 
 def _recomputations(question: LayoutQuestion) -> tuple[Recompute, ...]:
+    """Return the kinds of recomputation, the one that keeps least first."""
     asked = question.wanted.recompute
-    return question.offer.recompute if asked is None else (asked,)
+    return tuple(reversed(question.offer.recompute)) if asked is None else (asked,)
 
 
-def _micro_batches(question: LayoutQuestion, layout: Layout, chunks: int) -> list[int]:
-    """Return the micro-batches that satisfy every rule: divisors of a rank's sequences, smallest first."""
+def _micro_batches(question: LayoutQuestion, layout: Layout) -> list[int]:
+    """Return the micro-batches that satisfy every rule but that of chunks: divisors of a rank's sequences, smallest
+    first.
+
+    A micro-batch that shares a factor with the context is left out: with both divided by it the rank has the same
+    tokens and passes, and exchanges less.
+    """
     work, asked = question.work, question.wanted
     if work.training.global_batch % layout.data:
         return []
-    sizes = divisors(work.training.global_batch // layout.data)
     if broken_beside_batches(work, layout, question.devices, uneven_stages=asked.layout is not None):
         return []
-    sizes = [n for n in sizes if interleaves(work, layout, n, chunks)]
+    sizes = divisors(work.training.global_batch // layout.data)
+    if asked.layout is None:
+        sizes = [n for n in sizes if math.gcd(n, layout.context) == 1]
     return sizes if asked.micro_batch is None else [n for n in sizes if n == asked.micro_batch]

@@ -6,7 +6,7 @@ import re
 
 from levelfield.errors import UsageError
 from levelfield.predict.collectives import Link
-from levelfield.predict.timing import Machine
+from levelfield.predict.links import Machine
 from levelfield.specs.case import Precision
 from levelfield.specs.constants import AttentionKernel
 from levelfield.specs.host_rates import HostShare, Operation
@@ -37,10 +37,17 @@ def network_rate(text: str) -> float:
 
 
 def machine_of(
-    chip: Chip, precision: Precision, devices_per_node: int, network_bytes_per_second: float | None
+    chip: Chip,
+    precision: Precision,
+    devices_per_node: int,
+    network_bytes_per_second: float | None,
+    tf32: bool = False,
 ) -> Machine:
-    """Return the machine of a chip. Raises UsageError when its peak or memory bandwidth is not public."""
-    dtype: PeakDtype = "bf16" if precision == "fp8" else precision
+    """Return the machine of a chip. Raises UsageError when its peak or memory bandwidth is not public.
+
+    tf32: products of 32-bit values round their operands to TF32. Values in memory and messages stay as wide.
+    """
+    dtype: PeakDtype = "tf32" if tf32 else "bf16" if precision == "fp8" else precision
     return Machine(
         matmul_flops_per_second=_rate(chip, dtype),
         fp8_matmul_flops_per_second=_rate(chip, "fp8") if precision == "fp8" else None,

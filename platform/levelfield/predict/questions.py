@@ -7,7 +7,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
 from levelfield.predict import machines
 from levelfield.predict.layout_search import LayoutQuestion, SupportedParallelism
-from levelfield.predict.timing import Machine
+from levelfield.predict.links import Machine
 from levelfield.specs.case import Precision, Work
 from levelfield.specs.host_rates import HostRates
 from levelfield.specs.implementation import ImplementationFile
@@ -23,9 +23,10 @@ def question_on_chip(
     nodes: int,
     devices_per_node: int,
     network_bytes_per_second: float | None,
+    tf32: bool = False,
 ) -> LayoutQuestion:
     """Return the question for a chip. Raises UsageError when data of the chip or the framework is missing."""
-    machine = machines.machine_of(chip, work.training.precision, devices_per_node, network_bytes_per_second)
+    machine = machines.machine_of(chip, work.training.precision, devices_per_node, network_bytes_per_second, tf32)
     return _question(registry, framework, work, machine, device_kind, nodes * devices_per_node, chip.memory_bytes)
 
 
@@ -81,4 +82,5 @@ def _question(
 
 def offer_of(implementation: ImplementationFile, device_kind: str) -> SupportedParallelism:
     """Return what the framework supports on a device kind."""
-    return SupportedParallelism(frozenset(implementation.offered_parallelism(device_kind)), implementation.recompute)
+    parallelism = frozenset(implementation.offered_parallelism(device_kind))
+    return SupportedParallelism(parallelism, implementation.recompute, tuple(implementation.refusals(device_kind)))

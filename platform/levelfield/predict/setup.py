@@ -15,8 +15,8 @@ FP32, FP16, FP8 = 4, 2, 1  # bytes of a value
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """tokens: of one micro-batch. width: bytes of a compute value. input_width: bytes of a stored input of a matrix
-    product. on_host: the devices are shares of the host. micro_batches: per step of one data-parallel rank."""
+    """tokens: of a micro-batch on a rank. width: bytes of a compute value. input_width: bytes of a stored input of a
+    matrix product. on_host: the devices are shares of the host. micro_batches: per step of one data-parallel rank."""
 
     model: Model
     training: Training
@@ -44,6 +44,12 @@ class TrainingSetup:
         return whole + (1 if stage < more else 0)
 
     @property
+    def key_value_bytes(self) -> int:
+        """Bytes of the keys and values of one layer's tokens on one rank, which context ranks exchange."""
+        width = 2 * self.model.kv_heads * self.model.head_size // self.layout.tensor
+        return self.width * self.tokens * width
+
+    @property
     def gradient_width(self) -> int:
         """Bytes of one gradient."""
         return FP32 if self.width == FP32 else self.memory_model.gradient_bytes
@@ -65,7 +71,7 @@ def setup_of(work: Work, tuning: Tuning, on_host: bool, memory_model: MemoryMode
         tuning=tuning,
         on_host=on_host,
         memory_model=memory_model or MemoryModel(),
-        tokens=tuning.micro_batch * training.sequence_length,
+        tokens=tuning.micro_batch * training.sequence_length // layout.context,
         width=FP32 if training.precision == "fp32" else FP16,
         input_width={"fp32": FP32, "fp8": FP8}.get(training.precision, FP16),
         micro_batches=max(1, training.global_batch // (tuning.micro_batch * layout.data)),

@@ -80,7 +80,7 @@ def to_hf(model: Model, arrays: Arrays) -> dict[str, Array]:
 
 
 def _check_equivalent(model: Model) -> None:
-    wanted: dict[str, Any] = {"norm": "rmsnorm", "positions": "rope", "activation": "swiglu"}
+    wanted: dict[str, Any] = {"norm": "rmsnorm", "positions": "rope", "activation": "swiglu", "hidden_dropout": 0}
     if model.family == "gpt":
         wanted = {"norm": "layernorm", "positions": "learned", "bias": True, "kv_heads": model.heads}
         wanted["activation"] = model.activation if model.activation in _GPT_ACTIVATIONS else "gelu"

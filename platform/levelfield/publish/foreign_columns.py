@@ -16,11 +16,14 @@ from levelfield.publish.foreign_tables import (
     memory_over_capacity,
     mfu,
     notes,
+    number,
     share_of_peak,
     short,
     table,
     used_bytes,
 )
+from levelfield.publish.repeated_pairs import pair_lines
+from levelfield.report.escapes import markdown
 from levelfield.report.words import GIB
 
 FORMATS = ("flagperf", "oneflow", "osdi")
@@ -30,8 +33,8 @@ _RECOMPUTE = {"none": "False", "full": "True"}
 
 def as_report(form: str, runs: Sequence[ReportedRun]) -> str:
     """Return the runs in the columns of the named report, with notes below."""
-    said = notes(runs)
-    return "\n".join([*_tables(form, runs), *(f"{note}\n" for note in said)])
+    said = [*notes(runs), *(pair_lines(runs) if form == "osdi" else ())]
+    return "\n".join([*_tables(form, runs), *(f"{markdown(note)}\n" for note in said)])
 
 
 def _tables(form: str, runs: Sequence[ReportedRun]) -> list[str]:
@@ -210,12 +213,18 @@ def _samples_change(run: ReportedRun) -> str:
     return changed(run.samples_per_second, run.samples_per_second_before)
 
 
+def _load(run: ReportedRun) -> str:
+    """Return the mean utilisation of the devices over the window, in percent."""
+    load = run.result.load.value if run.result.load else None
+    return NONE if load is None else number(100 * load, 0)
+
+
 OSDI: Columns = {
     "date": _date,
     "test_num": lambda run: NONE,
     "test_desc": _placement,
     "xn_xg_xdp_xmp_xbs": _nodes_and_batch,
     "gpu_mem(mB)": _memory_change,
-    "gpu_util(%)": lambda run: NONE,
+    "gpu_util(%)": _load,
     "throuthput(sample/sec)": _samples_change,
 }

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from levelfield.catalog.registry import Registry
 from levelfield.measure.flops import flops_per_token
-from levelfield.report.words import GIB, cell, status, utilisation
+from levelfield.report import escapes
+from levelfield.report.words import GIB, status, utilisation
 from levelfield.specs.figures import PublishedRow
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result, Utilisation
@@ -76,9 +77,8 @@ def constants_of(case: str, rows: Sequence[PublishedRow]) -> dict[str, float]:
 
 def table(runs: Sequence[ReportedRun], columns: Columns) -> str:
     """Return a Markdown table in the columns of a report."""
-    lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
-    lines += [f"| {' | '.join(cell(write(run)) for write in columns.values())} |" for run in runs]
-    return "\n".join(lines) + "\n"
+    rows = ([write(run) for write in columns.values()] for run in runs)
+    return "\n".join(escapes.table(columns, rows, " --- ")) + "\n"
 
 
 def number(value: float | None, digits: int) -> str:
@@ -165,12 +165,15 @@ def changed(value: float | None, before: float | None, with_difference: bool = F
 
 
 def _baseline(result: Result, others: Sequence[Result]) -> Result | None:
-    """Return the run of the same work on the same devices without sharded optimizer states, or None."""
+    """Return the run of the same work on the same devices without sharded optimizer states, or None.
+
+    Of repeats it is the one with the same number.
+    """
     if result.layout.sharding_stage != 1:
         return None
     plain = result.layout.model_copy(update={"sharding_stage": 0, "sharding_degree": 1})
-    same = (o for o in others if o.layout == plain and _place(o) == _place(result))
-    return next(same, None)
+    same = [other for other in others if other.layout == plain and _place(other) == _place(result)]
+    return next((other for other in same if other.repeat == result.repeat), same[0] if same else None)
 
 
 def _place(result: Result) -> tuple[object, ...]:

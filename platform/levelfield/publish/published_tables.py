@@ -8,8 +8,9 @@ from dataclasses import asdict
 
 from levelfield.catalog.registry import Registry
 from levelfield.publish.published_rows import FIGURES, Line, beside, remarks
+from levelfield.report.escapes import markdown, table
 from levelfield.report.tables import csv_text
-from levelfield.report.words import cell, gib, number, wrapped
+from levelfield.report.words import gib, number, wrapped
 from levelfield.specs.result import Result
 
 _CONVENTION = (
@@ -65,10 +66,9 @@ def as_markdown(lines: Sequence[Line], said: Sequence[str]) -> str:
     """Return one table; below it the conversion rules and the reasons for absent figures."""
     names = ("", "row", "framework", "devices", "layout", "micro-batch", "precision", "status")
     figures = ("tokens/s/device", "MFU (palm)", "memory")
-    header = [f"| {' | '.join((*names, *figures))} |", f"|{'---|' * len((*names, *figures))}"]
-    rows = [f"| {' | '.join(map(cell, _row(line)))} |" for line in lines]
-    absent = [f"- {line.name}: {reason}" for line in lines for reason in _absent(line)]
-    return "\n".join([*header, *rows, "", _CONVENTION, "", *absent, *(f"- {remark}" for remark in said)]) + "\n"
+    rows = table((*names, *figures), map(_row, lines))
+    absent = [f"{line.name}: {reason}" for line in lines for reason in _absent(line)]
+    return "\n".join([*rows, "", _CONVENTION, "", *(f"- {markdown(text)}" for text in (*absent, *said))]) + "\n"
 
 
 def _row(line: Line) -> tuple[str, ...]:

@@ -31,8 +31,7 @@ def relations(s: Setting, work: Work | None = None) -> Iterator[Relation]:
     yield _equal(
         "global_batch", product, s.global_batch, f"{s.micro_batch} x data {layout.data} x {s.accumulation} = {product}"
     )
-    sizes = f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} = {layout.world_size}"
-    yield _equal("devices", layout.world_size, s.devices, sizes)
+    yield _equal("devices", layout.world_size, s.devices, f"{layout.in_words} = {layout.world_size}")
     if shape := s.model or (_shape(work) if work else None):
         yield from _divisions(shape, layout)
     if work:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from levelfield.publish.withholding import WORD, hidden, without
+from levelfield.report.escapes import printable
 from levelfield.report.tables import as_markdown, as_text, csv_text, plain
 from levelfield.report.words import COLUMNS, NONE, utilisation
 from levelfield.specs.result import Result
@@ -32,12 +33,13 @@ def published(results: Sequence[Result], fields: Sequence[Withheld]) -> dict[str
     """Return the text of each format, by the format's name."""
     bare = [without(result, fields) for result in results]
     columns = _columns(fields)
-    return {
+    texts = {
         "table": as_text(bare, columns=columns),
         "markdown": as_markdown(bare, columns),
         "csv": csv_text([_csv_row(result, fields) for result in bare]),
         "json": _json(results, fields),
     }
+    return {name: printable(text) for name, text in texts.items()}
 
 
 def _columns(fields: Sequence[Withheld]) -> Mapping[str, Callable[[Result], str]]:

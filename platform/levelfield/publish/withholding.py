@@ -23,12 +23,13 @@ FIELDS: tuple[Withheld, ...] = get_args(Withheld)
 # The keys of a result that are published, and those that never are. A new key must be added to one of the two.
 PUBLISHED = (
     "run_id", "case", "scale", "framework", "framework_version", "vendor", "chip", "device_is", "nodes", "devices",
-    "precision", "layout", "micro_batch", "virtual_pipeline", "accumulation", "recompute", "compile", "parameters",
-    "repeat", "status", "steps_done", "steps_planned", "window", "loss", "throughput", "utilisation", "memory",
-    "energy", "identity", "alignment", "deviations", "runtime",
+    "precision", "layout", "micro_batch", "virtual_pipeline", "accumulation", "recompute", "repeated", "compile",
+    "parameters", "repeat", "status", "steps_done", "steps_planned", "window", "loss", "throughput", "utilisation",
+    "memory", "energy", "identity", "alignment", "certificate", "deviations", "runtime", "allowed",
 )  # fmt: skip
-# Free text of the suite's author; sentences of an engine or a tool, and figures of the machine's other users.
-LEFT_OUT = ("entry", "warnings", "other_use")
+# Free text of the suite's author; sentences of an engine or a tool; figures of the machine's other users, and the load
+# of its devices; single step times with the power drawn in them; the user's own variables.
+LEFT_OUT = ("entry", "warnings", "other_use", "load", "disturbance", "inherited")
 # HFU is MFU times a number that the case gives, so `mfu` covers both. A reason may contain a peak or a ratio to it.
 _UTILISATION: dict[Withheld, tuple[str, ...]] = {
     "mfu": ("value", "low", "high", "reason"),
@@ -70,8 +71,8 @@ def parse_fields(text: str) -> tuple[Withheld, ...]:
     return tuple(field for field in FIELDS if field in asked)
 
 
-def refuse_leaks(plan: Plan, fields: Sequence[Withheld]) -> None:
-    """Raise UsageError when a chosen field is public already, or follows from published figures."""
+def refuse_leaks(plan: Plan, result: Result, fields: Sequence[Withheld]) -> None:
+    """Raise UsageError when a chosen field is public already, or follows from published figures that the run has."""
     used, public = _peak_dtypes(plan), _public_peaks(plan)
     chosen, where = f"--withhold {','.join(fields)}", f"{plan.run_id} on {plan.hardware.chip.name}"
     if "peak" in fields and used and used == public:
@@ -79,10 +80,21 @@ def refuse_leaks(plan: Plan, fields: Sequence[Withheld]) -> None:
             f"{chosen}: {where}: the peak is already public: {_sources(plan)} is in the vendor's file. Withhold "
             "mfu, throughput and energy instead"
         )
-    hidden = [field for field in fields if field != "peak" or not public]
+    shown = {field for field in _measured(result) if field not in fields} | ({"peak"} if public else set())
     for leak in LEAKS:
-        if leak.field in fields and not set(leak.through) & set(hidden):
+        if leak.field in fields and set(leak.through) <= shown:
             raise UsageError(f"{chosen}: {where}: {_explained(leak, bool(public))}")
+
+
+def _measured(result: Result) -> set[Withheld]:
+    """Return the fields from which another one may follow and for which the run has a figure."""
+    found: dict[Withheld, bool] = {
+        "mfu": any(u.low is not None for u in result.utilisation),
+        "peak": any(u.peak_tflops is not None for u in result.utilisation),
+        "throughput": result.throughput is not None,
+        "energy": result.energy.joules_per_token.value is not None,
+    }
+    return {field for field, there in found.items() if there}
 
 
 def _explained(leak: Leak, peak_is_public: bool) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from levelfield.report import words
+from levelfield.report.escapes import code, markdown
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
 
@@ -16,9 +17,15 @@ def run_report(result: Result, plan: Plan) -> str:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
         autoescape=False,  # Markdown, not HTML
+        finalize=_escaped,
     )
-    environment.filters["cell"] = words.cell
+    environment.filters["code"] = code
     template = environment.get_template("run.md.j2")
     return template.render(
         r=result, plan=plan, number=words.number, gib=words.gib, percent=words.percent, status=words.status
     )
+
+
+def _escaped(value: object) -> str:
+    """Return what an expression of the template writes, as Markdown that shows it. StrictUndefined raises here."""
+    return markdown(value if isinstance(value, str) else str(value))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from levelfield.measure.series import Interval, over_repeats
+from levelfield.report.escapes import Markdown, markdown, table
 from levelfield.report.words import GIB, number, utilisation, worst_memory
 from levelfield.specs.result import Result
 
@@ -13,7 +14,7 @@ SCHEMA = "levelfield.repeats/1"
 # What differs between two repeats of one plan; equal results in all other fields are repeats.
 _OF_ONE_RUN = {
     "run_id", "repeat", "status", "steps_done", "loss", "throughput", "utilisation", "memory", "energy", "identity",
-    "alignment", "warnings", "other_use",
+    "alignment", "warnings", "other_use", "load", "disturbance", "inherited",
 }  # fmt: skip
 
 
@@ -108,9 +109,10 @@ def as_markdown(results: Sequence[Result]) -> str:
     """A table for each group of repeats, with a heading; empty without repeats."""
     parts = []
     for repeats in repeats_of(results):
-        parts += ["", f"Over repeats: {repeats.title}", "", "| figure | median | interval |", "|---|---|---|"]
-        parts += [f"| {' | '.join(_cells(figure))} |" for figure in repeats.figures]
-        parts += ["", *_notes(repeats)]
+        parts += ["", f"Over repeats: {markdown(repeats.title)}", ""]
+        numbers = (map(Markdown, _cells(figure)) for figure in repeats.figures)  # and the platform's own headings
+        parts += table(("figure", "median", "interval"), numbers)
+        parts += ["", *map(markdown, _notes(repeats))]
     return "\n".join([*parts, ""]) if parts else ""
 
 

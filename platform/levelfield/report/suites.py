@@ -115,5 +115,6 @@ def _reasons(result: Result) -> Iterator[str]:
 
 
 def _aligned(rows: Sequence[Cells]) -> list[str]:
+    rows = [tuple(" ".join(cell.splitlines()) for cell in row) for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

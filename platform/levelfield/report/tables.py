@@ -8,7 +8,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from levelfield.report import repeats
-from levelfield.report.words import COLUMNS, WIDTH, cell, wrapped
+from levelfield.report.escapes import markdown, one_line, table
+from levelfield.report.words import COLUMNS, WIDTH, wrapped
 from levelfield.specs.result import Result
 
 FORMATS = ("table", "markdown", "csv", "json")
@@ -39,15 +40,14 @@ def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
 
 def as_markdown(results: Sequence[Result], columns: Columns = COLUMNS) -> str:
     """Return a Markdown table with every column; below it, the reasons for missing figures."""
-    header = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-    rows = [f"| {' | '.join(cell(write(r)) for write in columns.values())} |" for r in results]
-    return "\n".join([*header, *rows, *_notes(results)]) + "\n"
+    lines = table(columns, ([write(r) for write in columns.values()] for r in results))
+    return "\n".join([*lines, *map(markdown, _notes(results))]) + "\n"
 
 
 def as_text(results: Sequence[Result], width: int = WIDTH, columns: Columns = COLUMNS) -> str:
     """Return a text table within `width` columns. A run takes two lines when one is too short."""
     names = [name for name in (*_NARROW, "peak") if name in columns]
-    rows = [{name: columns[name](r) for name in names} for r in results]
+    rows = [{name: one_line(columns[name](r)) for name in names} for r in results]
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names} if rows else {}
     if sum(widths.values()) + 2 * len(widths) <= width:
         lines = [_padded({n: n for n in widths}, widths), *(_padded(row, widths) for row in rows)]

@@ -28,11 +28,6 @@ def wrapped(line: str, indent: int) -> str:
     )
 
 
-def cell(text: str) -> str:
-    """Return text for a cell of a Markdown table. A bar is escaped, because it would end the cell."""
-    return " ".join(text.split()).replace("|", "\\|")
-
-
 def number(value: float | None, digits: int = 1) -> str:
     return NONE if value is None else f"{value:,.{digits}f}"
 

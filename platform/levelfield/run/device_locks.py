@@ -1,6 +1,8 @@
 """Locks the devices of a run, against all users of the machine.
 
-A lock is a kernel lock on a file for each device. The kernel releases it when the process ends, however it ends.
+A lock is a kernel lock on a file for each device. The kernel releases it when the process ends, however it ends. A rank
+that SIGKILL does not end still holds the device then: the file names its process, and the device stays locked until
+that process has ended.
 """
 
 from __future__ import annotations
@@ -10,13 +12,17 @@ import fcntl
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from levelfield.errors import RunFailed
+from levelfield.rundir.process_identity import identity_from, identity_of, is_alive
 from levelfield.specs.plan import Plan
 
+HELD = "held by "  # begins a line of the file: the identity of a process that could not be ended
+MOST_CHARACTERS = 4096  # of a lock's content
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe with no reader must not block
 
 
@@ -24,24 +30,37 @@ class DeviceInUse(Exception):
     """A device is in use. The message names the device and the run."""
 
 
+class DeviceLocks:
+    """The locks of a run."""
+
+    def __init__(self, files: Sequence[TextIO]) -> None:
+        self._files = files
+
+    def keep(self, processes: Sequence[int]) -> None:
+        """Keep the devices locked until these processes of this machine have ended."""
+        found = [identity for identity in map(identity_of, processes) if identity]
+        for file in self._files:
+            file.writelines(f"\n{HELD}{identity.to_text()}" for identity in found)
+            file.flush()
+
+
 def lock_folder() -> Path:
     return Path(os.environ.get("LEVELFIELD_LOCKS") or Path(tempfile.gettempdir()) / "levelfield-devices")
 
 
 @contextmanager
-def devices_locked(plan: Plan) -> Iterator[None]:
+def devices_locked(plan: Plan) -> Iterator[DeviceLocks]:
     """Lock the plan's devices until the block ends. A host that is divided into shares has none to lock.
 
     Raises DeviceInUse, or RunFailed where a lock cannot be made.
     """
     with ExitStack() as stack:
-        for index in plan.hardware.device_indices:
-            stack.enter_context(_locked(f"{plan.hardware.vendor}-{index}", plan.run_id))
-        yield
+        devices = [f"{plan.hardware.vendor}-{index}" for index in plan.hardware.device_indices]
+        yield DeviceLocks([stack.enter_context(_locked(device, plan.run_id)) for device in devices])
 
 
 @contextmanager
-def _locked(device: str, run_id: str) -> Iterator[None]:
+def _locked(device: str, run_id: str) -> Iterator[TextIO]:
     try:
         descriptor = _opened(lock_folder() / f"{device}.lock")
     except OSError as error:
@@ -49,19 +68,43 @@ def _locked(device: str, run_id: str) -> Iterator[None]:
             f"device {device} cannot be locked: {error.filename}: {error.strerror}; set LEVELFIELD_LOCKS to a folder "
             "that all users of the machine can write"
         ) from None
-    with os.fdopen(descriptor, "r+") as file:
+    with os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = "".join(c for c in file.read(200) if c.isprintable()).strip() or "another run"
-            raise DeviceInUse(
-                f"device {device} is in use by {holder}; wait for its end, or choose others by the vendor's "
-                "visible-devices variable"
-            ) from None
+            raise DeviceInUse(_in_use(device, _run_of(file.read(MOST_CHARACTERS)))) from None
+        if holder := _holder(file.read(MOST_CHARACTERS)):
+            raise DeviceInUse(_in_use(device, holder))
+        file.seek(0)
         file.truncate(0)
         file.write(f"run {run_id} (process {os.getpid()})")
         file.flush()
-        yield
+        yield file
+
+
+def _in_use(device: str, holder: str) -> str:
+    return (
+        f"device {device} is in use by {holder}; wait for its end, or choose others by the vendor's "
+        "visible-devices variable"
+    )
+
+
+def _run_of(content: str) -> str:
+    """Return the first line of a lock's content without control characters: anybody may have written it."""
+    first = content.partition("\n")[0][:200]
+    return "".join(c for c in first if c.isprintable()).strip() or "another run"
+
+
+def _holder(content: str) -> str | None:
+    """Return the process that still runs after its run has ended, because SIGKILL did not end it. None without one."""
+    for line in content.splitlines()[1:]:
+        identity = identity_from(line.removeprefix(HELD))
+        if identity and is_alive(identity):
+            return (
+                f"process {identity.process}, which SIGKILL did not end (see its state in "
+                f"/proc/{identity.process}/status); it belongs to {_run_of(content)}"
+            )
+    return None
 
 
 def _opened(path: Path) -> int:

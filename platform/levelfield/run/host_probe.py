@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
-import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 
 from levelfield.catalog.host_cores import usable_cores
 from levelfield.catalog.registry import Registry
+from levelfield.contracts.command import completed
 from levelfield.errors import DocumentError, RunFailed
 from levelfield.plan.environment import environment_of
 from levelfield.predict.messages import fit_messages
@@ -100,29 +99,16 @@ def _fitted(name: str, times: Mapping[str, float]) -> dict[str, Any]:
 
 def _printed(argv: Sequence[str], environment: Mapping[str, str]) -> str:
     """Return the output of the probe. All its processes are ended, also after an error."""
-    everything = {**inherited(), **environment}
-    with subprocess.Popen(
-        argv, env=everything, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as probe:
-        try:
-            printed, said = probe.communicate(timeout=LIMIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            raise RunFailed(
-                f"the probe of this host took more than {LIMIT_SECONDS:g} s; run again on an idle machine"
-            ) from None
-        finally:
-            _end(probe.pid)
-    if probe.returncode:
-        last = (said.strip().splitlines() or ["it printed nothing"])[-1]
-        raise RunFailed(f"the probe of this host ended with exit status {probe.returncode}: {last}")
-    return printed
-
-
-def _end(group: int) -> None:
     try:
-        os.killpg(group, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return  # all processes have ended
+        done = completed(argv, LIMIT_SECONDS, {**inherited(), **environment})
+    except subprocess.SubprocessError:
+        raise RunFailed(
+            f"the probe of this host took more than {LIMIT_SECONDS:g} s; run again on an idle machine"
+        ) from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        raise RunFailed(f"the probe of this host ended with exit status {done.returncode}: {last}")
+    return done.stdout
 
 
 def _remember(path: Path, rates: HostRates) -> None:

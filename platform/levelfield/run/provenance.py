@@ -13,12 +13,22 @@ from typing import Any
 
 import psutil
 
+from levelfield.catalog.host_cores import usable_cores
 from levelfield.checkout import checkout
+from levelfield.contracts.command import completed
 from levelfield.contracts.execution import ReadyRuntime
 from levelfield.contracts.vendor import Vendor
+from levelfield.run.runtimes.process_runtime import inherited
 from levelfield.specs.plan import Plan
+from levelfield.specs.variables import masked
 
+GIT_SECONDS = 10.0
+# Variables that can change what is computed, which libraries it is computed with, or how fast.
 _PREFIXES = (
+    "LD_",
+    "GLIBC_TUNABLES",
+    "MALLOC_",
+    "PYTHON",
     "OMP_",
     "MKL_",
     "KMP_",
@@ -44,8 +54,14 @@ def provenance(plan: Plan, vendor: Vendor, runtime: ReadyRuntime) -> dict[str, A
         **runtime.identity(plan),
         "machine": machine(),
         "vendor_software": _software(vendor),
-        "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_PREFIXES)},
+        "variables": _variables(dict(os.environ)),
+        "inherited": {} if plan.runtime == "docker" else _variables(inherited()),
     }
+
+
+def _variables(environment: dict[str, str]) -> dict[str, str]:
+    """Return the variables that can change a training, without secrets and without the platform's own."""
+    return masked({name: text for name, text in sorted(environment.items()) if name.startswith(_PREFIXES)})
 
 
 def source(folder: Path) -> dict[str, Any]:
@@ -63,7 +79,7 @@ def machine() -> dict[str, Any]:
         "system": platform.platform(),
         "cores": psutil.cpu_count(logical=False),
         "logical_cores": psutil.cpu_count(),
-        "usable_cores": len(psutil.Process().cpu_affinity() or []) if hasattr(psutil.Process, "cpu_affinity") else None,
+        "usable_cores": usable_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "load_average": list(os.getloadavg()),
     }
@@ -78,9 +94,8 @@ def _software(vendor: Vendor) -> dict[str, str]:
 
 def _git(folder: Path, *words: str) -> str | None:
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10, check=True
-        )
+        done = completed(["git", "-C", str(folder), *words], GIT_SECONDS)
+        done.check_returncode()
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip("\n")

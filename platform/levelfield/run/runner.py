@@ -8,28 +8,30 @@ A failure in any phase gives a result with the reason.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
 from levelfield.catalog.machine import devices_of
 from levelfield.contracts.execution import Launcher, Outcome, ReadyRuntime
 from levelfield.contracts.vendor import Device, Vendor
-from levelfield.errors import RunFailed
+from levelfield.errors import CorpusError, RunFailed, UsageError
 from levelfield.judge.collector import collect
 from levelfield.measure.utilisation import ABOVE_PEAK
 from levelfield.plan.peak import MeasuredPeaks, with_peak
 from levelfield.report.markdown import run_report
 from levelfield.run import peak_probe
+from levelfield.run.corpus_watch import CorpusWatch
 from levelfield.run.device_locks import DeviceInUse, devices_locked
 from levelfield.run.launchers import means
 from levelfield.run.provenance import provenance
 from levelfield.run.telemetry import watching
-from levelfield.rundir import directory
+from levelfield.rundir import directory, run_state
 from levelfield.rundir.follower import Follower, Progress
-from levelfield.specs.base import dump
+from levelfield.specs.base import Document, dump
+from levelfield.specs.certificate import Certificate
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
 from levelfield.specs.reference import Reference
@@ -51,17 +53,18 @@ def run(
     listener: Listener,
     machine: str,
     reference: Reference | None = None,
+    certificate: Certificate | None = None,
 ) -> Result:
     """Run once and return the result, valid or not. The stored plan gets the measured peak.
 
-    reference: what the run is compared with; the run directory gets a copy.
-    Raises UsageError when the run directory cannot be written; every later error gives a result.
+    reference: what the run is compared with. certificate: the one that the plan names. The run directory gets copies.
+    Raises UsageError when the run directory cannot be written before the training; every later error gives a result.
     """
+    run_state.settle(runs)
     paths = directory.create(runs, plan.run_id)
-    if reference is not None:
-        directory.write_atomically(paths.reference, dump(reference))
-    with _interrupted_once():
-        outcome = _attempt(plan, vendor, paths, listener, machine)
+    copies = {paths.reference: reference, paths.certificate: certificate}
+    with run_state.ending(paths), _interrupted_once():
+        outcome = _attempt(plan, vendor, paths, listener, machine, copies)
         result = _finished(paths, outcome)
     if plan.peak.tflops is None and _exceeds_its_peak(result):
         peak_probe.forget_peaks(plan, machine)
@@ -84,8 +87,8 @@ def _finished(paths: RunPaths, outcome: Outcome) -> Result:
         return finish(paths)
     except OSError as error:
         raise RunFailed(
-            f"failed (storage): {paths.root}: {error.strerror}. The finished steps are kept. Free some space, "
-            f"then run `collect {paths.root}`"
+            f"failed (storage): {directory.write_error(error, paths.root)}. The finished steps are kept. Free some "
+            f"space, then run `collect {paths.root}`"
         ) from None
 
 
@@ -102,17 +105,32 @@ def finish(paths: RunPaths) -> Result:
     return result
 
 
-def _attempt(plan: Plan, vendor: Vendor, paths: RunPaths, listener: Listener, machine: str) -> Outcome:
-    directory.write_atomically(paths.plan, dump(plan))
-    directory.write_status(paths, "environment", "running")
+def _attempt(
+    plan: Plan,
+    vendor: Vendor,
+    paths: RunPaths,
+    listener: Listener,
+    machine: str,
+    copies: Mapping[Path, Document | None],
+) -> Outcome:
+    """copies: the documents that the run is judged by, and where they are written; None: there is none."""
+    with _written_before_training(paths):
+        for path, document in copies.items():
+            if document is not None:
+                directory.write_atomically(path, dump(document))
+        directory.write_atomically(paths.plan, dump(plan))
+        directory.write_status(paths, "environment", "running")
     runtime, launcher = means(plan)
     try:
-        with devices_locked(plan), runtime.in_use(plan, listener.say) as ready:
+        with devices_locked(plan) as locks, runtime.in_use(plan, listener.say) as ready:
             plan = with_peak(plan, _measured(plan, machine, ready, listener))
-            directory.write_atomically(paths.plan, dump(plan))
-            return _execute(plan, vendor, paths, listener, ready, launcher)
+            outcome = _execute(plan, vendor, paths, listener, ready, launcher)
+            locks.keep([end.process for end in outcome.ends if end.process is not None])
+            return outcome
     except DeviceInUse as error:
         return Outcome("device-taken", (), str(error))
+    except CorpusError as error:
+        return Outcome("corpus", (), str(error))
     except RunFailed as error:
         return Outcome("environment", (), " ".join(str(error).split()))
     except KeyboardInterrupt:
@@ -132,11 +150,14 @@ def _execute(
     plan: Plan, vendor: Vendor, paths: RunPaths, listener: Listener, runtime: ReadyRuntime, launcher: Launcher
 ) -> Outcome:
     request = launcher.request(plan, paths, runtime)
-    runtime.keep(plan, paths)
-    directory.write_json(paths.job, job_of(plan, paths))
-    directory.write_json(paths.request, request.to_dict())
-    directory.write_json(paths.provenance, provenance(plan, vendor, runtime))
-    directory.write_status(paths, "running", "running")
+    with _written_before_training(paths):
+        directory.write_atomically(paths.plan, dump(plan))
+        runtime.keep(plan, paths)
+        directory.write_json(paths.job, job_of(plan, paths))
+        directory.write_json(paths.request, request.to_dict())
+        directory.write_json(paths.provenance, provenance(plan, vendor, runtime))
+        directory.write_status(paths, "running", "running")
+    corpus = CorpusWatch(plan.corpus)
     listener.say(f"training {plan.work.training.steps} steps on {plan.world_size} device(s)")
     follower = Follower(paths.events, plan)
 
@@ -146,7 +167,20 @@ def _execute(
 
     are_children = plan.runtime != "docker"
     with watching(vendor, _devices(plan, vendor), paths.telemetry, are_children):
-        return launcher.execute(request, watch)
+        outcome = replace(launcher.execute(request, watch), seen=follower.seen)
+    return corpus.judged(outcome, listener.say)
+
+
+@contextmanager
+def _written_before_training(paths: RunPaths) -> Iterator[None]:
+    """Raises UsageError where the block cannot write, for example on a full disk: nothing was trained by then."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"not-run: {directory.write_error(error, paths.root)}. Nothing was trained. Free some space, or name "
+            "another folder with --runs"
+        ) from None
 
 
 def _devices(plan: Plan, vendor: Vendor) -> list[Device]:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.vendor import Vendor
 from levelfield.corpus import CorpusFacts
 from levelfield.errors import NotHere, UsageError
+from levelfield.plan.certification import certificate_used
 from levelfield.plan.peak import with_peak
 from levelfield.plan.placement import place
 from levelfield.plan.request import Entry, Suggestion, UserRequest
 from levelfield.plan.resolution import resolve
-from levelfield.run import peak_probe, runner
+from levelfield.run import certificate_store, peak_probe, runner
 from levelfield.rundir import directory
+from levelfield.specs.certificate import Certificate
 from levelfield.specs.hardware import NamedHardware
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
@@ -27,10 +29,20 @@ from levelfield.specs.suite import EntryUsed, Suite, SuiteEntry
 
 @dataclass(frozen=True)
 class Job:
-    """A planned run and the adapter of its devices."""
+    """A planned run, the adapter of its devices, the entry that it comes from, and the certificate that it names."""
 
     plan: Plan
     vendor: Vendor
+    entry: Entry | None = None
+    certificate: Certificate | None = None
+
+
+@dataclass(frozen=True)
+class CertificateAttempt:
+    """A job after the attempt to make its certificate. interrupted: the result of the run that would have made it."""
+
+    job: Job
+    interrupted: Result | None = None
 
 
 def entries(registry: Registry, cases: Sequence[str], suites: Sequence[str], request: UserRequest) -> list[Entry]:
@@ -69,20 +81,61 @@ def planned(job: Job) -> Plan:
 
 
 def run_all(
-    work: Iterator[Job], runs: Path, listener: runner.Listener, reference: Callable[[Plan], Reference | None]
+    work: Iterator[Job],
+    runs: Path,
+    listener: runner.Listener,
+    reference: Callable[[Plan], Reference | None],
+    certify: Callable[[Job], CertificateAttempt] = CertificateAttempt,
 ) -> Iterator[Result]:
     """Run the jobs in order and yield each result. An interrupted run is the last one.
 
-    reference: returns what a run is compared with; it is called at the start of the run.
+    reference: returns what a run is compared with; it is called at the start of the run. certify: makes the certificate
+    of a job that needs one and has none; without it a stored one is used.
     """
-    for job in work:
-        if job.plan.refusal:
-            result = runner.refuse(job.plan, runs, job.plan.refusal)
-        else:
-            result = runner.run(job.plan, job.vendor, runs, listener, platform.node(), reference(job.plan))
+    for each in work:
+        attempt = certify(with_stored_certificate(each, listener.say))
+        result = attempt.interrupted or _run(attempt.job, runs, listener, reference)
         yield result
-        if result.status.failure == "interrupted":
+        if result.status.is_interrupted:
             return
+
+
+def _run(job: Job, runs: Path, listener: runner.Listener, reference: Callable[[Plan], Reference | None]) -> Result:
+    if job.plan.refusal:
+        return runner.refuse(job.plan, runs, job.plan.refusal)
+    machine, certificate = platform.node(), job.certificate
+    result = runner.run(job.plan, job.vendor, runs, listener, machine, reference(job.plan), certificate)
+    if certificate and result.status.word == "valid" and result.certificate and not result.certificate.holds:
+        certificate_store.forget(certificate.subject)
+        listener.say("the certificate did not hold for this run; the next run makes it again")
+    return result
+
+
+def with_stored_certificate(job: Job, say: Callable[[str], None]) -> Job:
+    """Return the job with the stored certificate of its plan, if there is one."""
+    used = job.plan.certificate
+    if used is None or used.subject is None:
+        return job
+    stored = certificate_store.stored(used.subject)
+    if stored.problem:
+        say(stored.problem)
+    return with_certificate(job, stored.certificate) if stored.certificate else job
+
+
+def with_certificate(job: Job, certificate: Certificate) -> Job:
+    """Return the job with a certificate that its plan names."""
+    found = {"digest": certificate.digest, "run_id": certificate.run_id, "reason": None}
+    return replace(job, plan=_with_used(job.plan, found), certificate=certificate)
+
+
+def without_certificate(job: Job, reason: str, failed_run: str | None = None) -> Job:
+    """Return the job with the reason why its plan has no certificate."""
+    return replace(job, plan=_with_used(job.plan, {"reason": reason, "failed_run": failed_run}))
+
+
+def _with_used(plan: Plan, change: dict[str, str | None]) -> Plan:
+    used = plan.certificate
+    return plan if used is None else plan.model_copy(update={"certificate": used.model_copy(update=change)})
 
 
 def _jobs_or_refusals(registry: Registry, entry: Entry, corpus: CorpusFacts | None) -> list[Job]:
@@ -102,8 +155,9 @@ def _jobs_of(registry: Registry, entry: Entry, corpus: CorpusFacts | None, refus
     names = found.case.name, found.implementation.framework, found.vendor.name
     run_ids = [directory.new_run_id(*names) for _ in repeats]
     plan = resolve(decision, run_ids[0], corpus)
+    plan = plan.model_copy(update={"certificate": certificate_used(registry, plan)})
     plans = [plan.model_copy(update={"run_id": i, "repeat": n}) for i, n in zip(run_ids, repeats, strict=True)]
-    return [Job(each, found.adapter) for each in plans]
+    return [Job(each, found.adapter, entry) for each in plans]
 
 
 def _suite(registry: Registry, name: str) -> Suite:

@@ -83,10 +83,12 @@ class Sampler:
             self._first.set()
 
     def _line(self, devices: Sequence[Device]) -> dict[str, object]:
-        """Return one line of samples. Its time is the middle of the reading, on the clock of the events."""
+        """Return one line of samples. Its time is the middle of the reading, on the clock of the events.
+
+        wall_ns: the time of day, for readers; no figure is computed from it."""
         before = time.monotonic_ns()
         line = _samples(self._vendor, devices) if devices else {"samples": []}
-        line = {"time_ns": (before + time.monotonic_ns()) // 2, **line}
+        line = {"time_ns": (before + time.monotonic_ns()) // 2, "wall_ns": time.time_ns(), **line}
         is_before = not self._started.is_set()
         host = host_counters(self._are_children or is_before)
         return {**line, **({"before": True} if is_before else {}), **({"host": host} if host else {})}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-import tempfile
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from levelfield.checkout import checkout
 from levelfield.errors import UnknownName, UsageError
+from levelfield.rundir.process_identity import own_identity
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -38,7 +39,8 @@ def create(runs: Path, run_id: str) -> RunPaths:
         write_status(paths, "made", "not-run")
     except OSError as error:
         raise UsageError(
-            f"not-run: the run directory {paths.root} cannot be written: {error.strerror}. Name another with --runs"
+            f"not-run: the run directory {paths.root} cannot be written: {error.strerror}{_room(error, runs)}. Name "
+            "another with --runs"
         ) from None
     return paths
 
@@ -65,9 +67,14 @@ def read_plan(paths: RunPaths) -> Plan:
 
 
 def write_status(paths: RunPaths, phase: str, state: str, **more: Any) -> None:
-    """Write the status. phase: made, environment, running, collecting, done; state: a status word, or `running`."""
+    """Write the status. phase: made, environment, running, collecting, done, ended; state: a status word, or `running`.
+
+    `platform` is the process that writes it, so that others can see whether a run that is not done still goes on.
+    """
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    write_atomically(paths.status, json.dumps({"phase": phase, "state": state, "time": now, **more}, indent=2) + "\n")
+    writer = own_identity()
+    content = {"phase": phase, "state": state, "time": now, "platform": writer.to_dict() if writer else None, **more}
+    write_atomically(paths.status, json.dumps(content, indent=2) + "\n")
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -75,13 +82,35 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace the content of `path` by `text` in one step. A reader sees the old or the new content, never a part."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Replace the content of `path` by `text` in one step. A reader sees the old or the new content, never a part.
+
+    Raises OSError with the name of `path`.
+    """
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        _replace(path, text)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def write_error(error: OSError, place: Path) -> str:
+    """Return path and reason of a failed write, with the space that is left where the disk is full."""
+    return f"{error.filename or place}: {error.strerror}{_room(error, place)}"
+
+
+def _room(error: OSError, place: Path) -> str:
+    """Return the space that is left, for an error of a full disk; an empty text for any other."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return ""
+    found = os.statvfs(next(path for path in (place, *place.parents) if path.exists()))
+    return f" ({found.f_bavail * found.f_frsize:,} bytes and {found.f_favail:,} files free)"
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
+    try:
+        with temporary.open("x", encoding="utf-8") as file:  # with the rights that the umask gives a new file
             file.write(text)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,13 +33,22 @@ class Follower:
         self._ends: dict[int, int] = {}
         self._losses: dict[int, float] = {}
         self._memory: int | None = None
+        window = plan.work.window
+        self._bounds = {window.first_step - 1: "begin", window.last_step: "end"}
+        self._looked_ns = time.monotonic_ns()
+        self.seen: dict[str, dict[str, tuple[int, int]]] = {}
 
     def read(self) -> list[Progress]:
-        """Return the steps that finished since the last call, in order."""
-        before = max(self._ends, default=-1)
+        """Return the steps that finished since the last call, in order.
+
+        `seen` then has, by rank, when the two ends of the window arrived: between the last look before that had not
+        shown them and the one that did, on this process's monotonic clock.
+        """
+        before, looking_ns = max(self._ends, default=-1), time.monotonic_ns()
         for path in self._events.glob("rank*.jsonl"):
             for event in self._new_events(path):
                 self._take(event, path)
+        self._looked_ns = looking_ns
         return [self._progress(step) for step in sorted(self._ends) if step > max(before, 0)]
 
     def _new_events(self, path: Path) -> list[Event]:
@@ -60,6 +70,9 @@ class Follower:
 
     def _take_step(self, event: Event, path: Path) -> None:
         step = whole(event["step"])
+        if bound := self._bounds.get(step):
+            sighting = (self._looked_ns, time.monotonic_ns())
+            self.seen.setdefault(path.stem.removeprefix("rank"), {}).setdefault(bound, sighting)
         if path.stem == "rank0":
             self._ends[step] = whole(event["end_ns"])
         if isinstance(event.get("loss"), float):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from levelfield.measure.platform_clock import Sighting, WindowSighting
 from levelfield.measure.raw_facts import FinalSlice, GradientShare, HostReading, Reading, StepRecord, WeightSlice
 from levelfield.rundir.event_lines import DAMAGED, Event, event_of, whole
 from levelfield.specs.paths import RunPaths
@@ -18,7 +19,10 @@ from levelfield.specs.paths import RunPaths
 
 @dataclass(frozen=True)
 class RawRecords:
-    """All raw records of a run. `broken`: lines that are not events, as sentences."""
+    """All raw records of a run. `broken`: lines that are not events, as sentences.
+
+    wall_clock: pairs of the monotonic clock and the time of day, in ns. seen: the windows by the platform's clock.
+    """
 
     steps: tuple[StepRecord, ...] = ()
     weights: tuple[WeightSlice, ...] = ()
@@ -30,15 +34,24 @@ class RawRecords:
     ended: frozenset[int] = frozenset()
     readings: tuple[Reading, ...] = ()
     host: tuple[HostReading, ...] = ()
+    wall_clock: tuple[tuple[int, int], ...] = ()
     telemetry_reasons: dict[str, str] = field(default_factory=dict)
+    seen: dict[int, WindowSighting] = field(default_factory=dict)
     outcome: Event = field(default_factory=dict)
     broken: tuple[str, ...] = ()
+    inherited: dict[str, str] = field(default_factory=dict)
 
     @property
     def oom_kills(self) -> int:
         """How many processes of the run the kernel killed for memory, as the launcher counted them."""
         count = str(self._extra.get("oom_kills", ""))
         return int(count) if count.isdecimal() else 0
+
+    @property
+    def oom_evidence(self) -> str | None:
+        """How the kills for memory are known, in the launcher's words."""
+        said = self._extra.get("oom_evidence")
+        return str(said) if said else None
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -62,6 +75,7 @@ def read_raw(paths: RunPaths) -> RawRecords:
     broken: list[str] = []
     pairs = [(rank, event) for rank, path in _event_files(paths, broken) for event in read_lines(path, broken)]
     telemetry = list(read_lines(paths.telemetry, broken))
+    outcome = _outcome(paths.outcome)
     return RawRecords(
         steps=tuple(_records(pairs, "step", _step, broken)),
         weights=tuple(w for found in _records(pairs, "weights", _weights, broken) for w in found),
@@ -73,9 +87,12 @@ def read_raw(paths: RunPaths) -> RawRecords:
         ended=frozenset(rank for rank, e in pairs if e.get("event") == "end"),
         readings=tuple(r for line in telemetry for r in _readings(line, broken)),
         host=tuple(r for line in telemetry for r in _host_reading(line, broken)),
+        wall_clock=tuple(pair for line in telemetry for pair in _wall_clock(line, broken)),
         telemetry_reasons=_telemetry_reasons(telemetry),
-        outcome=_json(paths.outcome),
+        seen=dict(_sightings(outcome, broken)),
+        outcome=outcome,
         broken=tuple(broken),
+        inherited=_inherited(paths.provenance),
     )
 
 
@@ -192,6 +209,27 @@ def _host_reading(line: Event, broken: list[str]) -> list[HostReading]:
         return []
 
 
+def _wall_clock(line: Event, broken: list[str]) -> list[tuple[int, int]]:
+    if line.get("wall_ns") is None:
+        return []
+    try:
+        return [(whole(line["time_ns"]), whole(line["wall_ns"]))]
+    except DAMAGED as error:
+        broken.append(f"telemetry.jsonl: a time of day is damaged: {type(error).__name__} {error}")
+        return []
+
+
+def _sightings(outcome: Event, broken: list[str]) -> Iterator[tuple[int, WindowSighting]]:
+    """Return the window as the platform saw it, by rank; without ranks whose window it did not see whole."""
+    try:
+        for rank, ends in dict(outcome.get("seen") or {}).items():
+            if {"begin", "end"} <= ends.keys():
+                begin, end = (Sighting(*map(whole, ends[name])) for name in ("begin", "end"))
+                yield int(rank), WindowSighting(begin, end)
+    except DAMAGED as error:
+        broken.append(f"outcome.json: key 'seen' is damaged: {type(error).__name__} {error}")
+
+
 def _reading(time_ns: int, sample: Event, is_before: bool) -> Reading:
     return Reading(
         device=str(sample["index"]),
@@ -200,6 +238,7 @@ def _reading(time_ns: int, sample: Event, is_before: bool) -> Reading:
         energy_joules=_number(sample.get("energy_joules")),
         memory_used_bytes=_whole(sample.get("memory_used_bytes")),
         utilisation=_number(sample.get("utilisation")),
+        temperature_celsius=_number(sample.get("temperature_celsius")),
         before=is_before,
         reasons={str(name): str(why) for name, why in dict(sample.get("reasons") or {}).items()},
     )
@@ -218,9 +257,34 @@ def _telemetry_reasons(telemetry: list[Event]) -> dict[str, str]:
     return found
 
 
+def _outcome(path: Path) -> Event:
+    """Return how the run ended; nothing for a damaged file. Of the ends, those of a rank by numbers are kept."""
+    content = _json(path)
+    if not isinstance(content.get("cause"), str):
+        return {}
+    ends = content.get("ends")
+    evidence = content.get("evidence")
+    return {
+        **content,
+        "ends": [end for end in ends if _is_end(end)] if isinstance(ends, list) else [],
+        "evidence": None if evidence is None else str(evidence),
+    }
+
+
+def _is_end(end: Any) -> bool:
+    if not isinstance(end, dict) or not isinstance(end.get("rank"), int):
+        return False
+    return all(isinstance(end.get(name), (int, type(None))) for name in ("exit_code", "signal", "process"))
+
+
+def _inherited(path: Path) -> dict[str, str]:
+    """Return the variables that the training took from the user's shell, as the provenance has them."""
+    found = _json(path).get("inherited")
+    return {str(name): str(text) for name, text in found.items()} if isinstance(found, dict) else {}
+
+
 def _json(path: Path) -> Event:
     try:
-        content = event_of(path.read_text())
+        return event_of(path.read_text())
     except (OSError, ValueError):
         return {}
-    return content if isinstance(content.get("cause"), str) else {}

@@ -9,12 +9,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from levelfield.errors import DocumentError
 from levelfield.specs.bounded_reading import read_mapping
 
 T = TypeVar("T", bound="Value")
+# json_schema_extra of a field that came after digests of its document had been stored: they stay as they were.
+LATER: dict[str, JsonValue] = {"later": True}
 
 
 class Value(BaseModel):
@@ -23,8 +25,11 @@ class Value(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def fingerprint(self) -> str:
-        """Return the sha256 of the canonical JSON. Equal values have equal digests in every file format."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        """Return the sha256 of the canonical JSON. Equal values have equal digests in every file format.
+
+        A field that is marked LATER counts only where it differs from its default.
+        """
+        text = json.dumps(_digested(self, self.model_dump(mode="json")), sort_keys=True, separators=(",", ":"))
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
     def to_json(self) -> str:
@@ -65,6 +70,24 @@ def dump(document: Document) -> str:
 def load(cls: type[T], path: Path) -> T:
     """Read a YAML or JSON document. Raises DocumentError when it is missing, unreadable or wrong."""
     return parse(cls, read_mapping(path), str(path))
+
+
+def _digested(value: Any, dumped: Any) -> Any:
+    """Return `dumped`, the content of `value`, without the later fields that have their defaults."""
+    if isinstance(value, Value):
+        fields = type(value).model_fields.items()
+        names = {name for name, field in fields if field.json_schema_extra == LATER and _is_default(value, name)}
+        return {name: _digested(getattr(value, name), dumped[name]) for name in dumped if name not in names}
+    if isinstance(value, dict) and isinstance(dumped, dict):
+        return {name: _digested(each, old) for each, (name, old) in zip(value.values(), dumped.items(), strict=True)}
+    if isinstance(value, (list, tuple)):
+        return [_digested(each, old) for each, old in zip(value, dumped, strict=True)]
+    return dumped
+
+
+def _is_default(value: Value, name: str) -> bool:
+    default = type(value).model_fields[name].get_default(call_default_factory=True)
+    return bool(getattr(value, name) == default)
 
 
 def _check_schema(cls: type[Document], found: Any, origin: str) -> None:

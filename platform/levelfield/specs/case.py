@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from levelfield.specs.base import Document, Value
+from levelfield.specs.base import LATER, Document, Value
 from levelfield.specs.tuning import TuningChoice
 
 Family = Literal["gpt", "llama"]
@@ -128,10 +128,15 @@ class Data(Value):
 
 
 class Window(Value):
-    """The measured steps, counted from 1, with both ends. The steps before them are the warm-up."""
+    """The measured steps, counted from 1, with both ends. The steps before them are the warm-up.
+
+    disturbance_limit: the largest part of the window that outlying steps may cost without a known cause
+    (docs/decisions/disturbed-window.md).
+    """
 
     first_step: int = Field(ge=2)
     last_step: int = Field(ge=2)
+    disturbance_limit: float = Field(default=0.1, gt=0, le=1, json_schema_extra=LATER)
 
 
 class Acceptance(Value):

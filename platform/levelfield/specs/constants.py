@@ -26,6 +26,8 @@ class MemoryModel(Value):
     32-bit copies.
     master_bytes, state_bytes: bytes of a master weight, and of both moments of a parameter. Less than 12 in all where
     the optimizer works in 16 bits. sharded_copy: ZeRO stage 3 keeps a sharded 16-bit copy beside the masters.
+    gathers_keys_values: context ranks gather all keys and values of a layer before its attention, and reduce their
+    gradients after it. Otherwise they pass them round a ring while attention computes.
     pipeline_working_sets: recomputed layers that exist at once under pipeline parallelism.
     host_sharding_copies: tensors that the exchange of sharded states leaves in a process on the host, each as large as
     all of a rank's gathered parameters.
@@ -46,6 +48,7 @@ class MemoryModel(Value):
     master_bytes: int = Field(default=4, ge=0, le=4)
     state_bytes: int = Field(default=8, ge=4, le=8)
     sharded_copy: bool = False
+    gathers_keys_values: bool = False
     pipeline_working_sets: int = Field(default=1, ge=1)
     host_sharding_copies: int = Field(default=0, ge=0)
     reserve_bytes: int = Field(default=1_500_000_000, ge=0, le=8_000_000_000)

@@ -48,7 +48,8 @@ class ContainerPlan(Value):
     """The container of each node.
 
     visible: the visible-devices variable with its value inside the container. offline: neither wheels nor a base image
-    are downloaded. memory_bytes: the memory limit of a node's container.
+    are downloaded. memory_bytes: the memory limit of a node's container. allowed: what the user allowed beyond the
+    closed list, as values of --allow.
     """
 
     image: ImagePlan
@@ -56,3 +57,4 @@ class ContainerPlan(Value):
     visible: dict[str, str]
     memory_bytes: int | None = None
     offline: bool = False
+    allowed: tuple[str, ...] = ()

@@ -9,11 +9,16 @@ from pydantic import Field, model_validator
 
 from levelfield.specs.base import Document, Value
 from levelfield.specs.case import Family, Precision
-from levelfield.specs.vendor import HOST_KIND
+from levelfield.specs.refusable import Refusable
+from levelfield.specs.vendor import HOST_KIND, NAME
 
-Parallelism = Literal["data", "tensor", "pipeline", "interleaved", "sequence", "zero1", "zero2", "zero3"]
+# uneven: the stages of a pipeline may differ by a layer; context: ranks share each sequence
+Parallelism = Literal[
+    "data", "tensor", "pipeline", "uneven", "interleaved", "sequence", "context", "zero1", "zero2", "zero3"
+]
 
 ANY_ACCELERATOR = "accelerator"
+ANY_KIND = "any"
 PythonVersion = tuple[int, int]
 
 _CLAUSE = re.compile(r"(>=|<)(\d+)\.(\d+)|(==)(\d+)\.(\d+)\.\*")
@@ -50,6 +55,8 @@ class Requirements(Value):
 
     @model_validator(mode="after")
     def _pinned(self) -> Requirements:
+        if strange := [p for p in (*self.packages, *self.optional) if not re.fullmatch(r"[A-Za-z0-9][ -~]*", p)]:
+            raise ValueError(f"packages: found {strange[0]!r}, expected a name and a version in one line")
         loose = [p for p in self.packages if "==" not in p]
         if loose:
             raise ValueError(f"packages: found {', '.join(loose)}, expected every version pinned with '=='")
@@ -84,11 +91,14 @@ class ImplementationFile(Document):
 
     conditions: by device kind, precisions that only some devices of the kind have, each with what such a device needs.
     The host offers them; the training checks its own device, and ends as unsupported without it.
+
+    refuses: by device kind, choices of a case or a tuning that the implementation does not have, each with the reason.
+    `any` means every kind. A plan with such a choice is refused before anything is made.
     """
 
     KIND: ClassVar[str] = "implementation"
 
-    framework: str
+    framework: str = Field(pattern=NAME)
     title: str
     version: str
     families: tuple[Family, ...]
@@ -96,6 +106,7 @@ class ImplementationFile(Document):
     conditions: dict[str, dict[Precision, str]] = Field(default_factory=dict)
     parallelism: dict[str, tuple[Parallelism, ...]]
     recompute: tuple[Literal["none", "selective", "full"], ...]
+    refuses: dict[str, dict[Refusable, str]] = Field(default_factory=dict)
     requirements: dict[str, Requirements]
     launch: Launch
 
@@ -115,6 +126,11 @@ class ImplementationFile(Document):
     def offered_parallelism(self, kind: str) -> tuple[Parallelism, ...]:
         """Return the kinds of parallelism that are supported on this device kind."""
         return self.parallelism.get(kind) or self.parallelism.get(_stand_in(kind), ())
+
+    def refusals(self, kind: str) -> dict[Refusable, str]:
+        """Return the refused choices on this device kind, each with the reason."""
+        own = self.refuses.get(kind, self.refuses.get(_stand_in(kind), {}))
+        return {**self.refuses.get(ANY_KIND, {}), **own}
 
 
 def _stand_in(kind: str) -> str:

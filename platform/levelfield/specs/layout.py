@@ -1,22 +1,31 @@
 """A parallel layout: the distribution of one training over devices, in every common notation.
 
-`data` is the whole data-parallel size. ZeRO (Rajbhandari et al., 2020) shards over `sharding_degree`
-of these ranks, and each shard has data / sharding_degree replicas (hybrid sharding).
+`data` is the whole data-parallel size. `context` ranks share each sequence: every one computes a part of its tokens.
+Both hold the same weights, so gradients are summed over data x context ranks. ZeRO (Rajbhandari et al., 2020) shards
+over `sharding_degree` of these, and each shard has data x context / sharding_degree replicas (hybrid sharding).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 
 from levelfield.errors import LayoutError
 from levelfield.specs.base import Value
 
-_PARTS = {"DP": "data", "TP": "tensor", "PP": "pipeline", "SH": "sharding_stage", "SP": "sharding_degree"}
-_PARTS_PATTERN = re.compile(r"(?:(?:DP|TP|PP|SH|SP)\d+)+", re.IGNORECASE)
+_PARTS = {
+    "DP": "data",
+    "CP": "context",
+    "TP": "tensor",
+    "PP": "pipeline",
+    "SH": "sharding_stage",
+    "SP": "sharding_degree",
+}
+_PART = rf"({'|'.join(_PARTS)})(\d+)"
+_PARTS_PATTERN = re.compile(rf"(?:{_PART})+", re.IGNORECASE)
 _PRODUCT_PATTERN = re.compile(r"(\d+)x(\d+)x(\d+)")
 _BATCH_PATTERN = re.compile(r"(\d+)n_(\d+)g_dp_(\d+)bs", re.IGNORECASE)
 
@@ -31,23 +40,53 @@ class Layout(Value):
     sequence_parallel: bool = False
     sharding_stage: int = Field(default=0, ge=0, le=3)
     sharding_degree: int = Field(default=1, ge=1)
+    context: int = Field(default=1, ge=1, le=MOST_RANKS)
 
     @property
     def world_size(self) -> int:
-        return self.data * self.tensor * self.pipeline
+        return self.gradient_ranks * self.tensor * self.pipeline
+
+    @property
+    def gradient_ranks(self) -> int:
+        """The ranks over which the gradient of a weight is summed: they hold the same weights and other tokens."""
+        return self.data * self.context
+
+    @property
+    def shards_a_part(self) -> bool:
+        """Whether states are sharded over a part of the ranks that could share them (hybrid sharding)."""
+        return self.sharding_stage > 0 and self.sharding_degree != self.gradient_ranks
+
+    @property
+    def in_words(self) -> str:
+        """`data 4 x tensor 2 x pipeline 1`, with context where it is above 1."""
+        context = f" x context {self.context}" if self.context > 1 else ""
+        return f"data {self.data}{context} x tensor {self.tensor} x pipeline {self.pipeline}"
+
+    @model_serializer(mode="wrap")
+    def _without_context_of_one(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave `context` out where it is 1, so that documents and digests from before it stay as they are."""
+        content: dict[str, Any] = handler(self)
+        if self.context == 1:
+            content.pop("context", None)
+        return content
 
     @model_validator(mode="after")
     def _consistent(self) -> Layout:
-        if self.data % self.sharding_degree:
-            raise ValueError(f"sharding_degree {self.sharding_degree} does not divide data-parallel size {self.data}")
+        if self.gradient_ranks % self.sharding_degree:
+            context = f" x context {self.context}" if self.context > 1 else ""
+            raise ValueError(
+                f"sharding_degree {self.sharding_degree} does not divide data-parallel size {self.data}{context}"
+            )
         if self.sharding_stage == 0 and self.sharding_degree > 1:
             raise ValueError(f"sharding_degree {self.sharding_degree} needs a sharding_stage of 1 to 3")
         return self
 
     def __str__(self) -> str:
-        """Return `DP4TP2PP1`, then `SH2SP4` for sharded states and `+seq` for sequence parallel."""
+        """Return `DP4TP2PP1`, with `CP2` after DP, `SH2SP4` for sharded states and `+seq` for sequence parallel."""
         sharding = f"SH{self.sharding_stage}SP{self.sharding_degree}" if self.sharding_stage else ""
-        return f"DP{self.data}TP{self.tensor}PP{self.pipeline}{sharding}{'+seq' if self.sequence_parallel else ''}"
+        context = f"CP{self.context}" if self.context > 1 else ""
+        seq = "+seq" if self.sequence_parallel else ""
+        return f"DP{self.data}{context}TP{self.tensor}PP{self.pipeline}{sharding}{seq}"
 
     def in_notation(self, notation: str, nodes: int = 1, micro_batch: int = 1) -> str:
         """Return the layout in one notation: levelfield, megatron, oneflow, paddle or osdi.
@@ -64,6 +103,8 @@ class Layout(Value):
         }
         if notation not in writers:
             raise LayoutError(f"unknown layout notation '{notation}'; known: levelfield, {', '.join(writers)}")
+        if self.context > 1:
+            raise LayoutError(f"{self}: the {notation} notation has no part for context parallelism")
         if self.sharding_stage and notation != "paddle":
             raise LayoutError(f"{self}: the {notation} notation has no part for sharded states; use another notation")
         return writers[notation]() + ("+seq" if self.sequence_parallel else "")
@@ -92,7 +133,7 @@ def parse_layout(text: str) -> LayoutText:
     """Read a layout in any notation of `in_notation`. Raises LayoutError.
 
     In Paddle's names with SH and SP, SP is the sharding degree, not sequence parallelism. A DP part beside them is
-    the whole data-parallel size. Without a DP part the sharding degree is the data-parallel size.
+    the whole data-parallel size. Without a DP part the sharding degree is data x context.
     """
     body, _, suffix = text.partition("+")
     if suffix not in ("", "seq"):
@@ -107,7 +148,8 @@ def parse_layout(text: str) -> LayoutText:
         return LayoutText(_from_parts(text, body, suffix))
     raise LayoutError(
         f"layout '{text}' has an unknown notation; write DP4TP2PP1, PP2DP4TP1, 8x1x4 (data x tensor x pipeline), "
-        "TP1PP1SH2SP8 (sharding stage and degree) or 1n_8g_dp_4bs, with +seq for sequence parallel"
+        "TP1PP1SH2SP8 (sharding stage and degree), DP2CP2TP2 (context parallel) or 1n_8g_dp_4bs, with +seq for "
+        "sequence parallel"
     )
 
 
@@ -119,7 +161,7 @@ def is_layout(text: str) -> bool:
 
 def _from_parts(text: str, body: str, suffix: str) -> Layout:
     fields: dict[str, int] = {}
-    for name, number in re.findall(r"(DP|TP|PP|SH|SP)(\d+)", body.upper()):
+    for name, number in re.findall(_PART, body.upper()):
         if _PARTS[name] in fields:
             raise LayoutError(f"layout '{text}': found {name} twice, expected it once")
         fields[_PARTS[name]] = int(number)
@@ -127,9 +169,10 @@ def _from_parts(text: str, body: str, suffix: str) -> Layout:
         raise LayoutError(
             f"layout '{text}': found SP, the sharding degree, without SH, the stage; for sequence parallel write +seq"
         )
-    fields.setdefault("data", fields.get("sharding_degree", 1))
+    context = fields.get("context", 1)
+    fields.setdefault("data", max(1, fields.get("sharding_degree", 1) // max(1, context)))
     if fields.get("sharding_stage") and "sharding_degree" not in fields:
-        fields["sharding_degree"] = fields["data"]
+        fields["sharding_degree"] = fields["data"] * context
     if fields.get("sharding_degree", 1) == 1:
         fields["sharding_stage"] = 0  # sharding over one rank is no sharding
     return _build(text, suffix, **fields)

@@ -52,8 +52,9 @@ LOCKED = (
     ),
     Locked(
         (
-            "steps", "window", "first_step", "last_step", "acceptance", "final_loss_below_fraction", "tail_steps",
-            "limits", "heartbeat_seconds", "step_seconds", "start_seconds", "evidence", "gradient_steps",
+            "steps", "window", "first_step", "last_step", "disturbance_limit", "acceptance",
+            "final_loss_below_fraction", "tail_steps", "limits", "heartbeat_seconds", "step_seconds", "start_seconds",
+            "evidence", "gradient_steps",
         ),
         ("train_iters", "max_steps", "warmup_iterations"),
         "who is measured does not choose what is measured, nor when a run counts as right or as hung",

@@ -73,6 +73,11 @@ class RunPaths:
         return self.root / "reference.json"
 
     @property
+    def certificate(self) -> Path:
+        """The certificate that the plan names, copied at the start."""
+        return self.root / "certificate.json"
+
+    @property
     def capture(self) -> Path:
         """The tensors of one step, if they were requested."""
         return self.root / "capture"

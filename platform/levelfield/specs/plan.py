@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from levelfield.specs.base import Document, Value
 from levelfield.specs.case import Scale, Work
+from levelfield.specs.certificate import CertificateUsed
 from levelfield.specs.chips import OverlayUsed
 from levelfield.specs.container import ContainerPlan
 from levelfield.specs.layout import Layout
@@ -73,7 +76,7 @@ class EnvironmentPlan(Value):
     """The Python that the training runs in. `requirements` empty: the user's own Python, used unchanged.
 
     made_with: the interpreter that creates the environment; None when the platform does not create it. lacking: the
-    reason why this machine cannot create it; only a plan that does not run has one.
+    reason why this machine cannot create it; only a plan that does not run has one. offline: no package index is used.
     """
 
     name: str
@@ -83,6 +86,7 @@ class EnvironmentPlan(Value):
     requirements: tuple[str, ...]
     digest: str
     lacking: str | None = None
+    offline: bool = False
 
 
 class CorpusUsed(Value):
@@ -120,7 +124,8 @@ class Plan(Document):
     origins: the source of each free field. predicted: the planner's best layouts, the chosen one first; empty where
     something else sets the layout. deviations: the differences from the request. entry: the suite's entry that
     this run is. refusal: the reason why the machine cannot run it. notices: what is known about the machine that does
-    not change the plan, such as a maker's tool that gave no answer; each as a sentence.
+    not change the plan, such as a maker's tool that gave no answer; each as a sentence. certificate: the certificate
+    that an aligned run needs; None where it needs none.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -157,11 +162,23 @@ class Plan(Document):
     entry: EntryUsed | None = None
     refusal: str | None = None
     notices: tuple[str, ...] = ()
+    certificate: CertificateUsed | None = None
     platform_version: str
 
     @property
     def world_size(self) -> int:
         return self.hardware.nodes * self.hardware.devices_per_node
+
+    @property
+    def variables_digest(self) -> str:
+        """The digest of the environment variables that the vendor or the user sets."""
+        variables = {**self.hardware.environment, **self.tuning.environment}
+        return "sha256:" + hashlib.sha256(json.dumps(variables, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def needs_certificate(self) -> bool:
+        """Whether the run is aligned only together with a certificate: it is not in fp32 at smoke scale."""
+        return self.scale != "smoke" or self.work.training.precision != "fp32"
 
 
 def job_of(plan: Plan, paths: RunPaths) -> dict[str, Any]:

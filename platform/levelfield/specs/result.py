@@ -16,6 +16,8 @@ from levelfield.specs.suite import EntryUsed
 
 Word = Literal["valid", "invalid", "oom", "failed", "timeout", "unsupported", "withheld", "not-run", "reference-only"]
 
+INTERRUPTED = "interrupted by the user"  # a reason
+
 COUNT: dict[str, JsonValue] = {"unit": "count"}
 RATIO: dict[str, JsonValue] = {"unit": "1"}
 SECONDS: dict[str, JsonValue] = {"unit": "s"}
@@ -30,11 +32,17 @@ class Status(Value):
     word: Word = Field(description="How the run ended, in one word. Only a `valid` run has a speed.")
     reasons: tuple[str, ...] = Field(default=(), description="Why the word is not `valid`; empty for a valid run.")
     failure: str | None = Field(
-        default=None, description="Class of the failure, for example `oom`, `killed`, `hang` or `environment`."
+        default=None,
+        description="Class of the failure, for example `oom`, `killed`, `hang`, `disturbed` or `environment`.",
     )
     evidence: str | None = Field(
         default=None, description="The line that shows the failure, and the steps done by then."
     )
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the user ended the run, also where a rank of it could not be ended."""
+        return self.failure == "interrupted" or (self.failure == "unkillable" and INTERRUPTED in self.reasons)
 
 
 class Figure(Value):
@@ -43,7 +51,7 @@ class Figure(Value):
     value: float | None = Field(
         description="The number; null when it is not known.", json_schema_extra={"unit": "as `unit` says"}
     )
-    unit: str = Field(description="The unit of `value`: `B`, `J`, `J/token`, `W` or `cores`.")
+    unit: str = Field(description="The unit of `value`: `B`, `J`, `J/token`, `W`, `cores` or `1`.")
     reason: str | None = Field(default=None, description="Why `value` is null.")
 
 
@@ -176,6 +184,57 @@ class OtherUse(Value):
     host_cores: int | None = Field(description="Cores that the platform may use.", json_schema_extra=COUNT)
 
 
+class ReadingAround(Value):
+    """What telemetry read during the slowest step, beside the whole window."""
+
+    what: str = Field(
+        description="`other programs`, `this run` (cores kept busy), `power`, `load` or `temperature` (of the devices)."
+    )
+    unit: str = Field(description="Unit of both values: `cores`, `W`, `1` or `degrees Celsius`.")
+    in_step: float | None = Field(
+        description="During the step: the mean over devices and readings; of a temperature the highest.",
+        json_schema_extra={"unit": "as `unit` says"},
+    )
+    in_window: float | None = Field(
+        description="The same over the whole window.", json_schema_extra={"unit": "as `unit` says"}
+    )
+    reason: str | None = Field(default=None, description="Why `in_step` is null.")
+
+
+class SlowestStep(Value):
+    """The slowest step of the window."""
+
+    step: int = Field(description="Number of the step.", json_schema_extra={"unit": "step number"})
+    seconds: float = Field(description="How long it lasted.", json_schema_extra=SECONDS)
+    over_median: float = Field(description="That over the median step.", json_schema_extra=RATIO)
+    after_seconds: float = Field(
+        description="When it began, counted from the beginning of the window.", json_schema_extra=SECONDS
+    )
+    began: str | None = Field(description="When it began, in UTC; null where telemetry did not record the time of day.")
+    telemetry: tuple[ReadingAround, ...] = Field(description="What telemetry read during the step.")
+
+
+class Disturbance(Value):
+    """What single steps cost the window. An outlier lasts more than twice the median step."""
+
+    slowest: SlowestStep = Field(description="The slowest step of the window, outlier or not.")
+    outliers: int = Field(description="Steps above twice the median.", json_schema_extra=COUNT)
+    lost: float = Field(
+        description="Part of the window that outliers lasted beyond the median.", json_schema_extra=RATIO
+    )
+    unexplained: float = Field(
+        description="The part of `lost` that the use of the cores by other programs does not explain.",
+        json_schema_extra=RATIO,
+    )
+    limit: float = Field(description="The largest `unexplained` of a valid run, by the case.", json_schema_extra=RATIO)
+    mean_over_median: float = Field(description="Mean step over median step.", json_schema_extra=RATIO)
+    platform_seconds: tuple[float, float] | None = Field(
+        description="How long the window lasted at least and at most on the platform's clock; null where not seen.",
+        json_schema_extra=SECONDS,
+    )
+    flags: tuple[str, ...] = Field(description="What to know about the above, each as a sentence; empty for nothing.")
+
+
 class Loss(Value):
     """Cross-entropy of the training."""
 
@@ -218,8 +277,11 @@ class AlignmentLayer(Value):
 class Alignment(Value):
     """Whether the training agrees with a reference."""
 
-    verdict: Literal["aligned", "diverged", "different", "inconclusive", "not comparable", "unchecked"] = Field(
-        description="The verdict on the training; see alignment.md."
+    verdict: Literal[
+        "aligned", "consistent", "diverged", "different", "inconclusive", "not comparable", "unchecked"
+    ] = Field(
+        description="The verdict on the training; see alignment.md. `consistent`: no layer differs, which in 16 bits "
+        "or at full scale shows little without a certificate."
     )
     reason: str = Field(description="Why, as a sentence.")
     reference: str | None = Field(
@@ -232,6 +294,16 @@ class Alignment(Value):
         description="FlagPerf's figure: mean relative difference of the losses from step 21 on. It decides nothing.",
         json_schema_extra=RATIO,
     )
+
+
+class CertificateFinding(Value):
+    """Whether the same training is aligned in fp32 at smoke scale."""
+
+    holds: bool = Field(description="Whether there is a certificate of this code, software, chip and kind of layout.")
+    reason: str | None = Field(default=None, description="Why none holds, as a sentence; null where it holds.")
+    run_id: str | None = Field(default=None, description="The run in fp32 at smoke scale that it rests on.")
+    made: str | None = Field(default=None, description="When it was made.")
+    digest: str | None = Field(default=None, description="Digest of the certificate.")
 
 
 class Result(Document):
@@ -263,6 +335,11 @@ class Result(Document):
         description="Micro-batches of one data-parallel rank in one step.", json_schema_extra=COUNT
     )
     recompute: str = Field(description="Which activations were computed again: `none`, `selective` or `full`.")
+    repeated: str | None = Field(
+        default=None,
+        description="What that repeats: `none`, `selective`, `selective-attention`, `full` or `full-except-down` "
+        "(all products of a layer but the last). HFU counts it.",
+    )
     compile: bool = Field(description="Whether the framework compiled the model.")
     parameters: int = Field(
         description="Parameters of the model at this scale, embeddings included.", json_schema_extra=COUNT
@@ -281,11 +358,22 @@ class Result(Document):
     )
     memory: Memory = Field(description="Memory of the worst rank or device.")
     energy: Energy = Field(description="Energy over the window.")
+    load: Figure | None = Field(
+        default=None,
+        description="Mean utilisation of the devices over the window, by the vendor's tool. It is the share of time in "
+        "which they did anything, not how much they did. Null for runs of an earlier version.",
+    )
     other_use: OtherUse | None = Field(
         default=None, description="What others used of the machine; null for runs that did not record it."
     )
+    disturbance: Disturbance | None = Field(
+        default=None, description="What single steps cost the window; null where the window is not complete."
+    )
     identity: Identity = Field(description="What makes two runs comparable.")
     alignment: Alignment = Field(description="Whether the training agrees with a reference.")
+    certificate: CertificateFinding | None = Field(
+        default=None, description="The certificate that an aligned run in 16 bits or at full scale needs; else null."
+    )
     deviations: tuple[str, ...] = Field(description="What differs from what was asked for, each as a sentence.")
     entry: EntryUsed | None = Field(default=None, description="Which entry of which suite this is; null outside one.")
     runtime: str = Field(default="process", description="What the ranks ran in: `process`, `docker` or `inside`.")
@@ -293,4 +381,12 @@ class Result(Document):
         default=(),
         description="What is known about the machine, or what the container engine refused, each as a sentence. "
         "A warning makes no run invalid.",
+    )
+    allowed: tuple[str, ...] = Field(
+        default=(), description="What the user allowed the container beyond the closed list; see security.md."
+    )
+    inherited: dict[str, str] = Field(
+        default={},
+        description="Variables by name that the training inherited from the user's shell and that can change it. "
+        "A value that looks like a secret is masked.",
     )

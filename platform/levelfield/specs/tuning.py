@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_serializer, model_validator
 
 from levelfield.specs.base import Document, Value
 from levelfield.specs.layout import Layout
 from levelfield.specs.locked_fields import reason, refuse_locked
+from levelfield.specs.variables import TuningVariables, masked
 
 Recompute = Literal["none", "selective", "full"]
 Attention = Literal["sdpa", "flash_attn"]
@@ -33,6 +34,26 @@ class Tuning(Value):
     threads: int | None = Field(default=None, ge=1)
     environment: dict[str, str] = Field(default_factory=dict)
 
+    @property
+    def parallelism(self) -> tuple[str, ...]:
+        """Return the kinds of parallelism that these fields need, by their names in implementation.yaml."""
+        layout = self.layout
+        needed = {
+            "tensor": layout.tensor > 1,
+            "pipeline": layout.pipeline > 1,
+            "interleaved": self.virtual_pipeline > 1,
+            "sequence": layout.sequence_parallel,
+            f"zero{layout.sharding_stage}": layout.sharding_stage > 0,
+            "data": layout.data > 1,
+            "context": layout.context > 1,
+        }
+        return tuple(name for name, used in needed.items() if used)
+
+    @field_serializer("environment")
+    def _without_secrets(self, variables: dict[str, str]) -> dict[str, str]:
+        """The value in memory is whole; no dump of it, and so no file, holds what looks like a secret."""
+        return masked(variables)
+
 
 class TuningChoice(Value):
     """The values of some free fields. None keeps the value of the previous choice."""
@@ -44,7 +65,7 @@ class TuningChoice(Value):
     compile: bool | None = None
     attention: Attention | None = None
     threads: int | None = Field(default=None, ge=1)
-    environment: dict[str, str] | None = None
+    environment: TuningVariables | None = None
 
     @model_validator(mode="before")
     @classmethod

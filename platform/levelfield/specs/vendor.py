@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from levelfield.specs.base import Document, Value
 from levelfield.specs.constants import AttentionKernel
 from levelfield.specs.tool import Discovery, Tool, VersionCommand
+from levelfield.specs.variables import ContainerVariables, VendorVariables
 
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # of a vendor or a framework: a part of file names and of Dockerfiles
 HOST_KIND = "cpu"  # the device kind of the host's own processors
 HOST_SHARE: Literal["host share"] = "host share"  # `device_is` of its devices
+DebianPackage = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*(=[A-Za-z0-9.+:~-]+)?$")]
 PeakDtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8"]
 
 
@@ -116,7 +119,7 @@ class FrameworkAccess(Value):
 class Mount(Value):
     """A folder or file of the host that a container needs, at the same path, read-only."""
 
-    path: str = Field(pattern="^/")
+    path: str = Field(pattern=r"^/[^:\x00-\x1f]*$")
     why: str = Field(min_length=3)
 
 
@@ -136,7 +139,7 @@ class ContainerAccess(Value):
     mounts: tuple[Mount, ...] = ()
     groups: tuple[str, ...] = ()
     engine_runtime: str | None = None
-    environment: dict[str, str] = Field(default_factory=dict)
+    environment: ContainerVariables = Field(default_factory=dict)
     renumbered: bool = False
     capabilities: dict[str, str] = Field(default_factory=dict)
     security_options: dict[str, str] = Field(default_factory=dict)
@@ -149,16 +152,17 @@ class ContainerAccess(Value):
 class Image(Value):
     """A base image. A digest fixes its content for ever; without one, `source` gives the origin of the tag.
 
+    Image, interpreter and packages become words of a Dockerfile, so they have neither blanks nor quotes.
     python: the interpreter in the image. python_version: the version that wheels are chosen for. system_packages:
     Debian packages to install first. has_framework: the image holds the framework, so the implementation's
     requirements are not installed.
     """
 
-    image: str = Field(min_length=1)
+    image: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$", max_length=300)
     digest: str | None = Field(default=None, pattern="^sha256:[0-9a-f]{64}$")
-    python: str = "python3"
+    python: str = Field(default="python3", pattern=r"^[A-Za-z0-9/][A-Za-z0-9._/+-]*$")
     python_version: str = Field(default="3.11", pattern=r"^3\.\d+$")
-    system_packages: tuple[str, ...] = ()
+    system_packages: tuple[DebianPackage, ...] = ()
     has_framework: bool = False
     source: str = Field(min_length=3)
 
@@ -181,7 +185,7 @@ class VendorFile(Document):
 
     KIND: ClassVar[str] = "vendor"
 
-    name: str
+    name: str = Field(pattern=NAME)
     title: str
     device_kind: str
     visible_devices_variable: str | None = None
@@ -189,7 +193,7 @@ class VendorFile(Document):
     chips: tuple[Chip, ...]
     container: ContainerAccess = ContainerAccess()
     images: dict[str, Image] = Field(default_factory=dict)
-    environment: dict[str, str] = Field(default_factory=dict)
+    environment: VendorVariables = Field(default_factory=dict)
     discovery: Discovery | None = None
     monitor: Tool | None = None
     software: dict[str, VersionCommand] = Field(default_factory=dict)

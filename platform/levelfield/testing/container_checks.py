@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from levelfield.contracts.vendor import ContainerOptions, Device
+from levelfield.plan.permissions import needs, places
 from levelfield.testing.findings import Fails, Missing, NotApplicable
 from levelfield.testing.subject import Subject
 
@@ -106,9 +107,11 @@ def privileges(subject: Subject) -> str:
         if name.upper().removeprefix("CAP_") in EVERYTHING:
             raise Fails(f"container.capabilities: {name} opens the whole host", "name only the needed capabilities")
     for path in shown.read_only_mounts:
-        if path.rstrip("/") in ("", *HOST_ITSELF) or path.endswith(".sock"):
+        if any(place in HOST_ITSELF or place.endswith(".sock") for place in places(path)):
             raise Fails(f"container.mounts: {path} is the host itself", "mount the folders of the driver alone")
-    return f"{len(shown.capabilities) + len(shown.security_options)} privilege(s), each with its reason"
+    said = f"{len(shown.capabilities) + len(shown.security_options)} privilege(s), each with its reason"
+    asked = " ".join(f"--allow '{need}'" for need in needs(shown))
+    return f"{said}; its containers start only with {asked}" if asked else said
 
 
 def images(subject: Subject) -> str:

@@ -11,10 +11,23 @@ from levelfield.errors import UsageError
 from levelfield.specs.tool import Tool
 
 _UUID = re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
-_LABELLED = re.compile(
-    r"(?i)\b(?:serial(?:[ _-]?(?:no|num(?:ber)?))?|uuid|guid|board[ _-]?id|asset[ _-]?tag|mac(?:[ _-]?address)?|"
-    r"host[ _-]?name|sn)\b\.?[\"']?\s*[:=]\s*[\"']?([A-Za-z0-9][A-Za-z0-9:._-]{3,})"
-)
+_MAC = re.compile(r"\b[0-9a-fA-F]{2}(?:([:-])[0-9a-fA-F]{2})(?:\1[0-9a-fA-F]{2}){4}\b")
+# What --redact replaces, in the words of its help and of docs/writing-a-vendor.md, by the label before the value: in
+# `Serial Number : X`, in `"serial_no": "X"`, in `<serial>X`, or as the heading of a column.
+LABELS = {
+    "serial numbers": r"serial(?:[ _-]?(?:no|num(?:ber)?))?|sn|s/n",
+    "UUIDs": r"uuid|guid",
+    "MAC addresses": r"mac(?:[ _-]?addr(?:ess)?)?",
+    "board ids": r"board[ _-]?id",
+    "asset tags": r"asset[ _-]?tag",
+    "host names": r"host[ _-]?name",
+    "IP addresses": r"ip(?:v[46])?(?:[ _-]?addr(?:ess)?)?",
+}
+_LABEL = "|".join(LABELS.values())
+_WORD = r"[A-Za-z0-9][A-Za-z0-9:._-]{3,}"
+_LABELLED = re.compile(rf"(?i)(?<![A-Za-z0-9])(?:{_LABEL})\b\.?[\"']?\s*[:=>]\s*[\"']?({_WORD})")
+_HEADING = re.compile(rf"(?i)(?:\w+[ _.-])*(?:{_LABEL})\.?")
+_SEPARATORS = (",", ";", "\t", "|")
 _BUS = re.compile(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]")
 _PREFIX = re.compile(r"[A-Za-z]+[-_ ]|")
 
@@ -42,14 +55,26 @@ def redacted(texts: Mapping[str, str], tools: Mapping[str, Tool]) -> dict[str, s
 
 
 def identities(text: str, tool: Tool | None) -> Iterator[str]:
-    """Return UUIDs, texts after a label such as Serial Number, identities by vendor.yaml, and this machine's name.
-    Bus addresses are not identities, because they are the same on every machine of a kind."""
-    yield from (match.group() for match in _UUID.finditer(text))
-    yield from (match[1] for match in _LABELLED.finditer(text) if not _UUID.search(match[1]))
+    """Return what LABELS name, UUIDs and MAC addresses without a label, identities by vendor.yaml, and this machine's
+    name. Bus addresses are not identities, because they are the same on every machine of a kind."""
+    yield from (match.group() for pattern in (_UUID, _MAC) for match in pattern.finditer(text))
+    found = (*(match[1] for match in _LABELLED.finditer(text)), *_in_columns(text))
+    yield from (word for word in found if not _UUID.search(word))
     words = [r.word("identity") for r in parse(tool, text).records.values()] if tool else []
     yield from (word for word in words if word and not _BUS.fullmatch(word) and not _UUID.search(word))
     if len(platform.node()) > 3 and platform.node() in text:
         yield platform.node()
+
+
+def _in_columns(text: str) -> Iterator[str]:
+    """Return the words of every column whose heading is a label, in a table of any separator."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    for separator in _SEPARATORS:
+        rows = [[cell.strip(" \"'") for cell in line.split(separator)] for line in lines]
+        for number, heading in enumerate(rows[0] if rows else []):
+            if len(rows[0]) > 1 and _HEADING.fullmatch(heading):
+                cells = (row[number] for row in rows[1:] if len(row) == len(rows[0]))
+                yield from (cell for cell in cells if re.fullmatch(_WORD, cell))
 
 
 def _mask(word: str, number: int) -> str:

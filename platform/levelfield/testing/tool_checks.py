@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 
+from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.readings import SAMPLED
 from levelfield.contracts.vendor import Device
 from levelfield.specs.vendor import VendorFile
@@ -132,9 +133,9 @@ def _with_short_limits(spec: VendorFile) -> VendorFile:
 
 
 def versions(subject: Subject) -> str:
-    """Check that the pattern of each recorded version finds the version."""
+    """Check that the pattern of each recorded version finds the version. An adapter.py may read versions by itself."""
     if not subject.spec.software:
-        raise NotApplicable("vendor.yaml has no software: runs will not record the driver's version")
+        return _adapters_versions(subject)
     known = {r.role.removeprefix("software.") for r in subject.recordings if r.role.startswith("software.")}
     if not known:
         names = ", ".join(f"recorded/software.{name}.txt" for name in subject.spec.software)
@@ -144,6 +145,17 @@ def versions(subject: Subject) -> str:
         if found[name].startswith("unreadable"):
             raise Fails(f"software.{name}: {found[name]}", "correct its pattern")
     return ", ".join(f"{name} {found[name]}" for name in sorted(known))
+
+
+def _adapters_versions(subject: Subject) -> str:
+    """Return the versions that adapter.py adds to those of every vendor. Raises NotApplicable where it adds none."""
+    every = DeclaredVendor(subject.spec.model_copy(update={"software": {}})).software()
+    own = {name: text for name, text in subject.over(subject.outputs).software().items() if name not in every}
+    if not own:
+        raise NotApplicable("vendor.yaml has no software: runs will not record the driver's version")
+    if bad := next((name for name, text in own.items() if text.startswith("unreadable")), None):
+        raise Fails(f"adapter.py: {bad} is {own[bad]}, with its tool's recording", "read it from the recorded output")
+    return "by adapter.py: " + ", ".join(f"{name} {text}" for name, text in own.items())
 
 
 def visible(subject: Subject) -> str:

@@ -1,4 +1,4 @@
-"""Tokenised corpora on disk, memory-mapped: Megatron's `.bin` and `.idx`, Paddle's `_ids.npy` and `_idx.npz`.
+"""Tokenised corpora on disk: Megatron's `.bin` and `.idx`, Paddle's `_ids.npy` and `_idx.npz`.
 
 Opening costs the same for every size: it checks headers, file sizes and the two ends of the index. The
 platform checks the whole index once (`levelfield.corpus.check`). Samples are windows of the flat tokens.
@@ -7,12 +7,12 @@ platform checks the whole index once (`levelfield.corpus.check`). Samples are wi
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from .faults import CorpusError
-from .mapping import TokenMap
+from .file_array import FileArray
 from .megatron import open_megatron
 from .order import Order
 from .paddle import open_paddle
@@ -24,17 +24,12 @@ if TYPE_CHECKING:
 
 
 class Corpus(NamedTuple):
-    """An open corpus: its kind, its prefix, its mapped tokens and its number of documents."""
+    """An open corpus: its kind, its prefix, its number of documents, and all its tokens in the file's integer type."""
 
     kind: str
     prefix: str
-    map: TokenMap
+    tokens: FileArray
     documents: int
-
-    @property
-    def tokens(self) -> NDArray[Any]:
-        """All tokens, flat and read-only, in the integer type of the file."""
-        return self.map.tokens
 
 
 def open_corpus(kind: str, prefix: str) -> Corpus:
@@ -42,8 +37,8 @@ def open_corpus(kind: str, prefix: str) -> Corpus:
     openers = {"megatron": open_megatron, "paddle": open_paddle}
     if kind not in openers:
         raise CorpusError(f"{prefix}: found corpus kind '{kind}', expected one of {', '.join(openers)}")
-    mapped, documents = openers[kind](prefix)
-    return Corpus(kind, prefix, mapped, documents)
+    tokens, documents = openers[kind](prefix)
+    return Corpus(kind, prefix, tokens, documents)
 
 
 class IndexedCorpus:
@@ -62,7 +57,7 @@ class IndexedCorpus:
         found = np.empty((len(places), self._length + 1), dtype=np.int64)
         starts = [place * self._length for place in places.tolist()]
         for start in starts:
-            self._corpus.map.announce(start, self._length + 1)
+            self._corpus.tokens.announce(start, self._length + 1)
         for row, start in zip(found, starts):
             row[:] = self._corpus.tokens[start : start + self._length + 1]
         self._check_vocabulary(found, places)

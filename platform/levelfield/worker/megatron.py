@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .faults import CorpusError
-from .mapping import TokenMap
+from .file_array import FileArray
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
@@ -24,25 +24,25 @@ _FRACTIONAL = {6: "float64", 7: "float32"}
 
 
 class Index(NamedTuple):
-    """The mapped parts of an index; `dtype` is the tokens' type."""
+    """The parts of an index; `dtype` is the tokens' type."""
 
     path: str
     dtype: Any
-    lengths: Any
-    pointers: Any
-    documents: Any
+    lengths: FileArray
+    pointers: FileArray
+    documents: FileArray
 
 
-def open_megatron(prefix: str) -> tuple[TokenMap, int]:
-    """Return the mapped tokens and the number of documents, at the same cost for every size. Raises CorpusError."""
+def open_megatron(prefix: str) -> tuple[FileArray, int]:
+    """Return the tokens and the number of documents, at the same cost for every size. Raises CorpusError."""
     index = open_index(prefix + ".idx")
     size = file_size(prefix + ".bin")
     check_ends(index, prefix + ".bin", size)
-    return _map_tokens(prefix + ".bin", index.dtype), len(index.documents) - 1
+    return _open_tokens(prefix + ".bin", index.dtype), len(index.documents) - 1
 
 
 def open_index(path: str) -> Index:
-    """Map the parts of the index at `path`. Raises CorpusError for a wrong header or size."""
+    """Open the parts of the index at `path`. Raises CorpusError for a wrong header or size."""
     size = file_size(path)
     dtype, sequences, documents = _read_header(path, size)
     expected = HEADER.size + 12 * sequences + 8 * documents
@@ -55,7 +55,7 @@ def open_index(path: str) -> Index:
         raise CorpusError(
             f"{path}: found {sequences} sequences and {documents} document indices, expected at least 1 and 2"
         )
-    return _map_index(path, dtype, sequences, documents)
+    return _parts(path, dtype, sequences, documents)
 
 
 def check_ends(index: Index, bin_path: str, bin_size: int) -> None:
@@ -75,14 +75,14 @@ def check_ends(index: Index, bin_path: str, bin_size: int) -> None:
         )
 
 
-def _map_tokens(path: str, dtype: Any) -> TokenMap:
-    """Map the whole file as tokens of `dtype`. Raises CorpusError when the last token is cut off."""
+def _open_tokens(path: str, dtype: Any) -> FileArray:
+    """Open the whole file as tokens of `dtype`. Raises CorpusError when the last token is cut off."""
     size = file_size(path)
     if size == 0 or size % dtype.itemsize:
         raise CorpusError(
             f"{path}: found {size} bytes, expected a positive multiple of {dtype.itemsize} ({dtype.name})"
         )
-    return TokenMap(path, dtype, 0, size // dtype.itemsize)
+    return FileArray(path, dtype, 0, size // dtype.itemsize)
 
 
 def file_size(path: str) -> int:
@@ -118,14 +118,13 @@ def _dtype(path: str, code: int) -> Any:
     return np.dtype(DTYPES[code])
 
 
-def _map_index(path: str, dtype: Any, sequences: int, documents: int) -> Index:
-    content = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+def _parts(path: str, dtype: Any, sequences: int, documents: int) -> Index:
     pointers = HEADER.size + 4 * sequences
     ends = pointers + 8 * sequences
     return Index(
         path,
         dtype,
-        content[HEADER.size : pointers].view("<i4"),
-        content[pointers:ends].view("<i8"),
-        content[ends : ends + 8 * documents].view("<i8"),
+        FileArray(path, "<i4", HEADER.size, sequences),
+        FileArray(path, "<i8", pointers, sequences),
+        FileArray(path, "<i8", ends, documents),
     )

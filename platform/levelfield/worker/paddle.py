@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .faults import CorpusError
-from .mapping import TokenMap
+from .file_array import FileArray
 from .megatron import file_size
 
 DTYPES = ("uint16", "int32", "int64")
@@ -26,12 +26,12 @@ class NpyHeader(NamedTuple):
     start: int
 
 
-def open_paddle(prefix: str) -> tuple[TokenMap, int]:
-    """Return the mapped tokens and the number of documents, at the same cost for every size. Raises CorpusError."""
+def open_paddle(prefix: str) -> tuple[FileArray, int]:
+    """Return the tokens and the number of documents, at the same cost for every size. Raises CorpusError."""
     documents = read_lens_header(prefix + "_idx.npz").shape[0]
     path = prefix + "_ids.npy"
     header = _read_ids_header(path)
-    return TokenMap(path, header.dtype, header.start, header.shape[0]), documents
+    return FileArray(path, header.dtype, header.start, header.shape[0]), documents
 
 
 def read_lens_header(path: str) -> NpyHeader:

@@ -69,6 +69,39 @@ def test_a_kernel_and_a_program_change_the_prediction(capsys: pytest.CaptureFixt
     assert rates[1] > rates[0] > rates[2]
 
 
+def test_context_parallelism_is_predicted_and_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = (*CASE, "--framework", "megatron", "--layout", "DP4CP2SH1", "--micro-batch", "1")
+    text = " ".join(said(capsys, *asked).split())
+    assert "assumed: context, which megatron does not offer here; predicted only" in text
+    assert "DP4CP2TP1PP1SH1SP8 1 1 " in text
+    found = json.loads(said(capsys, *asked, "--json"))
+    assert found["rows"][0]["needs_what_is_not_offered"] == ["context"]
+    assert "context, which megatron does not offer here; predicted only" in found["assumed"]
+
+
+def test_rows_that_a_framework_does_not_offer_are_beyond(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = (*CASE, "--nodes", "2", "--framework", "megatron", "--beyond", "2")
+    text = said(capsys, *asked)
+    assert "megatron does not offer context parallelism or hybrid sharding" in " ".join(text.split())
+    rows = [line for line in text.splitlines() if line.split()[-1:] in (["context"], ["hybrid"], ["both"])]
+    assert len(rows) == 2 and max(map(len, text.splitlines())) <= 80
+    found = json.loads(said(capsys, *asked, "--json"))
+    assert len(found["not_offered"]) == 2
+    assert all(row["needs_what_is_not_offered"] for row in found["not_offered"])
+    assert all(not row["needs_what_is_not_offered"] for row in found["rows"])
+    assert json.loads(said(capsys, *asked[:-2], "--json"))["not_offered"] == []
+
+
+def test_a_precision_that_a_run_may_not_choose_can_be_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("gpt2_medium", "--chip", "A100", "--layout", "DP8", "--micro-batch", "1", "--json")
+    found = {p: json.loads(said(capsys, *asked, "--precision", p)) for p in ("fp32", "tf32", "bf16")}
+    rates = [found[p]["rows"][0]["tokens_per_second_per_device"] for p in ("fp32", "tf32", "bf16")]
+    assert rates == sorted(rates) and rates[1] > 2 * rates[0]
+    assert found["tf32"]["precision"] == "tf32" and "TF32" in found["tf32"]["assumed"][0]
+    assert found["tf32"]["rows"][0]["memory_bytes"] == found["fp32"]["rows"][0]["memory_bytes"]
+    assert "of the tf32 peak" in " ".join(said(capsys, *asked[:-1], "--precision", "tf32").split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -79,6 +112,9 @@ def test_a_kernel_and_a_program_change_the_prediction(capsys: pytest.CaptureFixt
         ((*CASE, "--program", "ours"), "known: llm_foundry"),
         ((*CASE, "--overlap", "1.5"), "expected a share from 0 to 1"),
         ((*CASE, "--micro-batch", "0"), "--micro-batch: found 0"),
+        (("gpt2_medium", "--chip", "V100", "--precision", "tf32"), "no published tf32 peak"),
+        (("gpt2_medium", "--chip", "cpu", "--precision", "tf32"), "a host's processors have no TF32"),
+        (("llama3_8b", "--chip", "A100", "--layout", "CP3", "--devices", "3"), "cannot be cut over 2 x context 3"),
         (("gpt3_6.7B", "--chip", "A100", "--framework", "oneflow"), "found precision fp16, expected one of fp32"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from argparse import ArgumentTypeError
@@ -19,6 +20,7 @@ from levelfield.cli.arguments import COMMANDS, parser_of, size_in_bytes
 from levelfield.cli.descriptions import DESCRIPTIONS
 from levelfield.cli.main import main
 from levelfield.run.runner import finish
+from levelfield.rundir import directory
 from levelfield.specs.paths import RunPaths
 from plans import PLUGINS, ROOT
 from recorded_runs import break_off, fail
@@ -236,7 +238,7 @@ def test_a_dry_run_in_containers_shows_what_each_is_given(command: Command) -> N
     assert "network none, no memory limit" in shown and "ASCEND_RT_VISIBLE_DEVICES" not in shown
 
 
-@pytest.mark.parametrize("option", [("--offline",), ("--base-image", "x"), ("--container-memory", "8G")])
+@pytest.mark.parametrize("option", [("--base-image", "x"), ("--container-memory", "8G")])
 def test_options_of_containers_are_refused_elsewhere(option: tuple[str, ...], command: Command) -> None:
     done = command("--case", "tiny:fake:F1", *option)
     assert done.code == 2 and f"{option[0]}: found no --runtime docker" in done.err
@@ -342,6 +344,73 @@ def test_collect_makes_the_result_again_and_check_finds_an_edit(command: Command
 
 def test_check_without_a_result_is_refused_and_writes_nothing(command: Command, run: RunPaths) -> None:
     assert command("collect", "latest", "--check").code == 4 and not run.result.exists()
+
+
+def live(run: RunPaths) -> RunPaths:
+    """A second run beside this one, which goes on: this process wrote its status."""
+    other = RunPaths(Path(shutil.copytree(run.root, run.root.with_name("20260103T000000Z_tiny_fake_fake_live"))))
+    directory.write_status(other, "running", "running")
+    return other
+
+
+@pytest.mark.parametrize("words", [("report",), ("collect",), ("collect", "--check"), ("align",), ("diagnose",)])
+def test_a_run_that_goes_on_is_left_alone_and_called_running(
+    command: Command, run: RunPaths, words: tuple[str, ...]
+) -> None:
+    other = live(run)
+    before = {path: path.read_bytes() for path in other.root.rglob("*") if path.is_file()}
+    done = command(words[0], "latest", *words[1:], *(["--reference", "abcdef"] if words == ("align",) else []))
+    assert (done.code, done.out) == (2, "")
+    assert f"{other.root.name} is running (process {os.getpid()} of " in done.err and "Wait for its end" in done.err
+    assert {path: path.read_bytes() for path in other.root.rglob("*") if path.is_file()} == before
+
+
+def test_a_reference_is_not_made_of_a_run_that_goes_on(command: Command, run: RunPaths) -> None:
+    live(run)
+    done = command("references", "promote", "latest", "--why", "a test")
+    assert done.code == 2 and "is running" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"), [(("report", "--format", "csv"), ",tiny,"), (("collect",), "abcdef: valid")]
+)
+def test_runs_beside_one_that_is_damaged_absent_or_running_are_still_reported(
+    command: Command, run: RunPaths, words: tuple[str, ...], says: str
+) -> None:
+    damaged = Path(shutil.copytree(run.root, run.root.with_name("20260104T000000Z_tiny_fake_fake_torn")))
+    (damaged / "plan.json").write_bytes(run.plan.read_bytes()[:100])
+    other = live(run)
+    done = command(words[0], "torn", "yesterday", "abcdef", "live", *words[1:])
+    assert done.code == 2 and says in done.out
+    assert f"{damaged / 'plan.json'}: not valid json" in done.err and f"{other.root.name} is running" in done.err
+    assert "unknown run 'yesterday'" in done.err
+
+
+def test_private_tables_are_not_made_without_a_damaged_run(command: Command, run: RunPaths) -> None:
+    (Path(shutil.copytree(run.root, run.root.with_name("torn"))) / "plan.json").write_text("{}")
+    done = command("report", "abcdef", "torn", "--withhold", "throughput")
+    assert (done.code, done.out) == (2, "") and "torn/plan.json" in done.err
+
+
+@pytest.mark.parametrize("check", [(), ("--check",)])
+def test_every_run_is_collected_before_a_difference_ends_the_command(
+    command: Command, run: RunPaths, check: tuple[str, ...]
+) -> None:
+    finish(run)
+    second = RunPaths(Path(shutil.copytree(run.root, run.root.with_name("second"))))
+    run.result.write_text("{}")
+    done = command("collect", "abcdef", "second", *check)
+    assert done.code == (4 if check else 0)
+    assert (f"{second.result}: the raw files give the same" if check else "abcdef: valid") in done.out
+
+
+def test_list_names_a_run_whose_platform_was_killed(command: Command, run: RunPaths) -> None:
+    directory.write_status(run, "running", "running")
+    status = json.loads(run.status.read_text())
+    assert "running: running" in command("list", "runs").out
+    status["platform"]["started"] += 1
+    run.status.write_text(json.dumps(status))
+    assert "the platform was killed" in " ".join(command("list", "runs").out.split())
 
 
 # -- faults

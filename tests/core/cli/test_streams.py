@@ -22,6 +22,7 @@ def shell(command: str, runs: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, env={**os.environ, **own}, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize(
     "to",
     [

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 from levelfield.judge.collector import collect
+from levelfield.judge.status import judge
 from levelfield.report.markdown import run_report
 from levelfield.rundir import directory
 from levelfield.rundir.follower import Follower
+from levelfield.rundir.raw_files import read_raw
 from levelfield.specs.paths import RunPaths
 from recorded_runs import record_run
 
@@ -70,6 +72,15 @@ def test_no_value_in_any_place_is_a_fault(name: str, run: RunPaths) -> None:
             assert run_report(collect(run), plan)
             tried += 1
     assert tried > 30
+
+
+@pytest.mark.parametrize("cause", ["exited", "rank-failed", "hang", "interrupted", "nonsense"])
+def test_no_value_in_an_outcome_is_a_fault_whatever_the_cause(cause: str, run: RunPaths) -> None:
+    plan = directory.read_plan(run)
+    for key in ("ends", "evidence", "extra"):
+        for value in (*HOSTILE, "[7]", "[[]]", "[{}]", '[{"rank": 0, "signal": []}]', '{"a": 1}'):
+            run.outcome.write_text(f'{{"cause": "{cause}", "{key}": {value}}}')
+            assert judge(plan, read_raw(run), run).word != "valid" or cause in ("exited", "nonsense")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from levelfield.measure.raw_facts import GradientShare, StepRecord
 from levelfield.rundir.directory import read_plan, write_atomically
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from recorded_runs import change_steps, edit
 
@@ -40,9 +41,25 @@ def reference(run: RunPaths, twin: RunPaths) -> Reference:
 @pytest.fixture
 def twin(run: RunPaths, tmp_path: Path) -> RunPaths:
     """Another run of the same, a millionth apart."""
-    other = RunPaths(Path(shutil.copytree(run.root, tmp_path / "runs" / "20260102T030406Z_tiny_fake_fake_twin00")))
-    scale_losses(other, 1 + 1e-6)
+    return copied(run, tmp_path, "20260102T030406Z_tiny_fake_fake_twin00", 1 + 1e-6)
+
+
+def copied(run: RunPaths, folder: Path, name: str, factor: float = 1.0, **plan: object) -> RunPaths:
+    """A copy of the run under another name, with its losses times `factor` and changes of its plan."""
+    other = RunPaths(Path(shutil.copytree(run.root, folder / "runs" / name)))
+    found = read_plan(other).model_copy(update={"run_id": name})
+    write_atomically(other.plan, dump(changed_plan(found, **plan)))
+    scale_losses(other, factor)
     return other
+
+
+def changed_plan(plan: Plan, micro_batch: int | None = None, framework: str | None = None) -> Plan:
+    if micro_batch:
+        plan = plan.model_copy(update={"tuning": plan.tuning.model_copy(update={"micro_batch": micro_batch})})
+    if framework:
+        used = plan.implementation.model_copy(update={"framework": framework})
+        plan = plan.model_copy(update={"implementation": used})
+    return plan
 
 
 def scale_losses(run: RunPaths, factor: float, first: int = 1) -> None:
@@ -61,7 +78,8 @@ def verdict(run: RunPaths, reference: Reference):
 def test_a_run_is_aligned_with_itself_and_within_the_noise(run, twin, reference):
     assert verdict(run, reference).verdict == "aligned"
     found = verdict(twin, reference)
-    assert (found.verdict, len(found.layers)) == ("aligned", 4) and "4 times" in found.limits
+    assert (found.verdict, len(found.layers)) == ("aligned", 5)
+    assert "tolerance limit of 1 row (1 repeat)" in found.limits
 
 
 @pytest.mark.parametrize(("factor", "first", "word"), [(1.003, 1, "different"), (1.003, 8, "diverged")])
@@ -119,6 +137,114 @@ def test_noise_of_other_work_is_refused(twin, reference):
         with_noise(reference.model_copy(update={"identity": changed}), twin)
 
 
+# ---- what may become noise
+
+
+@pytest.fixture
+def known(run, reference, tmp_path) -> Reference:
+    """A reference with five rows, each a millionth away at most."""
+    for size in range(3, 7):
+        name = f"20260102T03040{size}Z_tiny_fake_fake_known{size}"
+        other = copied(run, tmp_path, name, 1 + size * 1.5e-7, micro_batch=size)
+        reference = with_noise(reference, other)
+    return reference
+
+
+def test_a_run_that_differs_does_not_make_itself_aligned(run, twin, known, tmp_path):
+    scale_losses(twin, 1.003, first=8)
+    with pytest.raises(GateFailed) as caught:
+        with_noise(known, twin)
+    for words in (
+        "twin00 is diverged from tiny_smoke_fp32: curve 3.0e-03, limit ",
+        "loss of step",
+        "--replace --why",
+        "diagnose",
+    ):
+        assert words in str(caught.value)
+    assert verdict(twin, known).verdict == "diverged"
+    forced = with_noise(known, twin, why="a new kernel")
+    assert [row.why for row in forced.noise if row.why] == ["a new kernel"]
+    found = verdict(twin, forced)
+    assert found.verdict == "aligned" and "1 of them recorded with --replace" in found.limits
+
+
+@pytest.mark.parametrize(("factor", "holds"), [(1 + 1e-6, True), (1 + 1e-5, False), (1.003, False), (0.997, False)])
+def test_the_first_noise_has_a_ceiling(run, factor, holds, tmp_path):
+    first, other = reference_from(run, "the test's"), copied(run, tmp_path, "other", factor)
+    if holds:
+        assert len(with_noise(first, other).noise) == 1
+        return
+    with pytest.raises(GateFailed, match=r"first step .*limit 2.0e-06.*fewer than 5 rows of noise"):
+        with_noise(first, other)
+
+
+def test_the_first_noise_is_of_the_references_own_framework(run, known, tmp_path):
+    other = copied(run, tmp_path, "other", framework="elsewhere")
+    with pytest.raises(GateFailed, match=r"with elsewhere.*must be of the reference's own framework \(found 0\)"):
+        with_noise(reference_from(run, "the test's"), other)
+    assert "1 framework" in verdict(other, with_noise(known, other)).limits
+
+
+def test_a_reference_is_no_noise_of_its_own(run, reference):
+    with pytest.raises(UsageError, match="made from"):
+        with_noise(reference, run)
+
+
+def test_a_row_keeps_who_and_what_varied_and_every_difference(run, known):
+    row = next(row for row in known.noise if "micro-batch 5" in row.changed)
+    assert len(row.losses) == read_plan(run).work.training.steps and max(row.losses) == pytest.approx(
+        row.curve, rel=0.01
+    )
+    assert set(row.gradients) == {1} and "mlp.up.weight" in row.gradients[1]
+    assert row.by and row.recorded and row.hardware and row.why is None
+    assert "5 rows (4 micro-batch, 1 repeat)" in verdict(run, known).limits
+
+
+def test_a_run_recorded_twice_has_one_row(twin, reference):
+    assert len(with_noise(reference, twin).noise) == len(reference.noise) == 1
+
+
+def test_rows_of_older_references_are_read_as_maxima(twin, run, reference):
+    content = json.loads(dump(reference))
+    row = content["noise"][0]
+    for key in ("losses", "gradients", "weights", "hardware", "by", "recorded", "why"):
+        del row[key]
+    del content["weights"], content["settings"]
+    write_atomically(run.reference, json.dumps(content))
+    found = collect(run).alignment
+    assert found.verdict == "aligned" and "1 row (1 threads or micro-batch)" in found.limits
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--replace"], 2, "give the reason"),
+        (["--replace", "--why", " "], 2, "give the reason"),
+        (["--why", "x"], 2, "--why gives the reason of --replace"),
+        ([], 4, "is different from tiny_smoke_fp32"),
+        (["--replace", "--why", "new kernels"], 0, ""),
+    ],
+)
+def test_references_noise_refuses_and_keeps_the_file(twin, reference, arguments, code, words, tmp_path, capsys):
+    path = plugin_reference(tmp_path, reference.model_copy(update={"noise": ()}))
+    before = path.read_text()
+    scale_losses(twin, 1.003)
+    asked = ["references", "noise", reference.name, str(twin.root), "--plugins", str(tmp_path / "plugins"), *arguments]
+    assert main(asked) == code
+    assert words in " ".join(capsys.readouterr().err.split())
+    assert (path.read_text() == before) == (code != 0)
+    if code == 0:
+        assert main(["references", "list", "--plugins", str(tmp_path / "plugins")]) == 0
+        assert "new kernels" in capsys.readouterr().out
+
+
+def plugin_reference(folder: Path, reference: Reference) -> Path:
+    path = folder / "plugins" / "configs" / "references" / f"{reference.name}.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(dump(reference))
+    return path
+
+
 def test_a_run_that_fails_against_the_present_reference_is_not_promoted_unless_told(twin, reference):
     scale_losses(twin, 1.003)
     write_atomically(twin.reference, dump(reference))
@@ -139,7 +265,8 @@ def test_a_damaged_reference_is_named(run, reference, monkeypatch, capsys):
 def test_align_says_each_layer_and_exits_4_unless_aligned(run, twin, capsys):
     assert main(["align", str(twin.root), "--reference", str(run.root), "--json"]) == 4
     found = json.loads(capsys.readouterr().out)
-    assert found["verdict"] == "inconclusive" and [x["passed"] for x in found["layers"]] == [None, None, None, True]
+    assert found["verdict"] == "inconclusive"
+    assert [x["passed"] for x in found["layers"]] == [None, None, None, True, None]
     scale_losses(twin, float("nan"), first=30 if read_plan(run).work.training.steps >= 30 else 3)
     assert main(["align", str(twin.root), "--reference", str(run.root)]) == 4
     assert capsys.readouterr().out.startswith("diverged: first at step")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from levelfield.judge.collector import collect
+from levelfield.rundir import directory
 from levelfield.rundir.directory import write_json
+from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Result, Status
 from recorded_runs import Event, break_off, change_steps, edit, fail
@@ -22,6 +25,17 @@ def test_a_whole_run_is_valid(run: RunPaths) -> None:
     assert status(run) == Status(word="valid")
 
 
+def test_a_run_without_final_weights_is_valid_as_older_ones_are(run: RunPaths) -> None:
+    for rank in (0, 1):
+        edit(run.events / f"rank{rank}.jsonl", lambda events: [e for e in events if e["event"] != "final_weights"])
+    assert status(run) == Status(word="valid")
+
+
+def test_replicas_may_differ_by_rounding(run: RunPaths) -> None:
+    final(times(1 + 1e-6))(run)
+    assert status(run) == Status(word="valid")
+
+
 # -- runs that ended well and are not right
 
 
@@ -30,7 +44,8 @@ def steps(change: Callable[[list[Event]], list[Event]]) -> Plant:
 
     def apply(events: list[Event]) -> list[Event]:
         first = next(i for i, e in enumerate(events) if e["event"] == "step")
-        return [*events[:first], *change(events[first:-1]), events[-1]]
+        last = next(i for i, e in enumerate(events) if e["event"] == "final_weights")
+        return [*events[:first], *change(events[first:last]), *events[last:]]
 
     return lambda run: edit(run.events / "rank1.jsonl", apply)
 
@@ -64,6 +79,20 @@ def other_weights(run: RunPaths) -> None:
     edit(run.events / "rank1.jsonl", change)
 
 
+def final(change: Callable[[list[Any]], Any]) -> Plant:
+    """Change the parameters of rank 1's final weights in place."""
+
+    def apply(events: list[Event]) -> list[Event]:
+        change(next(e for e in events if e["event"] == "final_weights")["parameters"])
+        return events
+
+    return lambda run: edit(run.events / "rank1.jsonl", apply)
+
+
+def times(factor: float) -> Callable[[list[Any]], Any]:
+    return lambda rows: rows[0].__setitem__(3, [factor**2 * rows[0][3][0], *(factor * x for x in rows[0][3][1:])])
+
+
 def without(kind: str) -> Plant:
     return lambda run: edit(run.events / "rank1.jsonl", lambda events: [e for e in events if e["event"] != kind])
 
@@ -94,6 +123,21 @@ INVALID: dict[str, tuple[Plant, str]] = {
     "the same tokens": (everywhere(tokens_checksum=5), "data: step 1: two data ranks read"),
     "ms for ns": (lambda run: change_steps(run, milliseconds), "clock: ranks' windows last differently"),
     "other weights": (other_weights, "weights: embedding.weight: ranks 0 and 1 hold different values"),
+    "drifted replicas": (final(times(1.01)), "final weights: embedding.weight: ranks 0 and 1 hold different values"),
+    "turned replicas": (final(times(-1)), "final weights: embedding.weight: ranks 0 and 1 hold different values"),
+    "nan in final weights": (
+        final(lambda rows: rows[0].__setitem__(3, ["nan"] * 5)),
+        "final weights: embedding.weight: ranks 0 and 1 hold different values",
+    ),
+    "fewer sums": (
+        final(lambda rows: rows[0].__setitem__(3, rows[0][3][:3])),
+        "final weights: embedding.weight: ranks 0 and 1 hold different values",
+    ),
+    "final weights cut": (
+        final(lambda rows: rows[0].__setitem__(2, [[0, 64], [0, 8]])),
+        "final weights: embedding.weight: slices",
+    ),
+    "final weights of one rank": (without("final_weights"), "final weights: rank 1 reports no weights"),
     "no weights": (without("weights"), "weights: rank 1 reports no weights"),
     "broken line": (broken_line, "raw files: rank1.jsonl line 6: not an event"),
     "no end": (without("end"), "rank 1 did not write its end"),
@@ -140,6 +184,24 @@ def test_a_workers_error_gives_the_word(run: RunPaths, error_class: str, expecte
     assert word(found) == expected and found.status.reasons == ("it went wrong",)
     assert found.status.evidence == "rank 1: SomeError: it went wrong; 7 steps were finished"
     assert found.steps_done == 7 and found.loss.first == pytest.approx(3.6) and found.throughput is None
+
+
+@pytest.mark.parametrize("has_event", [True, False])
+def test_a_framework_that_lost_a_package_says_how_its_environment_is_made_again(run: RunPaths, has_event: bool) -> None:
+    plan = directory.read_plan(run)
+    folder = plan.environment.model_copy(update={"folder": "/somewhere/.venvs/fake-cpu"})
+    run.plan.write_text(dump(plan.model_copy(update={"environment": folder})))
+    message = "No module named 'numpy'"
+    break_off(
+        run, 7, {"class": "environment", "message": message, "type": "ModuleNotFoundError"} if has_event else None
+    )
+    (run.logs / "rank1.log").write_text(f"ModuleNotFoundError: {message}\n")
+    fail(run)
+    found = status(run)
+    assert (found.word, found.failure) == ("failed", "environment") and message in (found.evidence or "")
+    assert found.reasons[1:] == (
+        "if /somewhere/.venvs/fake-cpu has lost a package, remove that folder: the next run makes it again",
+    )
 
 
 def test_a_cause_comes_before_what_follows_from_it(run: RunPaths) -> None:
@@ -217,6 +279,7 @@ def test_without_an_event_the_logs_last_line_is_the_evidence(
         ("interrupted", "interrupted by the user", ("failed", "interrupted"), "7 steps were finished"),
         ("environment", "pip ended with 1", ("failed", "environment"), "pip ended with 1"),
         ("launch-error", "/no/python: No such file", ("failed", "launch"), "/no/python: No such file"),
+        ("corpus", "books: was overwritten", ("failed", "corpus"), "books: was overwritten"),
     ],
 )
 def test_what_the_platform_saw_gives_the_word(
@@ -227,6 +290,26 @@ def test_what_the_platform_saw_gives_the_word(
     found = collect(run)
     assert word(found) == expected and says in (found.status.evidence or "")
     assert found.steps_done == 7 and found.throughput is None
+
+
+@pytest.mark.parametrize(
+    ("cause", "evidence", "reason", "interrupted"),
+    [
+        ("hang", "rank 1 gave no heartbeat for 31 s", "the run hung", False),
+        ("interrupted", "interrupted by the user", "interrupted by the user", True),
+        ("rank-failed", "rank 0 ended with exit code 1", "a rank failed", False),
+    ],
+)
+def test_a_rank_that_cannot_be_ended_has_a_word_and_its_process_is_named(
+    run: RunPaths, cause: str, evidence: str, reason: str, interrupted: bool
+) -> None:
+    break_off(run, 7)
+    fail(run, cause=cause, evidence=evidence, exit_code=None, stopped_by_us=True, process=4711, state="D")
+    found = collect(run)
+    assert word(found) == ("failed", "unkillable") and found.throughput is None and found.steps_done == 7
+    assert found.status.reasons == ("a rank cannot be ended", reason)
+    assert (found.status.evidence or "").startswith("rank 1 (process 4711, state D) did not end by SIGKILL; ")
+    assert found.status.is_interrupted is interrupted
 
 
 def test_without_an_outcome_and_steps_the_run_was_not_run(run: RunPaths) -> None:

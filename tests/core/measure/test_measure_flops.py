@@ -167,6 +167,24 @@ def test_recomputation_enters_hfu_and_never_mfu() -> None:
     assert flops_per_token("6n", llama, 8192, recompute="full") > 6 * 8.03e9
 
 
+@pytest.mark.parametrize("name", ["llama3_8b", "gpt3_6.7B"])
+def test_a_product_that_is_not_repeated_is_not_counted(name: str) -> None:
+    found = model(name)
+    down = 2 * found.layers * found.hidden_size * found.ffn_hidden_size
+    for formula in ("megatron", "palm", "6n"):
+        full, less = (
+            flops_per_token(formula, found, 2048, recompute=kind)  # type: ignore[arg-type]
+            for kind in ("full", "full-except-down")
+        )
+        assert full - less == down
+
+
+def test_the_published_formula_counts_whole_layers_for_both_kinds() -> None:
+    shape = gpt(ONEFLOW[0])
+    full, less = (flops_per_token("megatron-2021", shape, 2048, recompute=k) for k in ("full", "full-except-down"))
+    assert full == less
+
+
 def test_what_a_formula_cannot_say_is_null_with_a_reason() -> None:
     llama, gpt3, peaks = model("llama3_8b"), model("gpt3_6.7B"), PeakRange(A100)
     for found in (

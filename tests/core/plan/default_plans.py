@@ -27,6 +27,7 @@ from levelfield.plan.resolution import resolve
 from levelfield.specs.plan import Plan
 
 FILE = Path(__file__).with_name("default_plans.json")
+PARALLELISM = r"(data|tensor|pipeline|interleaved|sequence|context|zero\d|recomputation)\b"
 DEVICES, NODES = (1, 2, 4, 8), (1, 2, 4)
 IMPOSSIBLE = "no layout of"  # devices is possible: the sizes of the case do not divide
 
@@ -44,8 +45,7 @@ def outcome(registry: Registry, text: str) -> str:
     try:
         plan = resolve(place(registry, Entry(text, UserRequest(assume=True))), "default")
     except NotHere as error:
-        parallelism = re.search(r"(data|tensor|pipeline|interleaved|sequence|zero\d|recomputation)\b", str(error))
-        return f"error: {error}" if parallelism else "refused: the framework does not offer it"
+        return f"error: {error}" if re.search(PARALLELISM, str(error)) else "refused: the framework does not offer it"
     except LayoutError as error:
         return "refused: nothing divides" if str(error).startswith(IMPOSSIBLE) else f"error: {error}"
     except UsageError as error:

@@ -32,6 +32,8 @@ def cut(text: str, devices: int, offered: tuple[str, ...] = ALL, micro_batch: in
         ("DP220TP2PP1SH1SP220+seq", 2, "DP1TP2PP1+seq"),
         ("DP220TP2PP1SH1SP220+seq", 8, "DP4TP2PP1SH1SP4+seq"),
         ("DP1TP1PP1", 2, "DP1TP1PP1"),
+        ("DP4CP2TP1PP1", 4, "DP2CP2TP1PP1"),
+        ("DP1CP8TP1PP1SH1SP8", 2, "DP1CP2TP1PP1SH1SP2"),
     ],
 )
 def test_the_largest_goes_first_and_a_pipeline_goes_last(text: str, devices: int, expected: str) -> None:

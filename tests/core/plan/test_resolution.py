@@ -122,7 +122,11 @@ def test_without_a_layout_all_devices_are_data_parallel(plan_for: Make) -> None:
 
 def test_a_layout_says_how_many_devices_there_are(plan_for: Make) -> None:
     plan = plan_for("tiny:torch:cpu", layout="DP2TP2PP2", scale="smoke")
-    assert (plan.hardware.nodes, plan.hardware.devices_per_node, plan.accumulation) == (1, 8, 1)
+    assert (plan.hardware.nodes, plan.hardware.devices_per_node, plan.accumulation) == (
+        1,
+        8,
+        2,
+    )  # torch's pipeline has two stages to feed
 
 
 def test_threads_share_the_usable_cores_of_a_divided_host(plan_for: Make) -> None:
@@ -164,6 +168,20 @@ def test_only_an_implementation_that_declares_it_interleaves(plan_for: Make, tmp
     plan = plan_for("gpt3_6.7B:megatron:cpu:1:2", **given)
     assert plan.origins["virtual_pipeline"] == "command line"
     assert job_of(plan, RunPaths(tmp_path))["tuning"]["virtual_pipeline"] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "layout", "says"),
+    [
+        ("gpt3_6.7B:megatron:cpu:1:2", "CP2", r"megatron does not offer: context \(several ranks share each sequence"),
+        ("gpt3_6.7B:torch:cpu:1:2", "CP2SH1", "torch does not offer: context"),
+    ],
+)
+def test_context_parallelism_is_refused_by_name(plan_for: Make, text: str, layout: str, says: str) -> None:
+    """Also with the command that predicts it. Until a training offers it, nothing starts."""
+    with pytest.raises(UsageError, match=says) as caught:
+        plan_for(text, scale="smoke", layout=layout, micro_batch=1)
+    assert "`plan --layout` predicts it" in str(caught.value)
 
 
 @pytest.mark.parametrize(

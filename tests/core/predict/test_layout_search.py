@@ -13,11 +13,19 @@ from levelfield.measure.flops import flops_per_token
 from levelfield.predict import layout_rules
 from levelfield.predict.collectives import Link, all_reduce_seconds, gather_seconds, send_seconds
 from levelfield.predict.explanation import memory_terms, time_terms
-from levelfield.predict.layout_search import LayoutQuestion, LayoutRanking, SupportedParallelism, answer, predict
+from levelfield.predict.layout_search import (
+    LEAST_TOKENS,
+    LayoutQuestion,
+    LayoutRanking,
+    SupportedParallelism,
+    answer,
+    predict,
+)
+from levelfield.predict.links import Machine, UnknownLink
 from levelfield.predict.machines import machine_of, network_rate
 from levelfield.predict.operations import head_forward, layer_forward
+from levelfield.predict.pass_timing import slice_of
 from levelfield.predict.setup import setup_of
-from levelfield.predict.timing import Machine, UnknownLink, slice_of
 from levelfield.specs.constants import MemoryModel, Pace
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.tuning import Tuning
@@ -25,7 +33,7 @@ from levelfield.specs.tuning import Tuning
 GIB = 2**30
 LINK = Link(1e-6, 1e9)
 ALL = SupportedParallelism(
-    frozenset({"data", "tensor", "pipeline", "sequence", "interleaved", "zero1", "zero2", "zero3"}),
+    frozenset({"data", "tensor", "pipeline", "sequence", "interleaved", "context", "zero1", "zero2", "zero3"}),
     ("none", "selective", "full"),
 )
 
@@ -151,8 +159,11 @@ def test_overlap_hides_its_share_of_the_gradients() -> None:
     ("case", "devices", "capacity"), [("llama3_8b", 8, 80), ("gpt3_13B", 16, 40), ("gpt2_small", 4, 3)]
 )
 def test_the_search_loses_nothing(case: str, devices: int, capacity: float) -> None:
-    """Against every combination, one by one, with the relations that a run must satisfy."""
-    asked = question(case, devices, capacity)
+    """Against every combination, one by one, with the relations that a run must satisfy.
+
+    Nodes of four devices, so that hybrid sharding differs from sharding over all ranks.
+    """
+    asked = question(case, devices, capacity, machine=machine(devices_per_node=4))
     assert _keys(answer(asked)) == _brute(asked)
 
 
@@ -164,14 +175,20 @@ def _brute(asked: LayoutQuestion) -> set[str]:
     sizes = [n for n in range(1, asked.devices + 1) if asked.devices % n == 0]
     batches = [2**n for n in range(11)]
     found = set()
-    for tensor, pipeline, batch, chunks, again in product(sizes, sizes, batches, range(1, 41), ALL.recompute):
-        if asked.devices % (tensor * pipeline) or (chunks > 1 and pipeline == 1):
+    most = max(1, asked.work.training.sequence_length // LEAST_TOKENS)
+    for tensor, pipeline, context, batch in product(sizes, sizes, sizes, batches):
+        if asked.devices % (tensor * pipeline * context) or context > most or math.gcd(context, batch) > 1:
             continue
-        data = asked.devices // tensor // pipeline
-        for stage, sequence in product((0, 1, 2, 3) if data > 1 else (0,), ("", "+seq") if tensor > 1 else ("",)):
-            sharded = f"SH{stage}SP{data}" if stage else ""
+        ranks = asked.devices // tensor // pipeline
+        shardings = [
+            "",
+            *(f"SH{stage}SP{n}" for stage in (1, 2, 3) for n in {ranks, 4 // tensor or 1} if 1 < n <= ranks),
+        ]
+        sequences = ("", "+seq") if tensor > 1 else ("",)
+        layers = range(1, 41) if pipeline > 1 else (1,)
+        for sharded, sequence, chunks, again in product(shardings, sequences, layers, ALL.recompute):
             chosen = tuning(
-                f"DP{data}TP{tensor}PP{pipeline}{sharded}{sequence}",
+                f"DP{ranks // context}CP{context}TP{tensor}PP{pipeline}{sharded}{sequence}",
                 micro_batch=batch,
                 virtual_pipeline=chunks,
                 recompute=again,
@@ -208,6 +225,7 @@ def test_where_nothing_fits_the_smallest_is_named() -> None:
         ("TP1PP1SH3SP8", {"micro_batch": 2}),
         ("TP2PP1SH2SP4", {"recompute": "full"}),
         ("DP8SH3SP4", {}),
+        ("DP2CP4SH1", {"recompute": "full"}),
         ("PP5", {}),
     ],
 )

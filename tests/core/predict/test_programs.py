@@ -10,9 +10,9 @@ from levelfield.catalog.registry import Registry
 from levelfield.predict.collectives import Link
 from levelfield.predict.footprint import expected_memory
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, SupportedParallelism, predict
+from levelfield.predict.links import Machine
 from levelfield.predict.machines import ATTENTION_SHARES, REACHABLE, machine_of
 from levelfield.predict.setup import setup_of
-from levelfield.predict.timing import Machine
 from levelfield.specs.constants import Constants, MemoryModel, Pace
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.tuning import Tuning

@@ -182,6 +182,50 @@ def test_runs_like_the_osdi_report_print_its_changes(valid: Pair) -> None:
         assert (line["date"], line["test_num"], line["gpu_util(%)"]) == ("20260102", "/", "/")
 
 
+def with_load(pair: Pair, load: float | None) -> Pair:
+    figure = Figure(value=load, unit="1", reason=None if load is not None else "not read")
+    return pair[0].model_copy(update={"load": figure}), pair[1]
+
+
+@pytest.mark.parametrize(("load", "printed"), [(0.95, "95"), (0.428, "43"), (0.0, "0"), (1.0, "100"), (None, "/")])
+def test_the_osdi_report_s_utilisation_is_the_tool_s(valid: Pair, load: float | None, printed: str) -> None:
+    (found,) = cells("osdi", [with_load(measured_as(valid, OSDI_SET.row("test-10-3")), load)])
+    assert found["gpu_util(%)"] == printed
+
+
+def repeated(valid: Pair, name: str, rates: Sequence[float]) -> list[Pair]:
+    """Repeats of a row, whose rates are these multiples of the printed one."""
+    result, plan = measured_as(valid, OSDI_SET.row(name))
+    assert result.throughput
+    speed, repeats = result.throughput, []
+    for number, factor in enumerate(rates, 1):
+        faster = speed.model_copy(update={"tokens_per_second": factor * speed.tokens_per_second})
+        repeats.append((result.model_copy(update={"repeat": number, "throughput": faster}), plan))
+    return repeats
+
+
+def pairs_of(runs: list[Pair]) -> list[str]:
+    report = as_report("osdi", runs_of([run for run, _ in runs], [plan for _, plan in runs], LOADED))
+    return [line for line in report.splitlines() if "on over off" in line and "throughput" in line]
+
+
+def test_a_pair_of_repeats_has_an_interval(valid: Pair) -> None:
+    off, on = repeated(valid, "test-10-3", (1.0, 1.1, 0.9)), repeated(valid, "test-10-4", (1.0, 1.1, 0.9))
+    (line,) = pairs_of([*off, *on])
+    assert line.endswith(
+        "on over off: throughput 0.983, 95% interval 0.983 to 0.983 of 3 pairs of repeats (student-t about the mean)"
+    )
+    (line,) = pairs_of([*off, *repeated(valid, "test-10-4", (1.0, 1.0, 1.0))])
+    low, high = (float(word) for word in line.split("interval ")[1].split(" of")[0].split(" to "))
+    assert low < 0.9 and high > 1.05
+
+
+def test_one_pair_says_that_it_has_no_interval(valid: Pair) -> None:
+    (line,) = pairs_of([*repeated(valid, "test-10-3", (1.0,)), *repeated(valid, "test-10-4", (1.0,))])
+    assert line.endswith("throughput 0.983; one pair has no interval, --repeat 5 gives one")
+    assert pairs_of(repeated(valid, "test-10-4", (1.0, 1.1))) == []
+
+
 def test_a_sharded_run_is_compared_with_its_own_kind_only(valid: Pair) -> None:
     off, on = (measured_as(valid, OSDI_SET.row(name)) for name in ("test-14-1", "test-10-2"))
     assert cells("osdi", [off, on])[1]["gpu_mem(mB)"] == "3849"

@@ -83,19 +83,19 @@ def gives_away(fields: Fields, peak_is_known: bool) -> bool:
     return not all(any(w[field] != base[field] for w in alike) for field in fields)
 
 
-def refused(plan: Plan, fields: Fields) -> bool:
+def refused(plan: Plan, result: Result, fields: Fields) -> bool:
     try:
-        refuse_leaks(plan, fields)
+        refuse_leaks(plan, result, fields)
     except UsageError:
         return True
     return False
 
 
 @pytest.mark.parametrize("fields", SUBSETS, ids="+".join)
-def test_a_choice_is_refused_exactly_when_it_gives_itself_away(plan: Plan, fields: Fields) -> None:
-    assert refused(plan, fields) == gives_away(fields, peak_is_known=False)
-    assert refused(with_peak(plan, PRIVATE), fields) == gives_away(fields, peak_is_known=False)
-    assert refused(with_peak(plan), fields) == gives_away(fields, peak_is_known=True)
+def test_a_choice_is_refused_exactly_when_it_gives_itself_away(plan: Plan, valid: Result, fields: Fields) -> None:
+    assert refused(plan, valid, fields) == gives_away(fields, peak_is_known=False)
+    assert refused(with_peak(plan, PRIVATE), valid, fields) == gives_away(fields, peak_is_known=False)
+    assert refused(with_peak(plan), valid, fields) == gives_away(fields, peak_is_known=True)
 
 
 @pytest.mark.parametrize(
@@ -106,20 +106,42 @@ def test_a_choice_is_refused_exactly_when_it_gives_itself_away(plan: Plan, field
         (("mfu", "peak", "throughput"), "tokens/s follows from the energy; withhold energy too"),
     ],
 )
-def test_a_leak_is_named_with_what_to_add(plan: Plan, fields: Fields, says: str) -> None:
+def test_a_leak_is_named_with_what_to_add(plan: Plan, valid: Result, fields: Fields, says: str) -> None:
     with pytest.raises(UsageError) as caught:
-        refuse_leaks(plan, fields)
+        refuse_leaks(plan, valid, fields)
     assert says in str(caught.value) and f"--withhold {','.join(fields)}: {plan.run_id} on F1" in str(caught.value)
 
 
-def test_a_peak_that_everybody_can_look_up_is_not_withheld(plan: Plan) -> None:
+def test_a_peak_that_everybody_can_look_up_is_not_withheld(plan: Plan, valid: Result) -> None:
     with pytest.raises(UsageError, match=r"the peak is already public: fp32 \(a datasheet\) is in the vendor's file"):
-        refuse_leaks(with_peak(plan), ("mfu", "peak"))
+        refuse_leaks(with_peak(plan), valid, ("mfu", "peak"))
     with pytest.raises(UsageError, match=r"MFU follows from the peak \(public\), tokens/s .*; withhold throughput too"):
-        refuse_leaks(with_peak(plan), ("mfu",))
+        refuse_leaks(with_peak(plan), valid, ("mfu",))
 
 
-def test_of_mixed_fp8_one_public_peak_gives_half_of_the_range_away(plan: Plan) -> None:
+def without_figures(result: Result, *names: Withheld) -> Result:
+    """The result of a run that lacks these figures, as without a tool for power or a peak of the chip."""
+    row = result.model_dump(mode="json")
+    if "energy" in names:
+        for figure in ("joules", "joules_per_token", "mean_watts"):
+            row["energy"][figure].update(value=None, reason="no tool")
+    if "mfu" in names:
+        for found in row["utilisation"]:
+            found.update(value=None, low=None, high=None, peak_tflops=None)
+    return Result.model_validate(row)
+
+
+def test_a_figure_that_the_run_lacks_gives_nothing_away(plan: Plan, valid: Result) -> None:
+    """Each was refused before: null energy asked for `energy` to be withheld too."""
+    no_energy, no_peak = without_figures(valid, "energy"), without_figures(valid, "mfu")
+    assert refused(plan, valid, ("throughput", "mfu")) and not refused(plan, no_energy, ("throughput", "mfu"))
+    assert refused(plan, no_energy, ("throughput",)), "from MFU and the peak"
+    assert refused(plan, no_peak, ("throughput",)), "from the energy"
+    assert not refused(plan, without_figures(valid, "energy", "mfu"), ("throughput",))
+    assert refused(plan, valid, ("peak",)) and not refused(plan, no_peak, ("peak",))
+
+
+def test_of_mixed_fp8_one_public_peak_gives_half_of_the_range_away(plan: Plan, valid: Result) -> None:
     training = plan.work.training.model_copy(update={"precision": "fp8"})
     fp8 = plan.model_copy(update={"work": plan.work.model_copy(update={"training": training})})
     peaks = {"bf16": Peak(tflops=1, source="a datasheet"), "fp8": Peak(tflops=2, source="private")}
@@ -130,7 +152,7 @@ def test_of_mixed_fp8_one_public_peak_gives_half_of_the_range_away(plan: Plan) -
         }
     )
     mixed = fp8.model_copy(update={"hardware": hardware})
-    assert refused(mixed, ("mfu", "peak")) and not refused(mixed, ("mfu", "throughput", "energy"))
+    assert refused(mixed, valid, ("mfu", "peak")) and not refused(mixed, valid, ("mfu", "throughput", "energy"))
 
 
 # -- nothing of them in any format

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,8 +72,13 @@ def test_the_first_process_writes_how_its_ranks_ended(
         {"rank": rank, "argv": ["sh", "-c", script], "environment": {}, "log": str(tmp_path / f"rank{rank}.log")}
         for rank, script in ((0, "echo $HOME; exit 3"), (1, "sleep 60"))
     ]
-    work.write_text(json.dumps({"processes": listed, "ends": request_of_two.nodes[0].ends}))
-    assert main(str(work)) == 1
+    work.write_text(json.dumps({"processes": listed, "ends": request_of_two.nodes[0].ends, "umask": 0o077}))
+    before = os.umask(0o022)  # the engine's, whatever the user's is
+    try:
+        assert main(str(work)) == 1
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE((tmp_path / f"rank{rank}.log").stat().st_mode) for rank in (0, 1)} == {0o600}
     written = container_launcher._written(request_of_two.nodes[0])
     assert summary(written) == [(0, 3, None, False), (1, None, 15, True)]
     os.close(write)

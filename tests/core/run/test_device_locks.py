@@ -6,13 +6,15 @@ import os
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.errors import RunFailed
-from levelfield.run.device_locks import DeviceInUse, _locked, devices_locked
+from levelfield.run.device_locks import HELD, DeviceInUse, _locked, devices_locked
+from levelfield.rundir.process_identity import own_identity
 from levelfield.specs.plan import Plan
 from plans import PLUGINS, make_plan
 
@@ -28,6 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "locks"
 
 
+@pytest.mark.drill
 def test_a_second_run_is_told_who_holds_the_device() -> None:
     first, second = plan_of("tiny:fake:F1:1:2"), plan_of("tiny:fake:F1:1:1")
     taken = pytest.raises(DeviceInUse, match=f"device fake-0 is in use by run {first.run_id}")
@@ -48,6 +51,7 @@ def test_a_run_that_gets_one_device_of_two_holds_neither() -> None:
             pass
 
 
+@pytest.mark.drill
 def test_the_lock_of_a_killed_process_is_gone(folder: Path) -> None:
     plan = plan_of("tiny:fake:F1:1:1")
     with devices_locked(plan):
@@ -105,6 +109,44 @@ def as_another_user() -> str:
     os.close(write)
     with os.fdopen(read) as said:
         return said.read()
+
+
+# ---- a process that SIGKILL does not end
+
+
+@pytest.mark.drill
+def test_a_device_stays_locked_while_a_process_lives_that_could_not_be_ended() -> None:
+    first, second = plan_of("tiny:fake:F1:1:2"), plan_of("tiny:fake:F1:1:1")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        with devices_locked(first) as locks:
+            locks.keep([process.pid])
+        says = f"device fake-0 is in use by process {process.pid}, which SIGKILL did not end .* run {first.run_id}"
+        for _ in range(2):  # a refused run does not free it
+            with pytest.raises(DeviceInUse, match=says), devices_locked(second):
+                pytest.fail("it got a device that a process may still use")
+        process.kill()
+    with devices_locked(second) as locks:
+        locks.keep([])
+    with devices_locked(second):
+        pass
+
+
+def test_a_number_that_another_process_has_now_keeps_no_device(folder: Path) -> None:
+    folder.mkdir()
+    own = own_identity()
+    assert own is not None
+    for old in (replace(own, started=own.started + 1), replace(own, boot="an earlier boot")):
+        (folder / "fake-0.lock").write_text(f"run old (process 1)\n{HELD}{old.to_text()}")
+        with _locked("fake-0", "new"):
+            assert (folder / "fake-0.lock").read_text() == f"run new (process {os.getpid()})"
+
+
+@pytest.mark.parametrize("content", ["\nheld by", "\nheld by a/b/c", "\nheld by a/b/c/d/e", "\n" * 5000, "\x00\n\xff"])
+def test_a_damaged_lock_keeps_no_device(content: str, folder: Path) -> None:
+    folder.mkdir()
+    (folder / "fake-0.lock").write_text(content, encoding="latin-1")
+    with _locked("fake-0", "new"):
+        assert (folder / "fake-0.lock").read_text() == f"run new (process {os.getpid()})"
 
 
 # ---- the folder is shared, so anybody may have planted anything there

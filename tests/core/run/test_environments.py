@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import hashlib
 import os
 import subprocess
 import sys
 import threading
-import zipfile
 from pathlib import Path
 
 import psutil
@@ -19,25 +17,7 @@ from levelfield.run.runtimes import environments
 from levelfield.run.runtimes.environments import environment_in_use, is_ready
 from levelfield.specs.plan import EnvironmentPlan
 from plans import ROOT
-
-
-def wheel(folder: Path) -> Path:
-    """A package of one module, as pip installs it without any index."""
-    files = {
-        "acme.py": "VALUE = 42\n",
-        "acme-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n",
-        "acme-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    record = "".join(f"{name},sha256={_digest(text)},{len(text)}\n" for name, text in files.items())
-    path = folder / "acme-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, text in {**files, "acme-1.0.dist-info/RECORD": record}.items():
-            archive.writestr(name, text)
-    return path
-
-
-def _digest(text: str) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+from planted_wheels import wheel
 
 
 def plan(folder: Path, *requirements: str) -> EnvironmentPlan:
@@ -59,7 +39,7 @@ class Installer:
         self.calls: list[list[str]] = []
         self.fails = False
 
-    def __call__(self, argv: list[str], say: object) -> None:
+    def __call__(self, argv: list[str], folder: Path, say: object) -> None:
         self.calls.append(argv)
         if self.fails and "pip" in argv:
             raise KeyboardInterrupt
@@ -102,11 +82,11 @@ def test_a_failing_installer_gives_its_last_words_and_leaves_no_environment(
 ) -> None:
     real, wanted = environments._run, plan(tmp_path, str(tmp_path / "absent-1.0-py3-none-any.whl"))
 
-    def without_venv(argv: list[str], say: environments.Say) -> None:
+    def without_venv(argv: list[str], folder: Path, say: environments.Say) -> None:
         """The tests' own pip in place of a new environment's, which takes seconds to make."""
         if "venv" in argv:
             return Path(wanted.python).parent.mkdir(parents=True)
-        return real([sys.executable, *argv[1:]], say)
+        return real([sys.executable, *argv[1:]], folder, say)
 
     monkeypatch.setattr(environments, "_run", without_venv)
     with pytest.raises(RunFailed) as caught:
@@ -188,7 +168,7 @@ from pathlib import Path
 from levelfield.run.runtimes import environments
 from levelfield.specs.plan import EnvironmentPlan
 
-def slow(argv, say):
+def slow(argv, folder, say):
     with open(sys.argv[2], "a") as log:
         log.write(f"{'venv' if 'venv' in argv else 'pip'}\\n")
     time.sleep(0.3)
@@ -245,7 +225,7 @@ def test_a_given_interpreter_is_used_as_it_is(python: str, ready: bool) -> None:
 def test_the_installer_is_told_of_but_not_in_full(tmp_path: Path) -> None:
     said: list[str] = []
     script = "print('Collecting acme'); print('noise'); print('Installing collected packages: ' + 'x' * 300)"
-    environments._run([sys.executable, "-c", script], said.append)
+    environments._run([sys.executable, "-c", script], tmp_path, said.append)
     assert said[0] == "Collecting acme" and len(said) == 2 and len(said[1]) == 120
 
 
@@ -256,5 +236,5 @@ def test_an_interrupted_installer_is_ended(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     script = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); print('Collecting', flush=True)"
     with pytest.raises(KeyboardInterrupt):
-        environments._run([sys.executable, "-c", f"{script}; time.sleep(600)"], interrupt)
+        environments._run([sys.executable, "-c", f"{script}; time.sleep(600)"], tmp_path, interrupt)
     assert not psutil.pid_exists(int(pid.read_text()))

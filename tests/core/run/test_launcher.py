@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from freezer import Freezer
 from levelfield.contracts.execution import NodeWork, Outcome, ProcessWork, Request
 from levelfield.node import rank_processes
 from levelfield.run.launchers import local
@@ -89,6 +91,7 @@ class Drill:
 def drill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drill]:
     monkeypatch.setattr(rank_processes, "SETTLE_SECONDS", 0.3)
     monkeypatch.setattr(rank_processes, "TERMINATE_SECONDS", 1.0)
+    monkeypatch.setattr(rank_processes, "KILL_SECONDS", 0.5)
     monkeypatch.setattr(rank_processes, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(local, "POLL_SECONDS", 0.02)
     found = Drill(tmp_path)
@@ -242,3 +245,65 @@ def test_watch_sees_the_last_words(drill: Drill) -> None:
     seen: list[bool] = []
     drill.execute("open('last', 'w')", watch=lambda: seen.append((drill.folder / "last").exists()))
     assert seen[-1]
+
+
+# -- ranks that SIGKILL does not end
+
+
+@pytest.fixture
+def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """SIGKILL to a group does nothing, as with a process that its driver holds in the kernel. Gives those groups."""
+    real, held = os.killpg, []
+
+    def killpg(group: int, number: int) -> None:
+        held.append(group) if number == signal.SIGKILL else real(group, number)
+
+    monkeypatch.setattr(rank_processes.os, "killpg", killpg)
+    yield held
+    for group in held:
+        with contextlib.suppress(ProcessLookupError):
+            real(group, signal.SIGKILL)
+
+
+def test_a_rank_that_cannot_be_killed_is_left_and_named(drill: Drill, unkillable: list[int]) -> None:
+    before = time.monotonic()
+    outcome = drill.execute(STUBBORN, LONG, watch=drill.when("ready0", interrupt))
+    assert time.monotonic() - before < 20 and outcome.cause == "interrupted"
+    first, second = outcome.ends
+    assert (first.process, first.state) == (unkillable[0], "S") and first.stopped_by_us
+    assert (second.process, second.signal) == (None, signal.SIGTERM)
+    assert outcome.to_dict()["ends"][0]["process"] == first.process and "process" not in outcome.to_dict()["ends"][1]
+
+
+def test_a_rank_that_cannot_be_killed_is_waited_for_once(drill: Drill, unkillable: list[int]) -> None:
+    ranks = rank_processes.Ranks()
+    process = drill._process(0, STUBBORN)
+    ranks.start(0, list(process.argv), {**os.environ, **process.environment}, process.log)
+    assert wait_until((drill.folder / "ready0").exists)
+    ranks.stop()
+    before = time.monotonic()
+    ranks.stop()
+    assert time.monotonic() - before < 0.4 and ranks.ends()[0]["process"] == unkillable[0]
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("pressed", [False, True], ids=["hang", "ctrl-c"])
+def test_a_frozen_rank_keeps_neither_the_platform_nor_ctrl_c(drill: Drill, pressed: bool) -> None:
+    freezer = Freezer()
+
+    def freeze() -> None:
+        (frozen,) = [p for p in drill.running() if "rank1.alive" in " ".join(p.cmdline())]
+        freezer.freeze(frozen.pid)
+        if pressed:
+            interrupt()
+
+    try:
+        watch = drill.when("events/rank1.alive", freeze)
+        outcome = drill.execute(BEATING, BEATING, watch=watch, heartbeat_seconds=2.0)
+        held = outcome.ends[1]
+        assert outcome.cause == ("interrupted" if pressed else "hang")
+        assert held.process is not None and held.state == "D" and psutil.pid_exists(held.process)
+        assert outcome.ends[0].process is None and outcome.ends[0].stopped_by_us
+    finally:
+        freezer.remove()
+    assert wait_until(lambda: has_ended(held.process or 0)), "the SIGKILL waited for it"

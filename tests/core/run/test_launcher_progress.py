@@ -1,99 +1,143 @@
-"""Hangs, told from heartbeats and from events that stop growing, by a clock that the test moves."""
+"""Hangs, told from heartbeats and from events that stop growing, by a clock that the test moves.
+
+The times of files have no part in a verdict: a clock may be set while a run goes on, and a file server has its own.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from levelfield.contracts.execution import Request
-from levelfield.run.launchers.liveness import Liveness
+from levelfield.run.launchers.liveness import LONGEST_LOOK, Liveness
+from levelfield.worker.heartbeat import _touch
 
 NOW = 1_700_000_000.0
+LOOK = 0.5  # seconds between two looks of the platform
 
 
 class Clock:
-    """Stands in for the module `time`."""
+    """Stands in for the module `time`. It has no wall clock, so that none can be read."""
 
     def __init__(self) -> None:
         self.passed = 0.0
-
-    def time(self) -> float:
-        return NOW + self.passed
 
     def monotonic(self) -> float:
         return 100.0 + self.passed
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr("levelfield.run.launchers.liveness.time", found)
-    return found
+class Watched:
+    """The platform's watch over two ranks, in seconds that the test lets pass."""
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        self.folder, self._clock = folder, clock
+        limits = {"start_seconds": 100.0, "step_seconds": 10.0, "heartbeat_seconds": 5.0}
+        self.liveness = Liveness(Request("local", "process", (), str(folder), **limits))
+
+    def look(self, *alive: int) -> str | None:
+        return self.liveness.hang(list(alive))
+
+    def until(self, second: float, *alive: int, meanwhile: Callable[[float], None] = lambda second: None) -> str | None:
+        """Look twice a second up to this second. Return the first verdict."""
+        while self._clock.passed < second:
+            self._clock.passed += LOOK
+            meanwhile(self._clock.passed)
+            if verdict := self.look(*alive):
+                return verdict
+        return None
+
+    def stand_still(self, seconds: float) -> None:
+        """The platform does not run for a while, as a stopped process or a virtual machine that is paused."""
+        self._clock.passed += seconds
+
+    def beat(self, rank: int, at: float) -> None:
+        path = self.folder / f"rank{rank}.alive"
+        path.touch()
+        os.utime(path, (NOW + at, NOW + at))
+
+    def write(self, event: str, rank: int = 0) -> None:
+        with (self.folder / f"rank{rank}.jsonl").open("a") as file:
+            file.write(f'{{"event":"{event}"}}\n')
 
 
 @pytest.fixture
-def liveness(tmp_path: Path, clock: Clock) -> Liveness:
-    limits = {"start_seconds": 100.0, "step_seconds": 10.0, "heartbeat_seconds": 5.0}
-    return Liveness(Request("local", "process", (), str(tmp_path), **limits))
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    clock = Clock()
+    monkeypatch.setattr("levelfield.run.launchers.liveness.time", clock)
+    return Watched(tmp_path, clock)
 
 
-def beat(folder: Path, rank: int, at: float) -> None:
-    path = folder / f"rank{rank}.alive"
-    path.touch()
-    os.utime(path, (NOW + at, NOW + at))
+def test_a_rank_without_a_heartbeat_is_named(watched: Watched) -> None:
+    watched.beat(1, 0)
+    assert watched.until(5, 0, 1, meanwhile=lambda second: watched.beat(0, second)) is None
+    verdict = watched.until(7, 0, 1, meanwhile=lambda second: watched.beat(0, second))
+    assert verdict == "rank 1 gave no heartbeat for 6 s (limit 5 s)"
 
 
-def write(folder: Path, event: str, rank: int = 0) -> None:
-    with (folder / f"rank{rank}.jsonl").open("a") as file:
-        file.write(f'{{"event":"{event}"}}\n')
+def test_a_rank_that_has_ended_needs_no_heartbeat(watched: Watched) -> None:
+    watched.beat(1, 0)
+    assert watched.until(50, 0) is None
 
 
-def test_a_rank_without_a_heartbeat_is_named(tmp_path: Path, clock: Clock, liveness: Liveness) -> None:
-    beat(tmp_path, 0, 5)
-    beat(tmp_path, 1, 0)
-    clock.passed = 5
-    assert liveness.hang([0, 1]) is None
-    clock.passed = 6
-    assert liveness.hang([0, 1]) == "rank 1 gave no heartbeat for 6 s (limit 5 s)"
+@pytest.mark.parametrize("offset", [-86400.0, -60.0, -30.0, 0.0, 30.0, 60.0, 86400.0])
+def test_a_file_server_with_another_clock_ends_no_run_and_hides_no_hang(watched: Watched, offset: float) -> None:
+    assert watched.until(40, 0, meanwhile=lambda second: watched.beat(0, second + offset)) is None
+    assert watched.until(50, 0) == "rank 0 gave no heartbeat for 6 s (limit 5 s)"
 
 
-def test_a_rank_that_has_ended_needs_no_heartbeat(tmp_path: Path, clock: Clock, liveness: Liveness) -> None:
-    beat(tmp_path, 1, 0)
-    clock.passed = 50
-    assert liveness.hang([0]) is None
+@pytest.mark.parametrize("step", [-3600.0, -60.0, 60.0, 3600.0])
+def test_a_clock_that_is_set_during_the_run_ends_no_run_and_hides_no_hang(watched: Watched, step: float) -> None:
+    def beat(second: float) -> None:
+        watched.beat(0, second + (step if second > 20 else 0.0))
+
+    assert watched.until(40, 0, meanwhile=beat) is None
+    assert watched.until(50, 0) == "rank 0 gave no heartbeat for 6 s (limit 5 s)"
 
 
-def test_the_first_step_has_its_own_limit(tmp_path: Path, clock: Clock, liveness: Liveness) -> None:
-    clock.passed = 100
-    assert liveness.hang([0]) is None
-    clock.passed = 101
-    assert liveness.hang([0]) == "no first step was finished for 101 s (limit 100 s)"
-
-
-def test_steps_that_stop_are_a_hang(tmp_path: Path, clock: Clock, liveness: Liveness) -> None:
-    for second in range(0, 60, 6):
-        clock.passed = second
-        write(tmp_path, "step")
-        assert liveness.hang([0]) is None
-    clock.passed = 65
-    assert liveness.hang([0]) == "no step was finished for 11 s (limit 10 s)"
-
-
-def test_events_before_the_first_step_do_not_shorten_the_limit(
-    tmp_path: Path, clock: Clock, liveness: Liveness
+def test_a_count_is_a_heartbeat_where_the_clock_of_the_files_stands_still(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(tmp_path, "framework")
-    assert liveness.hang([0]) is None
-    clock.passed = 90
-    assert liveness.hang([0]) is None
+    path = watched.folder / "rank0.alive"
+
+    def beat(second: float) -> None:
+        _touch(str(path), int(second))
+        os.utime(path, (NOW, NOW))
+
+    assert watched.until(40, 0, meanwhile=beat) is None
+    assert path.read_text() == "40"
 
 
-def test_any_ranks_step_counts(tmp_path: Path, clock: Clock, liveness: Liveness) -> None:
-    write(tmp_path, "step", rank=0)
-    liveness.hang([0, 1])
-    clock.passed = 9
-    write(tmp_path, "step", rank=1)
-    assert liveness.hang([0, 1]) is None
-    clock.passed = 18
-    assert liveness.hang([0, 1]) is None
+def test_a_platform_that_stood_still_looks_again_before_a_verdict(watched: Watched) -> None:
+    """The ranks may have stood still with it: one look at old files shows nothing."""
+    watched.beat(0, 0)
+    watched.write("step")
+    watched.look(0)
+    watched.stand_still(3600)
+    assert watched.look(0) is None
+    watched.beat(0, 1)
+    assert watched.until(3602, 0) is None
+    assert LONGEST_LOOK <= 1
+
+
+def test_the_first_step_has_its_own_limit(watched: Watched) -> None:
+    assert watched.until(100, 0) is None
+    assert watched.until(101, 0) == "no first step was finished for 100 s (limit 100 s)"
+
+
+def test_steps_that_stop_are_a_hang(watched: Watched) -> None:
+    assert watched.until(60, 0, meanwhile=lambda second: watched.write("step")) is None
+    assert watched.until(80, 0) == "no step was finished for 10 s (limit 10 s)"
+
+
+def test_events_before_the_first_step_do_not_shorten_the_limit(watched: Watched) -> None:
+    watched.write("framework")
+    assert watched.until(90, 0) is None
+
+
+def test_any_ranks_step_counts(watched: Watched) -> None:
+    watched.write("step", rank=0)
+    assert watched.until(9, 0, 1) is None
+    watched.write("step", rank=1)
+    assert watched.until(18, 0, 1) is None

@@ -6,22 +6,28 @@ import json
 import os
 import pkgutil
 import signal
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from levelfield.cli.main import main
 from levelfield.corpus import CorpusFacts
 from levelfield.errors import RunFailed
+from levelfield.judge.collector import collect
 from levelfield.plan.decision import Decision
 from levelfield.plan.resolution import resolve
+from levelfield.run.launchers.memory_kills import MemoryKills
 from levelfield.rundir.follower import Follower
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from plans import PLUGINS
+from planted_corpora import write_megatron
 
 Run = Callable[..., tuple[int, list[dict[str, Any]]]]
 
@@ -64,6 +70,7 @@ def test_a_run_ends_valid_and_leaves_all_that_it_was_given_and_said(train: Run, 
     assert {p.name for p in paths.events.glob("*.jsonl")} == {"rank0.jsonl", "rank1.jsonl"}
     assert json.loads(paths.status.read_text())["phase"] == "done"
     assert json.loads(paths.result.read_text()) == result
+    assert result["disturbance"]["platform_seconds"][1] > 0
     assert result["memory"]["device_used_peak"]["value"] == 2**28
 
 
@@ -99,6 +106,37 @@ def test_provenance_says_where_the_run_comes_from(train: Run, runs: Path, monkey
     assert "commit" in found["source"]
 
 
+def test_the_result_has_the_inherited_variables_that_can_change_a_training(
+    train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = (
+        "LD_AUDIT",
+        "GLIBC_TUNABLES",
+        "MALLOC_ARENA_MAX",
+        "OMP_X",
+        "KMP_X",
+        "MKL_X",
+        "NCCL_X",
+        "PYTORCH_X",
+        "PYTHONX",
+    )
+    for name in names:
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("LD_AUDIT", "/nowhere/audit.so")  # the loader passes over a missing one
+    monkeypatch.setenv("UNRELATED", "1")
+    monkeypatch.setenv("PYTHONPATH", "/nowhere")  # is not passed on
+    _, (result, *_) = train()
+    assert {*names} <= {*result["inherited"]} and not {"UNRELATED", "PYTHONPATH"} & {*result["inherited"]}
+    assert [w for w in result["warnings"] if "LD_AUDIT=/nowhere/audit.so" in w]
+    assert "LD_AUDIT=/nowhere/audit.so" in only(runs).report.read_text()
+
+
+def test_damaged_provenance_gives_no_variables(run: RunPaths) -> None:
+    for text in ("", "[]", '{"inherited": [1]}', '{"inherited": null}', "\ufffd"):
+        run.provenance.write_text(text)
+        assert collect(run).inherited == {}
+
+
 def test_layouts_start_from_the_same_weights(train: Run) -> None:
     found = [train(*arguments)[1][0] for arguments in ([], ["--layout", "TP2"], ["--layout", "PP2"])]
     assert [str(r["layout"]["data"]) + str(r["layout"]["tensor"]) for r in found] == ["21", "12", "11"]
@@ -125,7 +163,6 @@ def test_a_fault_has_its_word_and_keeps_the_steps(
     train: Run, monkeypatch: pytest.MonkeyPatch, fault: str, word: str, failure: str, evidence: str
 ) -> None:
     monkeypatch.setenv("FAKE_FAULT", fault)
-    monkeypatch.setattr("levelfield.run.launchers.local._oom_kills", lambda: 0)
     code, (result,) = train()
     status = result["status"]
     assert (code, status["word"], status["failure"]) == (3, word, failure)
@@ -133,18 +170,40 @@ def test_a_fault_has_its_word_and_keeps_the_steps(
     assert result["steps_done"] >= 5 and result["throughput"] is None
 
 
-def test_a_kill_while_the_kernel_ran_out_of_memory_is_oom(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_was_suspended_makes_the_window_disturbed(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_FAULT", "stop")
+    monkeypatch.setenv("FAKE_SECONDS", "3")
+    monkeypatch.setattr("levelfield.run.telemetry.host_counters", lambda are_children: None)  # no load explains it
+    code, (result,) = train()
+    assert (code, result["status"]["word"], result["status"]["failure"]) == (3, "invalid", "disturbed")
+    slowest, (reason,) = result["disturbance"]["slowest"], result["status"]["reasons"]
+    assert slowest["step"] in (6, 7), "the other rank waits for it in the step after"
+    assert slowest["seconds"] >= 3 and slowest["began"].endswith("Z") and f"step {slowest['step']} lasted " in reason
+    assert result["throughput"] is None
+
+
+def test_a_worker_whose_clock_is_half_as_fast_has_no_figure(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_FAULT", "clock")
+    monkeypatch.setenv("FAKE_STEP_SECONDS", "0.3")
+    code, (result,) = train()
+    assert (code, result["status"]["word"], result["throughput"]) == (3, "invalid", None)
+    assert any(reason.startswith("clock: rank 1 counted ") for reason in result["status"]["reasons"])
+    assert not any(reason.startswith("clock: rank 0 counted ") for reason in result["status"]["reasons"])
+
+
+def test_a_kill_for_memory_is_oom_and_says_how_that_is_known(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_FAULT", "die")
-    counts = iter(range(100))
-    monkeypatch.setattr("levelfield.run.launchers.local._oom_kills", lambda: next(counts))
+    found = MemoryKills(1, "the kernel's log names process 7")
+    monkeypatch.setattr("levelfield.run.launchers.memory_kills.MemoryKillWatch.found", lambda watch, processes: found)
     code, (result,) = train()
     assert (code, result["status"]["word"]) == (3, "oom")
+    assert result["status"]["evidence"].endswith("the kernel's log names process 7")
 
 
 def test_an_environment_that_cannot_be_made_is_a_result(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(argv: list[str], say: object) -> None:
+    def refuse(argv: list[str], folder: Path, say: object) -> None:
         raise RunFailed("the environment cannot be made: pip ... ended with 1")
 
     monkeypatch.setenv("FAKE_DEVICES", "2")
@@ -188,6 +247,7 @@ def test_who_presses_again_and_again_gets_the_same_end(train: Run, runs: Path, m
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
 
 
+@pytest.mark.drill
 def test_a_hang_up_ends_the_run(train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Follower, "read", lambda follower: os.kill(os.getpid(), signal.SIGHUP))
     before = signal.signal(signal.SIGHUP, lambda number, frame: None)  # not ignored, as it is where tests run by nohup
@@ -214,6 +274,97 @@ def test_where_ctrl_c_is_ignored_it_stays_so(train: Run, runs: Path, monkeypatch
     finally:
         signal.signal(signal.SIGINT, before)
     assert (code, result["status"]["word"]) == (0, "valid")
+
+
+# -- clocks, disks and corpora
+
+
+@pytest.mark.drill
+def test_heartbeats_by_another_clock_end_no_run(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_CLOCK", "-60,60")
+    code, (result,) = train()
+    assert (code, result["status"]["word"]) == (0, "valid")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte."""
+    place = tmp_path / "small"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True).returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize(("free", "says"), [(0, "not-run: the run directory"), (16384, "not-run: ")])
+def test_a_disk_that_is_full_before_the_training_is_named_with_the_space_left(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], free: int, says: str
+) -> None:
+    monkeypatch.setenv("FAKE_DEVICES", "2")
+    runs = small_disk / "runs"
+    runs.mkdir()
+    (small_disk / "filler").write_bytes(bytes(2**20 - free - 4096 * 2))
+    with suppress(OSError), (small_disk / "rest").open("wb", buffering=0) as rest:
+        while os.statvfs(small_disk).f_bavail * 4096 > free:
+            rest.write(bytes(4096))
+    code = main(["--case", "tiny:fake:F1", "--scale", "smoke", "--python", sys.executable, "--plugins", str(PLUGINS),
+                 "--runs", str(runs)])  # fmt: skip
+    said = " ".join(capsys.readouterr().err.split())
+    assert code == 2 and says in said and str(runs) in said
+    assert "No space left on device" in said and "bytes and" in said and "files free" in said
+    assert not list(runs.glob("*/events/*")) and '"state": "running"' not in "".join(
+        path.read_text() for path in runs.glob("*/status.json")
+    )
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """A corpus of the tests' case, several times as long as a run."""
+    write_megatron(tmp_path / "books", [4000], np.arange(4000) % 60)
+    return tmp_path / "books"
+
+
+def turn_round(corpus: Path) -> None:
+    """Overwrite the tokens in place, in reverse order."""
+    with Path(f"{corpus}.bin").open("r+b") as file:
+        content = np.frombuffer(file.read(), "<u2")[::-1].tobytes()
+        file.seek(0)
+        file.write(content)
+
+
+def at_step(step: int, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Act once, when the platform has seen this step."""
+    real, acted = Follower.read, []
+
+    def read(follower: Follower) -> Any:
+        found = real(follower)
+        if not acted and any(progress.step >= step for progress in found):
+            acted.append(True)
+            act()
+        return found
+
+    monkeypatch.setattr(Follower, "read", read)
+
+
+def test_a_corpus_that_is_overwritten_during_the_run_is_noticed(
+    train: Run, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_step(1, lambda: turn_round(corpus), monkeypatch)
+    code, (result,) = train("--data", str(corpus))
+    assert (code, result["status"]["word"], result["status"]["failure"]) == (3, "failed", "corpus")
+    assert f"during the run: {corpus}: was overwritten" in result["status"]["evidence"]
+    assert result["throughput"] is None
+
+
+def test_a_corpus_that_is_truncated_during_the_run_is_named(
+    train: Run, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_FAULT", "truncate")
+    code, (result,) = train("--data", str(corpus))
+    assert (code, result["status"]["word"], result["status"]["failure"]) == (3, "failed", "corpus")
+    assert f"{corpus}.bin: was truncated from 8000 to 0 bytes while it was read" in result["status"]["evidence"]
 
 
 def test_progress_is_told_step_by_step(

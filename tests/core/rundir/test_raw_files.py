@@ -78,6 +78,9 @@ def test_a_missing_key_makes_the_event_damaged(run: RunPaths, key: str) -> None:
         ("weights", {"parameters": [["embedding.weight", [64, 16]]]}),
         ("weights", {"parameters": [["embedding.weight", [64, 16], [[0, 64], [0, 16]], "no number"]]}),
         ("weights", {"parameters": 3}),
+        ("final_weights", {"parameters": [["embedding.weight", [64, 16], [[0, 64], [0, 16]], []]]}),
+        ("final_weights", {"parameters": [["embedding.weight", [64, 16], [[0, 64], [0, 16]], ["much"]]]}),
+        ("final_weights", {"parameters": [["embedding.weight", [64, 16], [[0, 64]]]]}),
     ],
 )
 def test_other_damaged_events_are_named_too(run: RunPaths, kind: str, change: Event) -> None:

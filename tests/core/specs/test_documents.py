@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pytest
 import yaml
 from changed_documents import TINY, written
 from levelfield.errors import DocumentError
-from levelfield.specs.base import Document, dump, load
+from levelfield.specs.base import LATER, Document, Value, dump, load
 from levelfield.specs.case import Case
 from levelfield.specs.extension import Extension
 from levelfield.specs.implementation import ImplementationFile
@@ -19,7 +20,9 @@ from levelfield.specs.suite import Suite
 from levelfield.specs.tuning import Tuning, TuningFile
 from levelfield.specs.vendor import VendorFile
 from plans import PLUGINS, ROOT
+from pydantic import Field
 
+P = TypeVar("P", bound=Value)
 KINDS: dict[str, type[Document]] = {
     "configs/cases/*.yaml": Case,
     "configs/suites/*.yaml": Suite,
@@ -33,6 +36,10 @@ def kind_of(kind: type[Document], path: Path) -> type[Document]:
     """A case's file holds a case or what it changes of another one."""
     return Extension if kind is Case and "extends" in yaml.safe_load(path.read_text()) else kind
 
+
+# Computed by the version before LATER existed.
+TINY_DIGEST = "sha256:b21d5277b76f38dfbb763a01394c73598654625c6fd15fc240a2e0f146a6a015"
+TINY_SMOKE_DIGEST = "sha256:f7375828000e1213a3838f965f3692573245e47312ce0e8ee62e04f4f3c76b6f"
 
 SHIPPED = [
     (kind_of(kind, path), path)
@@ -170,6 +177,42 @@ def test_any_changed_value_changes_the_fingerprint(tmp_path: Path) -> None:
     assert len({case.fingerprint(), *found}) == 5
 
 
+class Earlier(Value):
+    size: int
+
+
+class Later(Earlier):
+    added: int = Field(default=7, json_schema_extra=LATER)
+
+
+class Holder(Value, Generic[P]):
+    one: P
+    many: tuple[P, ...]
+    named: dict[str, P]
+
+
+@pytest.mark.parametrize("added", [7, 8])
+def test_a_field_that_is_added_later_changes_a_digest_only_where_it_is_used(added: int) -> None:
+    later, earlier = Later(size=1, added=added), Earlier(size=1)
+    held = Holder[Later](one=later, many=(later, later), named={"a": later})
+    before = Holder[Earlier](one=earlier, many=(earlier, earlier), named={"a": earlier})
+    for new, old in ((later, earlier), (held, before)):
+        assert (new.fingerprint() == old.fingerprint()) is (added == 7)
+    assert json.loads(later.to_json())["added"] == added, "a document shows all its fields"
+
+
+def test_a_case_keeps_its_digest_until_it_limits_disturbance(tmp_path: Path) -> None:
+    case = load(Case, TINY)
+    dumped = case.model_dump(mode="json")
+    del dumped["window"]["disturbance_limit"]
+    text = json.dumps(dumped, sort_keys=True, separators=(",", ":"))
+    assert case.fingerprint() == "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+    same, other = (load(Case, written(tmp_path, {"window.disturbance_limit": limit})) for limit in (0.1, 0.2))
+    assert same.fingerprint() == case.fingerprint() != other.fingerprint()
+    works = [each.work("smoke").fingerprint() for each in (case, same, other)]
+    assert works[0] == works[1] != works[2]
+
+
 def test_documents_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Tuning().micro_batch = 2  # type: ignore[misc]
@@ -217,3 +260,13 @@ def test_a_peak_without_a_source_is_refused(tmp_path: Path) -> None:
 def test_a_layout_reads_back_from_json() -> None:
     layout = Layout(data=4, tensor=2, sharding_stage=2, sharding_degree=4, sequence_parallel=True)
     assert Layout.model_validate_json(layout.to_json()) == layout
+
+
+# ---- digests
+
+
+def test_the_digest_of_a_case_is_that_of_earlier_versions() -> None:
+    """A new field of a case that is red here is marked LATER."""
+    case = load(Case, TINY)
+    assert case.fingerprint() == TINY_DIGEST
+    assert case.work("smoke").fingerprint() == TINY_SMOKE_DIGEST

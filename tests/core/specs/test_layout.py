@@ -13,8 +13,10 @@ from levelfield.specs.layout import Layout, is_layout, parse_layout
 def layouts(draw: st.DrawFn) -> Layout:
     degree, replicas = draw(st.integers(1, 64)), draw(st.integers(1, 16))
     stage = draw(st.integers(1, 3)) if degree > 1 else 0
+    context = draw(st.sampled_from([1, 1, 2, 4]))
     return Layout(
         data=degree * replicas,
+        context=context,
         tensor=draw(st.integers(1, 64)),
         pipeline=draw(st.integers(1, 64)),
         sequence_parallel=draw(st.booleans()),
@@ -38,6 +40,10 @@ def layouts(draw: st.DrawFn) -> Layout:
         ("TP2", Layout(tensor=2)),
         ("dp2tp2+seq", Layout(data=2, tensor=2, sequence_parallel=True)),
         ("2x4x1+seq", Layout(data=2, tensor=4, sequence_parallel=True)),
+        ("TP8CP2PP4DP4", Layout(data=4, context=2, tensor=8, pipeline=4)),
+        ("cp4", Layout(context=4)),
+        ("DP4CP2SH1", Layout(data=4, context=2, sharding_stage=1, sharding_degree=8)),
+        ("CP2TP2SH3SP8", Layout(data=4, context=2, tensor=2, sharding_stage=3, sharding_degree=8)),
     ],
 )
 def test_a_written_layout_is_read(text: str, layout: Layout) -> None:
@@ -99,6 +105,9 @@ def test_data_parallel_layouts_read_back_with_machines_and_batch(nodes: int, dev
         ("DP0TP1", "data Input should be greater than or equal to 1"),
         ("0x1x1", "data Input should be greater than or equal to 1"),
         ("DP6SH2SP4", "sharding_degree 4 does not divide data-parallel size 6"),
+        ("DP4CP0", "context Input should be greater than or equal to 1"),
+        ("CP2CP2", "found CP twice"),
+        ("DP2CP2SH2SP3", "sharding_degree 3 does not divide data-parallel size 2 x context 2"),
         ("DP4SH4SP4", "sharding_stage Input should be less than or equal to 3"),
     ],
 )
@@ -113,6 +122,8 @@ def test_what_is_no_layout_is_explained(text: str, says: str) -> None:
     [
         (Layout(data=4), "paddle", "have no part for plain data parallel"),
         (Layout(data=2, tensor=2), "osdi", "for data parallel over equal nodes only"),
+        (Layout(data=2, context=2), "megatron", "has no part for context parallelism"),
+        (Layout(data=2, context=2), "paddle", "has no part for context parallelism"),
         (Layout(data=2), "english", "unknown layout notation 'english'; known: levelfield, megatron"),
     ],
 )
@@ -133,7 +144,17 @@ def test_sequence_parallel_is_said_in_every_notation(notation: str) -> None:
     assert parse_layout(layout.in_notation(notation)).layout == layout
 
 
-@given(st.text(alphabet="DTPSHdx0123456789n_gbs+eq", max_size=14))
+def test_a_layout_without_context_is_stored_as_before() -> None:
+    """Documents from before context parallelism keep their bytes and digests."""
+    plain, split = Layout(data=4, tensor=2), Layout(data=2, context=2, tensor=2)
+    assert "context" not in plain.model_dump() and "context" not in plain.to_json()
+    assert plain.fingerprint() == "sha256:" + ("9b543db31be2f5604810ee721839151d0f1b6520c497ef5c3163c2c950ca2552")
+    assert split.model_dump()["context"] == 2 and split.fingerprint() != plain.fingerprint()
+    assert Layout.model_validate(split.model_dump(mode="json")) == split
+    assert split.world_size == 8 and split.gradient_ranks == 4
+
+
+@given(st.text(alphabet="CDTPSHdx0123456789n_gbs+eq", max_size=14))
 def test_any_text_is_a_layout_or_a_layout_error(text: str) -> None:
     try:
         found = parse_layout(text)

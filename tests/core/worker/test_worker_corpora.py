@@ -1,10 +1,13 @@
 """Corpora on disk as a rank opens them: right windows, and every planted fault refused with what and where."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from levelfield.worker import CorpusError
 from levelfield.worker.batches import open_source
 from levelfield.worker.corpora import open_corpus
+from levelfield.worker.megatron import open_index
 from planted_corpora import cut, write_megatron, write_paddle
 from worker_jobs import make_job
 
@@ -23,7 +26,7 @@ def test_samples_are_windows_of_the_flat_tokens(tmp_path, kind, dtype):
         assert np.array_equal(row, tokens[place * 32 : place * 32 + 33])
     corpus = open_corpus(kind, str(tmp_path / "c"))
     assert (len(corpus.tokens), corpus.documents) == (1000, 3)
-    assert not corpus.tokens.flags.writeable
+    assert not corpus.tokens[:].flags.writeable
 
 
 def test_training_reads_its_part_only(tmp_path):
@@ -178,3 +181,40 @@ def test_a_cut_paddle_file_is_refused(tmp_path, name, size, message):
     cut(tmp_path / name, size)
     with pytest.raises(CorpusError, match=message):
         open_corpus("paddle", str(tmp_path / "c"))
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_corpus_that_is_cut_short_while_it_is_read_is_named_with_both_sizes(tmp_path, kind):
+    """A memory map would end this process by SIGBUS."""
+    WRITERS[kind](tmp_path / "c", [100_000])
+    job = make_job(
+        tmp_path, corpus=dict(kind=kind, prefix=str(tmp_path / "c")), data=dict(shuffle=False, split=[1, 0, 0])
+    )
+    source = open_source(job)
+    last = np.array([3000], dtype=np.uint64)
+    assert len(source.samples(last)) == 1
+    (path,) = (p for p in (tmp_path / "c.bin", tmp_path / "c_ids.npy") if p.exists())
+    size = path.stat().st_size
+    cut(path, 4096)
+    assert len(source.samples(np.array([0], dtype=np.uint64))) == 1, "what is left can be read"
+    with pytest.raises(CorpusError, match=rf"{path}: was truncated from {size} to 4096 bytes while it was read"):
+        source.samples(last)
+
+
+def test_an_index_that_is_cut_short_while_it_is_read_is_named(tmp_path):
+    write_megatron(tmp_path / "c", [1] * 5000)
+    index = open_index(str(tmp_path / "c.idx"))
+    assert index.lengths[-1] == 1 and len(index.pointers[4990:6000]) == 10 and len(index.lengths[7:3]) == 0
+    cut(tmp_path / "c.idx", 100)
+    with pytest.raises(CorpusError, match=r"c\.idx: was truncated from \d+ to 100 bytes"):
+        index.documents[-1]
+    with pytest.raises(IndexError):
+        index.lengths[5000]
+
+
+def test_an_open_corpus_gives_its_files_back(tmp_path):
+    write_megatron(tmp_path / "c", [100])
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        open_corpus("megatron", str(tmp_path / "c"))
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

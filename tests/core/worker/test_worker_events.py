@@ -44,6 +44,17 @@ def test_weights_carry_the_checksums_of_what_is_held(tmp_path, recorder):
     assert int(checksum, 16) == checksum_slice("w", array, (4, 4), (slice(2, 4), None)) and len(checksum) == 16
 
 
+def test_final_weights_carry_the_sums_of_what_is_held(tmp_path, recorder):
+    array = np.array([[1, math.nan]], dtype=np.float32)
+    recorder.final_weights(
+        [("w", (2, 2), (slice(0, 1), None), np.ones((1, 2), np.float32)), ("v", (1, 2), None, array)]
+    )
+    (event,) = events(tmp_path)
+    (name, shape, bounds, sums), (*_, broken) = event["parameters"]
+    assert (event["event"], name, shape, bounds) == ("final_weights", "w", [2, 2], [[0, 1], [0, 2]])
+    assert sums[0] == 2.0 and len(sums) == 5 and set(broken) == {"nan"}
+
+
 def test_gradients_are_shares_by_name_and_may_be_no_number(tmp_path, recorder):
     recorder.gradients(2, [("w", np.float32(2.25)), ("b", math.nan)])
     assert events(tmp_path) == [{"event": "gradients", "step": 2, "squares": {"w": 2.25, "b": "nan"}}]

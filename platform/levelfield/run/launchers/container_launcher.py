@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from levelfield.contracts.execution import (
     Cause,
@@ -21,7 +22,7 @@ from levelfield.contracts.execution import (
     Watch,
 )
 from levelfield.errors import RunFailed
-from levelfield.node.rank_processes import SETTLE_SECONDS, TERMINATE_SECONDS
+from levelfield.node.rank_processes import SETTLE_SECONDS, TERMINATE_SECONDS, state_of
 from levelfield.run.launchers.liveness import Liveness
 from levelfield.run.launchers.local import ends_of, evidence_of, free_port, request_of, with_port
 from levelfield.run.runtimes.engine import OWNER_LABEL, EngineError, answers, connect, owner
@@ -77,7 +78,8 @@ class ContainerLauncher:
         _keep_logs(request, running)
         # the flag counts only beside a killed rank: the kernel may have killed a child, and the rank went on
         killed = sum(bool(c.attrs["State"]["OOMKilled"]) for c in running.values())
-        return replace(outcome, oom_kills=killed, warnings=tuple(warnings))
+        evidence = "the engine reports that its container ran out of memory" if killed else None
+        return replace(outcome, oom_kills=killed, oom_evidence=evidence, warnings=tuple(warnings))
 
 
 def _own_networks(request: Request) -> dict[str, ContainerWork]:
@@ -108,7 +110,15 @@ def _write_work(request: Request) -> None:
         processes = [{**asdict(p), "environment": with_port(p, port)} for p in node.processes]
         file = Path(str(node.file))
         file.parent.mkdir(exist_ok=True)
-        file.write_text(json.dumps({"processes": processes, "ends": node.ends}, indent=2) + "\n", encoding="utf-8")
+        content = {"processes": processes, "ends": node.ends, "umask": _umask()}
+        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _umask() -> int:
+    """Return the user's mask, which can only be read by setting another one; that one is the strictest."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _supervise(request: Request, running: dict[int, Container], liveness: Liveness, watch: Watch) -> Outcome:
@@ -162,7 +172,8 @@ def _settle(running: dict[int, Container]) -> None:
 def _stopped(request: Request, running: dict[int, Container], cause: Cause, evidence: str) -> Outcome:
     left = {rank for rank, container in running.items() if _is_running(container)}
     for rank in left:
-        running[rank].stop(timeout=STOP_SECONDS)
+        with suppress(EngineError), answers():  # it reports an error for a container that SIGKILL does not end
+            running[rank].stop(timeout=STOP_SECONDS)
         running[rank].reload()
     return Outcome(cause, _ends(request, running, left), evidence)
 
@@ -171,15 +182,18 @@ def _ends(request: Request, running: dict[int, Container], stopped: set[int] | N
     """Return the ends that each node's first process wrote. If it was killed, its running ranks ended with it."""
     found = []
     for node in request.nodes:
-        code = running[node.node_rank].attrs["State"]["ExitCode"] if node.node_rank in running else None
+        state = running[node.node_rank].attrs["State"] if node.node_rank in running else {}
         by_us = node.node_rank in (stopped or ())
         known = _written(node)
-        found += [_lost(e.rank, code, by_us) if (e.exit_code, e.signal) == (None, None) else e for e in known]
+        found += [_lost(e.rank, state, by_us) if (e.exit_code, e.signal) == (None, None) else e for e in known]
     return tuple(found)
 
 
-def _lost(rank: int, code: int | None, by_us: bool) -> ProcessEnd:
+def _lost(rank: int, state: dict[str, Any], by_us: bool) -> ProcessEnd:
     """Return the end of a lost rank. A container's exit code is 128 + the signal that ended its first process."""
+    code = state.get("ExitCode")
+    if state.get("Running") and by_us:  # what could not be stopped; its first process has this number on the host
+        return ProcessEnd(rank, None, None, by_us, process=int(state["Pid"]), state=state_of(int(state["Pid"])))
     if code is not None and code > 128:
         return ProcessEnd(rank, None, code - 128, by_us)
     return ProcessEnd(rank, code, None, by_us)

@@ -6,7 +6,6 @@ import signal
 import socket
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from levelfield.contracts.execution import (
@@ -21,6 +20,7 @@ from levelfield.contracts.execution import (
 )
 from levelfield.node.rank_processes import POLL_SECONDS, Ranks
 from levelfield.run.launchers.liveness import Liveness
+from levelfield.run.launchers.memory_kills import MemoryKillWatch
 from levelfield.run.runtimes.process_runtime import REMOVED_VARIABLES, inherited
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -37,14 +37,13 @@ class LocalLauncher:
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
         """Start all ranks and wait. Every started process group is ended before it returns or raises."""
-        before = _oom_kills()
-        outcome = self._run(request, watch)
-        kills = _oom_kills() - before
-        return replace(outcome, oom_kills=max(0, kills))
+        kills, ranks = MemoryKillWatch(), Ranks()
+        outcome = self._run(request, watch, ranks)
+        found = kills.found(ranks.processes())
+        return replace(outcome, oom_kills=found.number, oom_evidence=found.evidence)
 
-    def _run(self, request: Request, watch: Watch) -> Outcome:
+    def _run(self, request: Request, watch: Watch, ranks: Ranks) -> Outcome:
         port = free_port()
-        ranks = Ranks()
         try:
             for process in request.nodes[0].processes:
                 environment = {**inherited(), **with_port(process, port)}
@@ -124,14 +123,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _oom_kills() -> int:
-    """Return the number of out-of-memory kills in this cgroup; 0 when it cannot be read."""
-    for path in (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")):
-        try:
-            counts = dict(line.split() for line in path.read_text().splitlines())
-            return int(counts["oom_kill"])
-        except (OSError, ValueError, KeyError):
-            continue
-    return 0

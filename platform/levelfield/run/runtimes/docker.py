@@ -12,11 +12,12 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from levelfield.checkout import checkout
-from levelfield.contracts.execution import ContainerWork, NodeWork
+from levelfield.contracts.execution import ContainerWork, NodeWork, ProcessWork
 from levelfield.run.runtimes import images
 from levelfield.run.runtimes.engine import OWNER_LABEL, RUN_LABEL, EngineError, answers, connect, owner, reap
 from levelfield.run.runtimes.engine_containers import started
@@ -26,6 +27,7 @@ from levelfield.rundir.directory import write_atomically
 from levelfield.specs.container import ContainerPlan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
+from levelfield.specs.variables import is_secret
 
 LISTING_SECONDS = 120.0
 _HOME = {"HOME": "/tmp", "USER": "levelfield", "LOGNAME": "levelfield"}
@@ -46,14 +48,16 @@ class DockerRuntime:
     def node(self, plan: Plan, paths: RunPaths, node_rank: int) -> NodeWork:
         """Return the container and the processes of one node, without side effect."""
         first, visible = address_of(plan, 0), _container(plan).visible
-        processes = (rank_work(plan, paths, rank, first, visible) for rank in ranks_of(plan, node_rank))
+        processes = (_open(plan, rank_work(plan, paths, rank, first, visible)) for rank in ranks_of(plan, node_rank))
         file = paths.nodes / f"node{node_rank}.json"
         script = checkout() / "platform" / "levelfield" / "node" / "rank_processes.py"
         return NodeWork(
             node_rank=node_rank,
             address=address_of(plan, node_rank),
             processes=tuple(processes),
-            container=self._work(plan, f"node{node_rank}", (str(script), str(file)), {str(paths.root): "rw"}),
+            container=self._work(
+                plan, f"node{node_rank}", (str(script), str(file)), {str(paths.root): "rw"}, _secrets(plan)
+            ),
             file=str(file),
             ends=str(paths.nodes / f"node{node_rank}.ends.json"),
         )
@@ -143,6 +147,17 @@ class ReadyDocker(DockerRuntime):
 def address_of(plan: Plan, node_rank: int) -> str:
     """Return a node's name in the run's own network, or the loopback address of a single node."""
     return "127.0.0.1" if plan.hardware.nodes == 1 else f"node{node_rank}"
+
+
+def _secrets(plan: Plan) -> dict[str, str]:
+    """Return the user's variables that look like secrets. The container has them, so that no file needs to."""
+    return {name: value for name, value in plan.tuning.environment.items() if is_secret(name, value)}
+
+
+def _open(plan: Plan, work: ProcessWork) -> ProcessWork:
+    """Return the work as the file of a node holds it: its processes take the secrets from the container."""
+    kept = {name: value for name, value in work.environment.items() if name not in _secrets(plan)}
+    return replace(work, environment=kept)
 
 
 def _container(plan: Plan) -> ContainerPlan:

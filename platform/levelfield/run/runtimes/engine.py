@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING
 
-import psutil
-
 from levelfield.errors import RunFailed
+from levelfield.rundir import process_identity
 
 if TYPE_CHECKING:  # the SDK loads slowly, and most commands need no engine
     from docker import DockerClient
@@ -63,21 +61,15 @@ def first_line(error: Exception) -> str:
 
 
 def owner() -> str:
-    """Return a label of this process: machine, process id and start time. `is_alive` reads it."""
-    process = psutil.Process()
-    return f"{platform.node()}/{process.pid}/{process.create_time():.2f}"
+    """Return a label of this process, which `is_alive` reads."""
+    identity = process_identity.own_identity()
+    return identity.to_text() if identity else ""
 
 
 def is_alive(owner_text: str) -> bool:
-    """Return whether the process of a label still runs. A process of another machine counts as alive."""
-    machine, _, rest = owner_text.rpartition("/")[0].partition("/")
-    started = owner_text.rpartition("/")[2]
-    if machine != platform.node():
-        return True
-    try:
-        return f"{psutil.Process(int(rest)).create_time():.2f}" == started
-    except (psutil.Error, ValueError):
-        return False
+    """Return whether the process of a label still runs. One of another machine, or of an unknown label, counts so."""
+    identity = process_identity.identity_from(owner_text)
+    return identity is None or process_identity.is_alive(identity) is not False
 
 
 def reap(client: DockerClient, say: Say) -> None:

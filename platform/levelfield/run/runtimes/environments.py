@@ -9,14 +9,15 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from levelfield import installer
 from levelfield.errors import RunFailed, UsageError
+from levelfield.rundir.directory import write_error, write_json
 from levelfield.specs.plan import EnvironmentPlan
 
 Say = Callable[[str], None]
@@ -37,7 +38,8 @@ def environment_in_use(plan: EnvironmentPlan, say: Say) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_UN)
             _acquire(lock, fcntl.LOCK_EX, folder, say)
             if not is_ready(plan):
-                _make(plan, folder, say)
+                with _named_errors(folder):
+                    _make(plan, folder, say)
             fcntl.flock(lock, fcntl.LOCK_UN)
         yield
 
@@ -78,34 +80,37 @@ def _acquire(lock: int, kind: int, folder: Path, say: Say) -> None:
         fcntl.flock(lock, kind)
 
 
+@contextmanager
+def _named_errors(folder: Path) -> Iterator[None]:
+    """Turn an error of the file system, such as a full disk, into RunFailed with the path."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFailed(f"the environment cannot be made: {write_error(error, folder)}") from None
+
+
 def _make(plan: EnvironmentPlan, folder: Path, say: Say) -> None:
-    """Create the environment from scratch. The rest of a failed or killed attempt is removed first."""
+    """Create the environment from scratch. The rest of a failed or killed attempt is ended and removed first."""
+    if plan.offline and not installer.wheels_folder():
+        raise RunFailed(
+            f"--offline, and {folder} is not made. Set {installer.WHEELS} to a folder of wheels (`wheels fetch DIR` "
+            "makes one on a machine with network), or start once without --offline"
+        )
+    installer.end_left(folder, say)
     why = "the requirements changed" if _stamp(folder).exists() else "first use"
     say(f"making {folder.parent.name}/{folder.name} ({why}): {', '.join(plan.requirements)}")
     _stamp(folder).unlink(missing_ok=True)
     started = time.monotonic()
-    _run([plan.made_with or sys.executable, "-m", "venv", "--clear", str(folder)], say)
+    _run([plan.made_with or sys.executable, "-m", "venv", "--clear", str(folder)], folder, say)
     pip = [plan.python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
-    _run([*pip, *plan.requirements], say)
-    _stamp(folder).write_text(json.dumps({"digest": plan.digest, "requirements": plan.requirements}, indent=2) + "\n")
+    _run([*pip, *plan.requirements], folder, say)
+    write_json(_stamp(folder), {"digest": plan.digest, "requirements": plan.requirements})
     say(f"{folder.name} is ready after {time.monotonic() - started:.0f} s")
 
 
-def _run(argv: list[str], say: Say) -> None:
+def _run(argv: list[str], folder: Path, say: Say) -> None:
     """Run an installer and report each package that it collects. Raises RunFailed with its last lines."""
-    lines: list[str] = []
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                lines.append(line.rstrip())
-                if line.startswith(("Collecting", "Installing", "Building")):
-                    say(line.rstrip()[:120])
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode:
-        evidence = "\n  ".join([x for x in lines if x and not x.startswith("WARNING")][-5:])
-        raise RunFailed(
-            f"the environment cannot be made: {' '.join(argv[:4])} ... ended with {process.returncode}\n  {evidence}"
-        )
+    try:
+        installer.run(argv, folder, say)
+    except RunFailed as error:
+        raise RunFailed(f"the environment cannot be made: {error}") from None

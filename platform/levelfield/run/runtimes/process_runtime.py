@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from levelfield.contracts.command import completed
 from levelfield.contracts.execution import NodeWork
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.run.runtimes.rank_work import LISTING, packages, rank_work, ranks_of
@@ -38,9 +39,8 @@ class ProcessRuntime:
         return NodeWork(node_rank, "127.0.0.1", tuple(work))
 
     def output(self, plan: Plan, argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
-        done = subprocess.run(
-            list(argv), env={**inherited(), **environment}, capture_output=True, text=True, timeout=seconds, check=True
-        )
+        done = completed(argv, seconds, {**inherited(), **environment})
+        done.check_returncode()
         return done.stdout
 
     def keep(self, plan: Plan, paths: RunPaths) -> None:

@@ -1,7 +1,7 @@
 """The wheels of an image: the host's pip downloads them once, with the user's own index and certificates.
 
-A build then needs no network, and `--offline` uses the stored wheels. The folder's name is the digest of the request.
-`wheels.json`, which is written last, lists the files with their sha256.
+A build then needs no network, and `--offline` uses the stored wheels. LEVELFIELD_WHEELS takes them from a folder. The
+folder's name is the digest of the request. `wheels.json`, which is written last, lists the files with their sha256.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import hashlib
 import json
 import os
 import platform
-import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from levelfield import installer
 from levelfield.errors import RunFailed
 from levelfield.plan.image_recipe import PIP_REQUIREMENT
 from levelfield.plan.interpreters import find_interpreter
@@ -47,10 +47,11 @@ def wheels_of(image: ImagePlan, offline: bool, say: Say) -> Wheels:
     folder = cache_folder() / "wheels" / hashlib.sha256(wanted.encode()).hexdigest()[:16]
     found = _listed(folder)
     if found is None:
-        if offline:
+        if offline and not installer.wheels_folder():
             raise RunFailed(
                 f"--offline, and the wheels of {image.name} were never fetched (expected them in "
-                f"{folder}). Fetch them once without --offline: `image build`"
+                f"{folder}). Fetch them once without --offline: `image build`; or set {installer.WHEELS} to a folder "
+                "that `wheels fetch` made"
             )
         found = _fetch(image, folder, say)
     return Wheels(folder, found)
@@ -79,17 +80,32 @@ def _fetch(image: ImagePlan, folder: Path, say: Say) -> dict[str, str]:
         raise RunFailed(f"{folder}: {error.strerror}") from None
 
 
+def fetch_into(folder: Path, python: str, arguments: Sequence[str], say: Say) -> None:
+    """Download wheels for this Python into a folder, from pip's index. Raises RunFailed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            _run(folder, python, arguments, say, source={})
+    except OSError as error:
+        raise RunFailed(f"{folder}: {error.strerror}") from None
+
+
+def _run(folder: Path, python: str, arguments: Sequence[str], say: Say, source: dict[str, str] | None) -> None:
+    """Run `pip wheel`, which also builds the wheels of requirements that are published only as sources."""
+    argv = [sys.executable, "-m", "pip", "--python", python, "wheel", "--disable-pip-version-check"]
+    installer.end_left(folder, say)
+    try:
+        installer.run([*argv, "--progress-bar", "off", "--wheel-dir", str(folder), *arguments], folder, say, source)
+    except RunFailed as error:
+        raise RunFailed(f"pip could not fetch the wheels: {error}") from None
+
+
 def _run_pip(image: ImagePlan, folder: Path, say: Say) -> dict[str, str]:
-    """Run `pip wheel`, because some requirements are published only as sources."""
     version = image.base.python_version
     say(f"fetching the wheels of {image.name} for Python {version}: {', '.join(image.requirements)}")
     interpreter = find_interpreter(f"=={version}.*")
-    argv = [sys.executable, "-m", "pip", "--python", interpreter.python, "wheel", "--disable-pip-version-check"]
-    argv += ["--quiet", "--wheel-dir", str(folder), PIP_REQUIREMENT, *image.requirements]
-    done = subprocess.run(argv, capture_output=True, text=True)
-    if done.returncode:
-        lines = [x for x in done.stderr.splitlines() if x.strip() and not x.startswith("WARNING")]
-        raise RunFailed("pip could not fetch the wheels\n  " + "\n  ".join(lines[-5:]))
+    _run(folder, interpreter.python, (PIP_REQUIREMENT, *image.requirements), lambda line: None, None)
     files = {path.name: _sha256(path) for path in sorted(folder.glob("*.whl"))}
     write_atomically(folder / "wheels.json", json.dumps(files, indent=2) + "\n")
     return files

@@ -1,17 +1,26 @@
 """A training that only pretends: real batches, initial weights and events, and a loss that falls by itself.
 
 FAKE_FAULT breaks it on purpose, on the last rank at step 6: `nan`, `oom` (says so), `eat` (takes memory until the
-kernel ends it), `unsupported` or `die`.
+kernel ends it), `unsupported`, `truncate` (empties the corpus), `die` or `stop` (it is suspended for FAKE_SECONDS);
+`clock`: its clock is half as fast. FAKE_STEP_SECONDS: how long a step lasts at least.
+
+FAKE_CLOCK gives the times of the heartbeat's file another clock: seconds that are added in turn, as in `60,-60`.
+
+FAKE_FP32_ERROR=0.01 makes the losses of trainings in fp32 wrong by 1 %.
 """
 
+import itertools
 import os
+import signal
+import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
-from levelfield.worker import Batches, Initializer, Unsupported, coordinates, learning_rate, run
+from levelfield.worker import Batches, Initializer, Unsupported, coordinates, events, heartbeat, learning_rate, run
 
 FAULT_STEP = 6
-STEP_SECONDS = 0.005
+STEP_SECONDS = float(os.environ.get("FAKE_STEP_SECONDS", "0.005"))
 
 
 def main(job, recorder):
@@ -22,11 +31,16 @@ def main(job, recorder):
         (name, spec.shape, None, initializer.array(name, spec.shape, std=spec.std, fill=spec.fill))
         for name, spec in initializer.parameters(job.model).items()
     )
+    if os.environ.get("FAKE_FAULT") == "clock" and job.rank == job.world_size - 1:
+        events.time = SimpleNamespace(monotonic_ns=lambda: time.monotonic_ns() // 2)
     recorder.begin()
     for batch in Batches(job, place.data):
         time.sleep(STEP_SECONDS)
         meet(job, batch.step)
-        loss = break_on_purpose(job, batch.step) or 4.0 * 0.9**batch.step
+        loss = break_on_purpose(job, batch.step) or 4.0 * 0.9**batch.step * (1 + error(job))
+        if batch.step in job.gradient_steps:
+            names = list(initializer.parameters(job.model))
+            recorder.gradients(batch.step, ((name, 1 / len(names) / job.world_size) for name in names))
         recorder.step(
             batch.step,
             loss=loss,
@@ -36,6 +50,10 @@ def main(job, recorder):
             tokens_checksum=batch.checksum,
             memory={"allocated_peak_bytes": None, "reserved_peak_bytes": None, "process_peak_bytes": 10**6},
         )
+
+
+def error(job):
+    return float(os.environ.get("FAKE_FP32_ERROR", 0)) if job.training.precision == "fp32" else 0.0
 
 
 def meet(job, step):
@@ -55,19 +73,57 @@ def reached(path):
 
 
 def break_on_purpose(job, step):
+    """Return the loss of a broken step, or None for a step that goes on as if nothing was."""
     fault = os.environ.get("FAKE_FAULT")
     if fault is None or step != FAULT_STEP or job.rank != job.world_size - 1:
         return None
-    if fault == "oom":
-        raise MemoryError("cannot allocate 7 GiB")
-    if fault == "eat":
-        return sum(len(block) for block in [bytes([1]) * 2**20 for _ in range(2**14)])
-    if fault == "unsupported":
-        raise Unsupported("fp8 needs another chip")
-    if fault == "die":
-        os.kill(os.getpid(), 9)
-    return float("nan")
+    return FAULTS[fault](job)
+
+
+def empty_the_corpus(job):
+    Path(f"{job.corpus.prefix}.bin").write_bytes(b"")
+
+
+def refuse(job):
+    raise Unsupported("fp8 needs another chip")
+
+
+def take_memory(job):
+    raise MemoryError("cannot allocate 7 GiB")
+
+
+def suspend(job):
+    """Stop this process, as a debugger or a batch system does, and have it continued after FAKE_SECONDS."""
+    seconds = os.environ["FAKE_SECONDS"]
+    subprocess.Popen(["/bin/sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+FAULTS = {
+    "nan": lambda job: float("nan"),
+    "oom": take_memory,
+    "eat": lambda job: sum(len(block) for block in [bytes([1]) * 2**20 for _ in range(2**14)]),
+    "unsupported": refuse,
+    "truncate": empty_the_corpus,
+    "die": lambda job: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": suspend,
+    "clock": lambda job: None,  # from the first step on
+}
+
+
+def shift_clock():
+    """Give each heartbeat a time that is off, as a file server with another clock does, or a clock that was set."""
+    touch, shifts = heartbeat._touch, itertools.cycle(map(float, os.environ["FAKE_CLOCK"].split(",")))
+
+    def shifted(path, count):
+        touch(path, count)
+        now = time.time() + next(shifts)
+        os.utime(path, (now, now))
+
+    heartbeat._touch = shifted
 
 
 if __name__ == "__main__":
+    if "FAKE_CLOCK" in os.environ:
+        shift_clock()
     run(main)

@@ -1,0 +1,140 @@
+"""Makes certificates from aligned runs, and checks the certificate of a run.
+
+A run in 16 bits or at full scale whose layers all hold is aligned with a certificate that holds, and otherwise
+consistent: rounding is then larger than many faults.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import datetime, timezone
+from typing import Any
+
+from pydantic import ValidationError
+
+from levelfield.errors import DocumentError, GateFailed
+from levelfield.specs.base import load
+from levelfield.specs.certificate import Certificate, CertificateSubject, code_path
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+from levelfield.specs.reference import Reference
+from levelfield.specs.result import Alignment, CertificateFinding, Result
+
+
+def certificate_from(paths: RunPaths, plan: Plan, result: Result, subject: CertificateSubject) -> Certificate:
+    """Return the certificate that rests on a run. Raises GateFailed for a run that is not aligned or of other code."""
+    if result.status.word != "valid":
+        raise GateFailed(f"its run {result.run_id} is {result.status.word}")
+    verdict, software = result.alignment, software_of(paths)
+    if verdict.verdict != "aligned":
+        raise GateFailed(f"its run {result.run_id} is {verdict.verdict}: {verdict.reason}")
+    if why := other_training(subject, plan) or _other_reference(subject, paths):
+        raise GateFailed(f"its run {result.run_id} certifies nothing: {why}")
+    if software is None:
+        raise GateFailed(f"its run {result.run_id} certifies nothing: its packages are not known")
+    try:
+        return Certificate.seal(
+            subject=subject,
+            case=plan.case,
+            scale=plan.scale,
+            precision=plan.work.training.precision,
+            reference=verdict.reference or "",
+            run_id=plan.run_id,
+            layout=str(plan.tuning.layout),
+            framework_version=result.framework_version,
+            software=software,
+            verdict="aligned",
+            reason=verdict.reason,
+            layers=verdict.layers,
+            made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        )
+    except ValidationError as error:
+        raise GateFailed(f"its run {result.run_id} certifies nothing: {error.errors()[0]['msg']}") from None
+
+
+def certificate_finding(paths: RunPaths, plan: Plan, framework_version: str) -> CertificateFinding | None:
+    """Return whether the certificate in the run directory holds for this run; None for a run that needs none."""
+    if not plan.needs_certificate:
+        return None
+    used = plan.certificate
+    if used is None or used.digest is None:
+        reason = used.reason if used and used.reason else "none was looked for"
+        return CertificateFinding(holds=False, reason=reason, run_id=used.failed_run if used else None)
+    try:
+        found = load(Certificate, paths.certificate)
+    except DocumentError as error:
+        said = " ".join(str(error).replace(f"{paths.root}/", "").split())  # the same bytes wherever the folder lies
+        return CertificateFinding(holds=False, reason=said, run_id=used.run_id)
+    why = _why_not(found, paths, plan, framework_version)
+    return CertificateFinding(holds=not why, reason=why, run_id=found.run_id, made=found.made, digest=found.digest)
+
+
+def with_certificate(found: Alignment, plan: Plan, certificate: CertificateFinding | None) -> Alignment:
+    """Return the verdict together with the certificate: `aligned` becomes `consistent` where none holds."""
+    if certificate is None:
+        return found
+    if certificate.holds:
+        if found.verdict not in ("aligned", "unchecked"):
+            return found
+        said = f"the same code is aligned in fp32 at smoke scale, run {certificate.run_id}"
+        return found.model_copy(update={"reason": f"{found.reason}; {said}"})
+    if found.verdict != "aligned":
+        return found
+    reason = f"no layer differs, which shows little {_where(plan)} without a certificate: {certificate.reason}"
+    return found.model_copy(update={"verdict": "consistent", "reason": reason})
+
+
+def other_training(subject: CertificateSubject, plan: Plan) -> str | None:
+    """Return in what the subject differs from the run of this plan; None where they agree."""
+    facts = {
+        "the framework": (subject.framework, plan.implementation.framework),
+        "the implementation": (subject.implementation, plan.implementation.digest),
+        "the vendor": (subject.vendor, plan.hardware.vendor),
+        "the chip": (subject.chip, plan.hardware.chip.name),
+        "the runtime": (subject.runtime, plan.runtime),
+        "the environment": (subject.environment, plan.environment.digest or plan.environment.python),
+        "the environment variables": (subject.variables, plan.variables_digest),
+        "the kind of layout": (subject.path, code_path(plan.tuning)),
+    }
+    other = [name for name, (certified, ours) in facts.items() if certified != ours]
+    return f"{', '.join(other)} of the certificate and of the run differ" if other else None
+
+
+def software_of(paths: RunPaths) -> str | None:
+    """Return the digest of a run's packages and of the vendor's software; None where the packages are not known."""
+    try:
+        found: dict[str, Any] = json.loads(paths.provenance.read_text())
+        listed = {key: found[key] for key in ("environment_packages", "vendor_software")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not listed["environment_packages"]:
+        return None
+    return "sha256:" + hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()
+
+
+def _why_not(found: Certificate, paths: RunPaths, plan: Plan, framework_version: str) -> str | None:
+    """Return why a certificate does not hold for this run; None where it holds."""
+    used = plan.certificate
+    if used is None or found.digest != used.digest or found.subject != used.subject:
+        return "the certificate in the run directory is not the one that the plan names"
+    if why := other_training(found.subject, plan):
+        return why
+    if found.framework_version != framework_version:
+        return f"it is of {found.subject.framework} {found.framework_version}, the run of {framework_version}"
+    if found.software != software_of(paths):
+        return "the packages or the vendor's software have changed since it was made"
+    return None
+
+
+def _other_reference(subject: CertificateSubject, paths: RunPaths) -> str | None:
+    """Return why the reference of the certificate's run is not the one of the subject; None where it is."""
+    reference = load(Reference, paths.reference)
+    if (reference.identity.work, reference.fingerprint()) == (subject.work, subject.reference):
+        return None
+    return f"it was compared with another reference than the plan names, {reference.name}"
+
+
+def _where(plan: Plan) -> str:
+    precision = plan.work.training.precision
+    return f"in {precision}" if precision != "fp32" else "at full scale"

@@ -1,0 +1,149 @@
+"""What single steps cost the window, what telemetry read around the slowest one, and whether the run is still valid.
+
+The rules are in measure/disturbance.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timezone
+from statistics import fmean
+from typing import NamedTuple
+
+from levelfield.measure.disturbance import OUTLIER, StepOutliers, is_disturbed, step_outliers
+from levelfield.measure.other_use import HostUse, host_use
+from levelfield.measure.raw_facts import NANOSECONDS, Reading
+from levelfield.measure.throughput import StepSpan, WindowError, spans, step_times
+from levelfield.rundir.raw_files import RawRecords
+from levelfield.specs.plan import Plan
+from levelfield.specs.result import Disturbance, ReadingAround, SlowestStep, Status
+
+NOTABLE_MEAN = 1.1  # the mean step over the median one
+Summary = Callable[[Sequence[float]], float]
+
+
+class DisturbanceFound(NamedTuple):
+    """The figures, and the reason why the run is not valid, if there is one."""
+
+    figures: Disturbance
+    reason: str | None
+
+
+def disturbance(plan: Plan, raw: RawRecords) -> DisturbanceFound | None:
+    """Return what outlying steps cost the window; None when the window is not complete."""
+    first, last = plan.work.window.first_step, plan.work.window.last_step
+    try:
+        steps = spans(step_times(raw.steps, first, last), raw.begins.get(0), first, last, plan.world_size)
+    except WindowError:
+        return None
+    found, whole = step_outliers(steps), StepSpan(0, steps[0].begin_ns, steps[-1].end_ns)
+    unexplained = [span for span in found.outliers if not found.is_explained(span, _host(raw, span))]
+    lost, limit = found.lost_part(unexplained), plan.work.window.disturbance_limit
+    figures = Disturbance(
+        slowest=_slowest(raw, found, whole),
+        outliers=len(found.outliers),
+        lost=found.lost_part(found.outliers),
+        unexplained=lost,
+        limit=limit,
+        mean_over_median=found.mean_seconds / found.median_seconds,
+        platform_seconds=_platform_seconds(raw),
+        flags=(),
+    )
+    figures = figures.model_copy(update={"flags": tuple(_flags(figures))})
+    return DisturbanceFound(figures, _reason(figures) if is_disturbed(lost, whole.seconds, limit) else None)
+
+
+def disturbed(status: Status, found: DisturbanceFound | None) -> Status:
+    """Return the status; `invalid` in place of `valid` when the window was disturbed."""
+    if status.word != "valid" or found is None or found.reason is None:
+        return status
+    return Status(word="invalid", failure="disturbed", reasons=(found.reason,))
+
+
+def _reason(found: Disturbance) -> str:
+    return (
+        f"disturbed: outlying steps cost {found.unexplained:.1%} of the window without a known cause, and the case "
+        f"allows {found.limit:.1%}; {_described(found.slowest)}. Run again on an idle machine"
+    )
+
+
+def _flags(found: Disturbance) -> Iterator[str]:
+    if found.outliers:
+        yield _described(found.slowest)
+        explained = found.lost - found.unexplained
+        yield (
+            f"{found.outliers} step(s) above {OUTLIER:g} times the median cost {found.lost:.1%} of the window; "
+            f"other programs explain {explained:.1%}"
+        )
+    if not found.mean_over_median <= NOTABLE_MEAN:
+        yield f"the mean step is {found.mean_over_median:.2f} times the median, and tokens/s counts the mean"
+
+
+def _described(slowest: SlowestStep) -> str:
+    at = f", begun at {slowest.began}" if slowest.began else ""
+    return f"step {slowest.step} lasted {slowest.seconds:.3g} s, {slowest.over_median:.1f} times the median{at}"
+
+
+def _slowest(raw: RawRecords, found: StepOutliers, window: StepSpan) -> SlowestStep:
+    span = found.slowest
+    return SlowestStep(
+        step=span.step,
+        seconds=span.seconds,
+        over_median=found.over_median(span),
+        after_seconds=(span.begin_ns - window.begin_ns) / NANOSECONDS,
+        began=_time_of_day(raw, span.begin_ns),
+        telemetry=(*_of_host(raw, span, window), *_of_devices(raw, span, window)),
+    )
+
+
+def _platform_seconds(raw: RawRecords) -> tuple[float, float] | None:
+    seen = raw.seen.get(0)
+    return (max(0.0, seen.least_seconds), seen.most_seconds) if seen else None
+
+
+def _time_of_day(raw: RawRecords, time_ns: int) -> str | None:
+    """Return the time of day in UTC, by the reading of both clocks that is nearest."""
+    nearest = min(raw.wall_clock, key=lambda pair: abs(pair[0] - time_ns), default=None)
+    if nearest is None:
+        return None
+    try:
+        moment = datetime.fromtimestamp((nearest[1] + time_ns - nearest[0]) / NANOSECONDS, timezone.utc)
+    except (OverflowError, ValueError, OSError):
+        return None  # a damaged time; the others are in the file
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _host(raw: RawRecords, span: StepSpan) -> HostUse:
+    return host_use(raw.host, span.begin_ns, span.end_ns)
+
+
+def _of_host(raw: RawRecords, span: StepSpan, window: StepSpan) -> Iterator[ReadingAround]:
+    step, whole = _host(raw, span), _host(raw, window)
+    yield _around("other programs", "cores", step.other_cores, whole.other_cores, step.reason)
+    yield _around("this run", "cores", step.own_cores, whole.own_cores, step.reason)
+
+
+def _of_devices(raw: RawRecords, span: StepSpan, window: StepSpan) -> Iterator[ReadingAround]:
+    rows: tuple[tuple[str, str, Callable[[Reading], float | None], Summary], ...] = (
+        ("power", "W", lambda r: r.power_watts, fmean),
+        ("load", "1", lambda r: r.utilisation, fmean),
+        ("temperature", "degrees Celsius", lambda r: r.temperature_celsius, max),
+    )
+    for what, unit, read, summary in rows:
+        step, whole = (_over(raw.readings, read, summary, s) for s in (span, window))
+        if whole is not None or step is not None:  # a tool that has no such value says so elsewhere
+            yield _around(what, unit, step, whole, "no reading fell into the step")
+
+
+def _over(
+    readings: Sequence[Reading], read: Callable[[Reading], float | None], summary: Summary, span: StepSpan
+) -> float | None:
+    values = [value for r in readings if span.begin_ns <= r.time_ns <= span.end_ns and (value := read(r)) is not None]
+    return summary(values) if values else None
+
+
+def _around(what: str, unit: str, step: float | None, window: float | None, reason: str | None) -> ReadingAround:
+    in_step, in_window = (None if value is None or not math.isfinite(value) else value for value in (step, window))
+    why = reason if step is None else None if in_step is not None else "a reading is not finite"
+    return ReadingAround(what=what, unit=unit, in_step=in_step, in_window=in_window, reason=why)

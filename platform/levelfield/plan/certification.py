@@ -1,0 +1,114 @@
+"""The certificate that a plan needs, and the run that makes it. Nothing is read from the store or started here."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+from levelfield import worker
+from levelfield.catalog.registry import Registry
+from levelfield.plan.implementation_identity import folder_digest
+from levelfield.plan.request import Entry, UserRequest
+from levelfield.specs.case import Work
+from levelfield.specs.certificate import CertificateSubject, CertificateUsed, code_path, smallest_layout
+from levelfield.specs.derivation import Derivation, split_name
+from levelfield.specs.plan import Plan
+from levelfield.specs.reference import Reference, reference_name
+from levelfield.specs.tuning import TuningChoice
+
+# Micro-batches of a step in the run that makes a certificate: faults of accumulation need more than one.
+LEAST_ACCUMULATION = 4
+
+
+def certificate_used(registry: Registry, plan: Plan) -> CertificateUsed | None:
+    """Return what has to be certified, or why nothing can be; None for a plan that needs no certificate."""
+    if not plan.needs_certificate or plan.refusal:
+        return None
+    if plan.tuning.attention == "flash_attn":
+        return CertificateUsed(reason="the attention kernel flash_attn does not train in fp32")
+    reference = small_reference(registry, plan)
+    if reference is None:
+        return CertificateUsed(reason=f"no reference in fp32 at smoke scale has the work of {_base(plan)}")
+    if not reference.noise:
+        return CertificateUsed(reason=f"the reference {reference.name} has no noise, so it has no limits")
+    return CertificateUsed(subject=_subject(plan, reference))
+
+
+def small_reference(registry: Registry, plan: Plan) -> Reference | None:
+    """Return the reference of the case's smoke work in fp32, of this case or of another one with the same work.
+
+    A derived case has the one of the case that it comes from: the code is the same.
+    """
+    base = _base(plan)
+    work = in_fp32(registry.case(base).work("smoke")).fingerprint()
+    extension = registry.extension(base)
+    own = [reference_name(case, "smoke", "fp32") for case in (base, extension.extends if extension else base)]
+    names = sorted(registry.references, key=lambda name: (name not in own, name))
+    found = (registry.reference(name) for name in names if name.endswith("_smoke_fp32"))
+    return next((reference for reference in found if reference.identity.work == work), None)
+
+
+def in_fp32(work: Work) -> Work:
+    training = work.training.model_copy(update={"precision": "fp32", "loss_scale": None})
+    return work.model_copy(update={"training": training})
+
+
+def certifying_entry(registry: Registry, plan: Plan, reference: Reference, request: UserRequest) -> Entry:
+    """Return the entry of the run in fp32 at smoke scale: the same code, on as few devices as its layout needs."""
+    layout, tuning = smallest_layout(plan.tuning.layout), plan.tuning
+    target = plan.selector.target or plan.hardware.vendor
+    choice = TuningChoice(
+        layout=str(layout),
+        micro_batch=_micro_batch(registry.case(reference.case).work("smoke").training.global_batch // layout.data),
+        virtual_pipeline=min(tuning.virtual_pipeline, 2),
+        recompute=tuning.recompute,
+        compile=tuning.compile,
+        attention=tuning.attention,
+        environment=tuning.environment or None,
+    )
+    alone = replace(
+        request,
+        scale="smoke",
+        choice=choice,
+        repeat=1,
+        hardware=None,
+        derivation=Derivation(),
+        save_weights=False,
+        capture_step=None,
+        probe=False,
+    )
+    return Entry(f"{reference.case}:{plan.implementation.framework}:{target}:1:{layout.world_size}", alone)
+
+
+def _micro_batch(sequences: int) -> int:
+    """Return the largest micro-batch with which a rank has LEAST_ACCUMULATION of them in a step; at least 1."""
+    fitting = (n for n in range(sequences // LEAST_ACCUMULATION, 0, -1) if sequences % n == 0)
+    return next(fitting, 1)
+
+
+def _subject(plan: Plan, reference: Reference) -> CertificateSubject:
+    environment = plan.environment
+    return CertificateSubject(
+        work=reference.identity.work,
+        reference=reference.fingerprint(),
+        framework=plan.implementation.framework,
+        implementation=plan.implementation.digest,
+        code=_shared_code(Path(plan.implementation.folder)),
+        vendor=plan.hardware.vendor,
+        chip=plan.hardware.chip.name,
+        runtime=plan.runtime,
+        environment=environment.digest or environment.python,
+        variables=plan.variables_digest,
+        path=code_path(plan.tuning),
+    )
+
+
+def _shared_code(folder: Path) -> str:
+    """Return the digest of the worker and of the implementations beside `folder`: one may import another's code."""
+    folders = (Path(worker.__file__).parent, folder.parent)
+    return "sha256:" + hashlib.sha256("".join(map(folder_digest, folders)).encode()).hexdigest()
+
+
+def _base(plan: Plan) -> str:
+    return split_name(plan.case)[0]

@@ -1,0 +1,118 @@
+"""What a container may be given of the host: a closed list, and beyond it what the user allows by name (--allow).
+
+The list is the same for every vendor, in the checkout, in --plugins and in installed packages. docs/security.md has the
+reason of each item. A path counts after `..` and links are resolved.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import PurePosixPath
+
+from levelfield.errors import UsageError
+from levelfield.specs.container import ContainerOptions
+from levelfield.specs.tuning import Tuning
+from levelfield.specs.variables import check
+from levelfield.specs.vendor import VendorFile
+
+CAPABILITIES = ("SYS_NICE", "IPC_LOCK")
+GROUPS = ("video", "render")
+RUNTIMES = ("nvidia", "habana", "mthreads")
+DRIVERS = ("nvidia",)
+ULIMITS = ("memlock", "stack", "nofile")
+READABLE = ("/opt", "/usr", "/lib", "/lib64")  # only what lies below: software for every user of a machine
+NODES = re.compile(
+    r"/dev/(kfd|dri(/(card|renderD)\d+)?|davinci(\d+|_manager)|devmm_svm|hisi_hdc|cambricon_(dev\d+|ctl)|iluvatar\d+"
+    r"|xpu(\d+|ctrl)|mxcd)"
+)
+KINDS = {
+    "capability": "capability:SYS_PTRACE",
+    "device": "device:/dev/acme*",
+    "mount": "mount:/srv/acme",
+    "group": "group:acme",
+    "security": "security:seccomp=unconfined",
+    "network": "network:host",
+    "ipc": "ipc:host",
+    "runtime": "runtime:acme",
+    "driver": "driver:acme",
+    "ulimit": "ulimit:nproc",
+}
+
+
+def needs(options: ContainerOptions) -> tuple[str, ...]:
+    """Return what the container has beyond the closed list, as the values of --allow. A number at a device's end is *.
+
+    Raises UsageError for a path or a variable that no --allow can permit.
+    """
+    return tuple(dict.fromkeys(_beyond(options)))
+
+
+def _beyond(options: ContainerOptions) -> Iterator[str]:
+    named = {name.upper().removeprefix("CAP_") for name in options.capabilities}
+    yield from (f"capability:{name}" for name in sorted(named - {*CAPABILITIES}))
+    yield from _named("group", options.groups, GROUPS)
+    yield from _named("runtime", [options.engine_runtime] if options.engine_runtime else [], RUNTIMES)
+    yield from _named("driver", [options.request_driver] if options.request_driver else [], DRIVERS)
+    yield from _named("ulimit", options.ulimits, ULIMITS)
+    yield from _named("security", options.security_options, ("no-new-privileges",))
+    yield from _named("network", [options.network], ("none",))
+    yield from ["ipc:host"] if options.host_ipc else []
+    for node in options.device_nodes:
+        yield from (f"device:{re.sub('[0-9]+$', '*', path)}" for path in places(node) if not NODES.fullmatch(path))
+    for mount in options.read_only_mounts:
+        yield from (f"mount:{path}" for path in places(mount) if not _is_software(path))
+
+
+def _named(kind: str, found: Iterable[str], closed: Sequence[str]) -> Iterator[str]:
+    return (f"{kind}:{name}" for name in found if name not in closed)
+
+
+def _is_software(path: str) -> bool:
+    return any(str(parent) in READABLE for parent in PurePosixPath(path).parents) and not path.endswith(".sock")
+
+
+def places(path: str) -> list[str]:
+    """Return the path without `..`, and what it is when links of this machine are followed, if that differs.
+
+    Raises UsageError for a relative path, and for characters that the engine would read as its own.
+    """
+    if not path.startswith("/") or re.search(r"[:\x00-\x1f]", path):
+        raise UsageError(f"the vendor's container: found the path {path!r}, expected an absolute one without ':'")
+    plain = "/" + os.path.normpath(path).lstrip("/")  # normpath keeps a second slash at the beginning
+    return list(dict.fromkeys((plain, os.path.realpath(plain))))
+
+
+def refuse_unknown(allow: Sequence[str]) -> None:
+    """Raise UsageError for a value of --allow that names nothing that a container can be given."""
+    for text in allow:
+        kind, colon, name = text.partition(":")
+        if kind not in KINDS or not colon or not name:
+            raise UsageError(f"--allow: found '{text}', expected one of the forms {', '.join(KINDS.values())}")
+
+
+def permitted(options: ContainerOptions, allow: Sequence[str], vendor: str) -> tuple[str, ...]:
+    """Return what the user allows and the container uses. Raises UsageError for what is not allowed."""
+    try:
+        check(dict(options.environment), "container")
+    except ValueError as error:
+        raise UsageError(f"vendor {vendor}: container.environment: {error}") from None
+    wanted = needs(options)
+    if missing := [need for need in wanted if need not in allow]:
+        given = " ".join(f"--allow '{need}'" for need in missing)
+        raise UsageError(
+            f"vendor {vendor}: its container would be given {', '.join(missing)}, which is beyond the closed list of "
+            f"docs/security.md. If you trust this vendor's folder with it, add {given}"
+        )
+    return wanted
+
+
+def refuse_choice_of_devices(vendor: VendorFile, tuning: Tuning) -> None:
+    """Raise UsageError for a free choice of the variable by which the vendor chooses devices, whatever its name."""
+    variable = vendor.visible_devices_variable
+    if variable in tuning.environment:
+        raise UsageError(
+            f"{variable} cannot be set: the platform chooses the devices of vendor {vendor.name} by it; give their "
+            "number in the case string, or set the variable for the whole command"
+        )

@@ -1,0 +1,181 @@
+"""The time of one micro-batch on one rank: the computation of a layer, and the messages between its ranks.
+
+Compute: FLOPs at the framework's share of the chip's rate, plus bytes at the memory's rate (Williams et al., 2009).
+The two are added, because kernels of training seldom overlap them. Context ranks exchange keys and values: in a ring,
+which attention hides as long as a part computes longer than the next one travels (Liu et al., 2023, section 3), or by
+gathers without overlap (Llama team, 2024, section 3.3.2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from levelfield.predict.collectives import Link, all_reduce_seconds, gather_seconds, send_seconds
+from levelfield.predict.links import Machine, link_of
+from levelfield.predict.operations import (
+    BACKWARD,
+    FUSED_ATTENTION_BACKWARD,
+    SCORE_BLOCK,
+    Cost,
+    Slice,
+    embedding_forward,
+    head_forward,
+    layer_forward,
+)
+from levelfield.predict.setup import TrainingSetup
+from levelfield.specs.constants import Pace
+
+
+@dataclass(frozen=True)
+class RankWork:
+    """A setup on a machine. part: one rank's share of a micro-batch."""
+
+    setup: TrainingSetup
+    machine: Machine
+    pace: Pace
+    part: Slice
+
+    def link(self, ranks: int, stride: int) -> Link:
+        """Return the link of a group of `ranks` whose neighbours are `stride` devices apart. Raises UnknownLink."""
+        return link_of(self.setup.layout, self.machine, self.pace, ranks, stride)
+
+
+@dataclass(frozen=True)
+class PassSeconds:
+    """Seconds of one micro-batch in both directions: the computation of a layer, of the embedding and of the head, and
+    the messages of a layer. They do not depend on stages, chunks and sharded states."""
+
+    layer: float
+    embedding: float
+    head: float
+    tensor: float
+    context: float
+
+
+def pass_seconds(setup: TrainingSetup, machine: Machine, pace: Pace) -> PassSeconds:
+    """Return the parts of one micro-batch's time. Raises UnknownLink."""
+    s = RankWork(setup, machine, pace, slice_of(setup))
+    return PassSeconds(
+        layer=_seconds(s, _layer_cost(s)),
+        embedding=_seconds(s, embedding_forward(setup.model, s.part) * (1 + BACKWARD)),
+        head=_seconds(s, head_forward(setup.model, s.part) * (1 + BACKWARD)),
+        tensor=_tensor_seconds(s),
+        context=_context_seconds(s),
+    )
+
+
+def slice_of(setup: TrainingSetup) -> Slice:
+    """Return one rank's share of a micro-batch."""
+    return Slice(
+        tokens=setup.tokens,
+        sequence_length=setup.sequence_length,
+        tensor=setup.layout.tensor,
+        sequence_parallel=setup.layout.sequence_parallel,
+        width=setup.width,
+        keeps_scores=setup.memory_model.score_bytes > 0,
+        gathers_logits=setup.memory_model.gathered_logit_bytes > 0,
+    )
+
+
+def _layer_cost(s: RankWork) -> Cost:
+    """Return the cost of one layer in both directions, with what is computed again."""
+    layer = layer_forward(s.setup.model, s.part)
+    attention = Cost(attention_flops=layer.attention_flops)
+    cost = layer * (1 + BACKWARD)
+    if _fused_attention_rate(s):
+        cost += attention * (FUSED_ATTENTION_BACKWARD - BACKWARD)
+    if s.setup.tuning.recompute == "full":
+        cost += layer
+    return cost + attention if s.setup.tuning.recompute == "selective" else cost
+
+
+def _fused_attention_rate(s: RankWork) -> float | None:
+    """Return the FLOP/s of attention's core in a fused kernel; None where it runs as products."""
+    return None if s.part.keeps_scores else s.machine.attention.get(s.pace.attention)
+
+
+def _seconds(s: RankWork, cost: Cost) -> float:
+    pace, rate = s.pace, s.machine.matmul_flops_per_second * s.pace.matmul_efficiency
+    weights_rate = rate
+    if s.setup.training.precision == "fp8" and s.machine.fp8_matmul_flops_per_second:
+        weights_rate = s.machine.fp8_matmul_flops_per_second * (pace.fp8_efficiency or pace.matmul_efficiency)
+    computed = cost.matmul_flops / weights_rate + cost.core_flops / rate + _attention_seconds(s, cost, rate)
+    moving = traffic_bytes(cost, pace) / s.machine.memory_bytes_per_second / pace.memory_efficiency
+    return computed + moving + cost.operations * s.machine.operation_seconds
+
+
+def traffic_bytes(cost: Cost, pace: Pace) -> float:
+    """Return the bytes that cross the memory's bus, as often as the program moves them."""
+    return cost.product_bytes * pace.product_traffic + cost.logit_bytes + cost.moved_bytes * pace.elementwise_traffic
+
+
+def _attention_seconds(s: RankWork, cost: Cost, product_rate: float) -> float:
+    """Return the time of attention's core. A fused kernel computes the blocks on the diagonal whole."""
+    fused = _fused_attention_rate(s)
+    if fused is None:
+        return cost.attention_flops / product_rate
+    return cost.attention_flops * (1 + SCORE_BLOCK / s.setup.sequence_length) / fused
+
+
+def _tensor_seconds(s: RankWork) -> float:
+    """Return the tensor-parallel communication of one micro-batch in one layer.
+
+    Each layer has two all-reduces forward and two backward; recomputing a layer adds two. Sequence parallelism
+    replaces each by a gather and a scatter of the same bytes, and adds two gathers to the backward pass
+    (Korthikanti et al., 2022, section 4.2.2).
+    """
+    ranks = s.setup.layout.tensor
+    if ranks == 1:
+        return 0.0
+    link = s.link(ranks, 1)
+    size = s.part.width * s.part.tokens * s.setup.model.hidden_size
+    calls = 6 if s.setup.tuning.recompute == "full" else 4
+    if s.setup.layout.sequence_parallel:
+        layer = (calls + 2) * rank_gather_seconds(s, size, ranks, link)
+        layer += calls * rank_scatter_seconds(s, size, ranks, link)
+    else:
+        layer = calls * all_reduce_seconds(size, ranks, link)
+    return layer * (1 - s.pace.tensor_overlap)
+
+
+def rank_gather_seconds(s: RankWork, size: float, ranks: int, link: Link) -> float:
+    return gather_seconds(size, ranks, s.machine.gather or link)
+
+
+def rank_scatter_seconds(s: RankWork, size: float, ranks: int, link: Link) -> float:
+    return gather_seconds(size, ranks, s.machine.scatter or link)
+
+
+def _context_seconds(s: RankWork) -> float:
+    """Return the exchange of keys and values of one micro-batch in one layer that no computation hides.
+
+    The forward pass moves keys and values; the backward pass moves them again, and their gradients. Recomputation
+    repeats the forward pass.
+    """
+    ranks = s.setup.layout.context
+    if ranks == 1:
+        return 0.0
+    exchange = _gathered_context if s.setup.memory_model.gathers_keys_values else _ring_context
+    forward, backward = exchange(s, s.link(ranks, s.setup.layout.tensor))
+    passes = 1 if s.setup.tuning.recompute == "none" else 2
+    return passes * forward + backward
+
+
+def _gathered_context(s: RankWork, link: Link) -> tuple[float, float]:
+    """Return the gathers of a layer forward and backward: attention waits for all keys and values."""
+    ranks = s.setup.layout.context
+    gathered = gather_seconds(ranks * s.setup.key_value_bytes, ranks, link)
+    return gathered, 2 * gathered
+
+
+def _ring_context(s: RankWork, link: Link) -> tuple[float, float]:
+    """Return what a layer waits for in a ring, forward and backward. In each round a part of the keys and values comes
+    while attention computes with the one before; the backward pass sends the gradients with them."""
+    rounds, size = s.setup.layout.context - 1, s.setup.key_value_bytes
+    fused = _fused_attention_rate(s)
+    core = Cost(attention_flops=layer_forward(s.setup.model, s.part).attention_flops)
+    attention = _attention_seconds(s, core, s.machine.matmul_flops_per_second * s.pace.matmul_efficiency)
+    attention /= s.setup.layout.context
+    back = (FUSED_ATTENTION_BACKWARD if fused else BACKWARD) * attention
+    forward = max(0.0, send_seconds(size, link) - attention)
+    return rounds * forward, rounds * max(0.0, send_seconds(2 * size, link) - back)

@@ -1,0 +1,180 @@
+"""FlagPerf's configuration files, read as data: strategies (config_*.py) and hosts (cluster_conf.py).
+
+They are Python. Only assignments of literals at the top of the file are read; nothing in it is executed.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from levelfield.errors import LayoutError, UsageError
+from levelfield.specs.layout import parse_layout
+from levelfield.specs.plan import Plan
+from levelfield.specs.tuning import Recompute, TuningChoice
+
+# config_TP1PP1SH2SP8A10080Gx1x8.py and config_MLUx4x8.py: nodes and devices of each
+_MACHINES = re.compile(r"x(\d{1,6})x(\d{1,4})\.py")
+_SHARDING = re.compile(r"stage([123])")
+_GRANULARITY: dict[str, Recompute] = {"full": "full", "core_attn": "selective"}
+# The same field in the files of Paddle's and of Megatron's benchmarks.
+_TENSOR, _PIPELINE = ("tensor_parallel_degree", "tensor_parallel"), ("pipeline_parallel_degree", "pipeline_parallel")
+_MICRO_BATCH = ("per_device_train_batch_size", "localbs")
+_LARGEST_FILE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """The free fields of a strategy file, and the numbers that the case must have at full scale; None: not there."""
+
+    path: Path
+    choice: TuningChoice
+    accumulation: int | None
+    sequence_length: int | None
+
+    def check(self, plan: Plan) -> None:
+        """Raises UsageError where the case fixes another number than the file. Smoke scale has its own."""
+        if plan.scale != "full":
+            return
+        training = plan.work.training
+        pairs = {
+            "gradient_accumulation_steps": (self.accumulation, plan.accumulation),
+            "max_seq_length": (self.sequence_length, training.sequence_length),
+        }
+        for key, (said, has) in pairs.items():
+            if said is not None and said != has:
+                raise UsageError(
+                    f"{self.path}: key '{key}': found {said}, expected {has}: case {plan.case} has a global batch of "
+                    f"{training.global_batch} and sequences of {training.sequence_length}. Take the file's case, or "
+                    "change these by --global-batch and --sequence-length"
+                )
+
+
+def read_strategy(path: Path) -> Strategy:
+    """Return the strategy of a config_*.py. Raises UsageError with file, key, found and expected."""
+    found = _Fields(path)
+    tensor, pipeline = found.count(_TENSOR) or 1, found.count(_PIPELINE) or 1
+    degree = found.count(("sharding_parallel_degree",)) or 1
+    data = _data(path, tensor * pipeline) or degree
+    stage = _stage(found) if degree > 1 else 0
+    layout = f"DP{data}TP{tensor}PP{pipeline}" + (f"SH{stage}SP{degree}" if stage else "")
+    try:
+        parse_layout(layout)
+    except LayoutError as error:
+        raise UsageError(f"{path}: {error}") from None
+    choice = TuningChoice(
+        layout=layout,
+        micro_batch=found.count(_MICRO_BATCH),
+        recompute=_recompute(found),
+        attention="flash_attn" if found.get(("use_flash_attention",)) in (1, True) else None,
+    )
+    lengths = found.count(("max_seq_length", "seqlength"))
+    return Strategy(path, choice, found.count(("gradient_accumulation_steps",)), lengths)
+
+
+def read_hosts(path: Path) -> tuple[str, ...]:
+    """Return HOSTS of a cluster_conf.py. Raises UsageError where it is missing, commented out or no list of names."""
+    hosts = _Fields(path).get(("HOSTS",))
+    if not isinstance(hosts, list) or not hosts or not all(isinstance(host, str) and host.strip() for host in hosts):
+        raise UsageError(
+            f'{path}: key \'HOSTS\': found {hosts!r:.60}, expected a list such as ["10.1.2.2", "10.1.2.3"]'
+        )
+    if len(set(hosts)) < len(hosts):
+        raise UsageError(f"{path}: key 'HOSTS': found a host twice, expected each once")
+    return tuple(hosts)
+
+
+def _data(path: Path, split: int) -> int | None:
+    """Return the data-parallel size by the machines in the file's name; None where it names none."""
+    machines = _MACHINES.search(path.name)
+    if machines is None:
+        return None
+    world = int(machines[1]) * int(machines[2])
+    if world % split or not world:
+        raise UsageError(
+            f"{path}: found tensor x pipeline = {split}, expected a divisor of the {world} devices in its name"
+        )
+    return world // split
+
+
+def _stage(found: _Fields) -> int:
+    said = found.get(("sharding",))
+    match = _SHARDING.fullmatch(said) if isinstance(said, str) else None
+    if match is None:
+        raise UsageError(f"{found.path}: key 'sharding': found {said!r:.40}, expected 'stage1', 'stage2' or 'stage3'")
+    return int(match[1])
+
+
+def _recompute(found: _Fields) -> Recompute | None:
+    if (again := found.get(("recompute",))) is None:
+        return None
+    granularity = found.get(("recompute_granularity",)) or "full"
+    if not again:
+        return "none"
+    if granularity not in _GRANULARITY:
+        known = ", ".join(_GRANULARITY)
+        raise UsageError(f"{found.path}: key 'recompute_granularity': found {granularity!r:.40}, expected {known}")
+    return _GRANULARITY[granularity]
+
+
+class _Fields:
+    """The literals that a Python file assigns at its top level, by name."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._values = _literals(path)
+
+    def get(self, names: tuple[str, ...]) -> Any:
+        """Return the value of the first of `names` that the file has, else None."""
+        return next((self._values[name] for name in names if name in self._values), None)
+
+    def count(self, names: tuple[str, ...]) -> int | None:
+        """Return the same as a whole number above 0. Raises UsageError for another value."""
+        found = self.get(names)
+        if found is None:
+            return None
+        if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found < 10**9:
+            name = next(name for name in names if name in self._values)
+            raise UsageError(f"{self.path}: key '{name}': found {found!r:.40}, expected a whole number above 0")
+        return found
+
+
+def _literals(path: Path) -> Mapping[str, Any]:
+    try:
+        with path.open("rb") as file:
+            tree = ast.parse(file.read(_LARGEST_FILE))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise UsageError(
+            f"{path}: not a Python file: {type(error).__name__}; expected FlagPerf's config_*.py"
+        ) from None
+    found: dict[str, Any] = {}
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        for target in targets:
+            if isinstance(target, ast.Name) and isinstance(node, ast.Assign):
+                found[target.id] = _literal(node.value)
+    return found
+
+
+def _literal(node: ast.expr) -> Any:
+    """Return the value of a literal; for anything else its source, which no key here accepts."""
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, RecursionError, MemoryError, SyntaxError):
+        return _Computed(ast.unparse(node))
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """The source of a value that only running the file would give."""
+
+    source: str
+
+    def __repr__(self) -> str:
+        return f"`{self.source}`, which is not computed,"

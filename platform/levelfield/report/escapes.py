@@ -1,0 +1,66 @@
+"""Foreign text made harmless, with one function for each output: the terminal and Markdown.
+
+A vendor's tool, a log, a lock file or a name may hold anything. Streams of the command line call `printable` for every
+text, and Markdown is only written by `table`, `markdown` and the template of report.md, so no caller can forget it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+# What a terminal obeys instead of showing it: C0 (without tab and line feed), DEL and C1; marks that change the
+# direction of text; invisible characters, and separators of lines; surrogates, which no file can hold.
+_OBEYED = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e0fff]"
+)
+# A star or an underscore within a word, or a star between blanks, is no emphasis: 2 * 8*80G, on_time.
+_MARKS = re.compile(r"[\\`\[\]|]|(?<![^\W_])_|_(?![^\W_])|(?<!\w)\*(?=\S)|(?<=\S)\*(?!\w)")
+_FIRST = re.compile(r"^(\s*)(?=[#>=]|[-+*][\s-]|~~~)")  # a heading, a quotation, an underline, an item, a fence
+
+
+class Markdown(str):
+    """Text that is Markdown already, and is not escaped again."""
+
+    __slots__ = ()
+
+
+def printable(text: str) -> str:
+    """Return the text with `\\u001b` in place of an escape character, and so on. JSON stays the same JSON."""
+    return _OBEYED.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    units = match[0].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
+
+
+def one_line(text: str) -> str:
+    """Return the text with single blanks for all white space, so that it cannot begin a line of its own."""
+    return " ".join(text.split())
+
+
+def markdown(text: str) -> Markdown:
+    """Return one line of Markdown that shows the text as it is: no markup, no link, no HTML, no end of a cell."""
+    if isinstance(text, Markdown):
+        return text
+    line = printable(re.sub(r"\s+", " ", text)).replace("&", "&amp;").replace("<", "&lt;")
+    return Markdown(_FIRST.sub(r"\1\\", _MARKS.sub(r"\\\g<0>", line)))
+
+
+def code(text: str) -> Markdown:
+    """Return the text as a code span. A text that could end the span or the cell, or is like a tag, is plain text."""
+    line = printable(one_line(text))
+    return Markdown(f"`{line}`") if line and not re.search("[`|<]", line) else markdown(one_line(text))
+
+
+def table(header: Iterable[str], rows: Iterable[Iterable[str]], rule: str = "---") -> list[str]:
+    """Return the lines of a Markdown table. Every cell is escaped; the header is the platform's own text."""
+    names: Sequence[str] = list(header)
+    cells = ([markdown(text).strip() for text in row] for row in rows)
+    return [_row(names), f"|{f'{rule}|' * len(names)}", *map(_row, cells)]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,129 @@
+"""Makes a missing certificate before the run that needs it: the same code in fp32 at smoke scale, about a minute."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from levelfield.catalog.registry import Registry
+from levelfield.errors import GateFailed, NotHere, UsageError
+from levelfield.judge.certification import certificate_from, other_training
+from levelfield.plan.certification import certifying_entry, small_reference
+from levelfield.run import certificate_store, runner
+from levelfield.run.scheduler import CertificateAttempt, Job, jobs, with_certificate, without_certificate
+from levelfield.rundir.directory import read_plan
+from levelfield.specs.certificate import Certificate, CertificateSubject
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.reference import Reference
+from levelfield.specs.result import Result
+
+LEFT_OUT = "it was left out (--no-certificate)"
+
+
+@dataclass(frozen=True)
+class CertificateRun:
+    """The planned run that makes a certificate, and the reference that it is compared with."""
+
+    job: Job
+    reference: Reference
+
+
+def certificate_run(registry: Registry, job: Job) -> CertificateRun:
+    """Return the run that would make the job's certificate. Raises UsageError where this machine cannot run it."""
+    reference = small_reference(registry, job.plan)
+    if reference is None or job.entry is None:
+        raise NotHere("no reference in fp32 at smoke scale has its work")
+    entry = certifying_entry(registry, job.plan, reference, job.entry.request)
+    (made,) = jobs(registry, [entry], None)
+    if made.plan.work_digest != reference.identity.work:
+        raise NotHere(f"the reference {reference.name} is stale: its case has changed since")
+    used = job.plan.certificate
+    if used and used.subject and (why := other_training(used.subject, made.plan)):
+        raise NotHere(why)
+    return CertificateRun(made, reference)
+
+
+@dataclass(frozen=True)
+class NoCertificate:
+    """Why there is no certificate. failed_run: the run that should have made it."""
+
+    reason: str
+    failed_run: str | None = None
+
+
+@dataclass(frozen=True)
+class CertificateMaker:
+    """Makes certificates, each once in a command: outcomes holds the certificate of a subject, or why there is none."""
+
+    registry: Registry
+    runs: Path
+    listener: runner.Listener
+    outcomes: dict[str, Certificate | NoCertificate] = field(default_factory=dict)
+
+    def certify(self, job: Job) -> CertificateAttempt:
+        """Return the job with its certificate, or with the reason why it has none."""
+        used = job.plan.certificate
+        if job.certificate or job.plan.refusal or used is None or used.subject is None:
+            return CertificateAttempt(job)
+        key = used.subject.fingerprint()
+        if key not in self.outcomes:
+            made = self._made(job, used.subject)
+            if isinstance(made, Result):
+                return CertificateAttempt(job, made)
+            self.outcomes[key] = made
+        outcome = self.outcomes[key]
+        if isinstance(outcome, Certificate):
+            return CertificateAttempt(with_certificate(job, outcome))
+        return CertificateAttempt(without_certificate(job, outcome.reason, outcome.failed_run))
+
+    def _made(self, job: Job, subject: CertificateSubject) -> Certificate | NoCertificate | Result:
+        """Train and return the certificate, why there is none, or the result of an interrupted run."""
+        try:
+            needed = certificate_run(self.registry, job)
+        except UsageError as error:
+            return self._none(f"none can be made here: {' '.join(str(error).split())}")
+        plan = needed.job.plan
+        self.listener.say(
+            f"no certificate of this code yet: training {plan.case} first, in fp32 at smoke scale, "
+            f"{plan.tuning.layout} on {plan.world_size} device(s), about a minute (--no-certificate leaves it out)"
+        )
+        result = runner.run(plan, needed.job.vendor, self.runs, self.listener, platform.node(), needed.reference)
+        return result if result.status.failure == "interrupted" else self._certificate(result, subject)
+
+    def _certificate(self, result: Result, subject: CertificateSubject) -> Certificate | NoCertificate:
+        paths = RunPaths(self.runs.absolute() / result.run_id)
+        try:
+            certificate = certificate_from(paths, read_plan(paths), result, subject)
+        except GateFailed as error:
+            return self._none(str(error), result.run_id)
+        self.listener.say(f"certificate: aligned in fp32 at smoke scale, run {result.run_id}")
+        if problem := certificate_store.keep(certificate):
+            self.listener.say(problem)
+        return certificate
+
+    def _none(self, reason: str, failed_run: str | None = None) -> NoCertificate:
+        self.listener.say(f"no certificate: {reason}")
+        return NoCertificate(reason, failed_run)
+
+
+def left_out(job: Job) -> CertificateAttempt:
+    """Return the job of a command with --no-certificate: a stored certificate counts, and none is made."""
+    used = job.plan.certificate
+    if job.certificate or used is None or used.reason:
+        return CertificateAttempt(job)
+    return CertificateAttempt(without_certificate(job, LEFT_OUT))
+
+
+def foreseen(registry: Registry, job: Job, is_left_out: bool) -> Job:
+    """Return the job as a command would start it, with its stored certificate or why it would have none."""
+    used = job.plan.certificate
+    if job.certificate or used is None or used.reason or job.plan.hardware.assumed:
+        return job
+    if is_left_out:
+        return left_out(job).job
+    try:
+        certificate_run(registry, job)
+    except UsageError as error:
+        return without_certificate(job, f"none can be made here: {' '.join(str(error).split())}")
+    return job

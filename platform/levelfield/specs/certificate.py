@@ -1,0 +1,160 @@
+"""A certificate: the proof that an implementation trained a case aligned in fp32 at smoke scale.
+
+Rounding in 16 bits is larger than many faults, and a full-scale run is compared with few others. So such a run is
+aligned only together with a certificate of the same code, software, chip and kind of layout.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from levelfield.specs.base import Document, Value
+from levelfield.specs.layout import Layout
+from levelfield.specs.result import AlignmentLayer
+from levelfield.specs.tuning import Attention, Recompute, Tuning
+
+# A certificate rests on these layers. Each needs a number and a limit; a layer that is open proves nothing.
+DECISIVE_LAYERS = ("first step", "gradients", "curve")
+
+
+class CodePath(Value):
+    """The parts of a training's code that a run uses: which kinds of parallelism, without their sizes.
+
+    sharding_stage: the ZeRO stage; 0: nothing is sharded. replicated_shards: fewer shards than data-parallel ranks.
+    """
+
+    data: bool
+    tensor: bool
+    pipeline: bool
+    interleaved: bool
+    sequence_parallel: bool
+    sharding_stage: int = Field(ge=0, le=3)
+    replicated_shards: bool
+    recompute: Recompute
+    compile: bool
+    attention: Attention
+
+
+def code_path(tuning: Tuning) -> CodePath:
+    layout = tuning.layout
+    sharded = layout.sharding_degree > 1
+    return CodePath(
+        data=layout.data > 1,
+        tensor=layout.tensor > 1,
+        pipeline=layout.pipeline > 1,
+        interleaved=tuning.virtual_pipeline > 1,
+        sequence_parallel=layout.sequence_parallel,
+        sharding_stage=layout.sharding_stage if sharded else 0,
+        replicated_shards=sharded and layout.data > layout.sharding_degree,
+        recompute=tuning.recompute,
+        compile=tuning.compile,
+        attention=tuning.attention,
+    )
+
+
+def smallest_layout(layout: Layout) -> Layout:
+    """Return the layout with the fewest devices that uses the same kinds of parallelism."""
+    sharded = layout.sharding_degree > 1
+    replicated = sharded and layout.data > layout.sharding_degree
+    return Layout(
+        data=4 if replicated else min(layout.data, 2),
+        tensor=min(layout.tensor, 2),
+        pipeline=min(layout.pipeline, 2),
+        sequence_parallel=layout.sequence_parallel,
+        sharding_stage=layout.sharding_stage if sharded else 0,
+        sharding_degree=2 if sharded else 1,
+    )
+
+
+class CertificateSubject(Value):
+    """What a certificate is about. Runs with equal subjects share a certificate.
+
+    work: digest of the case's smoke work in fp32. reference: digest of the reference with its noise. implementation:
+    digest of the implementation's folder. code: digest of the code that implementations share. environment: digest of
+    the Python and its pinned packages; the path of a Python that the user gave. variables: digest of the environment
+    variables.
+    """
+
+    work: str
+    reference: str
+    framework: str
+    implementation: str
+    code: str
+    vendor: str
+    chip: str
+    runtime: str
+    environment: str
+    variables: str
+    path: CodePath
+
+
+class Certificate(Document):
+    """The run that certifies a subject: its name, software and layers.
+
+    software: digest of the installed packages and of the vendor's software. made: date and time. digest: of all other
+    keys; a changed file is not a certificate.
+    """
+
+    KIND: ClassVar[str] = "certificate"
+
+    subject: CertificateSubject
+    case: str
+    scale: Literal["smoke"] = "smoke"
+    precision: Literal["fp32"] = "fp32"
+    reference: str
+    run_id: str
+    layout: str
+    framework_version: str
+    software: str
+    verdict: Literal["aligned"]
+    reason: str
+    layers: tuple[AlignmentLayer, ...]
+    made: str
+    digest: str
+
+    @classmethod
+    def seal(cls, **content: Any) -> Certificate:
+        """Return the certificate with the digest of its content. Raises ValidationError for a layer that is open."""
+        draft = cls.model_construct(digest="", **content)
+        return cls.model_validate({**content, "digest": draft.fingerprint()})
+
+    def _content_digest(self) -> str:
+        return self.model_copy(update={"digest": ""}).fingerprint()
+
+    @model_validator(mode="after")
+    def _rests_on_its_layers(self) -> Certificate:
+        numbers = {layer.name: layer for layer in self.layers}
+        for name in DECISIVE_LAYERS:
+            layer = numbers.get(name)
+            if layer is None or not _holds(layer):
+                raise ValueError(f"layers: found no '{name}' that holds with a number within a limit")
+        if failed := [layer.name for layer in self.layers if layer.passed is not True]:
+            raise ValueError(f"layers: found {', '.join(failed)} that does not hold, expected every layer to hold")
+        return self
+
+    @model_validator(mode="after")
+    def _is_unchanged(self) -> Certificate:
+        expected = self._content_digest()
+        if self.digest != expected:
+            raise ValueError(f"digest: found {self.digest}, expected {expected}: the content was changed")
+        return self
+
+
+def _holds(layer: AlignmentLayer) -> bool:
+    return layer.value is not None and layer.limit is not None and layer.value <= layer.limit
+
+
+class CertificateUsed(Value):
+    """The certificate of a plan. subject: what it has to certify; None where there can be none.
+
+    digest, run_id: of the certificate that was found or made. failed_run: the run that should have made one.
+    reason: why there is none.
+    """
+
+    subject: CertificateSubject | None = None
+    digest: str | None = None
+    run_id: str | None = None
+    failed_run: str | None = None
+    reason: str | None = None

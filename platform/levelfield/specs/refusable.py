@@ -1,0 +1,49 @@
+"""Choices that an implementation may refuse by name, each with a reason: the closed list of implementation.yaml."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+from levelfield.specs.case import Work
+from levelfield.specs.tuning import Tuning
+
+Refusable = Literal[
+    "compile",
+    "flash_attn",
+    "compile under zero3",
+    "partial sharding",
+    "zero2 or zero3 in a pipeline",
+    "fewer micro-batches than stages",
+    "fp8 with tensor parallel",
+    "loss scale between powers of two",
+]
+
+
+def refused(names: Iterable[Refusable], work: Work, tuning: Tuning) -> list[Refusable]:
+    """Return those of the refused choices that this work and tuning make."""
+    return [name for name in names if _MADE[name](work, tuning)]
+
+
+def _is_short(work: Work, tuning: Tuning) -> bool:
+    layout = tuning.layout
+    micro_batches = work.training.global_batch // (tuning.micro_batch * layout.data)
+    return layout.pipeline > 1 and micro_batches < layout.pipeline
+
+
+def _scale_is_between(work: Work, tuning: Tuning) -> bool:
+    scale = work.training.loss_scale
+    return work.training.precision == "fp16" and scale is not None and math.frexp(scale.initial)[0] != 0.5
+
+
+_MADE: dict[Refusable, Callable[[Work, Tuning], bool]] = {
+    "compile": lambda work, tuning: tuning.compile,
+    "flash_attn": lambda work, tuning: tuning.attention == "flash_attn",
+    "compile under zero3": lambda work, tuning: tuning.compile and tuning.layout.sharding_stage == 3,
+    "partial sharding": lambda work, tuning: tuning.layout.shards_a_part,
+    "zero2 or zero3 in a pipeline": lambda work, tuning: tuning.layout.sharding_stage > 1 < tuning.layout.pipeline,
+    "fewer micro-batches than stages": _is_short,
+    "fp8 with tensor parallel": lambda work, tuning: work.training.precision == "fp8" and tuning.layout.tensor > 1,
+    "loss scale between powers of two": _scale_is_between,
+}

@@ -1,0 +1,178 @@
+"""FlagPerf's config_*.py and cluster_conf.py: read as data, never executed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from levelfield.cli.main import main
+from levelfield.errors import UsageError
+from levelfield.publish.flagperf_files import read_hosts, read_strategy
+
+PADDLE = {
+    "max_seq_length": 2048,
+    "learning_rate": 1.2e-4,
+    "per_device_train_batch_size": 4,
+    "tensor_parallel_degree": 2,
+    "pipeline_parallel_degree": 1,
+    "sharding_parallel_degree": 4,
+    "gradient_accumulation_steps": 64,
+    "sharding": "stage2",
+    "recompute": False,
+    "recompute_granularity": "full",
+}
+NAME = "config_TP2PP1SH2SP4A10080Gx1x8.py"
+CASE = "gpt3_6.7B:paddle:A100:1:8"
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def of(name: str = NAME, text: str = "", **changes: object) -> Path:
+        fields = {key: value for key, value in {**PADDLE, **changes}.items() if value is not None}
+        path = tmp_path / name
+        path.write_text("".join(f"{key} = {value!r}\n" for key, value in fields.items()) + text)
+        return path
+
+    return of
+
+
+def plan_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    assert main([*map(str, arguments), "--dry-run", "--json"]) == 0, capsys.readouterr().err
+    (found,) = json.loads(capsys.readouterr().out)
+    return found["plan"]  # type: ignore[no-any-return]
+
+
+def wrong(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert main([*map(str, arguments)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    return " ".join(said.err.split())
+
+
+@pytest.mark.parametrize(
+    ("changes", "layout", "recompute"),
+    [
+        ({}, "DP4TP2PP1SH2SP4", "none"),
+        ({"sharding": "stage1"}, "DP4TP2PP1SH1SP4", "none"),
+        ({"tensor_parallel_degree": 1, "sharding_parallel_degree": 8}, "DP8TP1PP1SH2SP8", "none"),
+        ({"pipeline_parallel_degree": 4, "sharding_parallel_degree": 1}, "DP1TP2PP4", "none"),
+        ({"recompute": True}, "DP4TP2PP1SH2SP4", "full"),
+        ({"recompute": True, "recompute_granularity": "core_attn"}, "DP4TP2PP1SH2SP4", "selective"),
+        ({"recompute": None}, "DP4TP2PP1SH2SP4", None),
+        ({"sharding_parallel_degree": 2}, "DP4TP2PP1SH2SP2", "none"),
+    ],
+)
+def test_a_strategy_is_its_free_fields(
+    write: Write, changes: dict[str, object], layout: str, recompute: str | None
+) -> None:
+    found = read_strategy(write(**changes))
+    assert (found.choice.layout, found.choice.recompute, found.choice.micro_batch) == (layout, recompute, 4)
+    assert (found.accumulation, found.sequence_length, found.choice.attention) == (64, 2048, None)
+
+
+def test_megatron_s_names_and_the_machines_of_the_file_s_name(tmp_path: Path) -> None:
+    path = tmp_path / "config_MLUx4x8.py"
+    head = "import sys\nsys.path.append('x')\nfrom nowhere import X\ntheory = float(X)\n"
+    path.write_text(f"{head}tensor_parallel = 8\npipeline_parallel = 2\nlocalbs = 1\n")
+    found = read_strategy(path)
+    assert (found.choice.layout, found.choice.micro_batch) == ("DP2TP8PP2", 1)
+    assert read_strategy(path.rename(tmp_path / "config.py")).choice.layout == "DP1TP8PP2"
+
+
+def test_the_file_is_not_executed(write: Write, tmp_path: Path) -> None:
+    text = f"open({str(tmp_path / 'made')!r}, 'w')\nif True:\n    tensor_parallel_degree = 8\nraise SystemExit(3)\n"
+    assert read_strategy(write(text=text)).choice.layout == "DP4TP2PP1SH2SP4"
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "text", "said"),
+    [
+        ({"tensor_parallel_degree": "2"}, "", "key 'tensor_parallel_degree': found '2', expected a whole number"),
+        ({"tensor_parallel_degree": True}, "", "found True, expected a whole number"),
+        ({"tensor_parallel_degree": 0}, "", "found 0, expected a whole number above 0"),
+        ({"tensor_parallel_degree": 3}, "", "tensor x pipeline = 3, expected a divisor of the 8 devices"),
+        ({"per_device_train_batch_size": 1.5}, "", "found 1.5"),
+        ({"sharding": "stage4"}, "", "key 'sharding': found 'stage4', expected 'stage1', 'stage2' or 'stage3'"),
+        ({"sharding": None}, "", "key 'sharding': found None"),
+        (
+            {"recompute": True, "recompute_granularity": "some"},
+            "",
+            "'recompute_granularity': found 'some', expected full",
+        ),
+        ({"sharding_parallel_degree": 3}, "", "sharding_degree 3 does not divide"),
+        ({}, "tensor_parallel_degree = 2 * 2\n", "found `2 * 2`, which is not computed"),
+        ({}, "this is no Python", "not a Python file: SyntaxError"),
+        ({}, "x = " + "(" * 5000, "not a Python file"),
+        ({}, "x = '\0'\0", "not a Python file"),
+    ],
+    ids=range(13),
+)
+def test_a_wrong_file_is_named_with_its_key(
+    write: Write, changes: dict[str, object], text: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(**changes, text=text)
+    found = wrong(capsys, "--case", CASE, "--strategy", path, "--dry-run")
+    assert said in found and path.name in found
+
+
+def test_the_plan_has_the_file_s_fields_and_names_it(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(use_flash_attention=1)
+    given = ("--case", "GPT3-6.7B:paddle_2.5.1:A100:1:8:1", "--strategy", file, "--scale", "full")
+    plan = plan_of(capsys, *given)
+    assert plan["tuning"]["layout"] == {
+        "data": 4, "tensor": 2, "pipeline": 1, "sequence_parallel": False, "sharding_stage": 2, "sharding_degree": 4
+    }  # fmt: skip
+    assert (plan["tuning"]["micro_batch"], plan["accumulation"], plan["tuning"]["attention"]) == (4, 64, "flash_attn")
+    assert {plan["origins"][name] for name in ("layout", "micro_batch", "recompute")} == {f"file {NAME}"}
+    own = plan_of(capsys, *given, "--attention", "sdpa")
+    assert (own["tuning"]["attention"], own["origins"]["attention"]) == ("sdpa", "command line")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"gradient_accumulation_steps": 32}, "key 'gradient_accumulation_steps': found 32, expected 64"),
+        ({"max_seq_length": 4096}, "key 'max_seq_length': found 4096, expected 2048"),
+    ],
+)
+def test_what_the_case_fixes_is_compared(
+    write: Write, changes: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("--case", CASE, "--strategy", write(**changes), "--dry-run", "--scale", "full")
+    assert said in wrong(capsys, *given)
+
+
+# ---- hosts
+
+
+def test_hosts_are_the_nodes_of_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "cluster_conf.py"
+    path.write_text('"""Cluster configs"""\nHOSTS = ["10.1.2.2", "10.1.2.3"]\nSSH_PORT = "22"\n')
+    assert read_hosts(path) == ("10.1.2.2", "10.1.2.3")
+    plan = plan_of(capsys, "--case", "gpt3_6.7B:paddle:A100", "--hosts", path)
+    assert plan["hardware"]["nodes"] == 2
+    hosts = ("--hosts", path)
+    assert "found 2 hosts, expected 4" in wrong(capsys, "--case", "gpt3_6.7B:paddle:A100:4:8", *hosts, "--dry-run")
+    assert "add --dry-run" in wrong(capsys, "--case", "gpt3_6.7B:paddle:A100", *hosts)
+    assert "names no chip" in wrong(capsys, "--case", "gpt3_6.7B:paddle", *hosts, "--dry-run")
+
+
+HOSTS = ("# HOSTS = ['a']", "HOSTS = 'a'", "HOSTS = []", "HOSTS = ['a', 3]", "HOSTS = ['a', 'a']", "HOSTS = open('x')")
+
+
+@pytest.mark.parametrize("text", HOSTS)
+def test_hosts_that_are_no_list_of_names_are_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "cluster_conf.py"
+    path.write_text(f"{text}\n")
+    with pytest.raises(UsageError, match="key 'HOSTS'"):
+        read_hosts(path)
+
+
+def test_both_are_for_cases_only(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "give --case only" in wrong(capsys, "--suite", "osdi_gpt2", "--strategy", write(), "--dry-run")
+    assert "cannot be read" in wrong(capsys, "--case", "gpt3_6.7B:paddle", "--strategy", "absent.py", "--dry-run")

@@ -1,0 +1,223 @@
+"""What a vendor's container may be given: the closed list, the user's --allow, and nothing beyond, before a run."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from levelfield.catalog.registry import Registry
+from levelfield.cli.main import main
+from levelfield.contracts.vendor import Device
+from levelfield.errors import DocumentError, UsageError
+from levelfield.judge.collector import collect
+from levelfield.plan.permissions import (
+    CAPABILITIES,
+    DRIVERS,
+    GROUPS,
+    KINDS,
+    NODES,
+    READABLE,
+    RUNTIMES,
+    ULIMITS,
+    needs,
+    permitted,
+    refuse_unknown,
+)
+from levelfield.report.markdown import run_report
+from levelfield.rundir.directory import read_plan
+from levelfield.specs.base import parse
+from levelfield.specs.container import ContainerOptions
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.vendor import VendorFile
+from plans import PLUGINS, ROOT
+
+BEYOND = {
+    "capability:SYS_ADMIN": {"capabilities": ("CAP_SYS_ADMIN",)},
+    "capability:ALL": {"capabilities": ("all",)},
+    "device:/dev/sda*": {"device_nodes": ("/dev/sda1",)},
+    "device:/dev/mem": {"device_nodes": ("/dev/kfd", "/dev/dri/../mem")},
+    "device:/etc/shadow": {"device_nodes": ("/dev/../etc/shadow",)},
+    "device:/dev": {"device_nodes": ("/dev/",)},
+    "device:/dev/kfd/..x": {"device_nodes": ("/dev/kfd/..x",)},
+    "mount:/etc": {"read_only_mounts": ("/opt/../etc",)},
+    "mount:/": {"read_only_mounts": ("//opt/..",)},
+    "mount:/opt": {"read_only_mounts": ("/opt/",)},
+    "mount:/usr/run/docker.sock": {"read_only_mounts": ("/usr/run/docker.sock",)},
+    "mount:/root/.ssh": {"read_only_mounts": ("/opt/x", "/root/.ssh")},
+    "mount:/optional": {"read_only_mounts": ("/optional",)},
+    "group:docker": {"groups": ("video", "docker")},
+    "security:seccomp=unconfined": {"security_options": ("seccomp=unconfined",)},
+    "security:apparmor=unconfined": {"security_options": ("apparmor=unconfined",)},
+    "network:host": {"network": "host"},
+    "ipc:host": {"host_ipc": True},
+    "runtime:evil": {"engine_runtime": "evil"},
+    "driver:evil": {"request_driver": "evil"},
+    "ulimit:nproc": {"ulimits": {"memlock": -1, "nproc": -1}},
+}
+
+
+@pytest.mark.parametrize(("need", "given"), BEYOND.items(), ids=list(BEYOND))
+def test_what_is_beyond_the_closed_list_needs_the_users_word(need: str, given: dict[str, object]) -> None:
+    options = ContainerOptions(**given)  # type: ignore[arg-type]
+    assert needs(options) == (need,)
+    with pytest.raises(UsageError, match="closed list") as refused:
+        permitted(options, ("ipc:other", need.upper()), "acme")
+    assert f"--allow '{need}'" in str(refused.value) and "vendor acme" in str(refused.value)
+    assert permitted(options, (need, "capability:UNUSED"), "acme") == (need,)
+
+
+def test_every_kind_of_permission_is_tried() -> None:
+    assert {need.partition(":")[0] for need in BEYOND} == set(KINDS)
+
+
+def test_a_link_counts_as_what_it_leads_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vendor's command may have made it before."""
+    monkeypatch.setattr("levelfield.plan.permissions.READABLE", (str(tmp_path),))
+    (tmp_path / "driver").symlink_to("/etc")
+    assert needs(ContainerOptions(read_only_mounts=(str(tmp_path / "driver"),))) == ("mount:/etc",)
+
+
+@pytest.mark.parametrize("path", ["/opt/a:/etc", "opt", "/opt/a\nb", ""])
+def test_a_path_that_the_engine_would_read_otherwise_is_never_given(path: str) -> None:
+    for options in (ContainerOptions(read_only_mounts=(path,)), ContainerOptions(device_nodes=(path,))):
+        with pytest.raises(UsageError, match="expected an absolute one"):
+            permitted(options, (f"mount:{path}", f"device:{path}"), "acme")
+
+
+@pytest.mark.parametrize("name", sorted(Registry().vendors))
+def test_every_shipped_vendor_keeps_to_the_closed_list(name: str) -> None:
+    devices = [Device(index, None, "a device", None, f"id-{index}") for index in (0, 7)]
+    assert needs(Registry().vendor(name).container(devices)) == ()
+
+
+@pytest.mark.parametrize("text", ["ipc", "all", "privileged", "ipc:", ":host", "pid:host"])
+def test_an_unknown_permission_is_an_error_that_names_the_forms(text: str) -> None:
+    with pytest.raises(UsageError, match=f"--allow: found '{text}'.*network:host"):
+        refuse_unknown((text,))
+
+
+def test_adapter_code_is_held_to_the_same_list() -> None:
+    with pytest.raises(UsageError, match="LD_PRELOAD cannot be set"):
+        permitted(ContainerOptions(environment={"LD_PRELOAD": "/x.so"}), (), "acme")
+
+
+def test_the_page_lists_what_the_code_allows() -> None:
+    page = (ROOT / "docs/security.md").read_text()
+    rows = {row.split("`")[1]: row.split(" | ")[1] for row in page.splitlines() if row.startswith("| `")}
+    named = {kind: tuple(re.findall("`([^`]+)`", cell)) for kind, cell in rows.items()}
+    assert list(named) == ["capability", "device", *[k for k in named if k not in ("capability", "device")]]
+    assert set(named) == set(KINDS) and named["ipc"] == () and named["network"] == ("none",)
+    closed = {"capability": CAPABILITIES, "group": GROUPS, "runtime": RUNTIMES, "driver": DRIVERS, "ulimit": ULIMITS}
+    assert {kind: named[kind] for kind in closed} == closed and named["mount"] == READABLE
+    assert all(NODES.fullmatch(node) for node in named["device"])
+    spoken = {re.sub("[0-9]+$", "", node) for node in named["device"]}
+    alternatives = re.sub(r"\(/\(card\|renderD\)\\d\+\)\?|\\d\+", "", NODES.pattern)  # names without numbers
+    assert len(spoken) == len(re.findall(r"[|(]", alternatives)) - 3
+
+
+# -- from the command line to the result
+
+
+@pytest.fixture
+def greedy(tmp_path: Path) -> list[str]:
+    """The options of a dry run in a container for a vendor whose container shares the host's IPC."""
+    folder = tmp_path / "vendors" / "acme"
+    folder.mkdir(parents=True)
+    spec = {
+        "schema": "levelfield.vendor/1", "name": "acme", "title": "A vendor of the tests", "device_kind": "fake",
+        "verified": "none", "frameworks": {"fake": {"device": "cpu", "backend": "gloo"}},
+        "chips": [{"name": "A1", "device_is": "card", "memory_bytes": 2**33, "memory_source": "made for the tests"}],
+        "discovery": {"device_nodes": "/dev/acme[0-9]*"},
+        "container": {"host_ipc": True, "device_nodes": ["/dev/acme{index}"]},
+        "images": {"fake": {"image": "acme/fake:1", "source": "made for the tests"}},
+    }  # fmt: skip
+    (folder / "vendor.yaml").write_text(yaml.safe_dump(spec))
+    plugins = ["--plugins", str(tmp_path), "--plugins", str(PLUGINS)]
+    return ["--case", "tiny:fake:A1:1:2", "--runtime", "docker", "--dry-run", *plugins]
+
+
+def test_a_plan_for_a_greedy_vendor_is_refused_and_names_what_to_allow(
+    greedy: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*greedy, "--allow", "ipc:host"]) == 2
+    assert "--allow 'device:/dev/acme*'" in capsys.readouterr().err
+
+
+def test_what_the_user_allows_is_in_the_plan(greedy: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    allow = ["--allow", "ipc:host", "--allow", "device:/dev/acme*", "--allow", "group:unused"]
+    assert main([*greedy, *allow, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["plan"]["container"]["allowed"] == ["ipc:host", "device:/dev/acme*"]
+    assert main([*greedy, *allow]) == 0
+    assert "allowed: ipc:host" in capsys.readouterr().out
+
+
+def test_what_the_user_allowed_is_in_the_result(run: RunPaths) -> None:
+    assert collect(run).allowed == () and "allowed to" not in run_report(collect(run), read_plan(run))
+    plan = json.loads(run.plan.read_text())
+    base = {"image": "a", "source": "made for the tests"}
+    image = {"name": "a", "base": base, "python": "python3", "requirements": [], "dockerfile": ""}
+    plan["container"] = {"image": image, "options": {"host_ipc": True}, "visible": {}, "allowed": ["ipc:host"]}
+    run.plan.write_text(json.dumps(plan))
+    assert collect(run).allowed == ("ipc:host",)
+    assert "| allowed to the container | ipc:host |" in run_report(collect(run), read_plan(run))
+
+
+# -- what becomes a Dockerfile
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("image", "debian\nRUN id"),
+        ("image", "debian AS x"),
+        ("image", 'debian" x'),
+        ("image", "debian:1\n"),
+        ("image", "--platform=x"),
+        ("image", ""),
+        ("python", "python3 -c x"),
+        ("python", "python3\nRUN id"),
+        ("python", "$(id)"),
+        ("python_version", "3.11\n"),
+        ("system_packages", ["gcc; id"]),
+        ("system_packages", ["--allow-unauthenticated"]),
+        ("system_packages", ["gcc\nRUN id"]),
+        ("digest", "sha256:" + "0" * 64 + "\nRUN id"),
+    ],
+)
+def test_no_text_of_an_image_becomes_a_command_of_a_dockerfile(key: str, value: object) -> None:
+    image = {"image": "debian", "source": "made for the tests", key: value}
+    with pytest.raises(DocumentError, match=rf"a\.yaml: key 'images\.base\.{key}"):
+        parse(VendorFile, vendor(images={"base": image}), "a.yaml")
+
+
+def test_nor_does_a_name_or_a_requirement(registry: Registry, tmp_path: Path) -> None:
+    with pytest.raises(DocumentError, match="key 'name'"):
+        parse(VendorFile, vendor(name='acme" \nRUN id'), "a.yaml")
+    content = yaml.safe_load((PLUGINS / "models/fake/implementation.yaml").read_text())
+    content["requirements"]["fake"]["packages"] = ["numpy==1\n--index-url=http://h"]
+    from levelfield.specs.implementation import ImplementationFile
+
+    with pytest.raises(DocumentError, match="expected a name and a version in one line"):
+        parse(ImplementationFile, content, "a.yaml")
+
+
+@pytest.mark.parametrize(
+    "image", ["registry:5000/a/b@sha256:" + "0" * 64, "debian", "rocm/pytorch:rocm7.2_py3.12", "sha256:0"]
+)
+def test_the_names_of_images_are_read(image: str) -> None:
+    found = parse(VendorFile, vendor(images={"base": {"image": image, "source": "made for the tests"}}), "a.yaml")
+    assert found.images["base"].image == image
+
+
+def test_a_base_image_of_the_user_is_checked_too(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--case", "gpt3_6.7B:torch:cpu", "--runtime", "docker", "--dry-run", "--base-image", "debian\nRUN id"]
+    assert main(argv) == 2
+    assert "--base-image or LEVELFIELD_BASE_IMAGE: key 'image'" in capsys.readouterr().err
+
+
+def vendor(**changes: object) -> dict[str, object]:
+    own = {"name": "acme", "title": "t", "device_kind": "acme", "frameworks": {}, "chips": [], "verified": "none"}
+    return {"schema": "levelfield.vendor/1", **own, **changes}

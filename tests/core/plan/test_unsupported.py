@@ -1,0 +1,197 @@
+"""What an implementation refuses is refused when the plan is made, by name, before an environment is."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from levelfield.catalog.registry import Registry
+from levelfield.cli import main
+from levelfield.errors import LayoutError, NotHere
+from levelfield.plan.unsupported import refuse_unsupported
+from levelfield.predict.layout_rules import broken
+from levelfield.specs.base import parse
+from levelfield.specs.case import Work
+from levelfield.specs.implementation import ImplementationFile
+from levelfield.specs.layout import Layout
+from levelfield.specs.plan import Plan
+from levelfield.specs.tuning import Tuning
+from levelfield.worker.faults import Unsupported
+from plans import ROOT, make_plan
+
+REGISTRY = Registry()
+SMOKE = REGISTRY.case("gpt2_small").work("smoke")  # 4 layers, batch 32, micro-batch 8
+
+
+def plan_of(text: str, **given: object) -> Plan:
+    return make_plan(REGISTRY, text, scale="smoke", assume=True, **given)
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "words"),
+    [
+        ("oneflow:cpu", {"compile": True}, "compile (this implementation runs OneFlow eagerly)"),
+        ("paddle:cpu", {"compile": True}, "compile (this implementation runs Paddle's dynamic graph)"),
+        ("megatron:cpu", {"compile": True}, "compile (Megatron fuses its own operations)"),
+        ("oneflow:nvidia", {"attention": "flash_attn"}, "flash_attn (OneFlow 0.9 has no kernel of it that can train)"),
+        ("torch:cpu", {"attention": "flash_attn"}, "flash_attn (the package flash-attn is for accelerators)"),
+        ("megatron:amd", {"attention": "flash_attn"}, "flash_attn (it is transformer-engine's"),
+        ("deepspeed:cpu", {"layout": "DP4SH3SP2"}, "partial sharding (DeepSpeed's ZeRO is over all"),
+        ("megatron:cpu", {"layout": "DP4SH1SP2"}, "partial sharding (Megatron's distributed optimizer"),
+        ("deepspeed:cpu", {"layout": "DP2SH3SP2", "compile": True}, "compile under zero3"),
+        ("paddle:nvidia", {"layout": "DP2PP2SH2SP2"}, "zero2 or zero3 in a pipeline (Paddle's pipelines"),
+        ("torch:cpu", {"layout": "PP4", "micro_batch": 16}, "fewer micro-batches than stages (torch's 1F1B"),
+        ("paddle:cpu", {"layout": "PP4", "micro_batch": 16}, "fewer micro-batches than stages (fleet's 1F1B"),
+    ],
+)
+def test_a_choice_that_the_implementation_refuses(text: str, given: dict[str, object], words: str) -> None:
+    with pytest.raises(NotHere) as caught:
+        plan_of(f"gpt2_small:{text}", **given)
+    assert f"{text.split(':')[0]} does not offer: {words}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "given"),
+    [
+        ("megatron:nvidia", {"attention": "flash_attn"}),
+        ("torch:cpu", {"layout": "DP4SH3SP2"}),
+        ("deepspeed:cpu", {"layout": "DP4SH3SP4"}),
+        ("torch:cpu", {"layout": "DP2PP2SH2SP2"}),
+        ("megatron:cpu", {"layout": "PP4", "micro_batch": 16}),
+        ("oneflow:cpu", {"layout": "PP4", "micro_batch": 16}),
+        ("torch:cpu", {"compile": True}),
+    ],
+)
+def test_what_another_implementation_offers_is_planned(text: str, given: dict[str, object]) -> None:
+    assert plan_of(f"gpt2_small:{text}", **given)
+
+
+def test_a_refusal_comes_before_any_plan_is_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    command = ["--case", "gpt2_small:deepspeed:cpu:1:4", "--layout", "DP4SH3SP2", "--runs", str(tmp_path)]
+    for more in ([], ["--dry-run"]):
+        assert main.main([*command, *more]) == 2
+        said = capsys.readouterr()
+        assert said.out == "" and "partial sharding" in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("scale", "refused"), [(1000.0, True), (3.0, True), (1048576.0, False), (0.5, False)])
+def test_deepspeed_is_refused_a_loss_scale_that_it_would_truncate(scale: float, refused: bool) -> None:
+    work = changed(SMOKE, training={"precision": "fp16", "loss_scale": {"initial": scale, "growth_interval": 10}})
+    found = refusal("deepspeed", "nvidia", work, Tuning())
+    assert ("loss scale between powers of two" in found) == refused
+    assert refusal("torch", "nvidia", work, Tuning()) == ""
+
+
+def test_an_unknown_refusal_is_an_error_of_the_file() -> None:
+    content = {**file("torch").model_dump(mode="json"), "refuses": {"any": {"compiled": "why"}}}
+    with pytest.raises(Exception, match=r"refuses\.any\.compiled"):
+        parse(ImplementationFile, {"schema": ImplementationFile.schema_name(), **content}, "a file")
+
+
+# ---- stages of unequal length
+
+
+@pytest.mark.parametrize("framework", ["torch", "paddle", "oneflow"])
+def test_uneven_stages_are_planned_with_their_memory(framework: str) -> None:
+    plan = plan_of(f"gpt2_small:{framework}:cpu", layout="PP3")
+    assert (plan.tuning.layout, plan.accumulation) == (Layout(pipeline=3), 4)
+    even, wide = (plan_of(f"gpt2_small:{framework}:cpu", layout=text) for text in ("PP4", "PP2"))
+    # its first stage has two layers, as both of PP2, and waits for one micro-batch more
+    assert even.expected_memory.total_bytes < plan.expected_memory.total_bytes
+    assert plan.expected_memory.parts["weights"] <= wide.expected_memory.parts["weights"]
+
+
+def test_uneven_stages_are_refused_where_the_framework_has_none() -> None:
+    with pytest.raises(LayoutError, match="4 layers cannot be cut over pipeline 3"):
+        plan_of("gpt2_small:megatron:cpu", layout="PP3")
+    with pytest.raises(LayoutError, match="4 layers cannot be cut over pipeline 5"):
+        plan_of("gpt2_small:torch:cpu", layout="PP5")
+
+
+# ---- the trainings' own checks, which need no framework, refuse nothing that the platform plans
+
+
+def every_choice() -> Iterator[tuple[Layout, Tuning]]:
+    sizes = itertools.product((1, 2, 3, 4), (1, 2, 3), (1, 2, 3, 5), (0, 1, 2, 3), (False, True))
+    for data, tensor, pipeline, stage, sequence in sizes:
+        for degree in {data, 2} if stage and data % 2 == 0 else {data if stage else 1}:
+            layout = Layout(
+                data=data,
+                tensor=tensor,
+                pipeline=pipeline,
+                sequence_parallel=sequence,
+                sharding_stage=stage if degree > 1 else 0,
+                sharding_degree=degree if stage else 1,
+            )
+            for micro_batch, chunks, compiled in ((8, 1, False), (32 // data, 1, False), (4, 2, False), (8, 1, True)):
+                yield layout, Tuning(layout=layout, micro_batch=micro_batch, virtual_pipeline=chunks, compile=compiled)
+
+
+def test_the_choices_are_many() -> None:
+    assert len(list(every_choice())) > 500
+
+
+@pytest.mark.parametrize("framework", ["oneflow", "megatron"])
+def test_a_training_refuses_nothing_that_the_platform_plans(framework: str) -> None:
+    check, wrong, both = own_check(framework), [], 0
+    for layout, tuning in every_choice():
+        job = job_of(SMOKE, tuning)
+        try:
+            check(job)
+        except Unsupported as error:
+            both += 1
+            if not platform_refuses(framework, SMOKE, layout, tuning):
+                wrong.append(f"{layout} {tuning}: {error}")
+    assert both > 100
+    assert wrong == []
+
+
+def platform_refuses(framework: str, work: Work, layout: Layout, tuning: Tuning) -> bool:
+    uneven = "uneven" in file(framework).offered_parallelism("cpu")
+    rules = broken(work, layout, tuning.micro_batch, 1, layout.world_size, tuning.virtual_pipeline, uneven)
+    return bool(rules or refusal(framework, "cpu", work, tuning))
+
+
+def refusal(framework: str, kind: str, work: Work, tuning: Tuning) -> str:
+    try:
+        refuse_unsupported(file(framework), work, tuning, kind)
+    except NotHere as error:
+        return str(error)
+    return ""
+
+
+def file(framework: str) -> ImplementationFile:
+    return REGISTRY.implementation(framework)[0]
+
+
+def changed(work: Work, **parts: dict[str, Any]) -> Work:
+    content = work.model_dump()
+    return Work.model_validate({**content, **{name: {**content[name], **part} for name, part in parts.items()}})
+
+
+def job_of(work: Work, tuning: Tuning) -> SimpleNamespace:
+    return SimpleNamespace(
+        model=SimpleNamespace(**work.model.model_dump()),
+        training=SimpleNamespace(**work.training.model_dump()),
+        layout=SimpleNamespace(**tuning.layout.model_dump()),
+        tuning=SimpleNamespace(**tuning.model_dump()),
+        accumulation=max(1, work.training.global_batch // (tuning.micro_batch * tuning.layout.data)),
+        device="cpu",
+    )
+
+
+def own_check(framework: str) -> Callable[[SimpleNamespace], None]:
+    """The check of models/<framework>/offered.py, which imports the worker only."""
+    spec = importlib.util.spec_from_file_location(f"offered_{framework}", ROOT / f"models/{framework}/offered.py")
+    assert spec and spec.loader
+    found = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = found
+    spec.loader.exec_module(found)
+    return found.check  # type: ignore[no-any-return]

@@ -1,0 +1,93 @@
+"""`export`: no field of the model is lost on the way into HuggingFace's configuration and weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from levelfield.errors import UsageError
+from levelfield.publish import export
+from levelfield.specs.base import load
+from levelfield.specs.case import Case, Model, Work
+from plans import PLUGINS
+
+WORK = load(Case, PLUGINS / "configs/cases/tiny.yaml").work("smoke")
+LLAMA = {
+    "family": "llama",
+    "positions": "rope",
+    "rope_base": 10000.0,
+    "norm": "rmsnorm",
+    "activation": "swiglu",
+    "bias": False,
+    "tied_embeddings": False,
+}
+# Another valid value of every field of the model.
+OTHER: dict[str, dict[str, Any]] = {
+    "family": {"family": "llama"},
+    "layers": {"layers": 3},
+    "hidden_size": {"hidden_size": 32},
+    "ffn_hidden_size": {"ffn_hidden_size": 48},
+    "heads": {"heads": 8},
+    "kv_heads": {"kv_heads": 2},
+    "vocab_size": {"vocab_size": 96},
+    "positions": {"positions": "rope", "rope_base": 500.0},
+    "rope_base": {"positions": "rope", "rope_base": 600.0},
+    "norm": {"norm": "rmsnorm"},
+    "norm_eps": {"norm_eps": 1e-3},
+    "activation": {"activation": "gelu_tanh"},
+    "bias": {"bias": False},
+    "tied_embeddings": {"tied_embeddings": False},
+    "hidden_dropout": {"hidden_dropout": 0.1},
+    "attention_dropout": {"attention_dropout": 0.1},
+    "init_std": {"init_std": 0.03},
+    "scaled_residual_init": {"scaled_residual_init": True},
+}
+OTHER_OF_LLAMA = {
+    "family": {"family": "gpt"},
+    "positions": {"positions": "learned", "rope_base": None},
+    "norm": {"norm": "layernorm"},
+    "bias": {"bias": True},
+    "tied_embeddings": {"tied_embeddings": True},
+}
+
+
+def written(model: Model) -> tuple[Any, dict[str, bytes]]:
+    """What an export writes of a model: the configuration, and the weights as bytes."""
+    work: Work = WORK.model_copy(update={"model": model})
+    arrays = export.to_hf(model, export.initial_arrays(work))
+    named = {name: np.asarray(array).tobytes() for name, array in arrays.items()}
+    return export.hf_config(model, work.training.sequence_length), named
+
+
+def lost(base: Model) -> list[str]:
+    """The fields whose change alters nothing that an export writes, and that are not refused either."""
+    before, found = written(base), []
+    others = {**OTHER, **(OTHER_OF_LLAMA if base.family == "llama" else {})}
+    assert set(others) == set(Model.model_fields)
+    for name, change in others.items():
+        model = Model.model_validate({**base.model_dump(), **change})
+        assert model != base, name
+        try:
+            found += [name] if written(model) == before else []
+        except UsageError as error:
+            assert "no equivalent in HuggingFace's" in str(error)
+    return found
+
+
+@pytest.mark.parametrize("changes", [{}, LLAMA], ids=["gpt", "llama"])
+def test_every_field_of_the_model_is_in_what_export_writes_or_refused(changes: dict[str, Any]) -> None:
+    assert lost(Model.model_validate({**WORK.model.model_dump(), **changes})) == []
+
+
+def test_a_field_that_is_dropped_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = export._gpt_config
+    monkeypatch.setattr(export, "_gpt_config", lambda *a: {k: v for k, v in right(*a).items() if k[-5:] != "pdrop"})
+    monkeypatch.setattr(export, "_GPT_ACTIVATIONS", {"gelu": "gelu", "gelu_tanh": "gelu"})
+    assert lost(WORK.model) == ["activation", "hidden_dropout"]
+
+
+def test_the_dropout_of_a_llama_is_refused_by_name() -> None:
+    model = Model.model_validate({**WORK.model.model_dump(), **LLAMA, "hidden_dropout": 0.1})
+    with pytest.raises(UsageError, match=r"LlamaForCausalLM: hidden_dropout 0\.1 \(it has 0\)"):
+        export.hf_config(model, 8)

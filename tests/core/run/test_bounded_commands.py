@@ -1,0 +1,76 @@
+"""Short commands of the platform: each wait has an end, also where SIGKILL does not end the command."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from levelfield.contracts import command
+from levelfield.contracts.command import ask, completed
+from levelfield.plan.interpreters import _refusal
+from levelfield.run import provenance
+from levelfield.run.runtimes.process_runtime import ProcessRuntime
+
+HANGS = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+
+
+@pytest.fixture
+def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing ends a command, as one that its driver or a file server holds in the kernel."""
+    left: list[int] = []
+    monkeypatch.setattr(command, "_kill", lambda process: left.append(process.pid))
+    monkeypatch.setattr(command, "LEAVE_SECONDS", 0.2)
+    yield
+    assert left
+    for process in set(left):
+        os.killpg(process, signal.SIGKILL)
+
+
+def hanging(folder: Path, name: str) -> Path:
+    path = folder / name
+    path.write_text("#!/bin/sh\nexec sleep 600\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_command_gives_its_output_and_exit_code() -> None:
+    done = completed([sys.executable, "-c", "import sys; print('out'); sys.exit('err')"], 60)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "out\n", "err\n")
+
+
+@pytest.mark.parametrize("wait", [completed, ask], ids=["completed", "ask"])
+def test_a_command_that_cannot_be_ended_is_left(unkillable: None, wait: Callable[..., object]) -> None:
+    before = time.monotonic()
+    if wait is completed:
+        with pytest.raises(subprocess.TimeoutExpired):
+            completed(HANGS, 0.3)
+    else:
+        assert "did not answer within 0.3 s" in ask(HANGS, 0.3).reason
+    assert time.monotonic() - before < 10
+
+
+def test_a_git_that_cannot_be_ended_keeps_no_run(
+    unkillable: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging(tmp_path, "git")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(provenance, "GIT_SECONDS", 0.3)
+    assert provenance.source(tmp_path)["commit"] is None
+
+
+def test_an_interpreter_that_cannot_be_ended_is_refused(
+    unkillable: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("levelfield.plan.interpreters.PATIENCE_SECONDS", 0.3)
+    assert _refusal(hanging(tmp_path, "python3.10"), "3.10") == "does not start (TimeoutExpired)"
+
+
+def test_a_probe_that_cannot_be_ended_keeps_no_run(unkillable: None) -> None:
+    with pytest.raises(subprocess.SubprocessError):
+        ProcessRuntime().output(None, HANGS, {}, 0.3)  # type: ignore[arg-type]

@@ -1,0 +1,491 @@
+"""Certificates: made before a run in 16 bits or at full scale, kept, checked again, and named in the result.
+
+The framework only pretends. Its losses are the same in every precision, so that a run in bf16 is within any limit.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from levelfield.catalog.registry import Registry
+from levelfield.cli.main import main
+from levelfield.errors import GateFailed, NotHere
+from levelfield.judge.certification import certificate_from
+from levelfield.judge.collector import collect
+from levelfield.judge.promotion import reference_from
+from levelfield.plan.certification import certificate_used
+from levelfield.run.certificate_store import stored
+from levelfield.run.certification import CertificateMaker, certificate_run
+from levelfield.run.runner import Listener
+from levelfield.run.scheduler import Job, with_certificate
+from levelfield.rundir.directory import read_plan
+from levelfield.specs.base import dump, load
+from levelfield.specs.certificate import Certificate, CertificateSubject, code_path, smallest_layout
+from levelfield.specs.layout import parse_layout
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+from levelfield.specs.reference import NoiseRow
+from levelfield.specs.tuning import Tuning
+from plans import PLUGINS
+
+Content = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A folder with plugins (the case `small`, and `small16`: the same in bf16), a cache, and runs."""
+
+    folder: Path
+
+    @property
+    def plugins(self) -> Path:
+        return self.folder / "plugins"
+
+    @property
+    def references(self) -> Path:
+        return self.plugins / "configs" / "references"
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "cache" / "levelfield" / "certificates"
+
+    def run(self, *arguments: str, case: str = "small16:fake:F1:1:2") -> tuple[int, Content]:
+        """Run a case at smoke scale, or as told. Return the exit code and the result of the newest run."""
+        code = main([*self.command(case), "--quiet", *arguments])
+        newest = max(self.runs_of(case.partition(":")[0]), key=lambda paths: paths.root.stat().st_mtime)
+        return code, json.loads(newest.result.read_text())
+
+    def command(self, case: str) -> list[str]:
+        folders = ["--plugins", str(PLUGINS), "--plugins", str(self.plugins), "--runs", str(self.folder / "runs")]
+        return ["--case", case, "--scale", "smoke", "--python", sys.executable, *folders]
+
+    def runs_of(self, case: str) -> list[RunPaths]:
+        return [RunPaths(path) for path in (self.folder / "runs").iterdir() if f"_{case}_fake_" in path.name]
+
+    def paths(self, run_id: str) -> RunPaths:
+        return RunPaths(self.folder / "runs" / run_id)
+
+    def promote(self, run_id: str) -> None:
+        """Make a run the reference of its case, with a small noise."""
+        noise = NoiseRow(changed="fake 1.2.3, DP1TP1PP1", run_id="another", first_step=1e-6, gradient=1e-6, curve=1e-6)
+        reference = reference_from(self.paths(run_id), "the test's").model_copy(update={"noise": (noise,)})
+        self.references.mkdir(exist_ok=True)
+        (self.references / f"{reference.name}.json").write_text(dump(reference))
+
+    def kept(self) -> Path:
+        (path,) = self.store.iterdir()
+        return path
+
+
+@dataclass(frozen=True)
+class CertifiedRun:
+    """A bench with a run in bf16 that is aligned, and the run in fp32 that certifies it."""
+
+    bench: Bench
+    main: RunPaths
+    small: RunPaths
+
+    @property
+    def subject(self) -> CertificateSubject:
+        certificate = read_plan(self.main).certificate
+        assert certificate is not None and certificate.subject is not None
+        return certificate.subject
+
+    def collected(self) -> Content:
+        return collect(self.main).model_dump(mode="json")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """The folder of a bench after the references in fp32 and bf16 and a certified run; the main run, the small run."""
+    bench = Bench(tmp_path_factory.mktemp("certified"))
+    make_cases(bench.plugins / "configs" / "cases")
+    with pytest.MonkeyPatch.context() as patch:
+        surroundings(patch, bench.folder)
+        bench.promote(bench.run(case="small:fake:F1:1:1")[1]["run_id"])
+        bench.promote(bench.run("--no-certificate")[1]["run_id"])
+        code, result = bench.run()
+    assert (code, result["alignment"]["verdict"]) == (0, "aligned")
+    return bench.folder, result["run_id"], result["certificate"]["run_id"]
+
+
+def make_cases(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    tiny = yaml.safe_load((PLUGINS / "configs" / "cases" / "tiny.yaml").read_text())
+    extension = {key: tiny[key] for key in ("schema", "title", "source")} | {"name": "small16", "extends": "small"}
+    extension["smoke"] = {"training": {"precision": "bf16"}}
+    small = {**tiny, "name": "small", "evidence": {"gradient_steps": [1]}}
+    (folder / "small.yaml").write_text(yaml.safe_dump(small))
+    (folder / "small16.yaml").write_text(yaml.safe_dump(extension))
+
+
+def surroundings(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    patch.setenv("FAKE_DEVICES", "8")
+    patch.setattr("levelfield.node.rank_processes.SETTLE_SECONDS", 0.5)
+
+
+@pytest.fixture
+def certified(trained: tuple[Path, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CertifiedRun:
+    """A copy of that folder, to be broken."""
+    folder, run_id, small_id = trained
+    bench = Bench(Path(shutil.copytree(folder, tmp_path / "bench")))
+    surroundings(monkeypatch, bench.folder)
+    return CertifiedRun(bench, bench.paths(run_id), bench.paths(small_id))
+
+
+def rewrite(path: Path, change: Callable[[Content], object]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+# ---- made, kept, used again
+
+
+def test_a_certificate_is_made_before_the_run_kept_and_named_in_the_result(certified: CertifiedRun):
+    result, small = json.loads(certified.main.result.read_text()), read_plan(certified.small)
+    assert result["certificate"]["holds"] and result["certificate"]["reason"] is None
+    assert certified.small.root.name in result["alignment"]["reason"]
+    assert (str(small.tuning.layout), small.work.training.precision) == ("DP2TP1PP1", "fp32")
+    assert small.accumulation == 4 and small.certificate is None
+    assert load(Certificate, certified.bench.kept()) == load(Certificate, certified.main.certificate)
+
+
+def test_a_kept_certificate_is_used_again_whatever_the_degrees_are(certified: CertifiedRun):
+    before = len(certified.bench.runs_of("small"))
+    code, result = certified.bench.run("--micro-batch", "1", case="small16:fake:F1:1:4")
+    assert (code, result["layout"]["data"], result["alignment"]["verdict"]) == (0, 4, "aligned")
+    assert len(certified.bench.runs_of("small")) == before
+
+
+def test_without_a_certificate_of_its_layout_a_run_is_consistent_and_the_exit_code_is_0(
+    certified: CertifiedRun, capsys
+):
+    code, result = certified.bench.run("--no-certificate", "--layout", "DP2SH1SP2")
+    assert (code, result["alignment"]["verdict"], result["certificate"]["holds"]) == (0, "consistent", False)
+    assert "no layer differs, which shows little in bf16" in result["alignment"]["reason"]
+    assert result["certificate"]["reason"] == "it was left out (--no-certificate)"
+    root = certified.bench.paths(result["run_id"]).root
+    assert main(["align", str(root), "--plugins", str(certified.bench.plugins)]) == 0
+    assert "consistent" in capsys.readouterr().out
+
+
+def test_a_full_run_in_fp32_uses_the_same_certificate_and_a_small_one_needs_none(certified: CertifiedRun):
+    assert collect(certified.small).certificate is None
+    _, full = certified.bench.run("--scale", "full", case="small:fake:F1:1:2")
+    assert full["certificate"]["holds"] and full["alignment"]["verdict"] == "unchecked"
+    assert certified.small.root.name in full["alignment"]["reason"]
+
+
+def test_a_certificates_run_that_differs_leaves_the_main_run_consistent(certified: CertifiedRun, monkeypatch):
+    certified.bench.kept().unlink()
+    monkeypatch.setenv("FAKE_FP32_ERROR", "0.01")
+    code, result = certified.bench.run()
+    assert (code, result["status"]["word"], result["alignment"]["verdict"]) == (0, "valid", "consistent")
+    failed = result["certificate"]["run_id"]
+    assert f"its run {failed} is different: first step" in result["certificate"]["reason"]
+    assert certified.bench.paths(failed).result.exists() and list(certified.bench.store.iterdir()) == []
+
+
+def test_an_interrupt_during_the_certificates_run_ends_the_command(certified: CertifiedRun, monkeypatch):
+    def interrupt(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    certified.bench.kept().unlink()
+    monkeypatch.setattr("levelfield.rundir.follower.Follower.read", interrupt)
+    before = len(certified.bench.runs_of("small16"))
+    assert main([*certified.bench.command("small16:fake:F1:1:2"), "--repeat", "2", "--quiet"]) == 130
+    assert len(certified.bench.runs_of("small16")) == before
+
+
+def test_one_command_tries_a_subject_once(certified: CertifiedRun, monkeypatch):
+    tried = []
+
+    def failing(plan: Plan, *given: object) -> Any:
+        tried.append(plan.run_id)
+        return collect(certified.small).model_copy(update={"alignment": collect(certified.main).alignment})
+
+    monkeypatch.setattr("levelfield.run.runner.run", failing)
+    maker, job = maker_and_job(certified)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("levelfield.run.certification.certificate_from", refusing)
+        reasons = [maker.certify(job).job.plan.certificate.reason for _ in range(3)]
+    assert reasons == ["its run is broken"] * 3 and len(tried) == 1
+
+
+def refusing(*given: object) -> Certificate:
+    raise GateFailed("its run is broken")
+
+
+def maker_and_job(certified: CertifiedRun) -> tuple[CertificateMaker, Job]:
+    from levelfield.plan.request import Entry, UserRequest
+    from levelfield.run.scheduler import jobs
+
+    registry = Registry([PLUGINS, certified.bench.plugins])
+    (job,) = jobs(registry, [Entry("small16:fake:F1:1:2", UserRequest("smoke", python=sys.executable))], None)
+    quiet = Listener(say=lambda text: None, step=lambda plan, progress: None)
+    return CertificateMaker(registry, certified.bench.folder / "runs", quiet), job
+
+
+def test_a_store_that_cannot_be_written_loses_nothing(certified: CertifiedRun, monkeypatch):
+    def full(*given: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("levelfield.run.certificate_store.write_atomically", full)
+    monkeypatch.setattr("levelfield.run.runner.run", lambda *given: collect(certified.small))
+    maker, job = maker_and_job(certified)
+    certificate = maker.certify(job).job.certificate
+    assert certificate is not None and certificate.run_id == certified.small.root.name
+
+
+def test_a_case_without_a_small_reference_or_without_its_noise_cannot_be_certified(certified: CertifiedRun):
+    path, plan = certified.bench.references / "small_smoke_fp32.json", read_plan(certified.main)
+    rewrite(path, lambda content: content.update(noise=[]))
+    assert "small_smoke_fp32 has no noise" in reason_of(certified, plan)
+    path.unlink()
+    assert reason_of(certified, plan) == "no reference in fp32 at smoke scale has the work of small16"
+
+
+def test_what_fp32_cannot_train_in_the_same_way_cannot_be_certified(certified: CertifiedRun):
+    _, job = maker_and_job(certified)
+    kernel = job.plan.tuning.model_copy(update={"attention": "flash_attn"})
+    assert "does not train in fp32" in reason_of(certified, job.plan.model_copy(update={"tuning": kernel}))
+    used = job.plan.certificate.model_copy(update={"subject": certified.subject.model_copy(update={"chip": "F2"})})
+    with pytest.raises(NotHere, match="the chip of the certificate"):
+        certificate_run(
+            Registry([PLUGINS, certified.bench.plugins]),
+            replace(job, plan=job.plan.model_copy(update={"certificate": used})),
+        )
+
+
+def reason_of(certified: CertifiedRun, plan: Plan) -> str:
+    used = certificate_used(Registry([PLUGINS, certified.bench.plugins]), plan)
+    assert used is not None and used.subject is None and used.reason is not None
+    return used.reason
+
+
+def test_dry_run_says_whether_there_is_a_certificate(certified: CertifiedRun, capsys):
+    def said(*more: str, case: str = "small16:fake:F1:1:2") -> str:
+        assert main([*certified.bench.command(case), "--dry-run", *more]) == 0
+        out = capsys.readouterr().out
+        assert [text for text in out.splitlines() if len(text) > 80 and "/" not in text] == []
+        return " ".join(out[out.index("certificate  ") :].split("\nenvironment")[0].split())
+
+    assert said() == f"certificate aligned in fp32 at smoke scale: run {certified.small.root.name}"
+    certified.bench.kept().unlink()
+    assert said().startswith("certificate none yet: the run first trains")
+    assert "left out (--no-certificate)" in said("--no-certificate")
+    only_in_bf16(certified.bench.plugins)
+    assert "none can be made here: sixteen does not offer: precision fp32" in said(case="small16:sixteen:maker:1:2")
+
+
+def only_in_bf16(plugins: Path) -> None:
+    """A framework without fp32, and a vendor that reaches its devices by it."""
+    models, vendor = plugins / "models" / "sixteen", plugins / "vendors" / "maker"
+    models.mkdir(parents=True)
+    vendor.mkdir(parents=True)
+    source = yaml.safe_load((PLUGINS / "models" / "fake" / "implementation.yaml").read_text())
+    source |= {"framework": "sixteen", "precisions": {"fake": ["bf16"]}}
+    (models / "implementation.yaml").write_text(yaml.safe_dump(source))
+    shutil.copy(PLUGINS / "vendors" / "fake" / "adapter.py", vendor)
+    spec = yaml.safe_load((PLUGINS / "vendors" / "fake" / "vendor.yaml").read_text())
+    spec |= {"name": "maker", "chips": [{**spec["chips"][0], "aliases": []}]}
+    spec["frameworks"] = {"sixteen": spec["frameworks"]["fake"]}
+    spec["chips"][0]["name"] = "M1"
+    (vendor / "vendor.yaml").write_text(yaml.safe_dump(spec))
+
+
+# ---- planted faults: none of these counts
+
+
+def truncate(path: Path) -> None:
+    path.write_text(path.read_text()[: len(path.read_text()) // 2])
+
+
+DAMAGES = {
+    "truncated": truncate,
+    "empty": lambda path: path.write_text(""),
+    "another run": lambda path: rewrite(path, lambda c: c.update(run_id="20260101T000000Z_other")),
+    "another number": lambda path: rewrite(path, lambda c: c["layers"][0].update(value=1e-9)),
+    "a number beyond its limit": lambda path: rewrite(path, lambda c: c["layers"][0].update(value=0.5)),
+    "no number": lambda path: rewrite(path, lambda c: c["layers"][0].update(value=None)),
+    "a layer that failed": lambda path: rewrite(path, lambda c: c["layers"][3].update(passed=False)),
+    "a layer left out": lambda path: rewrite(path, lambda c: c["layers"].pop(1)),
+    "another verdict": lambda path: rewrite(path, lambda c: c.update(verdict="different")),
+    "other code": lambda path: rewrite(path, lambda c: c["subject"].update(implementation="sha256:another")),
+    "bf16": lambda path: rewrite(path, lambda c: c.update(precision="bf16")),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_certificate_does_not_count_in_the_store_nor_in_the_run_directory(certified: CertifiedRun, name: str):
+    path = certified.bench.kept()
+    DAMAGES[name](path)
+    found = stored(certified.subject)
+    assert found.certificate is None and found.problem is not None and str(path) in found.problem
+    DAMAGES[name](certified.main.certificate)
+    result = certified.collected()
+    assert result["alignment"]["verdict"] == "consistent" and "certificate.json" in result["certificate"]["reason"]
+
+
+def test_a_damaged_certificate_is_made_again(certified: CertifiedRun):
+    truncate(certified.bench.kept())
+    before = len(certified.bench.runs_of("small"))
+    code, result = certified.bench.run()
+    assert (code, result["alignment"]["verdict"]) == (0, "aligned")
+    assert len(certified.bench.runs_of("small")) == before + 1
+    assert load(Certificate, certified.bench.kept()).run_id == result["certificate"]["run_id"]
+
+
+def test_a_certificate_in_the_place_of_another_does_not_count(certified: CertifiedRun):
+    path = certified.bench.kept()
+    path.write_text(dump(resealed(certified, path=code_path(Tuning()))))
+    assert "of other code or software" in str(stored(certified.subject).problem)
+
+
+def resealed(certified: CertifiedRun, **changes: Any) -> Certificate:
+    """The certificate with another subject: whole, with a right digest."""
+    right = load(Certificate, certified.main.certificate)
+    subject = right.subject.model_copy(update=changes)
+    return Certificate.seal(
+        **{**right.model_dump(exclude={"digest", "subject", "layers"})}, subject=subject, layers=right.layers
+    )
+
+
+def test_collect_says_the_same_from_the_run_directory_alone(certified: CertifiedRun):
+    certified.bench.kept().unlink()
+    moved = certified.main.root.rename(certified.bench.folder / "moved")
+    assert main(["collect", str(moved), "--check"]) == 0
+    truncate(RunPaths(moved).certificate)
+    before = collect(RunPaths(moved))
+    assert before == collect(RunPaths(moved.rename(certified.bench.folder / "elsewhere")))
+
+
+def test_an_exchanged_or_missing_copy_does_not_count(certified: CertifiedRun):
+    certified.main.certificate.write_text(dump(resealed(certified, chip="F2")))
+    result = certified.collected()
+    assert result["alignment"]["verdict"] == "consistent" and "not the one that the plan names" in str(result)
+    certified.main.certificate.unlink()
+    assert certified.collected()["alignment"]["verdict"] == "consistent"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"path": code_path(Tuning())}, "the kind of layout of the certificate"),
+        ({"path": code_path(Tuning(layout=parse_layout("DP2").layout, recompute="full"))}, "the kind of layout"),
+        ({"implementation": "sha256:another"}, "the implementation of the certificate"),
+        ({"framework": "other"}, "the framework of the certificate"),
+        ({"vendor": "other"}, "the vendor of the certificate"),
+        ({"chip": "F2"}, "the chip of the certificate"),
+        ({"environment": "/usr/bin/python3"}, "the environment of the certificate"),
+        ({"runtime": "docker"}, "the runtime of the certificate"),
+        ({"variables": "sha256:another"}, "the environment variables of the certificate"),
+    ],
+    ids=str,
+)
+def test_a_plan_that_names_a_certificate_of_something_else_does_not_count(certified: CertifiedRun, changes, words):
+    """The plan and the copy are both edited, and agree."""
+    other = resealed(certified, **changes)
+    certified.main.certificate.write_text(dump(other))
+    named = {"digest": other.digest, "subject": other.subject.model_dump(mode="json")}
+    rewrite(certified.main.plan, lambda plan: plan["certificate"].update(named))
+    result = certified.collected()
+    assert result["alignment"]["verdict"] == "consistent" and words in result["certificate"]["reason"]
+
+
+def test_another_version_of_the_framework_does_not_count(certified: CertifiedRun):
+    lines = certified.main.events / "rank0.jsonl"
+    for rank in range(2):
+        lines = certified.main.events / f"rank{rank}.jsonl"
+        lines.write_text(lines.read_text().replace('"version":"1.2.3"', '"version":"1.2.4"'))
+    assert "it is of fake 1.2.3, the run of 1.2.4" in certified.collected()["certificate"]["reason"]
+
+
+@pytest.mark.parametrize("packages", [None, {"numpy": "9.9"}])
+def test_other_or_unknown_packages_do_not_count(certified: CertifiedRun, packages):
+    rewrite(certified.main.provenance, lambda content: content.update(environment_packages=packages))
+    result = certified.collected()
+    assert result["alignment"]["verdict"] == "consistent" and "packages" in result["certificate"]["reason"]
+
+
+def test_after_a_change_of_packages_the_next_run_makes_the_certificate_again(certified: CertifiedRun, monkeypatch):
+    identity = "levelfield.run.runtimes.process_runtime.ProcessRuntime.identity"
+    monkeypatch.setattr(identity, lambda runtime, plan: {"environment_packages": {"numpy": "9.9"}})
+    assert certified.bench.run()[1]["alignment"]["verdict"] == "consistent"
+    assert list(certified.bench.store.iterdir()) == []
+
+
+def test_what_is_no_aligned_run_in_fp32_at_smoke_scale_certifies_nothing(certified: CertifiedRun):
+    subject, small, plan = certified.subject, certified.small, read_plan(certified.small)
+    result = collect(small)
+    failed = result.model_copy(update={"status": result.status.model_copy(update={"word": "invalid"})})
+    layers = tuple(layer.model_copy(update={"limit": None}) for layer in result.alignment.layers)
+    open_ = result.model_copy(update={"alignment": result.alignment.model_copy(update={"layers": layers})})
+    sixteen = plan.model_copy(update={"work": read_plan(certified.main).work})
+    for given, words in (
+        ((small, plan, failed), "is invalid"),
+        ((small, plan, open_), "certifies nothing: .*first step"),
+        ((small, sixteen, result), "certifies nothing: .*'fp32'"),
+        ((small, plan.model_copy(update={"scale": "full"}), result), "certifies nothing: .*'smoke'"),
+    ):
+        with pytest.raises(GateFailed, match=words):
+            certificate_from(*given, subject)
+    rewrite(small.reference, lambda content: content["noise"][0].update(curve=0.5))
+    with pytest.raises(GateFailed, match="another reference"):
+        certificate_from(small, plan, collect(small), subject)
+    rewrite(small.reference, lambda content: content.update(noise=[]))
+    with pytest.raises(GateFailed, match="is inconclusive"):
+        certificate_from(small, plan, collect(small), subject)
+
+
+def test_plans_and_results_of_before_certificates_are_still_read(certified: CertifiedRun, capsys):
+    rewrite(certified.main.plan, lambda plan: plan.pop("certificate"))
+    result = certified.collected()
+    assert result["alignment"]["verdict"] == "consistent" and "none was looked for" in result["certificate"]["reason"]
+    rewrite(certified.main.result, lambda content: content.pop("certificate"))
+    assert main(["report", str(certified.main.root)]) == 0
+    capsys.readouterr()
+
+
+def test_a_job_with_a_certificate_names_it_in_its_plan(certified: CertifiedRun):
+    _, job = maker_and_job(certified)
+    certificate = load(Certificate, certified.main.certificate)
+    used = with_certificate(job, certificate).plan.certificate
+    assert used is not None and (used.digest, used.run_id) == (certificate.digest, certificate.run_id)
+
+
+# ---- kinds of layout
+
+
+@pytest.mark.parametrize(
+    ("text", "least"),
+    [
+        ("DP1", "DP1TP1PP1"),
+        ("DP64", "DP2TP1PP1"),
+        ("DP4TP8PP2+seq", "DP2TP2PP2+seq"),
+        ("DP8SH3SP8", "DP2TP1PP1SH3SP2"),
+        ("DP8SH2SP4", "DP4TP1PP1SH2SP2"),
+        ("PP16", "DP1TP1PP2"),
+    ],
+)
+def test_the_smallest_layout_has_the_same_kinds(text: str, least: str):
+    layout = parse_layout(text).layout
+    found = smallest_layout(layout)
+    assert str(found) == least and found.world_size <= layout.world_size
+    assert code_path(Tuning(layout=found)) == code_path(Tuning(layout=layout))
+
+
+def test_a_new_free_field_has_to_be_placed():
+    """It is in the path because it takes other code, or it is listed here: kinds, sizes, a digest of variables."""
+    listed = {"layout", "micro_batch", "threads", "environment", "virtual_pipeline"}
+    assert set(Tuning.model_fields) - listed <= set(type(code_path(Tuning())).model_fields)

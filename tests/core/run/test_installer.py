@@ -1,0 +1,252 @@
+"""Installers: what a killed start left is ended, an unreachable index is named, and a folder of wheels needs none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from levelfield import installer
+from levelfield.cli import wheels_command
+from levelfield.cli.main import main
+from levelfield.errors import RunFailed, UsageError
+from levelfield.run.runtimes import environments
+from levelfield.run.runtimes.environments import environment_in_use, is_ready
+from levelfield.run.runtimes.wheels import fetch_into
+from levelfield.specs.plan import EnvironmentPlan
+from plans import ROOT
+from planted_wheels import wheel
+
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+NOBODY = "http://me:secret@127.0.0.1:9/simple"  # no server listens there
+
+# An installer that is not done for long: its child writes into the folder, as ensurepip does below venv.
+SLOW = """#!/bin/sh
+for folder; do :; done
+mkdir -p "$folder/lib"
+(while true; do echo x > "$folder/lib/left"; sleep 0.01; done) &
+sleep 600
+"""
+STARTED = """
+import sys
+from pathlib import Path
+from levelfield.run.runtimes.environments import environment_in_use
+from levelfield.specs.plan import EnvironmentPlan
+with environment_in_use(EnvironmentPlan.model_validate_json(Path(sys.argv[1]).read_text()), print):
+    pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PIP_INDEX_URL", "PIP_NO_INDEX", "PIP_FIND_LINKS", installer.WHEELS):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_RETRIES", "1")
+
+
+def plan(folder: Path, **more: object) -> EnvironmentPlan:
+    target = folder / ".venvs" / "fake-cpu"
+    given = {"name": "fake-cpu", "folder": str(target), "python": str(target / "bin/python"), "digest": "d", **more}
+    return EnvironmentPlan.model_validate({"requirements": ("acme==1.0",), **given})
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Iterator[Path]:
+    """The folder of an environment whose maker was killed, and whose installer still writes there."""
+    slow = tmp_path / "slow"
+    slow.write_text(SLOW)
+    slow.chmod(0o755)
+    wanted = plan(tmp_path, made_with=str(slow))
+    (tmp_path / "plan.json").write_text(wanted.to_json())
+    argv = [sys.executable, "-c", STARTED, str(tmp_path / "plan.json")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "platform")}
+    folder = Path(wanted.folder)
+    with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE) as maker:
+        until(lambda: (folder / "lib/left").exists())
+        maker.kill()
+    assert len(installer._marked(folder)) >= 2
+    yield folder
+    installer.end_left(folder)
+
+
+def until(condition: object) -> None:
+    deadline = time.monotonic() + 30
+    while not condition() and time.monotonic() < deadline:  # type: ignore[operator]
+        time.sleep(0.02)
+
+
+@pytest.mark.drill
+def test_an_environment_is_made_at_once_after_its_maker_was_killed(
+    killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def install(argv: list[str], folder: Path, say: object) -> None:
+        assert installer._marked(killed) == []
+        (killed / "bin").mkdir(parents=True, exist_ok=True)
+        (killed / "bin/python").touch()
+        (killed / "lib/left").unlink(missing_ok=True)
+
+    monkeypatch.setattr(environments, "_run", install)
+    said: list[str] = []
+    with environment_in_use(plan(tmp_path), said.append):
+        assert is_ready(plan(tmp_path))
+    time.sleep(0.1)
+    assert not (killed / "lib/left").exists(), "nobody writes there any more"
+    assert said[0].startswith("ending the installer of fake-cpu that a killed start left: process ")
+
+
+def test_an_installer_that_cannot_be_ended_is_named(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(installer.os, "kill", lambda process, number: None)
+        patch.setattr(installer, "END_SECONDS", 0.2)
+        with pytest.raises(RunFailed, match=r"fake-cpu: another installer still writes there .*: process \d+"):
+            installer.end_left(killed)
+
+
+def test_an_installer_of_another_folder_goes_on(killed: Path) -> None:
+    installer.end_left(killed.with_name("fake"))
+    installer.end_left(killed / "lib")
+    assert len(installer._marked(killed)) >= 2
+
+
+# -- package sources
+
+
+def test_an_index_that_cannot_be_reached_is_named_with_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", NOBODY)
+    with pytest.raises(RunFailed) as caught:
+        installer.run([*PIP, "download", "--no-deps", "--dest", str(tmp_path), "acme==1.0"], tmp_path, print)
+    said = str(caught.value)
+    assert "the package index cannot be reached: http://127.0.0.1:9/simple (PIP_INDEX_URL)" in said
+    assert "[Errno 111] Connection refused" in said and "secret" not in said.partition("the package index")[2]
+    assert "HTTPS_PROXY" in said and "LEVELFIELD_WHEELS" in said and "wheels fetch DIR" in said
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (
+            "ERROR: No matching distribution found for torch==9",
+            "gives no torch==9 for this system and Python:",
+        ),
+        ("WARNING: Retrying after connection broken by 'ConnectTimeoutError(timed out)'", "cannot be reached"),
+        (
+            "WARNING: broken by 'ProxyError('Tunnel connection failed: 403 Forbidden')'",
+            "(Tunnel connection failed",
+        ),
+        ("WARNING: SSLError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate')", "(CERTIFICATE_VERIFY_FAILED)"),
+        ("OSError: [Errno 28] No space left on device", None),
+    ],
+)
+def test_each_cause_has_its_advice(line: str, says: str | None) -> None:
+    said = installer.failure(["python", "-m", "pip", "install"], 1, [line], {})
+    assert (says in said) if says else "index" not in said
+
+
+def test_a_folder_of_wheels_needs_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheels = tmp_path / "two words"
+    wheels.mkdir()
+    wheel(wheels)
+    monkeypatch.setenv("PIP_INDEX_URL", NOBODY)
+    monkeypatch.setenv(installer.WHEELS, str(wheels))
+    installer.run([*PIP, "install", "--target", str(tmp_path / "site"), "acme==1.0"], tmp_path, lambda line: None)
+    assert (tmp_path / "site/acme.py").read_text() == "VALUE = 42\n"
+    with pytest.raises(RunFailed, match=r"two words \(LEVELFIELD_WHEELS\) has no wheel of acme==2.0 .*wheels fetch"):
+        installer.run([*PIP, "install", "--target", str(tmp_path / "site"), "acme==2.0"], tmp_path, lambda line: None)
+
+
+def test_a_folder_of_wheels_that_is_absent_is_wrong_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(installer.WHEELS, str(tmp_path / "absent"))
+    with pytest.raises(UsageError, match=r"LEVELFIELD_WHEELS=.*absent: found no folder there"):
+        installer.run(["true"], tmp_path, print)
+
+
+def test_offline_makes_no_environment_from_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = pytest.raises(RunFailed, match=r"--offline, and .*fake-cpu is not made\. Set LEVELFIELD_WHEELS")
+    with refused, environment_in_use(plan(tmp_path, offline=True), print):
+        pytest.fail("it was made")
+    wheel(tmp_path)
+    made: list[str] = []
+
+    def install(argv: list[str], folder: Path, say: object) -> None:
+        folder.mkdir(exist_ok=True)
+        made.append(argv[-1])
+
+    monkeypatch.setattr(environments, "_run", install)
+    monkeypatch.setattr(environments, "is_ready", lambda wanted: len(made) == 2)
+    monkeypatch.setenv(installer.WHEELS, str(tmp_path))
+    with environment_in_use(plan(tmp_path, offline=True), print):
+        assert made[-1] == "acme==1.0"
+
+
+def test_wheels_are_fetched_into_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "source").mkdir()
+    wheel(tmp_path / "source")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", (tmp_path / "source").as_uri())
+    fetch_into(tmp_path / "new/wheels", sys.executable, ["acme==1.0"], lambda line: None)
+    assert [path.name for path in (tmp_path / "new/wheels").glob("*.whl")] == ["acme-1.0-py3-none-any.whl"]
+
+
+def test_fetch_takes_levelfield_its_tests_and_every_framework_that_this_machine_has_a_python_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fetched: list[tuple[str, ...]] = []
+
+    def fetch(folder: Path, python: str, arguments: tuple[str, ...], say: object) -> None:
+        folder.mkdir(exist_ok=True)
+        fetched.append(arguments)
+
+    monkeypatch.setattr(wheels_command, "fetch_into", fetch)
+    assert main(["wheels", "fetch", str(tmp_path / "w"), "torch", "paddle"]) == 0
+    locks, torch, paddle = fetched
+    assert [Path(word).name for word in locks if "lock" in word] == ["requirements.lock", "requirements-dev.lock"]
+    assert "--no-deps" in locks and torch[0].startswith("pip==") and torch[1].startswith("torch==")
+    assert any(word.startswith("paddlepaddle==") for word in paddle)
+    assert f"LEVELFIELD_WHEELS={tmp_path / 'w'}" in capsys.readouterr().out
+    assert main(["wheels", "fetch", str(tmp_path / "w"), "torch", "--vendor", "ascend"]) == 2
+    assert "there are no wheels to fetch" in capsys.readouterr().err
+
+
+# -- packages that are lost
+
+
+def test_a_package_that_the_platform_lost_says_how_it_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lacks(options: object) -> int:
+        raise ModuleNotFoundError("No module named 'jinja2'", name="jinja2")
+
+    monkeypatch.setattr("levelfield.cli.listing_command.execute", lacks)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert main(["list"]) == 2
+    assert f"{tmp_path} lacks the package 'jinja2'; install requirements.lock into it" in capsys.readouterr().err
+    (tmp_path / installer.STAMP).touch()
+    assert main(["list"]) == 2
+    assert f"remove {tmp_path}: the next start makes it again" in capsys.readouterr().err
+
+
+def test_a_module_of_our_own_that_is_missing_is_a_fault(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lacks(options: object) -> int:
+        raise ModuleNotFoundError("No module named 'levelfield.nothing'", name="levelfield.nothing")
+
+    monkeypatch.delenv("LEVELFIELD_DEBUG", raising=False)
+    monkeypatch.setattr("levelfield.cli.listing_command.execute", lacks)
+    assert main(["list"]) == 5 and "a fault of the platform" in capsys.readouterr().err
+
+
+def test_an_installer_ends_with_its_whole_group_at_an_interrupt(tmp_path: Path) -> None:
+    def interrupt(text: str) -> None:
+        raise KeyboardInterrupt
+
+    script = "sleep 600 & echo Collecting; wait"
+    with pytest.raises(KeyboardInterrupt):
+        installer.run(["sh", "-c", script], tmp_path, interrupt)
+    assert installer._marked(tmp_path) == []

@@ -1,0 +1,98 @@
+"""Kills for memory: the kernel really kills, in a control group of its own, and only a run's own kill is the run's."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from levelfield.contracts.control_groups import memory_kills
+from levelfield.run.launchers import memory_kills as watched
+from levelfield.run.launchers.memory_kills import MemoryKills, MemoryKillWatch
+from live_groups import control_group, inside
+from plans import PLUGINS
+
+EAT = "parts = [bytes([1]) * 2**20 for _ in range(4096)]"
+
+
+@pytest.fixture
+def group(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A control group of 64 MiB, or the parameter's, without swap."""
+    limit = str(getattr(request, "param", 64) * 2**20)
+    first = {"memory.limit_in_bytes": limit, "memory.memsw.limit_in_bytes": limit}
+    with control_group("memory", first, {"memory.max": limit, "memory.swap.max": "0"}) as folder:
+        yield folder
+
+
+def eaten(folder: Path) -> int:
+    """Let the kernel kill a process in the group for memory; return its number."""
+    done = inside(folder, "-c", f"import os; print(os.getpid(), flush=True); {EAT}")
+    assert done.returncode == -9, done.stderr
+    return int(done.stdout)
+
+
+def test_the_kernels_log_tells_whose_kill_it_was(group: Path) -> None:
+    watches = [MemoryKillWatch() for _ in range(2)]
+    if watches[0]._log is None:
+        pytest.skip("the kernel's log does not tell this machine's processes")
+    victim = eaten(group)
+    assert watches[0].found([victim, os.getpid()]) == MemoryKills(1, f"the kernel's log names process {victim}")
+    assert watches[1].found([os.getpid()]) == MemoryKills(0, None), "a kill elsewhere is not this run's"
+    assert MemoryKillWatch().found([victim]) == MemoryKills(0, None), "nor is an earlier one"
+
+
+def test_without_the_log_a_kill_elsewhere_is_not_this_runs(group: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched, "_open_log", lambda root: None)
+    watch = MemoryKillWatch()
+    eaten(group)
+    assert watch.found([os.getpid()]) == MemoryKills(0, None)
+
+
+OWN = f"""
+import subprocess, sys
+from levelfield.run.launchers import memory_kills
+memory_kills._open_log = lambda root: None
+watch = memory_kills.MemoryKillWatch()
+victim = subprocess.Popen([sys.executable, "-c", "open('/proc/self/oom_score_adj', 'w').write('900'); {EAT}"])
+victim.wait()
+print(victim.returncode, *watch.found([victim.pid]))
+"""
+
+
+def test_without_the_log_the_own_groups_counter_tells(group: Path) -> None:
+    done = inside(group, "-c", OWN)
+    assert done.stdout.strip() == "-9 1 the platform's own control group counts a kill for memory", done.stderr
+
+
+@pytest.mark.parametrize("group", [600], indirect=True)
+def test_a_run_whose_rank_the_kernel_kills_is_oom(group: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    given = ["--case", "tiny:fake:F1", "--scale", "smoke", "--python", sys.executable, "--json", "--runs", str(runs)]
+    code = "import sys; from levelfield.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    changed = {"FAKE_FAULT": "eat", "FAKE_DEVICES": "2", "XDG_CACHE_HOME": str(tmp_path)}
+    done = inside(group, "-c", code, *given, "--plugins", str(PLUGINS), **changed)
+    assert done.stdout, (done.returncode, done.stderr)
+    (result,) = json.loads(done.stdout)
+    assert (result["status"]["word"], result["status"]["failure"]) == ("oom", "oom"), done.stderr
+    assert "rank 1 was ended by SIGKILL" in result["status"]["evidence"]
+    assert result["status"]["evidence"].split("; ")[-1].startswith(("the kernel's log names", "the platform's own"))
+
+
+def test_a_counter_that_is_not_there_tells_nothing(tmp_path: Path) -> None:
+    assert memory_kills(tmp_path) is None
+    assert MemoryKillWatch(tmp_path).found([1]) == MemoryKills(0, None)
+
+
+@pytest.mark.parametrize(("before", "after", "number"), [(2, 2, 0), (2, 3, 1), (3, 2, 0)])
+def test_only_what_rose_counts(tmp_path: Path, before: int, after: int, number: int) -> None:
+    events = tmp_path / "sys/fs/cgroup/job/memory.events"
+    events.parent.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/job\n")
+    events.write_text(f"oom_kill {before}\n")
+    watch = MemoryKillWatch(tmp_path)
+    events.write_text(f"oom_kill {after}\n")
+    assert watch.found([1]).number == number

@@ -1,0 +1,174 @@
+"""Whether a run goes on: by the process that wrote its status, however the clock, the boot or the number changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from levelfield.errors import StillRunning
+from levelfield.rundir import directory, run_state
+from levelfield.rundir.process_identity import (
+    ProcessIdentity,
+    identity_from,
+    identity_of,
+    is_alive,
+    own_identity,
+)
+from levelfield.specs.paths import RunPaths
+
+
+@pytest.fixture
+def other() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that ends when it is told to."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def own() -> ProcessIdentity:
+    found = own_identity()
+    assert found is not None and found.process == os.getpid()
+    return found
+
+
+# -- identities
+
+
+def test_a_process_is_alive_until_it_has_ended(other: subprocess.Popen[bytes]) -> None:
+    found = identity_of(other.pid)
+    assert found is not None and is_alive(found) is True
+    other.kill()
+    other.wait()
+    assert is_alive(found) is False and identity_of(other.pid) is None
+
+
+def test_a_process_whose_end_nobody_has_read_is_not_alive(other: subprocess.Popen[bytes]) -> None:
+    found = identity_of(other.pid)
+    other.kill()
+    deadline = time.monotonic() + 10
+    while is_alive(found) and time.monotonic() < deadline:  # type: ignore[arg-type]
+        time.sleep(0.01)
+    assert other.returncode is None and is_alive(found) is False  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, True),
+        ({"started": 1}, False),
+        ({"boot": "another"}, False),
+        ({"host": "another"}, None),
+        ({"namespace": "pid:[1]"}, None),
+        ({"host": "another", "boot": "another"}, None),
+    ],
+)
+def test_another_start_or_boot_is_another_process_and_another_place_is_not_visible(
+    change: dict, expected: bool | None
+) -> None:
+    assert is_alive(replace(own(), **change)) is expected
+
+
+def test_an_identity_is_read_back_from_both_forms() -> None:
+    assert identity_from(own().to_text()) == identity_from(own().to_dict()) == own()
+
+
+NO_IDENTITIES = [None, "", "a/b", "a/b/c/d/e", [], {}, {"host": 1}, 7, {**own().to_dict(), "process": "x"}]
+
+
+@pytest.mark.parametrize("content", NO_IDENTITIES)
+def test_anything_else_is_no_identity(content: object) -> None:
+    assert identity_from(content) is None
+
+
+# -- runs
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunPaths:
+    return directory.create(tmp_path / "runs", "one")
+
+
+def by(run: RunPaths, platform: ProcessIdentity | None, phase: str = "running") -> None:
+    """A status that another process wrote."""
+    content = {"phase": phase, "state": "running", "platform": platform and platform.to_dict()}
+    run.status.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("phase", ["made", "environment", "running", "collecting"])
+def test_a_run_goes_on_while_its_platform_lives(run: RunPaths, phase: str) -> None:
+    by(run, own(), phase)
+    with pytest.raises(StillRunning, match=rf"one is running \(process {os.getpid()} of .*, phase {phase}\)"):
+        run_state.refuse_running(run)
+
+
+@pytest.mark.parametrize("phase", ["done", "ended"])
+def test_a_run_that_is_over_is_not_running_though_its_platform_lives(run: RunPaths, phase: str) -> None:
+    by(run, own(), phase)
+    run_state.refuse_running(run)
+
+
+def test_a_run_of_a_killed_platform_is_not_running_and_its_status_says_so(run: RunPaths) -> None:
+    by(run, replace(own(), started=1))
+    run_state.refuse_running(run)
+    assert run_state.state_words(run) == "running: the platform was killed; `collect` gives the result"
+    run_state.settle(run.root.parent)
+    found = json.loads(run.status.read_text())
+    assert (found["phase"], found["state"]) == ("ended", "failed") and "the platform ended" in found["reason"]
+    run_state.refuse_running(run)
+
+
+def test_the_status_of_a_run_that_goes_on_is_left(run: RunPaths) -> None:
+    by(run, own())
+    before = run.status.read_bytes()
+    run_state.settle(run.root.parent)
+    assert run.status.read_bytes() == before
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", "[" * 5000, '{"phase": "running", "platform": 7}', "\xff"])
+def test_a_damaged_status_and_one_of_an_earlier_version_are_of_a_run_that_is_over(run: RunPaths, damage: str) -> None:
+    run.status.write_text(damage, encoding="latin-1")
+    run_state.refuse_running(run)
+    run_state.settle(run.root.parent)
+    assert run.status.read_text(encoding="latin-1") == damage
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_run_of_another_machine_is_known_by_its_files(
+    run: RunPaths, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_state, "LOOK_SECONDS", 0.5)
+    by(run, replace(own(), host="another"))
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(0.05):
+            (run.events / "rank0.alive").write_text(str(time.monotonic()))
+
+    beating = threading.Thread(target=beat)
+    if goes_on:
+        beating.start()
+    try:
+        if goes_on:
+            with pytest.raises(StillRunning, match="of another, phase running"):
+                run_state.refuse_running(run)
+        else:
+            run_state.refuse_running(run)
+    finally:
+        over.set()
+        if goes_on:
+            beating.join()
+
+
+def test_an_error_of_the_platform_leaves_no_running_status(run: RunPaths) -> None:
+    directory.write_status(run, "running", "running")
+    with pytest.raises(ZeroDivisionError), run_state.ending(run):
+        raise ZeroDivisionError
+    assert json.loads(run.status.read_text())["phase"] == "ended"

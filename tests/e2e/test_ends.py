@@ -1,0 +1,102 @@
+"""Ends that a user meets on a bad day, by the command line: a rank that cannot be killed, a killed platform.
+
+`make drills` repeats them under load.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from driving import LONG, PRETENDING, Benchmark, begun, finished, trainings
+from freezer import Freezer
+
+pytestmark = [pytest.mark.e2e, pytest.mark.drill]
+TINY = ("--case", "tiny:fake:fake:1:2", *PRETENDING, "--python", sys.executable, "--scale", "smoke", "--json")
+
+HANG_OR_CTRL_C = (pytest.param(False, marks=pytest.mark.thorough, id="hang"), pytest.param(True, id="ctrl-c"))
+
+
+@pytest.fixture
+def benchmark(tmp_path: Path, cache: Path) -> Iterator[Benchmark]:
+    found = Benchmark(tmp_path / "runs", cache, FAKE_DEVICES="2")
+    yield found
+    found.stop()
+
+
+def gone(benchmark: Benchmark) -> bool:
+    deadline = time.monotonic() + 60
+    while trainings(benchmark.runs) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not trainings(benchmark.runs)
+
+
+@pytest.mark.parametrize(
+    "pressed", [pytest.param(False, marks=pytest.mark.thorough, id="hang"), pytest.param(True, id="ctrl-c")]
+)
+def test_a_rank_that_cannot_be_killed_gives_a_result_and_keeps_its_devices(benchmark: Benchmark, pressed: bool) -> None:
+    freezer = Freezer()
+    try:
+        process = begun(benchmark, LONG)
+        frozen = trainings(benchmark.runs)[1].pid
+        freezer.freeze(frozen)
+        if pressed:
+            process.send_signal(signal.SIGINT)
+        done = finished(process)
+        status = benchmark.result()["status"]
+        assert done.returncode == (130 if pressed else 3)
+        assert (status["word"], status["failure"]) == ("failed", "unkillable")
+        assert f"rank 1 (process {frozen}, state D) did not end by SIGKILL" in status["evidence"]
+        assert list(trainings(benchmark.runs)) == [1]
+        refused = benchmark.run(*TINY)
+        (result,) = json.loads(refused.stdout)
+        assert (refused.returncode, result["status"]["word"]) == (3, "not-run")
+        assert f"is in use by process {frozen}, which SIGKILL did not end" in result["status"]["evidence"]
+    finally:
+        freezer.remove()
+    assert gone(benchmark)
+    again = benchmark.run(*TINY)
+    assert (again.returncode, json.loads(again.stdout)[0]["status"]["word"]) == (0, "valid")
+
+
+def test_a_run_is_called_running_while_it_does_and_no_longer_when_its_platform_was_killed(
+    benchmark: Benchmark,
+) -> None:
+    process = begun(benchmark, LONG)
+    name = benchmark.only_run().name
+    done = benchmark.run("collect", "latest")
+    assert done.returncode == 2 and f"{name} is running (process {process.pid} of " in done.stderr
+    assert not (benchmark.only_run() / "result.json").exists()
+    process.kill()
+    process.communicate()
+    assert benchmark.run("report", "latest").returncode == 0
+    assert gone(benchmark)
+    assert benchmark.run(*TINY).returncode == 0
+    status = json.loads((benchmark.runs / name / "status.json").read_text())
+    assert (status["phase"], status["state"]) == ("ended", "failed")
+
+
+@pytest.mark.thorough  # tests/core has it by a clock of the test's
+def test_a_platform_that_stands_still_for_longer_than_the_limit_ends_no_run(benchmark: Benchmark) -> None:
+    """A machine that is paused for eight seconds; five without a heartbeat are the limit of this case."""
+    process = begun(benchmark, LONG)
+    ranks = trainings(benchmark.runs)
+    everyone = [*[rank.pid for rank in ranks.values()], process.pid]
+    for each in everyone:
+        os.kill(each, signal.SIGSTOP)
+    time.sleep(8)
+    os.kill(process.pid, signal.SIGCONT)
+    time.sleep(0.3)  # it looks at the old files first
+    for each in everyone:
+        os.kill(each, signal.SIGCONT)
+    time.sleep(3)
+    assert process.poll() is None, finished(process).stderr
+    process.send_signal(signal.SIGINT)
+    assert finished(process).returncode == 130
+    assert benchmark.result()["status"]["failure"] == "interrupted"

@@ -1,0 +1,56 @@
+"""What the case says of a model decides, not its family: a GPT with SwiGLU, a Llama with GELU; uneven stages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from layouts import MODELS, SINGLE, Variant, compare, job_of, planted, script_of, train
+
+pytestmark = [pytest.mark.layouts, pytest.mark.torch]
+
+CROSSED: dict[str, dict[str, Any]] = {
+    "gpt with swiglu": {**MODELS["gpt"], "activation": "swiglu"},
+    "gpt like llama": {**MODELS["llama"], "family": "gpt"},
+    "llama with gelu": {**MODELS["llama"], "activation": "gelu"},
+    "llama with a gpt block": {**MODELS["llama"], "activation": "gelu_tanh", "bias": True, "norm": "layernorm"},
+}
+STEPS = 3
+UNEVEN = Variant("PP3", {"pipeline": 3})  # four layers: two stages of one layer after one of two
+
+
+def slow(*values: str) -> Any:
+    return pytest.param(*values, marks=pytest.mark.thorough)
+
+
+@pytest.mark.parametrize(
+    ("framework", "name"),
+    [
+        ("deepspeed", "gpt with swiglu"),
+        ("paddle", "llama with gelu"),
+        *(slow("deepspeed", name) for name in CROSSED if name != "gpt with swiglu"),
+        *(slow("paddle", name) for name in CROSSED if name != "llama with gelu"),
+        *(slow(framework, name) for framework in ("megatron", "oneflow") for name in CROSSED),
+    ],
+)
+def test_a_crossed_model_trains_alike_in_every_framework(framework, name, interpreter_of, torch_of):
+    """Paddle, Megatron and OneFlow have MLPs of their own; DeepSpeed trains torch's model."""
+    job = job_of(CROSSED[name], SINGLE, STEPS)
+    found = compare(train(job, script_of(framework), interpreter_of(framework)), torch_of(job))
+    assert found.within(), found
+
+
+def test_the_wrong_mlp_is_seen(tmp_path, torch_of):
+    """GELU's gate for SwiGLU's, of the same parameters."""
+    fault = "import llama\nllama.functional = type('', (), {'silu': staticmethod(llama.functional.gelu)})"
+    job = job_of(CROSSED["gpt with swiglu"], SINGLE, STEPS)
+    found = compare(train(job, planted(tmp_path, "torch", fault)), torch_of(job))
+    assert found.same_weights and not found.within()
+
+
+@pytest.mark.parametrize("framework", ["torch", slow("paddle"), slow("oneflow")])
+def test_stages_that_differ_by_a_layer_train_what_one_process_trains(framework, interpreter_of, torch_of):
+    python = None if framework == "torch" else interpreter_of(framework)
+    curve = train(job_of(MODELS["gpt"], UNEVEN, STEPS), script_of(framework), python)
+    found = compare(curve, torch_of(job_of(MODELS["gpt"], SINGLE, STEPS)))
+    assert found.within(), found

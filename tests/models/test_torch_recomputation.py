@@ -1,0 +1,84 @@
+"""What recomputation repeats in torch, counted by its own FLOP counter, against what HFU counts."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from layouts import MODELS
+from levelfield.measure.flops import flops_per_token
+from levelfield.specs.case import Model
+from torch.utils.flop_counter import FlopCounterMode
+
+pytestmark = pytest.mark.torch
+
+LENGTH, SEQUENCES = 32, 2
+
+
+def linear_flop(x, weight, *_rest, **_options):
+    return 2 * torch.Size(x).numel() * weight[0]
+
+
+def addmm_flop(_total, left, right, **_options):
+    return 2 * left[0] * left[1] * right[1]
+
+
+def counted(job):
+    """FLOPs of the matrix products of one forward and backward pass. Attention's kernel on a processor has no count."""
+    from attention import choose_attention
+    from decoder import Decoder, compute_dtype, stage_of
+    from recompute import recompute_blocks
+
+    model, training = job.model, job.training
+    attend = choose_attention("sdpa", model.attention_dropout, None)
+    decoder = Decoder(model, LENGTH, compute_dtype(training.precision), stage_of(model.layers, 1, 0), attend)
+    decoder.prepare(torch.device("cpu"))
+    recompute_blocks(decoder, job.tuning.recompute)
+    tokens = torch.randint(0, model.vocab_size, (SEQUENCES, LENGTH))
+    own = {torch.ops.levelfield.product: linear_flop, torch.ops.aten.addmm_: addmm_flop}
+    with FlopCounterMode(display=False, custom_mapping=own) as counter:
+        decoder(tokens, tokens).backward()
+    return counter.get_total_flops()
+
+
+def job(family, recompute, precision, dropout):
+    """As the worker has it: the model of the tests with two layers."""
+    model = {**MODELS[family], "layers": 2, "hidden_dropout": dropout}
+    return SimpleNamespace(
+        model=SimpleNamespace(**model),
+        training=SimpleNamespace(precision=precision),
+        tuning=SimpleNamespace(recompute=recompute, compile=False),
+        layout=SimpleNamespace(tensor=1),
+        device="cpu",
+    )
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_hfu_counts_what_torch_repeats(family, precision, dropout, recompute):
+    from recompute import repeats
+
+    with_it, without = job(family, recompute, precision, dropout), job(family, "none", precision, dropout)
+    kind, model = repeats(with_it), Model(**vars(with_it.model))
+    attention = 2 * model.layers * LENGTH * model.hidden_size if recompute == "full" else 0
+    formula = flops_per_token("megatron", model, LENGTH, recompute=kind) - flops_per_token("megatron", model, LENGTH)
+    assert counted(with_it) - counted(without) == (formula - attention) * LENGTH * SEQUENCES
+
+
+def test_without_recomputation_all_products_are_those_of_the_formula():
+    found = job("gpt", "none", "bf16", 0.0)
+    model = Model(**vars(found.model))
+    attention = 6 * model.layers * LENGTH * model.hidden_size
+    assert counted(found) == (flops_per_token("megatron", model, LENGTH) - attention) * LENGTH * SEQUENCES
+
+
+def test_the_kind_depends_on_dropout_and_kernel():
+    """Otherwise the test above could pass with one kind everywhere."""
+    from recompute import repeats
+
+    kinds = {(p, d): repeats(job("gpt", "full", p, d)) for p in ("fp32", "bf16") for d in (0.0, 0.1)}
+    assert kinds["bf16", 0.0] == "full-except-down" and kinds["bf16", 0.1] == kinds["fp32", 0.1] == "full"
+    assert repeats(job("gpt", "selective", "bf16", 0.0)) == "selective"
