@@ -16,6 +16,21 @@ optimizer.make_adamw = lambda parameters, training: right([(p, 2) for p, _ in pa
         "updated.layers.0.attention_norm.weight",
     ),
     Fault(
+        "weight decay on biases",
+        """
+import optimizer
+right, first = optimizer.make_adamw, optimizer.LocalAdamW.__init__
+def init(self, model, *more):
+    dimensions = [2 if name.endswith("bias") else value.dim() for name, value in model.named_parameters()]
+    optimizer.make_adamw = lambda held, training: right([(p, d) for (p, _), d in zip(held, dimensions)], training)
+    first(self, model, *more)
+optimizer.LocalAdamW.__init__ = init
+""",
+        "gradients",
+        "updated.layers.0.attention_norm.bias",
+        step=2,
+    ),
+    Fault(
         "no weight decay on the embedding",
         """
 import optimizer

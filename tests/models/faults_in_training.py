@@ -137,6 +137,14 @@ optimizer.LocalAdamW.step = step
     ),
 )
 
+UPDATES = """
+import training
+right = training.Trainer.update
+def update(self, rate):
+    self.updates = getattr(self, "updates", 0) + 1
+    right(self, rate) if self.updates != LOST else self.optimizer.drop_gradients()
+training.Trainer.update = update
+"""
 SCHEDULE = (
     Fault(
         "learning rate off by one step",
@@ -169,17 +177,17 @@ job.training.schedule.min_lr = 0.0
         step=3,
     ),
     Fault(
-        "one step without an update",
-        """
-import training
-right = training.Trainer.update
-def update(self, rate):
-    self.updates = getattr(self, "updates", 0) + 1
-    right(self, rate) if self.updates != 3 else self.optimizer.drop_gradients()
-training.Trainer.update = update
-""",
+        "the third step's update lost",
+        UPDATES.replace("LOST", "3"),
         "gradients",
         "updated.embedding.weight",
         step=3,
+    ),
+    Fault(
+        "the tenth step's update lost",
+        UPDATES.replace("LOST", "10"),
+        "final weights",
+        "updated.embedding.weight",
+        step=10,
     ),
 )

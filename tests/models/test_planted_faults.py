@@ -14,10 +14,11 @@ import yaml
 from fault import Fault
 from faults import FAULTS
 from faults_elsewhere import ELSEWHERE
-from judging import STEPS, Trainings, Yardstick, judge, yardstick
+from judging import STEPS, Trainings, Yardstick, judge, training_of, yardstick
 from layouts import MODELS, ROOT, Variant, job_of, planted, script_of
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import Outcome, ProcessEnd, Request, Watch
+from levelfield.measure import alignment as rules
 from levelfield.run import launchers
 from levelfield.run.launchers.local import LocalLauncher, free_port, with_port
 from levelfield.run.runner import Listener
@@ -53,8 +54,16 @@ def test_a_fault_is_caught_by_its_layer(fault: Fault, expected, interpreter_of):
     assert found.verdict in ("different", "diverged", "not comparable")
 
 
+@pytest.mark.layouts
+def test_weight_decay_on_biases_stands_out_in_the_final_weights(expected):
+    fault, by = next(fault for fault in FAULTS if fault.name == "weight decay on biases"), expected("gpt")
+    run = training_of(Trainings(None).curve(fault, "gpt", "fp32"))
+    found = rules.final_weights(run, by.training, by.limits)
+    assert found.passed is False and found.value > 20 * found.limit and "bias" in found.detail
+
+
 def test_there_are_enough_faults():
-    assert len({fault.name for fault in FAULTS}) == len(FAULTS) == 45
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 45
     assert {framework: len(list(of)) for framework, of in groupby(ELSEWHERE, lambda fault: fault.framework)} == {
         "megatron": 3, "paddle": 3, "deepspeed": 3, "oneflow": 3
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What every framework writes: the captured tensors of a step and the saved weights are torch's, by canonical name."""
+"""What every framework writes: captured tensors and saved weights are torch's, and final weights are the saved ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from layouts import MODELS, SINGLE, Variant, job_of, launch, script_of
+from layouts import MODELS, SINGLE, Variant, events, job_of, launch, read_curve, script_of
+from levelfield.worker.sketch import sketch_slice
 from matrix import VARIANTS
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
@@ -45,6 +46,8 @@ def written(folder: Path, framework: str, job: dict, key: str, python: Path | No
     job = {**job, key: {"step": 2, "folder": str(place)} if key == "capture" else str(place)}
     ends = launch(job, folder, script_of(framework), python)
     assert not any(end.returncode for end in ends), ends[0].output[-2000:]
+    if key == "save_weights_dir":
+        assert_recorded([events(folder, rank) for rank in range(len(ends))], place)
     return {str(path.relative_to(place).with_suffix("")): np.load(path) for path in place.rglob("*.npy")}
 
 
@@ -57,6 +60,17 @@ def torchs(tmp_path_factory):
         return written(tmp_path_factory.mktemp("torch"), "torch", job_of(MODELS[family], SINGLE, 3), key, None)
 
     return of
+
+
+def assert_recorded(ranks: list[list[dict]], saved: Path) -> None:
+    """The final weights that the ranks recorded are those that they saved, in every layout."""
+    recorded = read_curve(ranks).final
+    assert set(recorded) == {path.stem for path in saved.glob("*.npy")}
+    for name, (norm, *projections) in recorded.items():
+        array = np.load(saved / f"{name}.npy")
+        square, *right = sketch_slice(name, array, array.shape, None)
+        assert norm == pytest.approx(square**0.5, rel=1e-9), name
+        assert projections == pytest.approx(right, rel=1e-9, abs=1e-9 * norm), name
 
 
 def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], limit: float) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from itertools import accumulate
 from statistics import NormalDist
 from typing import NamedTuple
@@ -130,6 +131,7 @@ def normal_quantile(places: int) -> float:
     return NormalDist().inv_cdf(1 - ERROR_RATE / (2 * max(1, places)))
 
 
+@cache
 def chi_square_quantile(probability: float, degrees: int) -> float:
     """Return the quantile of the chi-square distribution, by bisection of its closed form for whole degrees."""
     low, high = 0.0, 2.0 * degrees + 40

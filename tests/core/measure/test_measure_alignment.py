@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 from statistics import NormalDist
 
+import limit_rates
 import loss_curves
 import pytest
 from levelfield.measure.alignment import (
@@ -321,3 +322,21 @@ def test_on_real_unpaired_curves_hardware_is_not_called_different_and_models_are
     assert "different" not in {word for pair, word, _ in found if pair.same}
     ours = sum(word == "different" for pair, word, _ in found if not pair.same)
     assert ours > 5 * sum(not accepted for pair, _, accepted in found if not pair.same)
+
+
+@pytest.mark.parametrize("rows", [2, 6, 9])
+def test_on_recorded_noise_false_alarms_are_rare_and_every_fault_is_seen(rows):
+    found = limit_rates.rates("gpt", rows, draws=30)
+    (alarms, runs), (former, all_runs), (seen, faults) = found.known, found.former, found.faults
+    assert alarms <= 0.02 * runs and runs > 80
+    assert seen == faults > 200
+    if rows == 2:
+        assert former > 0.1 * all_runs, "four times the largest of two rows is too small for the next run"
+
+
+def test_the_rates_count_a_limit_that_is_too_small(monkeypatch):
+    monkeypatch.setattr("levelfield.measure.calibration.tolerance_factor", lambda rows, quantile: 1.0)
+    monkeypatch.setattr("levelfield.measure.calibration.LEAST", 0.0)
+    monkeypatch.setattr("levelfield.measure.calibration.LEAST_OF_NORMS", 0.0)
+    alarms, runs = limit_rates.rates("gpt", 6, draws=10).known
+    assert alarms > runs / 2

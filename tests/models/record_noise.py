@@ -1,0 +1,69 @@
+"""Records the differences of honest and of faulty small trainings into tests/core/data/noise_rows.json.
+
+    PYTHONPATH=platform python tests/models/record_noise.py
+
+About twenty minutes on two cores. tests/core/limit_rates.py prints what follows from them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "platform"), str(Path(__file__).parent)]
+
+from faults import FAULTS  # noqa: E402
+from judging import training_of  # noqa: E402
+from layouts import MODELS, SINGLE, Curve, Variant, job_of, planted, script_of, train  # noqa: E402
+from levelfield.judge.noise import row_of  # noqa: E402
+from levelfield.measure.calibration import noise_between  # noqa: E402
+from matrix import VARIANTS  # noqa: E402
+
+TARGET = ROOT / "tests" / "core" / "data" / "noise_rows.json"
+FRAMEWORKS = ("deepspeed", "megatron", "oneflow", "paddle")
+LAYOUTS = (
+    "recompute full", "DP2", "ZeRO 1, DP2", "ZeRO 2, DP2", "ZeRO 3, DP2", "TP2", "TP2 sequence parallel", "PP2",
+    "PP2 interleaved",
+)  # fmt: skip
+INPUTS = ("weights of one layer perturbed by 1e-3", "two samples swapped between steps")  # seen by digests
+
+
+def trainings(family: str, folder: Path) -> Iterator[tuple[str, str, bool, Curve]]:
+    """Yield name, kind, whether it is a fault, and the curve."""
+    model = MODELS[family]
+    for size in (1, 4, 8):
+        yield f"micro-batch {size}", "micro-batch", False, train(job_of(model, Variant("", micro_batch=size)))
+    for name in LAYOUTS:
+        kind = "recompute" if name.startswith("recompute") else "layout"
+        yield name, kind, False, train(job_of(model, VARIANTS[name]))
+    for framework in FRAMEWORKS:
+        python = ROOT / ".venvs" / f"{framework}-cpu" / "bin" / "python"
+        yield framework, "framework", False, train(job_of(model, SINGLE), script_of(framework), python)
+    for fault in FAULTS:
+        if fault.family == family and fault.name not in INPUTS:
+            yield fault.name, "fault", True, train(job_of(model, fault.variant), planted(folder, "torch", fault.code))
+
+
+def main() -> None:
+    rows = []
+    for family in sorted(MODELS):
+        right = training_of(train(job_of(MODELS[family], SINGLE)))
+        with tempfile.TemporaryDirectory() as folder:
+            for name, kind, is_fault, curve in trainings(family, Path(folder)):
+                rows.append(entry(family, name, kind, is_fault, curve, right))
+                print(family, name, flush=True)
+    TARGET.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+
+
+def entry(family: str, name: str, kind: str, is_fault: bool, curve: Curve, right) -> dict[str, object]:
+    row = row_of(noise_between(training_of(curve), right), name, name, "", None)
+    kept = row.model_dump(mode="json", include={"first_step", "losses", "gradients", "weights"})
+    return {"family": family, "name": name, "kind": kind, "fault": is_fault, **kept}
+
+
+if __name__ == "__main__":
+    main()
