@@ -93,7 +93,10 @@ def test_the_page_has_every_fault_with_its_layer_and_every_honest_run():
 
 def test_a_fault_that_bf16_hides_is_found_by_the_fp32_run(torch_of):
     """What a certificate is for: aligned by the limits of bf16, and found in fp32."""
-    learnt = (("micro-batch", Variant("micro-batch 4", micro_batch=4)), ("layout", Variant("DP2", {"data": 2})))
+    learnt = (
+        ("micro-batch", Variant("micro-batch 4", micro_batch=4)),
+        ("layout", Variant("DP2", {"data": 2}, micro_batch=4)),
+    )
     hidden = next(fault for fault in FAULTS if fault.name == "weight decay on norms and biases")
     found = []
     for precision in PRECISIONS:
