@@ -2,13 +2,14 @@
 
     peak.py --device cpu --dtype fp32 --threads 2 --seconds 2
 
-prints one line of JSON: {"fp32": {"tflops": best, "shape": [m, k, n], "repeats": n}}. A product of [m, k] and [k, n]
-is 2 m k n operations. Shapes take turns, so that a slow moment hits none alone.
+prints one line of JSON: {"fp32": {"tflops": best, "median": of the best shape, "shape": [m, k, n], "repeats": n}}.
+A product of [m, k] and [k, n] is 2 m k n operations. Shapes take turns, so that a slow moment hits none alone.
 """
 
 import argparse
 import json
 import os
+import statistics
 import time
 import warnings
 
@@ -52,7 +53,8 @@ def measure(paddle, device, dtype, seconds):
         for (m, k, n), pair in factors.items():
             rates[m, k, n].append(2 * m * k * n / duration(paddle, device, pair) / 1e12)
     shape = max(rates, key=lambda key: max(rates[key]))
-    return {"tflops": max(rates[shape]), "shape": list(shape), "repeats": len(rates[shape])}
+    best = rates[shape]
+    return {"tflops": max(best), "median": statistics.median(best), "shape": list(shape), "repeats": len(best)}
 
 
 def random(paddle, shape, dtype):

@@ -65,6 +65,7 @@ def test_a_rank_that_cannot_be_killed_gives_a_result_and_keeps_its_devices(bench
     assert (again.returncode, json.loads(again.stdout)[0]["status"]["word"]) == (0, "valid")
 
 
+@pytest.mark.thorough  # tests/core has each part of it
 def test_a_run_is_called_running_while_it_does_and_no_longer_when_its_platform_was_killed(
     benchmark: Benchmark,
 ) -> None:

@@ -204,14 +204,6 @@ def tuning_rows(registry: Registry, vendor: str, case: str) -> tuple[TuningRow, 
     return file.rows
 
 
-def check_tuning(registry: Registry, vendor: str) -> None:
-    """Check every tuning file of a vendor. Raises UsageError for the first wrong file or unknown case."""
-    for path in sorted((registry.vendors[vendor].parent / "tuning").glob("*.yaml")):
-        if path.stem not in registry.cases:
-            raise DocumentError(f"{path}: {UnknownName('case', path.stem, registry.cases)}")
-        tuning_rows(registry, vendor, path.stem)
-
-
 def _check_row(registry: Registry, vendor: str, chips: list[str], row: TuningRow, where: str) -> None:
     """Raises DocumentError for a row that can never apply, or with an unreadable layout."""
     if row.chip is not None and row.chip not in chips:

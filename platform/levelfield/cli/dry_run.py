@@ -6,14 +6,17 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from levelfield.catalog import lookup
+from levelfield.catalog.lookup import Selection
 from levelfield.catalog.registry import Registry
 from levelfield.cli.arithmetic import explained
 from levelfield.contracts.execution import ContainerWork, Request
 from levelfield.errors import UsageError
 from levelfield.plan.default_layout import Place, question_of
+from levelfield.plan.peak import why_again
 from levelfield.predict.layout_search import predict
 from levelfield.report import suites
 from levelfield.report.words import gib, wrapped
@@ -53,12 +56,19 @@ def _arithmetic(plan: Plan, registry: Registry) -> Iterator[str]:
     found = lookup.find(registry, plan.selector)
     question = question_of(Place(found, plan.work, hardware.nodes, hardware.devices_per_node))
     if question is None:
-        raise UsageError(
-            f"--explain: found no memory of {hardware.chip.name} and no constants of {plan.implementation.framework} "
-            "from which to predict; for a processor use `plan CASE --chip cpu --explain 1`"
-        )
+        raise UsageError(f"--explain: {_why_unpredicted(found, plan)}")
     yield f"{plan.case} ({plan.scale}) on {hardware.nodes} x {hardware.devices_per_node} {hardware.chip.name}: "
     yield from explained(question, predict(question, plan.tuning))
+
+
+def _why_unpredicted(found: Selection, plan: Plan) -> str:
+    """Return why there is no arithmetic for this plan, and what to do."""
+    chip, framework = plan.hardware.chip.name, plan.implementation.framework
+    if plan.hardware.is_host:
+        return f"a dry run measures no rates of this machine; use `plan {plan.case} --chip {chip} --explain 1`"
+    if found.constants is None:
+        return f"configs/planner has no constants of {framework}; add {framework}.yaml to a folder of --plugins"
+    return f"the memory of {chip} is not known; add memory_bytes to its vendor.yaml or to your --chips file"
 
 
 def _request(plan: Plan, runs: Path) -> tuple[Request, RunPaths]:
@@ -96,6 +106,7 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
     yield "             " + ", ".join(f"{name} {gib(size)}" for name, size in memory.parts.items())
     peak = f"{plan.peak.tflops:.4g} TFLOP/s" if plan.peak.tflops else "unknown"
     yield f"peak         {plan.peak.dtype} {peak}: {plan.peak.source}"
+    yield from _age_of_peak(plan)
     if plan.certificate:
         yield f"certificate  {_certificate(plan.certificate)}"
     yield f"environment  {_place(plan)}"
@@ -116,6 +127,23 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
                 f"             {name}={shlex.quote(value)}" for name, value in sorted(process.environment.items())
             )
     yield f"             removed variables: {' '.join(request.removed_variables) or 'every variable of this host'}"
+
+
+def _age_of_peak(plan: Plan) -> Iterator[str]:
+    """Return how old a measured peak is, and why the run would measure it again."""
+    peak, now = plan.peak, datetime.now(timezone.utc)
+    if peak.measured_tflops is None:
+        return
+    if peak.measurement:
+        yield f"             measured {_age(now - datetime.fromisoformat(peak.measurement.at))} ago"
+    why = why_again(peak.measurement, now)
+    if why and peak.tflops == peak.measured_tflops:
+        yield f"             the run measures it again: {why}"
+
+
+def _age(age: timedelta) -> str:
+    hours = round(age.total_seconds() / 3600)
+    return f"{age.days} days" if age.days > 1 else f"{hours} hours" if hours else "less than an hour"
 
 
 def _predicted(plan: Plan) -> Iterator[str]:

@@ -42,8 +42,7 @@ examples:
   run_benchmarks.py plan llama3_8b --chip H100 --framework megatron --explain 1
   run_benchmarks.py plan llama3_8b --chip H100 --layout DP8 --micro-batch 1
   run_benchmarks.py plan llama3_70b --chip H100 --devices 64 --beyond 5
-  run_benchmarks.py plan llama3_70b --chip H100 --layout TP8CP2PP4DP4SH1+seq \
-      --devices 256 --framework megatron
+  run_benchmarks.py plan llama3_8b --chip H100 --layout DP4CP2SH3 --recompute full
   run_benchmarks.py plan gpt2_medium --chip A100 --precision tf32
 
 --layout shows one layout, whether it fits or not, and by how much. --program

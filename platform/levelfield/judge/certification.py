@@ -21,6 +21,9 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Alignment, CertificateFinding, Result
 
+# Inherited variables that choose devices, networks and Python's own behaviour, not what a training computes.
+UNRELATED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NCCL_", "GLOO_", "PYTHON", "OMP_NUM_THREADS")
+
 
 def certificate_from(paths: RunPaths, plan: Plan, result: Result, subject: CertificateSubject) -> Certificate:
     """Return the certificate that rests on a run. Raises GateFailed for a run that is not aligned or of other code."""
@@ -102,11 +105,15 @@ def other_training(subject: CertificateSubject, plan: Plan) -> str | None:
 
 
 def software_of(paths: RunPaths) -> str | None:
-    """Return the digest of a run's packages and of the vendor's software; None where the packages are not known."""
+    """Return the digest of a run's packages, the vendor's software and inherited variables that change arithmetic.
+
+    None where the packages are not known.
+    """
     try:
         found: dict[str, Any] = json.loads(paths.provenance.read_text())
         listed = {key: found[key] for key in ("environment_packages", "vendor_software")}
-    except (OSError, ValueError, KeyError, TypeError):
+        listed["inherited"] = {k: v for k, v in found.get("inherited", {}).items() if not k.startswith(UNRELATED)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     if not listed["environment_packages"]:
         return None
@@ -123,7 +130,7 @@ def _why_not(found: Certificate, paths: RunPaths, plan: Plan, framework_version:
     if found.framework_version != framework_version:
         return f"it is of {found.subject.framework} {found.framework_version}, the run of {framework_version}"
     if found.software != software_of(paths):
-        return "the packages or the vendor's software have changed since it was made"
+        return "the packages, the vendor's software or inherited variables have changed since it was made"
     return None
 
 

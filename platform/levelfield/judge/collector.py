@@ -86,6 +86,7 @@ def collect(paths: RunPaths) -> Result:
         utilisation=_utilisation(plan, throughput, recompute),
         memory=_memory(plan, raw, status),
         energy=_energy(plan, raw, throughput, why_none),
+        system=raw.system,
         load=_load(plan, raw),
         other_use=used.figures,
         disturbance=around.figures if around else None,

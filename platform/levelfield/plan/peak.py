@@ -1,20 +1,30 @@
-"""The peak of a plan, for MFU: published, or measured on this machine."""
+"""The peak of a plan, for MFU: published, or measured on this machine; and when a measured one is measured again."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
+from levelfield.measure.other_use import HostUse
 from levelfield.specs.case import Work
-from levelfield.specs.plan import PeakUsed, Plan
+from levelfield.specs.plan import PeakMeasurement, PeakUsed, Plan
 from levelfield.specs.vendor import Chip
+
+OLDEST = timedelta(days=30)
+SPREAD_LIMIT = 0.25
+SOONEST = timedelta(minutes=10)  # a machine that was busy so shortly before is taken to be busy still
 
 
 @dataclass(frozen=True)
 class MeasuredPeaks:
-    """Rates that a probe measured on this machine, in TFLOP/s by dtype. how: the method, or why there are none."""
+    """Rates that a probe measured on this machine, in TFLOP/s by dtype. how: the method, or why there are none.
+
+    measurements: when and beside what, by dtype; without those that are not known.
+    """
 
     tflops: dict[str, float] = field(default_factory=dict)
     how: str = "no probe of this machine yet; the first run makes one"
+    measurements: dict[str, PeakMeasurement] = field(default_factory=dict)
 
 
 def peak_of(chip: Chip, work: Work, measured: MeasuredPeaks) -> PeakUsed:
@@ -23,15 +33,53 @@ def peak_of(chip: Chip, work: Work, measured: MeasuredPeaks) -> PeakUsed:
     The peak of another dtype is never used.
     """
     dtype = work.training.precision
-    probe = measured.tflops.get(dtype)
-    published = chip.peaks.get(dtype)
-    if published:
-        return PeakUsed(dtype=dtype, tflops=published.tflops, source=published.source, measured_tflops=probe)
+    probe, measurement = measured.tflops.get(dtype), measured.measurements.get(dtype)
+    beside = {"measured_tflops": probe, "measurement": measurement if probe is not None else None}
+    if published := chip.peaks.get(dtype):
+        return PeakUsed(dtype=dtype, tflops=published.tflops, source=published.source, **beside)
     if probe is None:
         return PeakUsed(dtype=dtype, tflops=None, source=f"{chip.name} has no published {dtype} peak; {measured.how}")
-    return PeakUsed(dtype=dtype, tflops=probe, source=f"measured: {measured.how}", measured_tflops=probe)
+    return PeakUsed(dtype=dtype, tflops=probe, source=f"measured: {measured.how}{_said(measurement)}", **beside)
 
 
 def with_peak(plan: Plan, measured: MeasuredPeaks) -> Plan:
     """Return the same plan with the peak that follows from the measured peaks."""
     return plan.model_copy(update={"peak": peak_of(plan.hardware.chip, plan.work, measured)})
+
+
+def why_again(measurement: PeakMeasurement | None, now: datetime) -> str | None:
+    """Return why a kept peak is measured again, or None. Disturbances make a probe slower, so it may be too low."""
+    if measurement is None:
+        return "it is not known when and beside what it was measured"
+    age = now - datetime.fromisoformat(measurement.at)
+    if not timedelta(0) <= age <= OLDEST:
+        return f"it was measured at {measurement.at}, and is kept for {OLDEST.days} days"
+    return doubt(measurement) if age > SOONEST else None
+
+
+def doubt(measurement: PeakMeasurement) -> str | None:
+    """Return why a measured peak may be too low, or None."""
+    if HostUse(measurement.other_cores, measurement.cores).is_noticeable:
+        return f"other programs used {measurement.other_cores:.2f} of {measurement.cores} cores beside the probe"
+    if measurement.spread is not None and not measurement.spread <= SPREAD_LIMIT:
+        return f"the probe's median was {measurement.spread:.0%} below its best"
+    return None
+
+
+def is_better(new: float, old: float, kept: PeakMeasurement | None, now: datetime) -> bool:
+    """Return whether a new rate replaces a kept one: it is higher, or the kept one is too old or of unknown age."""
+    return not old > new or kept is None or not timedelta(0) <= now - datetime.fromisoformat(kept.at) <= OLDEST
+
+
+def conditions(measurement: PeakMeasurement) -> str:
+    """Return beside what a peak was measured."""
+    others, spread = measurement.other_cores, measurement.spread
+    use = "unknown use by others" if others is None else f"others used {others:.2f} of {measurement.cores} cores"
+    return use if spread is None else f"{use}, the median was {spread:.0%} below the best"
+
+
+def _said(measurement: PeakMeasurement | None) -> str:
+    if measurement is None:
+        return ""
+    low = "; it may be too low" if doubt(measurement) else ""
+    return f"; measured at {measurement.at}: {conditions(measurement)}{low}"

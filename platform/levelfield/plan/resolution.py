@@ -6,7 +6,7 @@ import levelfield
 from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import CorpusError, LayoutError
 from levelfield.measure.parameter_counts import parameters
-from levelfield.plan.arrangement import Arrangement
+from levelfield.plan.arrangement import Arrangement, arrange
 from levelfield.plan.decision import Decision
 from levelfield.plan.devices import container_of, hardware_of, use_notices
 from levelfield.plan.environment import environment_of, image_environment, requirements_of
@@ -86,9 +86,29 @@ def _check(decision: Decision, arrangement: Arrangement, reason: str) -> None:
             layout_rules.require_any(work, tuning.layout, tuning.micro_batch, nodes, devices, chunks)
         layout_rules.require(work, tuning.layout, tuning.micro_batch, nodes, devices, chunks, uneven)
     except LayoutError as error:
-        raise LayoutError(f"{error}\n  {_who_chose(arrangement, reason)}") from None
+        raise LayoutError(f"{_at_full(decision, arrangement)}{error}\n  {_who_chose(arrangement, reason)}") from None
     refuse_unsupported(found.implementation, work, tuning, found.vendor.device_kind)
     refuse_choice_of_devices(found.vendor, tuning)
+
+
+def _at_full(decision: Decision, arrangement: Arrangement) -> str:
+    """Return why the layout is impossible at full scale as well, where the scale was not asked for; else nothing.
+
+    The sizes of the smoke scale alone would mislead: nobody wrote them.
+    """
+    if arrangement.scale == "full" or decision.scale != "auto":
+        return ""
+    full = arrange(decision, "full")
+    training, tuning = full.work.training, full.tuning
+    per_pass = tuning.micro_batch * tuning.layout.data
+    reasons = layout_rules.broken(full.work, tuning.layout, tuning.micro_batch, full.nodes, full.devices_per_node)
+    if not reasons:
+        return ""
+    more = training.global_batch % per_pass
+    batch = -(-training.global_batch // per_pass) * per_pass
+    offer = f"\n  --global-batch {batch}, or another multiple of {per_pass}, makes a derived case" if more else ""
+    listed = "\n  ".join(reasons)
+    return f"the full case cannot be divided so:\n  {listed}{offer}\nand at smoke scale "
 
 
 def _who_chose(arrangement: Arrangement, reason: str) -> str:

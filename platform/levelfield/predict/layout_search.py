@@ -151,7 +151,7 @@ class _Search:
             micro_batches = [n for n in sizes if self._can_be(layout, n, chunks)]
             rows = list(self._rows_of_chunks(layout, chunks, micro_batches))
             yield from rows
-            if chunks == 1 and micro_batches and not rows:
+            if chunks == 1 and micro_batches and not rows and self._has_enough_left():
                 return
 
     def _rows_of_chunks(self, layout: Layout, chunks: int, micro_batches: list[int]) -> Iterator[LayoutEstimate]:
@@ -164,10 +164,14 @@ class _Search:
                 if not _fits(self.question, memory):
                     self.pruned += 1
                     self._left.append((memory.total, self.considered, setup, memory))
-                    if n == 0:
+                    if n == 0 and self._has_enough_left():
                         return
                     break
                 yield self.row(setup, memory)
+
+    def _has_enough_left(self) -> bool:
+        """Return whether there are rows enough for `beyond`. Until then rows that cannot fit are computed as well."""
+        return len(self._left) >= BEYOND
 
     def _can_be(self, layout: Layout, micro_batch: int, chunks: int) -> bool:
         """Return whether the rules and the framework allow the row. A wanted layout is predicted for any program."""

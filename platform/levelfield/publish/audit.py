@@ -37,10 +37,6 @@ class AuditFinding:
     arithmetic: str
     why: str | None = None
 
-    @property
-    def is_fault(self) -> bool:
-        return self.verdict in FAULTS
-
 
 @dataclass(frozen=True)
 class Audit:

@@ -14,15 +14,15 @@ import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from io import FileIO
 from pathlib import Path
-from typing import TextIO
 
 from levelfield.errors import RunFailed
 from levelfield.rundir.process_identity import identity_from, identity_of, is_alive
 from levelfield.specs.plan import Plan
 
 HELD = "held by "  # begins a line of the file: the identity of a process that could not be ended
-MOST_CHARACTERS = 4096  # of a lock's content
+MOST_BYTES = 4096  # of a lock's content
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe with no reader must not block
 
 
@@ -33,15 +33,14 @@ class DeviceInUse(Exception):
 class DeviceLocks:
     """The locks of a run."""
 
-    def __init__(self, files: Sequence[TextIO]) -> None:
+    def __init__(self, files: Sequence[FileIO]) -> None:
         self._files = files
 
     def keep(self, processes: Sequence[int]) -> None:
         """Keep the devices locked until these processes of this machine have ended."""
         found = [identity for identity in map(identity_of, processes) if identity]
         for file in self._files:
-            file.writelines(f"\n{HELD}{identity.to_text()}" for identity in found)
-            file.flush()
+            _write(file, "".join(f"\n{HELD}{identity.to_text()}" for identity in found))
 
 
 def lock_folder() -> Path:
@@ -60,7 +59,7 @@ def devices_locked(plan: Plan) -> Iterator[DeviceLocks]:
 
 
 @contextmanager
-def _locked(device: str, run_id: str) -> Iterator[TextIO]:
+def _locked(device: str, run_id: str) -> Iterator[FileIO]:
     try:
         descriptor = _opened(lock_folder() / f"{device}.lock")
     except OSError as error:
@@ -68,18 +67,27 @@ def _locked(device: str, run_id: str) -> Iterator[TextIO]:
             f"device {device} cannot be locked: {error.filename}: {error.strerror}; set LEVELFIELD_LOCKS to a folder "
             "that all users of the machine can write"
         ) from None
-    with os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace") as file:
+    with FileIO(descriptor, "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DeviceInUse(_in_use(device, _run_of(file.read(MOST_CHARACTERS)))) from None
-        if holder := _holder(file.read(MOST_CHARACTERS)):
+            raise DeviceInUse(_in_use(device, _run_of(_content(file)))) from None
+        if holder := _holder(_content(file)):
             raise DeviceInUse(_in_use(device, holder))
-        file.seek(0)
         file.truncate(0)
-        file.write(f"run {run_id} (process {os.getpid()})")
-        file.flush()
+        file.seek(0)
+        _write(file, f"run {run_id} (process {os.getpid()})")
         yield file
+
+
+def _content(file: FileIO) -> str:
+    return file.read(MOST_BYTES).decode(errors="replace")
+
+
+def _write(file: FileIO, text: str) -> None:
+    """Write what the next run is told. On a full disk it is told less: the kernel's lock holds without it."""
+    with suppress(OSError):
+        file.write(text.encode())
 
 
 def _in_use(device: str, holder: str) -> str:

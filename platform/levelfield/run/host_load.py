@@ -32,6 +32,15 @@ def host_counters(are_children: bool) -> HostCounters | None:
         return None
 
 
+def cores_of_others(before: HostCounters | None, after: HostCounters | None) -> float | None:
+    """Return the cores that other programs kept busy between two counts; None where that is not known."""
+    if before is None or after is None or before["own_seconds"] is None or after["own_seconds"] is None:
+        return None
+    seconds = (after["time_ns"] - before["time_ns"]) / 1e9
+    busy, own = after["busy_seconds"] - before["busy_seconds"], after["own_seconds"] - before["own_seconds"]
+    return max(0.0, busy - own) / seconds if seconds > 0 else None
+
+
 def _usable(cores: list[psutil._ntuples.scputimes]) -> list[psutil._ntuples.scputimes]:
     """Return the times of the cores that this process may use; of all where the numbering has gaps."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(len(cores)))

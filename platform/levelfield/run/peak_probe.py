@@ -11,16 +11,31 @@ import math
 import os
 import subprocess
 from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from levelfield.catalog.host_cores import usable_cores
 from levelfield.contracts.execution import ReadyRuntime
-from levelfield.plan.peak import MeasuredPeaks
+from levelfield.plan.peak import MeasuredPeaks, is_better, why_again
+from levelfield.run.host_load import HostCounters, cores_of_others, host_counters
 from levelfield.rundir.directory import write_atomically
-from levelfield.specs.plan import Plan
+from levelfield.specs.plan import PeakMeasurement, Plan
 
 SECONDS_PER_DTYPE = 3.0
 LIMIT_SECONDS = 180.0
+
+
+class StoredPeak(NamedTuple):
+    """A rate of the whole device or host, in TFLOP/s, with when and beside what it was measured."""
+
+    tflops: float
+    measurement: PeakMeasurement | None
+
+    def stored(self) -> dict[str, Any]:
+        """The peak as the cache keeps it."""
+        measurement = {"measurement": self.measurement.model_dump(mode="json")} if self.measurement else {}
+        return {"tflops": self.tflops, **measurement}
 
 
 def cache_folder() -> Path:
@@ -33,26 +48,63 @@ def known_peaks(plan: Plan, machine: str) -> MeasuredPeaks:
     return _measured(plan, found) if found else MeasuredPeaks()
 
 
-def measure_peaks(plan: Plan, machine: str, runtime: ReadyRuntime, say: Callable[[str], None]) -> MeasuredPeaks:
-    """Run the implementation's probe, store its rates and return them, or no rates and the reason."""
+def peaks_for(plan: Plan, machine: str, runtime: ReadyRuntime, say: Callable[[str], None]) -> MeasuredPeaks:
+    """Return stored peaks. Measure first where the chip has no published peak and the stored one is missing, old or
+    doubtful, or with --probe."""
+    known, precision = known_peaks(plan, machine), plan.work.training.precision
+    if precision in plan.hardware.chip.peaks and not plan.probe_peak:
+        return known
+    if precision not in known.tflops or plan.probe_peak:
+        return measure_peaks(plan, machine, runtime, say)
+    why = why_again(known.measurements.get(precision), datetime.now(timezone.utc))
+    if why is None:
+        return known
+    again = measure_peaks(plan, machine, runtime, say, why)
+    return again if again.tflops else known
+
+
+def measure_peaks(
+    plan: Plan, machine: str, runtime: ReadyRuntime, say: Callable[[str], None], why: str | None = None
+) -> MeasuredPeaks:
+    """Run the implementation's probe, store its rates and return all stored ones, or no rates and the reason.
+
+    A stored rate that is higher, known and not too old stays. why: the reason to measure again.
+    """
     precision = plan.work.training.precision
     if not plan.implementation.peak_probe:
         return MeasuredPeaks(how=f"{plan.implementation.framework} has no probe")
-    say(f"measuring this machine's {precision} matmul peak, once ({SECONDS_PER_DTYPE:g} s)")
+    once = f"again ({SECONDS_PER_DTYPE:g} s): {why}" if why else f"once ({SECONDS_PER_DTYPE:g} s)"
+    say(f"measuring this machine's {precision} matmul peak{' ' if why else ', '}{once}")
+    before = host_counters(are_children=plan.runtime != "docker")
     try:
         argv = [*_argv(plan), "--dtype", precision, "--seconds", str(SECONDS_PER_DTYPE)]
         printed = runtime.output(plan, argv, {"OMP_NUM_THREADS": str(usable_cores())}, LIMIT_SECONDS)
-        peaks = _peaks(json.loads(printed.splitlines()[-1]))
+        peaks = _peaks(json.loads(printed.splitlines()[-1]), _conditions(plan, before))
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         return MeasuredPeaks(how=f"the probe failed: {type(error).__name__}")
-    _remember(_path(plan, machine), peaks)
-    return _measured(plan, peaks) if precision in peaks else MeasuredPeaks(how=f"the probe gave no {precision} rate")
+    kept = _remember(_path(plan, machine), peaks)
+    return _measured(plan, kept) if precision in peaks else MeasuredPeaks(how=f"the probe gave no {precision} rate")
 
 
-def _peaks(found: dict[str, dict[str, float]]) -> dict[str, float]:
+def _conditions(plan: Plan, before: HostCounters | None) -> PeakMeasurement:
+    after = host_counters(are_children=plan.runtime != "docker")
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return PeakMeasurement(at=now, other_cores=cores_of_others(before, after), cores=after["cores"] if after else None)
+
+
+def _peaks(found: dict[str, dict[str, float]], beside: PeakMeasurement) -> dict[str, StoredPeak]:
     """Return TFLOP/s by dtype, without rates that are NaN, infinite, zero or negative. Raises for other content."""
-    values = {dtype: float(answer["tflops"]) for dtype, answer in found.items()}
-    return {dtype: value for dtype, value in values.items() if math.isfinite(value) and value > 0}
+    values = {dtype: (float(answer["tflops"]), answer.get("median")) for dtype, answer in found.items()}
+    return {
+        dtype: StoredPeak(best, beside.model_copy(update={"spread": _spread(best, median)}))
+        for dtype, (best, median) in values.items()
+        if math.isfinite(best) and best > 0
+    }
+
+
+def _spread(best: float, median: float | None) -> float | None:
+    """Return the best rate less the median, over the best; None for a probe that gives no median."""
+    return 1 - median / best if isinstance(median, (int, float)) and 0 < median <= best else None
 
 
 def forget_peaks(plan: Plan, machine: str) -> None:
@@ -66,29 +118,44 @@ def _argv(plan: Plan) -> list[str]:
     return [*argv, "--device", plan.access.device, "--threads", str(usable_cores())]
 
 
-def _measured(plan: Plan, peaks: dict[str, float]) -> MeasuredPeaks:
+def _measured(plan: Plan, peaks: dict[str, StoredPeak]) -> MeasuredPeaks:
     """Return the peaks per device. A host that is divided into shares has its peak divided too."""
     shares = 1 if plan.hardware.device_indices else plan.world_size
     name = f"{plan.implementation.framework} {plan.implementation.version}"
-    how = f"best matmul rate of {name} with {usable_cores()} threads, divided by {shares} device(s)"
-    return MeasuredPeaks(tflops={dtype: value / shares for dtype, value in peaks.items()}, how=how)
+    return MeasuredPeaks(
+        tflops={dtype: peak.tflops / shares for dtype, peak in peaks.items()},
+        how=f"best matmul rate of {name} with {usable_cores()} threads, divided by {shares} device(s)",
+        measurements={dtype: peak.measurement for dtype, peak in peaks.items() if peak.measurement},
+    )
 
 
-def _remember(path: Path, peaks: dict[str, float]) -> None:
+def _remember(path: Path, peaks: dict[str, StoredPeak]) -> dict[str, StoredPeak]:
+    """Store the new rates, and return them with the stored ones that stay."""
+    now, kept = datetime.now(timezone.utc), _known(path)
+    kept |= {d: p for d, p in peaks.items() if d not in kept or is_better(p.tflops, *kept[d], now)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = {dtype: {"tflops": value} for dtype, value in {**_known(path), **peaks}.items()}
-        write_atomically(path, json.dumps(kept, indent=2) + "\n")
+        write_atomically(path, json.dumps({dtype: peak.stored() for dtype, peak in kept.items()}, indent=2) + "\n")
     except OSError:
-        return  # without a cache the next run measures again
+        pass  # without a cache the next run measures again
+    return kept
 
 
-def _known(path: Path) -> dict[str, float]:
+def _known(path: Path) -> dict[str, StoredPeak]:
     """Return the stored rates; none where the file is missing or damaged."""
     try:
-        return _peaks(json.loads(path.read_text()))
+        stored = {dtype: _stored(content) for dtype, content in json.loads(path.read_text()).items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
+    return {dtype: peak for dtype, peak in stored.items() if math.isfinite(peak.tflops) and peak.tflops > 0}
+
+
+def _stored(content: dict[str, Any]) -> StoredPeak:
+    """Return a stored peak. One of an earlier version has no measurement. Raises ValueError and others when damaged."""
+    measurement = PeakMeasurement.model_validate(content["measurement"]) if "measurement" in content else None
+    if measurement and datetime.fromisoformat(measurement.at).tzinfo is None:
+        raise ValueError("the time of the measurement has no zone")
+    return StoredPeak(float(content["tflops"]), measurement)
 
 
 def _path(plan: Plan, machine: str) -> Path:

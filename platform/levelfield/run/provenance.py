@@ -18,6 +18,7 @@ from levelfield.checkout import checkout
 from levelfield.contracts.command import completed
 from levelfield.contracts.execution import ReadyRuntime
 from levelfield.contracts.vendor import Vendor
+from levelfield.run.machine_facts import machine_facts
 from levelfield.run.runtimes.process_runtime import inherited
 from levelfield.specs.plan import Plan
 from levelfield.specs.variables import masked
@@ -82,6 +83,7 @@ def machine() -> dict[str, Any]:
         "usable_cores": usable_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "load_average": list(os.getloadavg()),
+        **machine_facts(),
     }
 
 

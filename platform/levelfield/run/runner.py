@@ -20,7 +20,7 @@ from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import CorpusError, RunFailed, UsageError
 from levelfield.judge.collector import collect
 from levelfield.measure.utilisation import ABOVE_PEAK
-from levelfield.plan.peak import MeasuredPeaks, with_peak
+from levelfield.plan.peak import with_peak
 from levelfield.report.markdown import run_report
 from levelfield.run import peak_probe
 from levelfield.run.corpus_watch import CorpusWatch
@@ -75,7 +75,8 @@ def run(
 def refuse(plan: Plan, runs: Path, reason: str) -> Result:
     """Write a run directory with the reason why this machine cannot run the plan. Return its result."""
     paths = directory.create(runs, plan.run_id)
-    directory.write_atomically(paths.plan, dump(plan))
+    with _written_before_training(paths):
+        directory.write_atomically(paths.plan, dump(plan))
     return _finished(paths, Outcome("unsupported", (), " ".join(reason.split())))
 
 
@@ -123,7 +124,7 @@ def _attempt(
     runtime, launcher = means(plan)
     try:
         with devices_locked(plan) as locks, runtime.in_use(plan, listener.say) as ready:
-            plan = with_peak(plan, _measured(plan, machine, ready, listener))
+            plan = with_peak(plan, peak_probe.peaks_for(plan, machine, ready, listener.say))
             outcome = _execute(plan, vendor, paths, listener, ready, launcher)
             locks.keep([end.process for end in outcome.ends if end.process is not None])
             return outcome
@@ -135,15 +136,6 @@ def _attempt(
         return Outcome("environment", (), " ".join(str(error).split()))
     except KeyboardInterrupt:
         return Outcome("interrupted", (), "interrupted before the training started")
-
-
-def _measured(plan: Plan, machine: str, runtime: ReadyRuntime, listener: Listener) -> MeasuredPeaks:
-    """Return stored peaks; measure them where the chip has no published peak, or with --probe."""
-    known = peak_probe.known_peaks(plan, machine)
-    enough = plan.work.training.precision in known.tflops or plan.peak.tflops is not None
-    if enough and not plan.probe_peak:
-        return known
-    return peak_probe.measure_peaks(plan, machine, runtime, listener.say)
 
 
 def _execute(

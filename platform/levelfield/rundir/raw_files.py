@@ -14,7 +14,9 @@ from typing import Any
 from levelfield.measure.platform_clock import Sighting, WindowSighting
 from levelfield.measure.raw_facts import FinalSlice, GradientShare, HostReading, Reading, StepRecord, WeightSlice
 from levelfield.rundir.event_lines import DAMAGED, Event, event_of, whole
+from levelfield.rundir.system_facts import system_of
 from levelfield.specs.paths import RunPaths
+from levelfield.specs.result import System
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class RawRecords:
     outcome: Event = field(default_factory=dict)
     broken: tuple[str, ...] = ()
     inherited: dict[str, str] = field(default_factory=dict)
+    system: System | None = None
 
     @property
     def oom_kills(self) -> int:
@@ -93,6 +96,7 @@ def read_raw(paths: RunPaths) -> RawRecords:
         outcome=outcome,
         broken=tuple(broken),
         inherited=_inherited(paths.provenance),
+        system=system_of(_json(paths.provenance)),
     )
 
 

@@ -153,12 +153,6 @@ def parse_layout(text: str) -> LayoutText:
     )
 
 
-def is_layout(text: str) -> bool:
-    """Return whether `text` has the form of a known notation, even if the layout is not possible."""
-    body = text.partition("+")[0]
-    return any(p.fullmatch(body) for p in (_PARTS_PATTERN, _PRODUCT_PATTERN, _BATCH_PATTERN))
-
-
 def _from_parts(text: str, body: str, suffix: str) -> Layout:
     fields: dict[str, int] = {}
     for name, number in re.findall(_PART, body.upper()):

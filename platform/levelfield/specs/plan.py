@@ -18,6 +18,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.selector import Selector
 from levelfield.specs.suite import EntryUsed
 from levelfield.specs.tuning import Recompute, Tuning
+from levelfield.specs.variables import masked
 from levelfield.specs.vendor import HOST_KIND, Chip, FrameworkAccess
 
 RuntimeName = Literal["process", "inside", "docker"]
@@ -50,16 +51,30 @@ class Hardware(Value):
         return self.device_kind == HOST_KIND
 
 
+class PeakMeasurement(Value):
+    """When a peak was measured, in UTC, and beside what. Null: not known.
+
+    spread: the best rate less the median, over the best. other_cores: cores that other programs used, of `cores`.
+    """
+
+    at: str
+    spread: float | None = None
+    other_cores: float | None = None
+    cores: int | None = None
+
+
 class PeakUsed(Value):
     """The matmul peak that MFU refers to. `tflops` None: unknown, with the reason in `source`.
 
-    measured_tflops: the result of the platform's own probe, beside the number of a datasheet.
+    measured_tflops: the result of the platform's own probe, beside the number of a datasheet. measurement: when and
+    beside what that was measured; None for a peak of a version that did not keep it.
     """
 
     dtype: str
     tflops: float | None
     source: str
     measured_tflops: float | None = None
+    measurement: PeakMeasurement | None = None
 
 
 class ImplementationUsed(Value):
@@ -171,8 +186,8 @@ class Plan(Document):
 
     @property
     def variables_digest(self) -> str:
-        """The digest of the environment variables that the vendor or the user sets."""
-        variables = {**self.hardware.environment, **self.tuning.environment}
+        """The digest of the environment variables that the vendor or the user sets. Secrets are masked, as in files."""
+        variables = masked({**self.hardware.environment, **self.tuning.environment})
         return "sha256:" + hashlib.sha256(json.dumps(variables, sort_keys=True).encode()).hexdigest()
 
     @property

@@ -307,6 +307,19 @@ class CertificateFinding(Value):
     digest: str | None = Field(default=None, description="Digest of the certificate.")
 
 
+class System(Value):
+    """What the run stood on, as the reports of others list it. Null or empty: it could not be read."""
+
+    os: str | None = Field(description="Operating system with its version.")
+    kernel: str | None = Field(description="Version of its kernel.")
+    processor: str | None = Field(description="Processor of the host.")
+    network: tuple[str, ...] = Field(
+        description="Active InfiniBand ports and physical interfaces of the first node, with their rates."
+    )
+    software: dict[str, str] = Field(description="Driver and libraries of the vendor, as its own tool names them.")
+    engine: str | None = Field(description="Container engine with its version; null outside of a container.")
+
+
 class Result(Document):
     """What a run came to: result.json."""
 
@@ -359,6 +372,9 @@ class Result(Document):
     )
     memory: Memory = Field(description="Memory of the worst rank or device.")
     energy: Energy = Field(description="Energy over the window.")
+    system: System | None = Field(
+        default=None, description="Operating system, driver, network and engine; null for runs of an earlier version."
+    )
     load: Figure | None = Field(
         default=None,
         description="Mean utilisation of the devices over the window, by the vendor's tool. It is the share of time in "

@@ -25,12 +25,6 @@ def synthetic_entropy(branching: int) -> float:
     return -math.fsum(p * math.log(p) for p in choice_probabilities(branching))
 
 
-def synthetic_bigram_entropy(branching: int) -> float:
-    """Return the entropy of a token in nats, given one token before it: the floor plus the entropy of one parity."""
-    odd = math.fsum(choice_probabilities(branching)[1::2])
-    return synthetic_entropy(branching) - odd * math.log(odd) - (1 - odd) * math.log(1 - odd)
-
-
 def choice_probabilities(branching: int) -> list[float]:
     """Return P(k) = 2**-(k+1), and for the last choice 2**-(branching-1)."""
     return [2.0 ** -(k + 1) for k in range(branching - 1)] + [2.0 ** -(branching - 1)]

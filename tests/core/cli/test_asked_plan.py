@@ -33,6 +33,11 @@ def test_rows_beyond_the_memory_need_least_first(capsys: pytest.CaptureFixture[s
     assert len(over) == 3 and over == sorted(over)
 
 
+def test_rows_beyond_the_memory_are_shown_where_none_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(said(capsys, *CASE, "--devices", "1", "--json"))
+    assert [row["recompute"] for row in found["beyond"]] == ["full", "selective", "none"] and not found["rows"]
+
+
 def test_stages_may_differ_by_a_layer_where_one_asks(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, *CASE, "--layout", "PP5", "--devices", "5", "--framework", "megatron")
     assert "2 stages of 7 layers and 3 of 6" in text and "imbalance" in text
@@ -115,7 +120,7 @@ def test_a_precision_that_a_run_may_not_choose_can_be_planned(capsys: pytest.Cap
         (("gpt2_medium", "--chip", "V100", "--precision", "tf32"), "no published tf32 peak"),
         (("gpt2_medium", "--chip", "cpu", "--precision", "tf32"), "a host's processors have no TF32"),
         (("llama3_8b", "--chip", "A100", "--layout", "CP3", "--devices", "3"), "cannot be cut over 2 x context 3"),
-        (("gpt3_6.7B", "--chip", "A100", "--framework", "oneflow"), "found precision fp16, expected one of fp32"),
+        (("llama3_8b", "--chip", "A100", "--framework", "oneflow"), "found precision bf16, expected one of fp32, fp16"),
     ],
 )
 def test_wrong_wishes(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], says: str) -> None:

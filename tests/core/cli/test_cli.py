@@ -270,7 +270,7 @@ def test_a_dry_run_explains_its_prediction(command: Command) -> None:
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [((), "found no --dry-run; add it"), (("--dry-run",), "found no memory of cpu and no constants of torch")],
+    [((), "found no --dry-run; add it"), (("--dry-run",), "use `plan gpt3_6.7B --chip ")],
 )
 def test_an_arithmetic_that_is_not_there_is_refused(options: tuple[str, ...], says: str, command: Command) -> None:
     done = command("--case", "gpt3_6.7B:torch:cpu", "--explain", *options)

@@ -22,14 +22,13 @@ def shell(command: str, runs: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, env={**os.environ, **own}, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize(
     "to",
     [
-        "2>&1 | head -1",
+        pytest.param("2>&1 | head -1", marks=pytest.mark.drill),
         "2>&1 | true",
-        "2>&1 | (sleep 0.5; head -c 20)",
-        ">/dev/full 2>/dev/full",
+        pytest.param("2>&1 | (sleep 0.5; head -c 20)", marks=pytest.mark.drill),
+        pytest.param(">/dev/full 2>/dev/full", marks=pytest.mark.drill),
         ">&- 2>&-",
         "<&- >&- 2>&-",
     ],

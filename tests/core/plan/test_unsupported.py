@@ -195,3 +195,26 @@ def own_check(framework: str) -> Callable[[SimpleNamespace], None]:
     sys.modules[spec.name] = found
     spec.loader.exec_module(found)
     return found.check  # type: ignore[no-any-return]
+
+
+# ---- a layout that the full case's batch does not allow, where the scale falls to smoke
+
+
+def test_a_batch_that_440_devices_do_not_divide_is_named_at_full_scale() -> None:
+    """FlagPerf's row of 55 x 8 has a global batch of 1760, which is another case."""
+    for layout in ("PP1DP220TP2", None):
+        with pytest.raises(LayoutError) as caught:
+            make_plan(REGISTRY, "flagperf_llama3_8b:megatron:H100:55:8", assume=True, layout=layout)
+        said = str(caught.value)
+        per_pass, batch = (220, 660) if layout else (440, 880)
+        assert said.startswith("the full case cannot be divided so:\n")
+        assert f"global batch: 512 is not a multiple of {per_pass}" in said
+        assert f"--global-batch {batch}, or another multiple of {per_pass}, makes a derived case" in said
+    plan = make_plan(REGISTRY, "flagperf_llama3_8b_b1760:megatron:H100:55:8", assume=True, scale="full")
+    assert plan.work.training.global_batch == 1760
+
+
+def test_a_layout_that_only_the_smoke_scale_forbids_names_its_sizes_alone() -> None:
+    with pytest.raises(LayoutError) as caught:
+        make_plan(REGISTRY, "gpt2_small:megatron:cpu", assume=True, layout="PP12")
+    assert str(caught.value).startswith("layout DP1TP1PP12 with micro-batch")

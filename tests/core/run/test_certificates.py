@@ -411,11 +411,35 @@ def test_another_version_of_the_framework_does_not_count(certified: CertifiedRun
     assert "it is of fake 1.2.3, the run of 1.2.4" in certified.collected()["certificate"]["reason"]
 
 
-@pytest.mark.parametrize("packages", [None, {"numpy": "9.9"}])
-def test_other_or_unknown_packages_do_not_count(certified: CertifiedRun, packages):
-    rewrite(certified.main.provenance, lambda content: content.update(environment_packages=packages))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"environment_packages": None},
+        {"environment_packages": {"numpy": "9.9"}},
+        {"vendor_software": {"driver": "9.9"}},
+        {"inherited": {"LD_PRELOAD": "faster.so"}},
+        {"inherited": {"NVIDIA_TF32_OVERRIDE": "1"}},
+        {"inherited": None},
+    ],
+    ids=str,
+)
+def test_other_or_unknown_software_does_not_count(certified: CertifiedRun, changes):
+    rewrite(certified.main.provenance, lambda content: content.update(changes))
     result = certified.collected()
     assert result["alignment"]["verdict"] == "consistent" and "packages" in result["certificate"]["reason"]
+
+
+def test_inherited_variables_that_choose_devices_change_nothing(certified: CertifiedRun):
+    rewrite(certified.main.provenance, lambda content: content["inherited"].update(CUDA_VISIBLE_DEVICES="1"))
+    assert certified.collected()["certificate"]["holds"]
+
+
+def test_a_masked_variable_is_the_same_in_the_plan_and_in_its_file(certified: CertifiedRun):
+    _, job = maker_and_job(certified)
+    tuning = job.plan.tuning.model_copy(update={"environment": {"HF_TOKEN": "hf_secret", "MODE": "fast"}})
+    plan = job.plan.model_copy(update={"tuning": tuning})
+    certified.main.plan.write_text(dump(plan))
+    assert "hf_secret" not in dump(plan) and read_plan(certified.main).variables_digest == plan.variables_digest
 
 
 def test_after_a_change_of_packages_the_next_run_makes_the_certificate_again(certified: CertifiedRun, monkeypatch):

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from docker.errors import APIError
 from levelfield.contracts.execution import NodeWork, ProcessWork, Request
 from levelfield.node.rank_processes import main
 from levelfield.run.launchers import container_launcher
@@ -57,6 +58,27 @@ def test_of_a_killed_container_only_those_that_ran_were_killed(request_of_two: R
 def test_a_first_process_that_failed_is_no_signal(request_of_two: Request) -> None:
     found = container_launcher._ends(request_of_two, container(1))  # type: ignore[arg-type]
     assert summary(found) == [(0, 1, None, False), (1, 1, None, False)]
+
+
+class HeldContainer:
+    """A container that SIGKILL does not end: the engine gives up after a while."""
+
+    def __init__(self) -> None:
+        self.attrs = {"State": {"Running": True, "ExitCode": 0, "Pid": os.getpid()}}
+
+    def reload(self) -> None:
+        pass
+
+    def stop(self, timeout: int) -> None:
+        raise APIError("tried to kill container, but did not receive an exit event")
+
+
+def test_a_container_that_cannot_be_ended_is_named_by_its_process(request_of_two: Request, tmp_path: Path) -> None:
+    (tmp_path / "node0.ends.json").write_text(json.dumps([ENDED, RUNS]))
+    outcome = container_launcher._stopped(request_of_two, {0: HeldContainer()}, "hang", "rank 1 is silent")  # type: ignore[dict-item]
+    first, second = outcome.ends
+    assert outcome.cause == "hang" and first.process is None
+    assert (second.process, second.state, second.stopped_by_us) == (os.getpid(), "R", True)
 
 
 def test_the_first_process_writes_how_its_ranks_ended(

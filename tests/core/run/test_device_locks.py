@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
 import sys
 from dataclasses import replace
+from io import FileIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.errors import RunFailed
-from levelfield.run.device_locks import HELD, DeviceInUse, _locked, devices_locked
+from levelfield.run import device_locks
+from levelfield.run.device_locks import HELD, DeviceInUse, DeviceLocks, _locked, devices_locked
 from levelfield.rundir.process_identity import own_identity
 from levelfield.specs.plan import Plan
 from plans import PLUGINS, make_plan
@@ -147,6 +150,20 @@ def test_a_damaged_lock_keeps_no_device(content: str, folder: Path) -> None:
     (folder / "fake-0.lock").write_text(content, encoding="latin-1")
     with _locked("fake-0", "new"):
         assert (folder / "fake-0.lock").read_text() == f"run new (process {os.getpid()})"
+
+
+def test_a_full_disk_locks_as_well(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: object, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    class FullFile(FileIO):
+        write = full  # type: ignore[assignment]
+
+    monkeypatch.setattr(device_locks, "FileIO", FullFile)
+    with _locked("fake-0", "first") as file:
+        DeviceLocks([file]).keep([os.getpid()])
+        with pytest.raises(DeviceInUse, match="device fake-0 is in use by another run"), _locked("fake-0", "second"):
+            pytest.fail("both hold it")
 
 
 # ---- the folder is shared, so anybody may have planted anything there

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
-from levelfield.plan.peak import MeasuredPeaks
+from levelfield.cli.main import main
+from levelfield.plan.peak import MeasuredPeaks, peak_of, why_again
 from levelfield.run import peak_probe
 from levelfield.run.runtimes.process_runtime import ProcessRuntime
-from levelfield.specs.plan import Plan
+from levelfield.specs.plan import PeakMeasurement, Plan
+from plans import PLUGINS
 
 Make = Callable[..., Plan]
 
@@ -38,6 +43,7 @@ def test_the_user_is_told_that_it_takes_a_moment(plan: Plan) -> None:
     said: list[str] = []
     peak_probe.measure_peaks(plan, "here", ProcessRuntime(), said.append)
     assert said == ["measuring this machine's fp32 matmul peak, once (3 s)"]
+    assert asked(plan) == []
 
 
 def test_a_divided_host_has_its_peak_divided(plan_for: Make, plan: Plan) -> None:
@@ -105,3 +111,114 @@ def test_a_framework_without_a_probe_says_so(plan: Plan) -> None:
 def test_a_cache_that_cannot_be_written_is_no_fault(plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
     assert measure(plan).tflops == {"fp32": 2.0}
+
+
+# -- a kept peak is measured again when it may be wrong
+
+
+NOW = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
+
+
+def measured(age: timedelta = timedelta(hours=1), now: datetime = NOW, **beside: Any) -> PeakMeasurement:
+    quiet = {"spread": 0.05, "other_cores": 0.1, "cores": 2}
+    return PeakMeasurement(at=(now - age).isoformat(), **{**quiet, **beside})
+
+
+@pytest.mark.parametrize(
+    ("measurement", "why"),
+    [
+        (measured(), None),
+        (measured(timedelta(days=29, hours=23)), None),
+        (measured(timedelta(days=31)), "is kept for 30 days"),
+        (measured(timedelta(minutes=-1)), "is kept for 30 days"),  # the clock was set back
+        (None, "not known when"),
+        (measured(other_cores=0.2), None),
+        (measured(other_cores=0.21), "other programs used 0.21 of 2 cores"),
+        (measured(other_cores=1.6), "other programs used 1.60 of 2 cores"),
+        (measured(timedelta(minutes=9), other_cores=1.6), None),
+        (measured(other_cores=None), None),  # in a container
+        (measured(spread=None), None),
+        (measured(spread=0.26), "median was 26% below its best"),
+    ],
+)
+def test_a_kept_peak_is_doubted_by_age_load_and_spread(measurement: PeakMeasurement | None, why: str | None) -> None:
+    found = why_again(measurement, NOW)
+    assert (found is None) == (why is None) and (why or "") in (found or "")
+
+
+def keep(plan: Plan, tflops: float, measurement: PeakMeasurement | None) -> None:
+    """Store a peak as if an earlier probe had measured it."""
+    measure(plan)
+    (cached,) = peak_probe.cache_folder().iterdir()
+    content = {"tflops": tflops, **({"measurement": measurement.model_dump()} if measurement else {})}
+    cached.write_text(json.dumps({"fp32": content}))
+
+
+def asked(plan: Plan) -> list[str]:
+    """What is said when a run asks for its peak."""
+    said: list[str] = []
+    peak_probe.peaks_for(plan, "here", ProcessRuntime(), said.append)
+    return said
+
+
+def now(**beside: Any) -> PeakMeasurement:
+    return measured(now=datetime.now(timezone.utc), **beside)
+
+
+def test_a_peak_measured_under_load_is_measured_again_and_the_higher_one_stays(plan: Plan) -> None:
+    keep(plan, 0.4, now(other_cores=1.5))
+    assert asked(plan) == [
+        "measuring this machine's fp32 matmul peak again (3 s): other programs used 1.50 of 2 cores beside the probe"
+    ]
+    assert peak_probe.known_peaks(plan, "here").tflops == {"fp32": 2.0}
+    keep(plan, 2.5, now(other_cores=1.5))
+    assert asked(plan) != [] and peak_probe.known_peaks(plan, "here").tflops == {"fp32": 2.5}
+
+
+@pytest.mark.parametrize("measurement", [None, now(age=timedelta(days=31))])
+def test_an_old_peak_is_replaced_though_it_was_higher(plan: Plan, measurement: PeakMeasurement | None) -> None:
+    keep(plan, 2.5, measurement)
+    assert len(asked(plan)) == 1 and peak_probe.known_peaks(plan, "here").tflops == {"fp32": 2.0}
+
+
+def test_a_probe_that_fails_leaves_the_doubtful_peak(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(plan, 0.4, now(other_cores=1.5))
+    monkeypatch.setenv("FAKE_PEAK", "broken")
+    assert peak_probe.peaks_for(plan, "here", ProcessRuntime(), lambda text: None).tflops == {"fp32": 0.4}
+
+
+def test_a_peak_has_its_time_and_conditions_in_the_result(plan: Plan) -> None:
+    used = peak_of(plan.hardware.chip, plan.work.model_copy(), measure(plan))
+    assert used.measurement is not None and datetime.fromisoformat(used.measurement.at) <= datetime.now(timezone.utc)
+    assert f"; measured at {used.measurement.at}: others used " in used.source
+    low = MeasuredPeaks({"fp32": 1.0}, "a probe", {"fp32": now(other_cores=1.5)})
+    assert peak_of(plan.hardware.chip, plan.work, low).source.endswith("5% below the best; it may be too low")
+
+
+@pytest.mark.parametrize(
+    "answer", ['{"fp32": {"tflops": 2.0, "median": 1.5}}', '{"fp32": {"tflops": 2.0, "median": 3.0}}', "{}"]
+)
+def test_the_spread_is_the_medians_distance(plan: Plan, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    monkeypatch.setenv("FAKE_PEAK", answer)
+    spreads = [m.spread for m in measure(plan).measurements.values()]
+    assert spreads == ([0.25] if "1.5" in answer else [None] if "3.0" in answer else [])
+
+
+@pytest.mark.parametrize(
+    "measurement", ["x", {}, {"at": "yesterday"}, {"at": "2026-11-22T12:00:00"}, {"at": NOW.isoformat(), "more": 1}]
+)
+def test_a_damaged_measurement_is_no_peak(plan: Plan, measurement: object) -> None:
+    measure(plan)
+    (cached,) = peak_probe.cache_folder().iterdir()
+    cached.write_text(json.dumps({"fp32": {"tflops": 2.0, "measurement": measurement}}))
+    assert peak_probe.known_peaks(plan, "here") == MeasuredPeaks()
+
+
+def test_the_dry_run_shows_age_and_doubt(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = MeasuredPeaks({"fp32": 0.4}, "a probe", {"fp32": now(age=timedelta(days=3), other_cores=1.5)})
+    monkeypatch.setattr(peak_probe, "known_peaks", lambda plan, machine: kept)
+    assert main(["--case", "tiny:fake:F1:1:2", "--scale", "smoke", "--dry-run", "--plugins", str(PLUGINS)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "measured 3 days ago the run measures it again: other programs used 1.50 of 2 cores" in said

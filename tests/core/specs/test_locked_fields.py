@@ -172,22 +172,6 @@ def test_a_row_that_could_never_apply_names_its_file(plugins: Path, row: dict[st
     assert str(path) in message and says in message
 
 
-@pytest.mark.parametrize("vendor", sorted(Registry([PLUGINS]).vendors))
-def test_every_shipped_tuning_file_is_right(vendor: str) -> None:
-    lookup.check_tuning(Registry([PLUGINS]), vendor)
-
-
-def test_there_are_tuning_files_and_a_wrong_one_is_found(plugins: Path) -> None:
-    registry = Registry([plugins])
-    assert len(list((registry.vendors["nvidia"].parent / "tuning").glob("*.yaml"))) >= 4
-    path = planted(plugins, {"chip": "F3", "set": {}, "why": "faster"})
-    with pytest.raises(DocumentError, match=r"rows\.3\.chip"):
-        lookup.check_tuning(registry, "fake")
-    path.rename(path.with_name("tinny.yaml"))
-    with pytest.raises(DocumentError, match=r"tinny\.yaml: unknown case 'tinny'; nearest: tiny"):
-        lookup.check_tuning(registry, "fake")
-
-
 # -- what a vendor changes
 
 

@@ -36,7 +36,8 @@ def connect() -> Iterator[DockerClient]:
     except (DockerException, OSError):
         place = os.environ.get("DOCKER_HOST", "the usual socket of Docker's")
         raise RunFailed(
-            f"no container engine answers at {place}: start one, set DOCKER_HOST, or leave out --runtime docker"
+            f"no container engine answers at {place}: start one, or set DOCKER_HOST. A run without --runtime docker "
+            "needs none"
         ) from None
     with closing(client):
         yield client

@@ -1,0 +1,94 @@
+"""The machine in a result, as the reports of others list it: system, kernel, driver, network, engine."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import pytest
+from levelfield.judge.collector import collect
+from levelfield.run.machine_facts import machine_facts
+from levelfield.rundir.directory import write_json
+from levelfield.rundir.system_facts import system_of
+from levelfield.specs.paths import RunPaths
+
+FILES = {
+    "etc/os-release": 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 20.04.6 LTS"\n',
+    "proc/cpuinfo": "processor\t: 0\nmodel name\t: AMD EPYC 7742 64-Core Processor\nmodel name\t: another\n",
+    "sys/class/infiniband/mlx5_0/ports/1/rate": "100 Gb/sec (4X EDR)\n",
+    "sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n",
+    "sys/class/infiniband/mlx5_1/ports/1/rate": "100 Gb/sec (4X EDR)\n",
+    "sys/class/infiniband/mlx5_1/ports/1/state": "1: DOWN\n",
+    "sys/class/net/eth0/operstate": "up\n",
+    "sys/class/net/eth0/speed": "25000\n",
+    "sys/class/net/eth0/device/x": "",
+    "sys/class/net/eth1/operstate": "up\n",
+    "sys/class/net/eth1/speed": "-1\n",
+    "sys/class/net/eth1/device/x": "",
+    "sys/class/net/eth2/operstate": "down\n",
+    "sys/class/net/eth2/device/x": "",
+    "sys/class/net/docker0/operstate": "up\n",
+}
+MACHINE = {"os": "Ubuntu 20.04", "kernel": "5.4.0", "processor": "EPYC", "network": ["mlx5_0 100 Gb/sec (4X EDR)"]}
+PROVENANCE: dict[str, Any] = {
+    "machine": MACHINE,
+    "vendor_software": {"driver": "470.129.06", "cuda": "11.8"},
+    "engine": {"Version": "20.10.16", "Os": "linux"},
+}
+
+
+def test_a_machine_with_infiniband(tmp_path: Path) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert machine_facts(tmp_path) == {
+        "os": "Ubuntu 20.04.6 LTS",
+        "kernel": platform.release(),
+        "processor": "AMD EPYC 7742 64-Core Processor",
+        "network": ["mlx5_0 100 Gb/sec (4X EDR)", "eth0 25 Gb/s", "eth1 of unknown rate"],
+    }
+
+
+def test_what_cannot_be_read_is_null(tmp_path: Path) -> None:
+    found = machine_facts(tmp_path)
+    assert (found["os"], found["processor"], found["network"]) == (None, None, [])
+
+
+def test_this_machine_has_facts() -> None:
+    assert json.loads(json.dumps(machine_facts()))["kernel"] == platform.release()
+
+
+def test_the_result_has_what_the_provenance_has(run: RunPaths) -> None:
+    assert collect(run).system is None
+    write_json(run.provenance, PROVENANCE)
+    found = collect(run).system
+    assert found and found.model_dump(mode="json") == {
+        **MACHINE,
+        "software": {"driver": "470.129.06", "cuda": "11.8"},
+        "engine": "docker 20.10.16",
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "value"),
+    [
+        ({"engine": None}, "engine", None),
+        ({"engine": {"Version": 20}}, "engine", None),
+        ({"vendor_software": ["driver"]}, "software", {}),
+        ({"vendor_software": {"driver": 470, "cuda": "11.8"}}, "software", {"cuda": "11.8"}),
+        ({"machine": {**MACHINE, "network": "eth0"}}, "network", ()),
+        ({"machine": {**MACHINE, "network": [1, None, "eth0"]}}, "network", ("eth0",)),
+        ({"machine": {**MACHINE, "os": {"name": "x"}}}, "os", None),
+        ({"machine": {**MACHINE, "os": "x" * 10_000}}, "os", "x" * 200),
+    ],
+)
+def test_damaged_provenance_gives_no_false_fact(change: dict[str, Any], field: str, value: Any) -> None:
+    found = system_of({**PROVENANCE, **change})
+    assert found and getattr(found, field) == value
+
+
+@pytest.mark.parametrize("content", [{}, {"machine": None}, {"machine": {"name": "of an earlier version"}}])
+def test_an_earlier_version_had_none(content: dict[str, Any]) -> None:
+    assert system_of(content) is None
