@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from levelfield.measure.alignment import AlignmentLimits, limit_at
-from levelfield.measure.calibration import LEAST, Noise, limits_of, merged
+from levelfield.measure.calibration import Noise, limits_of, merged
 
 DATA = Path(__file__).parent / "data" / "noise_rows.json"
 ROWS, DRAWS = (2, 4, 6, 9), 200
@@ -74,7 +74,7 @@ def four_times_the_largest(rows: list[Noise]) -> AlignmentLimits:
         max(max((row.gradient or {}).values()) for row in rows),
         max(max(row.curve.values()) for row in rows),
     ]
-    return AlignmentLimits(*(max(4 * value, LEAST) for value in largest), "four times the largest")
+    return AlignmentLimits(*(max(4 * value, 4 * 2**-23) for value in largest), "four times the largest")
 
 
 def _count(counter: list[int], hit: bool) -> None:

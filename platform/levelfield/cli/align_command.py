@@ -22,6 +22,8 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Alignment, Identity
 
+WIDTH = 14  # of the first column: the longest name is `final weights`
+
 
 def execute(options: argparse.Namespace) -> int:
     """Return 0 when the run is aligned or consistent, else 4."""
@@ -55,13 +57,12 @@ def lines(found: Alignment) -> list[str]:
     """Return verdict, layers with value and limit, and FlagPerf's figure, in lines of at most 80 columns."""
     marks = {True: "holds", False: "FAILS", None: "open"}
     text = [f"{found.verdict}: {found.reason}"]
-    text += [f"{layer.name:<11}{marks[layer.passed]:<7}{layer.detail}" for layer in found.layers]
+    text += [f"{layer.name:<{WIDTH}}{marks[layer.passed]:<7}{layer.detail}" for layer in found.layers]
     if found.reference:
-        text.append(f"{'against':<11}{found.reference}")
+        text.append(f"{'against':<{WIDTH}}{found.reference}")
     if found.limits:
-        text.append(f"{'limits':<11}{found.limits}")
+        text.append(f"{'limits':<{WIDTH}}{found.limits}")
     if found.flagperf_mean_error is not None:
-        text.append(
-            f"{'FlagPerf':<11}mean relative difference from step 21: {found.flagperf_mean_error:.2e} (its rule: 2 %)"
-        )
-    return [wrapped(line, 11) for line in text]
+        figure = f"{found.flagperf_mean_error:.2e} (its rule: 2 %)"
+        text.append(f"{'FlagPerf':<{WIDTH}}mean relative difference from step 21: {figure}")
+    return [wrapped(line, WIDTH) for line in text]
