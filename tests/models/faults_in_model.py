@@ -115,7 +115,7 @@ def interleaved(x, tables):
     return torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2)
 attention.rotate = interleaved
 """,
-        "first step",
+        "gradients",
         "layers.0",
         family="llama",
     ),
@@ -153,7 +153,7 @@ from types import SimpleNamespace
 from torch.nn.functional import gelu
 gpt.functional = SimpleNamespace(gelu=lambda x, approximate: gelu(x))
 """,
-        "gradients",
+        "final weights",
         "layers.0",
         model=LARGE_WEIGHTS,
     ),
