@@ -103,7 +103,7 @@ def test_a_fault_that_bf16_hides_is_found_by_the_fp32_run(torch_of):
         ("micro-batch", Variant("micro-batch 4", micro_batch=4)),
         ("layout", Variant("DP2", {"data": 2}, micro_batch=4)),
     )
-    hidden = next(fault for fault in FAULTS if fault.name == "weight decay on norms and biases")
+    hidden = next(fault for fault in FAULTS if fault.name == "Adam's moments in bf16")
     found = []
     for precision in PRECISIONS:
         by = yardstick(lambda v, p=precision: torch_of(job_of(MODELS["gpt"], v, STEPS, precision=p)), learnt)
