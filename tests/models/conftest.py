@@ -5,7 +5,6 @@ Every other framework has an environment of its own, made by the platform as for
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import sys
@@ -14,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from interpreters import interpreters
 from layouts import MODELS, SINGLE, Curve, compare, first_steps, job_of, planted, torch_curve, train
-from levelfield.catalog.registry import Registry
-from levelfield.plan.environment import environment_of
-from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.specs.tested import Difference
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "models" / "torch"))
@@ -26,20 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 @pytest.fixture(scope="session")
 def interpreter_of() -> Iterator[Callable[[str], Path]]:
-    """Framework to the Python of its environment for the cpu; made on first use, in use until the session ends.
-
-    Several pytest processes may ask at once: one makes it, the others wait.
-    """
-    registry = Registry()
-    with contextlib.ExitStack() as in_use:
-
-        @functools.cache
-        def interpreter(framework: str) -> Path:
-            implementation, _folder = registry.implementation(framework)
-            plan = environment_of(implementation, "cpu", implementation.requirements["cpu"].packages, None, "process")
-            in_use.enter_context(environment_in_use(plan, print))
-            return Path(plan.python)
-
+    with interpreters() as interpreter:
         yield interpreter
 
 

@@ -197,7 +197,7 @@ def measure(
         device_kind="cpu",
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         sources=sources_of(framework),
-        machine=f"{platform.system()} {platform.machine()}, {_processor()}",
+        machine=f"{platform.system()} {platform.machine()}, {processor()}",
         runs=tuple(runs),
     )
 
@@ -226,7 +226,7 @@ def _run(asked: Asked, python: Path, reference: Curve) -> MatrixRun:
     )
 
 
-def _processor() -> str:
+def processor() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
 

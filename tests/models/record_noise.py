@@ -17,11 +17,11 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "platform"), str(Path(__file__).parent)]
 
 from faults import FAULTS  # noqa: E402
+from judging import training_of  # noqa: E402
 from layouts import MODELS, SINGLE, Curve, Variant, job_of, planted, script_of, train  # noqa: E402
 from levelfield.judge.noise import row_of  # noqa: E402
 from levelfield.measure.calibration import noise_between  # noqa: E402
 from matrix import VARIANTS  # noqa: E402
-from test_planted_faults import training_of  # noqa: E402
 
 TARGET = ROOT / "tests" / "core" / "data" / "noise_rows.json"
 FRAMEWORKS = ("deepspeed", "megatron", "oneflow", "paddle")

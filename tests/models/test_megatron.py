@@ -48,18 +48,6 @@ def test_an_overflow_in_fp16_skips_the_step_and_training_goes_on(tmp_path, pytho
 # ---- planted faults
 
 
-def test_query_key_and_value_one_after_another_are_seen(tmp_path, python, differs):
-    """Rows of [Q; K; V] as Megatron does not keep them: checksums cannot see it, as they read what was written."""
-    fault = """
-import canonical
-canonical.Correspondence.groups = lambda self, module: 1
-"""
-    found = differs(tmp_path, "megatron", python, fault)
-    assert found.same_weights
-    assert found.parameter_norm > 1e-3
-    assert not found.within()
-
-
 def test_gate_and_up_exchanged_are_seen(tmp_path, python, differs):
     fault = """
 import canonical
@@ -68,36 +56,6 @@ canonical.Correspondence.present = lambda self, names: ("head",) if names == ("h
 """
     found = differs(tmp_path, "megatron", python, fault, family="llama")
     assert found.same_weights
-    assert not found.within()
-
-
-def test_weight_decay_on_norms_and_biases_is_seen(tmp_path, python, differs):
-    """Megatron's own trap: without its scheduler every parameter decays."""
-    fault = """
-import parallelize
-def set_rates(optimizer, learning_rate, weight_decay):
-    for group in optimizer.param_groups:
-        group["lr"], group["weight_decay"] = learning_rate, weight_decay
-parallelize.set_rates = set_rates
-"""
-    found = differs(tmp_path, "megatron", python, fault, steps=40)
-    assert found.loss > 1e-5
-    assert not found.within()
-
-
-def test_a_sequence_parallel_norm_that_is_not_summed_is_seen(tmp_path, python, differs):
-    fault = """
-import local_norm
-made = local_norm.LocalNorm.__new__
-def unmarked(cls, config, **arguments):
-    norm = made(cls, config, **arguments)
-    for parameter in norm.parameters():
-        parameter.sequence_parallel = False
-    return norm
-local_norm.LocalNorm.__new__ = unmarked
-"""
-    found = differs(tmp_path, "megatron", python, fault, variant=VARIANTS["TP2 sequence parallel"])
-    assert found.parameter_norm > 1e-2
     assert not found.within()
 
 

@@ -22,50 +22,6 @@ def python(interpreter_of) -> Path:
 # ---- planted faults
 
 
-def test_queries_that_share_a_key_taken_in_the_wrong_order_are_seen(tmp_path, python, differs):
-    """Query heads dealt out to the keys by turns instead of one after another."""
-    fault = """
-import attention
-right = attention.Attention.mix
-def dealt(self, query, key, value, mask):
-    order = [head for turn in range(self.groups) for head in range(turn, query.shape[1], self.groups)]
-    mixed = right(self, attention.flow.stack([query[:, head] for head in order], 1), key, value, mask)
-    heads = mixed.reshape(*mixed.shape[:2], len(order), self.head_size)
-    back = sorted(range(len(order)), key=order.__getitem__)
-    return attention.flow.stack([heads[:, :, place] for place in back], 2).flatten(2)
-attention.Attention.mix = dealt
-"""
-    found = differs(tmp_path, "oneflow", python, fault, family="llama")
-    assert found.same_weights
-    assert not found.within()
-
-
-def test_weight_decay_on_norms_and_biases_is_seen(tmp_path, python, differs):
-    fault = """
-import optimizer
-right = optimizer.flow.optim.AdamW
-def everywhere(groups, **settings):
-    return right([{**group, "weight_decay": groups[0]["weight_decay"]} for group in groups], **settings)
-optimizer.flow.optim.AdamW = everywhere
-"""
-    found = differs(tmp_path, "oneflow", python, fault, steps=40)
-    assert found.loss > 1e-5
-    assert not found.within()
-
-
-def test_a_shard_taken_for_the_whole_batch_is_seen(tmp_path, python, differs):
-    """Each data-parallel process's batch called equal to the others': OneFlow then takes the first one's for all."""
-    fault = """
-import stages
-stages.Stage.batch = lambda self, array: stages.flow.tensor(array).to_global(
-    placement=self.placement, sbp=stages.flow.sbp.broadcast)
-"""
-    found = differs(tmp_path, "oneflow", python, fault, variant=VARIANTS["DP2"])
-    assert found.same_tokens  # they were read, only not used
-    assert found.first_loss > 1e-6
-    assert not found.within()
-
-
 def test_gradients_of_one_tensor_rank_alone_are_seen(tmp_path, python, differs):
     """The clipping's norm without what the other tensor-parallel process holds."""
     fault = """

@@ -62,45 +62,6 @@ parameters._held = held
     assert not found.within()
 
 
-def test_weight_decay_on_norms_and_biases_is_seen(tmp_path, python, differs):
-    fault = """
-import optimizer
-right = optimizer.AdamW
-optimizer.AdamW = lambda **settings: right(**{**settings, "apply_decay_param_fun": None})
-"""
-    found = differs(tmp_path, "paddle", python, fault, steps=40)
-    assert found.loss > 1e-5
-    assert not found.within()
-
-
-def test_a_missing_sum_over_tensor_ranks_is_seen(tmp_path, python, differs):
-    """The gradient of what is copied to the ranks: each keeps its own share."""
-    fault = """
-import gloo
-gloo.CopyToRanks.backward = staticmethod(lambda ctx, gradient: gradient.clone())
-"""
-    found = differs(tmp_path, "paddle", python, fault, variant=VARIANTS["TP2"])
-    assert found.first_loss < 1e-6
-    assert found.parameter_norm > 1e-2
-    assert not found.within()
-
-
-def test_gradients_summed_instead_of_averaged_are_seen(tmp_path, python, differs):
-    """Adam hardly notices in the loss; the norms do."""
-    fault = """
-import optimizer
-right = optimizer.GlobalNorm._dygraph_clip
-def doubled(self, params_grads):
-    for _, gradient in params_grads:
-        gradient.scale_(2.0)
-    return right(self, params_grads)
-optimizer.GlobalNorm._dygraph_clip = doubled
-"""
-    found = differs(tmp_path, "paddle", python, fault)
-    assert found.grad_norm > 0.5
-    assert not found.within()
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -1,0 +1,127 @@
+"""The account of the alignment's power: what counts as missed, what a certificate changes, and the page."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from faults import FAULTS
+from faults_elsewhere import ELSEWHERE
+from judging import (
+    HONEST,
+    PRECISIONS,
+    STEPS,
+    Judgement,
+    Trainings,
+    certified,
+    judge,
+    judgements,
+    missed,
+    yardstick,
+)
+from layouts import MODELS, SINGLE, Curve, Variant, job_of
+from power import BEGIN, END, PAGE, documented
+
+FIRST = FAULTS[0]
+# Honest runs of kinds that no row of noise varied: beyond the limits of bf16.
+NOT_COVERED = {
+    ("bf16", "gpt", "micro-batch 8"),
+    ("bf16", "llama", "micro-batch 8"),
+    ("bf16", "llama", "megatron"),
+}
+
+
+def judgement(name="a", precision="fp32", verdict="different", failed=("gradients",), fault=True, framework="torch"):
+    return Judgement(name, fault, framework, "gpt", precision, verdict, failed)
+
+
+def test_a_fault_is_missed_when_no_layer_of_the_set_failed():
+    found = [
+        judgement("a", failed=("gradients", "curve")),
+        judgement("b", failed=("final weights",)),
+        judgement("c", verdict="aligned", failed=()),
+        judgement("honest", verdict="aligned", failed=(), fault=False),
+        judgement("other precision", "bf16", "aligned", ()),
+    ]
+    assert missed(found, "fp32", ["gradients"]) == ["b", "c"]
+    assert missed(found, "fp32", ["gradients", "final weights"]) == ["c"]
+    assert missed(found, "bf16", ["gradients"]) == ["other precision"]
+
+
+def test_a_training_that_failed_is_not_counted_as_missed():
+    assert missed([judgement(verdict="failed", failed=())], "fp32", ["gradients"]) == []
+
+
+@pytest.mark.parametrize(
+    ("fp32", "bf16", "expected"),
+    [
+        ("aligned", "aligned", "aligned"),
+        ("different", "aligned", "consistent"),
+        ("inconclusive", "aligned", "consistent"),
+        ("failed", "aligned", "consistent"),
+        (None, "aligned", "consistent"),
+        ("aligned", "diverged", "diverged"),
+        ("different", "diverged", "diverged"),
+    ],
+)
+def test_sixteen_bits_are_aligned_only_where_fp32_is(fp32, bf16, expected):
+    found = [judgement(precision="bf16", verdict=bf16)]
+    found += [judgement(verdict=fp32)] if fp32 else []
+    found += [judgement("b", verdict="aligned"), judgement(verdict="aligned", framework="paddle")]  # of others
+    assert certified(found) == {("torch", "a", "gpt"): expected}
+
+
+def test_a_training_that_ends_with_an_error_is_failed():
+    def broken() -> Curve:
+        raise RuntimeError("rank 0: Traceback\nNonFinite: step 3\n")
+
+    found = judge(FIRST, "gpt", broken, None, "fp32")
+    assert (found.verdict, found.layer, found.reason) == ("failed", "failed", "NonFinite: step 3")
+
+
+def test_a_page_keeps_what_is_outside_of_the_marks():
+    assert documented(f"before {BEGIN} old {END} after", "new") == f"before {BEGIN}\n\nnew\n\n{END} after"
+
+
+def test_the_page_has_every_fault_with_its_layer_and_every_honest_run():
+    rows = [line.strip("| ").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    for fault in FAULTS:
+        trained = fault.family if fault.variant == SINGLE else f"{fault.family}, {fault.variant.name}"
+        (row,) = [row for row in rows if row[0] == fault.name and len(row) == 5]
+        assert row[:3] == [fault.name, trained, fault.layer]
+        assert row[4] == (fault.tensor or "all agree in one process")
+    for fault in ELSEWHERE:
+        (row,) = [row for row in rows if row[:2] == [fault.framework, fault.name]]
+        assert row[3] == fault.layer
+    for run in HONEST:
+        assert [row for row in rows if row[0] == run.name and len(row) == 5]
+
+
+def test_a_fault_that_bf16_hides_is_found_by_the_fp32_run(torch_of):
+    """What a certificate is for: aligned by the limits of bf16, and found in fp32."""
+    learnt = (
+        ("micro-batch", Variant("micro-batch 4", micro_batch=4)),
+        ("layout", Variant("DP2", {"data": 2}, micro_batch=4)),
+    )
+    hidden = next(fault for fault in FAULTS if fault.name == "Adam's moments in bf16")
+    found = []
+    for precision in PRECISIONS:
+        by = yardstick(lambda v, p=precision: torch_of(job_of(MODELS["gpt"], v, STEPS, precision=p)), learnt)
+        training = functools.partial(Trainings(None).curve, hidden, "gpt", precision)
+        found.append(judge(hidden, "gpt", training, by, precision))
+    assert [judged.verdict for judged in found] == ["different", "aligned"]
+    assert list(certified(found).values()) == ["consistent"]
+
+
+@pytest.mark.thorough
+@pytest.mark.layouts
+def test_no_fault_is_aligned_and_every_honest_run_is(interpreter_of):
+    trainings = Trainings(interpreter_of)
+    found = [judged for precision in PRECISIONS for judged in judgements(precision, trainings)]
+    honest = [judged for judged in found if not judged.fault]
+    assert len(found) - len(honest) == len(PRECISIONS) * len((*FAULTS, *ELSEWHERE)) - 6  # paddle and oneflow in fp32
+    refused = {(judged.precision, judged.family, judged.name) for judged in honest if judged.verdict != "aligned"}
+    assert refused <= NOT_COVERED
+    assert not [judged for judged in found if judged.fault and judged.precision == "fp32" and not judged.failed]
+    words = certified(judged for judged in found if judged.fault)
+    assert not [name for (_, name, _), word in words.items() if word == "aligned"]
