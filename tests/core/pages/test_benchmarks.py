@@ -1,4 +1,4 @@
-"""Every benchmark that needs no framework runs from end to end; the others are in tests/models/test_training_benchmarks.py."""
+"""Every benchmark that needs no framework runs; tests/models/test_training_benchmarks.py runs the others."""
 
 from __future__ import annotations
 
