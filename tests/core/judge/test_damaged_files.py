@@ -41,14 +41,15 @@ def places(content: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
 
 
 def with_hostile(content: dict[str, Any]) -> Iterator[str]:
-    """The line with each value in each place, and each value in place of the line."""
-    for place in places(content):
+    """The line with two values in each place, by turns, and each value in place of the line."""
+    for number, place in enumerate(places(content)):
         changed = copy.deepcopy(content)
         at = changed
         for key in place[:-1]:
             at = at[key]
         at[place[-1]] = MARK.strip('"')
-        yield from (json.dumps(changed).replace(MARK, hostile) for hostile in HOSTILE)
+        turn = [HOSTILE[(number + step) % len(HOSTILE)] for step in (0, 2)]  # a collection for each value takes long
+        yield from (json.dumps(changed).replace(MARK, hostile) for hostile in turn)
     yield from WHOLE_LINES
 
 
