@@ -271,7 +271,12 @@ def _layer(name: str, found: Sequence[Difference], limit: Limit | None) -> Layer
 
 
 def _part(value: float, limit: float) -> float:
-    """Return value / limit; infinite for any difference where the limit is 0."""
+    """Return value / limit; infinite for any difference where the limit is 0.
+
+    0 for what holds where the noise is as large as the value itself, as for a key's bias: it says nothing.
+    """
+    if value <= limit and limit >= 1:
+        return 0.0
     return value / limit if limit else (math.inf if value else 0.0)
 
 

@@ -10,8 +10,10 @@ from statistics import NormalDist
 import limit_rates
 import loss_curves
 import pytest
+from levelfield.measure import alignment as rules
 from levelfield.measure.alignment import (
     AlignmentLimits,
+    Difference,
     TrainingCurve,
     align,
     flagperf_rule,
@@ -260,6 +262,16 @@ def test_no_noise_gives_no_limits():
 def test_noise_of_a_run_that_is_not_finite_is_infinite_and_so_is_its_limit():
     broken = with_losses(lambda s, x: math.nan if s == 4 else x)
     assert noise_between(broken, REFERENCE).curve[4] == math.inf
+
+
+def test_a_layer_names_a_place_that_says_something():
+    """A key's bias is noise alone: where it holds, the layer names the next place; beyond its limit it fails."""
+    layers = [
+        rules._layer("final weights", [Difference(value, "key", "key"), Difference(1e-6, "query", "query")],
+                     {"key": 25.0, "query": 1e-5})
+        for value in (3.4, 26.0)
+    ]  # fmt: skip
+    assert [(layer.passed, layer.value) for layer in layers] == [(True, 1e-6), (False, 26.0)]
 
 
 # ---- curves that others measured
