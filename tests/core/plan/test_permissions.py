@@ -46,7 +46,7 @@ BEYOND = {
     "mount:/": {"read_only_mounts": ("//opt/..",)},
     "mount:/opt": {"read_only_mounts": ("/opt/",)},
     "mount:/usr/run/docker.sock": {"read_only_mounts": ("/usr/run/docker.sock",)},
-    "mount:/root/.ssh": {"read_only_mounts": ("/opt/x", "/root/.ssh")},
+    "mount:/srv/keys": {"read_only_mounts": ("/opt/x", "/srv/keys")},
     "mount:/optional": {"read_only_mounts": ("/optional",)},
     "group:docker": {"groups": ("video", "docker")},
     "security:seccomp=unconfined": {"security_options": ("seccomp=unconfined",)},
