@@ -176,6 +176,6 @@ class StoreEvent(Document):
     who: str
     why: str
     until: str | None = None
-    level: dict[Gated, float] = {}
+    level: dict[Gated, float] = Field(default_factory=dict)
     runs: tuple[str, ...] = ()
-    data: dict[str, JsonValue] = {}
+    data: dict[str, JsonValue] = Field(default_factory=dict)
