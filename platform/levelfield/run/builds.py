@@ -68,7 +68,9 @@ def commits_between(good: str, bad: str) -> list[str]:
     first, last = (_git("-C", str(checkout()), "rev-parse", "--verify", f"{name}^{{commit}}") for name in (good, bad))
     listed = _git("-C", str(checkout()), "rev-list", "--reverse", "--first-parent", f"{first}..{last}").split()
     if not listed or _git("-C", str(checkout()), "merge-base", first, last) != first:
-        raise RunFailed(f"bisect {good} {bad}: found no commits between them; expected a good commit before the bad one")
+        raise RunFailed(
+            f"bisect {good} {bad}: found no commits between them; expected a good commit before the bad one"
+        )
     return [first, *listed]
 
 

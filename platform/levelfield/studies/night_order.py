@@ -44,7 +44,9 @@ def within(candidates: Sequence[Candidate], budget_seconds: float | None) -> tup
     """Return those that the budget holds and those that it does not, both in order. The first one always runs."""
     if budget_seconds is None:
         return list(candidates), []
-    left, kept, out = budget_seconds * (1 - CONFIRMATION_PART), [], []
+    left = budget_seconds * (1 - CONFIRMATION_PART)
+    kept: list[Candidate] = []
+    out: list[Candidate] = []
     for each in candidates:
         if not kept or each.expected_seconds <= left:
             kept.append(each)

@@ -55,7 +55,7 @@ def fresh_state(night: str, suite: str, began: str, work: Sequence[NightRun]) ->
 def run_entries(
     state: NightState, work: Sequence[NightRun], budget_seconds: float | None, tools: NightTools
 ) -> Iterator[NightState]:
-    """Run the waiting entries and yield the state after each. An interrupted run is the last one."""
+    """Yield the state before the first waiting entry, and after each. An interrupted run is the last one."""
     state = _settled(state, tools)
     by_name = {run.name: run for run in work}
     waiting = [by_name[e.name].candidate for e in state.entries if e.state == "waiting" and e.name in by_name]
@@ -64,6 +64,7 @@ def run_entries(
     for each in out:
         state = state.with_entry(each.name, state="left out", reason=OVER_BUDGET)
     tools.save(state)
+    yield state
     for number, each in enumerate(kept, 1):
         tools.say(f"entry {number} of {len(kept)}: {each.name}, about {each.expected_seconds:.0f} s")
         state, interrupted = _ran(state, by_name[each.name], tools)

@@ -65,7 +65,7 @@ def test_a_pinned_build_changes_that_package_alone(commits: list[str]) -> None:
 
 @pytest.mark.parametrize("pin", [Pin("torch", "orch", "1"), Pin("torch", "scipy", "1"), Pin("jax", "jax", "1")])
 def test_a_package_that_nothing_pins_is_refused(commits: list[str], pin: Pin) -> None:
-    with pytest.raises(RunFailed, match="implementation.yaml"):
+    with pytest.raises(RunFailed, match=r"implementation\.yaml"):
         build_of(commits[2], say, pin)
 
 

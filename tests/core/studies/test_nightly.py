@@ -63,15 +63,18 @@ class Machine:
 
 def work(*names: str, seconds: float = 10.0) -> list[NightRun]:
     return [
-        NightRun(name, f"series of {name}", SimpleNamespace(plan=SimpleNamespace(run_id=name)), Candidate(name, seconds, False, 0.01, 0))  # type: ignore[arg-type]
+        NightRun(
+            name,
+            f"series of {name}",
+            SimpleNamespace(plan=SimpleNamespace(run_id=name)),
+            Candidate(name, seconds, False, 0.01, 0),
+        )  # type: ignore[arg-type]
         for name in names
     ]
 
 
-def last(states: Iterator[NightState], start: NightState) -> NightState:
-    for start in states:  # noqa: B020 the last one counts
-        pass
-    return start
+def last(found: Iterator[NightState]) -> NightState:
+    return list(found)[-1]
 
 
 def begun(runs: list[NightRun]) -> NightState:
@@ -84,7 +87,7 @@ def states(state: NightState) -> dict[str, str]:
 
 def test_every_entry_runs_once_and_is_recorded(tmp_path: Path) -> None:
     machine, runs = Machine(tmp_path), work("a", "b")
-    state = last(run_entries(begun(runs), runs, None, machine.tools()), begun(runs))
+    state = last(run_entries(begun(runs), runs, None, machine.tools()))
     assert machine.ran == machine.recorded == ["a", "b"]
     assert states(state) == {"a": "done", "b": "done"} and state.used_seconds == 20
     assert read_state(state_path(tmp_path, "n", "s")) == state
@@ -95,18 +98,18 @@ def test_every_entry_runs_once_and_is_recorded(tmp_path: Path) -> None:
 def test_a_killed_night_goes_on_and_repeats_nothing(killed: str, after_result: bool, tmp_path: Path) -> None:
     machine, runs = Machine(tmp_path, killed=killed, after_result=after_result), work("a", "b", "c")
     with pytest.raises(Killed):
-        last(run_entries(begun(runs), runs, None, machine.tools()), begun(runs))
+        last(run_entries(begun(runs), runs, None, machine.tools()))
     machine.killed = ""
     state = read_state(state_path(tmp_path, "n", "s"))
     assert state and states(state)[killed] == "started"
-    state = last(run_entries(state, runs, None, machine.tools()), state)
+    state = last(run_entries(state, runs, None, machine.tools()))
     assert sorted(machine.ran) == sorted(set(machine.recorded)) == ["a", "b", "c"]
     assert set(states(state).values()) <= {"done"}
 
 
 def test_what_the_budget_does_not_hold_is_left_out_with_the_reason(tmp_path: Path) -> None:
     machine, runs = Machine(tmp_path), work("a", "b", "c")
-    state = last(run_entries(begun(runs), runs, 30.0, machine.tools()), begun(runs))
+    state = last(run_entries(begun(runs), runs, 30.0, machine.tools()))
     assert states(state) == {"a": "done", "b": "done", "c": "left out"}
     assert state.entries[2].reason == OVER_BUDGET and machine.ran == ["a", "b"]
 
@@ -114,18 +117,18 @@ def test_what_the_budget_does_not_hold_is_left_out_with_the_reason(tmp_path: Pat
 def test_the_time_of_an_earlier_start_counts_for_the_budget(tmp_path: Path) -> None:
     machine, runs = Machine(tmp_path), work("a", "b")
     state = begun(runs).model_copy(update={"used_seconds": 29.0})
-    assert states(last(run_entries(state, runs, 30.0, machine.tools()), state)) == {"a": "done", "b": "left out"}
+    assert states(last(run_entries(state, runs, 30.0, machine.tools()))) == {"a": "done", "b": "left out"}
 
 
 def test_an_interrupted_entry_waits_and_nothing_follows_it(tmp_path: Path) -> None:
     machine, runs = Machine(tmp_path, words={"a": status("failed", interrupted=True)}), work("a", "b")
-    state = last(run_entries(begun(runs), runs, None, machine.tools()), begun(runs))
+    state = last(run_entries(begun(runs), runs, None, machine.tools()))
     assert states(state) == {"a": "waiting", "b": "waiting"} and machine.recorded == []
 
 
 def test_a_failed_entry_is_done_with_its_reason(tmp_path: Path) -> None:
     machine, runs = Machine(tmp_path, words={"a": status("oom")}), work("a")
-    state = last(run_entries(begun(runs), runs, None, machine.tools()), begun(runs))
+    state = last(run_entries(begun(runs), runs, None, machine.tools()))
     assert state.entries[0].reason == "oom: a line" and machine.recorded == ["a"]
 
 
