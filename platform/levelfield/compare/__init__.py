@@ -1,0 +1,1 @@
+"""Several stored runs into ratios, levels, segments and words. Pure functions with their sources."""

@@ -1,0 +1,183 @@
+"""One run as the store keeps it: what was measured, of which series, build, conditions and node.
+
+A series is what stays the same from night to night. The subject is the build that a night tests: it changes within a
+series. The conditions surround it: a change of them starts a new segment of the series.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, JsonValue
+
+from levelfield.specs.base import Document, Value
+from levelfield.specs.case import Precision, Scale
+from levelfield.specs.layout import Layout
+from levelfield.specs.result import Word
+
+Purpose = Literal["manual", "nightly", "confirm-a", "confirm-b"]
+Evidence = Literal["sealed", "unsealed", "tampered"]
+Gated = Literal["tokens_per_second_per_device", "memory_bytes", "joules_per_token"]
+
+
+class Series(Value):
+    """What stays the same from night to night. Its fingerprint is the series' digest.
+
+    work, corpus: digests of what the case fixes and of the tokens. devices: of all nodes together. runtime: what the
+    ranks ran in. version: of this list of fields; another list gives every series a new digest.
+    """
+
+    version: int = 1
+    case: str
+    work: str
+    corpus: str
+    scale: Scale
+    framework: str
+    vendor: str
+    chip: str
+    device_is: str
+    nodes: int
+    devices: int
+    precision: Precision
+    layout: Layout
+    micro_batch: int
+    accumulation: int
+    virtual_pipeline: int
+    recompute: str
+    compile: bool
+    attention: str
+    threads: int | None
+    runtime: str
+
+    @property
+    def label(self) -> str:
+        """Return the series in a line, such as `gpt3_6.7B:torch:cpu:1:2 smoke fp32 DP1TP2PP1 mb8`."""
+        target = f"{self.case}:{self.framework}:{self.chip}:{self.nodes}:{self.devices // self.nodes}"
+        return f"{target} {self.scale} {self.precision} {self.layout} mb{self.micro_batch}"
+
+
+class Conditions(Value):
+    """What surrounds the build: a change starts a new segment of the series.
+
+    software: driver, firmware and libraries of the vendor, as its tool names them. memory_gib: of the host, rounded.
+    variables: those that can change a training, with the plan's own; secrets are masked.
+    """
+
+    software: dict[str, str]
+    kernel: str | None
+    os: str | None
+    processor: str | None
+    cores: int | None
+    memory_gib: int | None
+    engine: str | None
+    variables: dict[str, str]
+
+
+class Subject(Value):
+    """The build that is tested. Null: not known, or there is none.
+
+    environment, image: digests of the Python environment and of the container image. implementation: digest of all code
+    that the result rests on. commit: of the checkout; is_dirty: whether files differ from it. formulas: their versions.
+    """
+
+    framework_version: str
+    environment: str | None
+    packages: str | None
+    image: str | None
+    implementation: str
+    commit: str | None
+    is_dirty: bool | None
+    platform_version: str
+    formulas: tuple[str, ...]
+
+
+class RunRecord(Document):
+    """One run with its figures. None of its fields names a path, a user or a host.
+
+    content: digest of the sealed files, so that two imports of one run are known as one. began: in UTC, ISO 8601.
+    night: the name of the nightly that it belongs to, such as `2026-11-22`. entry: suite and entry. node: digest of the
+    host's name and of the devices' own identities. verdict: of the alignment. memory_bytes: the device-used peak; on a
+    processor the peak of the processes. step_seconds, losses: of every finished step, from step 1. telemetry:
+    means and maxima over the window by name and unit, such as `power_watts`. result: the document result.json.
+    work_but_precision: the work's digest with the precision and the loss scale left out; null: not known.
+    """
+
+    KIND: ClassVar[str] = "record"
+
+    run_id: str = Field(max_length=200)
+    content: str
+    began: str
+    purpose: Purpose = "manual"
+    night: str | None = None
+    entry: str | None = None
+    evidence: Evidence
+    evidence_reason: str | None = None
+    series: Series
+    conditions: Conditions
+    subject: Subject
+    node: str
+    word: Word
+    failure: str | None
+    reason: str | None
+    verdict: str
+    tokens_per_second_per_device: float | None
+    memory_bytes: float | None
+    joules_per_token: float | None
+    mfu: float | None
+    loss_tail: float | None
+    window: tuple[int, int]
+    step_seconds: tuple[float, ...]
+    losses: tuple[float | None, ...]
+    telemetry: dict[str, float]
+    result: dict[str, JsonValue]
+    work_but_precision: str | None = None
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether the run may stand in a comparison: valid, sealed, and with no training that differs."""
+        is_right = self.verdict not in ("different", "diverged")
+        return self.word == "valid" and self.evidence == "sealed" and is_right
+
+
+class Point(Value):
+    """One run of a series, as a gate and a chart need it: its time, digests of its surroundings, and its figures."""
+
+    run_id: str
+    began: str
+    purpose: Purpose
+    night: str | None
+    node: str
+    conditions: str
+    subject: str
+    word: Word
+    evidence: Evidence
+    verdict: str
+    tokens_per_second_per_device: float | None
+    memory_bytes: float | None
+    joules_per_token: float | None
+
+
+EventKind = Literal["baseline", "note", "quarantine", "release", "environment-step"]
+
+
+class StoreEvent(Document):
+    """Something that a person or a nightly stated about a series or a node. Events are only added, never changed.
+
+    kind: `baseline` accepts a level; `environment-step` accepts the step at a change of conditions; `quarantine` and
+    `release` of a node. at, until: UTC, ISO 8601. level: the accepted median by figure. runs: the evidence. data: what
+    else the kind needs, such as the conditions before and after.
+    """
+
+    KIND: ClassVar[str] = "event"
+
+    id: str
+    kind: EventKind
+    series: str | None = None
+    node: str | None = None
+    at: str
+    who: str
+    why: str
+    until: str | None = None
+    level: dict[Gated, float] = Field(default_factory=dict)
+    runs: tuple[str, ...] = ()
+    data: dict[str, JsonValue] = Field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""Results over time, in SQLite or PostgreSQL: added once, exported, queried by series."""
