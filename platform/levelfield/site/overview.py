@@ -58,10 +58,9 @@ class Overview:
         return any(count for word, count in self.counts.items() if word != "missing")
 
     @property
-    def attention(self) -> list[tuple[str, int]]:
-        """The words that need a person, with their counts."""
-        calm = ("improvement", "inconclusive")
-        return [(word, self.counts[word]) for word in (*CHANGES, "missing") if word not in calm and self.counts[word]]
+    def attention(self) -> int:
+        """How many findings need a person."""
+        return sum(self.counts[word] for word in (*CHANGES, "missing") if word not in ("improvement", "inconclusive"))
 
 
 def overview(content: SiteContent, summaries: Mapping[str, SeriesSummary]) -> Overview:

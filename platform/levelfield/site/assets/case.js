@@ -13,7 +13,12 @@
       }
     }, { rootMargin: "400px" });
     sections.forEach((section) => seen.observe(section));
-    addEventListener("beforeprint", () => sections.forEach(show));
+    const all = document.getElementById("draw-all"); // paper does not scroll, and print does not wait for data
+    all.hidden = false;
+    all.addEventListener("click", async () => {
+      await Promise.all(sections.map(show));
+      all.hidden = true;
+    });
   }
 
   async function show(section) {
@@ -51,8 +56,8 @@
   /* The nodes by their marks. */
   function nodes(history) {
     const signs = levelfield.charts.SIGNS;
-    const shown = history.kept.nodes.map((node, i) => el("span", { class: "node" }, `${signs[i % signs.length]} `, levelfield.foreign(short(node))));
-    return el("p", { class: "legend" }, el("span", {}, `${t("nodes")}: `), shown, el("span", { class: "marks" }, t("marks")));
+    const shown = history.kept.nodes.flatMap((node, i) => [el("span", { class: "node" }, `${signs[i % signs.length]} `, levelfield.foreign(short(node))), " "]);
+    return el("p", { class: "legend" }, el("span", {}, `${t("nodes")}: `), shown);
   }
 
   function short(digest) {

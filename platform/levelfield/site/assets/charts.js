@@ -31,8 +31,11 @@ levelfield.charts = (() => {
   /* Return the name of a mark's place in the legend: a small canvas would have no text, so it is drawn as a sign. */
   const SIGNS = ["●", "■", "▲", "◆", "✕", "▼"];
 
+  /* Return the decimals that write every multiple of the step exactly: one for 2.5. */
   function digitsOf(step) {
-    return Math.min(8, Math.max(0, -Math.floor(Math.log10(step) + 1e-9)));
+    let digits = 0;
+    while (digits < 9 && Math.abs(step * 10 ** digits - Math.round(step * 10 ** digits)) > 1e-6) digits += 1;
+    return digits;
   }
 
   function timeLabels(u, splits, axis, space, step) {
@@ -51,8 +54,9 @@ levelfield.charts = (() => {
   function axes(isTime) {
     const line = { stroke: () => colour("grid"), width: 1 };
     const common = { stroke: () => colour("muted"), grid: line, ticks: line, font: "12px system-ui, sans-serif" };
+    const below = isTime ? {} : { label: t("step"), labelSize: 18, labelGap: 0, labelFont: common.font };
     return [
-      { ...common, values: isTime ? timeLabels : valueLabels, space: isTime ? 70 : 50, size: 34 },
+      { ...common, ...below, values: isTime ? timeLabels : valueLabels, space: isTime ? 70 : 50, size: 30 },
       { ...common, values: valueLabels, size: axisSize, space: 32 },
     ];
   }
@@ -64,6 +68,12 @@ levelfield.charts = (() => {
     const room = (high - low || Math.abs(high) || 1) * 0.12;
     if (state.fromZero) return [Math.min(0, low), high + room];
     return [low >= 0 ? Math.max(0, low - room) : low - room, high + room];
+  }
+
+  /* Leave room for the first and the last mark. */
+  function apart(low, high) {
+    const room = (high - low) * 0.015 || 1;
+    return [low - room, high + room];
   }
 
   function shade(u, spec) {
@@ -149,7 +159,7 @@ levelfield.charts = (() => {
       height: spec.height || 210,
       legend: { show: false },
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
-      scales: { x: { time: Boolean(spec.time) }, y: { range: (u, low, high) => range(spec, state, low, high) } },
+      scales: { x: { time: Boolean(spec.time), range: (u, low, high) => apart(low, high) }, y: { range: (u, low, high) => range(spec, state, low, high) } },
       axes: axes(spec.time),
       series: [{}, ...lines],
       cursor: { y: false, drag: { x: true, y: false, setScale: true }, points: { size: 9 } },

@@ -119,9 +119,9 @@
     const rows = NAMES.map((name) => {
       const [x, y] = [a.found[name], b.found[name]];
       const ratio = hasRatio && x !== null && y !== null && x !== 0 && name !== "loss" ? y / x : null;
-      return [t(`figure.${name}`), t(`unit.${name}`), { v: x, text: figure(name, x) }, { v: y, text: figure(name, y) }, { v: ratio, text: number(ratio, 3) }];
+      return [levelfield.figureName(name), { v: x, text: figure(name, x) }, { v: y, text: figure(name, y) }, { v: ratio, text: number(ratio, 3) }];
     });
-    const columns = [t("figure"), t("unit"), { name: "A", number: true }, { name: "B", number: true }, { name: "B / A", number: true }];
+    const columns = [t("figure"), { name: "A", number: true }, { name: "B", number: true }, { name: "B / A", number: true }];
     levelfield.tables.add(part, t("figures"), columns, rows);
     part.append(el("p", {}, "A: ", runLink(a.slug, a.found.run), " ", word(a.found.word), " ", foreign(a.found.verdict)));
     part.append(el("p", {}, "B: ", runLink(b.slug, b.found.run), " ", word(b.found.word), " ", foreign(b.found.verdict)));

@@ -63,7 +63,9 @@ const levelfield = (() => {
 
   /* Return a text of a run, marked as English where the page is in another language. */
   function foreign(value) {
-    return el("span", { lang: language === "en" ? null : "en", class: "foreign" }, value);
+    const digest = /^(sha256:)?[0-9a-f]{40,64}$/.test(value); // its beginning tells it from others
+    return el("span", { lang: language === "en" ? null : "en", class: "foreign", title: digest ? value : null },
+      digest ? `${value.slice(0, value.startsWith("sha256:") ? 19 : 12)}…` : value);
   }
 
   const formats = new Map();

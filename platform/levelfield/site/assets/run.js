@@ -49,7 +49,8 @@
     place.append(el("h1", { class: "id" }, foreign(found.run)));
     const link = el("a", { href: `${history.case_file ? `case-${history.case_file}` : "index"}.html#${slug}` }, history.label);
     place.append(el("p", { class: "lead" }, link));
-    place.append(el("p", {}, word(found.word), " ", el("span", { class: `evidence ${found.evidence}` }, t(`evidence.${found.evidence}`)), " ", foreign(found.verdict)));
+    place.append(el("p", {}, word(found.word), " ", el("span", { class: `evidence ${found.evidence}` }, t(`evidence.${found.evidence}`)),
+      el("span", { class: "evidence" }, `${t("training")}: `, foreign(found.verdict))));
     const reasons = [found.failure, found.reason, found.evidence_reason, ...(fact("reasons") || []), fact("evidence_line")].filter(Boolean);
     if (reasons.length) place.append(el("ul", { class: "reasons" }, [...new Set(reasons)].map((reason) => el("li", {}, foreign(reason)))));
     if (!found.counts) place.append(el("p", { class: "caution" }, t("does-not-count")));
@@ -75,10 +76,10 @@
   function figures(place, history, index, found, fact) {
     const part = section(place, "figures");
     const earlier = NAMES.map((name) => median(history.columns[name].filter((v, i) => i < index && v !== null && history.columns.counts[i]).slice(-30)));
-    const rows = NAMES.map((name, i) => row(t(`figure.${name}`), t(`unit.${name}`), figure(name, found[name]), found[name], figure(name, earlier[i]), earlier[i]));
+    const rows = NAMES.map((name, i) => row(levelfield.figureName(name), figure(name, found[name]), found[name], figure(name, earlier[i]), earlier[i]));
     const measured = found.memory, expected = fact("expected_bytes");
-    if (expected) rows.push(row(t("memory-estimate"), t("unit.memory"), figure("memory", measured), measured, figure("memory", expected), expected));
-    const columns = [t("figure"), t("unit"), { name: t("measured"), number: true }, { name: t("expected"), number: true }, { name: t("measured-over-expected"), number: true }];
+    if (expected) rows.push(row(`${t("memory-estimate")} (${t("unit.memory")})`, figure("memory", measured), measured, figure("memory", expected), expected));
+    const columns = [t("figure"), { name: t("measured"), number: true }, { name: t("expected"), number: true }, { name: t("measured-over-expected"), number: true }];
     levelfield.tables.add(part, t("measured-beside-expected"), columns, rows);
     part.append(el("p", { class: "note" }, t("expected-means", { count: Math.min(30, index) })));
     const used = fact("utilisation") || [];
@@ -93,9 +94,9 @@
     return u.value === null ? "–" : number(u.value * 100, 1);
   }
 
-  function row(name, unit, shown, measured, shownExpected, expected) {
+  function row(name, shown, measured, shownExpected, expected) {
     const ratio = measured !== null && expected ? measured / expected : null;
-    return [name, unit, { v: measured, text: shown }, { v: expected, text: shownExpected }, { v: ratio, text: number(ratio, 3) }];
+    return [name, { v: measured, text: shown }, { v: expected, text: shownExpected }, { v: ratio, text: number(ratio, 3) }];
   }
 
   function median(values) {
@@ -117,6 +118,7 @@
     const spans = [{ from: from - 0.5, to: to + 0.5 }];
     if (found.losses.length) lossChart(charts, file, found, spans);
     if (found.steps.length) stepChart(charts, found, spans);
+    if (!file.reference) part.append(el("p", { class: "note" }, t("no-reference")));
     steps(part, file, found);
   }
 
@@ -130,7 +132,6 @@
       name: t("figure.loss"), unit: t("unit.loss"), x, lines, spans,
       describe: (i) => `${t("step")} ${x[i]}: ${number(lines[0].values[i], 4)}${reference ? `, ${t("reference")} ${number(lines[1].values[i], 4)}` : ""}`,
     });
-    if (!reference) place.append(el("p", { class: "empty" }, t("no-reference")));
   }
 
   function stepChart(place, found, spans) {
@@ -240,7 +241,7 @@
       const now = new Map(Object.entries(kept[list][columns[column][index]]).flatMap(flat).map(([n, v]) => [n, shownValue(v)]));
       return [...new Set([...old.keys(), ...now.keys()])].filter((n) => old.get(n) !== now.get(n)).map((n) => [foreign(n), foreign(old.get(n) ?? "–"), foreign(now.get(n) ?? "–")]);
     });
-    if (columns.node[before] !== columns.node[index]) rows.push([t("node"), kept.nodes[columns.node[before]], kept.nodes[columns.node[index]]]);
+    if (columns.node[before] !== columns.node[index]) rows.push([t("node"), foreign(kept.nodes[columns.node[before]]), foreign(kept.nodes[columns.node[index]])]);
     if (rows.length) levelfield.tables.add(part, t("differs-from-previous"), [t("field"), t("before"), t("now")], rows);
     else part.append(el("p", {}, t("same-as-previous")));
   }

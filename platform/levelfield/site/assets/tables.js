@@ -84,7 +84,9 @@ levelfield.tables = (() => {
       button.addEventListener("click", () => sort(table, column, header));
     });
     const frame = table.closest(".scroll") || table;
-    frame.before(tools(table));
+    const framed = el("div", { class: "framed" });
+    frame.before(framed);
+    framed.append(tools(table), frame);
   }
 
   /* Return a table in its frame. columns: names, or {name, number}; a cell: text, element, or {v, text}. */
