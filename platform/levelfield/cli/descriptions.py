@@ -25,6 +25,7 @@ other commands (each has --help):
   report     results of one run or several: table, markdown, csv, json
   reveal     check withheld values against their commitments
   collect    compute the result of a run again from its raw files
+  store      results over time: import, export, prune, check
   align      compare a run's training with a reference, layer by layer
   curves     compare loss curves of runs that share no weights
   diagnose   find the first step and tensor in which two frameworks differ
@@ -92,6 +93,62 @@ raw files give the same bytes.
 examples:
   run_benchmarks.py collect latest
   run_benchmarks.py collect RUN --check
+"""
+
+STORE = """\
+Keep results over time in a database. Every run is recorded unless --no-store.
+The store is a file in your data folder; LEVELFIELD_STORE or --store names
+another, or PostgreSQL. docs/store.md describes it.
+
+examples:
+  run_benchmarks.py store info
+  run_benchmarks.py store import runs/
+  run_benchmarks.py store export --format csv --case gpt3_6.7B
+"""
+
+STORE_IMPORT = """\
+Add runs, folders of runs, or exports (JSON lines) to the store. A run that is
+there already changes nothing. A run of the same id with other content is kept
+aside, and so is the one that was there; exit code 2 then names it.
+
+examples:
+  run_benchmarks.py store import latest
+  run_benchmarks.py store import runs/ export.jsonl
+"""
+
+STORE_EXPORT = """\
+Write the runs of the store. jsonl has everything, and `store import` reads it;
+csv has a row of figures for each run.
+
+examples:
+  run_benchmarks.py store export --output results.jsonl
+  run_benchmarks.py store export --format csv --case llama3_8b
+"""
+
+STORE_PRUNE = """\
+Remove runs from the store. A run that an accepted baseline or another event
+names stays. The run directories are not touched.
+
+examples:
+  run_benchmarks.py store prune --keep-days 365 --dry-run
+  run_benchmarks.py store prune --keep-days 90 --case gpt3_6.7B
+  run_benchmarks.py store prune --run ID
+"""
+
+STORE_CHECK = """\
+Check the database, and every row against its digest. Exit code 4 when something
+is wrong.
+
+example:
+  run_benchmarks.py store check
+"""
+
+STORE_INFO = """\
+Show where the store is, how large it is, and what it holds. An older store is
+brought up to date.
+
+example:
+  run_benchmarks.py store info --json
 """
 
 ALIGN = """\
@@ -294,6 +351,12 @@ DESCRIPTIONS = {
     "reveal": REVEAL,
     "reveal check": REVEAL_CHECK,
     "collect": COLLECT,
+    "store": STORE,
+    "store import": STORE_IMPORT,
+    "store export": STORE_EXPORT,
+    "store prune": STORE_PRUNE,
+    "store check": STORE_CHECK,
+    "store info": STORE_INFO,
     "align": ALIGN,
     "diagnose": DIAGNOSE,
     "references": REFERENCES,

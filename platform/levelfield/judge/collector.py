@@ -45,9 +45,12 @@ from levelfield.specs.result import (
 from levelfield.specs.vendor import Peak, PeakDtype
 
 
-def collect(paths: RunPaths) -> Result:
-    """Return the result of a run directory, from its plan and raw files only. Raises DocumentError for a bad plan."""
-    plan, raw = read_plan(paths), read_raw(paths)
+def collect(paths: RunPaths, raw: RawRecords | None = None) -> Result:
+    """Return the result of a run directory, from its plan and raw files only. Raises DocumentError for a bad plan.
+
+    raw: the raw files, where they were read already.
+    """
+    plan, raw = read_plan(paths), raw or read_raw(paths)
     around = disturbance(plan, raw)
     status = disturbed(judge(plan, raw, paths), around)
     throughput, why_none = _throughput(plan, raw, status)

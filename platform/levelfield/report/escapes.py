@@ -1,4 +1,4 @@
-"""Foreign text made harmless, with one function for each output: the terminal and Markdown.
+"""Foreign text made harmless, with one function for each output: the terminal, Markdown and spreadsheets.
 
 A vendor's tool, a log, a lock file or a name may hold anything. Streams of the command line call `printable` for every
 text, and Markdown is only written by `table`, `markdown` and the template of report.md, so no caller can forget it.
@@ -17,6 +17,7 @@ _OBEYED = re.compile(
 )
 # A star or an underscore within a word, or a star between blanks, is no emphasis: 2 * 8*80G, on_time.
 _MARKS = re.compile(r"[\\`\[\]|]|(?<![^\W_])_|_(?![^\W_])|(?<!\w)\*(?=\S)|(?<=\S)\*(?!\w)")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _FIRST = re.compile(r"^(\s*)(?=[#>=]|[-+*][\s-]|~~~)")  # a heading, a quotation, an underline, an item, a fence
 
 
@@ -34,6 +35,16 @@ def printable(text: str) -> str:
 def _escaped(match: re.Match[str]) -> str:
     units = match[0].encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
+
+
+def spreadsheet_cell(value: object) -> object:
+    """Return the cell of a CSV file. A text that a spreadsheet would take for a formula gets a quote in front.
+
+    Numbers stay numbers, also negative ones.
+    """
+    if not isinstance(value, str):
+        return value
+    return f"'{printable(value)}" if value.lstrip(" ").startswith(_FORMULA) else printable(value)
 
 
 def one_line(text: str) -> str:
