@@ -95,7 +95,7 @@ def _checked(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"store": where, "rows": rows, "faults": found}, indent=2))
     else:
-        print(", ".join(f"{count:,} {name}" for name, count in rows.items()))
+        print(wrapped(", ".join(f"{count:,} {name}" for name, count in rows.items()), 2))
         print("\n".join(wrapped(fault, 2) for fault in found) or "every row is what its digest says")
     return GateFailed.exit_code if found else 0
 

@@ -80,8 +80,14 @@ def record_of(
         step_seconds=_step_seconds(plan, raw),
         losses=_losses(raw),
         telemetry=telemetry_summary(raw, plan.work.window),
-        result=private.value({"schema": Result.schema_name(), **result.model_dump(mode="json")}),
+        result=_result(result, private),
     )
+
+
+def _result(result: Result, private: PrivateTexts) -> dict[str, JsonValue]:
+    """Return result.json without private words."""
+    content = private.value({"schema": Result.schema_name(), **result.model_dump(mode="json")})
+    return {**content, "inherited": {**private.variables(result.inherited)}}
 
 
 def series_of(plan: Plan) -> Series:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -18,13 +19,19 @@ from sqlalchemy import event
 from stored_records import changed
 
 
-@pytest.fixture
-def path(tmp_path: Path, record: RunRecord) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, record: RunRecord) -> Path:
     """A store with fifty runs."""
-    file = tmp_path / "results.sqlite"
+    file = tmp_path_factory.mktemp("made") / "results.sqlite"
     with Store.open(str(file)) as store:
         store.add(changed(record, number) for number in range(50))
     return file
+
+
+@pytest.fixture
+def path(made: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be broken."""
+    return Path(shutil.copy(made, tmp_path))
 
 
 def test_a_file_that_is_no_store_is_named(tmp_path: Path) -> None:
@@ -40,10 +47,12 @@ def test_damaged_pages_are_found_by_check_and_named_by_a_query(path: Path) -> No
     middle = len(content) // 2
     content[middle : middle + 16384] = b"\x07" * 16384
     path.write_bytes(content)
-    with pytest.raises(UsageError, match=r"results.sqlite is damaged: .*malformed.*`store import` makes it again"):
-        with Store.open(str(path), read_only=True) as store:
-            assert faults(store) == []
+    message = r"results.sqlite is damaged: .*malformed.*`store import` makes it again"
+    with Store.open(str(path), read_only=True) as store:
+        with pytest.raises(UsageError, match=message):
             list(store.records())
+        with pytest.raises(UsageError, match=message):
+            assert faults(store) == []
 
 
 def test_a_missing_file_is_no_empty_store(tmp_path: Path) -> None:
@@ -131,9 +140,9 @@ def test_a_database_that_is_not_there_is_named(postgresql: str) -> None:
 
 def test_a_store_of_postgresql_that_may_only_be_read_refuses_changes(new_database: str, record: RunRecord) -> None:
     Store.open(new_database).close()
-    with Store.open(new_database, read_only=True) as store:
-        with pytest.raises(UsageError, match=r"cannot be written: .*read-only transaction"):
-            store.add([record])
+    refused = pytest.raises(UsageError, match=r"cannot be written: .*read-only transaction")
+    with Store.open(new_database, read_only=True) as store, refused:
+        store.add([record])
 
 
 def test_a_process_that_is_killed_leaves_a_whole_store(path: Path, record: RunRecord) -> None:

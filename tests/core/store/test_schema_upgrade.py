@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -56,15 +58,14 @@ def test_there_is_a_stored_example_of_every_released_schema() -> None:
 
 @pytest.mark.parametrize("version", [path.stem for path in sorted(STORED.glob("*.sql"))])
 def test_a_store_of_a_released_schema_is_read(version: str, tmp_path: Path) -> None:
-    import sqlite3
-
     file = tmp_path / "old.sqlite"
     connection = sqlite3.connect(file)
     connection.executescript((STORED / f"{version}.sql").read_text())
     connection.close()
     with Store.open(str(file)) as store:
-        expected = [RunRecord.model_validate_json(line) for line in (STORED / f"{version}.jsonl").read_text().splitlines()]
-        assert list(store.records()) == expected and faults(store) == []
+        lines = (STORED / f"{version}.jsonl").read_text().splitlines()
+        assert list(store.records()) == [RunRecord.model_validate_json(line) for line in lines]
+        assert faults(store) == []
         assert [event.id for event in store.events()] == ["accepted"]
         assert store.expected("2026-01-02") == {"nightly/tiny": None}
 
@@ -80,8 +81,6 @@ def test_a_newer_store_is_refused_and_left_alone(url: str) -> None:
 @pytest.fixture
 def later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A version of the code with one more step; the step's file is returned."""
-    import shutil
-
     folder = tmp_path / "migrations"
     shutil.copytree(MIGRATIONS, folder)
     monkeypatch.setattr(schema_upgrade, "MIGRATIONS", folder)
