@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Table, func, insert, select, update
 
 from levelfield.specs.record import RunRecord
-from levelfield.store.packing import inflated, packed_json
+from levelfield.store.compression import inflated, packed_json
 from levelfield.store.rows import Digests, documents_of, raw_row, row_digest, run_row, series_row, subject_row
 from levelfield.store.schema import ASIDE, CONDITION, NODE, RAW, RUN, SERIES, SUBJECT
 

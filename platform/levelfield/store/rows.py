@@ -11,7 +11,7 @@ from sqlalchemy import Row
 
 from levelfield.specs.base import Value
 from levelfield.specs.record import Point, RunRecord, Series, Subject
-from levelfield.store.packing import packed_json, packed_numbers, unpacked_json, unpacked_numbers
+from levelfield.store.compression import packed_json, packed_numbers, unpacked_json, unpacked_numbers
 from levelfield.store.schema import FIGURES
 
 T = TypeVar("T", bound=Value)

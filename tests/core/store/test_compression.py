@@ -7,7 +7,7 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from levelfield.store.packing import packed_json, packed_numbers, unpacked_json, unpacked_numbers
+from levelfield.store.compression import packed_json, packed_numbers, unpacked_json, unpacked_numbers
 
 NUMBERS = st.one_of(st.none(), st.floats(allow_nan=False, allow_infinity=False).map(lambda value: value + 0.0))
 DICTIONARY = b'{"tokens_per_second":1000.5,"reason":null,"steps":40}'
@@ -66,6 +66,6 @@ def test_another_dictionary_or_damaged_bytes_are_found_or_give_other_content() -
 
 def test_a_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = packed_json("0" * 100_000)
-    monkeypatch.setattr("levelfield.store.packing.MOST_BYTES", 10_000)
+    monkeypatch.setattr("levelfield.store.compression.MOST_BYTES", 10_000)
     with pytest.raises(ValueError, match="more than 10,000 bytes"):
         unpacked_json(packed)
