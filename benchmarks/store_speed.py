@@ -33,6 +33,7 @@ from levelfield.run.runner import finish
 from levelfield.run.scheduler import jobs
 from levelfield.rundir.directory import write_json
 from levelfield.rundir.raw_files import read_raw
+from levelfield.rundir.seal import sealed
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import job_of
@@ -135,10 +136,15 @@ def run_directory(runs: Path) -> RunPaths:
     end_ns = record_events(paths)
     samples = [telemetry(BEGIN_NS + second * 10**9) for second in range((end_ns - BEGIN_NS) // 10**9 + 1)]
     paths.telemetry.write_text("".join(json.dumps(line) + "\n" for line in samples))
-    write_json(paths.outcome, Outcome("exited", (ProcessEnd(0, 0, None, False),)).to_dict())
     write_json(paths.provenance, provenance())
+    seal(paths)
     assert finish(paths).status.word == "valid"
     return paths
+
+
+def seal(paths: RunPaths) -> None:
+    outcome = Outcome("exited", (ProcessEnd(0, 0, None, False),))
+    write_json(paths.outcome, sealed(paths, outcome.to_dict()))
 
 
 def record_events(paths: RunPaths) -> int:
@@ -190,6 +196,7 @@ def copied(paths: RunPaths, number: int) -> RunPaths:
     copy = RunPaths(Path(shutil.copytree(paths.root, paths.root.parent / run_id)))
     for path in (copy.plan, copy.result):
         path.write_text(path.read_text().replace(paths.root.name, run_id))
+    seal(copy)
     return copy
 
 

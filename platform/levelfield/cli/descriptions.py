@@ -113,13 +113,13 @@ examples:
 """
 
 STORE_IMPORT = """\
-Add runs, folders of runs, or exports (JSON lines) to the store. A run that is
-there already changes nothing. A run of the same id with other content is kept
-aside, and so is the one that was there; exit code 2 then names it.
+Add runs, folders of runs, bundles or exports (JSON lines) to the store. A run
+that is there already changes nothing. A run of the same id with other content
+is kept aside, and so is the one that was there; exit code 2 then names it.
 
 examples:
   run_benchmarks.py store import latest
-  run_benchmarks.py store import runs/ export.jsonl
+  run_benchmarks.py store import runs/ run.zip export.jsonl
 """
 
 STORE_EXPORT = """\

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from levelfield.errors import DocumentError
+from levelfield.rundir.strict_json import strict_json
 from levelfield.specs.base import Document, parse
 from levelfield.specs.record import RunRecord, StoreEvent
 
@@ -72,28 +72,9 @@ def _parsed(content: dict[str, Any], origin: str) -> Line:
 
 def _object(line: bytes, origin: str) -> dict[str, Any]:
     try:
-        found = json.loads(line, object_pairs_hook=_once, parse_float=_finite, parse_constant=_no_number)
-    except (ValueError, RecursionError) as error:
+        found = strict_json(line)
+    except ValueError as error:
         raise DocumentError(f"{origin}: not valid JSON: {' '.join(str(error).split())}") from None
     if not isinstance(found, dict):
         raise DocumentError(f"{origin}: found {type(found).__name__}, expected an object")
     return found
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"found key '{next(key for key in keys if keys.count(key) > 1)}' twice, expected it once")
-    return found
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"found {text}, expected a finite number")
-    return number
-
-
-def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"found {text}, expected a number or null")

@@ -31,9 +31,9 @@ def planted(record, path, value):
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("mfu",), "NaN", "found NaN, expected a number or null"),
+        (("mfu",), "NaN", "found NaN, expected a finite number"),
         (("mfu",), "1e999", "found 1e999, expected a finite number"),
-        (("losses", 2), "-Infinity", "found -Infinity, expected a number or null"),
+        (("losses", 2), "-Infinity", "found -Infinity, expected a finite number"),
         (("result", "loss", "last"), "1e400", "found 1e400, expected a finite number"),
         (("result", "loss", "last"), f"1{'0' * 310}.0", "expected a finite number"),
         (("result", "loss", "last"), "NaN", "found NaN"),

@@ -11,7 +11,7 @@ from levelfield.run.runner import finish
 from levelfield.specs.base import dump
 from levelfield.specs.suite import EntryUsed
 from levelfield.store.run_record import UNKNOWN, record_of
-from recorded_runs import STEP_NS, break_off, change_steps, edit, fail
+from recorded_runs import STEP_NS, break_off, change_steps, edit, fail, seal_again
 
 PROVENANCE = {
     "time": "2026-01-02T04:04:05+01:00",
@@ -43,6 +43,7 @@ PROVENANCE = {
 def described(run):
     """The valid run with a provenance, and its result."""
     run.provenance.write_text(json.dumps(PROVENANCE))
+    seal_again(run)
     finish(run)
     return run
 
@@ -165,7 +166,24 @@ def test_an_old_run_without_provenance_gives_what_it_has(run):
     record = record_of(run)
     assert record.began == "2026-01-02T03:04:05+00:00"  # of its id
     assert record.node == UNKNOWN and record.subject.commit is None and record.conditions.kernel is None
-    assert record.tokens_per_second_per_device and record.evidence == "unsealed"
+    assert record.tokens_per_second_per_device and record.word == "valid"
+
+
+def test_the_seal_says_what_the_evidence_is_worth(described):
+    record = record_of(described)
+    assert (record.evidence, record.evidence_reason) == ("sealed", None) and record.is_comparable
+    outcome = json.loads(described.outcome.read_text())
+    described.outcome.write_text(json.dumps({key: value for key, value in outcome.items() if key != "seal"}))
+    finish(described)
+    assert record_of(described).evidence == "unsealed" and not record_of(described).is_comparable
+
+
+def test_a_result_of_before_a_change_is_not_taken_for_sealed(described):
+    """result.json still says `sealed`; the files say otherwise."""
+    with (described.events / "rank0.jsonl").open("a") as file:
+        file.write("{}\n")
+    record = record_of(described)
+    assert record.evidence == "tampered" and "events/rank0.jsonl differs" in record.evidence_reason
 
 
 def test_a_run_without_any_time_is_refused(run):

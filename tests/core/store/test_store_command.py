@@ -18,7 +18,7 @@ from levelfield.store.database import Store
 from levelfield.store.intake import RunIntake
 from levelfield.store.pruning import prune
 from plans import PLUGINS
-from recorded_runs import change_steps
+from recorded_runs import change_steps, seal_again
 from stored_records import changed
 
 
@@ -54,6 +54,7 @@ def copies(run, count):
         run_id = f"{run.root.name[:-6]}{number:06x}"
         copy = Path(shutil.copytree(run.root, run.root.parent / run_id))
         (copy / "plan.json").write_text((copy / "plan.json").read_text().replace(run.root.name, run_id))
+        seal_again(type(run)(copy))
         yield copy
 
 
@@ -130,6 +131,23 @@ def test_an_export_is_a_whole_copy(command, run, tmp_path, store):
         assert list(opened.records()) == before and len(opened.events()) == 1
     assert len(command("store", "export", "--case", "absent")[1].splitlines()) == 1  # the event
     assert len(command("store", "export", "--since", "2027", "--format", "csv")[1].splitlines()) == 0
+
+
+def test_a_bundle_is_the_same_run(command, run, tmp_path, store):
+    """Its files are redacted, and the digest of the sealed files still shows which run it is."""
+    run.provenance.write_text(json.dumps({"machine": {"name": "gpu17"}, "time": "2026-01-02T03:04:05+00:00"}))
+    seal_again(run)
+    finish(run)
+    bundle = tmp_path / "run.zip"
+    assert command("bundle", run.root, "--output", bundle)[0] == 0
+    assert command("store", "import", bundle)[1] == "1 new, 0 known already\n"
+    assert command("store", "import", run.root)[1] == "0 new, 1 known already\n"
+    with Store.open(str(store)) as opened:
+        record = opened.record(run.root.name)
+        assert record.evidence == "sealed" and record.is_comparable
+    bundle.write_bytes(bundle.read_bytes()[:-40])
+    code, _, err = command("store", "import", bundle, run.root)
+    assert code == 2 and "run.zip" in err
 
 
 def test_a_table_has_raw_numbers_and_no_formula(command, record, store):
