@@ -23,12 +23,15 @@ other commands (each has --help):
   plan       memory and tokens/s of every layout of a case, on any devices
   sweep      run the plan's best layouts; compare prediction and measurement
   report     results of one run or several: table, markdown, csv, json
+  compare    ratios of runs with intervals; scaling; case x vendor matrices
   reveal     check withheld values against their commitments
   collect    compute the result of a run again from its raw files
   store      results over time: import, export, prune, check
   history    a series night after night: segments, level, what it shows
   gate       compare a night with its levels; 4 when something got worse
   baseline   accept a level or a step with a reason, or list them
+  bundle     write runs into one archive, without names and secrets
+  verify     compute the figures of a bundle again from its raw files
   align      compare a run's training with a reference, layer by layer
   curves     compare loss curves of runs that share no weights
   diagnose   find the first step and tensor in which two frameworks differ
