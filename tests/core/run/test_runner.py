@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import pkgutil
+import platform
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -76,6 +78,22 @@ def test_a_run_ends_valid_and_leaves_all_that_it_was_given_and_said(train: Run, 
     assert {"provenance.json", "request.json", "events/rank1.jsonl", "logs/rank0.log", "telemetry.jsonl"} <= {
         *json.loads(paths.outcome.read_text())["seal"]["files"]
     }
+
+
+def test_a_run_is_bundled_and_verified_with_all_that_a_real_one_leaves(
+    train: Run, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train()
+    bundle = runs.parent / "run.zip"
+    assert main(["bundle", "latest", "--runs", str(runs), "--output", str(bundle)]) == 0
+    capsys.readouterr()
+    assert main(["verify", str(bundle), "--plugins", str(PLUGINS), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["runs"]
+    assert found["seal"]["word"] == "sealed" and found["notes"] == []
+    assert found["redacted"] == ["job.json", "plan.json", "provenance.json", "request.json"]
+    names = (f'"{platform.node()}"'.encode(), str(runs).encode(), str(Path.home()).encode() + b"/")
+    with zipfile.ZipFile(bundle) as opened:
+        assert not [(each, name) for each in opened.namelist() for name in names if name in opened.read(each)]
 
 
 def test_the_measured_peak_is_in_the_plan_that_is_kept(train: Run, runs: Path) -> None:
