@@ -8,18 +8,33 @@ from pathlib import Path
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.testing.check_suite import CHECKS, check
+from levelfield.testing.check_suite import CHECKS, check, find
 from levelfield.testing.conformance import VendorConformance
 from levelfield.testing.subject import Subject
 
 VENDORS = sorted(Registry().vendors)
 
 
+WITH_CODE = [name for name, path in Registry().vendors.items() if path.with_name("adapter.py").exists()]
+WHOLE = (*WITH_CODE, "amd")
+FAST = [item for item in CHECKS if not item.whole]
+
+
 @pytest.mark.parametrize("vendor", VENDORS)
 def test_a_vendor_of_the_checkout_passes(vendor: str) -> None:
-    found = list(check(Subject(vendor)))
+    found = list(check(Subject(vendor), fast=True))
     assert [f"{f.check}: {f.says}" for f in found if not f.is_good] == []
-    assert len(found) == len(CHECKS)
+    assert len(found) == len(FAST)
+
+
+@pytest.mark.parametrize(
+    "vendor", [name if name in WHOLE else pytest.param(name, marks=pytest.mark.thorough) for name in VENDORS]
+)
+def test_a_vendor_of_the_checkout_passes_also_what_trains_and_waits(vendor: str) -> None:
+    """Vendors that are only data share the code of these checks; one of them is enough each time."""
+    whole = [find(Subject(vendor), item) for item in CHECKS if item.whole]
+    assert [f"{f.check}: {f.says}" for f in whole if not f.is_good] == []
+    assert len(whole) == len(CHECKS) - len(FAST) > 0
 
 
 def test_only_the_cpu_has_nothing_to_replay() -> None:

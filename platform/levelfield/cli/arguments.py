@@ -11,6 +11,7 @@ from typing import Any
 
 import levelfield
 from levelfield.cli.descriptions import DESCRIPTIONS
+from levelfield.cli.store_options import recording_arguments
 
 COMMANDS = (
     "run",
@@ -19,8 +20,13 @@ COMMANDS = (
     "plan",
     "sweep",
     "report",
+    "compare",
     "reveal",
     "collect",
+    "store",
+    "history",
+    "gate",
+    "baseline",
     "bundle",
     "verify",
     "align",
@@ -203,6 +209,7 @@ def _run(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--save-weights", action="store_true", help="write the weights after the last step")
     _chips(how)
     _output(how)
+    recording_arguments(how)
     where = parser.add_argument_group("where it runs")
     where.add_argument(
         "--runtime",
@@ -287,6 +294,18 @@ def _collect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 4 if the result differs")
 
 
+def _baseline(parser: argparse.ArgumentParser) -> None:
+    actions = _actions(parser)
+    importlib.import_module("levelfield.cli.baseline_command").arguments(actions)
+    _complete("baseline", actions)
+
+
+def _store(parser: argparse.ArgumentParser) -> None:
+    actions = _actions(parser)
+    importlib.import_module("levelfield.cli.store_command").arguments(actions)
+    _complete("store", actions)
+
+
 def _align(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=f"{_RUN}; or the word calibrate")
     parser.add_argument("case", nargs="?", metavar="CASE:FRAMEWORK", help="with calibrate: a case string")
@@ -294,6 +313,7 @@ def _align(parser: argparse.ArgumentParser) -> None:
         "--reference", metavar="RUN|NAME", help="another run, or a reference (default: the one of the case)"
     )
     _override(parser, "with calibrate: ")
+    recording_arguments(parser, "with calibrate: ")
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     _chips(parser)
 
@@ -431,8 +451,13 @@ _BUILDERS = {
     "plan": _described_by("plan"),
     "sweep": _described_by("sweep"),
     "report": _report,
+    "compare": _described_by("compare"),
     "reveal": _reveal,
     "collect": _collect,
+    "store": _store,
+    "history": _described_by("history"),
+    "gate": _described_by("gate"),
+    "baseline": _baseline,
     "bundle": _described_by("bundle"),
     "verify": _described_by("verify"),
     "align": _align,

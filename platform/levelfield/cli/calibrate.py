@@ -10,6 +10,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.catalog.stored_references import reference_of
 from levelfield.cli.plugins import registry_of
 from levelfield.cli.references_command import override, write
+from levelfield.cli.store_options import intake
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, RunFailed, UsageError
 from levelfield.judge.promotion import with_noise
@@ -29,7 +30,7 @@ def calibrate(options: argparse.Namespace) -> int:
     why = override(options)
     registry, runs = registry_of(options), options.runs or default_runs()
     plan, reference = _start(registry, options.case)
-    terminal, failed, refused = Terminal(quiet=options.json), False, []
+    terminal, failed, refused = Terminal(quiet=options.json, recorded=intake(options)), False, []
     stored = partial(reference_of, registry)
     jobs = scheduler.jobs(registry, variations(registry, plan), None)
     for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener(), stored):

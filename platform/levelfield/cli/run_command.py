@@ -13,6 +13,7 @@ from levelfield.catalog.stored_references import reference_of
 from levelfield.cli import dry_run
 from levelfield.cli.flagperf_options import checked, with_files
 from levelfield.cli.plugins import registry_of
+from levelfield.cli.store_options import intake
 from levelfield.cli.suite_entries import chosen
 from levelfield.cli.terminal import Terminal
 from levelfield.corpus import CorpusFacts
@@ -41,7 +42,7 @@ def execute(options: argparse.Namespace) -> int:
     Return 0 when every run is valid and none differs from its reference, 3 when a run is not valid, 4 when a valid run
     differs from its reference, 130 when interrupted.
     """
-    terminal = Terminal(quiet=options.quiet or options.json)
+    terminal = Terminal(quiet=options.quiet or options.json, recorded=intake(options))
     registry = registry_of(options)
     work = scheduler.entries(registry, options.case, options.suite, _request(options))
     work, strategy = with_files(chosen(work, options.entry, options.framework), options)

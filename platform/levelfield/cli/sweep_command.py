@@ -13,6 +13,7 @@ from levelfield.catalog import lookup
 from levelfield.catalog.stored_references import reference_of
 from levelfield.cli.plugins import registry_of
 from levelfield.cli.run_command import exit_code, run_jobs
+from levelfield.cli.store_options import intake, recording_arguments
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
 from levelfield.plan.decision import Decision
@@ -52,6 +53,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--python", metavar="PATH", help="train with this Python; default: an environment that Levelfield makes"
     )
+    recording_arguments(parser)
     parser.add_argument("--chips", type=Path, metavar="FILE", help="private chips and corrections")
     parser.add_argument("--json", action="store_true", help="machine-readable output on stdout")
     parser.add_argument("--quiet", action="store_true", help="print only the result")
@@ -61,7 +63,7 @@ def execute(options: argparse.Namespace) -> int:
     """Run the layouts and print the table. Return the exit code as `run` does."""
     if options.top < 1:
         raise UsageError(f"--top: found {options.top}, expected 1 or more")
-    terminal = Terminal(quiet=options.quiet or options.json)
+    terminal = Terminal(quiet=options.quiet or options.json, recorded=intake(options))
     registry, selector = registry_of(options), parse_selector(options.case)
     if selector.layout or selector.nodes > 1:
         raise UsageError(

@@ -16,6 +16,7 @@ from levelfield.report.escapes import one_line
 from levelfield.run.runner import Listener
 from levelfield.run.scheduler import Job
 from levelfield.rundir.follower import Progress
+from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
 
@@ -23,16 +24,16 @@ LOG_SECONDS = 5.0
 
 
 class Terminal:
-    """Progress and results. With `quiet` only errors go to stderr."""
+    """Progress and results. With `quiet` only errors go to stderr. recorded: called with each run that has a result."""
 
-    def __init__(self, quiet: bool) -> None:
-        self._quiet = quiet
+    def __init__(self, quiet: bool, recorded: Callable[[RunPaths], None] = lambda paths: None) -> None:
+        self._quiet, self._recorded = quiet, recorded
         self._redraws = sys.stderr.isatty() and not quiet
         self._open_line = False
         self._last_log = 0.0
 
     def listener(self) -> Listener:
-        return Listener(say=self.say, step=self.step)
+        return Listener(say=self.say, step=self.step, recorded=self._recorded)
 
     def say(self, text: str) -> None:
         if not self._quiet:

@@ -47,12 +47,13 @@ from levelfield.specs.result import (
 from levelfield.specs.vendor import Peak, PeakDtype
 
 
-def collect(paths: RunPaths, redaction: Redaction | None = None) -> Result:
+def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction | None = None) -> Result:
     """Return the result of a run directory, from its plan and raw files only. Raises DocumentError for a bad plan.
 
-    redaction: for the files of a bundle, what the bundle keeps of those that were redacted.
+    raw: the raw files, where they were read already. redaction: for the files of a bundle, what the bundle keeps of
+    those that were redacted.
     """
-    plan, raw = read_plan(paths), read_raw(paths)
+    plan, raw = read_plan(paths), raw or read_raw(paths)
     seal = redaction.seal if redaction else seal_finding(paths)
     around = disturbance(plan, raw)
     status = under_seal(disturbed(judge(plan, raw, paths), around), seal)
@@ -261,6 +262,7 @@ def _identity(plan: Plan, raw: RawRecords) -> Identity:
         corpus=plan.corpus.digest,
         initial_weights="sha256:" + hashlib.sha256(listed.encode()).hexdigest() if weights else None,
         tokens=f"{tokens:016x}" if tokens is not None else None,
+        work_but_precision=plan.work.digest_but_precision,
     )
 
 

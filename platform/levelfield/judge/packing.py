@@ -51,7 +51,7 @@ def _with_result(run: RedactedRun, paths: RunPaths, original: Result) -> tuple[R
     """Return the run with the result of its redacted files, which a reader computes again."""
     software = software_of(paths)
     with written(RunInBundle(run.name, run.files, BundledRun(seal=run.seal, software=software, files={}))) as folder:
-        result = collect(folder, Redaction(run.seal, software))
+        result = collect(folder, redaction=Redaction(run.seal, software))
     if changed := next(_changed(original, result), None):
         raise UsageError(
             f"bundle: {run.name}: without names and paths, {changed} is another than in the run directory; report this "

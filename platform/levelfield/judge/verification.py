@@ -84,7 +84,7 @@ def _verified(run: RunInBundle, known: Registry, notes: tuple[str, ...]) -> Veri
 
 
 def _recomputed(run: RunInBundle, paths: RunPaths, known: Registry) -> Any:
-    result, plan = collect(paths, Redaction(run.seal, run.listed.software)), read_plan(paths)
+    result, plan = collect(paths, redaction=Redaction(run.seal, run.listed.software)), read_plan(paths)
     job, provenance = (event_or_none(run.files.get(name, b"")) for name in ("job.json", "provenance.json"))
     reference = load(Reference, paths.reference) if paths.reference.exists() else None
     return result, cross_checked(RunFacts(plan, read_raw(paths), job, provenance, reference), known)

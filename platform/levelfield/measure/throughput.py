@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -70,8 +70,32 @@ def step_times(records: Iterable[StepRecord], first_step: int, last_step: int) -
     if not ranks:
         return ()
     tokens = {step: sum(r.tokens for r in found) for step, found in by_step(kept).items()}
-    slowest = max(ranks, key=lambda rank: (_wall_ns(ranks[rank], first_step, last_step), -rank))
+    slowest = _slowest(ranks, first_step, last_step)
     return tuple(StepEnd(r.step, r.end_ns, tokens[r.step]) for r in ranks[slowest])
+
+
+def steps_from_start(
+    records: Iterable[StepRecord], begins: Mapping[int, int], first_step: int, last_step: int
+) -> tuple[float, ...]:
+    """Return the seconds of each step from step 1, on the same clock as `step_times`, up to the first that is missing.
+
+    begins: by rank, when step 1 began. Without it there are none.
+    """
+    ranks = by_rank(records)
+    slowest = _slowest(ranks, first_step, last_step) if ranks else -1
+    ends = {r.step: r.end_ns for r in ranks.get(slowest, ())}
+    found, before = [], begins.get(slowest)
+    for step in range(1, len(ends) + 1):
+        if before is None or step not in ends or not ends[step] > before:
+            break
+        found.append((ends[step] - before) / NANOSECONDS)
+        before = ends[step]
+    return tuple(found)
+
+
+def _slowest(ranks: Mapping[int, Sequence[StepRecord]], first_step: int, last_step: int) -> int:
+    """Return the rank with the longest window."""
+    return max(ranks, key=lambda rank: (_wall_ns(ranks[rank], first_step, last_step), -rank))
 
 
 def window(

@@ -19,7 +19,7 @@ _OF_ONE_RUN = {
 
 
 @dataclass(frozen=True)
-class _Column:
+class FigureColumn:
     """One figure of a result: its name and unit in JSON; its heading, divisor and digits in a table."""
 
     name: str
@@ -29,17 +29,23 @@ class _Column:
     divisor: float = 1
     digits: int = 1
 
+    def shown(self, value: float | None) -> str:
+        """Return the value as a table shows it."""
+        return number(None if value is None else value / self.divisor, self.digits)
+
+    def ends(self, interval: Interval) -> str:
+        """Return both ends of an interval as a table shows them; empty where there is none."""
+        if interval.low is None or interval.high is None:
+            return ""
+        return f"[{self.shown(interval.low)}, {self.shown(interval.high)}]"
+
 
 @dataclass(frozen=True)
 class RepeatedFigure:
     """One figure over the repeats, in the column's unit."""
 
-    column: _Column
+    column: FigureColumn
     interval: Interval
-
-    def shown(self, value: float) -> str:
-        """The value as a table shows it."""
-        return number(value / self.column.divisor, self.column.digits)
 
 
 @dataclass(frozen=True)
@@ -77,14 +83,15 @@ def _mfu(result: Result) -> float | None:
     return found.value if found else None
 
 
-_COLUMNS = (
-    _Column("tokens_per_second_per_device", "1/s", _rate, "tokens/s/device"),
-    _Column("step_seconds_median", "s", _step, "step, ms", 1e-3),
-    _Column("mfu_palm", "1", _mfu, "MFU (palm), %", 0.01, 2),
-    _Column("memory_bytes", "B", lambda r: worst_memory(r)[1], "memory, GiB", GIB, 3),
-    _Column("joules_per_token", "J/token", lambda r: r.energy.joules_per_token.value, "J/token", 1, 4),
-    _Column("loss_tail_mean", "nats/token", lambda r: r.loss.tail_mean, "loss", 1, 5),
+_ALL = (
+    FigureColumn("tokens_per_second_per_device", "1/s", _rate, "tokens/s/device"),
+    FigureColumn("step_seconds_median", "s", _step, "step, ms", 1e-3),
+    FigureColumn("mfu_palm", "1", _mfu, "MFU (palm), %", 0.01, 2),
+    FigureColumn("memory_bytes", "B", lambda r: worst_memory(r)[1], "memory, GiB", GIB, 3),
+    FigureColumn("joules_per_token", "J/token", lambda r: r.energy.joules_per_token.value, "J/token", 1, 4),
+    FigureColumn("loss_tail_mean", "nats/token", lambda r: r.loss.tail_mean, "loss", 1, 5),
 )
+FIGURE_COLUMNS = {column.name: column for column in _ALL}
 
 
 def repeats_of(results: Sequence[Result]) -> list[Repeats]:
@@ -132,7 +139,7 @@ def as_values(results: Sequence[Result]) -> list[dict[str, object]]:
 
 def _figures(results: Sequence[Result]) -> Iterator[RepeatedFigure]:
     valid = [result for result in results if result.status.word == "valid"]
-    for column in _COLUMNS:
+    for column in FIGURE_COLUMNS.values():
         values = [value for value in map(column.read, valid) if value is not None]
         if len(values) > 1:
             yield RepeatedFigure(column, over_repeats(values))
@@ -140,9 +147,8 @@ def _figures(results: Sequence[Result]) -> Iterator[RepeatedFigure]:
 
 def _cells(figure: RepeatedFigure) -> tuple[str, str, str]:
     """Heading, median and interval."""
-    found = figure.interval
-    ends = "" if found.low is None or found.high is None else f"[{figure.shown(found.low)}, {figure.shown(found.high)}]"
-    return figure.column.heading, figure.shown(found.median), ends
+    column, found = figure.column, figure.interval
+    return column.heading, column.shown(found.median), column.ends(found)
 
 
 def _notes(repeats: Repeats) -> list[str]:

@@ -41,10 +41,14 @@ from levelfield.specs.result import Result
 
 @dataclass(frozen=True)
 class Listener:
-    """Callbacks for the progress of a run. say: for a sentence. step: for a finished step."""
+    """Callbacks for the progress of a run. say: for a sentence. step: for a finished step.
+
+    recorded: for the files of a run that has its result.
+    """
 
     say: Callable[[str], None]
     step: Callable[[Plan, Progress], None]
+    recorded: Callable[[RunPaths], None] = lambda paths: None
 
 
 def run(
@@ -70,15 +74,18 @@ def run(
     if plan.peak.tflops is None and _exceeds_its_peak(result):
         peak_probe.forget_peaks(plan, machine)
         listener.say("the run was faster than the measured peak; the next run measures the peak again")
+    listener.recorded(paths)
     return result
 
 
-def refuse(plan: Plan, runs: Path, reason: str) -> Result:
+def refuse(plan: Plan, runs: Path, reason: str, listener: Listener) -> Result:
     """Write a run directory with the reason why this machine cannot run the plan. Return its result."""
     paths = directory.create(runs, plan.run_id)
     with _written_before_training(paths):
         directory.write_atomically(paths.plan, dump(plan))
-    return _finished(paths, Outcome("unsupported", (), " ".join(reason.split())))
+    result = _finished(paths, Outcome("unsupported", (), " ".join(reason.split())))
+    listener.recorded(paths)
+    return result
 
 
 def _finished(paths: RunPaths, outcome: Outcome) -> Result:

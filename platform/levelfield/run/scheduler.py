@@ -102,7 +102,7 @@ def run_all(
 
 def _run(job: Job, runs: Path, listener: runner.Listener, reference: Callable[[Plan], Reference | None]) -> Result:
     if job.plan.refusal:
-        return runner.refuse(job.plan, runs, job.plan.refusal)
+        return runner.refuse(job.plan, runs, job.plan.refusal, listener)
     machine, certificate = platform.node(), job.certificate
     result = runner.run(job.plan, job.vendor, runs, listener, machine, reference(job.plan), certificate)
     if certificate and result.status.word == "valid" and result.certificate and not result.certificate.holds:

@@ -1,1 +1,1 @@
-"""Results over time, in SQLite or PostgreSQL: added once, exported, queried by series."""
+"""Results over time, in a database: SQLite for one machine, PostgreSQL for a team. docs/store.md describes it."""

@@ -128,6 +128,7 @@ def test_every_program_that_a_row_names_is_in_the_planners_files(unseen: ModuleT
     assert {name for _, name in unseen.PROGRAMS} <= known
 
 
+@pytest.mark.thorough
 def test_what_is_committed_is_what_the_fit_of_programs_finds() -> None:
     done = subprocess.run(
         [*COMMAND, "--check"], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT / "platform")}

@@ -1,0 +1,102 @@
+"""Speed-up and efficiency of one training over numbers of devices.
+
+Strong scaling: the same work on more devices. Weak scaling: the global batch grows with the devices, so each device has
+the same work. Speed-up is tokens/s of all devices over those of the smallest run. Efficiency is the speed-up over the
+ratio of the device counts, which is the ratio of tokens/s per device; its interval is that of this ratio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from levelfield.compare.comparability import checked, device_meaning, window_tokens
+from levelfield.compare.compared_fields import ComparedField, Reader
+from levelfield.compare.comparison import SideFigure, side_figure, side_ratio
+from levelfield.compare.evidence import ComparedSide, side_of
+from levelfield.compare.quantities import RATE, at
+from levelfield.compare.ratios import Ratio
+from levelfield.errors import UsageError
+from levelfield.specs.derivation import split_name
+from levelfield.specs.record import RunRecord
+
+Kind = Literal["strong", "weak"]
+
+
+@dataclass(frozen=True)
+class ScaledRuns:
+    """The runs of one number of devices. speed_up: of all devices; efficiency: of each, against the smallest runs.
+
+    reason: why these runs are not compared.
+    """
+
+    side: ComparedSide
+    devices: int
+    rate: SideFigure
+    speed_up: float | None
+    efficiency: Ratio | None
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Runs by number of devices, the smallest first. unequal: the fields for which nothing is compared."""
+
+    kind: Kind
+    rows: tuple[ScaledRuns, ...]
+    unequal: tuple[ComparedField, ...]
+
+
+def scaling(records: Sequence[RunRecord]) -> Scaling:
+    """Return the scaling over runs of one training. Raises UsageError below two numbers of devices."""
+    counts = sorted({record.series.devices for record in records})
+    if len(counts) < 2:
+        found = f"{counts[0]} device(s)" if counts else "no device"
+        raise UsageError(f"--scaling: found runs of {found} only, expected at least two numbers of devices")
+    sides = [side_of(f"{n} devices", [record for record in records if record.series.devices == n]) for n in counts]
+    kind: Kind = "strong" if len({record.series.work for record in records}) == 1 else "weak"
+    good = [side for side in sides if side.counted]
+    unequal = checked(good, _EQUAL | (_STRONG if kind == "strong" else _WEAK))[1] if good else ()
+    base = None if unequal or not good else side_figure(RATE, good[0].counted)
+    return Scaling(kind, tuple(_row(side, good[0], base) for side in sides if good), unequal)
+
+
+def _row(side: ComparedSide, smallest: ComparedSide, base: SideFigure | None) -> ScaledRuns:
+    """Return one row. base: tokens/s per device of the smallest runs; None where nothing is compared."""
+    devices, rate = side.first.series.devices, side_figure(RATE, side.counted)
+    if not side.counted:
+        return ScaledRuns(side, devices, rate, None, None, "; ".join(reason for _, reason in side.excluded))
+    efficiency = side_ratio(RATE, rate, base) if base and side is not smallest else None
+    times = devices / smallest.first.series.devices
+    speed_up = efficiency.value * times if efficiency and efficiency.value is not None else None
+    return ScaledRuns(side, devices, rate, speed_up, efficiency, None)
+
+
+_EQUAL: dict[str, Reader] = {
+    "scale": lambda r: r.series.scale,
+    "window": lambda r: f"steps {r.window[0]} to {r.window[1]}",
+    "device": device_meaning,
+    "precision": lambda r: r.series.precision,
+    "framework": lambda r: r.series.framework,
+    "framework version": lambda r: r.subject.framework_version,
+    "chip": lambda r: f"{r.series.vendor} {r.series.chip}",
+    "corpus": lambda r: r.series.corpus,
+}
+_STRONG: dict[str, Reader] = {"work": lambda r: r.series.work, "tokens of the window": window_tokens}
+_WEAK: dict[str, Reader] = {
+    "case": lambda r: _but_batch(r.series.case),
+    "parameters": lambda r: at(r.result, "parameters"),
+    "tokens of the window per device": lambda r: _per_device(r),
+}
+
+
+def _but_batch(case: str) -> str:
+    """Return the name of a derived case without its batch: `gpt+steps20+batch64` to `gpt+steps20`."""
+    name, derivation = split_name(case)
+    return name + derivation.model_copy(update={"global_batch": None}).suffix
+
+
+def _per_device(record: RunRecord) -> float | None:
+    tokens = window_tokens(record)
+    return None if tokens is None else tokens / record.series.devices

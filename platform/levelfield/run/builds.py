@@ -1,0 +1,132 @@
+"""Checkouts of earlier commits: a nightly starts the accepted build from one, beside tonight's.
+
+A build has its own folder below the user's cache. A later garbage collection of the user's repository takes nothing
+from it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from levelfield.checkout import checkout
+from levelfield.contracts.command import completed
+from levelfield.errors import RunFailed
+from levelfield.run.peak_probe import cache_folder
+from levelfield.run.runtimes.process_runtime import inherited
+from levelfield.specs.paths import RunPaths
+
+_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+GIT_SECONDS = 300.0
+NO_STORE = {"LEVELFIELD_STORE": "none"}  # the nightly itself records the runs of a build
+Say = Callable[[str], None]
+
+
+class Pin(NamedTuple):
+    """Another version of a package of one framework."""
+
+    framework: str
+    package: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.package}=={self.version}"
+
+
+class Build(NamedTuple):
+    """The platform as a commit has it, and the folder of that checkout. pin: a package that the commit pins else."""
+
+    commit: str
+    folder: Path
+    pin: Pin | None = None
+
+    def __str__(self) -> str:
+        return self.commit[:12] if self.pin is None else str(self.pin)
+
+
+def build_of(commit: str, say: Say, pin: Pin | None = None) -> Build:
+    """Return the checkout of a commit; the first call makes it. Raises RunFailed where git cannot."""
+    if not _COMMIT.fullmatch(commit):
+        raise RunFailed(f"build '{commit[:80]}': found no full commit, expected 40 or 64 hexadecimal digits")
+    name = commit[:16] if pin is None else f"{commit[:16]}-{pin.framework}-{pin.package}-{pin.version}"
+    build = Build(commit, cache_folder().with_name("builds") / name, pin)
+    if not (build.folder / "run_benchmarks.py").is_file():
+        say(f"checking out the build {build}")
+        _make(build)
+    return build
+
+
+def commits_between(good: str, bad: str) -> list[str]:
+    """Return the commits after `good` up to `bad`, the oldest first. Raises RunFailed where `bad` does not follow."""
+    first, last = (_git("-C", str(checkout()), "rev-parse", "--verify", f"{name}^{{commit}}") for name in (good, bad))
+    listed = _git("-C", str(checkout()), "rev-list", "--reverse", "--first-parent", f"{first}..{last}").split()
+    if not listed or _git("-C", str(checkout()), "merge-base", first, last) != first:
+        raise RunFailed(
+            f"bisect {good} {bad}: found no commits between them; expected a good commit before the bad one"
+        )
+    return [first, *listed]
+
+
+def _pinned(folder: Path, pin: Pin) -> None:
+    """Change the version of a package in a framework's manifest. Raises RunFailed where it pins no such package."""
+    path = folder / "models" / pin.framework / "implementation.yaml"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RunFailed(f"{path.name} of {pin.framework}: {error.strerror}") from None
+    changed, count = re.subn(rf"(?<![\w.-]){re.escape(pin.package)}==[\w.+!-]+", str(pin), text)
+    if not count:
+        raise RunFailed(f"models/{pin.framework}/implementation.yaml: found no pin of {pin.package}, expected `==`")
+    path.write_text(changed, encoding="utf-8")
+
+
+def _make(build: Build) -> None:
+    """Clone this checkout at a commit. The folder gets its name last, so that a killed attempt does not count."""
+    commit, folder = build.commit, build.folder
+    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _git("clone", "--quiet", "--no-checkout", str(checkout()), str(unfinished))
+        _git("-C", str(unfinished), "checkout", "--quiet", "--detach", commit)
+        if build.pin:
+            _pinned(unfinished, build.pin)
+        unfinished.rename(folder)
+    except OSError as error:
+        if not (folder / "run_benchmarks.py").is_file():  # another nightly made it meanwhile
+            raise RunFailed(f"the build {build} cannot be made in {folder}: {error.strerror}") from None
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def run_of(build: Build, arguments: Sequence[str], runs: Path, limit_seconds: float) -> RunPaths:
+    """Start one run with the code of a build and return its directory in `runs`, valid or not. Raises RunFailed."""
+    argv = [sys.executable, str(build.folder / "run_benchmarks.py"), *arguments, "--runs", str(runs), "--json"]
+    try:
+        done = completed(argv, limit_seconds, {**inherited(), **NO_STORE})
+    except (OSError, subprocess.SubprocessError) as error:
+        raise RunFailed(f"the build {build} could not be run: {error}") from None
+    try:
+        name = json.loads(done.stdout)[0]["run_id"]
+    except (ValueError, LookupError, TypeError):
+        said = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        raise RunFailed(f"the build {build} gave no result, exit code {done.returncode}: {said}") from None
+    return RunPaths(runs.absolute() / str(name))
+
+
+def _git(*words: str) -> str:
+    """Run git and return its output. Raises RunFailed with its last line."""
+    try:
+        done = completed(["git", *words], GIT_SECONDS)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise RunFailed(f"git {' '.join(words[:3])}: {error}") from None
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RunFailed(f"git {' '.join(words[-2:])} ended with {done.returncode}: {said}")
+    return done.stdout.strip()

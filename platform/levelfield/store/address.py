@@ -1,0 +1,98 @@
+"""Where a store is: a file of SQLite or a database of PostgreSQL. Nothing is opened here."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from levelfield.errors import UsageError
+
+VARIABLE = "LEVELFIELD_STORE"
+NOWHERE = "none"  # the value of the variable with which no run is recorded
+# Processes on several machines share these, and SQLite's write-ahead log needs one memory for all of its processes.
+_NETWORKS = {
+    *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs"),
+    *("nfs4", "ocfs2", "orangefs", "pvfs2", "smb3", "smbfs"),
+    *("fuse.ceph", "fuse.gcsfuse", "fuse.glusterfs", "fuse.juicefs", "fuse.rclone", "fuse.s3fs", "fuse.sshfs"),
+}
+_MOUNTS = Path("/proc/self/mounts")
+_PASSWORD = re.compile(r"(?<=//)([^/@:]*):[^/@]*(?=@)|(?<=password=)[^&]*")
+
+
+@dataclass(frozen=True)
+class StoreAddress:
+    """A store. path: the file of SQLite; None for PostgreSQL. text: how messages name it, without a password."""
+
+    kind: Literal["sqlite", "postgresql"]
+    url: str
+    path: Path | None
+
+    @property
+    def text(self) -> str:
+        return str(self.path) if self.path else without_password(self.url)
+
+
+def default_url() -> str:
+    """Return LEVELFIELD_STORE, else the file in the user's data folder."""
+    data = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    return os.environ.get(VARIABLE) or f"sqlite:///{Path(data) / 'levelfield' / 'results.sqlite'}"
+
+
+def address_of(url: str | None) -> StoreAddress:
+    """Return the address of a URL or of a path; without one the default's. Raises UsageError for another database."""
+    text = url or default_url()
+    if text == NOWHERE:
+        raise UsageError(
+            f"{VARIABLE}={NOWHERE}: found no store; name one with --store FILE or --store postgresql://..."
+        )
+    scheme, separator, rest = text.partition("://")
+    if not separator or scheme == "sqlite":
+        path = Path(rest.removeprefix("/") if separator else text).expanduser()
+        return StoreAddress("sqlite", text, _file(path, text))
+    if scheme in ("postgresql", "postgres", "postgresql+psycopg"):
+        return StoreAddress("postgresql", f"postgresql+psycopg://{rest}", None)
+    raise UsageError(
+        f"--store {without_password(text)}: found the database '{scheme}', expected a file, sqlite:///FILE or "
+        "postgresql://USER@HOST/DATABASE"
+    )
+
+
+def without_password(url: str) -> str:
+    return _PASSWORD.sub(lambda match: f"{match[1]}:***" if match[1] is not None else "***", url)
+
+
+def refuse_network(path: Path, mounts: Path = _MOUNTS) -> None:
+    """Raises UsageError for a file on a network file system, where SQLite loses rows."""
+    if (kind := file_system(path, mounts)) in _NETWORKS:
+        raise UsageError(
+            f"{path}: lies on a network file system ({kind}), on which SQLite's write-ahead log is not safe. Name a "
+            f"file on a local disk with {VARIABLE} or --store, or use postgresql://..."
+        )
+
+
+def file_system(path: Path, mounts: Path = _MOUNTS) -> str | None:
+    """Return the kind of file system that holds a path, as the kernel names it; None where it does not say."""
+    wanted, found = path.absolute(), (0, None)
+    resolved = wanted.resolve() if wanted.exists() else wanted.parent.resolve() / wanted.name
+    for line in _lines(mounts):
+        _, place, kind, *_ = [*line.split(" "), "", "", ""]
+        folder = Path(re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), place))
+        if place and resolved.is_relative_to(folder) and len(folder.parts) >= found[0]:
+            found = (len(folder.parts), kind)  # type: ignore[assignment]
+    return found[1]
+
+
+def _lines(mounts: Path) -> list[str]:
+    try:
+        return mounts.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _file(path: Path, text: str) -> Path:
+    if not path.name or path.is_dir():
+        raise UsageError(f"--store {text}: found a folder, expected a file such as results.sqlite")
+    return path.absolute()

@@ -1,0 +1,131 @@
+"""Connections to a store, and its two kinds of transactions: those that read, and those that may write.
+
+One transaction writes at a time. On SQLite it begins with BEGIN IMMEDIATE: a plain BEGIN that reads first fails with
+`database is locked` as soon as two write. On PostgreSQL it takes an advisory lock, so that no two wait for each other.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from levelfield.errors import UsageError
+from levelfield.store.address import StoreAddress, refuse_network, without_password
+from levelfield.store.database_errors import explained
+
+BUSY_SECONDS = 30.0
+PAGE_BYTES = 8192  # a compressed result fits into a page with others; with 4096 bytes much of each page is empty
+WRITER_LOCK = 0x6C6576656C  # of PostgreSQL: any number that nobody else uses
+PSYCOPG = "psycopg[binary]==3.3.9"
+
+
+def engine_of(address: StoreAddress, read_only: bool) -> Engine:
+    """Return the engine of a store. SQLite's file and its folder are made, unless it is opened to read.
+
+    Raises UsageError where there is nothing to read, on a network file system, and without PostgreSQL's client.
+    """
+    return _sqlite(address.path, read_only) if address.path else _postgresql(address, read_only)
+
+
+@contextmanager
+def reading(engine: Engine, address: StoreAddress) -> Iterator[Connection]:
+    """Give a connection whose queries all see the same state of the store."""
+    with explained(address), engine.connect() as connection:
+        connection.execution_options(levelfield_begin="BEGIN")
+        with connection.begin():
+            if engine.dialect.name == "postgresql":
+                connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
+            yield connection
+
+
+@contextmanager
+def writing(engine: Engine, address: StoreAddress) -> Iterator[Connection]:
+    """Give the connection of the one transaction that writes. It is committed at the end, or nothing of it is."""
+    with explained(address), engine.begin() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": WRITER_LOCK})
+        yield connection
+
+
+def _sqlite(path: Path, read_only: bool) -> Engine:
+    refuse_network(path)
+    if read_only and not path.exists():
+        raise UsageError(f"store {path}: found no file; a run makes it, or `store import RUNS`")
+    if not read_only:
+        _make_folder(path.parent)
+    engine = create_engine(
+        f"sqlite:///file:{quote(str(path))}?uri=true&{_mode(path, read_only)}",
+        connect_args={"timeout": BUSY_SECONDS, "isolation_level": None, "check_same_thread": False},
+    )
+    _prepare(engine, read_only)
+    return engine
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"store: the folder {folder} cannot be made: {error.strerror}; name one with --store"
+        ) from None
+
+
+def _mode(path: Path, read_only: bool) -> str:
+    """Return how the file is opened. A log's shared memory cannot be made in a folder that may not be written."""
+    if not read_only:
+        return "mode=rwc"
+    is_still = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
+    return "mode=ro&immutable=1" if is_still else "mode=ro"
+
+
+def _prepare(engine: Engine, read_only: bool) -> None:
+    def connected(connection: Any, _: Any) -> None:
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA foreign_keys=ON")
+        if not read_only:
+            cursor.execute(f"PRAGMA page_size={PAGE_BYTES}")
+            cursor.execute("PRAGMA synchronous=NORMAL")
+            _write_ahead(cursor)
+        cursor.close()
+
+    def begun(connection: Connection) -> None:
+        connection.exec_driver_sql(connection.get_execution_options().get("levelfield_begin", "BEGIN IMMEDIATE"))
+
+    event.listen(engine, "connect", connected)
+    event.listen(engine, "begin", begun)
+
+
+def _write_ahead(cursor: Any) -> None:
+    """Turn the write-ahead log on. SQLite does not wait for another process that does so at the same time."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
+def _postgresql(address: StoreAddress, read_only: bool) -> Engine:
+    options = f"-c lock_timeout={BUSY_SECONDS:.0f}s" + (" -c default_transaction_read_only=on" if read_only else "")
+    try:
+        return create_engine(make_url(address.url), connect_args={"connect_timeout": 10, "options": options})
+    except ModuleNotFoundError:
+        raise UsageError(
+            f"store {address.text}: PostgreSQL needs the package psycopg: pip install '{PSYCOPG}' into the Python that "
+            "runs this command"
+        ) from None
+    except (ArgumentError, ValueError) as error:
+        raise UsageError(f"store {without_password(address.url)}: {error}") from None

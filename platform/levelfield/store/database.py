@@ -1,0 +1,157 @@
+"""The store of results: what the rest of the platform calls. Every method is one transaction, or one for each batch.
+
+Many processes may use one store at a time. What `add` has returned is stored, whatever happens to the process then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import islice
+from types import TracebackType
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine
+
+from levelfield.errors import UnknownName
+from levelfield.specs.record import Conditions, Point, RunRecord, StoreEvent, Subject
+from levelfield.store import queries, statements
+from levelfield.store.address import StoreAddress, address_of, default_url
+from levelfield.store.connections import engine_of, reading, writing
+from levelfield.store.database_errors import explained
+from levelfield.store.insertion import Added, RunInsertion
+from levelfield.store.queries import RecordReader, StoredSeries
+from levelfield.store.schema_upgrade import upgrade
+
+__all__ = ["Added", "Store", "StoredSeries", "default_url"]
+
+BATCH = 200  # records of one transaction: others wait for a fifth of a second at most
+T = TypeVar("T")
+
+
+class Store:
+    """An open store. Use it in a `with` block."""
+
+    def __init__(self, engine: Engine, address: StoreAddress) -> None:
+        self.engine, self.address = engine, address
+        self._insertion = RunInsertion()
+
+    @classmethod
+    def open(cls, url: str | None = None, read_only: bool = False) -> Store:
+        """Return the store of a URL or path, by default of default_url. Its tables are made or upgraded.
+
+        Raises UsageError, in words, for a store that is missing, damaged, locked, too new, or not to be written.
+        """
+        address = address_of(url)
+        store = cls(engine_of(address, read_only), address)
+        try:
+            with explained(address):
+                upgrade(store.engine, address, read_only)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def add(self, records: Iterable[RunRecord]) -> Added:
+        """Add records in batches, each in a transaction of its own. A run that is stored already changes nothing."""
+        counts, left = Added(), iter(records)
+        while batch := list(islice(left, BATCH)):
+            counts += self._added(batch)
+        return counts
+
+    def _added(self, batch: Sequence[RunRecord]) -> Added:
+        try:
+            return self.written(lambda connection: self._insertion.add(connection, batch))
+        except BaseException:
+            self._insertion.forget()
+            raise
+
+    def series(self, case: str | None = None) -> list[StoredSeries]:
+        """Return the series with their numbers of runs, in the order of their labels."""
+        return self.read(lambda connection: queries.series(connection, case))
+
+    def points(self, digests: Sequence[str] | None = None, since: str | None = None) -> dict[str, list[Point]]:
+        """Return the runs of each series in the order of time. since: the earliest time, or the beginning of one."""
+        return self.read(lambda connection: queries.points(connection, digests, since))
+
+    def run_ids(self, case: str | None = None, since: str | None = None) -> list[str]:
+        """Return the ids of runs in the order of time."""
+        return self.read(lambda connection: queries.run_ids(connection, case, since))
+
+    def record(self, run_id: str) -> RunRecord:
+        """Return a whole record. Raises UnknownName."""
+        for found in self.records([run_id]):
+            return found
+        raise UnknownName("run", run_id, self.run_ids()[-20:])
+
+    def records(self, run_ids: Sequence[str] | None = None) -> Iterator[RunRecord]:
+        """Yield whole records of these ids, in their order; by default of all runs, in the order of time.
+
+        An unknown id is left out.
+        """
+        wanted, reader = iter(self.run_ids() if run_ids is None else run_ids), RecordReader()
+        while batch := list(islice(wanted, queries.BATCH)):
+            yield from self.read(lambda connection, ids=batch: reader.records(connection, ids))  # type: ignore[misc]
+
+    def find(self, name: str) -> str:
+        """Return the id of a run by its id, a unique part of it, or `latest`. Raises UnknownName or UsageError."""
+        return self.read(lambda connection: queries.find(connection, name))
+
+    def conditions(self, digest: str) -> Conditions:
+        return self.read(lambda connection: queries.document(connection, Conditions, digest))
+
+    def subject(self, digest: str) -> Subject:
+        return self.read(lambda connection: queries.document(connection, Subject, digest))
+
+    def add_event(self, event: StoreEvent) -> None:
+        """Add an event. Raises UsageError where another one has its id."""
+        self.written(lambda connection: statements.add_event(connection, event))
+
+    def events(self, series: str | None = None, node: str | None = None) -> list[StoreEvent]:
+        """Return the events, by default all, in the order of time."""
+        return self.read(lambda connection: statements.events(connection, series, node))
+
+    def expect(self, night: str, suite: str, entries: Mapping[str, str | None]) -> None:
+        """Store what a night is to run: by entry the digest of its series, null where it is not known yet."""
+        self.written(lambda connection: statements.expect(connection, night, suite, entries))
+
+    def expected(self, night: str) -> dict[str, str | None]:
+        """Return the series by `suite/entry`, which is how a record names its entry."""
+        return self.read(lambda connection: statements.expected(connection, night))
+
+    def nights(self) -> list[str]:
+        return self.read(statements.nights)
+
+    def add_finding(self, night: str, finding: Mapping[str, Any]) -> None:
+        self.written(lambda connection: statements.add_finding(connection, night, finding))
+
+    def findings(self, night: str | None = None) -> list[dict[str, Any]]:
+        """Return the findings in the order in which they were added."""
+        return self.read(lambda connection: statements.findings(connection, night))
+
+    def give_space_back(self) -> None:
+        """Make the file smaller after rows were removed. PostgreSQL does so by itself."""
+        if self.address.kind == "sqlite":
+            with explained(self.address), closing(self.engine.raw_connection()) as connection:
+                connection.cursor().execute("VACUUM")  # in no transaction
+
+    def read(self, question: Callable[[Connection], T]) -> T:
+        """Return the answer of a question, which sees one state of the store."""
+        with reading(self.engine, self.address) as connection:
+            return question(connection)
+
+    def written(self, change: Callable[[Connection], T]) -> T:
+        """Make a change in a transaction of its own and return what it returns."""
+        with writing(self.engine, self.address) as connection:
+            return change(connection)

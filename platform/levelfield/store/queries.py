@@ -1,0 +1,130 @@
+"""Questions to a store: its series, their histories, and whole records. Runs that were put aside are in no answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Row, Select, func, select
+
+from levelfield.errors import UnknownName, UsageError
+from levelfield.specs.base import Value
+from levelfield.specs.record import Conditions, Point, RunRecord, Series, Subject
+from levelfield.store.packing import inflated
+from levelfield.store.rows import document_from, point_from, record_from
+from levelfield.store.schema import CONDITION, NODE, RAW, RUN, SERIES, SUBJECT
+
+T = TypeVar("T", bound=Value)
+_TABLES = {Series: SERIES, Conditions: CONDITION, Subject: SUBJECT}
+_HERE = RUN.c.is_aside == 0
+_JOINED = RUN.join(SERIES).join(CONDITION).join(SUBJECT).join(NODE)
+_OWN = [RUN.c[name] for name in Point.model_fields if name not in ("node", "conditions", "subject")]
+_AROUND = (NODE.c.digest.label("node"), CONDITION.c.digest.label("conditions"), SUBJECT.c.digest.label("subject"))
+BATCH = 200  # records of one query: an export holds no more of them in memory
+
+
+@dataclass(frozen=True)
+class StoredSeries:
+    """A series of the store. first, last: when its earliest and its latest run began."""
+
+    digest: str
+    series: Series
+    runs: int
+    first: str
+    last: str
+
+
+def series(connection: Connection, case: str | None) -> list[StoredSeries]:
+    """Return the series in the order of their labels."""
+    counts = (func.count(), func.min(RUN.c.began), func.max(RUN.c.began))
+    query = select(SERIES.c.digest, SERIES.c.document, *counts).select_from(RUN.join(SERIES)).where(_HERE)
+    query = query if case is None else query.where(SERIES.c.case_name == case)
+    query = query.group_by(SERIES.c.digest, SERIES.c.document, SERIES.c.label).order_by(SERIES.c.label, SERIES.c.digest)
+    return [
+        StoredSeries(digest, document_from(Series, document), *rest)
+        for digest, document, *rest in connection.execute(query)
+    ]
+
+
+def points(connection: Connection, digests: Sequence[str] | None, since: str | None) -> dict[str, list[Point]]:
+    """Return the points of each series, in the order of time."""
+    columns = (SERIES.c.digest.label("series"), *_OWN, *_AROUND)
+    query = select(*columns).select_from(_JOINED).where(_HERE).order_by(RUN.c.series_id, RUN.c.began, RUN.c.run_id)
+    query = query if digests is None else query.where(SERIES.c.digest.in_(digests))
+    query = query if since is None else query.where(RUN.c.began >= since)
+    found: dict[str, list[Point]] = {digest: [] for digest in digests or ()}
+    for row in connection.execute(query):
+        found.setdefault(row._mapping["series"], []).append(point_from(row))
+    return found
+
+
+def document(connection: Connection, cls: type[T], digest: str) -> T:
+    """Return a series, conditions or subject by its digest. Raises UnknownName."""
+    table = _TABLES[cls]
+    text = connection.execute(select(table.c.document).where(table.c.digest == digest)).scalar()
+    if text is None:
+        raise UnknownName(cls.__name__.lower(), digest, [])
+    return document_from(cls, text)
+
+
+def find(connection: Connection, name: str) -> str:
+    """Return the id of a run by its id, a unique part of it, or `latest`. Raises UnknownName or UsageError."""
+    newest = select(RUN.c.run_id).where(_HERE).order_by(RUN.c.began.desc(), RUN.c.run_id.desc())
+    if name == "latest" and (latest := connection.execute(newest.limit(1)).scalar()):
+        return str(latest)
+    if exact := connection.execute(newest.where(RUN.c.run_id == name)).scalar():
+        return str(exact)
+    matching = connection.execute(newest.where(RUN.c.run_id.contains(name, autoescape=True)).limit(5)).scalars().all()
+    if len(matching) == 1:
+        return str(matching[0])
+    if matching:
+        raise UsageError(f"run '{name}': found several runs: {', '.join(matching[:4])}; give more of the id")
+    raise UnknownName("run", name, connection.execute(newest.limit(20)).scalars(), hint="`latest` is the newest run.")
+
+
+def run_ids(connection: Connection, case: str | None = None, since: str | None = None) -> list[str]:
+    """Return the ids of runs in the order of time."""
+    query = select(RUN.c.run_id).select_from(RUN.join(SERIES)).where(_HERE).order_by(RUN.c.began, RUN.c.run_id)
+    query = query if case is None else query.where(SERIES.c.case_name == case)
+    query = query if since is None else query.where(RUN.c.began >= since)
+    return list(connection.execute(query).scalars())
+
+
+class RecordReader:
+    """Reads whole records. It remembers the series, conditions and subjects that come again."""
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[str, int], Value] = {}
+        self._samples: dict[int, bytes] = {}
+
+    def records(self, connection: Connection, run_ids: Sequence[str]) -> list[RunRecord]:
+        """Return the records of these ids, in their order. An unknown id is left out."""
+        rows = connection.execute(self._query().where(RUN.c.run_id.in_(run_ids))).all()
+        found = {row._mapping["run_id"]: self.record(connection, row) for row in rows}
+        return [found[run_id] for run_id in run_ids if run_id in found]
+
+    def record(self, connection: Connection, row: Row[Any]) -> RunRecord:
+        found = row._mapping
+        around = {
+            "series": self._value(connection, Series, found["series_id"]),
+            "conditions": self._value(connection, Conditions, found["condition_id"]),
+            "subject": self._value(connection, Subject, found["subject_id"]),
+        }
+        return record_from(row, around, self._samples[found["series_id"]])
+
+    def _query(self) -> Select[Any]:
+        columns = [column for column in RUN.c if column.name != "node_id"]
+        raw = (RAW.c.steps, RAW.c.losses, RAW.c.documents)
+        joined = RUN.join(RAW, RAW.c.run_id == RUN.c.id).join(NODE)
+        return select(*columns, *raw, NODE.c.digest.label("node")).select_from(joined).where(_HERE)
+
+    def _value(self, connection: Connection, cls: type[Value], number: int) -> Value:
+        key = (cls.__name__, number)
+        if key not in self._values:
+            table = _TABLES[cls]
+            row = connection.execute(select(table).where(table.c.id == number)).one()
+            self._values[key] = document_from(cls, row.document)
+            if cls is Series:
+                self._samples[number] = inflated(row.sample)
+        return self._values[key]

@@ -1,0 +1,89 @@
+"""Records and events as JSON lines, which `store export` writes and `store import` reads, without trust."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from levelfield.errors import DocumentError
+from levelfield.specs.base import Document, parse
+from levelfield.specs.record import RunRecord, StoreEvent
+
+MOST_BYTES = 16 * 2**20  # of one line; the record of a run with 100,000 steps has 4 MB
+_KINDS: dict[str, type[Document]] = {kind.schema_name(): kind for kind in (RunRecord, StoreEvent)}
+Line = RunRecord | StoreEvent
+
+
+def line_of(document: Document) -> str:
+    """Return a document as one line."""
+    body = {"schema": document.schema_name(), **document.model_dump(mode="json")}
+    return json.dumps(body, separators=(",", ":"), ensure_ascii=False) + "\n"
+
+
+def read_lines(
+    path: Path, wrong: Callable[[DocumentError], None], progress: Callable[[int, int], None]
+) -> Iterator[Line]:
+    """Yield the documents of a file, with the bytes read so far to `progress`. The error of a bad line goes to `wrong`.
+
+    Raises DocumentError for a file that cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            whole, done, number = path.stat().st_size, 0, 0
+            while line := file.readline(MOST_BYTES + 1):
+                number, done = number + 1, done + len(line)
+                progress(done, whole)
+                if len(line) > MOST_BYTES:
+                    raise DocumentError(
+                        f"{path} line {number}: found more than {MOST_BYTES:,} bytes, expected one record"
+                    )
+                try:
+                    if line.strip():
+                        yield document_of(line, f"{path} line {number}")
+                except DocumentError as error:
+                    wrong(error)
+    except OSError as error:
+        raise DocumentError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def document_of(line: bytes, origin: str) -> Line:
+    """Return the record or event of a line. Raises DocumentError for anything else, also for NaN and double keys."""
+    content = _object(line, origin)
+    kind = _KINDS.get(str(content.get("schema")))
+    if kind is None:
+        raise DocumentError(
+            f"{origin}: key 'schema': found {content.get('schema')!r}, expected one of {', '.join(_KINDS)}"
+        )
+    return parse(kind, content, origin)  # type: ignore[return-value]
+
+
+def _object(line: bytes, origin: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line, object_pairs_hook=_once, parse_float=_finite, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise DocumentError(f"{origin}: not valid JSON: {' '.join(str(error).split())}") from None
+    if not isinstance(found, dict):
+        raise DocumentError(f"{origin}: found {type(found).__name__}, expected an object")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"found key '{next(key for key in keys if keys.count(key) > 1)}' twice, expected it once")
+    return found
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"found {text}, expected a finite number")
+    return number
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"found {text}, expected a number or null")

@@ -1,0 +1,104 @@
+"""A run's record as rows of the tables, and back."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from sqlalchemy import Row
+
+from levelfield.specs.base import Value
+from levelfield.specs.record import Point, RunRecord, Series, Subject
+from levelfield.store.packing import packed_json, packed_numbers, unpacked_json, unpacked_numbers
+from levelfield.store.schema import FIGURES
+
+T = TypeVar("T", bound=Value)
+_PLAIN = (
+    *("run_id", "content", "began", "purpose", "night", "entry", "evidence", "evidence_reason"),
+    *("word", "failure", "reason", "verdict", *FIGURES),
+)
+_SURROUNDINGS = ("series", "conditions", "subject")
+_OF_SERIES = (
+    *("label", "work", "corpus", "scale", "framework", "vendor", "chip", "device_is", "precision", "runtime"),
+    *("nodes", "devices", "micro_batch", "accumulation", "recompute"),
+)
+
+
+def row_digest(record: RunRecord) -> bytes:
+    """Return the digest by which `store check` finds a row that was changed. A field at its default does not count."""
+    return hashlib.blake2b(record.model_dump_json(exclude_defaults=True).encode(), digest_size=16).digest()
+
+
+def run_row(record: RunRecord, number: int, places: Mapping[str, int]) -> dict[str, Any]:
+    """Return the row of `run`. places: the ids of series, condition, subject and node."""
+    found: dict[str, Any] = {name: getattr(record, name) for name in _PLAIN}
+    first, last = record.window
+    own = {"id": number, "row_digest": row_digest(record), "is_aside": 0, "window_first": first, "window_last": last}
+    return {**found, **own, **{f"{table}_id": place for table, place in places.items()}}
+
+
+def raw_row(record: RunRecord, number: int, sample: bytes) -> dict[str, Any]:
+    """Return the row of `raw`. sample: the documents of the first run of the series."""
+    return {
+        "run_id": number,
+        "steps": packed_numbers(record.step_seconds),
+        "losses": packed_numbers(record.losses),
+        "documents": packed_json(documents_of(record), sample),
+    }
+
+
+def documents_of(record: RunRecord) -> list[Any]:
+    """Return what is stored as JSON: the result and the telemetry."""
+    return [record.result, record.telemetry]
+
+
+def series_row(series: Series, digest: str, sample: bytes) -> dict[str, Any]:
+    named = {name: getattr(series, name) for name in _OF_SERIES}
+    own = {"digest": digest, "case_name": series.case, "layout": str(series.layout), "sample": sample}
+    return {**named, **own, "document": series.model_dump_json()}
+
+
+def subject_row(subject: Subject, digest: str) -> dict[str, Any]:
+    versions = {"framework_version": subject.framework_version, "platform_version": subject.platform_version}
+    own = {"digest": digest, "commit_hash": subject.commit, "document": subject.model_dump_json()}
+    return {**versions, **own}
+
+
+def record_from(row: Row[Any], around: Mapping[str, Value], sample: bytes) -> RunRecord:
+    """Return the record of a row of `run` joined with `raw`. around: its series, conditions and subject."""
+    found = row._mapping
+    result, telemetry = unpacked_json(found["documents"], sample)
+    return RunRecord(
+        **{name: found[name] for name in _PLAIN},
+        **{name: around[name] for name in _SURROUNDINGS},
+        node=found["node"],
+        window=(found["window_first"], found["window_last"]),
+        step_seconds=unpacked_numbers(found["steps"]),
+        losses=unpacked_numbers(found["losses"]),
+        telemetry=telemetry,
+        result=result,
+    )
+
+
+def point_from(row: Row[Any]) -> Point:
+    """Return the point of a row. It is not validated again: a history has a hundred thousand of them."""
+    return Point.model_construct(**{name: row._mapping[name] for name in Point.model_fields})
+
+
+class Digests:
+    """Digests of values that come again with most runs: each is computed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+
+    def of(self, value: Value) -> str:
+        key = value.model_dump_json()
+        if key not in self._known:
+            self._known[key] = value.fingerprint()
+        return self._known[key]
+
+
+def document_from(cls: type[T], text: str) -> T:
+    """Return the value that a row keeps as JSON."""
+    return cls.model_validate_json(text)

@@ -1,0 +1,227 @@
+"""A run directory as the record that a store keeps: figures, raw curves, and what the run stood on.
+
+result.json alone has neither the time nor the node. A run of an earlier version gives what it has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from pydantic import JsonValue
+
+from levelfield.errors import DocumentError
+from levelfield.measure.throughput import steps_from_start
+from levelfield.measure.validity import loss_curve
+from levelfield.rundir.directory import read_plan
+from levelfield.rundir.event_lines import DAMAGED, event_of
+from levelfield.rundir.raw_files import RawRecords, read_raw
+from levelfield.rundir.seal import seal_finding
+from levelfield.rundir.system_facts import system_of
+from levelfield.specs.base import load
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+from levelfield.specs.record import Conditions, Purpose, RunRecord, Series, Subject
+from levelfield.specs.result import Result
+from levelfield.specs.vendor import HOST_SHARE
+from levelfield.store.private_texts import PrivateTexts
+from levelfield.store.telemetry_summary import telemetry_summary
+
+UNKNOWN = "unknown"  # the node of a run that recorded none
+_STAMP = re.compile(r"(\d{8}T\d{6})Z")
+
+
+def record_of(
+    paths: RunPaths,
+    purpose: Purpose = "manual",
+    night: str | None = None,
+    result: Result | None = None,
+    raw: RawRecords | None = None,
+) -> RunRecord:
+    """Return the record of a finished run. result, raw: where they are at hand; else they are read.
+
+    Raises DocumentError for a missing or wrong plan or result, and for a run without a time.
+    """
+    plan, result, raw = read_plan(paths), result or load(Result, paths.result), raw or read_raw(paths)
+    if result.run_id != plan.run_id:
+        raise DocumentError(f"{paths.result}: key 'run_id': found '{result.run_id}', expected '{plan.run_id}'")
+    provenance, evidence = _json(paths.provenance), seal_finding(paths)
+    private, status = _private(plan, provenance), result.status
+    palm = next((u for u in result.utilisation if u.kind == "MFU" and u.formula.startswith("palm/")), None)
+    return RunRecord(
+        run_id=plan.run_id,
+        content=evidence.digest or UNKNOWN,
+        began=_began(paths, plan, provenance),
+        purpose=purpose,
+        night=night,
+        entry=f"{plan.entry.suite}/{plan.entry.name}" if plan.entry else None,
+        evidence=evidence.word,
+        evidence_reason=private.text(evidence.reason) if evidence.reason else None,
+        series=series_of(plan),
+        conditions=_conditions(plan, provenance, private),
+        subject=_subject(plan, result, provenance),
+        node=_node(provenance),
+        word=status.word,
+        failure=status.failure,
+        reason=private.text("; ".join(status.reasons)) or None,
+        verdict=result.alignment.verdict,
+        tokens_per_second_per_device=result.throughput.tokens_per_second_per_device if result.throughput else None,
+        memory_bytes=_memory_bytes(result),
+        joules_per_token=result.energy.joules_per_token.value,
+        mfu=palm.value if palm else None,
+        loss_tail=result.loss.tail_mean,
+        window=result.window,
+        step_seconds=_step_seconds(plan, raw),
+        losses=_losses(raw),
+        telemetry=telemetry_summary(raw, plan.work.window),
+        result=private.value({"schema": Result.schema_name(), **result.model_dump(mode="json")}),
+    )
+
+
+def series_of(plan: Plan) -> Series:
+    """Return the series that a run of this plan belongs to."""
+    hardware, tuning = plan.hardware, plan.tuning
+    return Series(
+        case=plan.case,
+        work=plan.work_digest,
+        corpus=plan.corpus.digest,
+        scale=plan.scale,
+        framework=plan.implementation.framework,
+        vendor=hardware.vendor,
+        chip=hardware.chip.name,
+        device_is=hardware.chip.device_is,
+        nodes=hardware.nodes,
+        devices=plan.world_size,
+        precision=plan.work.training.precision,
+        accumulation=plan.accumulation,
+        runtime=plan.runtime,
+        **{
+            name: getattr(tuning, name)
+            for name in ("layout", "micro_batch", "virtual_pipeline", "recompute", "compile", "attention", "threads")
+        },
+    )
+
+
+def _conditions(plan: Plan, provenance: dict[str, Any], private: PrivateTexts) -> Conditions:
+    system, machine = system_of(provenance), _mapping(provenance.get("machine"))
+    cores, memory = machine.get("usable_cores"), machine.get("memory_bytes")
+    software = {k: v for k, v in _mapping(provenance.get("vendor_software")).items() if k != "error"}
+    return Conditions(
+        software={name: private.text(text) for name, text in software.items() if isinstance(text, str)},
+        kernel=system.kernel if system else None,
+        os=system.os if system else None,
+        processor=system.processor if system else None,
+        cores=cores if isinstance(cores, int) else None,
+        memory_gib=round(memory / 2**30) if isinstance(memory, int) else None,
+        engine=system.engine if system else None,
+        variables=private.variables(_variables(plan, provenance)),
+    )
+
+
+def _variables(plan: Plan, provenance: dict[str, Any]) -> dict[str, str]:
+    """Return what the training inherited and what the plan gave it. LEVELFIELD_ variables change no training."""
+    inherited = _mapping(provenance.get("inherited", provenance.get("variables")))
+    taken = {name: text for name, text in inherited.items() if isinstance(text, str) and not _is_own(name)}
+    return {**taken, **plan.implementation.environment, **plan.hardware.environment, **plan.tuning.environment}
+
+
+def _is_own(name: str) -> bool:
+    return name.startswith("LEVELFIELD_")
+
+
+def _subject(plan: Plan, result: Result, provenance: dict[str, Any]) -> Subject:
+    source, packages = _mapping(provenance.get("source")), provenance.get("environment_packages")
+    image, commit, changed = _mapping(provenance.get("image")), source.get("commit"), source.get("changed_files")
+    return Subject(
+        framework_version=result.framework_version,
+        environment=plan.environment.digest or None,
+        packages=_digest(packages) if isinstance(packages, dict) else None,
+        image=str(image["id"]) if image.get("id") else None,
+        implementation=plan.implementation.digest,
+        commit=commit if isinstance(commit, str) else None,
+        is_dirty=bool(changed) if isinstance(changed, list) else None,
+        platform_version=plan.platform_version,
+        formulas=tuple(sorted({used.formula for used in result.utilisation})),
+    )
+
+
+def _node(provenance: dict[str, Any]) -> str:
+    """Return the digest of the machine's name and of its devices' identities. Neither can be read from it."""
+    name, devices = _mapping(provenance.get("machine")).get("name"), provenance.get("devices")
+    return _digest([name, devices if isinstance(devices, list) else []]) if isinstance(name, str) and name else UNKNOWN
+
+
+def _began(paths: RunPaths, plan: Plan, provenance: dict[str, Any]) -> str:
+    """Return when the run began, in UTC. Without provenance: when it was planned, by its id."""
+    if isinstance(text := provenance.get("time"), str):
+        return _utc(text, paths.provenance)
+    if stamp := _STAMP.match(plan.run_id):
+        return datetime.strptime(stamp[1], "%Y%m%dT%H%M%S").replace(tzinfo=timezone.utc).isoformat()
+    raise DocumentError(
+        f"{paths.plan}: key 'run_id': found '{plan.run_id}', expected a time such as 20261122T030405Z_..."
+    )
+
+
+def _utc(text: str, path: Path) -> str:
+    try:
+        found = datetime.fromisoformat(re.sub("Z$", "+00:00", text))
+    except ValueError:
+        found = datetime.min
+    if found.tzinfo is None:
+        raise DocumentError(
+            f"{path}: key 'time': found '{text}', expected a time with its zone: 2026-11-22T03:04:05+00:00"
+        )
+    return found.astimezone(timezone.utc).isoformat(timespec="seconds")
+
+
+def _step_seconds(plan: Plan, raw: RawRecords) -> tuple[float, ...]:
+    window = plan.work.window
+    return steps_from_start(raw.steps, raw.begins, window.first_step, window.last_step)
+
+
+def _losses(raw: RawRecords) -> tuple[float | None, ...]:
+    """Return the loss of each step from step 1; null where none was reported, or it was not finite."""
+    found = loss_curve(raw.steps)
+    return tuple(_finite(found.get(step)) for step in range(1, raw.steps_done + 1))
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _memory_bytes(result: Result) -> float | None:
+    memory = result.memory
+    return (memory.process_peak if result.device_is == HOST_SHARE else memory.device_used_peak).value
+
+
+def _private(plan: Plan, provenance: dict[str, Any]) -> PrivateTexts:
+    name, series = _mapping(provenance.get("machine")).get("name"), series_of(plan)
+    hosts = [name, name.partition(".")[0]] if isinstance(name, str) else []
+    known = [text for text in series.model_dump().values() if isinstance(text, str)]
+    return PrivateTexts(hosts, known, _folders(plan))
+
+
+def _folders(plan: Plan) -> Iterable[str]:
+    return (plan.implementation.folder, plan.environment.folder, plan.environment.python)
+
+
+def _digest(content: JsonValue) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return event_of(path.read_text(encoding="utf-8"))
+    except (OSError, *DAMAGED):
+        return {}

@@ -1,0 +1,76 @@
+"""What people and nightlies stated: events, the expected entries of a night, and the findings of a gate.
+
+Events and findings are only added. An expectation that learns its series keeps it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, insert, select, update
+
+from levelfield.errors import UsageError
+from levelfield.specs.record import StoreEvent
+from levelfield.store.rows import document_from
+from levelfield.store.schema import EVENT, EXPECTATION, FINDING, RUN
+
+
+def add_event(connection: Connection, event: StoreEvent) -> None:
+    """Add an event. Raises UsageError where another one has its id; the same one again changes nothing."""
+    stored = connection.execute(select(EVENT.c.document).where(EVENT.c.id == event.id)).scalar()
+    if stored is not None and document_from(StoreEvent, stored) != event:
+        raise UsageError(f"event '{event.id}': found another event of this id; events are never changed, add a new one")
+    if stored is None:
+        names = ("id", "kind", "series", "node", "at", "who", "why", "until")
+        row = {name: getattr(event, name) for name in names}
+        connection.execute(insert(EVENT).values(**row, document=event.model_dump_json()))
+
+
+def events(connection: Connection, series: str | None, node: str | None) -> list[StoreEvent]:
+    query = select(EVENT.c.document).order_by(EVENT.c.at, EVENT.c.id)
+    query = query if series is None else query.where(EVENT.c.series == series)
+    query = query if node is None else query.where(EVENT.c.node == node)
+    return [document_from(StoreEvent, text) for text in connection.execute(query).scalars()]
+
+
+def expect(connection: Connection, night: str, suite: str, entries: Mapping[str, str | None]) -> None:
+    """Add the entries that the night has not yet. A series that is known now is added to the others."""
+    here = (EXPECTATION.c.night == night) & (EXPECTATION.c.suite == suite)
+    stored = set(connection.execute(select(EXPECTATION.c.entry).where(here)).scalars())
+    added = [
+        {"night": night, "suite": suite, "entry": entry, "series": series}
+        for entry, series in entries.items()
+        if entry not in stored
+    ]
+    if added:
+        connection.execute(insert(EXPECTATION), added)
+    for entry in stored & {entry for entry, series in entries.items() if series is not None}:
+        known = update(EXPECTATION).where(here, EXPECTATION.c.entry == entry).values(series=entries[entry])
+        connection.execute(known)
+
+
+def expected(connection: Connection, night: str) -> dict[str, str | None]:
+    """Return the series by `suite/entry`, which is how a record names its entry."""
+    columns = (EXPECTATION.c.suite, EXPECTATION.c.entry, EXPECTATION.c.series)
+    query = select(*columns).where(EXPECTATION.c.night == night).order_by(*columns[:2])
+    return {f"{suite}/{entry}": series for suite, entry, series in connection.execute(query)}
+
+
+def nights(connection: Connection) -> list[str]:
+    """Return the nights of runs and of expectations, the earliest first."""
+    ran = connection.execute(select(RUN.c.night).where(RUN.c.night.is_not(None)).distinct()).scalars()
+    return sorted({*ran, *connection.execute(select(EXPECTATION.c.night).distinct()).scalars()})
+
+
+def add_finding(connection: Connection, night: str, finding: Mapping[str, Any]) -> None:
+    document = json.dumps(finding, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    connection.execute(insert(FINDING).values(night=night, document=document))
+
+
+def findings(connection: Connection, night: str | None) -> list[dict[str, Any]]:
+    """Return the findings in the order in which they were added."""
+    query = select(FINDING.c.document).order_by(FINDING.c.id)
+    query = query if night is None else query.where(FINDING.c.night == night)
+    return [json.loads(text) for text in connection.execute(query).scalars()]

@@ -1,0 +1,115 @@
+"""Whether a store is whole: the database's own checks, and the digest of every run and of what it refers to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sqlalchemy import Connection, func, select, text
+
+from levelfield.specs.base import Value
+from levelfield.specs.record import Conditions, Series, Subject
+from levelfield.store import queries
+from levelfield.store.database import Store
+from levelfield.store.rows import document_from, row_digest
+from levelfield.store.schema import ASIDE, CONDITION, METADATA, RAW, RUN, SERIES, SUBJECT
+
+_CHANGED = "run {}: its row was changed or is damaged; prune it, and import its run directory again"
+_MOST = 20  # faults that are listed
+_DOCUMENTS: tuple[tuple[Any, type[Value]], ...] = ((SERIES, Series), (CONDITION, Conditions), (SUBJECT, Subject))
+
+
+def counts(store: Store) -> dict[str, int]:
+    """Return the number of rows of each table."""
+
+    def question(connection: Connection) -> dict[str, int]:
+        tables = METADATA.sorted_tables
+        return {
+            table.name: connection.execute(select(func.count()).select_from(table)).scalar_one() for table in tables
+        }
+
+    return store.read(question)
+
+
+def size_bytes(store: Store) -> int:
+    """Return the bytes of the database on disk, without SQLite's log."""
+    queries_of = {
+        "sqlite": "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()",
+        "postgresql": "SELECT pg_database_size(current_database())",
+    }
+    return store.read(lambda connection: int(connection.execute(text(queries_of[store.address.kind])).scalar_one()))
+
+
+def faults(store: Store, progress: Callable[[int, int], None] = lambda done, whole: None) -> list[str]:
+    """Return what is wrong, each as a sentence; at most the first ones of many."""
+    found: list[str] = []
+    for fault in _all(store, progress):
+        found.append(fault)
+        if len(found) == _MOST:
+            return [*found, "and possibly more: these are the first"]
+    return found
+
+
+def _all(store: Store, progress: Callable[[int, int], None]) -> Iterator[str]:
+    yield from store.read(_of_database)
+    yield from store.read(_of_documents)
+    yield from store.read(_of_rows)
+    yield from _of_runs(store, progress)
+
+
+def _of_database(connection: Connection) -> list[str]:
+    if connection.engine.dialect.name != "sqlite":
+        return []  # PostgreSQL checks keys at every write, and pages by its own checksums
+    said = connection.execute(text("PRAGMA integrity_check(20)")).scalars().all()
+    keys = connection.execute(text("PRAGMA foreign_key_check")).all()
+    return [
+        *(f"the database says: {' '.join(str(line).split())}" for line in said if line != "ok"),
+        *(f"table {row[0]}, row {row[1]}: refers to a missing row of {row[2]}" for row in keys),
+    ]
+
+
+def _of_documents(connection: Connection) -> list[str]:
+    found = []
+    for table, cls in _DOCUMENTS:
+        for digest, document in connection.execute(select(table.c.digest, table.c.document)):
+            try:
+                is_right = document_from(cls, document).fingerprint() == digest
+            except ValueError:
+                is_right = False
+            if not is_right:
+                found.append(f"table {table.name}: the row {digest} is not what its digest says")
+    return found
+
+
+def _of_rows(connection: Connection) -> list[str]:
+    lacking = select(RUN.c.run_id).where(~select(RAW.c.run_id).where(RAW.c.run_id == RUN.c.id).exists())
+    aside = select(ASIDE.c.run_id).distinct()
+    return [
+        *(f"run {run_id}: its steps and its result are missing" for run_id in connection.execute(lacking).scalars()),
+        *(
+            f"run {run_id}: was imported with different contents; `store prune --run {run_id}` removes all of them"
+            for run_id in connection.execute(aside).scalars()
+        ),
+    ]
+
+
+def _of_runs(store: Store, progress: Callable[[int, int], None]) -> Iterator[str]:
+    """Return the runs whose row is not what its digest says."""
+    run_ids = store.run_ids()
+    for start in range(0, len(run_ids), queries.BATCH):
+        batch = run_ids[start : start + queries.BATCH]
+        yield from store.read(lambda connection, ids=batch: _changed(connection, ids))  # type: ignore[misc]
+        progress(start + len(batch), len(run_ids))
+
+
+def _changed(connection: Connection, run_ids: list[str]) -> list[str]:
+    """Return a sentence for each of the runs that is damaged. After an error the runs are read one by one."""
+    try:
+        records = queries.RecordReader().records(connection, run_ids)
+    except ValueError:  # of damaged bytes, or of a value that no record may have
+        if len(run_ids) > 1:
+            return [fault for run_id in run_ids for fault in _changed(connection, [run_id])]
+        return [_CHANGED.format(run_ids[0])]
+    query = select(RUN.c.run_id, RUN.c.row_digest).where(RUN.c.run_id.in_(run_ids))
+    digests = {run_id: bytes(digest) for run_id, digest in connection.execute(query)}
+    return [_CHANGED.format(r.run_id) for r in records if row_digest(r) != digests[r.run_id]]

@@ -1,0 +1,101 @@
+"""Pairs of runs of the accepted build and of tonight's, interleaved in ABBA order on the same machine.
+
+Both arms have the same free fields. They share one environment where the builds do, so that only code differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from levelfield.checkout import checkout
+from levelfield.errors import RunFailed
+from levelfield.run.builds import Build, run_of
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+from levelfield.specs.record import RunRecord, Series, Subject
+
+Keep = Callable[[str, RunPaths], RunRecord]  # arm and run directory -> the record, stored with its purpose
+MOST_SECONDS = 6 * 3600.0
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One build of a pair. name: `a` for the accepted build, `b` for tonight's."""
+
+    name: str
+    build: Build
+    arguments: tuple[str, ...]
+
+
+def arms_of(plan: Plan, accepted: Build, before: Subject, now: Subject, plugins: Sequence[Path]) -> tuple[Arm, Arm]:
+    """Return both arms of a planned run. plugins: folders given to the nightly."""
+    shared = shares_environment(before, now) and plan.runtime == "process"
+    own = ("--python", plan.environment.python) if shared else ()
+    tonight = Build(now.commit or "", checkout())
+    return tuple(  # type: ignore[return-value]
+        Arm(name, build, (*case_arguments(plan), *own, *_plugins(plugins, build)))
+        for name, build in (("a", accepted), ("b", tonight))
+    )
+
+
+def shares_environment(before: Subject, now: Subject) -> bool:
+    """Return whether both builds pin the same packages."""
+    return before.environment == now.environment and before.environment is not None
+
+
+def case_arguments(plan: Plan) -> tuple[str, ...]:
+    """Return options that plan the same work and free fields again, also with another commit's command line."""
+    tuning = plan.tuning
+    options = [
+        *("--case", plan.asked, "--scale", plan.scale, "--repeat", "1", "--no-certificate"),
+        *("--layout", str(tuning.layout), "--micro-batch", str(tuning.micro_batch)),
+        *("--virtual-pipeline", str(tuning.virtual_pipeline), "--recompute", tuning.recompute),
+        *("--attention", tuning.attention, "--compile" if tuning.compile else "--no-compile"),
+        *(("--threads", str(tuning.threads)) if tuning.threads else ()),
+        *(("--runtime", plan.runtime) if plan.runtime != "process" else ()),
+    ]
+    for name, text in sorted(tuning.environment.items()):
+        options += ["--env", f"{name}={text}"]
+    return tuple(options)
+
+
+def _plugins(folders: Sequence[Path], build: Build) -> Iterator[str]:
+    """Return --plugins for a build. A folder inside of the checkout is taken from the build's own."""
+    for folder in (each.absolute() for each in folders):
+        inside = folder.is_relative_to(checkout())
+        yield from ("--plugins", str(build.folder / folder.relative_to(checkout()) if inside else folder))
+
+
+def abba(pairs: int) -> Iterator[tuple[str, str]]:
+    """Return the order of the arms of each pair: a b, b a, a b, ... A drift of the machine hits both alike."""
+    for number in range(pairs):
+        yield ("a", "b") if number % 2 == 0 else ("b", "a")
+
+
+def paired_records(
+    arms: Sequence[Arm], pairs: int, runs: Path, series: Series, keep: Keep, done: Sequence[RunRecord] = ()
+) -> Iterator[tuple[RunRecord, RunRecord]]:
+    """Run and return one pair after another: the accepted build's record first.
+
+    done: records of an earlier start, in the order in which they ran; they are not run again. Raises RunFailed where a
+    run is not valid or is of another series.
+    """
+    by_name, left = {arm.name: arm for arm in arms}, list(done)
+    for order in abba(pairs):
+        found = {name: left.pop(0) if left else _record(by_name[name], runs, keep) for name in order}
+        for record in found.values():
+            _check(record, series)
+        yield found["a"], found["b"]
+
+
+def _record(arm: Arm, runs: Path, keep: Keep) -> RunRecord:
+    return keep(arm.name, run_of(arm.build, arm.arguments, runs, MOST_SECONDS))
+
+
+def _check(record: RunRecord, series: Series) -> None:
+    if record.word != "valid":
+        raise RunFailed(f"{record.run_id} of a pair is {record.word}: {record.reason or 'no reason'}")
+    if record.series.fingerprint() != series.fingerprint():
+        raise RunFailed(f"{record.run_id} of a pair is of another series: {record.series.label}")

@@ -1,0 +1,70 @@
+"""The control of a machine over its nights: whether tonight's is in line with the earlier ones.
+
+The band is the median less four robust standard deviations (1.4826 times the median absolute deviation), at least 5 %.
+Only slower counts. The values lie in the user's cache, because they belong to the machine and not to a store.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+
+from levelfield.run.peak_probe import cache_folder
+from levelfield.rundir.directory import write_atomically
+
+FEWEST = 7  # nights of a band
+MOST_KEPT = 200
+LEAST_BAND = 0.05
+DEVIATIONS = 4.0
+Rates = Mapping[str, float]
+
+
+def out_of_line(earlier: Sequence[Rates], now: Rates) -> str | None:
+    """Return a sentence when a rate of tonight lies below the band of earlier nights; None when all lie within."""
+    for name, rate in now.items():
+        known = [found[name] for found in earlier if found.get(name, 0) > 0]
+        if len(known) < FEWEST:
+            continue
+        middle = median(known)
+        scale = 1.4826 * median(abs(value - middle) for value in known) / middle
+        least = max(LEAST_BAND, DEVIATIONS * scale)
+        if not rate >= middle * (1 - least):
+            return (
+                f"the control {name} is {1 - rate / middle:.1%} below the median of {len(known)} nights; "
+                f"at most {least:.1%} is in line"
+            )
+    return None
+
+
+def control_file(node: str) -> Path:
+    """Return the file of a node's controls. node: the digest in its records."""
+    return cache_folder().with_name("controls") / f"{node.rpartition(':')[2][:24]}.jsonl"
+
+
+def read_controls(path: Path) -> list[dict[str, float]]:
+    """Return the rates of earlier nights, the oldest first. Damaged lines count for nothing."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return []
+    return [rates for rates in map(_rates, lines[-MOST_KEPT:]) if rates]
+
+
+def keep_control(path: Path, rates: Rates) -> None:
+    """Add tonight's rates. Without a place to keep them the next night has one value less."""
+    kept = [json.dumps(found) for found in (*read_controls(path), dict(rates))][-MOST_KEPT:]
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, "\n".join(kept) + "\n")
+
+
+def _rates(line: str) -> dict[str, float]:
+    try:
+        found = json.loads(line)
+        return {str(name): float(rate) for name, rate in found.items() if math.isfinite(rate) and rate > 0}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return {}

@@ -1,0 +1,216 @@
+"""What must be equal, or no ratio is printed; what differs on purpose; what asks for caution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from compared_records import record, repeats
+from levelfield.compare.comparability import Comparability, comparability
+from levelfield.compare.evidence import contradiction, exclusion, side_of
+from levelfield.errors import UsageError
+from levelfield.specs.layout import Layout
+from levelfield.specs.record import RunRecord
+
+
+def against(*changed: RunRecord, base: list[RunRecord] | None = None, **options: Any) -> Comparability:
+    """Compare a side with another that has nothing changed."""
+    sides = side_of("A", base or repeats(1000, 1010, 990)), side_of("B", changed)
+    return comparability(sides, **options)
+
+
+def other(**changes: Any) -> Comparability:
+    return against(*repeats(500, 505, 495, first=10, **changes))
+
+
+def names(fields: Any) -> list[str]:
+    return [field.name for field in fields]
+
+
+def test_equal_sides_are_comparable_and_differ_in_nothing() -> None:
+    found = other()
+    assert found.holds and not found.on_purpose
+    assert names(found.equal) == [
+        "valid and sealed", "training", "work", "corpus", "scale", "window", "tokens of the window", "device",
+        "precision", "formulas",
+    ]  # fmt: skip
+    assert names(found.with_caution) == ["run order"]
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("work", {"work": "sha256:" + "9" * 64}),
+        ("corpus", {"corpus": "sha256:" + "9" * 64}),
+        ("scale", {"scale": "full"}),
+        ("window", {"window": (11, 29)}),
+        ("device", {"device_is": "die"}),
+        ("precision", {"precision": "bf16"}),
+        ("formulas", {"formulas": ("6n/1", "palm/2")}),
+        ("formulas", {"formulas": ()}),
+        ("training", {"verdict": "different"}),
+        ("training", {"verdict": "diverged"}),
+        ("valid and sealed", {"evidence": "tampered", "evidence_reason": "events/rank0.jsonl differs"}),
+        ("valid and sealed", {"evidence": "unsealed"}),
+        ("valid and sealed", {"word": "invalid", "reason": "a step is missing"}),
+        ("valid and sealed", {"word": "withheld"}),
+    ],
+)
+def test_a_difference_where_none_may_be_is_named_with_both_values(field: str, change: dict[str, Any]) -> None:
+    found = other(**change)
+    assert not found.holds and field in names(found.unequal)
+    (unequal,) = (each for each in found.unequal if each.name == field)
+    assert len(unequal.cells) == 2 and unequal.cells[0] != unequal.cells[1]
+
+
+def test_the_words_of_a_side_without_a_good_run_name_run_and_reason() -> None:
+    found = other(evidence="tampered", evidence_reason="events/rank0.jsonl differs")
+    (unequal,) = found.unequal
+    assert "20261122T100010Z_gpt_torch: tampered: events/rank0.jsonl differs" in unequal.cells[1]
+
+
+def test_formulas_that_one_side_lacks_are_no_difference() -> None:
+    assert other(formulas=("palm/1", "new/1")).holds
+
+
+def test_unknown_formulas_on_both_sides_are_a_difference() -> None:
+    found = against(*repeats(500, formulas=()), base=repeats(1000, first=5, formulas=()))
+    assert names(found.unequal) == ["formulas"]
+
+
+def test_formulas_of_two_versions_within_one_side_are_a_difference() -> None:
+    runs = [*repeats(500, 505), record(9, 495, formulas=("6n/1", "palm/2"))]
+    assert names(against(*runs).unequal) == ["formulas"]
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("chip", {"chip": "Y1"}), ("framework", {"framework": "paddle"}),
+        ("layout", {"layout": Layout(tensor=1, sharding_stage=1)}),
+        ("micro-batch", {"micro_batch": 4}), ("recompute", {"recompute": "full"}), ("threads", {"threads": 2}),
+        ("compile", {"compile": True}), ("attention", {"attention": "flash_attn"}), ("runtime", {"runtime": "docker"}),
+        ("virtual pipeline", {"virtual_pipeline": 2}),
+    ],
+)  # fmt: skip
+def test_a_free_choice_differs_on_purpose(field: str, change: dict[str, Any]) -> None:
+    found = other(**change)
+    assert found.holds and names(found.on_purpose) == [field]
+
+
+def test_precision_differs_on_purpose_where_that_was_requested() -> None:
+    def with_digest(runs: list[RunRecord], digest: str | None) -> list[RunRecord]:
+        identity = {"identity": {"work_but_precision": digest}}
+        return [run.model_copy(update={"result": {**run.result, **identity}}) for run in runs]
+
+    base = with_digest(repeats(1000, 1010, 990), "sha256:8")
+    other_precision = repeats(500, 505, 495, first=10, precision="bf16", work="sha256:" + "7" * 64)
+    same = with_digest(other_precision, "sha256:8")
+    assert names(against(*same, base=base).unequal) == ["work", "precision"]
+    found = against(*same, base=base, across_precision=True)
+    assert found.holds and names(found.on_purpose) == ["precision"]
+    for digest in ("sha256:9", None):
+        changed = with_digest(other_precision, digest)
+        assert names(against(*changed, base=base, across_precision=True).unequal) == ["work"]
+    unknown = with_digest(repeats(1000, 1010, 990), None)
+    both = against(*with_digest(other_precision, None), base=unknown, across_precision=True)
+    assert names(both.unequal) == ["work"]  # unknown on both sides is not the same
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("software: driver", {"software": {"driver": "560"}}), ("image", {"image": "sha256:" + "5" * 64}),
+        ("node", {"node": "node-2"}), ("kernel", {"kernel": "6.2"}),
+        ("framework version", {"framework_version": "2.14.0"}),
+        ("source", {"is_dirty": True}), ("commit", {"commit": "def"}), ("platform", {"platform_version": "0.2"}),
+        ("variable OMP_NUM_THREADS", {"variables": {"OMP_NUM_THREADS": "1"}}), ("alignment", {"verdict": "unchecked"}),
+        ("date", {"began": "2026-12-23T10:00:10+00:00"}), ("date", {"began": "unknown"}),
+        ("implementation", {"implementation": "sha256:" + "6" * 64}),
+    ],
+)  # fmt: skip
+def test_what_surrounds_a_run_asks_for_caution(field: str, change: dict[str, Any]) -> None:
+    found = other(**change)
+    assert found.holds and field in names(found.with_caution)
+
+
+def test_twenty_nine_days_ask_for_no_caution() -> None:
+    assert "date" not in names(other(began="2026-12-21T10:00:10+00:00").with_caution)
+
+
+def test_sides_that_ran_in_turn_have_no_order() -> None:
+    base = [record(n, 1000) for n in (1, 3, 5)]
+    assert not against(*(record(n, 1000) for n in (2, 4, 6)), base=base).with_caution
+
+
+def test_versions_of_another_framework_are_not_listed() -> None:
+    found = other(framework="paddle", framework_version="3.3.1", environment="sha256:" + "0" * 64)
+    assert not {"framework version", "environment"} & set(names(found.with_caution))
+
+
+def test_shares_of_a_host_are_other_devices_when_their_number_differs() -> None:
+    host = {"device_is": "host share"}
+    two = repeats(500, devices=2, layout=Layout(data=2), **host)
+    (unequal,) = against(*two, base=repeats(1000, first=5, **host)).unequal
+    assert unequal.name == "device" and unequal.cells == ("host share, 1 a host", "host share, 2 a host")
+
+
+def test_one_invalid_repeat_is_left_out_and_named() -> None:
+    runs = [*repeats(500, 505, 495), record(9, 1.0, word="invalid", reason="a step is missing")]
+    side = side_of("B", runs)
+    assert len(side.counted) == 3 and side.excluded == ((runs[3], "invalid: a step is missing"),)
+    (left,) = (field for field in against(*runs).with_caution if field.name == "left out")
+    assert left.cells == ("-", f"{runs[3].run_id}: invalid: a step is missing")
+
+
+def test_one_training_that_differs_stops_the_comparison_of_its_side() -> None:
+    found = against(*repeats(500, 505), record(9, 495, verdict="diverged"))
+    assert names(found.unequal) == ["training"]
+
+
+def test_runs_of_two_series_are_no_side() -> None:
+    with pytest.raises(UsageError, match=r"side B: found micro_batch 8 in .* and 4 in .*give them as two sides"):
+        side_of("B", [record(1), record(2, micro_batch=4)])
+
+
+def test_a_run_given_twice_is_no_second_run() -> None:
+    with pytest.raises(UsageError, match="twice"):
+        side_of("B", [record(1), record(1)])
+
+
+def test_no_run_is_no_side() -> None:
+    with pytest.raises(UsageError, match="found no run"):
+        side_of("B", [])
+
+
+class TestFiguresThatDoNotFollowFromTheirResult:
+    def test_an_honest_record_has_none(self) -> None:
+        assert exclusion(record(1)) is None and exclusion(record(1, devices=4, layout=Layout(data=4))) is None
+
+    @pytest.mark.parametrize("factor", [1.01, 0.99, 4.0])
+    def test_a_shifted_speed(self, factor: float) -> None:
+        run = record(1, devices=4, layout=Layout(data=4))
+        shifted = run.model_copy(update={"tokens_per_second_per_device": 1000.0 * factor})
+        assert "tokens_per_second_per_device is" in str(contradiction(shifted))
+
+    def test_tokens_of_all_devices_taken_for_per_device(self) -> None:
+        run = record(1, devices=4, layout=Layout(data=4))
+        speed = {**run.result["throughput"], "tokens_per_second_per_device": 4000.0}  # type: ignore[dict-item]
+        wrong = run.model_copy(
+            update={"tokens_per_second_per_device": 4000.0, "result": {**run.result, "throughput": speed}}
+        )
+        assert "expected 4000.0 tokens/s over 4 device(s)" in str(contradiction(wrong))
+
+    def test_a_speed_that_is_wrong_throughout_has_other_tokens_in_its_window(self) -> None:
+        run = record(1, 4000.0, devices=4, layout=Layout(data=4))
+        speed = {**run.result["throughput"], "wall_seconds": 10_240 / 4000}  # type: ignore[dict-item]
+        wrong = run.model_copy(update={"result": {**run.result, "throughput": speed}})
+        assert contradiction(wrong) is None and names(against(wrong).unequal) == ["tokens of the window"]
+
+    @pytest.mark.parametrize("field", ["memory_bytes", "joules_per_token", "mfu", "loss_tail"])
+    @pytest.mark.parametrize("value", [float("nan"), 0.51, None])
+    def test_any_other_figure(self, field: str, value: float | None) -> None:
+        assert contradiction(record(1).model_copy(update={field: value})) is not None
+
+    def test_a_layout_of_other_devices(self) -> None:
+        assert "for 2 devices, found 1" in str(contradiction(record(1, layout=Layout(data=2))))

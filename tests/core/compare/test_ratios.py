@@ -1,0 +1,129 @@
+"""Ratios with intervals: the right way round, as wide as promised, and none where nothing shows the noise."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from levelfield.compare.ratios import (
+    LEAST_DEVIATION,
+    LEAST_HISTORY,
+    QUANTILES,
+    HistoricNoise,
+    SideValues,
+    historic_noise,
+    ratio,
+)
+
+BASE = (100.0, 101.0, 99.0)
+
+
+def of(*values: float, history: HistoricNoise | None = None) -> SideValues:
+    return SideValues(values, history)
+
+
+def test_the_ratio_is_side_over_base() -> None:
+    found = ratio(of(200, 202, 198), of(*BASE))
+    assert found.value == pytest.approx(2.0) and found.standing == "higher"
+    back = ratio(of(*BASE), of(200, 202, 198))
+    assert back.value == pytest.approx(0.5) and back.standing == "lower"
+    assert found.low is not None and back.high is not None and found.low == pytest.approx(1 / back.high)
+
+
+def test_a_shift_of_one_percent_is_one_percent() -> None:
+    found = ratio(of(*(1.01 * value for value in BASE)), of(*BASE))
+    assert found.value == pytest.approx(1.01, rel=1e-12)
+    narrow = ratio(of(101.0, 101.02, 100.98), of(100.0, 100.02, 99.98))
+    assert narrow.standing == "higher" and narrow.value == pytest.approx(1.01, rel=1e-6)
+
+
+def test_the_interval_is_welchs() -> None:
+    """Computed once by hand: logarithms with deviations 0.01 and 0.02, three each, so 2.94 degrees of freedom."""
+    side, base = ([math.exp(s * d) for s in (-1, 0, 1)] for d in (0.02, 0.01))
+    found = ratio(of(*side), of(*base))
+    half = 4.3027 * math.sqrt(0.02**2 / 3 + 0.01**2 / 3)
+    assert found.high == pytest.approx(math.exp(half), rel=1e-4) and found.low == pytest.approx(
+        math.exp(-half), rel=1e-4
+    )
+    assert "2 degrees of freedom" in found.reason
+
+
+def test_equal_variances_have_all_their_degrees_of_freedom() -> None:
+    assert "4 degrees of freedom" in ratio(of(*BASE), of(*BASE)).reason
+
+
+def test_unequal_numbers_of_runs_are_capped_by_the_smaller() -> None:
+    many = tuple(100 + 3 * (-1) ** i for i in range(30))  # 29 degrees of freedom without the cap
+    assert "3 degrees of freedom" in ratio(of(99.9, 100.0, 100.1), of(*many)).reason
+
+
+@pytest.mark.parametrize("counts", [(1, 1), (1, 5), (5, 1), (2, 3)])
+def test_too_few_runs_give_a_ratio_and_no_interval(counts: tuple[int, int]) -> None:
+    side, base = ([100.0 + i for i in range(count)] for count in counts)
+    found = ratio(of(*side), of(*base))
+    assert (found.low, found.high, found.standing) == (None, None, "inconclusive") and found.value is not None
+    assert f"{counts[1]} and {counts[0]} run(s)" in found.reason
+
+
+def test_a_history_shows_the_noise_of_one_run() -> None:
+    noise = historic_noise([100.0, 101.0] * 5)
+    assert noise and noise.runs == 10 and noise.deviation == pytest.approx(0.005, rel=0.06)
+    assert ratio(of(103.0, history=noise), of(100.0, history=noise)).standing == "higher"
+    assert ratio(of(100.5, history=noise), of(100.0, history=noise)).standing == "no difference seen"
+    assert ratio(of(103.0, history=noise), of(100.0)).standing == "inconclusive"
+
+
+def test_a_short_history_shows_no_noise() -> None:
+    assert historic_noise([100.0] * (LEAST_HISTORY - 1)) is None
+    assert historic_noise([100.0] * (LEAST_HISTORY - 1) + [float("nan")]) is None
+
+
+def test_a_wild_history_makes_a_wide_interval() -> None:
+    calm, wild = HistoricNoise(0.002, 20), HistoricNoise(0.05, 20)
+    assert ratio(of(103.0, history=calm), of(100.0, history=calm)).standing == "higher"
+    assert ratio(of(103.0, history=wild), of(100.0, history=wild)).standing == "no difference seen"
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0.0, -1.0])
+@pytest.mark.parametrize("swap", [False, True])
+def test_a_value_that_is_not_a_positive_number_gives_no_ratio(bad: float, swap: bool) -> None:
+    pair = [of(100.0, bad, 101.0), of(*BASE)]
+    found = ratio(*(reversed(pair) if swap else pair))
+    assert (found.value, found.low, found.high, found.standing) == (None, None, None, "no ratio")
+
+
+def test_no_values_give_no_ratio() -> None:
+    assert ratio(of(), of(*BASE)).standing == "no ratio"
+
+
+def test_equal_readings_are_not_taken_for_no_noise() -> None:
+    near = ratio(of(*[100.1] * 3), of(*[100.0] * 3))
+    assert near.standing == "no difference seen"
+    assert ratio(of(*[101.0] * 3), of(*[100.0] * 3)).standing == "higher"
+    half = QUANTILES[4] * LEAST_DEVIATION * math.sqrt(2 / 3)
+    assert near.high == pytest.approx(1.001 * math.exp(half))
+
+
+def test_numbers_of_any_size_are_compared_without_overflow() -> None:
+    found = ratio(of(1e300, 1e-300, 1.0), of(*BASE))
+    assert found.high is not None and math.isfinite(found.high) and found.standing == "no difference seen"
+
+
+@pytest.mark.parametrize("deviations", [(0.01, 0.01), (0.01, 0.05)])
+@pytest.mark.parametrize("counts", [(3, 3), (3, 8), (5, 5)])
+def test_identical_pairs_are_rarely_called_different(counts: tuple[int, int], deviations: tuple[float, float]) -> None:
+    """Seeded: 1,000 pairs of one true speed with noise between runs; at most 5 % and what chance adds to it."""
+    random, different = np.random.default_rng(13), 0
+    for _ in range(1000):
+        side, base = (100 * np.exp(random.normal(0, d, n)) for n, d in zip(counts, deviations, strict=True))
+        different += ratio(of(*side), of(*base)).standing != "no difference seen"
+    assert different <= 50 + 2 * math.sqrt(1000 * 0.05 * 0.95)
+
+
+def test_a_real_difference_is_found() -> None:
+    random, found = np.random.default_rng(14), 0
+    for _ in range(200):
+        side, base = (level * np.exp(random.normal(0, 0.01, 5)) for level in (105.0, 100.0))
+        found += ratio(of(*side), of(*base)).standing == "higher"
+    assert found >= 190

@@ -1,0 +1,157 @@
+"""The store's whole interface, on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import pytest
+from levelfield.errors import UnknownName, UsageError
+from levelfield.specs.record import Point, RunRecord, StoreEvent
+from levelfield.store.database import Added, Store
+from stored_records import changed
+
+
+def runs_of(record: RunRecord, nights: int = 3) -> list[RunRecord]:
+    """Three nights of two series, the second of another case; the second night has other conditions."""
+    busier = record.conditions.model_copy(update={"kernel": "6.1"})
+    other = {"series": {"case": "tinier"}, "night": "2026-01-03", "conditions": busier}
+    first = [changed(record, number, night=f"2026-01-{number + 2:02}") for number in range(nights)]
+    return [*first, *(changed(record, number + 100, **other) for number in range(nights))]
+
+
+def test_records_come_back_as_they_were_added(url: str, record: RunRecord) -> None:
+    added = runs_of(record)
+    with Store.open(url) as store:
+        assert store.add(added) == Added(new=6)
+    with Store.open(url, read_only=True) as store:
+        assert list(store.records()) == sorted(added, key=lambda r: r.began)
+        assert store.record(added[4].run_id) == added[4]
+        assert list(store.records([added[5].run_id, "absent", added[0].run_id])) == [added[5], added[0]]
+
+
+def test_a_second_import_changes_nothing(url: str, record: RunRecord) -> None:
+    with Store.open(url) as store:
+        store.add(runs_of(record))
+    with Store.open(url) as store:
+        before = list(store.records())
+        assert store.add(runs_of(record)) == Added(known=6)
+        assert store.add([*runs_of(record, 4), *runs_of(record, 4)]) == Added(new=2, known=14)
+        assert [r for r in store.records() if r.run_id in {b.run_id for b in before}] == before
+
+
+def test_the_same_id_with_other_content_keeps_both_aside_and_adds_the_others(url: str, record: RunRecord) -> None:
+    first, second = runs_of(record)[:2]
+    forged = first.model_copy(update={"content": "sha256:other", "tokens_per_second_per_device": 9e9})
+    with Store.open(url) as store:
+        store.add([first])
+        assert store.add([forged, second]) == Added(new=1, conflicts=(first.run_id,))
+        assert [r.run_id for r in store.records()] == [second.run_id]
+        points = store.points()[first.series.fingerprint()]
+        assert [point.run_id for point in points] == [second.run_id]
+        assert store.series()[0].runs == 1
+        # Neither of them comes back by a further import, and nothing is kept twice.
+        assert store.add([first]).conflicts == store.add([forged]).conflicts == (first.run_id,)
+        assert store.run_ids() == [second.run_id]
+
+
+def test_a_conflict_within_one_batch_is_found_as_well(url: str, record: RunRecord) -> None:
+    forged = record.model_copy(update={"content": "sha256:other"})
+    with Store.open(url) as store:
+        assert store.add([record, forged, record]) == Added(new=1, known=1, conflicts=(record.run_id,))
+        assert store.run_ids() == []
+
+
+def test_series_and_points_have_what_was_added(url: str, record: RunRecord) -> None:
+    added = runs_of(record)
+    digest, other = added[0].series.fingerprint(), added[3].series.fingerprint()
+    with Store.open(url) as store:
+        store.add(reversed(added))
+        listed = {found.digest: found for found in store.series()}
+        assert listed[digest].series == added[0].series and listed[digest].runs == 3
+        assert (listed[digest].first, listed[digest].last) == (added[0].began, added[2].began)
+        assert [found.digest for found in store.series("tinier")] == [other] and store.series("absent") == []
+        points = store.points()
+        assert points.keys() == {digest, other} and [p.began for p in points[digest]] == [r.began for r in added[:3]]
+        for point, run in zip(points[other], added[3:], strict=True):
+            names = [name for name in Point.model_fields if name not in ("conditions", "subject")]
+            assert all(getattr(point, name) == getattr(run, name) for name in names)
+            assert store.conditions(point.conditions) == run.conditions
+            assert store.subject(point.subject) == run.subject
+        assert store.points([digest, "absent"]) == {digest: points[digest], "absent": []}
+        assert [p.run_id for p in store.points([digest], since="2026-01-04")[digest]] == [added[2].run_id]
+
+
+def test_a_run_is_found_by_its_id_by_a_part_and_as_the_latest(url: str, record: RunRecord) -> None:
+    added = runs_of(record)
+    with Store.open(url) as store:
+        store.add(added)
+        assert store.find("latest") == added[-1].run_id
+        assert store.find(added[1].run_id) == store.find("_000001") == added[1].run_id
+        with pytest.raises(UsageError, match=r"found several runs: .*; give more of the id"):
+            store.find("tiny_fake")
+        with pytest.raises(UnknownName, match="unknown run 'n_thing'"):
+            store.find("n_thing")  # not a pattern
+        with pytest.raises(UnknownName, match="unknown run 'absent'"):
+            store.record("absent")
+        with pytest.raises(UnknownName, match="unknown conditions 'absent'"):
+            store.conditions("absent")
+
+
+def test_events_are_added_once_and_never_changed(url: str) -> None:
+    event = StoreEvent(id="e1", kind="note", series="sha256:a", at="2026-01-03T00:00:00+00:00", who="ann", why="fan")
+    later = StoreEvent(id="e0", kind="quarantine", node="n", at="2026-01-04T00:00:00+00:00", who="bob", why="hot")
+    with Store.open(url) as store:
+        for each in (later, event, event):
+            store.add_event(each)
+        assert store.events() == [event, later]
+        assert store.events(series="sha256:a") == [event] and store.events(node="n") == [later]
+        with pytest.raises(UsageError, match="events are never changed"):
+            store.add_event(event.model_copy(update={"why": "other"}))
+        assert store.events() == [event, later]
+
+
+def test_expectations_learn_their_series_and_nights_are_listed(url: str, record: RunRecord) -> None:
+    with Store.open(url) as store:
+        store.expect("2026-01-05", "nightly", {"a": None, "b": "sha256:b"})
+        store.expect("2026-01-05", "nightly", {"a": "sha256:a", "b": None, "c": None})
+        store.expect("2026-01-05", "weekly", {"a": None})
+        found = {"nightly/a": "sha256:a", "nightly/b": "sha256:b", "nightly/c": None, "weekly/a": None}
+        assert store.expected("2026-01-05") == found and store.expected("2026-01-06") == {}
+        store.add(runs_of(record))
+        assert store.nights() == ["2026-01-02", "2026-01-03", "2026-01-04", "2026-01-05"]
+
+
+def test_findings_are_kept_in_order(url: str) -> None:
+    with Store.open(url) as store:
+        for number, night in enumerate(("b", "a", "b")):
+            store.add_finding(night, {"number": number, "word": "regression", "text": "ü"})
+        assert [found["number"] for found in store.findings()] == [0, 1, 2]
+        assert [found["number"] for found in store.findings("b")] == [0, 2] and store.findings("c") == []
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            store.add_finding("a", {"change": float("nan")})
+
+
+def test_a_failed_batch_leaves_nothing_and_the_store_goes_on(
+    url: str, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the failed transaction had added is not remembered as being there."""
+    with Store.open(url) as store:
+        monkeypatch.setattr("levelfield.store.insertion.raw_row", lambda *given: {}["broken"])
+        with pytest.raises(KeyError):
+            store.add([record])
+        monkeypatch.undo()
+        assert store.run_ids() == [] and store.add([record]) == Added(new=1)
+        assert list(store.records()) == [record]
+
+
+def test_the_views_have_a_row_for_each_run_and_series(url: str, record: RunRecord) -> None:
+    added = runs_of(record)
+    with Store.open(url) as store:
+        store.add([*added, added[0].model_copy(update={"content": "sha256:other"})])
+        rows = store.read(lambda connection: connection.exec_driver_sql("SELECT * FROM v_result ORDER BY began").all())
+        assert [row.run_id for row in rows] == [run.run_id for run in added[1:]]
+        first = rows[0]
+        assert (first.label, first.began_seconds) == (added[1].series.label, 1767409445)
+        assert first.tokens_per_second_per_device == added[1].tokens_per_second_per_device
+        listed = store.read(
+            lambda connection: connection.exec_driver_sql("SELECT * FROM v_series ORDER BY case_name").all()
+        )
+        assert [(row.case_name, row.runs, row.valid_runs) for row in listed] == [("tinier", 3, 3), ("tiny", 2, 2)]

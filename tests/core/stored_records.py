@@ -1,0 +1,30 @@
+"""Records for tests of a store: one real record of a run that was never trained, and changed copies of it."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+from levelfield.run.runner import finish
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.record import RunRecord
+from levelfield.store.run_record import record_of
+
+FIRST = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+
+
+def real_record(folder: Path) -> RunRecord:
+    """The record of a run directory, whose result is computed first."""
+    finish(RunPaths(folder))
+    return record_of(RunPaths(folder))
+
+
+def changed(record: RunRecord, number: int, **change: Any) -> RunRecord:
+    """A run of the same series, `number` nights later. Other fields as given; `series` as a change of its fields."""
+    began = FIRST + timedelta(days=number)
+    series = record.series.model_copy(update=change.pop("series", {}))
+    own = {"run_id": f"{began:%Y%m%dT%H%M%SZ}_tiny_fake_fake_{number:06x}", "content": f"sha256:{number:064x}"}
+    rate = (record.tokens_per_second_per_device or 1.0) * (1 + number / 1000)
+    figures = {"began": began.isoformat(), "series": series, "tokens_per_second_per_device": rate}
+    return record.model_copy(update={**own, **figures, **change})
