@@ -110,7 +110,7 @@ def resealed(members: Mapping[str, bytes], folder: Path, restate: bool = False) 
     made = {**members, f"{run}outcome.json": paths.outcome.read_bytes()}
     finding = seal_finding(paths)
     if restate:
-        made[f"{run}{RESULT}"] = dump(collect(paths, Redaction(finding, None))).encode()
+        made[f"{run}{RESULT}"] = dump(collect(paths, redaction=Redaction(finding, None))).encode()
 
     def anew(manifest: Manifest) -> Manifest:
         name, old = next(iter(manifest.runs.items()))

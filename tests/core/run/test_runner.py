@@ -126,6 +126,11 @@ def test_provenance_says_where_the_run_comes_from(train: Run, runs: Path, monkey
     assert found["environment_packages"]["numpy"] and found["platform"]["pydantic"]
     assert found["variables"]["NCCL_DEBUG"] == "INFO" and found["machine"]["memory_bytes"] > 0
     assert "commit" in found["source"]
+    assert [device["index"] for device in found["devices"]] == [0, 1]
+    assert found["machine"]["identity"].startswith("sha256:")
+    result = json.loads(only(runs).result.read_text())
+    assert result["origin"]["machine"] == found["machine"]["identity"] and result["origin"]["packages"]
+    assert result["origin"]["implementation"] == load(Plan, only(runs).plan).implementation.rests_on
 
 
 def test_the_result_has_the_inherited_variables_that_can_change_a_training(
