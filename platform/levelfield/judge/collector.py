@@ -28,6 +28,7 @@ from levelfield.measure.weights import weight_checksums
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.rundir.seal import seal_finding
+from levelfield.rundir.system_facts import origin_of
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -106,6 +107,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         warnings=(*plan.notices, *raw.warnings, *used.warnings, *_loaded(raw), *seal_warnings(status, seal)),
         allowed=plan.container.allowed if plan.container else (),
         inherited=raw.inherited,
+        origin=origin_of(raw.provenance, plan.implementation.rests_on),
         seal=seal,
     )
 

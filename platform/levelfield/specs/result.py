@@ -341,6 +341,17 @@ class System(Value):
     engine: str | None = Field(description="Container engine with its version; null outside of a container.")
 
 
+class Origin(Value):
+    """What the run was made with, as digests: equal digests mean the same thing. Null: not recorded."""
+
+    implementation: str | None = Field(
+        description="Digest of all code of the training but its framework's: its folder, those it shares, the worker."
+    )
+    packages: str | None = Field(description="Digest of the packages of the training's Python, with their versions.")
+    image: str | None = Field(description="Digest of the container image; null outside of a container.")
+    machine: str | None = Field(description="Digest of the machine's own identifier and name.")
+
+
 class SealFinding(Value):
     """Whether the raw files are those that the run left when it ended."""
 
@@ -438,6 +449,9 @@ class Result(Document):
         default={},
         description="Variables by name that the training inherited from the user's shell and that can change it. "
         "A value that looks like a secret is masked.",
+    )
+    origin: Origin | None = Field(
+        default=None, description="What the run was made with; null for results of an earlier version."
     )
     seal: SealFinding | None = Field(
         default=None, description="Whether the raw files are as sealed; null for results of an earlier version."
