@@ -123,3 +123,10 @@ def test_json_and_markdown_say_the_same() -> None:
 def test_no_run_is_said() -> None:
     found = matrix([], "vendor")
     assert "no run was found" in as_text(sheets(found)) and as_values(found)["rows"] == []
+
+
+def test_the_newest_run_is_so_by_its_time_and_not_by_its_name() -> None:
+    old = record(9, 900, began="2026-11-21T23:59:59+00:00")
+    assert cell(matrix([record(1, 1000), old], "framework"), "gpt", "torch").value == 1000
+    east = record(9, 900, began="2026-11-22T11:30:00+02:00")  # 09:30 in UTC
+    assert cell(matrix([record(1, 1000), east], "framework"), "gpt", "torch").value == 1000
