@@ -100,8 +100,7 @@ def test_a_free_choice_differs_on_purpose(field: str, change: dict[str, Any]) ->
 
 def test_precision_differs_on_purpose_where_that_was_requested() -> None:
     def with_digest(runs: list[RunRecord], digest: str | None) -> list[RunRecord]:
-        identity = {"identity": {"work_but_precision": digest}}
-        return [run.model_copy(update={"result": {**run.result, **identity}}) for run in runs]
+        return [run.model_copy(update={"result": {**run.result, "work_but_precision": digest}}) for run in runs]
 
     base = with_digest(repeats(1000, 1010, 990), "sha256:8")
     other_precision = repeats(500, 505, 495, first=10, precision="bf16", work="sha256:" + "7" * 64)

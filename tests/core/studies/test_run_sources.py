@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.store.database import Store
 from levelfield.studies.run_places import RunPlaces
 from levelfield.studies.run_sources import FolderRuns, KeptRuns
+from recorded_runs import seal_again
 
 IDS = ["20260102T030405Z_tiny_fake_fake_00000a", "20260102T030406Z_tiny_fake_fake_00000b"]
 
@@ -27,15 +27,9 @@ def folder(run: RunPaths, tmp_path: Path) -> Path:
         shutil.copytree(run.root, runs / run_id)
         paths = RunPaths(runs / run_id)
         write_json(paths.plan, {**json.loads(paths.plan.read_text()), "run_id": run_id, "repeat": number})
-        reseal(paths)
+        seal_again(paths)
         write_json(paths.result, {"schema": "levelfield.result/1", **collect(paths).model_dump(mode="json")})
     return runs
-
-
-def reseal(paths: RunPaths) -> None:
-    from recorded_runs import seal_again
-
-    seal_again(paths)
 
 
 @pytest.fixture
@@ -119,15 +113,3 @@ class TestPlaces:
     def test_a_named_store_that_is_not_there_is_said(self, folder: Path, tmp_path: Path) -> None:
         with RunPlaces(folder, str(tmp_path / "missing.sqlite")) as places, pytest.raises(UsageError):
             places.runs(IDS[0])
-
-
-@pytest.fixture
-def compared_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    """compared_runs(words...): exit code and output of `compare` on the folder, without any store."""
-    from levelfield.cli.main import main
-
-    def call(*words: str) -> tuple[int, str]:
-        code = main(["compare", "--runs", str(folder), *words])
-        return code, capsys.readouterr().out
-
-    return call
