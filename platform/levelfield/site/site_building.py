@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
@@ -13,11 +13,11 @@ from pathlib import Path
 import levelfield
 from levelfield.catalog.registry import Registry
 from levelfield.site.escaped_data import data_script
-from levelfield.site.gathering import SiteContent, gathered
+from levelfield.site.gathering import gathered
 from levelfield.site.results import StoredResults
 from levelfield.site.run_details import month_file
 from levelfield.site.series_history import SeriesRuns, history, month_of
-from levelfield.site.series_summary import SeriesSummary, summary_of
+from levelfield.site.series_summary import summary_of
 from levelfield.site.site_manifest import SeriesFiles, SiteManifest, SiteWriter, opened
 from levelfield.site.site_pages import write_pages
 from levelfield.specs.record import RunRecord
