@@ -24,16 +24,19 @@ const levelfield = (() => {
     parsed.set(name, JSON.parse(json));
   }
 
+  /* A data file or a run that is not there. */
+  class Missing extends Error {}
+
   /* Return a promise of the value of data/NAME.js. A page of a file may load a script; it may not fetch. */
   function load(name) {
     if (parsed.has(name)) return Promise.resolve(parsed.get(name));
-    if (!/^[a-z0-9-]+$/.test(name)) return Promise.reject(new Error(name));
+    if (!/^[a-z0-9-]+$/.test(name)) return Promise.reject(new Missing(name));
     if (!promised.has(name)) {
       promised.set(name, new Promise((resolve, reject) => {
         const script = document.createElement("script");
         script.src = `${root}data/${name}.js`;
-        script.onload = () => (parsed.has(name) ? resolve(parsed.get(name)) : reject(new Error(name)));
-        script.onerror = () => reject(new Error(name));
+        script.onload = () => (parsed.has(name) ? resolve(parsed.get(name)) : reject(new Missing(name)));
+        script.onerror = () => reject(new Missing(name));
         document.head.append(script);
       }));
     }
@@ -168,7 +171,7 @@ const levelfield = (() => {
   });
 
   return {
-    data, load, t, el, foreign, shown, number, signedPercent, when, figure, figureName, FIGURES, word, runLink, parts,
+    data, load, Missing, t, el, foreign, shown, number, signedPercent, when, figure, figureName, FIGURES, word, runLink, parts,
     copy, announce, ready, root, language,
   };
 })();

@@ -14,7 +14,7 @@
       await show(place, slug, run);
     } catch (error) {
       place.replaceChildren(el("p", { class: "empty" }, t("run-not-found")), el("p", {}, foreign(run)));
-      if (!/^[a-z0-9-]+$/.test(error.message)) throw error; // a file that is not there has its name as the message
+      if (!(error instanceof levelfield.Missing)) throw error;
     }
     place.dataset.drawn = location.hash;
   }
@@ -22,7 +22,7 @@
   async function show(place, slug, run) {
     const history = await load(`history-${slug}`);
     const index = history.columns.run.indexOf(run);
-    if (index < 0) throw new Error("no-such-run");
+    if (index < 0) throw new levelfield.Missing(run);
     const file = await load(`runs-${slug}-${when(history.columns.time[index], 7)}`);
     const found = file.runs.find((each) => each.run === run);
     const fact = (name) => (name in found.facts ? file.pool[found.facts[name]] : null);
