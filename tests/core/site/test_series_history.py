@@ -105,29 +105,30 @@ def test_a_month_keeps_curves_facts_and_the_reference() -> None:
     made = month_file(runs.series, mine, ("a reference", [3.0, 2.0]))
     assert made["reference"] == {"name": "a reference", "losses": [3.0, 2.0]}
     for run, record in zip(made["runs"], mine, strict=True):
-        fact = {name: made["pool"][place] for name, place in run["facts"].items()}
-        assert run["steps"] == pytest.approx(record.step_seconds, abs=1e-6) and len(run["losses"]) == 40
-        assert fact["expected_bytes"] == record.result["memory"]["expected_bytes"]  # type: ignore[index,call-overload]
-        assert fact["alignment"]["reason"] == "every layer within its limit"
-        assert (fact["done"], fact["planned"]) == (40, 40)
-    assert len(made["pool"]) < 8 * len(mine) + 20, "what runs share is kept once"
+        shared = made["shared"][run["shared"]]
+        assert [step / 1e6 for step in run["steps"]] == pytest.approx(record.step_seconds, abs=1e-6)
+        assert [loss / 1e6 for loss in run["losses"]] == pytest.approx(record.losses, abs=1e-6)
+        assert shared["expected_bytes"] == record.result["memory"]["expected_bytes"]  # type: ignore[index,call-overload]
+        assert (shared["done"], shared["planned"]) == (40, 40)
+        assert run["alignment"]["reason"] == "every layer within its limit"
+        assert run["device_used"]["value"] == record.memory_bytes
+    assert len(made["shared"]) == 1, "what runs share is kept once"
 
 
-def test_true_and_one_are_two_values_in_the_pool() -> None:
-    record = RECORDS[0].model_copy(update={"result": {"parameters": 1, "repeated": True, "steps_done": 1.0}})
-    made = month_file(record.series, [record], None)
-    values = [made["pool"][made["runs"][0]["facts"][name]] for name in ("parameters", "repeated", "done")]
-    assert [type(value) for value in values] == [int, bool, float]
+def test_true_and_one_are_two_values() -> None:
+    records = [RECORDS[0].model_copy(update={"result": {"parameters": value}}) for value in (1, True, 1.0, 1)]
+    made = month_file(RECORDS[0].series, records, None)
+    assert [type(made["shared"][run["shared"]]["parameters"]) for run in made["runs"]] == [int, bool, float, int]
 
 
 def test_a_result_of_another_form_gives_what_it_has() -> None:
     odd = RECORDS[0].model_copy(update={"result": {"memory": 3, "status": [], "throughput": {"step_seconds": "x"}}})
-    assert month_file(odd.series, [odd], None)["runs"][0]["facts"] == {}
+    assert month_file(odd.series, [odd], None)["shared"] == [{}]
 
 
 def test_the_command_is_read_by_the_command_line() -> None:
     series = RECORDS[0].series.model_copy(update={"virtual_pipeline": 2, "threads": 4, "compile": True})
-    words = shlex.split(command(RECORDS[0].model_copy(update={"series": series})))
+    words = shlex.split(command(series))
     assert words[:2] == ["python", "run_benchmarks.py"]
     read = parser_of(words[2:])
     assert read.case == ["gpt3_6.7B:torch:H100-SXM5-80GB:1:8"] and (read.layout, read.micro_batch) == ("DP8TP1PP1", 1)
@@ -136,7 +137,7 @@ def test_the_command_is_read_by_the_command_line() -> None:
 
 def test_a_shell_reads_a_hostile_name_as_one_word() -> None:
     series = RECORDS[0].series.model_copy(update={"case": "a; rm -rf ~ $(id) `id`"})
-    words = shlex.split(command(RECORDS[0].model_copy(update={"series": series})))
+    words = shlex.split(command(series))
     assert words[3].startswith("a; rm -rf ~ $(id) `id`:torch")
 
 

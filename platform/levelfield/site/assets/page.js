@@ -119,6 +119,13 @@ const levelfield = (() => {
     return el("a", { href: `run.html#${slug}/${encodeURIComponent(run)}` }, text || run);
   }
 
+  /* Return a run of a month's file. Step times and losses are stored in millionths. */
+  function runOf(file, run) {
+    const found = file.runs.find((each) => each.run === run);
+    const whole = (values) => values.map((value) => (value === null ? null : value / 1e6));
+    return { ...found, steps: whole(found.steps), losses: whole(found.losses) };
+  }
+
   /* Return the parts of what follows # in the address. A part that is not valid is an empty text. */
   function parts() {
     return location.hash.slice(1).split("/").map((part) => {
@@ -171,7 +178,7 @@ const levelfield = (() => {
   });
 
   return {
-    data, load, Missing, t, el, foreign, shown, number, signedPercent, when, figure, figureName, FIGURES, word, runLink, parts,
+    data, load, Missing, t, el, foreign, shown, number, signedPercent, when, figure, figureName, FIGURES, word, runLink, runOf, parts,
     copy, announce, ready, root, language,
   };
 })();
