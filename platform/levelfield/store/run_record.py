@@ -152,7 +152,7 @@ def _subject(plan: Plan, result: Result, provenance: dict[str, Any]) -> Subject:
         environment=plan.environment.digest or None,
         packages=_digest(packages) if isinstance(packages, dict) else None,
         image=str(image["id"]) if image.get("id") else None,
-        implementation=plan.implementation.digest,
+        implementation=plan.implementation.rests_on or plan.implementation.digest,
         commit=commit if isinstance(commit, str) else None,
         is_dirty=bool(changed) if isinstance(changed, list) else None,
         platform_version=plan.platform_version,
@@ -161,8 +161,12 @@ def _subject(plan: Plan, result: Result, provenance: dict[str, Any]) -> Subject:
 
 
 def _node(provenance: dict[str, Any]) -> str:
-    """Return the digest of the machine's name and of its devices' identities. Neither can be read from it."""
-    name, devices = _mapping(provenance.get("machine")).get("name"), provenance.get("devices")
+    """Return the digest of the machine's identity, else of its name, and of its devices' identities.
+
+    None of them can be read from it.
+    """
+    machine, devices = _mapping(provenance.get("machine")), provenance.get("devices")
+    name = machine.get("identity", machine.get("name"))
     return _digest([name, devices if isinstance(devices, list) else []]) if isinstance(name, str) and name else UNKNOWN
 
 
