@@ -1,4 +1,4 @@
-"""Records and events as JSON lines, which `store export` writes and `store import` reads, without trust."""
+"""Records and statements as JSON lines, which `store export` writes and `store import` reads, without trust."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from levelfield.errors import DocumentError
 from levelfield.rundir.strict_json import strict_json
 from levelfield.specs.base import Document, parse
 from levelfield.specs.record import RunRecord, StoreEvent
+from levelfield.store.statement_lines import StatedExpectation, StatedFinding, Statement
 
 MOST_BYTES = 16 * 2**20  # of one line; the record of a run with 100,000 steps has 4 MB
-_KINDS: dict[str, type[Document]] = {kind.schema_name(): kind for kind in (RunRecord, StoreEvent)}
-Line = RunRecord | StoreEvent
+_KINDS: dict[str, type[Document]] = {
+    kind.schema_name(): kind for kind in (RunRecord, StoreEvent, StatedExpectation, StatedFinding)
+}
+Line = RunRecord | Statement
 
 
 def line_of(document: Document) -> str:
@@ -50,7 +53,7 @@ def read_lines(
 
 
 def document_of(line: bytes, origin: str) -> Line:
-    """Return the record or event of a line. Raises DocumentError for anything else, also for NaN and double keys.
+    """Return the record or statement of a line. Raises DocumentError for anything else, also for NaN and double keys.
 
     A result that was read from JSON is JSON: it is not validated value by value again, which takes longest.
     """
