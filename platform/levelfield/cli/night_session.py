@@ -23,17 +23,17 @@ from levelfield.compare.examination import Examination
 from levelfield.errors import RunFailed, UsageError
 from levelfield.plan.request import UserRequest
 from levelfield.run import certification, scheduler
-from levelfield.run.builds import build_of
+from levelfield.run.builds import Build, build_of
 from levelfield.run.control_probe import control_rates
 from levelfield.run.provenance import source
 from levelfield.rundir.directory import default_runs
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.record import Gated, Point, RunRecord, StoreEvent, Subject
+from levelfield.specs.record import Point, RunRecord, StoreEvent, Subject
 from levelfield.specs.result import Result
 from levelfield.store.database import Store
 from levelfield.store.run_record import record_of, series_of
-from levelfield.studies.build_pairs import arms_of, paired_records
+from levelfield.studies.build_pairs import arms_of, paired_records, shared_python
 from levelfield.studies.confirmation import Confirmation, RecordPair
 from levelfield.studies.gate import GateReport, Suspect, compared, suspects
 from levelfield.studies.machine_control import control_file, keep_control, out_of_line, read_controls
@@ -153,15 +153,16 @@ class NightSession:
             return f"the accepted build of {run.name} had files that no commit has"
         now = self._subject_of(suspect)
         try:
-            build = build_of(before.commit, self.terminal.say)
+            build = build_of(before.commit, say=self.terminal.say)
         except RunFailed as error:
             return str(error)
-        arms = arms_of(run.job.plan, build, before, now, self.options.plugins)
+        plan, tonight = run.job.plan, Build(now.commit or "", checkout())
+        arms = arms_of(plan, build, tonight, shared_python(plan, before, now), self.options.plugins)
         figure = suspect.figure.replace("_", " ")
         self.terminal.say(f"confirming {run.name}, {figure}: pairs of {before.commit[:12]} and tonight's build")
         done = [self.store.record(each.run_id) for each in self.state.confirmations if each.series == suspect.series]
         keep = partial(self._keep_arm, suspect.series)
-        return paired_records(arms, MOST_PAIRS, self.runs, series_of(run.job.plan), keep, done)
+        return paired_records(arms, MOST_PAIRS, self.runs, series_of(plan), keep, done)
 
     def _accepted_point(self, series: str, found: Examination) -> Point | None:
         wanted = found.accepted.build if found.accepted else None
@@ -175,7 +176,9 @@ class NightSession:
         began = time.monotonic()
         record = record_of(paths, "confirm-a" if arm == "a" else "confirm-b", self.night)
         self.store.add([record])
-        state = self.state.with_confirmation(PairRun.model_validate({"series": series, "arm": arm, "run_id": record.run_id}))
+        state = self.state.with_confirmation(
+            PairRun.model_validate({"series": series, "arm": arm, "run_id": record.run_id})
+        )
         lasted = sum(record.step_seconds) + time.monotonic() - began
         self.save(state.model_copy(update={"used_seconds": state.used_seconds + lasted}))
         return record

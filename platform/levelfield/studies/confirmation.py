@@ -27,11 +27,11 @@ class Confirmation:
     """
 
     suspects: Mapping[tuple[str, Gated], Suspect]
-    start: Callable[[Suspect], "Iterator[RecordPair] | str"]
+    start: Callable[[Suspect], Iterator[RecordPair] | str]
     left: Callable[[str], bool]
     say: Callable[[str], None]
     _known: dict[str, list[RecordPair]] = field(default_factory=dict)
-    _running: dict[str, "Iterator[RecordPair] | None"] = field(default_factory=dict)
+    _running: dict[str, Iterator[RecordPair] | None] = field(default_factory=dict)
 
     def __call__(self, series: str, figure: Gated) -> Pairs | None:
         """Return the values of both builds, pair by pair, as many as the test needs; None where none can be run."""
