@@ -25,6 +25,7 @@ PRECISIONS = ("fp32", "bf16")
 # The variations of `align calibrate`, by what they vary, from one process with one thread and micro-batches of 2.
 LEARNT = (
     ("micro-batch", Variant("half the micro-batch", micro_batch=1)),
+    ("micro-batch", Variant("twice the micro-batch", micro_batch=4)),
     *(("layout", VARIANTS[name]) for name in ("DP2", "TP2", "PP2", "ZeRO 1, DP2")),
 )
 

@@ -23,6 +23,7 @@ other commands (each has --help):
   plan       memory and tokens/s of every layout of a case, on any devices
   sweep      run the plan's best layouts; compare prediction and measurement
   report     results of one run or several: table, markdown, csv, json
+  compare    ratios of runs with intervals; scaling; case x vendor matrices
   reveal     check withheld values against their commitments
   collect    compute the result of a run again from its raw files
   store      results over time: import, export, prune, check

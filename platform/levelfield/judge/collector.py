@@ -257,6 +257,7 @@ def _identity(plan: Plan, raw: RawRecords) -> Identity:
         corpus=plan.corpus.digest,
         initial_weights="sha256:" + hashlib.sha256(listed.encode()).hexdigest() if weights else None,
         tokens=f"{tokens:016x}" if tokens is not None else None,
+        work_but_precision=plan.work.digest_but_precision,
     )
 
 

@@ -257,6 +257,11 @@ class Identity(Value):
     corpus: str = Field(description="Digest of the corpus.")
     initial_weights: str | None = Field(description="Digest of the initial weights of every parameter.")
     tokens: str | None = Field(description="Checksum of all tokens that the run read.")
+    work_but_precision: str | None = Field(
+        default=None,
+        description="Digest of the work with precision and loss scale left out: `compare --across precision` needs it. "
+        "Null for results of an earlier version.",
+    )
 
 
 class AlignmentLayer(Value):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from levelfield.catalog.registry import Registry
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.specs.plan import Plan
@@ -12,12 +14,19 @@ LAYOUTS = {"data": "DP2", "tensor": "TP2", "pipeline": "PP2", "zero1": "DP2SH1SP
 
 
 def variations(registry: Registry, plan: Plan) -> list[Entry]:
-    """Return entries of the same work: one thread, half the micro-batch, each layout over two processes."""
+    """Return entries of the same work: one thread, half and twice the micro-batch, each layout over two processes."""
     framework, vendor = plan.implementation.framework, plan.hardware.vendor
     offered = registry.implementation(framework)[0].parallelism.get(plan.hardware.device_kind, ())
     one, two = (f"{plan.case}:{framework}:{vendor}:1:{devices}" for devices in (1, 2))
     choices = [(one, TuningChoice(threads=1))]
-    if plan.tuning.micro_batch > 1:
-        choices.append((one, TuningChoice(micro_batch=plan.tuning.micro_batch // 2)))
+    choices += [(one, TuningChoice(micro_batch=size)) for size in _micro_batches(plan)]
     choices += [(two, TuningChoice(layout=layout, threads=1)) for key, layout in LAYOUTS.items() if key in offered]
     return [Entry(text, UserRequest(plan.scale, choice)) for text, choice in choices]
+
+
+def _micro_batches(plan: Plan) -> Iterator[int]:
+    """Return half and twice the micro-batch, as far as the same global batch divides into them."""
+    if plan.tuning.micro_batch % 2 == 0:
+        yield plan.tuning.micro_batch // 2
+    if plan.accumulation % 2 == 0:
+        yield plan.tuning.micro_batch * 2

@@ -1,0 +1,174 @@
+"use strict";
+/* The page of a case: for each series its charts over time, what changed around it, and a table of its runs. */
+(() => {
+  const { el, t, load, when, figure, figureName, word, runLink, number } = levelfield;
+  const NAMES = ["tokens", "mfu", "memory", "energy", "loss"];
+  const GATED = { tokens: "tokens_per_second_per_device", memory: "memory_bytes", energy: "joules_per_token" };
+
+  function start() {
+    const sections = [...document.querySelectorAll("section[data-series]")];
+    const seen = new IntersectionObserver((entries) => {
+      for (const entry of entries) {
+        if (entry.isIntersecting) { seen.unobserve(entry.target); show(entry.target); }
+      }
+    }, { rootMargin: "400px" });
+    sections.forEach((section) => seen.observe(section));
+    const all = document.getElementById("draw-all"); // paper does not scroll, and print does not wait for data
+    all.hidden = false;
+    all.addEventListener("click", async () => {
+      await Promise.all(sections.map(show));
+      all.hidden = true;
+    });
+  }
+
+  async function show(section) {
+    if (section.dataset.shown) return;
+    section.dataset.shown = "yes";
+    const place = section.querySelector(".series");
+    const caseFile = document.querySelector("main").dataset.case;
+    try {
+      const [history, stated] = await Promise.all([load(`history-${section.dataset.series}`), load(`case-${caseFile}`)]);
+      place.replaceChildren();
+      draw(place, section.dataset.series, history, stated[section.dataset.series]);
+    } catch (error) {
+      place.replaceChildren(el("p", { class: "empty" }, t("no-data")));
+      throw error;
+    }
+    section.dataset.drawn = "yes";
+  }
+
+  function draw(place, slug, history, stated) {
+    const columns = history.columns;
+    const charts = el("div", { class: "charts" });
+    place.append(nodes(history), charts);
+    const absent = [];
+    for (const name of NAMES) {
+      if (columns[name].some((value) => value !== null)) chart(charts, slug, history, stated, name);
+      else absent.push(t(`figure.${name}`));
+    }
+    if (absent.length) place.append(el("p", { class: "empty" }, t("no-figure", { names: absent.join(", ") })));
+    changes(place, history);
+    events(place, stated.events);
+    words(place, slug, stated.findings);
+    runs(place, slug, history);
+  }
+
+  /* The nodes by their marks. */
+  function nodes(history) {
+    const signs = levelfield.charts.SIGNS;
+    const shown = history.kept.nodes.flatMap((node, i) => [el("span", { class: "node" }, `${signs[i % signs.length]} `, levelfield.foreign(short(node))), " "]);
+    return el("p", { class: "legend" }, el("span", {}, `${t("nodes")}: `), shown);
+  }
+
+  function short(digest) {
+    return digest.replace(/^sha256:/, "").slice(0, 12);
+  }
+
+  function chart(place, slug, history, stated, name) {
+    const { columns, kept } = history;
+    const { factor } = levelfield.FIGURES[name];
+    const values = columns[name].map((value) => (value === null ? null : value * factor));
+    const nightly = kept.purposes.indexOf("nightly");
+    levelfield.charts.add(place, {
+      name: t(`figure.${name}`),
+      unit: t(`unit.${name}`),
+      x: columns.time,
+      time: true,
+      lines: [{ name: t(`figure.${name}`), values, width: 0.6, colour: "faint" }],
+      marks: { kinds: columns.node, full: columns.purpose.map((p) => p === nightly), counts: columns.counts },
+      steps: [
+        ...history.segments.map((segment, i) => ({ x: columns.time[segment.at], label: `C${i + 1}` })),
+        ...stated.events.map((event, i) => ({ x: event.time, label: `E${i + 1}`, colour: "note" })),
+      ],
+      levels: levels(history, stated, name, factor),
+      open: (i) => `run.html#${slug}/${encodeURIComponent(columns.run[i])}`,
+      describe: (i) => description(history, name, i),
+    });
+  }
+
+  /* Accepted levels: each holds until the next one, or until it ended. Without one, the level that the gate used. */
+  function levels(history, stated, name, factor) {
+    const end = history.columns.time[history.columns.time.length - 1];
+    const accepted = stated.events.filter((event) => event.kind === "baseline" && GATED[name] in event.level);
+    if (accepted.length) {
+      return accepted.map((event, i) => ({ from: event.time, to: accepted[i + 1] ? accepted[i + 1].time : end, value: event.level[GATED[name]] * factor }));
+    }
+    const last = stated.findings.filter((finding) => finding.figure === GATED[name] && finding.level !== null).pop();
+    if (!last) return [];
+    const since = Date.parse(last.level_since) / 1000;
+    return [{ from: Number.isFinite(since) ? since : history.columns.time[0], to: end, value: last.level * factor }];
+  }
+
+  function description(history, name, i) {
+    const { columns, kept } = history;
+    const value = columns[name][i];
+    const said = value === null ? t("no-value") : `${figure(name, value)} ${t(`unit.${name}`)}`;
+    const key = `word.${kept.words[columns.word[i]]}`;
+    return `${when(columns.time[i])} UTC: ${said}, ${t(key)}, ${t("node")} ${short(kept.nodes[columns.node[i]])}`;
+  }
+
+  function changes(place, history) {
+    if (!history.segments.length) {
+      place.append(el("p", { class: "empty" }, t("no-segments")));
+      return;
+    }
+    const rows = history.segments.map((segment, i) => [
+      `C${i + 1}`,
+      when(history.columns.time[segment.at]),
+      el("ul", { class: "fields" }, segment.fields.map(([name, before, after]) => el("li", {}, levelfield.foreign(`${name}: ${before || "–"} → ${after || "–"}`)))),
+    ]);
+    levelfield.tables.add(place, t("conditions-changed"), [t("mark"), t("since"), t("what-differs")], rows);
+  }
+
+  function events(place, all) {
+    if (!all.length) return;
+    const rows = all.map((event, i) => [
+      `E${i + 1}`, when(event.time), t(`event.${event.kind}`), levelfield.foreign(event.why), levelfield.foreign(event.who), event.until ? levelfield.foreign(event.until) : "–",
+    ]);
+    levelfield.tables.add(place, t("events"), [t("mark"), t("when"), t("kind"), t("why"), t("who"), t("until")], rows);
+  }
+
+  /* What the gate said, without the calm words: they would hide the others. */
+  function words(place, slug, findings) {
+    const said = findings.filter((finding) => finding.word !== "no change").reverse();
+    if (!said.length) {
+      place.append(el("p", { class: "empty" }, t(findings.length ? "gate-calm" : "gate-silent")));
+      return;
+    }
+    const rows = said.map((finding) => [
+      finding.night, word(finding.word), finding.figure ? t(`gated.${finding.figure}`) : "–",
+      { v: finding.change, text: change(finding) }, levelfield.foreign(finding.detail),
+      finding.run_id ? runLink(slug, finding.run_id, t("run")) : "–",
+    ]);
+    const columns = [t("night"), t("word"), t("figure"), { name: t("change"), number: true }, t("detail"), t("run")];
+    levelfield.tables.add(place, t("gate-said"), columns, rows);
+  }
+
+  function change(finding) {
+    const { signedPercent } = levelfield;
+    if (finding.change === null) return "–";
+    const bounds = finding.low === null || finding.high === null ? "" : ` (${signedPercent(finding.low, 1)} … ${signedPercent(finding.high, 1)})`;
+    return signedPercent(finding.change, 1) + bounds;
+  }
+
+  /* The table of the charts. It is made when it is opened: ten series of a year are 3,000 rows. */
+  function runs(place, slug, history) {
+    const { columns, kept } = history;
+    const details = el("details", { class: "figures" }, el("summary", {}, t("table-of-runs", { count: columns.run.length })));
+    details.addEventListener("toggle", () => {
+      if (!details.open || details.dataset.filled) return;
+      details.dataset.filled = "yes";
+      const rows = columns.run.map((run, i) => [
+        when(columns.time[i]), runLink(slug, run), word(kept.words[columns.word[i]]), levelfield.foreign(kept.verdicts[columns.verdict[i]]),
+        `${levelfield.charts.SIGNS[columns.node[i] % levelfield.charts.MARKS]} ${short(kept.nodes[columns.node[i]])}`,
+        t(`purpose.${kept.purposes[columns.purpose[i]]}`),
+        ...NAMES.map((name) => ({ v: columns[name][i], text: figure(name, columns[name][i]) })),
+      ]).reverse();
+      const heads = [t("when"), t("run"), t("result"), t("training"), t("node"), t("purpose"), ...NAMES.map((name) => ({ name: figureName(name), number: true }))];
+      levelfield.tables.add(details, t("table-of-runs", { count: rows.length }), heads, rows);
+    });
+    place.append(details);
+  }
+
+  levelfield.ready(start);
+})();

@@ -1,0 +1,164 @@
+"use strict";
+/* Two runs beside each other: the fields that differ come first, because they decide whether a ratio means anything.
+   compare.html#SERIES/RUN/SERIES/RUN */
+(() => {
+  const { el, t, load, when, number, figure, word, foreign, runLink } = levelfield;
+  const NAMES = ["tokens", "mfu", "memory", "energy", "loss"];
+  const SIDES = [0, 1];
+
+  async function start() {
+    const site = await load("site");
+    const given = levelfield.parts();
+    for (const side of SIDES) {
+      const series = document.getElementById(`series${side}`);
+      if (!series.options.length) fill(series, site.series.map((each) => [each.slug, each.label]));
+      if (given[2 * side]) series.value = given[2 * side];
+      await runs(side, given[2 * side + 1]);
+    }
+    await show(site);
+  }
+
+  function fill(select, options) {
+    select.replaceChildren(...options.map(([value, text]) => el("option", { value }, text)));
+  }
+
+  /* Offer the runs of the chosen series, the newest first. */
+  async function runs(side, chosen) {
+    const slug = document.getElementById(`series${side}`).value;
+    const select = document.getElementById(`run${side}`);
+    if (!slug) return fill(select, []);
+    const { columns, kept } = await load(`history-${slug}`);
+    const options = columns.run.map((run, i) => [run, `${when(columns.time[i])} ${kept.words[columns.word[i]]} ${figure("tokens", columns.tokens[i])}`]);
+    fill(select, options.reverse());
+    if (chosen && columns.run.includes(chosen)) select.value = chosen;
+  }
+
+  function changed() {
+    const values = SIDES.flatMap((side) => [document.getElementById(`series${side}`).value, document.getElementById(`run${side}`).value]);
+    location.hash = values.map(encodeURIComponent).join("/"); // hashchange shows them
+  }
+
+  async function loaded(side) {
+    const slug = document.getElementById(`series${side}`).value;
+    const run = document.getElementById(`run${side}`).value;
+    const history = await load(`history-${slug}`);
+    const index = history.columns.run.indexOf(run);
+    if (index < 0) return null;
+    const file = await load(`runs-${slug}-${when(history.columns.time[index], 7)}`);
+    const found = file.runs.find((each) => each.run === run);
+    return { slug, found, fields: fields(history, index, file, found) };
+  }
+
+  /* Every field of a run by its name, as in comparison_rules.py. */
+  function fields(history, index, file, found) {
+    const { columns, kept } = history;
+    const all = new Map();
+    const put = (above, value) => {
+      for (const [name, inner] of Object.entries(value)) {
+        if (inner !== null && typeof inner === "object" && !Array.isArray(inner)) put(`${above}.${name}`, inner);
+        else all.set(`${above}.${name}`, inner === null ? "–" : [inner].flat().join(", "));
+      }
+    };
+    put("series", file.series);
+    put("conditions", kept.conditions[columns.conditions[index]]);
+    put("subject", kept.subjects[columns.subject[index]]);
+    all.set("window", found.window.join(" – "));
+    all.set("node", found.node);
+    return all;
+  }
+
+  async function show(site) {
+    const place = document.getElementById("comparison");
+    const [a, b] = await Promise.all(SIDES.map(loaded));
+    place.replaceChildren();
+    if (!a || !b) place.append(el("p", { class: "empty" }, t("choose-two")));
+    else if (a.found.run === b.found.run) place.append(el("p", { class: "empty" }, t("same-run")));
+    else draw(place, site, a, b);
+    place.dataset.drawn = location.hash || "start";
+  }
+
+  function draw(place, site, a, b) {
+    const names = [...new Set([...a.fields.keys(), ...b.fields.keys()])].filter((name) => a.fields.get(name) !== b.fields.get(name));
+    const kinds = new Map(names.map((name) => [name, kind(site, name)]));
+    const blocking = names.filter((name) => kinds.get(name) === "must");
+    const unfit = [a, b].filter((side) => !side.found.counts);
+    verdict(place, blocking, unfit, names.some((name) => kinds.get(name) === "caution"));
+    fieldTable(place, a, b, names, kinds);
+    figureTable(place, a, b, !blocking.length && !unfit.length);
+  }
+
+  function kind(site, name) {
+    if (site.must.includes(name)) return "must";
+    if (site.asked.includes(name)) return "asked";
+    return site.caution.some((part) => name === part || name.startsWith(`${part}.`)) ? "caution" : "other";
+  }
+
+  function verdict(place, blocking, unfit, isCautious) {
+    const part = el("section", {}, el("h2", {}, t("comparable")));
+    if (blocking.length) part.append(el("p", { class: "caution" }, t("not-comparable"), " ", foreign(blocking.join(", "))));
+    for (const side of unfit) part.append(el("p", { class: "caution" }, t("run-does-not-count"), " ", foreign(side.found.run)));
+    if (!blocking.length && !unfit.length) {
+      part.append(el("p", {}, t(isCautious ? "comparable-caution" : "comparable-yes")), el("p", { class: "note" }, t("one-run-a-side")));
+    }
+    place.append(part);
+  }
+
+  function fieldTable(place, a, b, names, kinds) {
+    const part = el("section", {}, el("h2", {}, t("fields-that-differ")));
+    place.append(part);
+    if (!names.length) return part.append(el("p", { class: "empty" }, t("no-field-differs")));
+    const order = ["must", "caution", "asked", "other"];
+    const rows = [...names].sort((x, y) => order.indexOf(kinds.get(x)) - order.indexOf(kinds.get(y)))
+      .map((name) => [foreign(name), el("span", { class: `kind ${kinds.get(name)}` }, t(`differs.${kinds.get(name)}`)), foreign(a.fields.get(name) ?? "–"), foreign(b.fields.get(name) ?? "–")]);
+    levelfield.tables.add(part, t("fields-that-differ"), [t("field"), t("meaning"), "A", "B"], rows);
+  }
+
+  function figureTable(place, a, b, hasRatio) {
+    const part = el("section", {}, el("h2", {}, t("figures")));
+    place.append(part);
+    const rows = NAMES.map((name) => {
+      const [x, y] = [a.found[name], b.found[name]];
+      const ratio = hasRatio && x !== null && y !== null && x !== 0 && name !== "loss" ? y / x : null;
+      return [levelfield.figureName(name), { v: x, text: figure(name, x) }, { v: y, text: figure(name, y) }, { v: ratio, text: number(ratio, 3) }];
+    });
+    const columns = [t("figure"), { name: "A", number: true }, { name: "B", number: true }, { name: "B / A", number: true }];
+    levelfield.tables.add(part, t("figures"), columns, rows);
+    part.append(el("p", {}, "A: ", runLink(a.slug, a.found.run), " ", word(a.found.word), " ", foreign(a.found.verdict)));
+    part.append(el("p", {}, "B: ", runLink(b.slug, b.found.run), " ", word(b.found.word), " ", foreign(b.found.verdict)));
+    losses(part, a.found.losses, b.found.losses);
+  }
+
+  function losses(part, ours, theirs) {
+    const count = Math.max(ours.length, theirs.length);
+    if (!count) return;
+    const x = Array.from({ length: count }, (_, i) => i + 1);
+    const lines = [{ name: "A", values: x.map((_, i) => ours[i] ?? null) }, { name: "B", values: x.map((_, i) => theirs[i] ?? null), colour: "other", dash: [6, 4] }];
+    const charts = el("div", { class: "charts wide" });
+    part.append(charts);
+    levelfield.charts.add(charts, {
+      name: t("figure.loss"), unit: t("unit.loss"), x, lines,
+      describe: (i) => `${t("step")} ${x[i]}: A ${number(lines[0].values[i], 4)}, B ${number(lines[1].values[i], 4)}`,
+    });
+    const details = el("details", { class: "figures" }, el("summary", {}, t("table-of-steps", { count })));
+    part.append(details);
+    details.addEventListener("toggle", () => {
+      if (details.dataset.filled) return;
+      details.dataset.filled = "yes";
+      const rows = x.map((step, i) => [{ v: step, text: String(step) }, ...lines.map((line) => ({ v: line.values[i], text: number(line.values[i], 4) }))]);
+      levelfield.tables.add(details, t("table-of-steps", { count }), [{ name: t("step"), number: true }, { name: `A, ${t("figure.loss")}`, number: true }, { name: `B, ${t("figure.loss")}`, number: true }], rows);
+    });
+  }
+
+  levelfield.ready(async () => {
+    for (const side of SIDES) {
+      document.getElementById(`series${side}`).addEventListener("change", async () => { await runs(side); changed(); });
+      document.getElementById(`run${side}`).addEventListener("change", changed);
+    }
+    document.getElementById("swap").addEventListener("click", () => {
+      const [s0, r0, s1, r1] = SIDES.flatMap((side) => [document.getElementById(`series${side}`).value, document.getElementById(`run${side}`).value]);
+      location.hash = [s1, r1, s0, r0].map(encodeURIComponent).join("/");
+    });
+    await start();
+  });
+  addEventListener("hashchange", start);
+})();

@@ -1,0 +1,174 @@
+"use strict";
+/* What every page uses: data files, texts, numbers, and elements that are made from text alone.
+   No function takes HTML. Every string of a run reaches the page through `shown` and a text node. */
+const levelfield = (() => {
+  const root = document.documentElement.dataset.root;
+  const language = document.documentElement.dataset.language;
+  const parsed = new Map();
+  const promised = new Map();
+  // What a reader could not see or what turns the direction of the text, as report/escapes.py has it.
+  const OBEYED = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
+  const ALONE = /[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
+
+  function escaped(unit) {
+    return "\\u" + unit.charCodeAt(0).toString(16).padStart(4, "0");
+  }
+
+  /* Return the text with \u202e in place of an invisible character. */
+  function shown(value) {
+    return String(value).replace(ALONE, escaped).replace(OBEYED, escaped);
+  }
+
+  /* A data file calls this with its name and its JSON. */
+  function data(name, json) {
+    parsed.set(name, JSON.parse(json));
+  }
+
+  /* Return a promise of the value of data/NAME.js. A page of a file may load a script; it may not fetch. */
+  function load(name) {
+    if (parsed.has(name)) return Promise.resolve(parsed.get(name));
+    if (!/^[a-z0-9-]+$/.test(name)) return Promise.reject(new Error(name));
+    if (!promised.has(name)) {
+      promised.set(name, new Promise((resolve, reject) => {
+        const script = document.createElement("script");
+        script.src = `${root}data/${name}.js`;
+        script.onload = () => (parsed.has(name) ? resolve(parsed.get(name)) : reject(new Error(name)));
+        script.onerror = () => reject(new Error(name));
+        document.head.append(script);
+      }));
+    }
+    return promised.get(name);
+  }
+
+  /* Return the text of a key with its values filled in; the key itself where the table lacks it. */
+  function t(key, values) {
+    const found = (parsed.get(`texts-${language}`) || {})[key];
+    if (found === undefined) return key;
+    return found.replace(/\{(\w+)\}/g, (whole, name) => (values && name in values ? values[name] : whole));
+  }
+
+  /* Return an element. Attributes are names and values of our own; children are elements or texts. */
+  function el(tag, attributes, ...children) {
+    const made = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes || {})) {
+      if (value === true) made.setAttribute(name, "");
+      else if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value);
+    }
+    for (const child of children.flat()) {
+      if (child === null || child === undefined) continue;
+      made.append(child instanceof Node ? child : shown(child));
+    }
+    return made;
+  }
+
+  /* Return a text of a run, marked as English where the page is in another language. */
+  function foreign(value) {
+    const digest = /^(sha256:)?[0-9a-f]{40,64}$/.test(value); // its beginning tells it from others
+    return el("span", { lang: language === "en" ? null : "en", class: "foreign", title: digest ? value : null },
+      digest ? `${value.slice(0, value.startsWith("sha256:") ? 19 : 12)}…` : value);
+  }
+
+  const formats = new Map();
+  function number(value, digits) {
+    if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+    if (!formats.has(digits)) {
+      formats.set(digits, new Intl.NumberFormat("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }));
+    }
+    return formats.get(digits).format(value).replace("-", "\u2212");
+  }
+
+  function signedPercent(value, digits) {
+    if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+    return `${value > 0 ? "+" : ""}${number(value * 100, digits)} %`;
+  }
+
+  /* Return a time in UTC: 2026-11-22 08:16, or its first part. */
+  function when(seconds, length) {
+    return new Date(seconds * 1000).toISOString().replace("T", " ").slice(0, length || 16);
+  }
+
+  /* The figures of a run: unit, digits, and the factor from what is stored to what is shown. */
+  const FIGURES = {
+    tokens: { digits: 1, factor: 1 },
+    mfu: { digits: 1, factor: 100 },
+    memory: { digits: 2, factor: 1 / 2 ** 30 },
+    energy: { digits: 4, factor: 1 },
+    loss: { digits: 4, factor: 1 },
+  };
+
+  function figure(name, value) {
+    const { digits, factor } = FIGURES[name];
+    return value === null || value === undefined ? "–" : number(value * factor, digits);
+  }
+
+  function figureName(name) {
+    return `${t(`figure.${name}`)} (${t(`unit.${name}`)})`;
+  }
+
+  function word(name) {
+    const key = `word.${name}`;
+    const text = t(key);
+    const kind = /^[a-z -]+$/.test(name) ? `w-${name.replaceAll(" ", "-")}` : "";
+    return el("span", { class: `word ${kind}` }, text === key ? name : text);
+  }
+
+  function runLink(slug, run, text) {
+    return el("a", { href: `run.html#${slug}/${encodeURIComponent(run)}` }, text || run);
+  }
+
+  /* Return the parts of what follows # in the address. A part that is not valid is an empty text. */
+  function parts() {
+    return location.hash.slice(1).split("/").map((part) => {
+      try { return decodeURIComponent(part); } catch { return ""; }
+    });
+  }
+
+  /* Put the text on the clipboard. Pages of plain http have no clipboard; there the old way is used. */
+  async function copy(text, button) {
+    let done = false;
+    try {
+      await navigator.clipboard.writeText(text);
+      done = true;
+    } catch {
+      const area = el("textarea", { class: "away", "aria-hidden": "true", tabindex: "-1" });
+      area.value = text;
+      document.body.append(area);
+      area.select();
+      done = document.execCommand("copy");
+      area.remove();
+      button.focus();
+    }
+    const said = button.textContent;
+    button.textContent = t(done ? "copied" : "not-copied");
+    announce(button.textContent);
+    setTimeout(() => { button.textContent = said; }, 1500);
+  }
+
+  /* Tell a screen reader. */
+  function announce(text) {
+    const place = document.getElementById("announced");
+    if (place) place.textContent = text;
+  }
+
+  function ready(start) {
+    if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
+    else start();
+  }
+
+  ready(() => {
+    // The other language of the same run, and not of an empty page.
+    for (const link of document.querySelectorAll("a.language")) {
+      const page = link.getAttribute("href");
+      link.addEventListener("click", () => { link.setAttribute("href", page + location.hash); });
+    }
+    for (const button of document.querySelectorAll("button[data-copy]")) {
+      button.hidden = false;
+      button.addEventListener("click", () => copy(document.getElementById(button.dataset.copy).textContent, button));
+    }
+  });
+
+  return {
+    data, load, t, el, foreign, shown, number, signedPercent, when, figure, figureName, FIGURES, word, runLink, parts,
+    copy, announce, ready, root, language,
+  };
+})();

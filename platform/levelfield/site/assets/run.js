@@ -1,0 +1,267 @@
+"use strict";
+/* The page of one run, made from the data files of its series: run.html#SERIES/RUN. */
+(() => {
+  const { el, t, load, when, number, figure, word, foreign, runLink } = levelfield;
+  const NAMES = ["tokens", "mfu", "memory", "energy", "loss"];
+  const BYTES = ["device_used", "reserved", "allocated", "process"];
+  const GIB = 2 ** 30;
+
+  async function start() {
+    const place = document.getElementById("run");
+    const [slug, run] = levelfield.parts();
+    if (!slug || !run) return place.replaceChildren(el("p", { class: "empty" }, t("no-run-named")));
+    try {
+      await show(place, slug, run);
+    } catch (error) {
+      place.replaceChildren(el("p", { class: "empty" }, t("run-not-found")), el("p", {}, foreign(run)));
+      if (!/^[a-z0-9-]+$/.test(error.message)) throw error; // a file that is not there has its name as the message
+    }
+    place.dataset.drawn = location.hash;
+  }
+
+  async function show(place, slug, run) {
+    const history = await load(`history-${slug}`);
+    const index = history.columns.run.indexOf(run);
+    if (index < 0) throw new Error("no-such-run");
+    const file = await load(`runs-${slug}-${when(history.columns.time[index], 7)}`);
+    const found = file.runs.find((each) => each.run === run);
+    const fact = (name) => (name in found.facts ? file.pool[found.facts[name]] : null);
+    document.title = `${levelfield.shown(run)} · Levelfield`;
+    place.replaceChildren();
+    heading(place, slug, history, index, found, fact);
+    figures(place, history, index, found, fact);
+    curves(place, file, found);
+    training(place, fact("alignment"), fact("certificate"), found);
+    telemetry(place, found, fact);
+    setup(place, file, found, fact);
+    surroundings(place, history, index, fact);
+    remarks(place, fact);
+    repeat(place, found, history.kept.subjects[history.columns.subject[index]]);
+  }
+
+  function section(place, key) {
+    const made = el("section", {}, el("h2", {}, t(key)));
+    place.append(made);
+    return made;
+  }
+
+  function heading(place, slug, history, index, found, fact) {
+    place.append(el("h1", { class: "id" }, foreign(found.run)));
+    const link = el("a", { href: `${history.case_file ? `case-${history.case_file}` : "index"}.html#${slug}` }, history.label);
+    place.append(el("p", { class: "lead" }, link));
+    place.append(el("p", {}, word(found.word), " ", el("span", { class: `evidence ${found.evidence}` }, t(`evidence.${found.evidence}`)),
+      el("span", { class: "evidence" }, `${t("training")}: `, foreign(found.verdict))));
+    const reasons = [found.failure, found.reason, found.evidence_reason, ...(fact("reasons") || []), fact("evidence_line")].filter(Boolean);
+    if (reasons.length) place.append(el("ul", { class: "reasons" }, [...new Set(reasons)].map((reason) => el("li", {}, foreign(reason)))));
+    if (!found.counts) place.append(el("p", { class: "caution" }, t("does-not-count")));
+    const { run, time } = history.columns;
+    const steps = [index > 0 ? el("a", { rel: "prev", href: runHash(slug, run[index - 1]) }, `← ${when(time[index - 1])}`) : null,
+      el("span", {}, `${when(time[index])} UTC, ${t("run-of", { place: index + 1, count: run.length })}`),
+      index + 1 < run.length ? el("a", { rel: "next", href: runHash(slug, run[index + 1]) }, `${when(time[index + 1])} →`) : null];
+    place.append(el("nav", { class: "beside", "aria-label": t("neighbours") }, steps));
+    if (index > 0) {
+      place.append(el("p", {}, el("a", { href: `compare.html#${[slug, run[index - 1], slug, run[index]].map(encodeURIComponent).join("/")}` }, t("compare-previous"))));
+    }
+  }
+
+  function runHash(slug, run) {
+    return `#${slug}/${encodeURIComponent(run)}`;
+  }
+
+  function value(known) {
+    return known && known.value !== undefined ? known.value : null;
+  }
+
+  /* The figures with what was expected: the estimate of memory, the reference's loss, the median of the series. */
+  function figures(place, history, index, found, fact) {
+    const part = section(place, "figures");
+    const earlier = NAMES.map((name) => median(history.columns[name].filter((v, i) => i < index && v !== null && history.columns.counts[i]).slice(-30)));
+    const rows = NAMES.map((name, i) => row(levelfield.figureName(name), figure(name, found[name]), found[name], figure(name, earlier[i]), earlier[i]));
+    const measured = found.memory, expected = fact("expected_bytes");
+    if (expected) rows.push(row(`${t("memory-estimate")} (${t("unit.memory")})`, figure("memory", measured), measured, figure("memory", expected), expected));
+    const columns = [t("figure"), { name: t("measured"), number: true }, { name: t("expected"), number: true }, { name: t("measured-over-expected"), number: true }];
+    levelfield.tables.add(part, t("measured-beside-expected"), columns, rows);
+    part.append(el("p", { class: "note" }, t("expected-means", { count: Math.min(30, index) })));
+    const used = fact("utilisation") || [];
+    if (used.length) {
+      levelfield.tables.add(part, t("utilisation"), [t("formula"), t("kind"), { name: "%", number: true }, { name: t("peak-tflops"), number: true }, t("peak-source")],
+        used.map((u) => [u.formula, u.kind, { v: u.value, text: percentRange(u) }, { v: u.peak_tflops, text: number(u.peak_tflops, 2) }, foreign(u.peak_source || u.reason || "–")]));
+    }
+  }
+
+  function percentRange(u) {
+    if (u.low !== null && u.high !== null && u.low !== u.high) return `${number(u.low * 100, 1)}–${number(u.high * 100, 1)}`;
+    return u.value === null ? "–" : number(u.value * 100, 1);
+  }
+
+  function row(name, shown, measured, shownExpected, expected) {
+    const ratio = measured !== null && expected ? measured / expected : null;
+    return [name, { v: measured, text: shown }, { v: expected, text: shownExpected }, { v: ratio, text: number(ratio, 3) }];
+  }
+
+  function median(values) {
+    if (!values.length) return null;
+    const sorted = [...values].sort((a, b) => a - b);
+    const middle = sorted.length >> 1;
+    return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+  }
+
+  function curves(place, file, found) {
+    const part = section(place, "curves");
+    const [from, to] = found.window;
+    if (!found.losses.length && !found.steps.length) {
+      part.append(el("p", { class: "empty" }, t("no-steps")));
+      return;
+    }
+    const charts = el("div", { class: "charts wide" });
+    part.append(el("p", { class: "note" }, t("window-shaded", { from, to })), charts);
+    const spans = [{ from: from - 0.5, to: to + 0.5 }];
+    if (found.losses.length) lossChart(charts, file, found, spans);
+    if (found.steps.length) stepChart(charts, found, spans);
+    if (!file.reference) part.append(el("p", { class: "note" }, t("no-reference")));
+    steps(part, file, found);
+  }
+
+  function lossChart(place, file, found, spans) {
+    const reference = file.reference;
+    const count = Math.max(found.losses.length, reference ? reference.losses.length : 0);
+    const x = Array.from({ length: count }, (_, i) => i + 1);
+    const lines = [{ name: t("this-run"), values: x.map((_, i) => found.losses[i] ?? null), points: count <= 60 }];
+    if (reference) lines.push({ name: t("reference"), values: x.map((_, i) => reference.losses[i] ?? null), colour: "other", dash: [6, 4] });
+    levelfield.charts.add(place, {
+      name: t("figure.loss"), unit: t("unit.loss"), x, lines, spans,
+      describe: (i) => `${t("step")} ${x[i]}: ${number(lines[0].values[i], 4)}${reference ? `, ${t("reference")} ${number(lines[1].values[i], 4)}` : ""}`,
+    });
+  }
+
+  function stepChart(place, found, spans) {
+    const x = found.steps.map((_, i) => i + 1);
+    const values = found.steps.map((seconds) => seconds * 1000);
+    levelfield.charts.add(place, {
+      name: t("step-time"), unit: "ms", x, spans, fromZero: true, lines: [{ name: t("step-time"), values, points: x.length <= 60 }],
+      describe: (i) => `${t("step")} ${x[i]}: ${number(values[i], 1)} ms`,
+    });
+  }
+
+  function steps(part, file, found) {
+    const count = Math.max(found.losses.length, found.steps.length);
+    const details = el("details", { class: "figures" }, el("summary", {}, t("table-of-steps", { count })));
+    details.addEventListener("toggle", () => {
+      if (!details.open || details.dataset.filled) return;
+      details.dataset.filled = "yes";
+      const [from, to] = found.window;
+      const rows = Array.from({ length: count }, (_, i) => [
+        { v: i + 1, text: String(i + 1) }, i + 1 >= from && i + 1 <= to ? t("yes") : t("no"),
+        { v: found.steps[i], text: found.steps[i] === undefined ? "–" : number(found.steps[i] * 1000, 1) },
+        { v: found.losses[i], text: number(found.losses[i], 4) },
+        { v: file.reference ? file.reference.losses[i] : null, text: number(file.reference ? file.reference.losses[i] : null, 4) },
+      ]);
+      const columns = [{ name: t("step"), number: true }, t("in-window"), { name: `${t("step-time")} (ms)`, number: true },
+        { name: t("figure.loss"), number: true }, { name: t("reference"), number: true }];
+      levelfield.tables.add(details, t("table-of-steps", { count }), columns, rows);
+    });
+    part.append(details);
+  }
+
+  function training(place, alignment, certificate, found) {
+    const part = section(place, "training");
+    if (!alignment) {
+      part.append(el("p", { class: "empty" }, t("no-alignment")));
+      return;
+    }
+    part.append(el("p", {}, el("strong", {}, foreign(alignment.verdict)), ": ", foreign(alignment.reason || "")));
+    if (alignment.reference) part.append(el("p", {}, `${t("reference")}: `, foreign(alignment.reference)));
+    const layers = alignment.layers || [];
+    if (layers.length) {
+      const columns = [t("layer"), t("holds"), { name: t("largest-difference"), number: true }, { name: t("limit"), number: true }, t("detail")];
+      levelfield.tables.add(part, t("layers"), columns, layers.map((layer) => [
+        foreign(layer.name), layer.passed === null ? t("not-told") : t(layer.passed ? "yes" : "no"),
+        { v: layer.value, text: small(layer.value) }, { v: layer.limit, text: small(layer.limit) }, foreign(layer.detail),
+      ]));
+    }
+    if (certificate) part.append(el("p", {}, `${t("certificate")}: `, foreign(certificate.holds ? certificate.run_id || t("yes") : certificate.reason || t("no"))));
+  }
+
+  function small(value) {
+    return typeof value === "number" ? value.toExponential(1) : "–";
+  }
+
+  function telemetry(place, found, fact) {
+    const part = section(place, "telemetry");
+    const rows = Object.entries(found.telemetry).map(([name, v]) => [foreign(name), { v, text: number(v, Math.abs(v) < 10 ? 3 : 1) }]);
+    const memory = BYTES.map((name) => [t(`memory.${name}`), value(fact(name)), fact(name)]);
+    const columns = [t("reading"), { name: t("value"), number: true }];
+    if (rows.length) levelfield.tables.add(part, t("telemetry-of-window"), columns, rows);
+    else part.append(el("p", { class: "empty" }, t("no-telemetry")));
+    const peaks = memory.map(([name, bytes, known]) => [name, { v: bytes, text: bytes === null ? "–" : number(bytes / GIB, 2) }, foreign((known && known.reason) || "")]);
+    const capacity = fact("capacity");
+    if (capacity) peaks.push([t("memory.capacity"), { v: capacity, text: number(capacity / GIB, 2) }, ""]);
+    levelfield.tables.add(part, t("memory-peaks"), [t("what"), { name: "GiB", number: true }, t("why-absent")], peaks);
+  }
+
+  function pairs(part, caption, entries) {
+    const rows = entries.filter(([, v]) => v !== null && v !== undefined && v !== "").map(([name, v]) => [foreign(name), foreign(shownValue(v))]);
+    if (rows.length) levelfield.tables.add(part, caption, [t("field"), t("value")], rows);
+    else part.append(el("p", { class: "empty" }, `${caption}: ${t("nothing-recorded")}`));
+  }
+
+  function shownValue(v) {
+    if (Array.isArray(v)) return v.map(shownValue).join(", ");
+    if (v !== null && typeof v === "object") return Object.entries(v).map(([name, inner]) => `${name} ${shownValue(inner)}`).join(", ");
+    return String(v);
+  }
+
+  function setup(place, file, found, fact) {
+    const part = section(place, "layout");
+    const { layout, in_words: words, work, corpus, version, ...rest } = file.series;
+    pairs(part, t("work-and-layout"), [["layout", `${layout} (${words})`], ...Object.entries(rest), ["parameters", fact("parameters")],
+      ["repeated", fact("repeated")], ["steps", `${fact("done") ?? "–"} / ${fact("planned") ?? "–"}`], ["work", work], ["corpus", corpus]]);
+  }
+
+  function surroundings(place, history, index, fact) {
+    const part = section(place, "environment");
+    const { columns, kept } = history;
+    const conditions = kept.conditions[columns.conditions[index]], subject = kept.subjects[columns.subject[index]];
+    if (index > 0) differs(part, kept, columns, index);
+    pairs(part, t("subject"), Object.entries(subject));
+    pairs(part, t("conditions"), [...Object.entries(conditions).flatMap(flat), ["node", kept.nodes[columns.node[index]]]]);
+    const inherited = Object.entries(fact("inherited") || {});
+    if (inherited.length) pairs(part, t("inherited"), inherited);
+  }
+
+  function flat([name, inner]) {
+    return inner !== null && typeof inner === "object" ? Object.entries(inner).map(([key, v]) => [`${name}.${key}`, v]) : [[name, inner]];
+  }
+
+  /* What is not as in the run before. */
+  function differs(part, kept, columns, index) {
+    const before = index - 1;
+    const rows = [["conditions", "conditions"], ["subject", "subjects"]].flatMap(([column, list]) => {
+      const old = new Map(Object.entries(kept[list][columns[column][before]]).flatMap(flat).map(([n, v]) => [n, shownValue(v)]));
+      const now = new Map(Object.entries(kept[list][columns[column][index]]).flatMap(flat).map(([n, v]) => [n, shownValue(v)]));
+      return [...new Set([...old.keys(), ...now.keys()])].filter((n) => old.get(n) !== now.get(n)).map((n) => [foreign(n), foreign(old.get(n) ?? "–"), foreign(now.get(n) ?? "–")]);
+    });
+    if (columns.node[before] !== columns.node[index]) rows.push([t("node"), foreign(kept.nodes[columns.node[before]]), foreign(kept.nodes[columns.node[index]])]);
+    if (rows.length) levelfield.tables.add(part, t("differs-from-previous"), [t("field"), t("before"), t("now")], rows);
+    else part.append(el("p", {}, t("same-as-previous")));
+  }
+
+  function remarks(place, fact) {
+    const part = section(place, "warnings");
+    const all = ["warnings", "deviations", "flags", "disturbance", "allowed"].flatMap((name) => fact(name) || []);
+    if (all.length) part.append(el("ul", {}, all.map((each) => el("li", {}, foreign(each)))));
+    else part.append(el("p", { class: "empty" }, t("no-warnings")));
+  }
+
+  function repeat(place, found, subject) {
+    const part = section(place, "repeat");
+    const button = el("button", { type: "button", class: "copy" }, t("copy"));
+    button.addEventListener("click", () => levelfield.copy(found.command, button));
+    part.append(el("pre", { id: "command", tabindex: "0" }, el("code", {}, found.command)), button);
+    part.append(el("p", { class: "note" }, t("repeat-means", { commit: subject.commit || t("unknown"), version: subject.framework_version })));
+    part.append(el("p", { class: "note" }, `${t("content")}: `, el("code", {}, found.content)));
+  }
+
+  levelfield.ready(start);
+  addEventListener("hashchange", start);
+})();

@@ -1,0 +1,119 @@
+"use strict";
+/* Tables that sort, filter and copy. A cell's data-v is the number that it sorts by. */
+levelfield.tables = (() => {
+  const { el, t } = levelfield;
+  const FILTERED = 6; // rows from which a filter is worth its place
+
+  /* Return the value that a cell sorts by. */
+  function key(row, column) {
+    const cell = row.cells[column];
+    if (!cell) return "";
+    if (cell.dataset.v !== undefined) return cell.dataset.v === "" ? null : Number(cell.dataset.v);
+    return cell.textContent.trim();
+  }
+
+  /* Absent values come last in both directions. */
+  function compare(a, b, sign) {
+    const none = (value) => value === null || value === "" || Number.isNaN(value);
+    if (none(a) || none(b)) return none(a) - none(b);
+    if (typeof a === "number" && typeof b === "number") return sign * (a - b);
+    return sign * String(a).localeCompare(String(b), "en", { numeric: true });
+  }
+
+  function sort(table, column, header) {
+    const sign = header.getAttribute("aria-sort") === "ascending" ? -1 : 1;
+    for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+    header.setAttribute("aria-sort", sign > 0 ? "ascending" : "descending");
+    const body = table.tBodies[0];
+    const rows = [...body.rows].map((row) => [key(row, column), row]);
+    rows.sort((a, b) => compare(a[0], b[0], sign));
+    body.append(...rows.map((pair) => pair[1]));
+  }
+
+  /* Show the rows that have every word. Return their number. */
+  function filter(table, text) {
+    const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+    let count = 0;
+    for (const row of table.tBodies[0].rows) {
+      const content = row.textContent.toLowerCase();
+      row.hidden = !words.every((word) => content.includes(word));
+      count += !row.hidden;
+    }
+    return count;
+  }
+
+  /* Return a cell for a spreadsheet: one line, and never a formula. */
+  function plain(cell) {
+    const text = cell.textContent.replace(/\s+/g, " ").trim();
+    const isNumber = /^[+\-\u2212]?[\d.,]+( ?%)?$/.test(text);
+    return !isNumber && /^[=+\-\u2212@\t]/.test(text) ? `'${text}` : text;
+  }
+
+  function asText(table) {
+    const rows = [table.tHead.rows[0], ...[...table.tBodies[0].rows].filter((row) => !row.hidden)];
+    return rows.map((row) => [...row.cells].map(plain).join("\t")).join("\n") + "\n";
+  }
+
+  function tools(table) {
+    const all = table.tBodies[0].rows.length;
+    const button = el("button", { type: "button", class: "copy" }, t("copy-table"));
+    button.addEventListener("click", () => levelfield.copy(asText(table), button));
+    if (all < FILTERED) return el("div", { class: "tools" }, button);
+    const count = el("span", { class: "count" });
+    const input = el("input", { type: "search", "aria-label": `${t("filter")}: ${nameOf(table)}`, placeholder: t("filter") });
+    input.addEventListener("input", () => {
+      const left = filter(table, input.value);
+      count.textContent = input.value ? t("rows-of", { count: left, all }) : "";
+      levelfield.announce(count.textContent);
+    });
+    return el("div", { class: "tools" }, input, count, button);
+  }
+
+  function nameOf(table) {
+    return table.caption ? table.caption.textContent : "";
+  }
+
+  /* Give a table its buttons. It stays readable without them. */
+  function enhance(table) {
+    if (table.dataset.enhanced || !table.tHead || !table.tBodies[0].rows.length) return;
+    table.dataset.enhanced = "yes";
+    [...table.tHead.rows[0].cells].forEach((header, column) => {
+      const button = el("button", { type: "button", class: "sort" });
+      button.append(...header.childNodes);
+      header.append(button);
+      button.addEventListener("click", () => sort(table, column, header));
+    });
+    const frame = table.closest(".scroll") || table;
+    const framed = el("div", { class: "framed" });
+    frame.before(framed);
+    framed.append(tools(table), frame);
+  }
+
+  /* Return a table in its frame. columns: names, or {name, number}; a cell: text, element, or {v, text}. */
+  function make(caption, columns, rows) {
+    const heads = columns.map((c) => el("th", { scope: "col", class: c.number ? "number" : null }, c.name || c));
+    const lines = rows.map((row) => el("tr", {}, row.map((cell, i) => cellOf(cell, columns[i]))));
+    const table = el("table", {}, el("caption", {}, caption), el("thead", {}, el("tr", {}, heads)), el("tbody", {}, lines));
+    const frame = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, table);
+    return { frame, table };
+  }
+
+  function cellOf(cell, column) {
+    const isNumber = Boolean(column.number);
+    if (cell !== null && typeof cell === "object" && !(cell instanceof Node)) {
+      return el("td", { "data-v": cell.v ?? "", class: isNumber ? "number" : null }, cell.text);
+    }
+    return el("td", { class: isNumber ? "number" : null }, cell);
+  }
+
+  /* Append a table with its buttons. */
+  function add(place, caption, columns, rows) {
+    const { frame, table } = make(caption, columns, rows);
+    place.append(frame);
+    enhance(table);
+    return table;
+  }
+
+  levelfield.ready(() => document.querySelectorAll("table.sortable").forEach(enhance));
+  return { add, enhance };
+})();

@@ -1,0 +1,24 @@
+"""The runs that measure noise vary the micro-batch both ways, as far as the global batch divides."""
+
+from __future__ import annotations
+
+import pytest
+from levelfield.catalog.registry import Registry
+from levelfield.studies.noise_runs import variations
+from plans import PLUGINS, make_plan
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "accumulation", "sizes"), [(4, 2, {2, 8}), (4, 1, {2}), (1, 8, {2}), (3, 2, {6}), (3, 1, set())]
+)
+def test_the_micro_batch_is_halved_and_doubled(
+    micro_batch: int, accumulation: int, sizes: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_DEVICES", "1")
+    registry = Registry([PLUGINS])
+    known = make_plan(registry, "tiny:fake:F1")
+    tuning = known.tuning.model_copy(update={"micro_batch": micro_batch})
+    given = known.model_copy(update={"tuning": tuning, "accumulation": accumulation})
+    entries = variations(registry, given)
+    assert {e.request.choice.micro_batch for e in entries} - {None} == sizes
+    assert any(e.request.choice.threads == 1 for e in entries)
