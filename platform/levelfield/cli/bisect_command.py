@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.errors import UsageError
@@ -46,6 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--versions", nargs="+", default=[], metavar="V", help="with --package: the good one first")
     parser.add_argument("--scale", choices=("auto", "smoke", "full"), default="auto", help="default: auto")
     parser.add_argument("--python", metavar="PATH", help="train every build with this Python")
+    parser.add_argument("--chips", type=Path, metavar="FILE", help="private chips and corrections")
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     parser.add_argument("--quiet", action="store_true", help="print only the answer")
 

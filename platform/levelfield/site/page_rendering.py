@@ -15,9 +15,7 @@ from levelfield.site.night_findings import WORDS
 from levelfield.site.page_texts import HTML_LANGUAGES, LANGUAGES, text
 
 # No inline script or style, nothing from elsewhere. `file:` pages load their own folder as 'self'.
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'"
-)
+POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'"
 
 
 class PageRenderer:

@@ -48,7 +48,9 @@ _FACTS: dict[str, tuple[str, ...]] = {
 _STEP_DIGITS, _LOSS_DIGITS = 6, 6
 
 
-def month_file(series: Series, records: Sequence[RunRecord], reference: tuple[str, list[float]] | None) -> dict[str, Any]:
+def month_file(
+    series: Series, records: Sequence[RunRecord], reference: tuple[str, list[float]] | None
+) -> dict[str, Any]:
     """Return the runs with their curves, and what they share. reference: name and losses of the case's own one."""
     pool = DistinctValues()
     runs = [_run(record, pool) for record in records]

@@ -134,4 +134,3 @@ def _figures(record: RunRecord) -> dict[str, float | None]:
 
 def rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
-
