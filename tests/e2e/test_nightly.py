@@ -117,8 +117,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 def test_a_slower_commit_is_confirmed_in_its_night_and_found_by_bisection(project: Project) -> None:
-    code, out, err = project.run("baseline", "accept", "tiny", "--why", "first level")
-    assert code == 0, err
     quiet = project.commit("as it was")
     project.steps_last(0.06)
     slow = project.commit("steps of 60 ms")
