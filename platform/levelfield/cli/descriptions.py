@@ -27,6 +27,8 @@ other commands (each has --help):
   reveal     check withheld values against their commitments
   collect    compute the result of a run again from its raw files
   store      results over time: import, export, prune, check
+  bundle     write runs into one archive, without names and secrets
+  verify     compute the figures of a bundle again from its raw files
   align      compare a run's training with a reference, layer by layer
   curves     compare loss curves of runs that share no weights
   diagnose   find the first step and tensor in which two frameworks differ

@@ -14,7 +14,7 @@ SCHEMA = "levelfield.repeats/1"
 # What differs between two repeats of one plan; equal results in all other fields are repeats.
 _OF_ONE_RUN = {
     "run_id", "repeat", "status", "steps_done", "loss", "throughput", "utilisation", "memory", "energy", "identity",
-    "alignment", "warnings", "other_use", "load", "disturbance", "inherited",
+    "alignment", "warnings", "other_use", "load", "disturbance", "inherited", "seal",
 }  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from levelfield.measure.validity import loss_curve
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.event_lines import DAMAGED, event_of
 from levelfield.rundir.raw_files import RawRecords, read_raw
+from levelfield.rundir.seal import seal_finding
 from levelfield.rundir.system_facts import system_of
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
@@ -29,7 +30,6 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.record import Conditions, Purpose, RunRecord, Series, Subject
 from levelfield.specs.result import Result
 from levelfield.specs.vendor import HOST_SHARE
-from levelfield.store.evidence import evidence_of
 from levelfield.store.private_texts import PrivateTexts
 from levelfield.store.telemetry_summary import telemetry_summary
 
@@ -51,12 +51,12 @@ def record_of(
     plan, result, raw = read_plan(paths), result or load(Result, paths.result), raw or read_raw(paths)
     if result.run_id != plan.run_id:
         raise DocumentError(f"{paths.result}: key 'run_id': found '{result.run_id}', expected '{plan.run_id}'")
-    provenance, evidence = _json(paths.provenance), evidence_of(paths)
+    provenance, evidence = _json(paths.provenance), seal_finding(paths)
     private, status = _private(plan, provenance), result.status
     palm = next((u for u in result.utilisation if u.kind == "MFU" and u.formula.startswith("palm/")), None)
     return RunRecord(
         run_id=plan.run_id,
-        content=evidence.digest,
+        content=evidence.digest or UNKNOWN,
         began=_began(paths, plan, provenance),
         purpose=purpose,
         night=night,

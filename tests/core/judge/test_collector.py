@@ -12,7 +12,7 @@ from levelfield.rundir.directory import read_plan
 from levelfield.specs.base import dump, load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Result, Utilisation
-from recorded_runs import USED_BYTES, WATTS, Event, break_off, change_steps, edit
+from recorded_runs import USED_BYTES, WATTS, Event, break_off, change_steps, edit, seal_again
 
 WINDOW_SECONDS, WINDOW_TOKENS = 5.0, 640  # steps 3 to 12 of half a second and 64 tokens each
 
@@ -186,6 +186,7 @@ def test_less_power_than_an_accelerator_draws_is_no_energy(run: RunPaths, watts:
 
 def test_without_telemetry_the_figures_of_the_tool_are_null(run: RunPaths) -> None:
     run.telemetry.unlink()
+    seal_again(run)
     found = collect(run)
     assert found.status.word == "valid" and found.throughput is not None
     assert found.memory.device_used_peak.value is None and found.energy.joules.value is None

@@ -35,6 +35,7 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.reference import NoiseRow
 from levelfield.specs.tuning import Tuning
 from plans import PLUGINS
+from recorded_runs import seal_again
 
 Content = dict[str, Any]
 
@@ -100,6 +101,8 @@ class CertifiedRun:
         return certificate.subject
 
     def collected(self) -> Content:
+        """The result as if the run had left the files as they are."""
+        seal_again(self.main)
         return collect(self.main).model_dump(mode="json")
 
 
@@ -474,9 +477,11 @@ def test_what_is_no_aligned_run_in_fp32_at_smoke_scale_certifies_nothing(certifi
         with pytest.raises(GateFailed, match=words):
             certificate_from(*given, subject)
     rewrite(small.reference, lambda content: content["noise"][0].update(curve=0.5))
+    seal_again(small)
     with pytest.raises(GateFailed, match="another reference"):
         certificate_from(small, plan, collect(small), subject)
     rewrite(small.reference, lambda content: content.update(noise=[]))
+    seal_again(small)
     with pytest.raises(GateFailed, match="is inconclusive"):
         certificate_from(small, plan, collect(small), subject)
 

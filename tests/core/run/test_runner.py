@@ -72,6 +72,10 @@ def test_a_run_ends_valid_and_leaves_all_that_it_was_given_and_said(train: Run, 
     assert json.loads(paths.result.read_text()) == result
     assert result["disturbance"]["platform_seconds"][1] > 0
     assert result["memory"]["device_used_peak"]["value"] == 2**28
+    assert result["seal"]["word"] == "sealed"
+    assert {"provenance.json", "request.json", "events/rank1.jsonl", "logs/rank0.log", "telemetry.jsonl"} <= {
+        *json.loads(paths.outcome.read_text())["seal"]["files"]
+    }
 
 
 def test_the_measured_peak_is_in_the_plan_that_is_kept(train: Run, runs: Path) -> None:
