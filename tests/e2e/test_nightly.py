@@ -118,12 +118,12 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 def test_a_slower_commit_is_confirmed_in_its_night_and_found_by_bisection(project: Project) -> None:
     quiet = project.commit("as it was")
-    project.steps_last(0.06)
-    slow = project.commit("steps of 60 ms")
+    project.steps_last(0.15)
+    slow = project.commit("steps of 150 ms")
     project.commit("something else")
     code, found = project.speed("2026-01-20")
     assert (code, found["word"]) == (4, "regression"), found
-    assert found["pairs"] >= 3 and -0.6 < found["change"] < -0.4, found
+    assert found["pairs"] >= 3 and -0.9 < found["change"] < -0.6, found
     pairs = [p for p in runs_of(project) if p["purpose"].startswith("confirm")]
     assert [p["purpose"] for p in pairs][:4] == ["confirm-a", "confirm-b", "confirm-b", "confirm-a"]
     plugins = ["--plugins", str(project.code / "tests/core/plugins"), "--python", sys.executable]
