@@ -26,6 +26,9 @@ COMMANDS = (
     "reveal",
     "collect",
     "store",
+    "history",
+    "gate",
+    "baseline",
     "bundle",
     "verify",
     "align",
@@ -293,6 +296,12 @@ def _collect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 4 if the result differs")
 
 
+def _baseline(parser: argparse.ArgumentParser) -> None:
+    actions = _actions(parser)
+    importlib.import_module("levelfield.cli.baseline_command").arguments(actions)
+    _complete("baseline", actions)
+
+
 def _store(parser: argparse.ArgumentParser) -> None:
     actions = _actions(parser)
     importlib.import_module("levelfield.cli.store_command").arguments(actions)
@@ -450,6 +459,9 @@ _BUILDERS = {
     "reveal": _reveal,
     "collect": _collect,
     "store": _store,
+    "history": _described_by("history"),
+    "gate": _described_by("gate"),
+    "baseline": _baseline,
     "bundle": _described_by("bundle"),
     "verify": _described_by("verify"),
     "align": _align,

@@ -144,6 +144,7 @@ class Point(Value):
     began: str
     purpose: Purpose
     night: str | None
+    entry: str | None = None
     node: str
     conditions: str
     subject: str

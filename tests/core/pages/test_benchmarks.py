@@ -11,7 +11,10 @@ import pytest
 from plans import ROOT
 
 FOLDER = ROOT / "benchmarks"
-NO_FRAMEWORK = ("startup", "corpus_opening", "initial_weights", "planner_speed", "comparison_coverage")
+NO_FRAMEWORK = (
+    *("startup", "corpus_opening", "initial_weights", "planner_speed"),
+    *("comparison_coverage", "gate_power"),
+)
 WITH_FRAMEWORK = ("products", "platform_overhead", "torch_against_transformers", "container_cost")
 # What these three write is compared with their fit in tests/core/predict.
 FITS = ("planner_fit", "planner_host", "planner_unseen")
