@@ -82,17 +82,8 @@ class Project:
 
     def nightly_arguments(self, night: str) -> list[str]:
         plugins = str(self.code / "tests/core/plugins")
-        return [
-            "nightly",
-            "--suite",
-            str(self.suite),
-            "--night",
-            night,
-            "--plugins",
-            plugins,
-            "--python",
-            sys.executable,
-        ]
+        how = ["--plugins", plugins, "--python", sys.executable, "--no-control"]
+        return ["nightly", "--suite", str(self.suite), "--night", night, *how]
 
     def night(self, name: str, *more: str) -> tuple[int, list[dict[str, Any]], str]:
         code, out, err = self.run(*self.nightly_arguments(name), "--json", *more)
@@ -127,9 +118,7 @@ def test_a_slower_commit_is_confirmed_in_its_night_and_found_by_bisection(projec
     pairs = [p for p in runs_of(project) if p["purpose"].startswith("confirm")]
     assert [p["purpose"] for p in pairs][:4] == ["confirm-a", "confirm-b", "confirm-b", "confirm-a"]
     plugins = ["--plugins", str(project.code / "tests/core/plugins"), "--python", sys.executable]
-    code, out, err = project.run(
-        "bisect", project.first, "HEAD", "--case", "tiny:fake:F1", "--scale", "smoke", *plugins
-    )
+    code, out, err = project.run("bisect", quiet, "HEAD", "--case", "tiny:fake:F1", "--scale", "smoke", *plugins)
     assert code == 0 and slow[:12] in out, out + err
     assert f"last good  {quiet[:12]}" in out, out
     project.steps_last(0.03)

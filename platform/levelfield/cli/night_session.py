@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import platform
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -81,7 +82,8 @@ class NightSession:
 
     def run_entries(self) -> bool:
         """Run what waits. Return whether the night is whole; False: the user interrupted it."""
-        why = self._control() if any(entry.state == "waiting" for entry in self.state.entries) else None
+        waits = any(entry.state == "waiting" for entry in self.state.entries)
+        why = self._control() if waits and not self.options.no_control else None
         tools = NightTools(
             start=self._start,
             record=lambda paths: self._record(paths, why),
@@ -106,9 +108,10 @@ class NightSession:
 
     def write_pages(self, folder: Path) -> None:
         """Write the static site of the whole store."""
-        from levelfield.site.writing import write_site
+        from levelfield.site.site_building import build_site
 
-        write_site(self.store, folder)
+        with self.terminal.bytes_progress("writing pages") as progress:
+            build_site(self.store, folder, self.registry, progress)
         self.terminal.say(f"pages: {folder / 'index.html'}")
 
     def _start(self, job: scheduler.Job) -> Result:
@@ -128,7 +131,7 @@ class NightSession:
 
     def _control(self) -> str | None:
         """Measure the machine, and return why it is out of line; None where it is in line."""
-        path = control_file("this machine")
+        path = control_file(platform.node())
         rates, earlier = control_rates(), read_controls(path)
         why = out_of_line(earlier, rates)
         keep_control(path, rates)

@@ -39,6 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--store", metavar="URL", help="the store (default: LEVELFIELD_STORE, else the user's)")
     parser.add_argument("--python", metavar="PATH", help="train with this Python")
     parser.add_argument("--chips", type=Path, metavar="FILE", help="private chips and corrections")
+    parser.add_argument("--no-control", action="store_true", help="do not measure first whether the machine is in line")
     parser.add_argument("--no-confirm", action="store_true", help="run no pairs: two nights running decide")
     parser.add_argument("--html", type=Path, metavar="DIR", help="write the pages there")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the findings for a merge request")

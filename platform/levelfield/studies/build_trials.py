@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
+from levelfield.compare.halfway import HalfwayTest
 from levelfield.compare.pairs import MOST_PAIRS, PairedTest
 from levelfield.errors import DocumentError, RunFailed
 from levelfield.plan.environment import environment_of
@@ -20,12 +22,14 @@ from levelfield.studies.bisection import Answer
 from levelfield.studies.build_pairs import arms_of, paired_records
 
 Say = Callable[[str], None]
-ANSWERS: dict[str, Answer] = {"regression": "bad", "no change": "good"}
 
 
-@dataclass(frozen=True)
+@dataclass
 class BuildTrials:
-    """Pairs of one planned case with a good build. plugins: folders that were given to the command."""
+    """Pairs of one planned case with a good build. plugins: folders that were given to the command.
+
+    effect: how much worse the last build is, as a cost; None until it was tried.
+    """
 
     plan: Plan
     good: Build
@@ -33,22 +37,42 @@ class BuildTrials:
     runs: Path
     plugins: Sequence[Path]
     say: Say
+    effect: float | None = None
 
     def answer(self, build: Build) -> Answer:
-        """Return whether the build is good or bad; `unknown` where the pairs do not show it, or it does not run."""
-        test = PairedTest(self.figure)
-        arms = arms_of(self.plan, self.good, build, self._python(build), self.plugins)
-        pairs = paired_records(arms, MOST_PAIRS, self.runs, series_of(self.plan), lambda arm, paths: record_of(paths))
-        word = "more pairs"
+        """Return whether the build is good or bad. `unknown`: the pairs do not show it, or it does not run.
+
+        The first build that is tried is the last of the list: its difference is what the others are held against.
+        """
         try:
-            for a, b in pairs:
-                ruling = test.add(getattr(a, self.figure), getattr(b, self.figure))
-                word = ruling.word
-                if ruling.is_final:
-                    break
+            return self._whole_effect(build) if self.effect is None else self._side(build, self.effect)
         except RunFailed as error:
             self.say(f"{build}: {error}")
-        return ANSWERS.get(word, "unknown")
+            return "unknown"
+
+    def _whole_effect(self, build: Build) -> Answer:
+        test = PairedTest(self.figure)
+        for a, b in self._pairs(build):
+            ruling = test.add(a, b)
+            if ruling.word == "regression":
+                self.effect = ruling.excess
+                return "bad"
+            if ruling.is_final:
+                return "good" if ruling.word == "no change" else "unknown"
+        return "unknown"
+
+    def _side(self, build: Build, effect: float) -> Answer:
+        test, side = HalfwayTest(self.figure, effect), "unknown"
+        for a, b in self._pairs(build):
+            if (side := test.add(a, b)) != "unknown":
+                break
+        return cast(Answer, side)
+
+    def _pairs(self, build: Build) -> Iterator[tuple[float | None, float | None]]:
+        arms = arms_of(self.plan, self.good, build, self._python(build), self.plugins)
+        series = series_of(self.plan)
+        for a, b in paired_records(arms, MOST_PAIRS, self.runs, series, lambda arm, paths: record_of(paths)):
+            yield getattr(a, self.figure), getattr(b, self.figure)
 
     def _python(self, build: Build) -> str | None:
         """Return this checkout's Python where both builds pin its packages; None where each makes its own."""
