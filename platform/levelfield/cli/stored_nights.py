@@ -27,7 +27,13 @@ def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
         points = {s: of for s, of in points.items() if _is_of(of, night, expected) or s in expected.values()}
     series = {stored.digest: stored.series for stored in store.series()}
     return GateInput(
-        night, points, series, store.events(), expected, past_findings(store), lambda digest: _conditions(store, digest)
+        night,
+        points,
+        series,
+        store.events(),
+        expected,
+        past_findings(store, _oldest(night)),
+        lambda digest: _conditions(store, digest),
     )
 
 
@@ -39,11 +45,11 @@ def history_input(store: Store, digests: Sequence[str]) -> GateInput:
     )
 
 
-def past_findings(store: Store) -> list[Finding]:
-    """Return the stored findings of all gates, in the order in which they were made."""
-    return [
-        parse(Finding, {"schema": Finding.schema_name(), **_bare(found)}, "the store") for found in store.findings()
-    ]
+def past_findings(store: Store, since: str | None = None) -> list[Finding]:
+    """Return the stored findings of gates, in the order in which they were made. since: the first night."""
+    rows = (_bare(found) for found in store.findings())
+    kept = (row for row in rows if str(row.get("night")) >= (since or ""))
+    return [parse(Finding, {"schema": Finding.schema_name(), **row}, "the store") for row in kept]
 
 
 def chosen_night(store: Store, name: str | None) -> str:

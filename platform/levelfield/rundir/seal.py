@@ -34,6 +34,8 @@ FILES = (
 FOLDERS = {"events": ".jsonl", "image": "", "logs": "", "nodes": ""}  # with the ending of their sealed files
 # What no figure rests on: tensors that are large, and what is computed from the sealed files.
 LEFT_OUT = ("capture", "weights", "status.json", "result.json", "report.md")
+# The same, below a key: a bundle whose certificate names a folder has the digests of the certificate without it.
+_NAMING_BELOW = (("machine", "name"), ("certificate", "digest"), ("", "digest"))
 _NAMED = 3  # files in a reason
 _PART_BYTES = 2**20
 
@@ -100,7 +102,7 @@ def facts_digest(document: Event) -> str:
 def _unnamed(value: Any, key: str = "") -> Any:
     if isinstance(value, dict):
         kept = {name: each for name, each in value.items() if name not in _NAMING and not _is_name(name)}
-        kept = {name: each for name, each in kept.items() if (key, name) != ("machine", "name")}
+        kept = {name: each for name, each in kept.items() if (key, name) not in _NAMING_BELOW}
         return sorted(kept) if key in VARIABLES else {name: _unnamed(each, name) for name, each in kept.items()}
     if isinstance(value, list):
         return [_unnamed(each) for each in value]

@@ -26,7 +26,7 @@ LONGEST = 400  # characters of a text
 
 @dataclass(frozen=True)
 class NightFinding:
-    """One finding of a night. change, low, high: relative. detectable: the smallest change that could have been seen."""
+    """One finding of a night. change, low, high: relative. detectable: the smallest change that could be seen."""
 
     night: str
     series: str

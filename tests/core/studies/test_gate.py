@@ -173,7 +173,8 @@ def accepted_fall(until: str | None = None) -> GateInput:
     quiet = [*nights(NIGHT), *(point(NIGHT + i, 900.0 + i) for i in range(12))]
     runs = [f"run{NIGHT + i:03d}" for i in range(3)]
     accepted = event("baseline", NIGHT + 2, runs=runs, level={TOKENS: 901.0}, until=until)
-    return given(quiet, NIGHT + 11, events=[accepted])
+    past = [bare("regression").model_copy(update={"figure": TOKENS, "run_id": run}) for run in runs]
+    return given(quiet, NIGHT + 11, events=[accepted], past=past)
 
 
 def test_an_accepted_level_is_the_reference() -> None:
@@ -186,6 +187,32 @@ def test_an_acceptance_that_has_expired_opens_the_verdict_again() -> None:
     assert word(compared(accepted_fall(until=day(NIGHT + 11)))) == "no change"
     expired = compared(accepted_fall(until=day(NIGHT + 10)))
     assert word(expired) in ("inconclusive", "regression"), "the level is the old one again"
+
+
+def test_an_acceptance_holds_from_its_own_time_and_for_its_own_evidence() -> None:
+    points = [*nights(NIGHT), *(point(NIGHT + i, 900.0 + i) for i in range(3))]
+    runs = [f"run{NIGHT + i:03d}" for i in range(3)]
+    accepted = event("baseline", NIGHT + 2, runs=runs, level={TOKENS: 901.0})
+    assert word(compared(given(points, NIGHT + 2, events=[accepted]))) == "no change", "the evidence itself"
+    other = event("baseline", NIGHT + 2, runs=["run010"], level={TOKENS: 901.0})
+    assert word(compared(given(points, NIGHT + 1, events=[other]))) == "regression", "the night came before it"
+
+
+def test_an_accepted_level_under_a_new_driver_ends_the_step() -> None:
+    points = changed_driver(-0.06, 12)
+    runs = [f"run{NIGHT + i:03d}" for i in range(3)]
+    accepted = event("baseline", NIGHT + 2, runs=runs, level={TOKENS: 940.0})
+    for after in (3, 11):
+        assert word(compared(given(points, NIGHT + after, events=[accepted]))) == "no change"
+
+
+def test_a_level_rests_on_no_night_that_was_found_bad_or_changed() -> None:
+    points = [*nights(20), *(point(20 + i, 900.0) for i in range(15)), point(35, 1000.0)]
+    for found in ("bad night", "regression", "improvement"):
+        past = [bare(found).model_copy(update={"figure": TOKENS, "run_id": f"run{20 + i:03d}"}) for i in range(15)]
+        (finding,) = [f for f in compared(given(points, 35, past=past)).findings if f.figure == TOKENS]
+        assert finding.level == pytest.approx(1000.0, rel=0.01) and finding.nights == 20
+        assert (finding.detectable or 1.0) < 0.06
 
 
 def test_a_young_accepted_level_is_judged_at_once_with_the_old_scatter() -> None:
@@ -253,7 +280,8 @@ def test_pairs_are_spent_once_on_a_step() -> None:
 
     first = compared(given(changed_driver(-0.06), NIGHT), source)
     compared(given(changed_driver(-0.06, 2), NIGHT + 1, past=first.findings), source)
-    assert asked == [TOKENS]
+    found = compared(given(changed_driver(-0.06, 12), NIGHT + 11, past=first.findings), source)
+    assert asked == [TOKENS] and word(found) == "environment step"
 
 
 def test_a_slower_build_under_a_new_driver_is_a_regression() -> None:
@@ -265,6 +293,19 @@ def test_a_new_driver_without_an_effect_is_no_finding_and_the_level_goes_on() ->
         assert word(compared(given(changed_driver(0.0, after), NIGHT + after - 1))) == "no change"
     drifted = [*changed_driver(0.0, 10), point(NIGHT + 10, 900.0, conditions="c2")]
     assert word(compared(given(drifted, NIGHT + 10), pairs(-0.1))) == "regression"
+
+
+def test_a_slow_night_under_a_new_driver_is_open_while_the_driver_may_be_the_cause() -> None:
+    found = compared(given(changed_driver(-0.022), conditions=named), pairs(0.0, night=0.97))
+    (finding,) = [f for f in found.findings if f.figure == TOKENS]
+    assert (finding.word, finding.fields) == ("inconclusive", ("driver 550 -> 560",))
+
+
+def test_later_nights_of_another_node_are_not_known_yet() -> None:
+    both = [point(i, 1000 * math.exp(z), node=f"n{i % 2}", conditions=f"c{i % 2}") for i, z in enumerate(noise(NIGHT))]
+    tonight = point(NIGHT, 1000.0, node="n1", conditions="c1")
+    later = [point(NIGHT + 1 + i, 500.0, node="n0", conditions="c0") for i in range(30)]
+    assert compared(given([*both, tonight, *later])) == compared(given([*both, tonight]))
 
 
 def test_a_gain_by_a_driver_is_an_improvement_that_names_it() -> None:

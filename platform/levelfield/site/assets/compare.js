@@ -45,7 +45,7 @@
     const index = history.columns.run.indexOf(run);
     if (index < 0) return null;
     const file = await load(`runs-${slug}-${when(history.columns.time[index], 7)}`);
-    const found = file.runs.find((each) => each.run === run);
+    const found = levelfield.runOf(file, run);
     return { slug, found, fields: fields(history, index, file, found) };
   }
 
