@@ -61,7 +61,7 @@ class Project:
         assert count == 1
         path.write_text(text)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
         own = {
             "LEVELFIELD_NO_BOOTSTRAP": "1",
             "LEVELFIELD_RUNS": str(self.data / "runs"),
@@ -71,7 +71,12 @@ class Project:
         }
         argv = [sys.executable, "run_benchmarks.py", *arguments]
         return subprocess.Popen(
-            argv, cwd=self.code, env={**os.environ, **own}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            argv,
+            cwd=self.code,
+            env={**os.environ, **own, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
@@ -107,25 +112,37 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return made
 
 
-def test_a_slower_commit_is_confirmed_in_its_night_and_found_by_bisection(project: Project) -> None:
+@pytest.fixture(scope="module")
+def slower(project: Project) -> tuple[str, str]:
+    """The commit before the training got slower, and the commit that made it slower; one more follows."""
     quiet = project.commit("as it was")
     project.steps_last(0.15)
     slow = project.commit("steps of 150 ms")
     project.commit("something else")
+    return quiet, slow
+
+
+def test_a_slower_commit_is_a_regression_in_its_night_by_pairs(project: Project, slower: tuple[str, str]) -> None:
     code, found = project.speed("2026-01-20")
     assert (code, found["word"]) == (4, "regression"), found
     assert found["pairs"] >= 3 and -0.9 < found["change"] < -0.6, found
     pairs = [p for p in runs_of(project) if p["purpose"].startswith("confirm")]
     assert [p["purpose"] for p in pairs][:4] == ["confirm-a", "confirm-b", "confirm-b", "confirm-a"]
+    assert {p["subject"]["commit"] for p in pairs if p["purpose"] == "confirm-b"} == {project.git("rev-parse", "HEAD")}
+
+
+@pytest.mark.thorough
+def test_bisection_names_the_commit(project: Project, slower: tuple[str, str]) -> None:
+    quiet, slow = slower
     plugins = ["--plugins", str(project.code / "tests/core/plugins"), "--python", sys.executable]
-    code, out, err = project.run("bisect", quiet, "HEAD", "--case", "tiny:fake:F1", "--scale", "smoke", *plugins)
-    assert code == 0 and slow[:12] in out, out + err
-    assert f"last good  {quiet[:12]}" in out, out
-    project.steps_last(0.03)
-    project.commit("back")
+    case = ["--case", "tiny:fake:F1", "--scale", "smoke"]
+    code, out, err = project.run("bisect", quiet, "HEAD", *case, *plugins)
+    assert code == 0 and f"first bad  {slow[:12]}" in out and f"last good  {quiet[:12]}" in out, out + err
 
 
 def test_a_killed_night_goes_on_where_it_was(project: Project) -> None:
+    project.steps_last(0.03)
+    project.commit("back")
     process = project.start(*project.nightly_arguments("2026-01-21"))
     wait_for_run(project, process)
     process.send_signal(signal.SIGKILL)
@@ -138,7 +155,7 @@ def test_a_killed_night_goes_on_where_it_was(project: Project) -> None:
 
 
 def test_two_nightlies_of_a_suite_do_not_run_at_once(project: Project) -> None:
-    process = project.start(*project.nightly_arguments("2026-01-22"))
+    process = project.start(*project.nightly_arguments("2026-01-22"), FAKE_STEP_SECONDS="2")
     wait_for_run(project, process)
     code, _out, err = project.run(*project.nightly_arguments("2026-01-22"))
     assert code == 2 and "another nightly of the suite one runs" in err
