@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from levelfield.compare.condition_changes import condition_changes
 from levelfield.compare.eras import Era, era_of, holds
@@ -38,10 +39,22 @@ class GateInput:
     past: Sequence[Finding] = ()
     conditions: Callable[[str], Conditions | None] = _unknown
 
+    @cached_property
+    def tonights(self) -> dict[str, list[Point]]:
+        """The points of the night by series, without the runs of confirmations."""
+        counted = ("nightly", "manual")
+        every = (
+            (s, [p for p in of if night_of(p) == self.night and p.purpose in counted]) for s, of in self.points.items()
+        )
+        return {series: points for series, points in every if points}
+
+    @cached_property
+    def series_by_entry(self) -> dict[str, str]:
+        """The series that ran tonight for an entry, where the runs name it."""
+        return {p.entry: series for series, points in self.tonights.items() for p in points if p.entry}
+
     def tonight(self, series: str) -> list[Point]:
-        """Return the series' points of the night, without the runs of confirmations."""
-        points = self.points.get(series, ())
-        return [p for p in points if night_of(p) == self.night and p.purpose in ("nightly", "manual")]
+        return self.tonights.get(series, [])
 
     def label(self, series: str) -> str:
         return self.series[series].label if series in self.series else short(series)
