@@ -41,12 +41,11 @@ def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
     )
 
 
-def history_input(store: Store, digests: Sequence[str]) -> GateInput:
+def history_input(store: Store, chosen: Sequence[StoredSeries]) -> GateInput:
     """Return the same for the histories of some series, without a night."""
-    series = {stored.digest: stored.series for stored in store.series() if stored.digest in digests}
-    return GateInput(
-        "", store.points(digests), series, store.events(), {}, (), lambda digest: _conditions(store, digest)
-    )
+    series = {stored.digest: stored.series for stored in chosen}
+    points = store.points(list(series))
+    return GateInput("", points, series, store.events(), {}, (), lambda digest: _conditions(store, digest))
 
 
 def past_findings(store: Store, since: str | None = None) -> list[Finding]:
