@@ -16,12 +16,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from levelfield.errors import DocumentError, GateFailed
 from levelfield.rundir import bundle_format
 from levelfield.rundir.bundle_format import MANIFEST, MEMBER_NAME, SIGNATURE, BundledRun, Manifest
 from levelfield.rundir.event_lines import Event, event_or_none
-from levelfield.rundir.seal import FACTS, OUTCOME, finding_of, stored_seal, tampered
+from levelfield.rundir.seal import FACTS, OUTCOME, document_of, finding_of, stored_seal, tampered
 from levelfield.rundir.strict_json import strict_json, strict_lines
 from levelfield.specs.base import parse
 from levelfield.specs.paths import RunPaths
@@ -80,10 +81,10 @@ class RunInBundle:
     def _outcome(self) -> Event | None:
         return event_or_none(self.files.get(OUTCOME, b""))
 
-    def _without_names(self) -> dict[str, Event]:
-        """Return the documents that are not as the run left them."""
-        named = [name for name in self.redacted if name.endswith(".json") and name in self.files]
-        found = {name: event_or_none(self.files[name]) for name in named}
+    def _without_names(self) -> dict[str, Any]:
+        """Return the JSON of the files that are not as the run left them."""
+        named = [name for name in self.redacted if name.endswith((".json", ".jsonl")) and name in self.files]
+        found = {name: document_of(name, self.files[name]) for name in named}
         return {name: document for name, document in found.items() if document is not None}
 
 

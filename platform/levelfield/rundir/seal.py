@@ -43,8 +43,8 @@ _PART_BYTES = 2**20
 class Seal(Value):
     """What a run left when it ended. digest: of all other digests together.
 
-    files: sha256 by path in the run directory; of outcome.json the digest of its keys besides the seal. Each JSON
-    document has a second digest, of what names no place, person or device: a bundle without such names keeps it.
+    files: sha256 by path in the run directory; of outcome.json the digest of its keys besides the seal. Each file
+    of JSON has a second digest, of what names no place, person or device: a bundle without such names keeps it.
     left_out: what was there and is not sealed.
     """
 
@@ -61,8 +61,9 @@ def sealed(paths: RunPaths, outcome: Event) -> Event:
 
 def seal_of(paths: RunPaths, outcome: Event) -> Seal:
     """Return the seal of the files as they are. outcome: the content of outcome.json."""
-    facts = {name: facts_digest(document) for name, document in {**_documents(paths), OUTCOME: outcome}.items()}
-    files = _present(dict(_digests(paths)), outcome) | {f"{name}{FACTS}": digest for name, digest in facts.items()}
+    found = dict(_digests(paths))
+    facts = {name: facts_digest(document) for name, document in {**_documents(paths, found), OUTCOME: outcome}.items()}
+    files = _present(found, outcome) | {f"{name}{FACTS}": digest for name, digest in facts.items()}
     left_out = tuple(name for name in LEFT_OUT if (paths.root / name).exists())
     return Seal(files=files, left_out=left_out, digest=digest_of(files))
 
@@ -75,7 +76,7 @@ def seal_finding(paths: RunPaths) -> SealFinding:
 def finding_of(
     outcome: Event | None,
     found: Mapping[str, str | None],
-    redacted: Mapping[str, Event] | None = None,
+    redacted: Mapping[str, Any] | None = None,
     own: str | None = None,
 ) -> SealFinding:
     """Return whether files are those of the seal in `outcome`, the content of outcome.json; None: there is none.
@@ -103,8 +104,8 @@ def _present(found: Mapping[str, str | None], outcome: Event) -> dict[str, str]:
     return {**{name: digest for name, digest in found.items() if digest}, OUTCOME: outcome_digest(outcome)}
 
 
-def facts_digest(document: Event) -> str:
-    """Return the digest of a document without what may name a place, a person, a device or a machine."""
+def facts_digest(document: Any) -> str:
+    """Return the digest of JSON without what may name a place, a person, a device or a machine."""
     return _sha256(json.dumps(_unnamed(document), sort_keys=True, separators=(",", ":")).encode())
 
 
@@ -139,7 +140,7 @@ def stored_seal(outcome: Event) -> Seal | None:
     return found if found.digest == digest_of(found.files) else None
 
 
-def _differences(stored: Mapping[str, str], present: Mapping[str, str], redacted: Mapping[str, Event]) -> str:
+def _differences(stored: Mapping[str, str], present: Mapping[str, str], redacted: Mapping[str, Any]) -> str:
     """Return which files differ, were added or are missing, as a part of a sentence; an empty text for none.
 
     Of a whole file the second digest follows from the first, so it is not computed.
@@ -225,11 +226,23 @@ def _sha256(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def _documents(paths: RunPaths) -> dict[str, Event]:
-    """Return the JSON documents of the run besides the outcome; without those that are no regular file or no JSON."""
-    named = {name: paths.root / name for name in FILES if name.endswith(".json")}
-    found = {name: _document(path) for name, path in named.items() if not path.is_symlink()}
-    return {name: document for name, document in found.items() if document is not None}
+def _documents(paths: RunPaths, found: Mapping[str, str | None]) -> dict[str, Any]:
+    """Return the content of every regular file that is JSON, by its name."""
+    named = {
+        name: path for name, path in raw_paths(paths.root) if found.get(name) and name.endswith((".json", ".jsonl"))
+    }
+    contents = {name: document_of(name, path.read_bytes()) for name, path in named.items()}
+    return {name: content for name, content in contents.items() if content is not None}
+
+
+def document_of(name: str, content: bytes) -> Any:
+    """Return the object of a .json file, and the objects of the lines of a .jsonl file; None for what is no JSON.
+
+    A line that is no JSON is null: it makes a run invalid anyway.
+    """
+    if name.endswith(".jsonl"):
+        return [event_or_none(line) for line in content.split(b"\n") if line]
+    return event_or_none(content)
 
 
 def _document(path: Path) -> Event | None:
