@@ -550,8 +550,8 @@ def test_events_with_a_folder_in_them_are_still_held_against_the_seal(run: RunPa
 
 def test_of_two_runs_the_forged_one_is_named(run: RunPaths, tmp_path: Path, verify) -> None:
     other = RunPaths(Path(shutil.copytree(run.root, run.root.with_name(f"{run.root.name}2"))))
-    edit_plan = json.loads(other.plan.read_text()) | {"run_id": other.root.name}
-    other.plan.write_text(json.dumps(edit_plan))
+    for document in (other.plan, other.job):
+        document.write_text(json.dumps(json.loads(document.read_text()) | {"run_id": other.root.name}))
     seal_again(other)
     path = bundled(tmp_path / "b.zip", other, run)
     assert verify(path)[0] == 0
