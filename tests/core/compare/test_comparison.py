@@ -48,7 +48,14 @@ def test_every_side_is_compared_with_the_first(three: Comparison) -> None:
 def test_a_side_without_energy_has_no_ratio_and_a_reason(three: Comparison) -> None:
     found = figure(three, "joules_per_token")
     assert [ratio.standing for ratio in found.ratios] == ["no ratio", "no difference seen"]
-    assert "J/token: 20261122T100010Z_gpt_paddle: no reading" in " ".join(as_text(sheets(three)).split())
+    assert "J/token: missing on B: no reading" in " ".join(as_text(sheets(three)).split())
+
+
+def test_a_figure_that_no_side_has_is_one_sentence() -> None:
+    found = of(repeats(*A, joules=None), repeats(*B, first=10, joules=None))
+    text = as_text(sheets(found))
+    assert text.count("J/token") == 1 and "J/token: missing on A, B: no reading" in text
+    assert "joules_per_token" in [each["name"] for each in as_values(found)["figures"]]
 
 
 def test_a_withheld_figure_says_so() -> None:
