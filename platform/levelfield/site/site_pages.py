@@ -16,18 +16,18 @@ from levelfield.site.overview import overview
 from levelfield.site.page_rendering import PageRenderer, folder_of
 from levelfield.site.page_texts import LANGUAGES, script_texts
 from levelfield.site.published_view import beside_rows
-from levelfield.site.series_summary import SeriesSummary
+from levelfield.site.series_summary import summary_of
 from levelfield.site.site_manifest import SiteWriter
 
 
 def write_pages(
     writer: SiteWriter,
     content: SiteContent,
-    summaries: Mapping[str, SeriesSummary],
     registry: Registry,
     made: datetime,
 ) -> None:
     """Write every page and the data that they share."""
+    summaries = {digest: summary_of(runs) for digest, runs in content.series.items()}
     cases = [case_view(case, series, summaries, content) for case, series in content.cases().items()]
     values = {"overview": overview(content, summaries), "rows": beside_rows(content, summaries, registry)}
     shared = {"made": made.strftime("%Y-%m-%d %H:%M UTC"), "version": levelfield.__version__}

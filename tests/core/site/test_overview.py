@@ -17,10 +17,7 @@ from seeded_nights import SeededNights, digest
 
 def view(results: GivenRuns) -> Overview:
     content = gathered(results)
-    records = {
-        r.run_id: r for runs in content.series.values() for r in results.records([p.run_id for p in runs.points])
-    }
-    return overview(content, {d: summary_of(runs, records) for d, runs in content.series.items()})
+    return overview(content, {d: summary_of(runs) for d, runs in content.series.items()})
 
 
 SEEDED = SeededNights(series=10, nights=20)
