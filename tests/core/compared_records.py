@@ -74,6 +74,7 @@ def _result(devices: int, rate: float, memory: float, joules: float | None, mfu:
             "joules_per_token": {"value": joules, "unit": "J/token", "reason": None if joules else "no reading"}
         },
         "loss": {"tail_mean": loss},
+        "parameters": 1_000_000,
         "repeat": 1,
     }
 

@@ -13,6 +13,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import Outcome, ProcessEnd
 from levelfield.plan.peak import MeasuredPeaks
 from levelfield.rundir.directory import write_json
+from levelfield.rundir.seal import sealed
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
@@ -43,6 +44,13 @@ def record_run(paths: RunPaths) -> None:
     _write_telemetry(paths, plan)
     ends = tuple(ProcessEnd(rank, 0, None, False) for rank in range(plan.world_size))
     write_json(paths.outcome, Outcome("exited", ends).to_dict())
+    seal_again(paths)
+
+
+def seal_again(paths: RunPaths) -> None:
+    """Seal the run as it is now, so that a change by a test is what the run itself left."""
+    outcome = json.loads(paths.outcome.read_text())
+    write_json(paths.outcome, sealed(paths, {key: value for key, value in outcome.items() if key != "seal"}))
 
 
 def _record_rank(paths: RunPaths, plan: Plan, rank: int, patch: pytest.MonkeyPatch) -> None:
@@ -86,7 +94,15 @@ def _write_telemetry(paths: RunPaths, plan: Plan) -> None:
 
 
 def edit(path: Path, change: Callable[[list[Event]], list[Event]]) -> None:
-    """Rewrite a file of JSON lines by a function over all its objects."""
+    """Rewrite a file of JSON lines by a function over all its objects, and seal its run again."""
+    tamper(path, change)
+    run = RunPaths(path.parent if path.parent.name != "events" else path.parents[1])
+    if run.outcome.exists():
+        seal_again(run)
+
+
+def tamper(path: Path, change: Callable[[list[Event]], list[Event]]) -> None:
+    """Rewrite a file of JSON lines and leave the seal as it was."""
     events = change([json.loads(line) for line in path.read_text().splitlines()])
     path.write_text("".join(json.dumps(event) + "\n" for event in events))
 
@@ -112,6 +128,7 @@ def fail(
         ProcessEnd(**{"rank": 1, "exit_code": 1, "signal": None, "stopped_by_us": False, **end}),
     )
     write_json(run.outcome, Outcome(cause, ends, evidence).to_dict())  # type: ignore[arg-type]
+    seal_again(run)
 
 
 def break_off(run: RunPaths, last_step: int, error: Event | None = None) -> None:

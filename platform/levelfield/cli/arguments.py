@@ -20,10 +20,16 @@ COMMANDS = (
     "plan",
     "sweep",
     "report",
+    "compare",
     "serve",
     "reveal",
     "collect",
     "store",
+    "history",
+    "gate",
+    "baseline",
+    "bundle",
+    "verify",
     "align",
     "curves",
     "diagnose",
@@ -291,6 +297,12 @@ def _collect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 4 if the result differs")
 
 
+def _baseline(parser: argparse.ArgumentParser) -> None:
+    actions = _actions(parser)
+    importlib.import_module("levelfield.cli.baseline_command").arguments(actions)
+    _complete("baseline", actions)
+
+
 def _store(parser: argparse.ArgumentParser) -> None:
     actions = _actions(parser)
     importlib.import_module("levelfield.cli.store_command").arguments(actions)
@@ -442,10 +454,16 @@ _BUILDERS = {
     "plan": _described_by("plan"),
     "sweep": _described_by("sweep"),
     "report": _report,
+    "compare": _described_by("compare"),
     "serve": _described_by("serve"),
     "reveal": _reveal,
     "collect": _collect,
     "store": _store,
+    "history": _described_by("history"),
+    "gate": _described_by("gate"),
+    "baseline": _baseline,
+    "bundle": _described_by("bundle"),
+    "verify": _described_by("verify"),
     "align": _align,
     "curves": _described_by("curves"),
     "diagnose": _diagnose,

@@ -23,8 +23,11 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _collect(paths: RunPaths) -> None:
+    """Write result and report. Raises GateFailed for a tampered run, whose result then says so."""
     result = finish(paths)
     print(f"{result.run_id}: {result.status.word}")
+    if result.seal and result.seal.word == "tampered":
+        raise GateFailed(f"{result.run_id} is tampered: {result.seal.reason}")
 
 
 def _check(paths: RunPaths) -> None:

@@ -24,9 +24,15 @@ other commands (each has --help):
   sweep      run the plan's best layouts; compare prediction and measurement
   report     results of one run or several: table, markdown, csv, pages
   serve      show the pages of report --html on this machine
+  compare    ratios of runs with intervals; scaling; case x vendor matrices
   reveal     check withheld values against their commitments
   collect    compute the result of a run again from its raw files
   store      results over time: import, export, prune, check
+  history    a series night after night: segments, level, what it shows
+  gate       compare a night with its levels; 4 when something got worse
+  baseline   accept a level or a step with a reason, or list them
+  bundle     write runs into one archive, without names and secrets
+  verify     compute the figures of a bundle again from its raw files
   align      compare a run's training with a reference, layer by layer
   curves     compare loss curves of runs that share no weights
   diagnose   find the first step and tensor in which two frameworks differ
@@ -110,13 +116,13 @@ examples:
 """
 
 STORE_IMPORT = """\
-Add runs, folders of runs, or exports (JSON lines) to the store. A run that is
-there already changes nothing. A run of the same id with other content is kept
-aside, and so is the one that was there; exit code 2 then names it.
+Add runs, folders of runs, bundles or exports (JSON lines) to the store. A run
+that is there already changes nothing. A run of the same id with other content
+is kept aside, and so is the one that was there; exit code 2 then names it.
 
 examples:
   run_benchmarks.py store import latest
-  run_benchmarks.py store import runs/ export.jsonl
+  run_benchmarks.py store import runs/ run.zip export.jsonl
 """
 
 STORE_EXPORT = """\
@@ -152,6 +158,53 @@ brought up to date.
 
 example:
   run_benchmarks.py store info --json
+"""
+
+BASELINE = """\
+Accept what a gate found. Until somebody accepts a level, the old one stays: a
+regression fails every night, and after a gain that nobody accepted a fall to
+the old level is not seen. Each event says who, when, why, and on which runs.
+
+SERIES is a case with one series, a part of a label, or the start of a digest;
+`history CASE` prints them.
+
+examples:
+  run_benchmarks.py baseline accept SERIES --why "flash kernels, merge 12"
+  run_benchmarks.py baseline accept-step SERIES --why "driver 560 costs 6 %"
+  run_benchmarks.py baseline list
+"""
+
+BASELINE_ACCEPT = """\
+Accept the level of a series: of its last three valid nights, or of --run. A
+run that is not valid, not sealed or of a bad night is no evidence. One night
+is enough where a finished comparison by pairs judged it.
+
+examples:
+  run_benchmarks.py baseline accept SERIES --why "flash kernels, merge 12"
+  run_benchmarks.py baseline accept SERIES --why "known" --until 2026-12-31
+"""
+
+BASELINE_STEP = """\
+Accept the newest change of conditions of a series, such as of a driver. Then
+the series has a new level, from the nights after it.
+
+example:
+  run_benchmarks.py baseline accept-step SERIES --why "driver 560 costs 6 %"
+"""
+
+BASELINE_NOTE = """\
+Add a remark to a series, for readers of its history. It changes no level.
+
+example:
+  run_benchmarks.py baseline note SERIES --why "the rack was moved"
+"""
+
+BASELINE_LIST = """\
+List the events of all series, or of one: levels, steps, remarks, quarantines.
+
+examples:
+  run_benchmarks.py baseline list
+  run_benchmarks.py baseline list SERIES --json
 """
 
 ALIGN = """\
@@ -360,6 +413,11 @@ DESCRIPTIONS = {
     "store prune": STORE_PRUNE,
     "store check": STORE_CHECK,
     "store info": STORE_INFO,
+    "baseline": BASELINE,
+    "baseline accept": BASELINE_ACCEPT,
+    "baseline accept-step": BASELINE_STEP,
+    "baseline note": BASELINE_NOTE,
+    "baseline list": BASELINE_LIST,
     "align": ALIGN,
     "diagnose": DIAGNOSE,
     "references": REFERENCES,

@@ -16,7 +16,7 @@ FORMATS = ("jsonl", "csv")
 
 def arguments(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the actions with their options."""
-    _import(actions.add_parser("import", help="add runs, folders of runs, or an export"))
+    _import(actions.add_parser("import", help="add runs, folders of runs, bundles or exports"))
     _export(actions.add_parser("export", help="write runs as JSON lines or CSV"))
     _prune(actions.add_parser("prune", help="remove old runs"))
     for name, text in (("check", "check every row"), ("info", "show where the store is and what it holds")):
@@ -26,7 +26,7 @@ def arguments(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _import(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="+", metavar="RUN|DIR|FILE", help="a run, a folder of runs, or an export")
+    parser.add_argument("run", nargs="+", metavar="RUN|DIR|FILE", help="a run, a folder of runs, a bundle, an export")
     parser.add_argument(
         "--trust-results", action="store_true", help="take result.json as it is; default: compute it from the raw files"
     )
@@ -95,7 +95,7 @@ def _checked(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"store": where, "rows": rows, "faults": found}, indent=2))
     else:
-        print(", ".join(f"{count:,} {name}" for name, count in rows.items()))
+        print(wrapped(", ".join(f"{count:,} {name}" for name, count in rows.items()), 2))
         print("\n".join(wrapped(fault, 2) for fault in found) or "every row is what its digest says")
     return GateFailed.exit_code if found else 0
 

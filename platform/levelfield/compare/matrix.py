@@ -14,7 +14,7 @@ from typing import Literal
 
 from levelfield.compare.cautions import began
 from levelfield.compare.comparability import checked, device_meaning, window_tokens
-from levelfield.compare.compared_fields import Reader
+from levelfield.compare.compared_fields import Reader, chip_of
 from levelfield.compare.comparison import SideFigure, side_figure
 from levelfield.compare.evidence import DIFFERS, ComparedSide, exclusion, side_of
 from levelfield.compare.quantities import RATE
@@ -22,7 +22,6 @@ from levelfield.compare.repeat_groups import newest_group
 from levelfield.specs.record import RunRecord
 
 Dimension = Literal["vendor", "framework"]
-CellState = Literal["measured", "not run", "failed", "not comparable"]
 
 
 @dataclass(frozen=True, order=True)
@@ -43,9 +42,12 @@ class MatrixRow:
 
 @dataclass(frozen=True)
 class MatrixCell:
-    """One cell. detail: why it is empty, or what to know about it; side and rate: of a measured cell."""
+    """One cell. state: `measured`, `not run`, `not comparable`, or the word of its newest run, such as `oom`.
 
-    state: CellState
+    detail: why it is empty, or what to know about it; side and rate: of a measured cell.
+    """
+
+    state: str
     detail: str = ""
     side: ComparedSide | None = None
     rate: SideFigure | None = None
@@ -68,17 +70,20 @@ class ColumnRatio:
 
 @dataclass(frozen=True)
 class ResultMatrix:
-    """cells: by row and column. ratios: of every column but the first against the first."""
+    """cells: by row and column. ratios: of every column after the first against it. not_run: cases without a run."""
 
     dimension: Dimension
     columns: tuple[str, ...]
     rows: tuple[MatrixRow, ...]
     cells: dict[tuple[MatrixRow, str], MatrixCell]
     ratios: tuple[ColumnRatio, ...]
+    not_run: tuple[str, ...] = ()
 
 
-def matrix(records: Iterable[RunRecord], dimension: Dimension, expected: Sequence[str] = ()) -> ResultMatrix:
-    """Return the matrix over runs. expected: columns that are shown even if no run has them."""
+def matrix(
+    records: Iterable[RunRecord], dimension: Dimension, expected: Sequence[str] = (), cases: Sequence[str] = ()
+) -> ResultMatrix:
+    """Return the matrix over runs. expected: columns that are shown even without a run; cases: rows likewise."""
     found: dict[tuple[MatrixRow, str], list[RunRecord]] = {}
     for record in records:
         found.setdefault((_row_of(record, dimension), _column_of(record, dimension)), []).append(record)
@@ -86,17 +91,19 @@ def matrix(records: Iterable[RunRecord], dimension: Dimension, expected: Sequenc
     latest = {place: _cell(runs) for place, runs in found.items()}
     columns = _columns(latest, expected)
     cells = {place: cell for row in rows for place, cell in _row_cells(row, columns, latest).items()}
-    return ResultMatrix(dimension, columns, rows, cells, tuple(_ratio(rows, columns, cells, c) for c in columns[1:]))
+    ratios = tuple(_ratio(rows, columns, cells, column) for column in columns[1:])
+    absent = tuple(case for case in cases if case not in {row.case for row in rows})
+    return ResultMatrix(dimension, columns, rows, cells, ratios, absent)
 
 
 def _row_of(record: RunRecord, dimension: Dimension) -> MatrixRow:
     series = record.series
-    other = series.framework if dimension == "vendor" else f"{series.vendor} {series.chip}"
+    other = series.framework if dimension == "vendor" else chip_of(series)
     return MatrixRow(series.case, series.scale, series.precision, other, series.nodes, series.devices)
 
 
 def _column_of(record: RunRecord, dimension: Dimension) -> str:
-    return record.series.framework if dimension == "framework" else f"{record.series.vendor} {record.series.chip}"
+    return record.series.framework if dimension == "framework" else chip_of(record.series)
 
 
 def _columns(cells: dict[tuple[MatrixRow, str], MatrixCell], expected: Sequence[str]) -> tuple[str, ...]:
@@ -112,10 +119,20 @@ def _cell(runs: Sequence[RunRecord]) -> MatrixCell:
     good = [run for run in ordered if _reason(run) is None]
     last = ordered[-1]
     if not good:
-        return MatrixCell("failed", f"{last.run_id}: {_reason(last)}")
+        return MatrixCell(_word(last), f"{last.run_id}: {_reason(last)}")
     side = side_of("cell", newest_group(good))
+    rate = side_figure(RATE, side.counted)
+    if rate.interval is None:
+        return MatrixCell("no speed", str(rate.reason), side)
     newer = "" if good[-1] is last else f"a newer run does not count: {last.run_id}: {_reason(last)}"
-    return MatrixCell("measured", newer, side, side_figure(RATE, side.counted))
+    return MatrixCell("measured", newer, side, rate)
+
+
+def _word(run: RunRecord) -> str:
+    """Return one word for a run that does not count."""
+    if run.evidence != "sealed":
+        return run.evidence
+    return run.word if run.word != "valid" else run.verdict if run.verdict in DIFFERS else "contradictory"
 
 
 def _reason(run: RunRecord) -> str | None:
@@ -136,12 +153,12 @@ def _row_cells(
 ) -> dict[tuple[MatrixRow, str], MatrixCell]:
     """Return the cells of a row. One that differs from the first measured cell in what must be equal has no ratio."""
     cells = {column: latest.get((row, column), MatrixCell("not run")) for column in columns}
-    base = next((cell.side for cell in cells.values() if cell.side), None)
+    base = next((cell.side for cell in cells.values() if cell.state == "measured"), None)
     return {(row, column): _against(base, cell) for column, cell in cells.items()}
 
 
 def _against(base: ComparedSide | None, cell: MatrixCell) -> MatrixCell:
-    if base is None or cell.side is None or cell.side is base:
+    if base is None or cell.side is None or cell.state != "measured" or cell.side is base:
         return cell
     unequal = checked([base, cell.side], _EQUAL)[1]
     if not unequal:

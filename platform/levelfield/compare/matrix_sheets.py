@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from levelfield.compare.compared_fields import NOTHING
-from levelfield.compare.matrix import MatrixCell, ResultMatrix
+from levelfield.compare.matrix import MatrixCell, MatrixRow, ResultMatrix
 from levelfield.compare.quantities import RATE
 from levelfield.report.sheets import Sheet
 
@@ -15,14 +15,18 @@ _COLUMNS = 3  # of one table; more columns make further tables
 
 
 def sheets(found: ResultMatrix) -> Iterator[Sheet]:
-    """Yield tokens/s per device by row and column, the ratios between columns, and a note on each cell."""
+    """Yield tokens/s per device by row and column, the ratios between columns, and what each filled cell is."""
     for begin in range(0, max(1, len(found.columns)), _COLUMNS):
         columns = found.columns[begin : begin + _COLUMNS]
-        rows = tuple((row.label, *(_shown(found.cells[row, column]) for column in columns)) for row in found.rows)
-        yield Sheet(f"tokens/s/device, case x {found.dimension}", ("case", *columns), rows)
+        rows = [(row.label, *(_shown(found, row, column) for column in columns)) for row in found.rows]
+        rows += [(case, *["not run"] * len(columns)) for case in found.not_run]
+        yield Sheet(f"tokens/s/device, case x {found.dimension}", ("case", *columns), tuple(rows))
     if found.ratios:
         yield _ratios(found)
-    yield Sheet("cells", notes=tuple(_notes(found)))
+    if cells := tuple(_details(found)):
+        yield Sheet("cells", ("case", found.dimension, "what it is"), cells)
+    else:
+        yield Sheet("no run was found")
 
 
 def as_values(found: ResultMatrix) -> dict[str, Any]:
@@ -43,6 +47,7 @@ def as_values(found: ResultMatrix) -> dict[str, Any]:
             }
             for row in found.rows
         ],
+        "not_run": list(found.not_run),
         "ratios": [
             {"column": each.column, "against": each.base, "geometric_mean": each.value, "rows": each.rows}
             for each in found.ratios
@@ -50,10 +55,13 @@ def as_values(found: ResultMatrix) -> dict[str, Any]:
     }
 
 
-def _shown(cell: MatrixCell) -> str:
+def _shown(found: ResultMatrix, row: MatrixRow, column: str) -> str:
+    """Return the cell: its speed and the ratio to the first column, or the word for none; a star for a newer run."""
+    cell, base = found.cells[row, column], found.cells[row, found.columns[0]]
     if cell.value is None:
         return cell.state
-    return RATE.column.shown(cell.value) + (" *" if cell.detail else "")
+    ratio = f" ({cell.value / base.value:.3f})" if base.value is not None and base is not cell else ""
+    return RATE.column.shown(cell.value) + ratio + (" *" if cell.detail else "")
 
 
 def _ratios(found: ResultMatrix) -> Sheet:
@@ -67,21 +75,23 @@ def _ratios(found: ResultMatrix) -> Sheet:
         )
         for each in found.ratios
     )
-    note = "over the rows in which both columns have a comparable result; a failed run is in no mean"
-    return Sheet("ratio of tokens/s/device between columns", header, rows, (note,))
+    notes = (
+        "over the rows in which both columns have a comparable result; a failed run is in no mean",
+        f"in brackets above: the ratio to {found.columns[0]}; a star: a newer run does not count",
+    )
+    return Sheet("ratio of tokens/s/device between columns", header, rows, notes)
 
 
-def _notes(found: ResultMatrix) -> Iterator[str]:
-    """Yield the origin of each measured cell, and the reason of each empty one."""
+def _details(found: ResultMatrix) -> Iterator[tuple[str, str, str]]:
+    """Yield the origin of each measured cell, and the reason of each other one that has a run."""
     for row in found.rows:
-        yield from (f"{row.label}, {column}: {_note(found.cells[row, column])}" for column in found.columns)
-    if not found.rows:
-        yield "no run was found"
+        named = [(column, found.cells[row, column]) for column in found.columns]
+        filled = [(column, _note(cell)) for column, cell in named if cell.state != "not run"]
+        yield from (("" if i else row.label, column, note) for i, (column, note) in enumerate(filled))
 
 
 def _note(cell: MatrixCell) -> str:
-    said = [cell.state if cell.value is None else "", _origin(cell), cell.detail]
-    return "; ".join(part for part in said if part)
+    return "; ".join(part for part in (_origin(cell), cell.detail) if part)
 
 
 def _origin(cell: MatrixCell) -> str:

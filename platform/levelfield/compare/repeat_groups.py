@@ -16,7 +16,7 @@ def repeats_around(record: RunRecord, records: Sequence[RunRecord]) -> list[RunR
     ordered = sorted((r for r in records if _kind(r) == _kind(record)), key=_order)
     groups: list[list[RunRecord]] = []
     for each in ordered:
-        if groups and _number(each) == _number(groups[-1][-1]) + 1:
+        if groups and repeat_number(each) == repeat_number(groups[-1][-1]) + 1:
             groups[-1].append(each)
         else:
             groups.append([each])
@@ -36,6 +36,7 @@ def _order(record: RunRecord) -> tuple[str, str]:
     return str(began(record) or ""), record.run_id
 
 
-def _number(record: RunRecord) -> int:
+def repeat_number(record: RunRecord) -> int:
+    """Return which repeat of its command the run is, from 1."""
     found = record.result.get("repeat")
     return found if isinstance(found, int) else 1

@@ -8,6 +8,7 @@ from typing import Any
 
 from levelfield.compare.compared_fields import NOTHING
 from levelfield.compare.quantities import RATE
+from levelfield.compare.ratios import Ratio
 from levelfield.compare.scaling import ScaledRuns, Scaling
 from levelfield.report.sheets import Sheet
 from levelfield.report.words import number
@@ -17,7 +18,7 @@ _KINDS = {
     "strong": "strong scaling: the same work on every number of devices",
     "weak": "weak scaling: the global batch grows with the devices",
 }
-_HEADER = ("devices", "layout", "runs", "tokens/s", "tokens/s/device", "speed-up", "efficiency", "95 % interval")
+_HEADER = ("devices", "runs", "tokens/s", "tokens/s/device", "speed-up", "efficiency")
 
 
 def sheets(found: Scaling) -> Iterator[Sheet]:
@@ -47,18 +48,22 @@ def as_values(found: Scaling) -> dict[str, Any]:
 
 def _cells(row: ScaledRuns) -> tuple[str, ...]:
     median = row.rate.interval.median if row.rate.interval else None
-    efficiency = row.efficiency
-    is_known = efficiency is not None and efficiency.low is not None and efficiency.high is not None
     return (
         str(row.devices),
-        str(row.side.first.series.layout),
         str(len(row.rate.values)),
         number(None if median is None else median * row.devices),
         RATE.column.shown(median),
         number(row.speed_up, 2),
-        NOTHING if efficiency is None or efficiency.value is None else f"{efficiency.value:.3f}",
-        f"[{efficiency.low:.3f}, {efficiency.high:.3f}]" if efficiency and is_known else "",
+        _efficiency(row.efficiency),
     )
+
+
+def _efficiency(found: Ratio | None) -> str:
+    """Return the efficiency with its 95 % interval, where there is one."""
+    if found is None or found.value is None:
+        return NOTHING
+    is_known = found.low is not None and found.high is not None
+    return f"{found.value:.3f}" + (f" [{found.low:.3f}, {found.high:.3f}]" if is_known else "")
 
 
 def _row_values(row: ScaledRuns) -> dict[str, Any]:

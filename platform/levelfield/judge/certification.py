@@ -56,8 +56,13 @@ def certificate_from(paths: RunPaths, plan: Plan, result: Result, subject: Certi
         raise GateFailed(f"its run {result.run_id} certifies nothing: {error.errors()[0]['msg']}") from None
 
 
-def certificate_finding(paths: RunPaths, plan: Plan, framework_version: str) -> CertificateFinding | None:
-    """Return whether the certificate in the run directory holds for this run; None for a run that needs none."""
+def certificate_finding(
+    paths: RunPaths, plan: Plan, framework_version: str, software: str | None = None
+) -> CertificateFinding | None:
+    """Return whether the certificate in the run directory holds for this run; None for a run that needs none.
+
+    software: the digest of the run's software, where the provenance in the directory was redacted.
+    """
     if not plan.needs_certificate:
         return None
     used = plan.certificate
@@ -71,7 +76,7 @@ def certificate_finding(paths: RunPaths, plan: Plan, framework_version: str) -> 
     except DocumentError as error:
         said = " ".join(str(error).replace(f"{paths.root}/", "").split())  # the same bytes wherever the folder lies
         return CertificateFinding(holds=False, reason=said, run_id=used.run_id)
-    why = _why_not(found, paths, plan, framework_version)
+    why = _why_not(found, software or software_of(paths), plan, framework_version)
     return CertificateFinding(holds=not why, reason=why, run_id=found.run_id, made=found.made, digest=found.digest)
 
 
@@ -122,7 +127,7 @@ def software_of(paths: RunPaths) -> str | None:
     return "sha256:" + hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()
 
 
-def _why_not(found: Certificate, paths: RunPaths, plan: Plan, framework_version: str) -> str | None:
+def _why_not(found: Certificate, software: str | None, plan: Plan, framework_version: str) -> str | None:
     """Return why a certificate does not hold for this run; None where it holds."""
     used = plan.certificate
     if used is None or found.digest != used.digest or found.subject != used.subject:
@@ -131,7 +136,7 @@ def _why_not(found: Certificate, paths: RunPaths, plan: Plan, framework_version:
         return why
     if found.framework_version != framework_version:
         return f"it is of {found.subject.framework} {found.framework_version}, the run of {framework_version}"
-    if found.software != software_of(paths):
+    if found.software != software:
         return "the packages, the vendor's software or inherited variables have changed since it was made"
     return None
 

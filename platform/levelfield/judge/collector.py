@@ -13,6 +13,7 @@ from levelfield.judge.certification import certificate_finding, with_certificate
 from levelfield.judge.disturbance import disturbance, disturbed
 from levelfield.judge.other_use import other_use
 from levelfield.judge.recomputation import repeated
+from levelfield.judge.sealing import Redaction, seal_warnings, under_seal, unless_tampered
 from levelfield.judge.status import judge
 from levelfield.judge.verdict import judged
 from levelfield.measure import energy as energies
@@ -26,6 +27,8 @@ from levelfield.measure.validity import loss_curve, tokens_checksum
 from levelfield.measure.weights import weight_checksums
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.raw_files import RawRecords, read_raw
+from levelfield.rundir.seal import seal_finding
+from levelfield.rundir.system_facts import origin_of
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -45,20 +48,22 @@ from levelfield.specs.result import (
 from levelfield.specs.vendor import Peak, PeakDtype
 
 
-def collect(paths: RunPaths, raw: RawRecords | None = None) -> Result:
+def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction | None = None) -> Result:
     """Return the result of a run directory, from its plan and raw files only. Raises DocumentError for a bad plan.
 
-    raw: the raw files, where they were read already.
+    raw: the raw files, where they were read already. redaction: for the files of a bundle, what the bundle keeps of
+    those that were redacted.
     """
     plan, raw = read_plan(paths), raw or read_raw(paths)
+    seal = redaction.seal if redaction else seal_finding(paths)
     around = disturbance(plan, raw)
-    status = disturbed(judge(plan, raw, paths), around)
+    status = under_seal(disturbed(judge(plan, raw, paths), around), seal)
     throughput, why_none = _throughput(plan, raw, status)
     used = other_use(plan, raw, _window(plan, raw))
     identity, version = _identity(plan, raw), _framework_version(plan, raw)
     recompute = repeated(plan.tuning.recompute, raw.frameworks.get(0))
-    alignment = judged(plan.work.training.steps, raw, identity, _reference(paths))
-    certificate = certificate_finding(paths, plan, version)
+    alignment = unless_tampered(judged(plan.work.training.steps, raw, identity, _reference(paths)), seal)
+    certificate = certificate_finding(paths, plan, version, redaction.software if redaction else None)
     return Result(
         run_id=plan.run_id,
         case=plan.case,
@@ -94,14 +99,17 @@ def collect(paths: RunPaths, raw: RawRecords | None = None) -> Result:
         other_use=used.figures,
         disturbance=around.figures if around else None,
         identity=identity,
+        work_but_precision=plan.work.digest_but_precision,
         alignment=with_certificate(alignment, plan, certificate),
         certificate=certificate,
         deviations=plan.deviations,
         entry=plan.entry,
         runtime=plan.runtime,
-        warnings=(*plan.notices, *raw.warnings, *used.warnings, *_loaded(raw)),
+        warnings=(*plan.notices, *raw.warnings, *used.warnings, *_loaded(raw), *seal_warnings(status, seal)),
         allowed=plan.container.allowed if plan.container else (),
         inherited=raw.inherited,
+        origin=origin_of(raw.provenance, plan.implementation.rests_on),
+        seal=seal,
     )
 
 
@@ -114,8 +122,8 @@ def _loaded(raw: RawRecords) -> tuple[str, ...]:
 
 
 def _throughput(plan: Plan, raw: RawRecords, status: Status) -> tuple[WindowThroughput | None, str]:
-    """Return the window's throughput, or None and the reason. Only a valid run has a throughput."""
-    if status.word != "valid":
+    """Return the window's throughput, or None and the reason. Only a run whose rules hold has a throughput."""
+    if not status.has_figures:
         return None, f"the run is {status.word}"
     first, last = plan.work.window.first_step, plan.work.window.last_step
     try:
@@ -175,7 +183,7 @@ def _memory(plan: Plan, raw: RawRecords, status: Status) -> Memory:
 
 def _expectation(plan: Plan, measured: memories.MemoryPeaks, status: Status) -> MemoryExpectation:
     """Return measured against expected memory of a valid run. An incomplete run may not have reached its peak."""
-    why_none = None if status.word == "valid" else f"the run is {status.word}"
+    why_none = None if status.has_figures else f"the run is {status.word}"
     found = against_expected(plan.expected_memory.total_bytes, measured, plan.hardware.is_host, why_none)
     figure = _bytes(found.measured_bytes, found.reason)
     return MemoryExpectation(figure=found.figure, measured=figure, ratio=found.ratio, remark=found.remark)

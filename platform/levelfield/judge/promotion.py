@@ -101,7 +101,8 @@ def _training(paths: RunPaths, plan: Plan, result: Result) -> TrainingCurve:
 
 def _only_valid(result: Result) -> None:
     if result.status.word != "valid":
-        raise UsageError(f"{result.run_id} is {result.status.word}; a reference and its noise need a valid run")
+        why = f" ({'; '.join(result.status.reasons)})" if result.status.is_unproven else ""
+        raise UsageError(f"{result.run_id} is {result.status.word}{why}; a reference and its noise need a valid run")
 
 
 def _only_same_work(reference: Reference, result: Result) -> None:

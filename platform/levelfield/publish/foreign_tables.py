@@ -169,10 +169,11 @@ def _baseline(result: Result, others: Sequence[Result]) -> Result | None:
 
     Of repeats it is the one with the same number.
     """
-    if result.layout.sharding_stage != 1:
+    if result.layout.sharding_stage != 1 or result.status.is_unproven:
         return None
     plain = result.layout.model_copy(update={"sharding_stage": 0, "sharding_degree": 1})
-    same = [other for other in others if other.layout == plain and _place(other) == _place(result)]
+    plain_ones = (other for other in others if other.layout == plain and not other.status.is_unproven)
+    same = [other for other in plain_ones if _place(other) == _place(result)]
     return next((other for other in same if other.repeat == result.repeat), same[0] if same else None)
 
 

@@ -88,7 +88,9 @@ def remarks(results: Sequence[Result], lines: Sequence[Line]) -> Iterator[str]:
 
 def measured(result: Result) -> Line:
     found, (memory_name, memory_bytes) = words.utilisation(result, "palm"), words.worst_memory(result)
-    speed = result.throughput
+    speed, no_counter = result.throughput, "no counter gave one"
+    if result.status.is_unproven:  # published rows beside it would be a comparison
+        found, memory_bytes, speed, no_counter = None, None, None, f"the run is {words.status(result)}"
     return Line(
         origin="measured",
         name=result.run_id,
@@ -105,7 +107,7 @@ def measured(result: Result) -> Line:
         mfu_high=found.high if found else None,
         mfu_from=(found.reason or "measured") if found else f"the run is {words.status(result)}",
         memory_bytes=memory_bytes,
-        memory_from=f"{memory_name} peak" if memory_bytes is not None else "no counter gave one",
+        memory_from=f"{memory_name} peak" if memory_bytes is not None else no_counter,
     )
 
 

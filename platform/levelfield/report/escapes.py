@@ -1,4 +1,4 @@
-"""Foreign text made harmless, with one function for each output: the terminal, Markdown and spreadsheets.
+"""Foreign text made harmless, with one function for each output: the terminal, Markdown, XML and spreadsheets.
 
 A vendor's tool, a log, a lock file or a name may hold anything. Streams of the command line call `printable` for every
 text, and Markdown is only written by `table`, `markdown` and the template of report.md, so no caller can forget it.
@@ -17,6 +17,8 @@ _OBEYED = re.compile(
 )
 # A star or an underscore within a word, or a star between blanks, is no emphasis: 2 * 8*80G, on_time.
 _MARKS = re.compile(r"[\\`\[\]|]|(?<![^\W_])_|_(?![^\W_])|(?<!\w)\*(?=\S)|(?<=\S)\*(?!\w)")
+# Characters that make an XML 1.0 document unreadable, and those that a terminal obeys.
+_NO_XML = re.compile(f"{_OBEYED.pattern}|[\ufffe\uffff]")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _FIRST = re.compile(r"^(\s*)(?=[#>=]|[-+*][\s-]|~~~)")  # a heading, a quotation, an underline, an item, a fence
 
@@ -75,3 +77,8 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]], rule: str = "---
 
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def xml_text(text: str) -> str:
+    """Return text that an XML 1.0 document can hold: without control characters. The writer escapes markup."""
+    return _NO_XML.sub("", text)

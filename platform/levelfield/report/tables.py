@@ -39,13 +39,49 @@ def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
 
 
 def as_markdown(results: Sequence[Result], columns: Columns = COLUMNS) -> str:
-    """Return a Markdown table with every column; below it, the reasons for missing figures."""
-    lines = table(columns, ([write(r) for write in columns.values()] for r in results))
-    return "\n".join([*lines, *map(markdown, _notes(results))]) + "\n"
+    """Return a Markdown table of each training with every column; below it, the reasons for missing figures."""
+    return "\n".join(_markdown_group(*group, columns) for group in _groups(results))
 
 
 def as_text(results: Sequence[Result], width: int = WIDTH, columns: Columns = COLUMNS) -> str:
-    """Return a text table within `width` columns. A run takes two lines when one is too short."""
+    """Return a text table of each training within `width` columns. A run takes two lines when one is too short."""
+    return "\n".join(_text_group(*group, width, columns) for group in _groups(results))
+
+
+def _groups(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
+    """Return the results of each training with its heading. Only cells of one training may be compared.
+
+    Results of one training have no heading.
+    """
+    groups: dict[tuple[object, ...], list[Result]] = {}
+    for result in results:
+        key = (result.case, result.scale, result.window, result.identity.work, result.identity.corpus)
+        groups.setdefault(key, []).append(result)
+    headings = [_heading(group[0]) for group in groups.values()]
+    if len(groups) < 2:
+        return [("", list(results))]
+    named = zip(headings, groups.values(), strict=True)
+    return [(heading if headings.count(heading) == 1 else f"{heading}, {_work(g[0])}", g) for heading, g in named]
+
+
+def _heading(result: Result) -> str:
+    first, last = result.window
+    return f"{result.case} ({result.scale}), {result.precision}, steps {first} to {last}"
+
+
+def _work(result: Result) -> str:
+    """Return what tells two trainings of one name apart: the beginnings of their digests."""
+    work, corpus = (digest.removeprefix("sha256:")[:8] for digest in (result.identity.work, result.identity.corpus))
+    return f"work {work}, corpus {corpus}"
+
+
+def _markdown_group(heading: str, results: Sequence[Result], columns: Columns) -> str:
+    lines = table(columns, ([write(r) for write in columns.values()] for r in results))
+    above = [f"### {markdown(heading)}", ""] if heading else []
+    return "\n".join([*above, *lines, *map(markdown, _notes(results))]) + "\n"
+
+
+def _text_group(heading: str, results: Sequence[Result], width: int, columns: Columns) -> str:
     names = [name for name in (*_NARROW, "peak") if name in columns]
     rows = [{name: one_line(columns[name](r)) for name in names} for r in results]
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names} if rows else {}
@@ -54,7 +90,8 @@ def as_text(results: Sequence[Result], width: int = WIDTH, columns: Columns = CO
     else:
         lines = [wrapped(line, 4) for r in results for line in _two_lines(r, columns)]
     notes = [wrapped(note, 2) for note in _notes(results)]
-    return "\n".join([*lines, *notes]) + "\n"
+    above = [wrapped(one_line(heading), 2)] if heading else []
+    return "\n".join([*above, *lines, *notes]) + "\n"
 
 
 def _padded(row: dict[str, str], widths: dict[str, int]) -> str:

@@ -30,6 +30,7 @@ from levelfield.run.provenance import provenance
 from levelfield.run.telemetry import watching
 from levelfield.rundir import directory, run_state
 from levelfield.rundir.follower import Follower, Progress
+from levelfield.rundir.seal import sealed
 from levelfield.specs.base import Document, dump
 from levelfield.specs.certificate import Certificate
 from levelfield.specs.paths import RunPaths
@@ -91,13 +92,26 @@ def _finished(paths: RunPaths, outcome: Outcome) -> Result:
     """Write the outcome and return the result. Raises RunFailed for a full disk; `collect` continues later."""
     try:
         directory.write_status(paths, "collecting", "running")
-        directory.write_json(paths.outcome, outcome.to_dict())
+        _keep_outcome(paths, outcome)
         return finish(paths)
     except OSError as error:
         raise RunFailed(
             f"failed (storage): {directory.write_error(error, paths.root)}. The finished steps are kept. Free some "
             f"space, then run `collect {paths.root}`"
         ) from None
+
+
+def _keep_outcome(paths: RunPaths, outcome: Outcome) -> None:
+    """Write the outcome with the seal over the raw files, in one step.
+
+    An interrupt of the user's comes once (`_interrupted_once`). It may fall into the reading of a long log, and the
+    outcome is kept nevertheless.
+    """
+    try:
+        directory.write_json(paths.outcome, sealed(paths, outcome.to_dict()))
+    except KeyboardInterrupt:
+        directory.write_json(paths.outcome, sealed(paths, outcome.to_dict()))
+        raise
 
 
 def _exceeds_its_peak(result: Result) -> bool:

@@ -47,6 +47,7 @@ class Sampler:
     def __init__(self, vendor: Vendor, devices: Sequence[Device], path: Path, are_children: bool) -> None:
         self._vendor, self._devices, self._path, self._are_children = vendor, devices, path, are_children
         self._first, self._started, self._stop, self._left = (threading.Event() for _ in range(4))
+        self._writing = threading.Lock()  # nothing is written after the end: the file is sealed then
         self._thread = threading.Thread(target=self._sample_until_stopped, daemon=True, name="telemetry")
 
     def start(self) -> None:
@@ -61,7 +62,8 @@ class Sampler:
         self._stop.set()
         self._thread.join(LEAVE_SECONDS)
         if self._thread.is_alive():
-            self._left.set()
+            with self._writing:
+                self._left.set()
             end_tools(self._thread.ident or 0)
 
     def _sample_until_stopped(self) -> None:
@@ -71,8 +73,9 @@ class Sampler:
                 time.sleep(BEFORE_SECONDS)
                 while not self._left.is_set():
                     is_last, line = self._stop.is_set(), self._line(self._devices)
-                    if not self._left.is_set():
-                        file.write(json.dumps(line) + "\n")
+                    with self._writing:
+                        if not self._left.is_set():
+                            file.write(json.dumps(line) + "\n")
                     self._first.set()
                     if is_last:
                         return

@@ -22,6 +22,14 @@ def event_of(line: bytes | str) -> Event:
     return found
 
 
+def event_or_none(content: bytes | str) -> Event | None:
+    """Return the JSON object of a file; None for anything else."""
+    try:
+        return event_of(content)
+    except ValueError:
+        return None
+
+
 def whole(value: Any) -> int:
     """Return a whole number. Raises TypeError for a text, ValueError for a number beyond 2**64."""
     if isinstance(value, str):

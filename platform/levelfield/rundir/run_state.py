@@ -12,6 +12,7 @@ from typing import Any
 from levelfield.errors import StillRunning
 from levelfield.rundir.directory import find_run, write_status
 from levelfield.rundir.process_identity import ProcessIdentity, identity_from, is_alive
+from levelfield.rundir.seal import seal_finding
 from levelfield.specs.paths import RunPaths
 
 OVER = ("done", "ended")  # phases in which nobody writes to the run any more
@@ -44,6 +45,8 @@ def state_words(paths: RunPaths) -> str:
         return "unreadable status.json"
     if (platform := _platform_of(status)) and is_alive(platform) is False:
         return f"{status['phase']}: the platform was killed; `collect` gives the result"
+    if (status["phase"], status["state"]) == ("done", "valid") and (seal := seal_finding(paths)).word != "sealed":
+        return f"done: {seal.word}"
     return f"{status['phase']}: {status['state']}"
 
 

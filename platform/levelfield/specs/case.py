@@ -174,6 +174,12 @@ class Work(Value):
     limits: TimeLimits
     evidence: Evidence = Evidence()
 
+    @property
+    def digest_but_precision(self) -> str:
+        """The digest of the same work in fp32: equal for two works that differ in their precision only."""
+        training = self.training.model_copy(update={"precision": "fp32", "loss_scale": None})
+        return self.model_copy(update={"training": training}).fingerprint()
+
     @model_validator(mode="after")
     def _consistent(self) -> Work:
         last, first, steps = self.window.last_step, self.window.first_step, self.training.steps

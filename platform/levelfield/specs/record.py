@@ -99,7 +99,6 @@ class RunRecord(Document):
     host's name and of the devices' own identities. verdict: of the alignment. memory_bytes: the device-used peak; on a
     processor the peak of the processes. step_seconds, losses: of every finished step, from step 1. telemetry:
     means and maxima over the window by name and unit, such as `power_watts`. result: the document result.json.
-    work_but_precision: the work's digest with the precision and the loss scale left out; null: not known.
     """
 
     KIND: ClassVar[str] = "record"
@@ -130,7 +129,6 @@ class RunRecord(Document):
     losses: tuple[float | None, ...]
     telemetry: dict[str, float]
     result: dict[str, JsonValue]
-    work_but_precision: str | None = None
 
     @property
     def is_comparable(self) -> bool:
@@ -145,6 +143,7 @@ class Point(Value):
     began: str
     purpose: Purpose
     night: str | None
+    entry: str | None = None
     node: str
     conditions: str
     subject: str

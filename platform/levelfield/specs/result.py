@@ -14,7 +14,10 @@ from levelfield.specs.case import Precision, Scale
 from levelfield.specs.layout import Layout
 from levelfield.specs.suite import EntryUsed
 
-Word = Literal["valid", "invalid", "oom", "failed", "timeout", "unsupported", "withheld", "not-run", "reference-only"]
+Word = Literal[
+    "valid", "invalid", "oom", "failed", "timeout", "unsupported", "withheld", "not-run", "reference-only", "unsealed",
+    "tampered",
+]  # fmt: skip
 
 INTERRUPTED = "interrupted by the user"  # a reason
 
@@ -29,7 +32,10 @@ TFLOPS: dict[str, JsonValue] = {"unit": "TFLOP/s"}
 class Status(Value):
     """How the run ended, and why."""
 
-    word: Word = Field(description="How the run ended, in one word. Only a `valid` run has a speed.")
+    word: Word = Field(
+        description="How the run ended, in one word. Only a `valid` or `unsealed` run has a speed. `unsealed` and "
+        "`tampered` stand in place of `valid`; see evidence.md."
+    )
     reasons: tuple[str, ...] = Field(default=(), description="Why the word is not `valid`; empty for a valid run.")
     failure: str | None = Field(
         default=None,
@@ -38,6 +44,16 @@ class Status(Value):
     evidence: str | None = Field(
         default=None, description="The line that shows the failure, and the steps done by then."
     )
+
+    @property
+    def has_figures(self) -> bool:
+        """Whether the run has a speed: every rule of validity holds, and no file was changed later."""
+        return self.word in ("valid", "unsealed")
+
+    @property
+    def is_unproven(self) -> bool:
+        """Whether the raw files are not known to be those that the run left: it stands in no comparison."""
+        return self.word in ("unsealed", "tampered")
 
     @property
     def is_interrupted(self) -> bool:
@@ -320,6 +336,28 @@ class System(Value):
     engine: str | None = Field(description="Container engine with its version; null outside of a container.")
 
 
+class Origin(Value):
+    """What the run was made with, as digests: equal digests mean the same thing. Null: not recorded."""
+
+    implementation: str | None = Field(
+        description="Digest of all code of the training but its framework's: its folder, those it shares, the worker."
+    )
+    packages: str | None = Field(description="Digest of the packages of the training's Python, with their versions.")
+    image: str | None = Field(description="Digest of the container image; null outside of a container.")
+    machine: str | None = Field(description="Digest of the machine's own identifier and name.")
+
+
+class SealFinding(Value):
+    """Whether the raw files are those that the run left when it ended."""
+
+    word: Literal["sealed", "unsealed", "tampered"] = Field(
+        description="`sealed`: no raw file has changed since. `unsealed`: there is no seal. `tampered`: a file has "
+        "changed, was added or is missing."
+    )
+    reason: str | None = Field(default=None, description="Why it is not `sealed`, with the file.")
+    digest: str | None = Field(default=None, description="Digest of the raw files as they are.")
+
+
 class Result(Document):
     """What a run came to: result.json."""
 
@@ -387,6 +425,11 @@ class Result(Document):
         default=None, description="What single steps cost the window; null where the window is not complete."
     )
     identity: Identity = Field(description="What makes two runs comparable.")
+    work_but_precision: str | None = Field(
+        default=None,
+        description="Digest of the work with precision and loss scale left out: `compare --across precision` needs it. "
+        "Null for results of an earlier version.",
+    )
     alignment: Alignment = Field(description="Whether the training agrees with a reference.")
     certificate: CertificateFinding | None = Field(
         default=None, description="The certificate that an aligned run in 16 bits or at full scale needs; else null."
@@ -406,4 +449,10 @@ class Result(Document):
         default={},
         description="Variables by name that the training inherited from the user's shell and that can change it. "
         "A value that looks like a secret is masked.",
+    )
+    origin: Origin | None = Field(
+        default=None, description="What the run was made with; null for results of an earlier version."
+    )
+    seal: SealFinding | None = Field(
+        default=None, description="Whether the raw files are as sealed; null for results of an earlier version."
     )

@@ -26,7 +26,7 @@ _RESERVED = {
 _LIBRARIES = "LD_LIBRARY_PATH"
 _VISIBLE = re.compile(r"\w+_VISIBLE_\w+")
 _SECRET_NAME = re.compile(r"TOKEN(?!IZ)|SECRET|PASSW(OR)?D|KEY|CREDENTIAL|AUTH(?!OR)", re.IGNORECASE)
-_SECRET_VALUE = re.compile(
+SECRET_VALUE = re.compile(
     r"\b(?:hf|gh[opsur]|glpat|github_pat|npm|xox[abeprs])[_-][A-Za-z0-9_-]{16,}|\bsk-[A-Za-z0-9_-]{16,}"
     r"|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[\w-]{30,}|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY|://[^/\s:@]*:[^/\s@]+@|\bBearer\s+\S{8,}"
@@ -61,7 +61,7 @@ ContainerVariables = Annotated[dict[str, str], AfterValidator(lambda found: chec
 
 def is_secret(name: str, value: str) -> bool:
     """Return whether the name or the value looks like that of a secret."""
-    return bool(_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
+    return bool(_SECRET_NAME.search(name) or SECRET_VALUE.search(value))
 
 
 def masked(variables: Mapping[str, str]) -> dict[str, str]:

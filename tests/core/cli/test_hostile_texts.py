@@ -15,7 +15,7 @@ from levelfield.cli.main import started
 from levelfield.run.runner import finish
 from levelfield.specs.paths import RunPaths
 from plans import PLUGINS
-from recorded_runs import fail
+from recorded_runs import fail, seal_again
 
 PIECES = (
     "\x1b]0;owned\x07", "\x1b[2J", "\x9b31m", "\x90payload\x9c", "\r", "\x08\x08", "\u202e", "\u2066", "\u200f",
@@ -59,6 +59,7 @@ def poisoned(run: RunPaths, text: str) -> RunPaths:
     run.plan.write_text(json.dumps(plan))
     fail(run, evidence=f"rank 1 said {text}")
     (run.logs / "rank1.log").write_text(f"RuntimeError: {text}\n")
+    seal_again(run)
     name = text.replace("/", "")[:60]
     return RunPaths(run.root.rename(run.root.with_name(name)))
 

@@ -127,3 +127,26 @@ def test_a_real_difference_is_found() -> None:
         side, base = (level * np.exp(random.normal(0, 0.01, 5)) for level in (105.0, 100.0))
         found += ratio(of(*side), of(*base)).standing == "higher"
     assert found >= 190
+
+
+@pytest.mark.parametrize("counts", [(3, 3), (4, 7)])
+def test_the_interval_covers_the_true_ratio_as_often_as_promised(counts: tuple[int, int]) -> None:
+    random, covered = np.random.default_rng(15), 0
+    for _ in range(1000):
+        side, base = (
+            level * np.exp(random.normal(0, 0.02, n)) for level, n in zip((107.0, 100.0), counts, strict=True)
+        )
+        found = ratio(of(*side), of(*base))
+        assert found.low is not None and found.high is not None
+        covered += found.low <= 1.07 <= found.high
+    assert covered >= 950 - 2 * math.sqrt(1000 * 0.05 * 0.95)
+
+
+def test_single_runs_with_a_history_are_rarely_called_different() -> None:
+    """The noise between nights is in the history, so single runs of different nights are judged by it."""
+    random, different = np.random.default_rng(16), 0
+    for _ in range(1000):
+        histories = [historic_noise(list(100 * np.exp(random.normal(0, 0.01, 12)))) for _ in range(2)]
+        side, base = (of(100 * math.exp(random.normal(0, 0.01)), history=noise) for noise in histories)
+        different += ratio(side, base).standing != "no difference seen"
+    assert different <= 50 + 2 * math.sqrt(1000 * 0.05 * 0.95)

@@ -6,13 +6,14 @@ import json
 from collections.abc import Callable
 
 import pytest
+from levelfield.catalog.registry import Registry
 from levelfield.judge.collector import collect
 from levelfield.run.runner import finish
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.base import dump, load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Result, Utilisation
-from recorded_runs import USED_BYTES, WATTS, Event, break_off, change_steps, edit
+from recorded_runs import USED_BYTES, WATTS, Event, break_off, change_steps, edit, seal_again
 
 WINDOW_SECONDS, WINDOW_TOKENS = 5.0, 640  # steps 3 to 12 of half a second and 64 tokens each
 
@@ -65,6 +66,13 @@ def test_mfu_is_against_the_measured_peak_and_says_so(run: RunPaths) -> None:
     assert found.peak_tflops == 2.0 and found.peak_source == "measured: a probe of the tests"
     assert found.flops_per_token is not None
     assert found.value == pytest.approx(64 * found.flops_per_token / 2e12)
+
+
+def test_stored_references_have_every_field_of_the_identity(registry: Registry) -> None:
+    """The layer `identity` compares all of them: one that references lack would make every run not comparable."""
+    for name in registry.references:
+        identity = registry.reference(name).identity
+        assert [key for key, value in identity.model_dump().items() if value is None] == [], name
 
 
 def test_identity_says_what_was_trained(run: RunPaths) -> None:
@@ -186,6 +194,7 @@ def test_less_power_than_an_accelerator_draws_is_no_energy(run: RunPaths, watts:
 
 def test_without_telemetry_the_figures_of_the_tool_are_null(run: RunPaths) -> None:
     run.telemetry.unlink()
+    seal_again(run)
     found = collect(run)
     assert found.status.word == "valid" and found.throughput is not None
     assert found.memory.device_used_peak.value is None and found.energy.joules.value is None

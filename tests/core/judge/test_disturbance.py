@@ -14,7 +14,7 @@ from levelfield.rundir.directory import read_plan
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Disturbance, ReadingAround, Result
-from recorded_runs import BEGIN_NS, SECOND_NS, STEP_NS, change_steps, edit
+from recorded_runs import BEGIN_NS, SECOND_NS, STEP_NS, change_steps, edit, seal_again
 
 CORES = 2
 HOUR = 3600.0
@@ -44,6 +44,7 @@ def watch(run: RunPaths, seconds: float, others: Callable[[float], float], own: 
             {"time_ns": time_ns, "wall_ns": 1_700_000_000 * SECOND_NS + time_ns, "samples": samples, "host": host}
         )
     run.telemetry.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    seal_again(run)
 
 
 def of(result: Result) -> Disturbance:
@@ -139,6 +140,7 @@ def test_a_case_may_allow_more(run: RunPaths) -> None:
     plan = read_plan(run)
     window = plan.work.window.model_copy(update={"disturbance_limit": 0.9})
     run.plan.write_text(dump(plan.model_copy(update={"work": plan.work.model_copy(update={"window": window})})))
+    seal_again(run)
     result = collect(run)
     assert result.status.word == "valid" and of(result).limit == 0.9 and len(of(result).flags) == 3
 
@@ -175,6 +177,7 @@ def see(run: RunPaths, stretch: float, rank: int = 1) -> None:
         end = round(5 * SECOND_NS * (stretch if each == rank else 1.0))
         seen[str(each)] = {"begin": [0, SECOND_NS // 10], "end": [end, end + SECOND_NS // 10]}
     run.outcome.write_text(json.dumps({**json.loads(run.outcome.read_text()), "seen": seen}))
+    seal_again(run)
 
 
 def test_a_clock_that_runs_as_the_platforms_is_right(run: RunPaths) -> None:

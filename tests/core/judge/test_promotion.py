@@ -20,7 +20,7 @@ from levelfield.specs.base import dump, load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
-from recorded_runs import change_steps, edit
+from recorded_runs import change_steps, edit, seal_again
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +73,7 @@ def scale_losses(run: RunPaths, factor: float, first: int = 1) -> None:
 
 def verdict(run: RunPaths, reference: Reference):
     write_atomically(run.reference, dump(reference))
+    seal_again(run)
     return collect(run).alignment
 
 
@@ -121,6 +122,7 @@ def test_a_reference_older_than_its_case_is_stale(run, reference):
 def test_without_a_reference_a_run_is_unchecked_and_collect_writes_the_same_bytes(run, reference):
     assert collect(run).alignment.verdict == "unchecked"
     write_atomically(run.reference, dump(reference))
+    seal_again(run)
     assert dump(collect(run)) == dump(collect(run))
 
 
@@ -212,6 +214,7 @@ def test_rows_of_older_references_are_read_as_maxima(twin, run, reference):
         del row[key]
     del content["weights"], content["settings"]
     write_atomically(run.reference, json.dumps(content))
+    seal_again(run)
     found = collect(run).alignment
     assert found.verdict == "aligned" and "1 row (1 threads or micro-batch)" in found.limits
 
@@ -282,6 +285,7 @@ def plugin_reference(folder: Path, reference: Reference) -> Path:
 def test_a_run_that_fails_against_the_present_reference_is_not_promoted_unless_told(twin, reference):
     scale_losses(twin, 1.003)
     write_atomically(twin.reference, dump(reference))
+    seal_again(twin)
     with pytest.raises(GateFailed, match="--replace"):
         promoted(twin, "better", reference, replace=False)
     made = promoted(twin, "better", reference, replace=True)

@@ -14,6 +14,7 @@ from levelfield.report import repeats
 from levelfield.report.tables import as_json
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Result, Status
+from recorded_runs import seal_again
 
 RATES = [100.0, 104.0, 102.0, 98.0, 101.0]
 
@@ -94,3 +95,4 @@ def _copy(run: RunPaths, other: Path) -> None:
     shutil.copytree(run.root, other)
     plan = json.loads((other / "plan.json").read_text())
     (other / "plan.json").write_text(json.dumps({**plan, "run_id": other.name, "repeat": 2}))
+    seal_again(RunPaths(other))

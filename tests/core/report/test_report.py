@@ -164,3 +164,39 @@ def test_durations(seconds: float, text: str) -> None:
 @pytest.mark.parametrize(("value", "text"), [(None, "-"), (0.0, "0.0"), (1234.56, "1,234.6")])
 def test_numbers(value: float | None, text: str) -> None:
     assert words.number(value) == text
+
+
+class TestRunsOfDifferentCases:
+    """Each training has its own table with a heading: only cells of one table may be compared."""
+
+    @pytest.fixture
+    def mixed(self, valid: Result) -> list[Result]:
+        """Runs of two cases, given in turn."""
+        other = {"case": "llama", "identity": valid.identity.model_copy(update={"work": "sha256:" + "8" * 64})}
+        return [valid, valid.model_copy(update=other), valid.model_copy(update={"run_id": "again"})]
+
+    def test_text_has_a_heading_for_each(self, mixed: list[Result]) -> None:
+        first, second = as_text(mixed).split("\n\n")
+        assert first.splitlines()[0] == "tiny (smoke), fp32, steps 3 to 12" and "llama" not in first
+        assert second.splitlines()[0] == "llama (smoke), fp32, steps 3 to 12" and "tiny" not in second
+        assert first.count("64.0") == 2 and second.count("64.0") == 1 and too_long(as_text(mixed)) == []
+
+    def test_markdown_has_a_table_for_each(self, mixed: list[Result]) -> None:
+        first, second = as_markdown(mixed).split("\n\n### ")
+        assert first.startswith("### tiny (smoke), fp32, steps 3 to 12\n\n| case |") and first.count("| tiny |") == 2
+        assert second.count("| llama |") == 1 and second.count("\n|---") == 1
+
+    def test_other_work_under_the_same_name_is_told_apart(self, mixed: list[Result]) -> None:
+        same = [result.model_copy(update={"case": "tiny"}) for result in mixed]
+        assert "work 88888888" in as_text(same) and "work 88888888" in as_markdown(same)
+
+    @pytest.mark.parametrize("change", [{"window": (4, 12)}, {"scale": "full"}])
+    def test_another_window_or_scale_is_another_table(self, valid: Result, change: dict[str, object]) -> None:
+        assert as_text([valid, valid.model_copy(update=change)]).count("steps ") == 2
+
+    def test_runs_of_one_training_have_no_heading(self, valid: Result) -> None:
+        assert "steps 3 to 12" not in as_text([valid, valid]) and "###" not in as_markdown([valid, valid])
+
+    def test_reasons_stand_below_their_own_table(self, mixed: list[Result], interrupted: Result) -> None:
+        first, second = as_text([interrupted, mixed[1]]).split("\n\nllama (smoke), ")
+        assert "interrupted by the user" in first and "interrupted" not in second

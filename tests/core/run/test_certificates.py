@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +36,7 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.reference import NoiseRow
 from levelfield.specs.tuning import Tuning
 from plans import PLUGINS
+from recorded_runs import seal_again
 
 Content = dict[str, Any]
 
@@ -100,6 +102,8 @@ class CertifiedRun:
         return certificate.subject
 
     def collected(self) -> Content:
+        """The result as if the run had left the files as they are."""
+        seal_again(self.main)
         return collect(self.main).model_dump(mode="json")
 
 
@@ -458,6 +462,19 @@ def test_after_a_change_of_packages_the_next_run_makes_the_certificate_again(cer
     assert list(certified.bench.store.iterdir()) == []
 
 
+def test_a_certificate_still_holds_in_a_bundle(certified: CertifiedRun, capsys: pytest.CaptureFixture[str]):
+    """Its digest of the software is of the whole provenance, which the bundle does not have."""
+    rewrite(certified.main.provenance, lambda found: found["inherited"].update(CUDA_VISIBLE_DEVICES="/home/me/x"))
+    seal_again(certified.main)
+    path = certified.bench.folder / "run.zip"
+    assert main(["bundle", str(certified.main.root), "--output", str(path)]) == 0
+    assert main(["verify", str(path), "--plugins", str(PLUGINS)]) == 0
+    with zipfile.ZipFile(path) as opened:
+        (name,) = [each for each in opened.namelist() if each.endswith("/result.json")]
+        found = json.loads(opened.read(name))
+    assert found["alignment"]["verdict"] == "aligned" and found["certificate"]["holds"]
+
+
 def test_what_is_no_aligned_run_in_fp32_at_smoke_scale_certifies_nothing(certified: CertifiedRun):
     subject, small, plan = certified.subject, certified.small, read_plan(certified.small)
     result = collect(small)
@@ -474,9 +491,11 @@ def test_what_is_no_aligned_run_in_fp32_at_smoke_scale_certifies_nothing(certifi
         with pytest.raises(GateFailed, match=words):
             certificate_from(*given, subject)
     rewrite(small.reference, lambda content: content["noise"][0].update(curve=0.5))
+    seal_again(small)
     with pytest.raises(GateFailed, match="another reference"):
         certificate_from(small, plan, collect(small), subject)
     rewrite(small.reference, lambda content: content.update(noise=[]))
+    seal_again(small)
     with pytest.raises(GateFailed, match="is inconclusive"):
         certificate_from(small, plan, collect(small), subject)
 

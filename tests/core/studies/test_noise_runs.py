@@ -11,7 +11,10 @@ from plans import PLUGINS, make_plan
 @pytest.mark.parametrize(
     ("micro_batch", "accumulation", "sizes"), [(4, 2, {2, 8}), (4, 1, {2}), (1, 8, {2}), (3, 2, {6}), (3, 1, set())]
 )
-def test_the_micro_batch_is_halved_and_doubled(micro_batch: int, accumulation: int, sizes: set[int]) -> None:
+def test_the_micro_batch_is_halved_and_doubled(
+    micro_batch: int, accumulation: int, sizes: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_DEVICES", "1")
     registry = Registry([PLUGINS])
     known = make_plan(registry, "tiny:fake:F1")
     tuning = known.tuning.model_copy(update={"micro_batch": micro_batch})

@@ -1,0 +1,142 @@
+"""`compare`: two or more runs side by side; scaling over devices; matrices by vendor and by framework."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from levelfield.catalog.registry import Registry
+from levelfield.cli.store_options import store_argument
+from levelfield.compare import comparison_sheets, matrix_sheets, scaling_sheets
+from levelfield.compare.comparison import Histories, compare
+from levelfield.compare.evidence import ComparedSide, side_of
+from levelfield.compare.matrix import matrix
+from levelfield.compare.ratios import LEAST_RUNS
+from levelfield.compare.scaling import scaling
+from levelfield.errors import GateFailed, UsageError
+from levelfield.report.sheets import Sheet, as_markdown, as_text
+from levelfield.rundir.directory import default_runs
+from levelfield.specs.selector import parse_selector
+from levelfield.studies.run_places import RunPlaces
+
+_HELP = """\
+Compare runs: first what makes them comparable, then the figures with their
+ratio to the first side. A 95 % interval and a verdict on noise need at least
+3 runs of each side, or a stored history of their series.
+
+A SIDE is one of these, or several joined by commas:
+  a path, a run id, a part of an id, or latest; --repeats adds the other
+  repeats of its command
+  a pattern of run ids in quotes, such as '20261122*_torch_cpu_*'
+  a series, CASE:FRAMEWORK[:CHIP[:NODES[:DEVICES]]]: runs of its newest build
+Runs are looked for in the folder of runs, then in the store.
+
+Exit code 4 where the sides are not comparable; then no ratio is printed.
+
+examples:
+  run_benchmarks.py compare RUN1 RUN2
+  run_benchmarks.py compare --repeats RUN1 RUN2 RUN3 --format markdown
+  run_benchmarks.py compare gpt3_6.7B:torch gpt3_6.7B:paddle
+  run_benchmarks.py compare --scaling RUN1 RUN2 RUN3
+  run_benchmarks.py compare --matrix framework --case gpt3_6.7B
+"""
+Shown = tuple[list[Sheet], dict[str, Any], bool]
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = _HELP
+    parser.add_argument("side", nargs="*", metavar="SIDE", help="the runs of one side; the first is the base")
+    parser.add_argument("--repeats", action="store_true", help="each named run stands for all repeats of its command")
+    parser.add_argument(
+        "--across",
+        choices=("precision",),
+        metavar="FIELD",
+        help="precision: it differs on purpose, all else of the work is equal",
+    )
+    table = parser.add_argument_group("other tables")
+    table.add_argument("--scaling", action="store_true", help="speed-up and efficiency over numbers of devices")
+    table.add_argument(
+        "--matrix", choices=("vendor", "framework"), help="the latest result of each case by vendor or framework"
+    )
+    table.add_argument("--case", metavar="CASE", help="with --matrix: only this case")
+    table.add_argument("--suite", metavar="NAME", help="with --matrix: only the cases of this suite")
+    output = parser.add_argument_group("where from and how")
+    store_argument(output, "look only in ")
+    output.add_argument(
+        "--format",
+        choices=("table", "markdown", "json"),
+        default="table",
+        metavar="FORMAT",
+        help="table, markdown, json",
+    )
+    output.add_argument("--json", dest="format", action="store_const", const="json", help="as --format json")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Print a comparison. Return 0 when the sides were compared, 4 when they are not comparable."""
+    _refuse_together(options)
+    with RunPlaces(options.runs or default_runs(), options.store) as places:
+        sheets, values, is_compared = _shown(options, places)
+    if options.format == "json":
+        print(json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        print((as_markdown if options.format == "markdown" else as_text)(sheets), end="")
+    return 0 if is_compared else GateFailed.exit_code
+
+
+def _refuse_together(options: argparse.Namespace) -> None:
+    """Raises UsageError for options that need different tables, and for sides that a table does not have."""
+    if options.matrix and (options.side or options.scaling):
+        raise UsageError("compare --matrix: found sides or --scaling; a matrix takes the latest run of every series")
+    if not options.matrix and (options.case or options.suite):
+        raise UsageError("compare: found --case or --suite without --matrix; give sides instead")
+    if options.case and options.suite:
+        raise UsageError("compare --matrix: found --case and --suite; give one of them")
+    if not options.matrix and not options.side:
+        raise UsageError("compare: found no side, expected at least 2: compare A B")
+
+
+def _shown(options: argparse.Namespace, places: RunPlaces) -> Shown:
+    """Return the tables, the JSON object, and whether everything could be compared."""
+    if options.matrix:
+        return _matrix(options, places)
+    if options.scaling:
+        runs = {run.run_id: run for text in options.side for run in places.runs(text, options.repeats)}
+        found = scaling(list(runs.values()))
+        return list(scaling_sheets.sheets(found)), scaling_sheets.as_values(found), not found.unequal
+    sides = [side_of(_name(i), places.runs(text, options.repeats)) for i, text in enumerate(options.side)]
+    compared = compare(sides, _histories(sides, places), options.across == "precision")
+    return list(comparison_sheets.sheets(compared)), comparison_sheets.as_values(compared), compared.comparability.holds
+
+
+def _name(number: int) -> str:
+    """Return A to Z, then S27 and so on."""
+    return chr(ord("A") + number) if number < 26 else f"S{number + 1}"
+
+
+def _histories(sides: Sequence[ComparedSide], places: RunPlaces) -> Histories:
+    """Return the stored history of the series where a side's own runs do not show their noise."""
+    few = [side.first for side in sides if len(side.counted) < LEAST_RUNS]
+    return places.histories(few) if few else {}
+
+
+def _matrix(options: argparse.Namespace, places: RunPlaces) -> Shown:
+    cases, frameworks = _wanted(options)
+    records = [record for record in places.latest() if cases is None or record.series.case in cases]
+    expected = frameworks if options.matrix == "framework" else ()
+    found = matrix(records, options.matrix, expected, cases or ())
+    return list(matrix_sheets.sheets(found)), matrix_sheets.as_values(found), True
+
+
+def _wanted(options: argparse.Namespace) -> tuple[list[str] | None, list[str]]:
+    """Return the cases and frameworks of --case or of --suite; None for every case."""
+    registry = Registry(options.plugins, case_files=options.case_file)
+    if options.case:
+        return [registry.spelled(options.case)], []
+    if not options.suite:
+        return None, []
+    entries = [parse_selector(entry.case) for entry in registry.suite(options.suite).entries]
+    cases = dict.fromkeys(registry.spelled(entry.case) for entry in entries)
+    return list(cases), sorted({entry.framework for entry in entries if entry.framework})

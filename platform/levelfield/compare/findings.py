@@ -1,0 +1,86 @@
+"""What a gate finds about a series and a figure: one word, the change with its interval, and the exit code of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar, Literal, get_args
+
+from levelfield.errors import GateFailed, RunFailed
+from levelfield.specs.base import Document
+from levelfield.specs.record import Gated
+
+FindingWord = Literal[
+    "regression",
+    "training differs",
+    "environment step",
+    "missing",
+    "invalid run",
+    "incomparable",
+    "bad night",
+    "inconclusive",
+    "stale",
+    "improvement",
+    "new series",
+    "no change",
+]
+WORDS: tuple[FindingWord, ...] = get_args(FindingWord)  # the worst first: the order of every table
+FAILURES = frozenset({"regression", "training differs", "environment step"})
+ABSENCES = frozenset({"missing", "invalid run", "incomparable"})  # what was expected is not compared
+OPEN = frozenset({"bad night", "inconclusive", "stale", "improvement", "new series"})
+COMPARED = frozenset(WORDS) - ABSENCES - {"training differs", "new series"}
+FIGURES: dict[Gated, str] = {
+    "tokens_per_second_per_device": "tokens/s/device",
+    "memory_bytes": "memory",
+    "joules_per_token": "J/token",
+}
+# A figure's logarithm times this is its cost: more is worse, for every figure.
+WORSE: dict[Gated, int] = {"tokens_per_second_per_device": -1, "memory_bytes": 1, "joules_per_token": 1}
+
+
+class Finding(Document):
+    """One word about one series and figure in one night. figure: None where the word is about the whole run.
+
+    change, low, high: measured / level - 1 and its 95 % interval. level: in the figure's unit; level_since: the date of
+    its first night; nights: how many it rests on. detectable: the least change that one night shows with 90 %
+    probability. fields: of the conditions or of the series that differ. pairs: how many were compared.
+    """
+
+    KIND: ClassVar[str] = "finding"
+
+    series: str
+    label: str
+    figure: Gated | None
+    word: FindingWord
+    change: float | None = None
+    low: float | None = None
+    high: float | None = None
+    level: float | None = None
+    level_since: str | None = None
+    nights: int = 0
+    detectable: float | None = None
+    run_id: str | None = None
+    detail: str = ""
+    fields: tuple[str, ...] = ()
+    night: str | None = None
+    node: str | None = None
+    pairs: int = 0
+
+
+def exit_code(findings: Iterable[Finding], strict: bool = False, advisory: bool = False) -> int:
+    """Return 4 for a failure, else 3 for what is missing, else 0. strict: open words are 4 too. advisory: always 0."""
+    words = {finding.word for finding in findings}
+    if advisory:
+        return 0
+    if words & FAILURES or (strict and words & OPEN):
+        return GateFailed.exit_code
+    return RunFailed.exit_code if words & ABSENCES else 0
+
+
+def short(digest: str) -> str:
+    """Return enough of a digest to tell one from another."""
+    return digest.removeprefix("sha256:")[:10]
+
+
+def in_order(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings with the worst word first, then by label and figure."""
+    return sorted(findings, key=lambda f: (WORDS.index(f.word), f.label, f.figure or ""))

@@ -1,0 +1,190 @@
+"""Facts of a run held against each other and against this checkout: clocks, job, peaks, reference.
+
+A contradiction makes a bundle not follow. A note says what a reader has to know and cannot be told from the files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from levelfield.catalog.registry import Registry
+from levelfield.errors import LevelfieldError
+from levelfield.rundir.event_lines import DAMAGED, Event
+from levelfield.rundir.raw_files import RawRecords
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan, job_of
+from levelfield.specs.reference import Reference
+
+NANOSECONDS = 1e9
+EARLY_SECONDS = 1.0  # telemetry begins before the training, on the same clock
+LATE_SECONDS = 60.0  # a tool that hangs at the end of a run leaves the last readings out
+START_SECONDS = 120.0  # between provenance and the first reading: the devices' tools answer
+DRIFT = 0.02  # of the time of day against the monotonic clock; a clock that was set in between drifts
+_FOLDERS = ("events_dir", "capture", "save_weights_dir", "corpus")  # of job.json: they hold paths
+_STAMP = re.compile(r"(\d{8}T\d{6}Z)_")
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """A field whose statement does not follow: what was stated, and what the raw files give."""
+
+    field: str
+    stated: str
+    recomputed: str
+
+
+@dataclass(frozen=True)
+class CrossChecked:
+    contradictions: tuple[Contradiction, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What is held against each other. job, provenance, reference: None where the run has none."""
+
+    plan: Plan
+    raw: RawRecords
+    job: Event | None
+    provenance: Event | None
+    reference: Reference | None
+
+
+def cross_checked(run: RunFacts, known: Registry) -> CrossChecked:
+    """Return what contradicts itself in a run, and what could not be checked. known: this checkout's documents."""
+    found = [*_clocks(run.plan, run.raw, run.provenance), *_plan(run.plan), *_job(run.plan, run.job)]
+    found += [*_peaks(run.plan, known), *_reference(run.reference, known)]
+    contradictions = tuple(each for each in found if isinstance(each, Contradiction))
+    return CrossChecked(contradictions, tuple(each for each in found if isinstance(each, str)))
+
+
+def _clocks(plan: Plan, raw: RawRecords, provenance: Event | None) -> Iterator[Contradiction | str]:
+    """Hold the events against telemetry, which the platform wrote on the same clock, and both against provenance."""
+    read = sorted({*(r.time_ns for r in raw.readings), *(r.time_ns for r in raw.host), *(t for t, _ in raw.wall_clock)})
+    ranks = range(plan.hardware.devices_per_node)  # of the node that telemetry is of
+    ends = [*(r.end_ns for r in raw.steps if r.rank in ranks), *(t for r, t in raw.begins.items() if r in ranks)]
+    if not ends:
+        return
+    if not read:
+        yield "there is no telemetry, so nothing is held against the clock of the events"
+        return
+    early, late = (read[0] - min(ends)) / NANOSECONDS, (max(ends) - read[-1]) / NANOSECONDS
+    if not early <= EARLY_SECONDS:
+        yield Contradiction("events: first time", _seconds(min(ends)), f"telemetry begins at {_seconds(read[0])}")
+    if not late <= max(LATE_SECONDS, 0.1 * (read[-1] - read[0]) / NANOSECONDS):
+        yield Contradiction("events: last time", _seconds(max(ends)), f"telemetry ends at {_seconds(read[-1])}")
+    yield from _time_of_day(plan, raw, provenance)
+
+
+def _time_of_day(plan: Plan, raw: RawRecords, provenance: Event | None) -> Iterator[Contradiction | str]:
+    started = _moment((provenance or {}).get("time"))
+    if started is None:
+        yield "provenance.json has no time of the start"
+        return
+    if (stamp := _STAMP.match(plan.run_id)) and not _of_stamp(stamp[1]) <= started + START_SECONDS:
+        yield Contradiction("provenance.json: time", _day(started), f"the run id was made at {stamp[1]}")
+    if not raw.wall_clock:
+        yield "telemetry has no time of day, so nothing is held against the time in provenance.json"
+        return
+    (first_ns, first_wall), (last_ns, last_wall) = min(raw.wall_clock), max(raw.wall_clock)
+    if not abs(first_wall / NANOSECONDS - started) <= START_SECONDS:
+        began = _day(first_wall / NANOSECONDS)
+        yield Contradiction("provenance.json: time", _day(started), f"telemetry begins at {began}")
+    apart = abs((last_wall - first_wall) - (last_ns - first_ns))
+    if not apart <= max(DRIFT * (last_ns - first_ns), 2 * NANOSECONDS):
+        yield f"the time of day was set during the run: it moved {apart / NANOSECONDS:.1f} s against the other clock"
+
+
+def _plan(plan: Plan) -> Iterator[Contradiction]:
+    if plan.work.fingerprint() != plan.work_digest:
+        yield Contradiction("plan.json: work_digest", plan.work_digest, plan.work.fingerprint())
+
+
+def _job(plan: Plan, job: Event | None) -> Iterator[Contradiction | str]:
+    """Hold job.json, which the training was given, against the plan. Its folders are placeholders."""
+    if job is None:
+        yield "there is no job.json, so the plan is not held against what the training was given"
+        return
+    expected = job_of(plan, RunPaths(Path("/")))
+    for key in sorted(expected.keys() & job.keys() - {*_FOLDERS}):
+        if expected[key] != job[key]:
+            yield Contradiction(f"job.json: {key}", _short(job[key]), f"the plan gives {_short(expected[key])}")
+
+
+def _peaks(plan: Plan, known: Registry) -> Iterator[Contradiction | str]:
+    """Hold the peaks that the plan calls published against vendor.yaml of this checkout."""
+    chip, used = plan.hardware.chip, plan.peak
+    own = chip.peaks.get(used.dtype)  # type: ignore[call-overload]
+    if own is not None and own.tflops != used.tflops:
+        yield Contradiction("plan.json: peak.tflops", f"{used.tflops}", f"its chip has {own.tflops} {used.dtype}")
+    if own is None and used.tflops is not None and not used.source.startswith("measured"):
+        yield Contradiction("plan.json: peak.source", used.source, f"its chip has no {used.dtype} peak")
+    if plan.hardware.overlay is not None:
+        yield f"{', '.join(plan.hardware.overlay.fields)} of {chip.name} come from a private file and are not checked"
+        return
+    try:
+        chips = {c.name: c for c in known.vendor_file(plan.hardware.vendor).chips}
+    except LevelfieldError:
+        yield f"this checkout has no vendor {plan.hardware.vendor}, so its peaks are not checked"
+        return
+    if chip.name not in chips:
+        yield f"vendor.yaml of {plan.hardware.vendor} has no chip {chip.name} here, so its peaks are not checked"
+        return
+    for dtype in sorted({*chip.peaks, *chips[chip.name].peaks}):
+        ours, theirs = chips[chip.name].peaks.get(dtype), chip.peaks.get(dtype)
+        if (ours and ours.tflops) != (theirs and theirs.tflops):
+            here = f"{ours.tflops:g} TFLOP/s in vendor.yaml" if ours else "no peak in vendor.yaml"
+            yield Contradiction(
+                f"plan.json: hardware.chip.peaks.{dtype}", f"{theirs.tflops:g}" if theirs else "none", here
+            )
+
+
+def _reference(reference: Reference | None, known: Registry) -> Iterator[Contradiction | str]:
+    """Hold the run's reference against the one of this checkout that was made from the same run."""
+    if reference is None:
+        return
+    if reference.name not in known.references:
+        yield f"this checkout has no reference {reference.name}; the verdict rests on the one in the bundle"
+        return
+    ours = known.reference(reference.name)
+    if ours.run_id != reference.run_id:
+        yield f"the reference {reference.name} is of run {reference.run_id}, and this checkout's of {ours.run_id}"
+    elif (ours.losses, ours.gradients) != (reference.losses, reference.gradients):
+        yield Contradiction(
+            "reference.json: losses", f"of run {reference.run_id}", f"this checkout has others of run {ours.run_id}"
+        )
+
+
+def _moment(text: Any) -> float | None:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except DAMAGED:
+        return None
+
+
+def _of_stamp(stamp: str) -> float:
+    try:
+        return datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc).timestamp()
+    except ValueError:
+        return float("-inf")
+
+
+def _day(seconds: float) -> str:
+    try:
+        return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")
+    except DAMAGED:
+        return f"{seconds:.0f} s"
+
+
+def _seconds(time_ns: int) -> str:
+    return f"{time_ns / NANOSECONDS:.1f} s"
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 80 else text[:77] + "..."

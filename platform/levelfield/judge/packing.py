@@ -1,0 +1,95 @@
+"""Packs runs into a bundle, with the result that follows from the redacted files, and holds it against the original."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from levelfield.errors import UsageError
+from levelfield.judge.certification import software_of
+from levelfield.judge.collector import collect
+from levelfield.judge.sealing import Redaction
+from levelfield.rundir.bundle_format import RUN_NAME, BundledFile, BundledRun, Manifest
+from levelfield.rundir.bundle_reader import RESULT, RunInBundle, written
+from levelfield.rundir.bundle_writer import RedactedRun, manifest_of, placeholders_of, read_run, redacted_run, sha256_of
+from levelfield.specs.base import dump
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.result import Result
+
+# Texts of a result that name what was measured. Redaction may change any other text, and no number.
+_NAMES = (
+    "run_id", "case", "scale", "framework", "framework_version", "vendor", "chip", "device_is", "precision", "layout",
+    "identity", "runtime", "recompute",
+)  # fmt: skip
+
+
+class Packed(NamedTuple):
+    """The runs of a bundle as it holds them, and its manifest."""
+
+    runs: tuple[RedactedRun, ...]
+    manifest: Manifest
+
+
+def packed(runs: Sequence[RunPaths]) -> Packed:
+    """Return the runs with placeholders, results and manifest. Raises GateFailed for a tampered run.
+
+    Raises UsageError for a run that cannot be redacted without changing what it shows, and for a run given twice.
+    """
+    found = [collect(paths) for paths in runs]
+    _refuse_names([result.run_id for result in found])
+    order = sorted(range(len(found)), key=lambda number: found[number].run_id)
+    read = [read_run(runs[number], found[number].run_id) for number in order]
+    placeholders, made, listed = placeholders_of(read), [], {}
+    for number, run in zip(order, read, strict=True):
+        redacted, entry = _with_result(redacted_run(run, placeholders), runs[number], found[number])
+        made.append(redacted)
+        listed[run.name] = entry
+    return Packed(tuple(made), manifest_of(listed, placeholders))
+
+
+def _with_result(run: RedactedRun, paths: RunPaths, original: Result) -> tuple[RedactedRun, BundledRun]:
+    """Return the run with the result of its redacted files, which a reader computes again."""
+    software = software_of(paths)
+    with written(RunInBundle(run.name, run.files, BundledRun(seal=run.seal, software=software, files={}))) as folder:
+        result = collect(folder, redaction=Redaction(run.seal, software))
+    if changed := next(_changed(original, result), None):
+        raise UsageError(
+            f"bundle: {run.name}: without names and paths, {changed} is another than in the run directory; report this "
+            "fault. `collect RUN --check` shows whether the run directory itself is whole"
+        )
+    text = dump(result).encode()
+    own = BundledFile(original=sha256_of(text), stored=sha256_of(text))
+    files, entries = {**run.files, RESULT: text}, {**run.entries, RESULT: own}
+    entry = BundledRun(seal=run.seal, software=software, files=dict(sorted(entries.items())))
+    return RedactedRun(run.name, files, entries, run.seal), entry
+
+
+def _changed(before: Result, after: Result) -> Iterator[str]:
+    """Yield each number, and each text of _NAMES, that redaction has changed."""
+    yield from (name for name in _NAMES if getattr(before, name) != getattr(after, name))
+    words = ("status.word", before.status.word, after.status.word), (
+        "alignment.verdict", before.alignment.verdict, after.alignment.verdict,
+    )  # fmt: skip
+    yield from (name for name, old, new in words if old != new)
+    old, new = (dict(leaves(result.model_dump(mode="json"))) for result in (before, after))
+    numbers = (name for name, value in old.items() if not isinstance(value, str))
+    yield from (name for name in numbers if new.get(name) != old[name])
+
+
+def leaves(value: object, name: str = "") -> Iterator[tuple[str, object]]:
+    """Yield every number, text and null below a JSON value, with its path such as `utilisation[0].value`."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from leaves(inner, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from leaves(inner, f"{name}[{number}]")
+    else:
+        yield name, value
+
+
+def _refuse_names(names: Sequence[str]) -> None:
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UsageError(f"bundle: found run {twice[0]} twice; name each run once")
+    if wrong := [name for name in names if not RUN_NAME.fullmatch(name)]:
+        raise UsageError(f"bundle: found run id {wrong[0]!r}, expected letters, digits, '.', '_' and '-'")

@@ -1,0 +1,148 @@
+"""Placeholders for what names people, machines and places: for files that leave the machine.
+
+Equal texts get equal placeholders within one bundle, so a reader still sees what belongs together. No list of forms is
+complete: read a bundle before you publish it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from levelfield.rundir.seal import DEVICE, VARIABLES
+from levelfield.specs.variables import MASK, SECRET_VALUE, is_secret, masked
+
+PREFIX = "/redacted"  # of every placeholder for a path
+# Folders that every machine has; what is below them names nobody.
+_COMMON = "redacted|usr|bin|sbin|lib|lib64|etc|proc|sys|dev"
+_SEGMENT = r"[^\s/\"'`<>|;,()\[\]{}=:*?\\&$#!^]+"
+_PATH = re.compile(rf"(?<![\w./~-])/(?!(?:{_COMMON})(?:/|\b)){_SEGMENT}(?:/{_SEGMENT})+/?")
+_PRIVATE_KEY = re.compile(r"-{5}BEGIN [A-Z ]*PRIVATE KEY-{5}.*?(?:-{5}END [A-Z ]*PRIVATE KEY-{5}|\Z)", re.DOTALL)
+_ASSIGNED = re.compile(r"\b([A-Za-z_]\w*)=(?:\"[^\"\n]{4,}\"|'[^'\n]{4,}'|[^\s\"']{4,})")
+_HOME = re.compile(r"/(?:home|Users)/([^\s/\"'`:;,\\]+)")
+_NO_NAME = ("root", "localhost", "")
+_SHORTEST = 3  # a shorter name is part of too many words
+
+
+def users_in(text: str) -> set[str]:
+    """Return the names of users that paths of a text show."""
+    return set(_HOME.findall(text))
+
+
+class Placeholders:
+    """The replacements of one bundle. roots: known folders with what stands for them. hosts, users: names.
+
+    words: of the runs; a name that is one of them, such as a user `torch`, is not replaced. kept: how many such names.
+    counts: how often each placeholder was set, by kind and placeholder.
+    """
+
+    def __init__(self, roots: Mapping[str, str], hosts: Iterable[str], users: Iterable[str], words: Iterable[str]):
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self._given: dict[tuple[str, str], str] = {}
+        self._roots = {place.rstrip("/"): f"{PREFIX}/{name}" for place, name in roots.items() if len(place) > 1}
+        left = {*_NO_NAME, *words}
+        self.kept = len((left - {*_NO_NAME}) & {*hosts, *users})
+        self._hosts, self._users = {*hosts} - left, {*users} - left
+        names = sorted((n for n in self._hosts | self._users if len(n) >= _SHORTEST), key=lambda n: (-len(n), n))
+        self._names = _alternatives(names, r"(?<![A-Za-z0-9_])(?:{})(?![A-Za-z0-9_])")
+        places = sorted(self._roots, key=lambda place: (-len(place), place))
+        self._places = _alternatives(places, r"(?:{})(?![\w.-])")
+
+    def text(self, text: str) -> str:
+        """Return the text with placeholders."""
+        steps: tuple[tuple[re.Pattern[str] | None, Callable[[re.Match[str]], str]], ...] = (
+            (_PRIVATE_KEY, self._masked),
+            (SECRET_VALUE, self._masked),
+            (self._places, lambda match: self._counted("folder", self._roots[match[0]])),
+            (_PATH, lambda match: self._numbered("path", match[0])),
+            (DEVICE, lambda match: self._numbered("device", match[0])),
+            (self._names, self._name),
+        )
+        for pattern, replacement in steps:
+            text = pattern.sub(replacement, text) if pattern else text
+        return text
+
+    def log(self, text: str) -> str:
+        """Return the text of a log, in which the value of `NAME=value` may be a secret too."""
+        return self.text(_ASSIGNED.sub(self._assigned, text))
+
+    def value(self, value: Any, is_variables: bool = False) -> Any:
+        """Return a JSON value with placeholders in its texts. is_variables: it holds environment variables by name."""
+        if isinstance(value, str):
+            return self._whole(value)
+        if isinstance(value, list):
+            return [self.value(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        if is_variables and all(isinstance(text, str) for text in value.values()):
+            value = self._variables(value)
+        return {self.text(name): self.value(each, name in VARIABLES) for name, each in value.items()}
+
+    def _variables(self, variables: dict[str, str]) -> dict[str, str]:
+        hidden = masked(variables)
+        if count := sum(hidden[name] != text for name, text in variables.items()):
+            self.counts["secret", MASK] += count
+        return hidden
+
+    def _whole(self, text: str) -> str:
+        """Return a text that may be one name as a whole, however short, or one path, with blanks in it."""
+        if text in self._hosts | self._users:
+            return self._numbered("host" if text in self._hosts else "user", text)
+        is_path = re.fullmatch(rf"/(?!(?:{_COMMON})(?:/|\b))[^:\n/]+(?:/[^:\n/]+)+/?", text)
+        if is_path and not (self._places and self._places.match(text)):
+            return self._numbered("path", text)
+        return self.text(text)
+
+    def _masked(self, match: re.Match[str]) -> str:
+        return self._counted("secret", MASK)
+
+    def _assigned(self, match: re.Match[str]) -> str:
+        if not is_secret(match[1], ""):
+            return match[0]
+        return f"{match[1]}={self._counted('secret', MASK)}"
+
+    def _name(self, match: re.Match[str]) -> str:
+        return self._numbered("host" if match[0] in self._hosts else "user", match[0])
+
+    def _numbered(self, kind: str, text: str) -> str:
+        """Return the placeholder of a text: of the first path `/redacted/path-1`, of the first host `host-1`."""
+        if (kind, text) not in self._given:
+            number = 1 + sum(known == kind for known, _ in self._given)
+            self._given[kind, text] = f"{PREFIX}/path-{number}" if kind == "path" else f"{kind}-{number}"
+        return self._counted(kind, self._given[kind, text])
+
+    def _counted(self, kind: str, placeholder: str) -> str:
+        self.counts[kind, placeholder] += 1
+        return placeholder
+
+
+def words_of(value: Any) -> set[str]:
+    """Return every key and every text of a JSON value."""
+    if isinstance(value, str):
+        return {value}
+    if isinstance(value, list):
+        return {word for each in value for word in words_of(each)}
+    if isinstance(value, dict):
+        return {*value, *(word for each in value.values() for word in words_of(each))}
+    return set()
+
+
+def json_like(content: bytes, redacted: Callable[[Any], Any]) -> bytes | None:
+    """Return a JSON text with placeholders, its own bytes where nothing was replaced; None for what is no JSON."""
+    try:
+        found = json.loads(content)
+        made = redacted(found)
+    except (ValueError, RecursionError):
+        return None
+    if made == found:
+        return content
+    is_lines = b"\n" not in content.rstrip(b"\n")
+    text = json.dumps(made, ensure_ascii=is_lines, indent=None if is_lines else 2)
+    return text.encode() + content[len(content.rstrip(b"\n")) :]
+
+
+def _alternatives(words: list[str], form: str) -> re.Pattern[str] | None:
+    return re.compile(form.format("|".join(map(re.escape, words)))) if words else None

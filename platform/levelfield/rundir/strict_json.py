@@ -1,0 +1,86 @@
+"""JSON from elsewhere, read so that two readers cannot understand it differently.
+
+Refused: NaN, infinities and numbers that become one, a key twice in one object, deep nesting, and endless digits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NoReturn
+
+MOST_LEVELS = 32
+MOST_DIGITS = 25  # of a whole number; 2**64 has 20
+LONGEST_LINE = 2**20  # bytes of a line of a .jsonl file
+
+
+def strict_json(content: bytes | str) -> Any:
+    """Return the value of a JSON text. Raises ValueError, with what was found, for what is refused."""
+    try:
+        found = json.loads(
+            content, object_pairs_hook=_object, parse_constant=_constant, parse_float=_finite, parse_int=_whole
+        )
+    except RecursionError:
+        raise ValueError(f"found more than {MOST_LEVELS} nested levels") from None
+    if _levels(found) > MOST_LEVELS:
+        raise ValueError(f"found more than {MOST_LEVELS} nested levels")
+    return found
+
+
+def strict_lines(content: bytes) -> None:
+    """Check every line of a .jsonl file that is JSON. Raises ValueError with the number of the line.
+
+    A line that is no JSON at all is left to the reader of raw files, which makes the run invalid.
+    """
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if len(line) > LONGEST_LINE:
+            raise ValueError(f"line {number}: found {len(line):,} bytes, expected at most {LONGEST_LINE:,}")
+        if line.strip() and _is_json(line):
+            try:
+                strict_json(line)
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from None
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except RecursionError:
+        return True
+    except ValueError:
+        return False
+    return True
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"found key '{next(k for k in keys if keys.count(k) > 1)[:60]}' twice")
+    return found
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(f"found {name}, expected a finite number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"found {text[:40]}, expected a finite number")
+    return value
+
+
+def _whole(text: str) -> int:
+    if len(text) > MOST_DIGITS:
+        raise ValueError(f"found a number of {len(text)} digits, expected at most {MOST_DIGITS}")
+    return int(text)
+
+
+def _levels(value: Any) -> int:
+    """Return how deep lists and mappings are nested."""
+    level, layer = 0, [value]
+    while layer := [each for each in layer if isinstance(each, (dict, list))]:
+        level += 1
+        layer = [inner for each in layer for inner in (each.values() if isinstance(each, dict) else each)]
+    return level

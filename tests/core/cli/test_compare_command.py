@@ -1,0 +1,126 @@
+"""`compare` from the command line: sides from the store and from run directories, exit codes, formats."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from compared_records import record, repeats
+from levelfield.cli.main import main
+from levelfield.specs.layout import Layout
+from levelfield.specs.record import RunRecord
+from levelfield.store.database import Store
+
+Compared = Callable[..., int]
+
+
+@pytest.fixture
+def compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compared:
+    """compared(records, words...): the exit code of `compare` with a store of these records."""
+    monkeypatch.setenv("LEVELFIELD_RUNS", str(tmp_path / "no-runs"))
+    monkeypatch.setenv("LEVELFIELD_STORE", f"sqlite:///{tmp_path / 'results.sqlite'}")
+
+    def call(records: list[RunRecord], *words: str) -> int:
+        with Store.open() as store:
+            store.add(records)
+        return main(["compare", *words])
+
+    return call
+
+
+TORCH = repeats(1000, 1010, 990)
+PADDLE = repeats(400, 404, 396, first=10, framework="paddle")
+BOTH = [*TORCH, *PADDLE]
+
+
+def test_two_sides_from_the_store(compared: Compared, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compared(BOTH, "*_torch", "*_paddle") == 0
+    text = capsys.readouterr().out
+    assert "B/A" in text and "0.4000" in text and "lower" in text and max(map(len, text.splitlines())) <= 80
+    assert main(["compare", "gpt:torch", "gpt:paddle", "--format", "markdown"]) == 0
+    assert "| tokens/s/device | B/A | 0.4000 |" in capsys.readouterr().out
+
+
+def test_json_is_one_object(compared: Compared, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compared(BOTH, "*_torch", "*_paddle", "--json") == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["schema"] == "levelfield.comparison/1" and values["comparable"] is True
+    assert values["figures"][0]["ratios"]["B"]["value"] == pytest.approx(0.4)
+
+
+def test_sides_that_are_not_comparable_end_with_4(compared: Compared, capsys: pytest.CaptureFixture[str]) -> None:
+    other = repeats(400, 404, 396, first=20, case="gpt2", work="sha256:" + "7" * 64)
+    assert compared([*TORCH, *other], "*_gpt_torch", "*_gpt2_torch") == 4
+    text = capsys.readouterr().out
+    assert "NOT COMPARABLE" in text and "sha256:777777777777" in text and "B/A" not in text
+    assert main(["compare", "*_gpt_torch", "*_gpt2_torch", "--json"]) == 4
+    assert json.loads(capsys.readouterr().out)["comparable"] is False
+
+
+def test_one_run_a_side_takes_the_noise_from_the_store(compared: Compared, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compared(BOTH, "T100001Z", "T100010Z") == 0
+    assert "inconclusive" in capsys.readouterr().out
+    older = repeats(*(999.0 + i for i in range(8)), first=30)
+    older += repeats(*(399.0 + i / 2 for i in range(8)), first=40, framework="paddle")
+    assert compared(older, "T100001Z", "T100010Z") == 0
+    text = capsys.readouterr().out
+    assert "noise of their history" in text and "lower" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["T100001Z"], "found 1 side, expected at least 2"),
+        ([], "found no side"),
+        (["nothing", "T100001Z"], "unknown run 'nothing'"),
+        (["*_torch,*_paddle", "*_torch"], "expected runs of one series a side"),
+        (["--matrix", "vendor", "T100001Z"], "a matrix takes the latest run"),
+        (["T100001Z", "--case", "gpt"], "without --matrix"),
+        (["--scaling", "*_torch"], "expected at least two numbers of devices"),
+        (["--matrix", "vendor", "--case", "gpt3_6.7B", "--suite", "smoke"], "give one of them"),
+    ],
+)
+def test_wrong_usage_ends_with_2(
+    compared: Compared, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert compared(BOTH, *words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_scaling(compared: Compared, capsys: pytest.CaptureFixture[str]) -> None:
+    two = repeats(900, 905, 895, first=20, devices=2, layout=Layout(data=2))
+    assert compared([*TORCH, *two], "--scaling", "*_torch") == 0
+    text = capsys.readouterr().out
+    assert "strong scaling" in text and "0.900" in text and "1.80" in text
+    assert main(["compare", "--scaling", "*_torch", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "levelfield.scaling/1"
+
+
+def test_matrix(compared: Compared, capsys: pytest.CaptureFixture[str]) -> None:
+    smoke = {"case": "gpt3_6.7B"}
+    runs = [record(1, **smoke), record(2, 400.0, framework="paddle", **smoke), record(3, case="gpt2_small")]
+    assert compared(runs, "--matrix", "framework") == 0
+    text = capsys.readouterr().out
+    assert "400.0 (0.400)" in text and "not run" in text and "1 of 2" in text
+    assert main(["compare", "--matrix", "framework", "--case", "GPT3-6.7B", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert [row["case"] for row in values["rows"]] == ["gpt3_6.7B"]
+    assert main(["compare", "--matrix", "framework", "--suite", "smoke"]) == 0
+    assert "llama3_8b" in capsys.readouterr().out
+
+
+def test_a_matrix_without_any_run_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LEVELFIELD_STORE", "none")
+    assert main(["compare", "--matrix", "vendor", "--runs", str(tmp_path)]) == 0
+    assert "no run was found" in capsys.readouterr().out
+
+
+def test_help_fits_and_names_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["compare", "--help"])
+    text = capsys.readouterr().out
+    assert "Exit code 4" in text and max(map(len, text.splitlines())) <= 80

@@ -1,0 +1,202 @@
+"""`gate`, `history` and `baseline` on a real store: a month of nights as a CI system drives them."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from gate_points import noise
+from levelfield.cli.main import main
+from levelfield.specs.record import RunRecord
+from levelfield.store.database import Store
+from stored_records import FIRST, changed, real_record
+
+NIGHTS = 20
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def stored_run(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
+    return real_record(Path(shutil.copytree(recorded, tmp_path_factory.mktemp("gate") / recorded.name)))
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    found = f"sqlite:///{tmp_path / 'results.sqlite'}"
+    monkeypatch.setenv("LEVELFIELD_STORE", found)
+    return found
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        try:
+            code = main(list(map(str, arguments)))
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return code, out, err
+
+    return run
+
+
+def night(number: int) -> str:
+    return f"{FIRST + timedelta(days=number):%Y-%m-%d}"
+
+
+def nightly(record: RunRecord, number: int, factor: float = 1.0, **change: Any) -> RunRecord:
+    """A night's run: 1,000 tokens/s, with half a percent of noise."""
+    rate = 1000 * factor * math.exp(noise(200, 0.005, 3)[number])
+    own = {
+        "purpose": "nightly",
+        "night": night(number),
+        "entry": "smoke/tiny",
+        "evidence": "sealed",
+        "verdict": "aligned",
+    }
+    return changed(record, number, tokens_per_second_per_device=rate, word="valid", **{**own, **change})
+
+
+def fill(
+    url: str, records: Iterator[RunRecord] | list[RunRecord], expected: dict[str, str | None] | None = None
+) -> str:
+    """Add records, and what the last night expects; return the series."""
+    with Store.open(url) as store:
+        store.add(records)
+        (series,) = (found.digest for found in store.series())
+        for number in range(NIGHTS + 5):
+            store.expect(night(number), "smoke", expected or {"tiny": series})
+        return series
+
+
+def quiet(record: RunRecord, count: int = NIGHTS) -> list[RunRecord]:
+    return [nightly(record, number) for number in range(count)]
+
+
+def test_a_quiet_night_is_green(command: Command, url: str, stored_run: RunRecord) -> None:
+    fill(url, quiet(stored_run))
+    code, out, _ = command("gate", "--night", night(NIGHTS - 1))
+    assert code == 0 and out.startswith(f"compared 1 of 1 series of night {night(NIGHTS - 1)} with levels")
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_two_slow_nights_fail_and_the_findings_are_stored(command: Command, url: str, stored_run: RunRecord) -> None:
+    slow = [nightly(stored_run, NIGHTS + i, 0.9) for i in range(2)]
+    fill(url, [*quiet(stored_run), *slow])
+    assert command("gate", "--night", night(NIGHTS))[0] == 0
+    code, out, _ = command("gate", "--night", night(NIGHTS + 1))
+    assert code == 4 and "regression  tiny:fake" in out and "two nights running" in out
+    with Store.open(url) as store:
+        words = [(found["night"], found["word"]) for found in store.findings()]
+    assert words == [(night(NIGHTS), "inconclusive"), (night(NIGHTS + 1), "regression")]
+    command("gate", "--night", night(NIGHTS + 1))
+    with Store.open(url) as store:
+        assert len(store.findings()) == 2, "the same finding is not stored twice"
+
+
+def test_every_format_is_written_to_a_file(command: Command, url: str, stored_run: RunRecord, tmp_path: Path) -> None:
+    fill(url, [*quiet(stored_run), nightly(stored_run, NIGHTS, 0.9), nightly(stored_run, NIGHTS + 1, 0.9)])
+    where = ("gate", "--night", night(NIGHTS + 1), "--output", tmp_path / "gate")
+    command("gate", "--night", night(NIGHTS))
+    code, out, err = command(*where, "--format", "junit")
+    assert (code, out) == (4, "") and err.startswith("compared 1 of 1")
+    assert ElementTree.fromstring((tmp_path / "gate").read_text()).find(".//failure") is not None
+    assert command(*where, "--format", "markdown", "--advisory")[0] == 0
+    assert (tmp_path / "gate").read_text().startswith("| word |")
+    command(*where, "--format", "json")
+    assert json.loads((tmp_path / "gate").read_text())["exit_code"] == 4
+
+
+def test_a_missing_entry_is_exit_code_3(command: Command, url: str, stored_run: RunRecord) -> None:
+    fill(url, quiet(stored_run))
+    code, out, _ = command("gate", "--night", night(NIGHTS))
+    assert code == 3 and out.startswith(f"compared 0 of 1 series of night {night(NIGHTS)}") and "missing" in out
+
+
+def test_a_suite_is_compared_alone(command: Command, url: str, stored_run: RunRecord) -> None:
+    fill(url, quiet(stored_run))
+    with Store.open(url) as store:
+        store.expect(night(NIGHTS - 1), "other", {"x": None})
+    assert command("gate", "--night", night(NIGHTS - 1))[0] == 3
+    assert command("gate", "--night", night(NIGHTS - 1), "--suite", "smoke")[0] == 0
+    code, _, err = command("gate", "--night", night(NIGHTS - 1), "--suite", "absent")
+    assert code == 2 and "found no entry of it" in err
+
+
+def test_accepting_a_level_ends_the_regression(command: Command, url: str, stored_run: RunRecord) -> None:
+    series = fill(url, [*quiet(stored_run), *(nightly(stored_run, NIGHTS + i, 0.9) for i in range(4))])
+    for number in range(4):
+        code = command("gate", "--night", night(NIGHTS + number))[0]
+    assert code == 4
+    code, out, _ = command("baseline", "accept", series[7:17], "--why", "a fix costs 10 %", "--who", "ann")
+    assert code == 0 and "baseline by ann: a fix costs 10 %" in " ".join(out.split())
+    assert command("gate", "--night", night(NIGHTS + 3))[0] == 0
+    assert "a fix costs 10 %" in command("baseline", "list")[1]
+    (event,) = json.loads(command("baseline", "list", "tiny", "--json")[1])
+    assert event["kind"] == "baseline" and event["level"]["tokens_per_second_per_device"] == pytest.approx(
+        900, rel=0.02
+    )
+
+
+def test_a_driver_that_costs_is_a_step_until_it_is_accepted(command: Command, url: str, stored_run: RunRecord) -> None:
+    driver = stored_run.conditions.model_copy(update={"software": {"driver": "560"}})
+    later = [nightly(stored_run, NIGHTS + i, 0.93, conditions=driver) for i in range(3)]
+    fill(url, [*quiet(stored_run), *later])
+    code, out, _ = command("gate", "--night", night(NIGHTS + 2))
+    assert code == 4 and "environment step" in out and "driver none -> 560" in out
+    assert command("baseline", "accept-step", "tiny", "--why", "driver 560")[0] == 0
+    code, out, _ = command("gate", "--night", night(NIGHTS + 2))
+    assert code == 0 and "2 of 7 nights" in out
+
+
+def test_history_shows_segments_level_events_and_what_it_sees(
+    command: Command, url: str, stored_run: RunRecord
+) -> None:
+    driver = stored_run.conditions.model_copy(update={"software": {"driver": "560"}})
+    fill(url, [*quiet(stored_run), *(nightly(stored_run, NIGHTS + i, conditions=driver) for i in range(3))])
+    command("baseline", "note", "tiny", "--why", "the rack\x1b[31m was moved")
+    code, out, _ = command("history", "tiny", "--chart")
+    assert code == 0 and max(map(len, out.splitlines())) <= 80
+    text = " ".join(out.split())
+    for said in ("tokens/s/device, 23 nights", "it shows", "in three", "driver none -> 560", "was moved", "|"):
+        assert said in text
+    (row,) = json.loads(command("history", "tiny", "--json")[1])
+    figure = row["figures"][0]
+    assert row["schema"] == "levelfield.history/1" and len(figure["nights"]) == 23 and len(figure["segments"]) == 2
+    assert figure["level"] == pytest.approx(1000, rel=0.01) and 0.01 < figure["shows_in_three"] <= figure["shows"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("gate",), "the store has no night"),
+        (("gate", "--night", "x"), "unknown night 'x'"),
+        (("gate", "--format", "pdf"), "invalid choice: 'pdf'"),
+        (("baseline", "accept", "tiny", "--why", "x"), "unknown series 'tiny'"),
+        (("baseline", "accept", "tiny"), "the following arguments are required: --why"),
+        (("baseline", "accept", "tiny", "--why", "x", "--until", "soon"), "--until: found 'soon', expected a date"),
+        (("baseline", "note", "tiny", "--why", "x"), "unknown series 'tiny'"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(command: Command, url: str, arguments: tuple[str, ...], says: str) -> None:
+    with Store.open(url):
+        pass
+    code, out, err = command(*arguments)
+    assert code == 2 and says in " ".join(err.split()) and out == ""
+
+
+def test_a_name_of_several_series_lists_them(command: Command, url: str, stored_run: RunRecord) -> None:
+    with Store.open(url) as store:
+        store.add([nightly(stored_run, 0), nightly(stored_run, 1, series={"micro_batch": 1})])
+    code, _, err = command("baseline", "note", "tiny", "--why", "x")
+    assert code == 2 and "found 2, expected one; give its digest" in " ".join(err.split())
+    assert command("history", "tiny")[1].count("tokens/s/device, 1 nights") == 2

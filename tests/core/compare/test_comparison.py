@@ -1,0 +1,167 @@
+"""A comparison from sides to tables: comparability first, no ratio where a field differs, 80 columns, one truth."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from compared_records import record, repeats
+from levelfield.compare.comparison import Comparison, compare
+from levelfield.compare.comparison_sheets import as_values, sheets
+from levelfield.compare.evidence import side_of
+from levelfield.errors import UsageError
+from levelfield.measure.series import over_repeats
+from levelfield.report.sheets import as_markdown, as_text
+from levelfield.specs.record import Point, RunRecord
+
+A = (1000.0, 1010.0, 990.0)
+B = (400.0, 404.0, 396.0)
+
+
+def of(*sides: list[RunRecord], **options: Any) -> Comparison:
+    return compare([side_of(chr(ord("A") + i), runs) for i, runs in enumerate(sides)], **options)
+
+
+@pytest.fixture
+def three() -> Comparison:
+    paddle = repeats(*B, first=10, framework="paddle", joules=None)
+    return of(repeats(*A), paddle, repeats(995, 1004, 1001, first=20, framework="megatron"))
+
+
+def figure(comparison: Comparison, name: str) -> Any:
+    return next(f for f in comparison.figures if f.quantity.column.name == name)
+
+
+def point(run: RunRecord, **changes: Any) -> Point:
+    same = {name: getattr(run, name) for name in Point.model_fields if hasattr(run, name)}
+    digests = {"conditions": run.conditions.fingerprint(), "subject": run.subject.fingerprint()}
+    return Point(**{**same, **digests, **changes})
+
+
+def test_every_side_is_compared_with_the_first(three: Comparison) -> None:
+    one, two = figure(three, "tokens_per_second_per_device").ratios
+    assert one.value == pytest.approx(0.4) and one.standing == "lower"
+    assert two.standing == "no difference seen" and two.value == pytest.approx(1.0, abs=0.001)
+
+
+def test_a_side_without_energy_has_no_ratio_and_a_reason(three: Comparison) -> None:
+    found = figure(three, "joules_per_token")
+    assert [ratio.standing for ratio in found.ratios] == ["no ratio", "no difference seen"]
+    assert "J/token: 20261122T100010Z_gpt_paddle: no reading" in " ".join(as_text(sheets(three)).split())
+
+
+def test_a_withheld_figure_says_so() -> None:
+    run = record(1)
+    memory = {"device_used_peak": {"value": "withheld", "unit": "B"}}
+    hidden = run.model_copy(update={"memory_bytes": None, "result": {**run.result, "memory": memory}})
+    found = of([record(2)], [hidden])
+    assert found.comparability.holds and figure(found, "memory_bytes").ratios[0].standing == "no ratio"
+    assert "memory, GiB: " in as_text(sheets(found)) and "withheld" in as_text(sheets(found))
+
+
+def test_a_withheld_speed_stops_the_comparison() -> None:
+    run = record(1)
+    hidden = run.model_copy(
+        update={"tokens_per_second_per_device": None, "result": {**run.result, "throughput": "withheld"}}
+    )
+    assert [field.name for field in of([record(2)], [hidden]).comparability.unequal] == ["tokens of the window"]
+
+
+def test_sides_that_are_not_comparable_have_no_figure_at_all() -> None:
+    found = of(repeats(*A), repeats(*B, first=10, scale="full"))
+    text = as_text(sheets(found))
+    assert found.figures == () and as_values(found)["figures"] == [] and as_values(found)["comparable"] is False
+    assert "NOT COMPARABLE" in text and "0.4" not in text and "1,000" not in text
+    assert "scale" in text and "smoke" in text and "full" in text
+
+
+def test_the_loss_is_left_to_the_verdict() -> None:
+    found = of(repeats(*A), repeats(*B, first=10, loss=2.6))
+    (ratio,) = figure(found, "loss_tail_mean").ratios
+    assert ratio.value == pytest.approx(1.04) and ratio.standing == "see alignment" and ratio.low is None
+
+
+def test_one_run_a_side_is_inconclusive() -> None:
+    found = of([record(1, 1000)], [record(2, 500)])
+    (ratio,) = figure(found, "tokens_per_second_per_device").ratios
+    assert ratio.standing == "inconclusive" and ratio.value == pytest.approx(0.5) and ratio.low is None
+    assert "inconclusive" in as_text(sheets(found)) and "expected at least 3 of each side" in as_text(sheets(found))
+
+
+def test_steps_of_one_run_are_never_taken_for_runs() -> None:
+    run = record(1).model_copy(update={"step_seconds": tuple(0.5 + 0.001 * i for i in range(1000))})
+    assert figure(of([run], [record(2, 500)]), "tokens_per_second_per_device").ratios[0].standing == "inconclusive"
+
+
+class TestOneRunWithAHistory:
+    SIDES = ([record(1, 1000)], [record(2, 900, framework="paddle")])
+
+    def histories(self, **changes: Any) -> dict[str, list[Point]]:
+        return {
+            run.series.fingerprint(): [
+                point(run, run_id=f"old{i}", tokens_per_second_per_device=rate * (1 + 0.001 * (-1) ** i), **changes)
+                for i in range(10)
+            ]
+            for (run,), rate in zip(self.SIDES, (1000, 900), strict=True)
+        }
+
+    def standing(self, histories: dict[str, list[Point]]) -> str:
+        found = figure(of(*self.SIDES, histories=histories), "tokens_per_second_per_device")
+        return str(found.ratios[0].standing)
+
+    def test_the_history_of_both_series_shows_the_noise(self) -> None:
+        assert self.standing(self.histories()) == "lower"
+
+    def test_the_history_of_one_does_not(self) -> None:
+        both = self.histories()
+        assert self.standing(dict([next(iter(both.items()))])) == "inconclusive"
+
+    @pytest.mark.parametrize(
+        "change",
+        [{"node": "node-2"}, {"conditions": "sha256:0"}, {"evidence": "tampered"}, {"word": "invalid"},
+         {"verdict": "diverged"}, {"purpose": "confirm-a"}],
+    )  # fmt: skip
+    def test_runs_of_other_conditions_and_bad_runs_show_none(self, change: dict[str, Any]) -> None:
+        assert self.standing(self.histories(**change)) == "inconclusive"
+
+    def test_the_compared_runs_are_not_their_own_history(self) -> None:
+        own = {digest: [p.model_copy(update={"run_id": run.run_id}) for p in points]
+               for (digest, points), (run,) in zip(self.histories().items(), self.SIDES, strict=True)}  # fmt: skip
+        assert self.standing(own) == "inconclusive"
+
+
+def test_one_truth_in_text_markdown_and_json(three: Comparison) -> None:
+    """The median and its interval are those of `report` over repeats."""
+    expected = over_repeats(A)
+    values = json.loads(json.dumps(as_values(three), allow_nan=False))
+    side = values["figures"][0]["sides"]["A"]
+    assert (side["median"], side["low"], side["high"], side["n"]) == (1000.0, expected.low, expected.high, 3)
+    assert side["values"] == list(A) and values["figures"][0]["ratios"]["B"]["against"] == "A"
+    cells = ["1,000.0", f"[{expected.low:,.1f}, {expected.high:,.1f}]"]
+    for text in (as_text(sheets(three)), as_markdown(sheets(three))):
+        assert all(
+            cell.replace("[", "") in text.replace("\\[", "").replace("[", "").replace("\\]", "]") for cell in cells
+        )
+        assert "B/A" in text and "no difference seen" in text
+
+
+def test_it_fits_eighty_columns_with_three_sides_and_long_names() -> None:
+    sides = [
+        repeats(*A, first=10 * i, case="a-case-with-a-long-name" * 4, framework=f"framework{i}" * 5, chip="chip" * 20,
+                node=f"node{i}" * 9, software={"driver": f"{i}." * 40})
+        for i in range(3)
+    ]  # fmt: skip
+    assert max(map(len, as_text(sheets(of(*sides))).splitlines())) <= 80
+
+
+def test_what_a_run_says_is_harmless() -> None:
+    hostile = "\x1b]0;x\x07\n| <script> `x` \u202e"
+    found = of(repeats(*A), repeats(*B, first=10, framework_version=hostile, software={hostile: hostile}))
+    text, markdown = as_text(sheets(found)), as_markdown(sheets(found))
+    assert not {"\x1b", "\x07", "\u202e"} & set(text + markdown) and "<script" not in markdown
+
+
+def test_one_side_is_no_comparison() -> None:
+    with pytest.raises(UsageError, match="found 1 side, expected at least 2"):
+        of(repeats(*A))

@@ -1,0 +1,132 @@
+"""Matrices case x framework and case x vendor: the latest good cell, empty cells in words, honest geometric means."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from compared_records import record, repeats
+from levelfield.compare.matrix import MatrixCell, ResultMatrix, matrix
+from levelfield.compare.matrix_sheets import as_values, sheets
+from levelfield.report.sheets import as_markdown, as_text
+from levelfield.specs.record import RunRecord
+
+
+def numbered(run: RunRecord, number: int) -> RunRecord:
+    return run.model_copy(update={"result": {**run.result, "repeat": number}})
+
+
+def cell(found: ResultMatrix, case: str, column: str) -> MatrixCell:
+    return next(cell for (row, name), cell in found.cells.items() if (row.case, name) == (case, column))
+
+
+def test_a_cell_is_the_newest_good_run() -> None:
+    found = matrix([record(1, 900), record(3, 1000), record(2, 950)], "framework")
+    assert cell(found, "gpt", "torch").value == 1000 and cell(found, "gpt", "torch").detail == ""
+
+
+def test_a_cell_is_the_median_over_the_newest_repeats() -> None:
+    runs = [numbered(record(n, rate), n) for n, rate in ((1, 1000), (2, 1010), (3, 960))]
+    found = cell(matrix([record(0, 5.0), *runs], "framework"), "gpt", "torch")
+    assert found.value == 1000 and found.rate and found.rate.interval and found.rate.interval.n == 3
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"word": "failed", "failure": "oom"}, {"evidence": "tampered"}, {"evidence": "unsealed"}, {"verdict": "diverged"}],
+)
+def test_a_newer_run_that_does_not_count_is_named_and_not_shown(bad: dict[str, str]) -> None:
+    found = matrix([record(1, 900), record(2, 5000, **bad)], "framework")
+    shown = cell(found, "gpt", "torch")
+    assert shown.value == 900 and record(2).run_id in shown.detail
+    assert "900.0 *" in as_text(sheets(found))
+
+
+def test_a_cell_without_a_good_run_says_why() -> None:
+    found = matrix([record(1, word="oom", reason="out of memory"), record(2, framework="paddle")], "framework")
+    assert cell(found, "gpt", "torch").state == "oom" and "oom: out of memory" in cell(found, "gpt", "torch").detail
+    assert cell(found, "gpt", "torch").value is None and found.ratios[0].value is None
+
+
+def test_cells_that_nobody_ran_are_shown() -> None:
+    found = matrix([record(1)], "framework", expected=["paddle"], cases=["gpt", "llama"])
+    assert cell(found, "gpt", "paddle").state == "not run" and found.not_run == ("llama",)
+    text = as_text(sheets(found))
+    assert "not run" in text and "llama" in text
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("window", {"window": (11, 29)}),
+        ("work", {"work": "sha256:" + "9" * 64}),
+        ("formulas", {"formulas": ("palm/2",)}),
+    ],
+)
+def test_a_cell_of_other_work_is_not_comparable_and_in_no_mean(field: str, change: dict[str, object]) -> None:
+    runs = [*repeats(1000, case="a"), *repeats(500, case="a", framework="paddle", first=2, **change)]
+    runs += [*repeats(1000, case="b", first=3), *repeats(800, case="b", framework="paddle", first=4)]
+    found = matrix(runs, "framework")
+    assert {found.cells[found.rows[0], name].state for name in found.columns} == {"measured", "not comparable"}
+    assert any(field in cell.detail for cell in found.cells.values())
+    (ratio,) = found.ratios
+    assert ratio.rows == 1 and ratio.value == pytest.approx(0.8 if ratio.column == "paddle" else 1.25)
+
+
+def test_the_geometric_mean_is_over_rows_that_both_columns_have() -> None:
+    runs = [record(1, 100, case="a"), record(2, 100, case="b"), record(3, 100, case="c")]
+    runs += [record(4, 200, case="a", framework="paddle"), record(5, 50, case="b", framework="paddle")]
+    found = matrix(runs, "framework")
+    (ratio,) = found.ratios
+    assert found.columns == ("torch", "paddle") and (ratio.column, ratio.base, ratio.rows) == ("paddle", "torch", 2)
+    assert ratio.value is not None and math.isclose(ratio.value, 1.0)
+    failed = [*runs[:-1], record(6, 50, case="b", framework="paddle", word="failed")]
+    assert matrix(failed, "framework").ratios[0].rows == 1  # a failure is no speed-up: the count falls
+
+
+def test_vendors_are_columns_by_chip_and_frameworks_are_rows() -> None:
+    runs = [record(1), record(2, vendor="other", chip="Z9"), record(3, framework="paddle")]
+    found = matrix(runs, "vendor")
+    assert found.columns == ("acme X1", "other Z9") and {row.other for row in found.rows} == {"torch", "paddle"}
+
+
+def test_numbers_of_devices_and_precisions_are_rows_of_their_own() -> None:
+    from levelfield.specs.layout import Layout
+
+    runs = [record(1), record(2, devices=2, layout=Layout(data=2)), record(3, precision="bf16")]
+    assert len(matrix(runs, "framework").rows) == 3
+
+
+def test_tables_fit_eighty_columns_with_long_names_and_many_columns() -> None:
+    names = [f"framework-number-{i}-of-somebody-with-a-long-name" for i in range(7)]
+    found = matrix([record(i, framework=name, case="c" * 60) for i, name in enumerate(names)], "framework")
+    text = as_text(sheets(found))
+    assert max(map(len, text.splitlines())) <= 80
+    shown = "".join(text.split())
+    assert all("".join(column[-1]) in shown for column in names)
+
+
+def test_json_and_markdown_say_the_same() -> None:
+    runs = [
+        record(1),
+        record(2, 400.0, framework="paddle"),
+        record(3, framework="oneflow", word="failed", reason="a|b"),
+    ]
+    found = matrix(runs, "framework")
+    values = json.loads(json.dumps(as_values(found), allow_nan=False))
+    assert values["rows"][0]["cells"]["paddle"]["tokens_per_second_per_device"] == 400.0
+    assert values["rows"][0]["cells"]["oneflow"]["state"] == "failed"
+    assert "a\\|b" in as_markdown(sheets(found)) and "400.0" in as_markdown(sheets(found))
+
+
+def test_no_run_is_said() -> None:
+    found = matrix([], "vendor")
+    assert "no run was found" in as_text(sheets(found)) and as_values(found)["rows"] == []
+
+
+def test_the_newest_run_is_so_by_its_time_and_not_by_its_name() -> None:
+    old = record(9, 900, began="2026-11-21T23:59:59+00:00")
+    assert cell(matrix([record(1, 1000), old], "framework"), "gpt", "torch").value == 1000
+    east = record(9, 900, began="2026-11-22T11:30:00+02:00")  # 09:30 in UTC
+    assert cell(matrix([record(1, 1000), east], "framework"), "gpt", "torch").value == 1000

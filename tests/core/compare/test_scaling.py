@@ -1,0 +1,112 @@
+"""Speed-up and efficiency over numbers of devices, strong and weak."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from compared_records import record
+from levelfield.compare.scaling import Scaling, scaling
+from levelfield.compare.scaling_sheets import as_values, sheets
+from levelfield.errors import UsageError
+from levelfield.report.sheets import as_text
+from levelfield.specs.layout import Layout
+from levelfield.specs.record import RunRecord
+
+RATES = {1: 1000.0, 2: 980.0, 4: 900.0}
+
+
+def on(devices: int, rate: float, runs: int = 3, tokens: float | None = None, **changes: Any) -> list[RunRecord]:
+    """Return runs on these devices, 0.2 % apart. tokens: of the window, where the batch grows."""
+    changes = {"devices": devices, "layout": Layout(data=devices), **changes}
+    found = [record(10 * devices + i, rate * (1 + 0.002 * (i - 1)), **changes) for i in range(runs)]
+    return found if tokens is None else [_with_tokens(run, tokens) for run in found]
+
+
+def _with_tokens(run: RunRecord, tokens: float) -> RunRecord:
+    speed: Any = run.result["throughput"]
+    changed = {**speed, "wall_seconds": tokens / speed["tokens_per_second"]}
+    return run.model_copy(update={"result": {**run.result, "throughput": changed}})
+
+
+def strong(**changes: Any) -> Scaling:
+    return scaling([run for n, rate in RATES.items() for run in on(n, rate, **changes)])
+
+
+def test_efficiency_is_per_device_and_speed_up_is_of_all() -> None:
+    found = strong()
+    assert found.kind == "strong" and [row.devices for row in found.rows] == [1, 2, 4]
+    four = found.rows[2]
+    assert four.efficiency and four.efficiency.value == pytest.approx(0.9) and four.speed_up == pytest.approx(3.6)
+    assert four.efficiency.standing == "lower" and found.rows[0].efficiency is None
+
+
+def test_the_smallest_run_is_the_base_in_any_order() -> None:
+    runs = [*on(4, 900), *on(2, 980)]
+    found = scaling(runs)
+    assert found.rows[1].speed_up == pytest.approx(2 * 900 / 980)
+    assert scaling(runs[::-1]).rows[1].speed_up == found.rows[1].speed_up
+
+
+def test_one_run_a_number_has_no_interval() -> None:
+    found = scaling([*on(1, 1000, runs=1), *on(2, 980, runs=1)])
+    assert found.rows[1].efficiency and found.rows[1].efficiency.standing == "inconclusive"
+
+
+def test_weak_scaling_has_equal_tokens_a_device() -> None:
+    runs = [*on(1, 1000, tokens=1000, case="gpt"),
+            *on(2, 950, tokens=2000, case="gpt+batch64", work="sha256:" + "5" * 64)]  # fmt: skip
+    found = scaling(runs)
+    assert found.kind == "weak" and not found.unequal
+    assert found.rows[1].efficiency and found.rows[1].efficiency.value == pytest.approx(0.95)
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("tokens of the window per device", {"tokens": 1500.0}),
+        ("case", {"case": "gpt+seed7+batch64"}),
+        ("window", {"window": (11, 29)}),
+        ("framework", {"framework": "paddle"}),
+        ("chip", {"chip": "Y2"}),
+        ("device", {"device_is": "die"}),
+        ("formulas", {"formulas": ("palm/2",)}),
+        ("training", {"verdict": "diverged"}),
+    ],
+)
+def test_what_is_not_the_same_training_has_no_ratio(field: str, change: dict[str, Any]) -> None:
+    other = {"case": "gpt+batch64", "work": "sha256:" + "5" * 64, "tokens": 2000.0, **change}
+    found = scaling([*on(1, 1000, tokens=1000, case="gpt"), *on(2, 950, **other)])
+    assert field in [each.name for each in found.unequal]
+    assert found.rows[1].efficiency is None and found.rows[1].speed_up is None
+    assert "NOT COMPARABLE" in as_text(sheets(found)) and as_values(found)["comparable"] is False
+
+
+def test_strong_scaling_with_other_tokens_has_no_ratio() -> None:
+    found = scaling([*on(1, 1000), *on(2, 980, tokens=7.0)])
+    assert [field.name for field in found.unequal] == ["tokens of the window"]
+
+
+def test_a_number_of_devices_that_failed_keeps_the_others() -> None:
+    found = scaling([*on(1, 1000), *on(2, 980), *on(8, 1.0, runs=1, word="oom", reason="out of memory")])
+    assert found.rows[2].reason == "oom: out of memory" and found.rows[1].speed_up is not None
+    assert "8 devices: not compared: oom: out of memory" in as_text(sheets(found))
+
+
+def test_the_smallest_run_that_failed_is_no_base() -> None:
+    found = scaling([*on(1, 1000, runs=1, word="failed"), *on(2, 980), *on(4, 900)])
+    assert found.rows[2].speed_up == pytest.approx(2 * 900 / 980)
+
+
+@pytest.mark.parametrize("runs", [[], [record(1), record(2)]])
+def test_one_number_of_devices_is_no_scaling(runs: list[RunRecord]) -> None:
+    with pytest.raises(UsageError, match="expected at least two numbers of devices"):
+        scaling(runs)
+
+
+def test_the_table_fits_eighty_columns_and_json_is_whole() -> None:
+    found = strong(case="c" * 70, chip="a-chip-with-a-very-long-name-of-its-own")
+    assert max(map(len, as_text(sheets(found)).splitlines())) <= 80
+    values = json.loads(json.dumps(as_values(found), allow_nan=False))
+    assert values["rows"][2]["efficiency"]["value"] == pytest.approx(0.9)

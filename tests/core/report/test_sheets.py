@@ -1,0 +1,49 @@
+"""Sheets: text that never leaves 80 columns, Markdown without markup of others, and no lost word."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from levelfield.report.sheets import Sheet, as_markdown, as_text
+
+CELLS = st.text(max_size=120)
+
+
+def lines(sheet: Sheet) -> list[str]:
+    return as_text([sheet]).splitlines()
+
+
+@given(st.lists(st.tuples(CELLS, CELLS, CELLS, CELLS), max_size=4), CELLS, st.lists(CELLS, max_size=2))
+def test_every_line_fits(rows: list[tuple[str, ...]], heading: str, notes: list[str]) -> None:
+    sheet = Sheet(heading, ("one", "two", "three", "four"), tuple(rows), tuple(notes))
+    assert all(len(line) <= 80 for line in lines(sheet))
+
+
+@given(st.lists(st.text("abc xyz", max_size=60), min_size=3, max_size=3))
+def test_wrapping_loses_nothing(cells: list[str]) -> None:
+    found = lines(Sheet("", ("a", "b", "c"), (tuple(cells),)))[1:]
+    for letter in "abcxyz":
+        assert sum(line.count(letter) for line in found) == "".join(cells).count(letter)
+
+
+def test_columns_stand_below_their_headers() -> None:
+    text = lines(Sheet("", ("name", "value"), (("a", "1.0"), ("longer", "2.0"))))
+    assert text == ["name    value", "a       1.0", "longer  2.0"]
+
+
+@pytest.mark.parametrize(
+    "hostile", ["\x1b[31mred", "a\nb", "\u202eabc", "<img src=x>", "a|b", "`code`", "[x](http://y)"]
+)
+def test_foreign_text_is_harmless(hostile: str) -> None:
+    sheet = Sheet(hostile, ("cell",), ((hostile,),), (hostile,))
+    text, markdown = as_text([sheet]), as_markdown([sheet])
+    assert "\x1b" not in text + markdown and "\u202e" not in text + markdown and "<img" not in markdown
+    assert len(text.splitlines()) == 4 and sum("|" in line for line in markdown.splitlines()) >= 3
+    assert "\\|" in markdown if "|" in hostile else True
+    assert "[x](" not in markdown
+
+
+def test_markdown_is_a_heading_a_table_and_notes() -> None:
+    found = as_markdown([Sheet("Speed", ("side", "ratio"), (("A", "1.0"),), ("a note",))])
+    assert found.splitlines() == ["### Speed", "", "| side | ratio |", "|---|---|", "| A | 1.0 |", "", "a note"]

@@ -1,0 +1,108 @@
+"""Accepting: what suffices as evidence, what never does, and what the event says."""
+
+from __future__ import annotations
+
+import pytest
+from gate_points import at, day, nights, point
+from levelfield.compare.findings import Finding
+from levelfield.errors import UsageError
+from levelfield.studies.baselines import Evidence, accepted_baseline, accepted_step, note
+
+TOKENS = "tokens_per_second_per_device"
+NOW = at(60)
+
+
+def test_the_last_three_nights_are_the_evidence_and_the_level_their_median() -> None:
+    points = [*nights(10), point(10, 900.0), point(11, 910.0), point(12, 2000.0)]
+    found = accepted_baseline(Evidence("S", tuple(points)), "ann", "kernels", NOW, "2026-12-31")
+    assert found.runs == ("run010", "run011", "run012") and found.level[TOKENS] == pytest.approx(910.0)
+    assert (found.kind, found.series, found.who, found.why) == ("baseline", "S", "ann", "kernels")
+    assert found.until == "2026-12-31" and found.at == NOW
+    assert "joules_per_token" not in found.level, "what was not measured is not accepted"
+
+
+def test_named_runs_are_the_evidence() -> None:
+    evidence = Evidence("S", tuple(nights(10)), runs=("run002", "run003", "run005"))
+    assert accepted_baseline(evidence, "ann", "why", NOW).runs == ("run002", "run003", "run005")
+
+
+def test_two_nights_are_too_few_and_three_runs_of_a_night_are_one() -> None:
+    with pytest.raises(UsageError, match="found 2 valid nights, expected at least 3"):
+        accepted_baseline(Evidence("S", tuple(nights(2))), "ann", "why", NOW)
+    same = tuple(point(1, 1000.0, run_id=f"r{i}", began=at(1, i)) for i in range(3))
+    with pytest.raises(UsageError, match="found 1 valid nights"):
+        accepted_baseline(Evidence("S", same), "ann", "why", NOW)
+
+
+@pytest.mark.parametrize("word", ["regression", "improvement", "no change"])
+def test_one_night_suffices_where_pairs_decided(word: str) -> None:
+    judged = Finding(series="S", label="S", figure=TOKENS, word=word, run_id="run000", pairs=5)
+    found = accepted_baseline(Evidence("S", (point(0, 900.0),), (judged,)), "ann", "why", NOW)
+    assert found.level[TOKENS] == pytest.approx(900.0)
+    open_one = judged.model_copy(update={"word": "inconclusive"})
+    with pytest.raises(UsageError, match="found 1 valid nights"):
+        accepted_baseline(Evidence("S", (point(0, 900.0),), (open_one,)), "ann", "why", NOW)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"word": "failed"},
+        {"evidence": "unsealed"},
+        {"evidence": "tampered"},
+        {"verdict": "different"},
+        {"purpose": "confirm-b"},
+    ],
+)
+def test_evidence_that_fails_is_refused(change: dict[str, str]) -> None:
+    bad = tuple(point(i, 1000.0, **change) for i in range(5))
+    with pytest.raises(UsageError, match="found 0 valid nights"):
+        accepted_baseline(Evidence("S", bad), "ann", "why", NOW)
+    with pytest.raises(UsageError, match="--run run001: found no evidence"):
+        accepted_baseline(Evidence("S", bad, runs=("run001",)), "ann", "why", NOW)
+
+
+def test_bad_nights_are_no_evidence() -> None:
+    points = tuple(nights(6))
+    past = tuple(Finding(series="S", label="S", figure=TOKENS, word="bad night", run_id=f"run00{i}") for i in (4, 5))
+    assert accepted_baseline(Evidence("S", points, past), "ann", "why", NOW).runs == ("run001", "run002", "run003")
+    with pytest.raises(UsageError, match="--run run005"):
+        accepted_baseline(Evidence("S", points, past, ("run005",)), "ann", "why", NOW)
+
+
+def test_a_run_of_another_series_is_refused() -> None:
+    with pytest.raises(UsageError, match="--run other: found no such run"):
+        accepted_baseline(Evidence("S", tuple(nights(6)), runs=("other",)), "ann", "why", NOW)
+
+
+def test_evidence_across_a_change_of_conditions_is_refused() -> None:
+    points = (*nights(6), point(6, conditions="c2"))
+    with pytest.raises(UsageError, match="several conditions"):
+        accepted_baseline(Evidence("S", points), "ann", "why", NOW)
+
+
+def test_a_reason_is_needed() -> None:
+    with pytest.raises(UsageError, match="--why: found an empty text"):
+        accepted_baseline(Evidence("S", tuple(nights(6))), "ann", "  ", NOW)
+
+
+def test_every_known_node_gets_the_accepted_level_with_its_offset() -> None:
+    points = [point(i, 1000.0 if i % 2 else 900.0, node=f"n{i % 2}") for i in range(20)]
+    evidence = [point(20 + i, 800.0, node="n1") for i in range(3)]
+    found = accepted_baseline(Evidence("S", (*points, *evidence)), "ann", "why", NOW)
+    nodes = found.data["nodes"][TOKENS]  # type: ignore[index,call-overload]
+    assert nodes["n1"] == pytest.approx(800.0) and nodes["n0"] == pytest.approx(720.0)  # type: ignore[index,call-overload]
+
+
+def test_a_step_names_the_conditions_on_both_sides() -> None:
+    points = [*nights(5), *(point(i, conditions="c2") for i in (5, 6)), *(point(i, conditions="c3") for i in (7, 8))]
+    found = accepted_step("S", points, "ann", "driver", NOW)
+    assert found.kind == "environment-step" and found.data == {"before": "c2", "after": "c3"}
+    assert found.runs == ("run007", "run008")
+    with pytest.raises(UsageError, match="found no change of conditions"):
+        accepted_step("S", nights(5), "ann", "driver", NOW)
+
+
+def test_a_note_accepts_nothing() -> None:
+    found = note("S", "ann", "moved the rack", NOW)
+    assert (found.kind, found.level, found.runs, found.at[:10]) == ("note", {}, (), day(60))

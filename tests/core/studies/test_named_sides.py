@@ -1,0 +1,110 @@
+"""The runs of a side by their names: ids, patterns, series labels, and the repeats of one command."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Sequence
+
+import pytest
+from compared_records import record
+from levelfield.errors import UnknownName, UsageError
+from levelfield.specs.layout import Layout
+from levelfield.specs.record import RunRecord, Series
+from levelfield.studies.named_sides import latest_of_series, named_runs
+
+
+class ListedRuns:
+    """Records in a list, as a source of runs. taken: how many were read."""
+
+    def __init__(self, records: Sequence[RunRecord]) -> None:
+        self.records, self.taken = sorted(records, key=lambda r: r.began), 0
+
+    def find(self, name: str) -> str:
+        found = [r.run_id for r in self.records if name in r.run_id]
+        if not found:
+            raise UnknownName("run", name, [])
+        return found[0]
+
+    def matching(self, pattern: str) -> list[str]:
+        return [r.run_id for r in self.records if fnmatch.fnmatchcase(r.run_id, pattern)]
+
+    def record(self, key: str) -> RunRecord:
+        self.taken += 1
+        return next(r for r in self.records if r.run_id == key)
+
+    def series(self) -> list[Series]:
+        return list({r.series.fingerprint(): r.series for r in self.records}.values())
+
+    def newest(self, series: Series) -> Iterator[RunRecord]:
+        yield from (self.record(r.run_id) for r in reversed(self.records) if r.series == series)
+
+
+def numbered(number: int, repeat: int, **changes: object) -> RunRecord:
+    run = record(number, **changes)  # type: ignore[arg-type]
+    return run.model_copy(update={"result": {**run.result, "repeat": repeat}})
+
+
+@pytest.fixture
+def runs() -> ListedRuns:
+    """Two commands with three repeats, one run of paddle between them, one of another layout, and an older build."""
+    first = [numbered(n, n) for n in (1, 2, 3)]
+    second = [numbered(n + 10, n) for n in (1, 2, 3)]
+    others = [record(5, framework="paddle"), record(20, devices=2, layout=Layout(data=2)), numbered(0, 1, commit="old")]
+    return ListedRuns([*first, *second, *others])
+
+
+def numbers(found: list[RunRecord]) -> list[int]:
+    return sorted(int(run.run_id[13:15]) for run in found)
+
+
+def test_a_name_is_one_run_and_commas_join_several(runs: ListedRuns) -> None:
+    assert numbers(named_runs(runs, "T100001Z")) == [1]
+    assert numbers(named_runs(runs, "T100001Z, T100012Z,T100001Z")) == [1, 12]
+    assert named_runs(runs, " , ") == []
+
+
+def test_a_pattern_is_every_run_that_fits(runs: ListedRuns) -> None:
+    assert numbers(named_runs(runs, "20261122T10001*")) == [11, 12, 13]
+    with pytest.raises(UnknownName, match=r"unknown run '2027\*'"):
+        named_runs(runs, "2027*")
+
+
+@pytest.mark.parametrize("name", ["T100011Z", "T100012Z", "T100013Z"])
+def test_repeats_are_those_of_the_runs_command(runs: ListedRuns, name: str) -> None:
+    assert numbers(named_runs(runs, name, with_repeats=True)) == [11, 12, 13]
+
+
+def test_repeats_of_an_earlier_command_are_its_own(runs: ListedRuns) -> None:
+    assert numbers(named_runs(runs, "T100002Z", with_repeats=True)) == [1, 2, 3]
+    assert numbers(named_runs(runs, "T100005Z", with_repeats=True)) == [5]
+
+
+def test_a_series_is_the_runs_of_its_newest_build(runs: ListedRuns) -> None:
+    assert numbers(named_runs(runs, "gpt:paddle")) == [5]
+    assert numbers(named_runs(runs, "gpt:torch:X1:1:1")) == [1, 2, 3, 11, 12, 13]  # without the older build, 0
+    assert numbers(named_runs(runs, "gpt:torch:acme DP2TP1PP1")) == [20]
+
+
+def test_a_label_of_several_series_lists_them(runs: ListedRuns) -> None:
+    with pytest.raises(
+        UsageError, match=r"found 2 series; add words of one of these labels:\n  gpt:torch:X1:1:1 smoke"
+    ):
+        named_runs(runs, "gpt:torch")
+
+
+@pytest.mark.parametrize("label", ["gpt:jax", "gpt:torch:Y9", "gpt:torch:X1:1:1:1", "gpt:torch full"])
+def test_an_unknown_label_is_no_run(runs: ListedRuns, label: str) -> None:
+    with pytest.raises(UnknownName, match="unknown series"):
+        named_runs(runs, label)
+
+
+def test_the_latest_of_a_series_ends_with_the_newest_good_repeats(runs: ListedRuns) -> None:
+    series = runs.records[1].series
+    assert numbers(list(latest_of_series(runs, series))) == [11, 12, 13]
+    assert runs.taken == 3  # older runs are not read
+
+
+def test_the_latest_of_a_series_goes_on_beyond_bad_runs(runs: ListedRuns) -> None:
+    bad = [numbered(n + 30, n, word="failed") for n in (1, 2)]
+    source = ListedRuns([*runs.records, *bad])
+    assert numbers(list(latest_of_series(source, bad[0].series))) == [11, 12, 13, 31, 32]
