@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from itertools import pairwise
 from typing import Any
 
+from levelfield.compare.segments import segments_of
 from levelfield.site.results import StoredResults
 from levelfield.specs.base import Value
 from levelfield.specs.record import Point, Series
@@ -79,7 +79,7 @@ def history(runs: SeriesRuns, surroundings: Surroundings) -> dict[str, Any]:
         "digest": runs.digest,
         "columns": columns,
         "kept": {name: each.values for name, each in kept.items()},
-        "segments": segments(columns["conditions"], kept["conditions"].values) if rows else [],
+        "segments": segments(runs.points, surroundings),
     }
 
 
@@ -99,10 +99,19 @@ def _row(point: Point, kept: Mapping[str, DistinctValues], surroundings: Surroun
     }
 
 
-def segments(places: Sequence[int], conditions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return where the conditions change: the index of the first run under new ones, and the fields that differ."""
-    steps = [(i, before, after) for i, (before, after) in enumerate(pairwise(places), start=1) if before != after]
-    return [{"at": i, "fields": differences(conditions[before], conditions[after])} for i, before, after in steps]
+def segments(points: Sequence[Point], surroundings: Surroundings) -> list[dict[str, Any]]:
+    """Return where the conditions of a node change: the index of the first run under new ones, and what differs."""
+    found, place = segments_of(points), {id(point): index for index, point in enumerate(points)}
+    return [
+        {
+            "at": place[id(segment.points[0])],
+            "fields": differences(
+                surroundings.conditions(found[segment.before].conditions), surroundings.conditions(segment.conditions)
+            ),
+        }
+        for segment in found
+        if segment.before is not None
+    ]
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[list[str]]:

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from functools import cache
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import levelfield
 from levelfield.catalog.registry import Registry
@@ -50,10 +51,18 @@ class MonthRuns:
 
 
 def build_site(
-    results: StoredResults, folder: Path, registry: Registry, progress: Callable[[int, int], None] | None = None
+    results: StoredResults,
+    folder: Path,
+    registry: Registry,
+    judged: Sequence[Mapping[str, Any]] = (),
+    progress: Callable[[int, int], None] | None = None,
 ) -> BuiltSite:
-    """Write the site. progress: called with the number of months done and of all. Raises UsageError for the folder."""
-    writer, content, references = SiteWriter(folder), gathered(results), stored_references(registry)
+    """Write the site. Raises UsageError for the folder.
+
+    judged: findings of the last night, as `gathered` takes them. progress: called with the number of months done and of
+    all.
+    """
+    writer, content, references = SiteWriter(folder), gathered(results, judged), stored_references(registry)
     surroundings = Surroundings(results)
     changed = {runs.slug for runs in content.series.values() if _write_history(runs, surroundings, writer)}
     months = [month for runs in content.series.values() for month in _changed_months(runs, references, writer)]

@@ -9,7 +9,7 @@ from typing import Any
 import levelfield
 from levelfield.catalog.registry import Registry
 from levelfield.site.case_view import CaseView, case_view
-from levelfield.site.comparison_rules import AS_ASKED, CAUTION, MUST_EQUAL
+from levelfield.site.comparison_rules import RULES
 from levelfield.site.escaped_data import data_script
 from levelfield.site.gathering import SiteContent
 from levelfield.site.overview import overview
@@ -61,4 +61,4 @@ def _site(content: SiteContent) -> dict[str, Any]:
         for each in content.cases().values()
         for runs in each
     ]
-    return {"series": series, "must": MUST_EQUAL, "asked": AS_ASKED, "caution": CAUTION}
+    return {"series": series, "rules": RULES}
