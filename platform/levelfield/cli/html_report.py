@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from levelfield.catalog.registry import Registry
 from levelfield.cli.named_runs import NamedRuns
+from levelfield.cli.stored_nights import gate_input
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
 from levelfield.judge.collector import collect
@@ -19,6 +21,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import RunRecord
 from levelfield.store.database import Store
 from levelfield.store.run_record import record_of
+from levelfield.studies.gate import compared
 
 _NAMED = 5  # runs of a message
 
@@ -29,7 +32,7 @@ def write_pages(options: argparse.Namespace) -> int:
     named, terminal = NamedRuns(options), Terminal(quiet=False)
     registry = Registry(options.plugins, case_files=options.case_file)
     with _results(options, named) as results, terminal.bytes_progress("writing pages") as progress:
-        built = build_site(results, options.html, registry, progress)
+        built = build_site(results, options.html, registry, _judged(results), progress)
     print("\n".join(_said(built, options)))
     named.raise_error()
     return 0
@@ -46,6 +49,14 @@ def _results(options: argparse.Namespace, named: NamedRuns) -> Iterator[StoredRe
         return
     with Store.open(options.store, read_only=True) as store:
         yield store
+
+
+def _judged(results: StoredResults) -> list[dict[str, Any]]:
+    """Return the findings of the store's last night by the gate, which runs nothing here; none of named runs."""
+    if not isinstance(results, Store) or not (nights := results.nights()):
+        return []
+    report = compared(gate_input(results, nights[-1], None))
+    return [finding.model_dump(mode="json") for finding in report.findings]
 
 
 def _records(named: NamedRuns) -> Iterator[RunRecord]:

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import levelfield
 from levelfield.catalog.registry import Registry
 from levelfield.site.escaped_data import data_script
-from levelfield.site.gathering import SiteContent, gathered
+from levelfield.site.gathering import gathered
 from levelfield.site.results import StoredResults
 from levelfield.site.run_details import month_file
-from levelfield.site.series_history import SeriesRuns, history, month_of
-from levelfield.site.series_summary import summary_of
-from levelfield.site.site_manifest import SeriesFiles, SiteManifest, SiteWriter, opened
+from levelfield.site.series_history import SeriesRuns, Surroundings, history, month_of
+from levelfield.site.site_manifest import SiteWriter
 from levelfield.site.site_pages import write_pages
-from levelfield.specs.record import RunRecord
+from levelfield.specs.record import Point, RunRecord
 
 HERE = Path(__file__).parent
 ASSETS = ("page.js", "tables.js", "charts.js", "case.js", "run.js", "compare.js", "style.css", "icon.svg")
@@ -30,7 +30,7 @@ References = Mapping[tuple[str, str], tuple[str, list[float]]]  # by digests of 
 
 @dataclass(frozen=True)
 class BuiltSite:
-    """What was made. unreadable: runs that were left out because their time cannot be read."""
+    """What was made. rebuilt: series of which a file was written. unreadable: runs without a readable time."""
 
     runs: int
     series: int
@@ -39,24 +39,43 @@ class BuiltSite:
     unreadable: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class MonthRuns:
+    """The runs of a series in a month, which are one file. stamp: digest of what the file is made from."""
+
+    runs: SeriesRuns
+    run_ids: tuple[str, ...]
+    file: str
+    stamp: str
+    reference: tuple[str, list[float]] | None
+
+
 def build_site(
-    results: StoredResults, folder: Path, registry: Registry, progress: Callable[[int, int], None] | None = None
+    results: StoredResults,
+    folder: Path,
+    registry: Registry,
+    judged: Sequence[Mapping[str, Any]] = (),
+    progress: Callable[[int, int], None] | None = None,
 ) -> BuiltSite:
-    """Write the site. progress: called with the number of series done and of all. Raises UsageError for the folder."""
-    before, writer = opened(folder), SiteWriter(folder)
-    content, references = gathered(results), stored_references(registry)
-    series, changed = _kept(content, references, before, writer, folder)
-    for done, (runs, records) in enumerate(_with_records(changed, results), start=1):
-        if records:
-            series[runs.slug] = _written(runs, records, references, writer)
+    """Write the site. Raises UsageError for the folder.
+
+    judged: findings of the last night, as `gathered` takes them. progress: called with the number of months done and of
+    all.
+    """
+    writer, content, references = SiteWriter(folder), gathered(results, judged), stored_references(registry)
+    surroundings = Surroundings(results)
+    changed = {runs.slug for runs in content.series.values() if _write_history(runs, surroundings, writer)}
+    months = [month for runs in content.series.values() for month in _changed_months(runs, references, writer)]
+    for done, (month, records) in enumerate(_with_records(months, results), start=1):
+        value = month_file(month.runs.series, records, month.reference)
+        writer.write(_place(month.file), data_script(month.file, value), month.stamp)
         if progress:
-            progress(done, len(changed))
-    content = replace(content, series={d: runs for d, runs in content.series.items() if runs.slug in series})
-    summaries = {digest: series[runs.slug].summary for digest, runs in content.series.items()}
+            progress(done, len(months))
     _write_assets(writer)
-    write_pages(writer, content, summaries, registry, datetime.now(timezone.utc))
-    writer.finish(before, series)
-    return BuiltSite(content.runs, len(series), len(changed), len(writer.names), tuple(content.unreadable))
+    write_pages(writer, content, registry, datetime.now(timezone.utc))
+    writer.finish()
+    rebuilt = changed | {month.runs.slug for month in months}
+    return BuiltSite(content.runs, len(content.series), len(rebuilt), len(writer.stamps), tuple(content.unreadable))
 
 
 def stored_references(registry: Registry) -> References:
@@ -65,69 +84,47 @@ def stored_references(registry: Registry) -> References:
     return {(each.identity.work, each.identity.corpus): (each.name, list(each.losses)) for each in found}
 
 
-def _kept(
-    content: SiteContent, references: References, before: SiteManifest, writer: SiteWriter, folder: Path
-) -> tuple[dict[str, SeriesFiles], list[SeriesRuns]]:
-    """Return the series whose files stay, by slug, and those that have to be written."""
-    kept, changed = {}, []
-    for runs in content.series.values():
-        old = before.series.get(runs.slug)
-        if old and old.stamp == _stamp(runs, references) and all((folder / name).is_file() for name in old.files):
-            writer.keep(old.files)
-            kept[runs.slug] = old
-        else:
-            changed.append(runs)
-    return kept, changed
+def _write_history(runs: SeriesRuns, surroundings: Surroundings, writer: SiteWriter) -> bool:
+    """Write the history of a series. Return False where it is as it was."""
+    name = f"history-{runs.slug}"
+    stamp = _stamp(runs, runs.points, "")
+    if writer.keeps(_place(name), stamp):
+        return False
+    writer.write(_place(name), data_script(name, history(runs, surroundings)), stamp)
+    return True
 
 
-def _with_records(
-    changed: Sequence[SeriesRuns], results: StoredResults
-) -> Iterator[tuple[SeriesRuns, dict[str, RunRecord]]]:
-    """Yield each series with its records. They are read in one pass, so that a store reads what they share once.
+def _changed_months(runs: SeriesRuns, references: References, writer: SiteWriter) -> Iterator[MonthRuns]:
+    reference = references.get((runs.series.work, runs.series.corpus))
+    for month, grouped in groupby(runs.points, key=lambda point: month_of(point.began)):
+        points = list(grouped)
+        name, stamp = f"runs-{runs.slug}-{month}", _stamp(runs, points, repr(reference))
+        if not writer.keeps(_place(name), stamp):
+            yield MonthRuns(runs, tuple(point.run_id for point in points), name, stamp, reference)
+
+
+def _with_records(months: Sequence[MonthRuns], results: StoredResults) -> Iterator[tuple[MonthRuns, list[RunRecord]]]:
+    """Yield each month with its records. They are read in one pass, so that a store reads what they share once.
 
     A run that was removed since its point was read is left out.
     """
-    passing = results.records([point.run_id for runs in changed for point in runs.points])
+    passing = results.records([run_id for month in months for run_id in month.run_ids])
     ahead = next(passing, None)
-    for runs in changed:
-        own, records = {point.run_id for point in runs.points}, {}
+    for month in months:
+        own, records = set(month.run_ids), []
         while ahead is not None and ahead.run_id in own:
-            records[ahead.run_id] = ahead
+            records.append(ahead)
             ahead = next(passing, None)
-        yield replace(runs, points=[point for point in runs.points if point.run_id in records]), records
+        yield month, records
 
 
-def _written(
-    runs: SeriesRuns, records: Mapping[str, RunRecord], references: References, writer: SiteWriter
-) -> SeriesFiles:
-    names = tuple(_write_series(runs, records, _reference(runs, references), writer))
-    return SeriesFiles(stamp=_stamp(runs, references), files=names, summary=summary_of(runs, records))
+def _place(name: str) -> str:
+    return f"data/{name}.js"
 
 
-def _reference(runs: SeriesRuns, references: References) -> tuple[str, list[float]] | None:
-    return references.get((runs.series.work, runs.series.corpus))
-
-
-def _write_series(
-    runs: SeriesRuns,
-    records: Mapping[str, RunRecord],
-    reference: tuple[str, list[float]] | None,
-    writer: SiteWriter,
-) -> Iterable[str]:
-    yield _data(writer, f"history-{runs.slug}", history(runs, records))
-    for month, points in groupby(runs.points, key=lambda point: month_of(point.began)):
-        of_month = [records[point.run_id] for point in points]
-        yield _data(writer, f"runs-{runs.slug}-{month}", month_file(runs.series, of_month, reference))
-
-
-def _data(writer: SiteWriter, name: str, value: object) -> str:
-    return writer.write(f"data/{name}.js", data_script(name, value))
-
-
-def _stamp(runs: SeriesRuns, references: References) -> str:
-    """Return a digest of all that the files of a series are made from. A stored run never changes."""
-    known = (point.run_id for point in runs.points)
-    text = "\n".join([_version(), runs.digest, repr(_reference(runs, references)), *known])
+def _stamp(runs: SeriesRuns, points: Sequence[Point], more: str) -> str:
+    """Return a digest of what a data file is made from. A stored run never changes."""
+    text = "\n".join([_version(), runs.digest, more, *(point.run_id for point in points)])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 

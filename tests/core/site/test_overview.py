@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from levelfield.compare.findings import WORDS
 from levelfield.site.gathering import gathered
 from levelfield.site.latest_matrix import LatestMatrix
-from levelfield.site.night_findings import WORDS, finding_of, in_order
+from levelfield.site.night_findings import finding_of, in_order
 from levelfield.site.overview import ROWS, Overview, overview
 from levelfield.site.results import GivenRuns
 from levelfield.site.series_summary import summary_of
@@ -17,10 +18,7 @@ from seeded_nights import SeededNights, digest
 
 def view(results: GivenRuns) -> Overview:
     content = gathered(results)
-    records = {
-        r.run_id: r for runs in content.series.values() for r in results.records([p.run_id for p in runs.points])
-    }
-    return overview(content, {d: summary_of(runs, records) for d, runs in content.series.items()})
+    return overview(content, {d: summary_of(runs) for d, runs in content.series.items()})
 
 
 SEEDED = SeededNights(series=10, nights=20)
@@ -76,6 +74,30 @@ def event(kind: str, at: str, node: str = "n") -> StoreEvent:
 )
 def test_a_node_is_left_out_until_it_is_released(events: list[StoreEvent], nodes: list[str]) -> None:
     assert [e.node for e in view(GivenRuns([], events=events)).quarantined] == nodes
+
+
+def finding(series: str, word: str, **more: Any) -> dict[str, Any]:
+    return {"series": series, "label": series, "figure": "memory_bytes", "word": word, **more}
+
+
+def test_a_later_finding_replaces_an_earlier_one() -> None:
+    said = {"2026-11-01": [finding("a", "inconclusive"), finding("b", "regression"), finding("a", "no change")]}
+    seen = view(GivenRuns([], findings=said))
+    assert (seen.counts["inconclusive"], seen.counts["no change"], seen.counts["regression"]) == (0, 1, 1)
+
+
+def test_the_gates_own_words_decide_and_what_it_does_not_store_comes_from_its_rule() -> None:
+    judged = [finding("a", "no change", detectable=0.02), finding("b", "regression"), finding("c", "regression")]
+    stored = {"2026-11-01": [finding("b", "bad night")]}
+    words = {f.series: f.word for f in gathered(GivenRuns([], findings=stored), judged).tonight}
+    assert words == {"a": "no change", "b": "bad night"}, "c belongs to a finding about its node, or was confirmed"
+    empty = GivenRuns([], expected={"2026-11-01": {}})
+    assert {f.series: f.word for f in gathered(empty, judged).tonight} == {
+        "a": "no change",
+        "b": "regression",
+        "c": "regression",
+    }
+    assert gathered(GivenRuns([]), judged).findings == (), "without a night nothing was judged"
 
 
 # -- findings of any version

@@ -11,7 +11,14 @@ from levelfield.cli.arguments import parser_of
 from levelfield.site.gathering import gathered
 from levelfield.site.results import GivenRuns
 from levelfield.site.run_details import command, month_file
-from levelfield.site.series_history import SeriesRuns, differences, history, month_of, seconds_of, segments
+from levelfield.site.series_history import (
+    SeriesRuns,
+    Surroundings,
+    differences,
+    history,
+    month_of,
+    seconds_of,
+)
 from levelfield.site.series_summary import summary_of
 from levelfield.specs.base import dump, parse
 from levelfield.specs.record import RunRecord
@@ -20,10 +27,15 @@ from seeded_nights import SeededNights
 RECORDS = list(SeededNights(series=2, nights=24).records())
 
 
-def runs_and_records(records: list[RunRecord], which: int = 0) -> tuple[SeriesRuns, dict[str, RunRecord]]:
-    content = gathered(GivenRuns(records))
-    runs = list(content.series.values())[which]
-    return runs, {record.run_id: record for record in records}
+def runs_of(records: list[RunRecord], which: int = 0) -> SeriesRuns:
+    return list(gathered(GivenRuns(records)).series.values())[which]
+
+
+def made_history(records: list[RunRecord], which: int = 0) -> dict[str, Any]:
+    return history(runs_of(records, which), Surroundings(GivenRuns(records)))
+
+
+BY_ID = {record.run_id: record for record in RECORDS}
 
 
 def test_a_seeded_record_is_a_valid_one() -> None:
@@ -32,13 +44,12 @@ def test_a_seeded_record_is_a_valid_one() -> None:
 
 
 def test_columns_hold_a_value_for_every_run_in_order_of_time() -> None:
-    runs, records = runs_and_records(RECORDS[::-1])
-    made = history(runs, records)
+    made = made_history(RECORDS[::-1])
     columns = made["columns"]
     assert {len(values) for values in columns.values()} == {24}
     assert columns["time"] == sorted(columns["time"])
     for place, run_id in enumerate(columns["run"]):
-        record = records[run_id]
+        record = BY_ID[run_id]
         assert columns["tokens"][place] == pytest.approx(record.tokens_per_second_per_device, abs=0.01)
         assert columns["memory"][place] == pytest.approx(record.memory_bytes, abs=1)
         assert made["kept"]["nodes"][columns["node"][place]] == record.node
@@ -47,27 +58,41 @@ def test_columns_hold_a_value_for_every_run_in_order_of_time() -> None:
 
 
 def test_a_failed_run_has_no_figure_and_does_not_count() -> None:
-    runs, records = runs_and_records(RECORDS, which=1)
-    columns = history(runs, records)["columns"]
-    failed = [place for place, run_id in enumerate(columns["run"]) if records[run_id].word == "failed"]
+    columns = made_history(RECORDS, which=1)["columns"]
+    failed = [place for place, run_id in enumerate(columns["run"]) if BY_ID[run_id].word == "failed"]
     assert failed and all(columns["tokens"][place] is None and columns["counts"][place] == 0 for place in failed)
     assert sum(columns["counts"]) == len(columns["counts"]) - len(failed)
 
 
 def test_a_segment_begins_where_the_driver_changes_and_names_it() -> None:
-    runs, records = runs_and_records(RECORDS)
-    found = history(runs, records)["segments"]
+    found = made_history(RECORDS)["segments"]
     assert found == [{"at": 12, "fields": [["software.driver", "550.90.07", "560.35.03"]]}]
 
 
 def test_the_build_starts_no_segment() -> None:
     calm = list(SeededNights(series=1, nights=9, faults=False).records())
     assert len({record.subject.commit for record in calm}) == 9
-    assert history(*runs_and_records(calm))["segments"] == []
+    assert made_history(calm)["segments"] == []
 
 
-def test_segments_there_and_back_are_two() -> None:
-    assert [each["at"] for each in segments([0, 0, 1, 0], [{"a": 1}, {"a": 2}])] == [2, 3]
+def test_two_nodes_with_other_conditions_take_turns_without_a_segment_each_night() -> None:
+    """What alternates between two machines has one change at most, and not one in every night."""
+    calm = list(SeededNights(series=1, nights=8, faults=False).records())
+    other = calm[0].conditions.model_copy(update={"kernel": "6.9"})
+    turns = [
+        record.model_copy(update={"node": "b", "conditions": other} if night % 2 else {"node": "a"})
+        for night, record in enumerate(calm)
+    ]
+    assert len(made_history(turns)["segments"]) <= 1
+
+
+def test_conditions_there_and_back_are_two_segments() -> None:
+    calm = [r.model_copy(update={"node": "a"}) for r in SeededNights(series=1, nights=6, faults=False).records()]
+    other = calm[0].conditions.model_copy(update={"kernel": "6.9"})
+    records = [r.model_copy(update={"conditions": other}) if night in (2, 3) else r for night, r in enumerate(calm)]
+    found = made_history(records)["segments"]
+    assert [each["at"] for each in found] == [2, 4]
+    assert [each["fields"][0][2] for each in found] == ["6.9", "6.8.0-48-generic"]
 
 
 @pytest.mark.parametrize(
@@ -100,8 +125,8 @@ def test_a_run_without_a_readable_time_is_left_out_and_named() -> None:
 
 
 def test_a_month_keeps_curves_facts_and_the_reference() -> None:
-    runs, records = runs_and_records(RECORDS)
-    mine = [records[point.run_id] for point in runs.points]
+    runs = runs_of(RECORDS)
+    mine = [BY_ID[point.run_id] for point in runs.points]
     made = month_file(runs.series, mine, ("a reference", [3.0, 2.0]))
     assert made["reference"] == {"name": "a reference", "losses": [3.0, 2.0]}
     for run, record in zip(made["runs"], mine, strict=True):
@@ -153,11 +178,11 @@ def test_a_shell_reads_a_hostile_name_as_one_word() -> None:
 def test_the_latest_figures_are_those_of_the_last_run_that_counts(change: dict[str, str], why: str) -> None:
     calm = list(SeededNights(series=1, nights=3, faults=False).records())
     records = [*calm[:2], calm[2].model_copy(update=change)]
-    summary = summary_of(*runs_and_records(records))
+    summary = summary_of(runs_of(records))
     assert summary.latest is not None and summary.latest.run_id == records[1].run_id
     assert (summary.runs, summary.valid, summary.why_not) == (3, 2, why)
 
 
 def test_a_series_without_a_valid_run_has_no_figures() -> None:
     record = next(SeededNights(series=1, nights=1).records()).model_copy(update={"evidence": "unsealed"})
-    assert summary_of(*runs_and_records([record])).latest is None
+    assert summary_of(runs_of([record])).latest is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterator, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from levelfield.site import site_building
 from levelfield.site.results import GivenRuns
 from levelfield.site.site_building import BuiltSite, build_site
 from levelfield.site.site_manifest import PLACES, manifest_of
+from levelfield.specs.record import RunRecord
 from seeded_nights import SeededNights
 
 ASSETS = Path(site_building.__file__).parent / "assets"
@@ -129,6 +131,37 @@ def test_a_site_made_again_is_the_site_made_at_once(tmp_path: Path) -> None:
     assert {n: drop.sub(b"", c) for n, c in first.items()} == {n: drop.sub(b"", c) for n, c in second.items()}
 
 
+def test_an_earlier_month_stays_when_a_night_is_added(tmp_path: Path) -> None:
+    records = list(SeededNights(series=1, nights=40, faults=False).records())
+    folder = tmp_path / "site"
+    built(folder, [*records[:-1]])
+    before = state(folder)
+    built(folder, [*records])
+    after = state(folder)
+    months = {name[-10:-3]: after[name] == before[name] for name in before if name.startswith("data/runs")}
+    assert months == {"2026-10": True, "2026-11": False}
+
+
+def test_a_reference_that_changed_writes_the_months_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, series = tmp_path / "site", RECORDS[0].series
+    built(folder, [*RECORDS])
+    known = {(series.work, series.corpus): ("a reference", [3.0, 2.5])}
+    monkeypatch.setattr(site_building, "stored_references", lambda registry: known)
+    assert built(folder, [*RECORDS]).rebuilt == 3
+    assert '"reference":{"name":"a reference","losses":[3.0,2.5]}' in next(folder.glob("data/runs-*")).read_text()
+
+
+def test_a_run_that_is_gone_since_its_point_was_read_is_left_out(tmp_path: Path) -> None:
+    class Pruned(GivenRuns):
+        def records(self, run_ids: Sequence[str]) -> Iterator[RunRecord]:
+            return super().records([run_id for run_id in run_ids if run_id != RECORDS[4].run_id])
+
+    build_site(Pruned(RECORDS), tmp_path / "site", Registry())
+    text = "".join(path.read_text() for path in (tmp_path / "site/data").glob("runs-*"))
+    named = [f'"run":"{record.run_id}"' in text for record in RECORDS]
+    assert named.count(False) == 1 and not named[4]
+
+
 def test_a_series_that_is_gone_leaves_no_file(tmp_path: Path) -> None:
     folder = tmp_path / "site"
     built(folder, [*RECORDS])
@@ -160,7 +193,7 @@ def test_a_manifest_that_names_other_files_removes_none(tmp_path: Path, name: st
     built(folder, [*RECORDS])
     (tmp_path / "thesis.tex").write_text("years of work")
     manifest = json.loads((folder / "site.json").read_text())
-    (folder / "site.json").write_text(json.dumps({**manifest, "files": [*manifest["files"], name]}))
+    (folder / "site.json").write_text(json.dumps({**manifest, "files": {**manifest["files"], name: ""}}))
     with pytest.raises(UsageError, match="key 'files'"):
         built(folder, [*RECORDS])
     assert not PLACES.fullmatch(name) and (tmp_path / "thesis.tex").exists()
