@@ -82,7 +82,7 @@ def execute(options: argparse.Namespace) -> int:
                 with _named(path):
                     write_atomically(path, written(page, form))
         if options.html:
-            session.write_pages(options.html)
+            session.write_pages(options.html, report)
     print(written(page, "json" if options.json else "text"), end="")
     return page.exit_code
 
