@@ -22,6 +22,7 @@ from levelfield.store.database import Added, Store
 from levelfield.store.record_lines import read_lines
 from levelfield.store.run_record import record_of
 from levelfield.store.statement_lines import Statement, add_statements
+from levelfield.store.storable import storable
 
 _LISTED = 20  # messages about what could not be added
 
@@ -82,7 +83,8 @@ class ImportSource:
             try:
                 with written(run) as paths:
                     raw, redaction = read_raw(paths), Redaction(run.seal, run.listed.software)
-                    record = record_of(paths, result=collect(paths, raw, redaction), raw=raw)
+                    made = record_of(paths, result=collect(paths, raw, redaction), raw=raw)
+                    record = storable(made, made.run_id)
             except LevelfieldError as error:
                 self.problems.append(f"{path}: {error}")
             else:
@@ -106,7 +108,7 @@ class ImportSource:
         refuse_running(paths)
         raw = read_raw(paths)
         result = None if self._trusts and paths.result.exists() else collect(paths, raw)
-        return record_of(paths, result=result, raw=raw)
+        return storable(record_of(paths, result=result, raw=raw), str(paths.root))
 
 
 def _folders(runs: Path, name: str) -> list[Path]:

@@ -12,6 +12,7 @@ from levelfield.rundir.strict_json import strict_json
 from levelfield.specs.base import Document, parse
 from levelfield.specs.record import RunRecord, StoreEvent
 from levelfield.store.statement_lines import StatedExpectation, StatedFinding, Statement
+from levelfield.store.storable import storable, with_storable_numbers
 
 MOST_BYTES = 16 * 2**20  # of one line; the record of a run with 100,000 steps has 4 MB
 _KINDS: dict[str, type[Document]] = {
@@ -59,8 +60,10 @@ def document_of(line: bytes, origin: str) -> Line:
     """
     content = _object(line, origin)
     if isinstance(result := content.get("result"), dict):
-        record = _parsed({**content, "result": {}}, origin)
-        return record.model_copy(update={"result": result}) if isinstance(record, RunRecord) else record
+        found = _parsed({**content, "result": {}}, origin)
+        if isinstance(found, RunRecord):
+            check = storable if b"\\u" in line else with_storable_numbers
+            return check(found.model_copy(update={"result": result}), origin)
     return _parsed(content, origin)
 
 
