@@ -17,6 +17,9 @@ export PIP_NO_INDEX := 1
 export PIP_FIND_LINKS := $(abspath $(LEVELFIELD_WHEELS))
 endif
 
+# No run of a test or a benchmark goes into the store of the developer's own results.
+export LEVELFIELD_STORE := none
+
 .PHONY: test computing waiting quick lint environments framework-free each-framework on-the-engine end-to-end bench gpu-check matrix host-runs thorough drills clean
 
 # Two lanes, for two cores. Installing packages, whole runs and the container engine mostly wait: they run beside the tests

@@ -68,7 +68,7 @@ def measure(client: DockerClient, case: str, turns: int, runs: Path) -> dict[str
 
 def run(case: str, runtime: str, runs: Path) -> list[float]:
     """Step times of the window in milliseconds, from the result of a real run."""
-    argv = [sys.executable, str(ROOT / "run_benchmarks.py"), "--case", case, "--scale", "smoke", "--json"]
+    argv = [sys.executable, str(ROOT / "run_benchmarks.py"), "--case", case, "--scale", "smoke", "--no-store", "--json"]
     argv += ["--runtime", runtime, "--runs", str(runs)]
     done = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, "LEVELFIELD_NO_BOOTSTRAP": "1"})
     if done.returncode not in (0, 4):

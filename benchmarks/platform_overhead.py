@@ -64,7 +64,7 @@ def measure(case: str, turns: int, folder: Path) -> dict[str, float]:
 
 
 def entry(case: str) -> list[str]:
-    return [sys.executable, str(ROOT / "run_benchmarks.py"), "--case", case, "--scale", "smoke"]
+    return [sys.executable, str(ROOT / "run_benchmarks.py"), "--case", case, "--scale", "smoke", "--no-store"]
 
 
 def platform_run(case: str, environment: dict[str, str]) -> list[float]:

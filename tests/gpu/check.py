@@ -59,6 +59,7 @@ def run(name: str, arguments: list[str]) -> str:
 def benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, str(ROOT / "run_benchmarks.py"), *arguments]
     environment = {k: v for k, v in os.environ.items() if k not in ("LEVELFIELD_RUNS", "PYTHONPATH")}
+    environment["LEVELFIELD_STORE"] = "none"
     return subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 

@@ -158,7 +158,15 @@ def run(setting: Setting, plugins: Path, runs: Path) -> HostRun:
     processes = 1 if setting.layout == "DP1" else 2
     folder = runs / setting.name.replace(" ", "_")
     argv = [sys.executable, str(ROOT / "run_benchmarks.py"), "--scale", "smoke", "--plugins", str(plugins)]
-    argv += ["--case", f"{setting.case}:torch:cpu:1:{processes}", "--layout", setting.layout, "--runs", str(folder)]
+    argv += [
+        "--no-store",
+        "--case",
+        f"{setting.case}:torch:cpu:1:{processes}",
+        "--layout",
+        setting.layout,
+        "--runs",
+        str(folder),
+    ]
     argv += ["--micro-batch", str(setting.micro_batch), "--threads", str(setting.threads)]
     _, others = beside_others(
         lambda: subprocess.run(argv, stdout=subprocess.DEVNULL, timeout=LIMIT_SECONDS, check=False)

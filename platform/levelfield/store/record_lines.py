@@ -12,7 +12,7 @@ from levelfield.rundir.strict_json import strict_json
 from levelfield.specs.base import Document, parse
 from levelfield.specs.record import RunRecord, StoreEvent
 from levelfield.store.statement_lines import StatedExpectation, StatedFinding, Statement
-from levelfield.store.storable import storable, with_storable_numbers
+from levelfield.store.storable import check_texts, storable, with_storable_numbers
 
 MOST_BYTES = 16 * 2**20  # of one line; the record of a run with 100,000 steps has 4 MB
 _KINDS: dict[str, type[Document]] = {
@@ -64,7 +64,9 @@ def document_of(line: bytes, origin: str) -> Line:
         if isinstance(found, RunRecord):
             check = storable if b"\\u" in line else with_storable_numbers
             return check(found.model_copy(update={"result": result}), origin)
-    return _parsed(content, origin)
+    document = _parsed(content, origin)
+    check_texts(document, origin)
+    return document
 
 
 def _parsed(content: dict[str, Any], origin: str) -> Line:

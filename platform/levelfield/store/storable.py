@@ -6,6 +6,7 @@ import re
 from datetime import datetime
 
 from levelfield.errors import DocumentError
+from levelfield.specs.base import Document
 from levelfield.specs.record import RunRecord
 
 _MOST = 2**31  # PostgreSQL's whole numbers
@@ -15,13 +16,18 @@ _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # as JSON writes it; behind an ev
 
 def storable(record: RunRecord, origin: str) -> RunRecord:
     """Return the record. Raises DocumentError for a text, a number or a time that no database can hold or sort."""
+    check_texts(record, origin)
+    return with_storable_numbers(record, origin)
+
+
+def check_texts(document: Document, origin: str) -> None:
+    """Raises DocumentError for a text that no database can hold."""
     try:
-        text = record.model_dump_json()
+        text = document.model_dump_json()
     except ValueError:  # half of a pair of characters, which has no form in UTF-8
         raise DocumentError(f"{origin}: found a text that is not Unicode, expected whole characters") from None
     if _NUL.search(text):
         raise DocumentError(f"{origin}: found a NUL character in a text, expected none")
-    return with_storable_numbers(record, origin)
 
 
 def with_storable_numbers(record: RunRecord, origin: str) -> RunRecord:

@@ -72,6 +72,13 @@ def test_what_is_no_record_is_named(line):
         document_of(line, "a line")
 
 
+@pytest.mark.parametrize("text", ["\\u0000", "\\ud800"])
+def test_a_statement_that_no_database_can_hold_is_named(text):
+    line = '{"schema":"levelfield.finding/1","night":"n","finding":{"detail":"TEXT"}}'.replace("TEXT", text)
+    with pytest.raises(DocumentError, match="a line: found a"):
+        document_of(line.encode(), "a line")
+
+
 def test_a_bad_line_leaves_the_others(tmp_path, record):
     path = tmp_path / "export.jsonl"
     lines = [line_of(record), "{broken\n", "\n", line_of(EVENT), line_of(record)[:-30]]
