@@ -28,6 +28,7 @@ from levelfield.measure.weights import weight_checksums
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.rundir.seal import seal_finding
+from levelfield.rundir.system_facts import origin_of
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -98,6 +99,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         other_use=used.figures,
         disturbance=around.figures if around else None,
         identity=identity,
+        work_but_precision=plan.work.digest_but_precision,
         alignment=with_certificate(alignment, plan, certificate),
         certificate=certificate,
         deviations=plan.deviations,
@@ -106,6 +108,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         warnings=(*plan.notices, *raw.warnings, *used.warnings, *_loaded(raw), *seal_warnings(status, seal)),
         allowed=plan.container.allowed if plan.container else (),
         inherited=raw.inherited,
+        origin=origin_of(raw.provenance, plan.implementation.rests_on),
         seal=seal,
     )
 
@@ -262,7 +265,6 @@ def _identity(plan: Plan, raw: RawRecords) -> Identity:
         corpus=plan.corpus.digest,
         initial_weights="sha256:" + hashlib.sha256(listed.encode()).hexdigest() if weights else None,
         tokens=f"{tokens:016x}" if tokens is not None else None,
-        work_but_precision=plan.work.digest_but_precision,
     )
 
 

@@ -25,12 +25,13 @@ PUBLISHED = (
     "run_id", "case", "scale", "framework", "framework_version", "vendor", "chip", "device_is", "nodes", "devices",
     "precision", "layout", "micro_batch", "virtual_pipeline", "accumulation", "recompute", "repeated", "compile",
     "parameters", "repeat", "status", "steps_done", "steps_planned", "window", "loss", "throughput", "utilisation",
-    "memory", "energy", "identity", "alignment", "certificate", "deviations", "runtime", "allowed",
+    "memory", "energy", "identity", "work_but_precision", "alignment", "certificate", "deviations", "runtime",
+    "allowed",
 )  # fmt: skip
 # Free text of the suite's author; sentences of an engine or a tool; figures of the machine's other users, and the load
 # of its devices; single step times with the power drawn in them; the user's own variables; the machine's software;
-# digests of the raw files, by which a guess of them could be checked.
-LEFT_OUT = ("entry", "warnings", "other_use", "load", "disturbance", "inherited", "system", "seal")
+# digests of the raw files and of the machine, by which a guess of them could be checked.
+LEFT_OUT = ("entry", "warnings", "other_use", "load", "disturbance", "inherited", "system", "origin", "seal")
 # HFU is MFU times a number that the case gives, so `mfu` covers both. A reason may contain a peak or a ratio to it.
 _UTILISATION: dict[Withheld, tuple[str, ...]] = {
     "mfu": ("value", "low", "high", "reason"),

@@ -14,10 +14,12 @@ from typing import Any
 import psutil
 
 from levelfield.catalog.host_cores import usable_cores
+from levelfield.catalog.machine import devices_of
 from levelfield.checkout import checkout
 from levelfield.contracts.command import completed
 from levelfield.contracts.execution import ReadyRuntime
-from levelfield.contracts.vendor import Vendor
+from levelfield.contracts.vendor import Device, Vendor
+from levelfield.run.identities import device_identities, machine_identity
 from levelfield.run.machine_facts import machine_facts
 from levelfield.run.runtimes.process_runtime import inherited
 from levelfield.specs.plan import Plan
@@ -54,6 +56,7 @@ def provenance(plan: Plan, vendor: Vendor, runtime: ReadyRuntime) -> dict[str, A
         "platform": {"python": sys.version.split()[0], **{name: version(name) for name in _OWN_PACKAGES}},
         **runtime.identity(plan),
         "machine": machine(),
+        "devices": device_identities(_devices(plan, vendor)),
         "vendor_software": _software(vendor),
         "variables": _variables(dict(os.environ)),
         "inherited": {} if plan.runtime == "docker" else _variables(inherited()),
@@ -84,7 +87,13 @@ def machine() -> dict[str, Any]:
         "memory_bytes": psutil.virtual_memory().total,
         "load_average": list(os.getloadavg()),
         **machine_facts(),
+        **machine_identity(),
     }
+
+
+def _devices(plan: Plan, vendor: Vendor) -> list[Device]:
+    """Return the devices of the plan; none where the host is divided into shares."""
+    return [device for device in devices_of(vendor) if device.index in plan.hardware.device_indices]
 
 
 def _software(vendor: Vendor) -> dict[str, str]:

@@ -16,20 +16,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from levelfield.errors import DocumentError, GateFailed
 from levelfield.rundir import bundle_format
 from levelfield.rundir.bundle_format import MANIFEST, MEMBER_NAME, SIGNATURE, BundledRun, Manifest
 from levelfield.rundir.event_lines import Event, event_or_none
-from levelfield.rundir.seal import FACTS, FILES, OUTCOME, finding_of, stored_seal, tampered
+from levelfield.rundir.seal import FACTS, OUTCOME, document_of, finding_of, stored_seal, tampered
 from levelfield.rundir.strict_json import strict_json, strict_lines
 from levelfield.specs.base import parse
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import SealFinding
 
 RESULT = "result.json"  # what the bundle states; every other file of a run is raw
-_LOCAL = struct.Struct("<4s5H3I2H")  # the header before each member
-_END_BYTES = 22  # of the end of a zip archive without a comment
 _BROKEN = (
     zipfile.BadZipFile,
     zlib.error,
@@ -61,9 +60,8 @@ class RunInBundle:
             return tampered(f"changed and not listed as redacted: {', '.join(changed[:3])}", {})
         originals: dict[str, str | None] = {name: entry.original for name, entry in entries.items() if name != OUTCOME}
         own = entries.get(OUTCOME)
-        return finding_of(
-            self._outcome, originals, self._documents(), own.original if own and not own.is_whole else None
-        )
+        before = own.original if own and not own.is_whole else None
+        return finding_of(self._outcome, originals, self._without_names(), before)
 
     @property
     def redacted(self) -> list[str]:
@@ -83,10 +81,10 @@ class RunInBundle:
     def _outcome(self) -> Event | None:
         return event_or_none(self.files.get(OUTCOME, b""))
 
-    def _documents(self) -> dict[str, Event]:
-        found = {
-            name: event_or_none(self.files[name]) for name in FILES if name.endswith(".json") and name in self.files
-        }
+    def _without_names(self) -> dict[str, Any]:
+        """Return the JSON of the files that are not as the run left them."""
+        named = [name for name in self.redacted if name.endswith((".json", ".jsonl")) and name in self.files]
+        found = {name: document_of(name, self.files[name]) for name in named}
         return {name: document for name, document in found.items() if document is not None}
 
 
@@ -145,21 +143,23 @@ def _content(path: Path) -> bytes:
 
 
 def _members(content: bytes, origin: str) -> dict[str, bytes]:
+    """Return the members of an archive. The library reads its list only; what is between is read here."""
     try:
-        opened = zipfile.ZipFile(io.BytesIO(content))
+        if not bundle_format.is_ended(content):
+            raise ValueError("its last bytes are not the end of an archive of `bundle`")
+        with zipfile.ZipFile(io.BytesIO(content)) as listed:
+            infos = listed.infolist()
     except _BROKEN as error:
         raise DocumentError(f"{origin}: not a bundle, or a truncated one: {error}") from None
-    with opened:
-        infos = opened.infolist()
-        if MANIFEST not in {info.filename for info in infos}:
-            raise DocumentError(f"{origin}: not a bundle: found no {MANIFEST} in the archive")
-        if why := _why_refused(infos, content) or next(filter(None, map(_why_not, infos)), None):
-            raise GateFailed(f"{origin}: refused: {why}")
-        return {info.filename: _read(opened, info, origin) for info in infos}
+    if MANIFEST not in {info.filename for info in infos}:
+        raise DocumentError(f"{origin}: not a bundle: found no {MANIFEST} in the archive")
+    if why := _why_refused(infos) or next(filter(None, map(_why_not, infos)), None) or _why_not_dense(infos, content):
+        raise GateFailed(f"{origin}: refused: {why}")
+    return {info.filename: _read(info, content, origin) for info in infos}
 
 
-def _why_refused(infos: list[zipfile.ZipInfo], content: bytes) -> str | None:
-    """Return what is wrong with the archive as a whole; None for nothing."""
+def _why_refused(infos: list[zipfile.ZipInfo]) -> str | None:
+    """Return what is wrong with the list of members as a whole; None for nothing."""
     names = [info.filename for info in infos]
     if len(infos) > bundle_format.MOST_MEMBERS:
         return f"found {len(infos):,} members, expected at most {bundle_format.MOST_MEMBERS:,}"
@@ -169,22 +169,7 @@ def _why_refused(infos: list[zipfile.ZipInfo], content: bytes) -> str | None:
         return "found two members whose names differ in capitals only"
     if (size := sum(info.file_size for info in infos)) > bundle_format.MOST_BYTES:
         return f"found members of {size:,} bytes, expected at most {bundle_format.MOST_BYTES:,}"
-    return _why_not_dense(infos, content)
-
-
-def _why_not_dense(infos: list[zipfile.ZipInfo], content: bytes) -> str | None:
-    """Return where the archive has bytes that belong to no member, or members that overlap; None for neither."""
-    place = 0
-    for info in infos:
-        if info.header_offset != place or place + _LOCAL.size > len(content):
-            return f"found other bytes before member '{info.filename}', or members out of order"
-        mark, _, flags, method, _, _, crc, packed, size, name_bytes, extra_bytes = _LOCAL.unpack_from(content, place)
-        stated = (info.compress_type, info.CRC, info.compress_size, info.file_size, len(info.filename.encode()), 0)
-        if mark != b"PK\3\4" or flags or (method, crc, packed, size, name_bytes, extra_bytes) != stated:
-            return f"found a header of member '{info.filename}' that differs from the archive's list"
-        place += _LOCAL.size + name_bytes + info.compress_size
-    listed = sum(46 + len(info.filename.encode()) for info in infos)  # the central directory, without extras
-    return None if place + listed + _END_BYTES == len(content) else "found bytes that belong to no member"
+    return None
 
 
 def _why_not(info: zipfile.ZipInfo) -> str | None:
@@ -194,22 +179,47 @@ def _why_not(info: zipfile.ZipInfo) -> str | None:
         return f"found a member '{name[:120]}', which no bundle has"
     if info.external_attr != bundle_format.MODE:
         return f"member '{name}': found a link or another kind of file, expected a regular file"
-    if info.flag_bits or info.extra or info.comment or info.compress_type not in (0, 8):
-        return f"member '{name}': found options of zip that no bundle has"
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        return f"member '{name}': found compression {info.compress_type}, expected none or deflate"
     if info.file_size > bundle_format.MOST_RATIO * max(1, info.compress_size):
         ratio = info.file_size / max(1, info.compress_size)
         return f"member '{name}': found {ratio:,.0f} times its compressed size, expected {bundle_format.MOST_RATIO}"
     return None
 
 
-def _read(opened: zipfile.ZipFile, info: zipfile.ZipInfo, origin: str) -> bytes:
-    try:
-        with opened.open(info) as member:
-            found = member.read(info.file_size + 1)
-    except _BROKEN as error:
-        raise GateFailed(f"{origin}: refused: member '{info.filename}' is damaged: {error}") from None
-    if len(found) != info.file_size:
-        raise GateFailed(f"{origin}: refused: member '{info.filename}' has another size than the archive's list")
+def _why_not_dense(infos: list[zipfile.ZipInfo], content: bytes) -> str | None:
+    """Return where the archive has other bytes than its members and the headers that `bundle` writes; None: nowhere.
+
+    The members follow each other, then comes the list of them, then the end, and each field has its one right value.
+    """
+    place, listed = 0, b""
+    for info in infos:
+        header = bundle_format.header_of(info)
+        if info.header_offset != place or content[place : place + len(header)] != header:
+            return (
+                f"the header of member '{info.filename}' differs from the archive's list, or other bytes are before it"
+            )
+        place += len(header) + info.compress_size
+        listed += bundle_format.entry_of(info)
+    if content[place:] != listed + bundle_format.end_of(len(infos), len(listed), place):
+        return "found bytes that belong to no member"
+    return None
+
+
+def _read(info: zipfile.ZipInfo, content: bytes, origin: str) -> bytes:
+    """Return a member, whose header was checked. It cannot become longer than the list says."""
+    begin = info.header_offset + len(bundle_format.header_of(info))
+    packed = found = content[begin : begin + info.compress_size]
+    is_whole = True
+    if info.compress_type == zipfile.ZIP_DEFLATED:
+        inflating = zlib.decompressobj(-zlib.MAX_WBITS)
+        try:
+            found = inflating.decompress(packed, info.file_size + 1)
+        except zlib.error:
+            is_whole = False
+        is_whole = is_whole and inflating.eof and not inflating.unused_data
+    if not is_whole or len(found) != info.file_size or zlib.crc32(found) != info.CRC:
+        raise GateFailed(f"{origin}: refused: member '{info.filename}' is damaged, or has another size than listed")
     return found
 
 
@@ -220,9 +230,7 @@ def _manifest(content: bytes, origin: str) -> Manifest:
     except ValueError as error:
         raise DocumentError(f"{where}: {error}") from None
     if found.digest != found.content_digest:
-        raise GateFailed(
-            f"{where}: key 'digest': found {found.digest}, expected {found.content_digest}: it was changed"
-        )
+        raise GateFailed(f"{where}: found digest {found.digest}, expected {found.content_digest}: it was changed")
     return found
 
 

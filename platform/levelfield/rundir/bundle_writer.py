@@ -28,8 +28,10 @@ from levelfield.rundir.bundle_format import FILE_NAME, MANIFEST, SIGNATURE, Bund
 from levelfield.rundir.event_lines import DAMAGED, Event, event_or_none
 from levelfield.rundir.placeholders import Placeholders, json_like, users_in, words_of
 from levelfield.rundir.seal import FILES, OUTCOME, finding_of, opened, outcome_digest, raw_paths
+from levelfield.specs.base import dump
+from levelfield.specs.certificate import Certificate, CertificateSubject
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.result import SealFinding
+from levelfield.specs.result import AlignmentLayer, SealFinding
 
 TAIL_BYTES = 2**20  # what is kept of a log; a run's evidence is its last line
 _PART_BYTES = 2**20
@@ -72,8 +74,7 @@ def read_run(paths: RunPaths, name: str) -> ReadRun:
     named = [*raw_paths(paths.root), *([(OUTCOME, paths.outcome)] if os.path.lexists(paths.outcome) else ())]
     files = {shown: _read(shown, path) for shown, path in named}
     outcome = event_or_none(files[OUTCOME].content) if OUTCOME in files else None
-    others = {shown: file for shown, file in files.items() if shown != OUTCOME}
-    found = finding_of(outcome, {shown: file.digest for shown, file in others.items()}, _documents(others))
+    found = finding_of(outcome, {shown: file.digest for shown, file in files.items() if shown != OUTCOME})
     if found.word == "tampered":
         raise GateFailed(f"{name} is tampered: {found.reason}; a bundle needs the files that the run left")
     if outcome is not None:
@@ -111,7 +112,31 @@ def redacted_run(run: ReadRun, placeholders: Placeholders) -> RedactedRun:
             cut=file.cut,
         )
         files |= {name: content} if fits else {}
-    return RedactedRun(run.name, files, entries, run.seal)
+    return _with_certificate(RedactedRun(run.name, files, entries, run.seal))
+
+
+def _with_certificate(run: RedactedRun) -> RedactedRun:
+    """Return the run whose redacted certificate has the digest of its own content, also in the plan that names it."""
+    name, plan = "certificate.json", "plan.json"
+    document = event_or_none(run.files.get(name, b""))
+    if document is None or run.entries[name].is_whole:
+        return run
+    with suppress(*DAMAGED):
+        sealed_again = _resealed(document)
+        new, old = sealed_again.digest.encode(), str(document["digest"]).encode()
+        files = {**run.files, name: dump(sealed_again).encode(), plan: run.files[plan].replace(old, new)}
+        stored = {
+            each: run.entries[each].model_copy(update={"stored": sha256_of(files[each])}) for each in (name, plan)
+        }
+        return replace(run, files=files, entries={**run.entries, **stored})
+    return run  # a damaged one, which does not hold before or after
+
+
+def _resealed(document: Event) -> Certificate:
+    layers = tuple(AlignmentLayer.model_validate(each) for each in document["layers"])
+    subject = CertificateSubject.model_validate(document["subject"])
+    kept = {key: each for key, each in document.items() if key not in ("schema", "digest", "subject", "layers")}
+    return Certificate.seal(**kept, subject=subject, layers=layers)
 
 
 def manifest_of(runs: Mapping[str, BundledRun], placeholders: Placeholders) -> Manifest:

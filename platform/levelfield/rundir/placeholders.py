@@ -88,7 +88,9 @@ class Placeholders:
         return hidden
 
     def _whole(self, text: str) -> str:
-        """Return a text that may be one path as a whole, with blanks in it."""
+        """Return a text that may be one name as a whole, however short, or one path, with blanks in it."""
+        if text in self._hosts | self._users:
+            return self._numbered("host" if text in self._hosts else "user", text)
         is_path = re.fullmatch(rf"/(?!(?:{_COMMON})(?:/|\b))[^:\n/]+(?:/[^:\n/]+)+/?", text)
         if is_path and not (self._places and self._places.match(text)):
             return self._numbered("path", text)

@@ -43,6 +43,7 @@ class RawRecords:
     broken: tuple[str, ...] = ()
     inherited: dict[str, str] = field(default_factory=dict)
     system: System | None = None
+    provenance: Event = field(default_factory=dict)
 
     @property
     def oom_kills(self) -> int:
@@ -78,7 +79,7 @@ def read_raw(paths: RunPaths) -> RawRecords:
     broken: list[str] = []
     pairs = [(rank, event) for rank, path in _event_files(paths, broken) for event in read_lines(path, broken)]
     telemetry = list(read_lines(paths.telemetry, broken))
-    outcome = _outcome(paths.outcome)
+    outcome, provenance = _outcome(paths.outcome), _json(paths.provenance)
     return RawRecords(
         steps=tuple(_records(pairs, "step", _step, broken)),
         weights=tuple(w for found in _records(pairs, "weights", _weights, broken) for w in found),
@@ -95,8 +96,9 @@ def read_raw(paths: RunPaths) -> RawRecords:
         seen=dict(_sightings(outcome, broken)),
         outcome=outcome,
         broken=tuple(broken),
-        inherited=_inherited(paths.provenance),
-        system=system_of(_json(paths.provenance)),
+        inherited=_inherited(provenance),
+        system=system_of(provenance),
+        provenance=provenance,
     )
 
 
@@ -281,9 +283,9 @@ def _is_end(end: Any) -> bool:
     return all(isinstance(end.get(name), (int, type(None))) for name in ("exit_code", "signal", "process"))
 
 
-def _inherited(path: Path) -> dict[str, str]:
+def _inherited(provenance: Event) -> dict[str, str]:
     """Return the variables that the training took from the user's shell, as the provenance has them."""
-    found = _json(path).get("inherited")
+    found = provenance.get("inherited")
     return {str(name): str(text) for name, text in found.items()} if isinstance(found, dict) else {}
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 from levelfield.rundir.event_lines import Event
-from levelfield.specs.result import System
+from levelfield.specs.result import Origin, System
 
 LONGEST = 200
 
@@ -23,6 +25,19 @@ def system_of(provenance: Event) -> System | None:
         network=tuple(filter(None, map(_text, network))) if isinstance(network, list) else (),
         software=_texts(software),
         engine=_engine(provenance.get("engine")),
+    )
+
+
+def origin_of(provenance: Event, implementation: str | None) -> Origin:
+    """Return what the run was made with. implementation: the digest of its code, by the plan."""
+    machine, image = (provenance.get(name) for name in ("machine", "image"))
+    packages = provenance.get("environment_packages")
+    listed = json.dumps(packages, sort_keys=True).encode()
+    return Origin(
+        implementation=implementation,
+        packages=f"sha256:{hashlib.sha256(listed).hexdigest()}" if isinstance(packages, dict) else None,
+        image=_text(image.get("id")) if isinstance(image, dict) else None,
+        machine=_text(machine.get("identity")) if isinstance(machine, dict) else None,
     )
 
 

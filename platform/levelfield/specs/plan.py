@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from levelfield.specs.base import Document, Value
+from levelfield.specs.base import LATER, Document, Value
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.certificate import CertificateUsed
 from levelfield.specs.chips import OverlayUsed
@@ -78,6 +78,11 @@ class PeakUsed(Value):
 
 
 class ImplementationUsed(Value):
+    """The implementation of a plan. digest: of its own folder. rests_on: of all code that a result rests on.
+
+    rests_on: None in a plan of an earlier version.
+    """
+
     framework: str
     version: str
     folder: str
@@ -85,6 +90,7 @@ class ImplementationUsed(Value):
     argv: tuple[str, ...]
     environment: dict[str, str]
     peak_probe: tuple[str, ...]
+    rests_on: str | None = Field(default=None, json_schema_extra=LATER)
 
 
 class EnvironmentPlan(Value):

@@ -273,11 +273,6 @@ class Identity(Value):
     corpus: str = Field(description="Digest of the corpus.")
     initial_weights: str | None = Field(description="Digest of the initial weights of every parameter.")
     tokens: str | None = Field(description="Checksum of all tokens that the run read.")
-    work_but_precision: str | None = Field(
-        default=None,
-        description="Digest of the work with precision and loss scale left out: `compare --across precision` needs it. "
-        "Null for results of an earlier version.",
-    )
 
 
 class AlignmentLayer(Value):
@@ -339,6 +334,17 @@ class System(Value):
     )
     software: dict[str, str] = Field(description="Driver and libraries of the vendor, as its own tool names them.")
     engine: str | None = Field(description="Container engine with its version; null outside of a container.")
+
+
+class Origin(Value):
+    """What the run was made with, as digests: equal digests mean the same thing. Null: not recorded."""
+
+    implementation: str | None = Field(
+        description="Digest of all code of the training but its framework's: its folder, those it shares, the worker."
+    )
+    packages: str | None = Field(description="Digest of the packages of the training's Python, with their versions.")
+    image: str | None = Field(description="Digest of the container image; null outside of a container.")
+    machine: str | None = Field(description="Digest of the machine's own identifier and name.")
 
 
 class SealFinding(Value):
@@ -419,6 +425,11 @@ class Result(Document):
         default=None, description="What single steps cost the window; null where the window is not complete."
     )
     identity: Identity = Field(description="What makes two runs comparable.")
+    work_but_precision: str | None = Field(
+        default=None,
+        description="Digest of the work with precision and loss scale left out: `compare --across precision` needs it. "
+        "Null for results of an earlier version.",
+    )
     alignment: Alignment = Field(description="Whether the training agrees with a reference.")
     certificate: CertificateFinding | None = Field(
         default=None, description="The certificate that an aligned run in 16 bits or at full scale needs; else null."
@@ -438,6 +449,9 @@ class Result(Document):
         default={},
         description="Variables by name that the training inherited from the user's shell and that can change it. "
         "A value that looks like a secret is masked.",
+    )
+    origin: Origin | None = Field(
+        default=None, description="What the run was made with; null for results of an earlier version."
     )
     seal: SealFinding | None = Field(
         default=None, description="Whether the raw files are as sealed; null for results of an earlier version."

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,8 @@ from levelfield.catalog.lookup import find
 from levelfield.catalog.registry import Registry
 from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import CorpusError, DocumentError, DoesNotFit, LayoutError, UsageError
-from levelfield.plan.implementation_identity import folder_digest
+from levelfield.plan import implementation_identity
+from levelfield.plan.implementation_identity import code_digest, folder_digest, shared_folders
 from levelfield.plan.peak import MeasuredPeaks
 from levelfield.run.runtimes.process_runtime import ProcessRuntime, inherited
 from levelfield.specs.base import dump, load
@@ -24,7 +27,7 @@ from levelfield.specs.plan import Plan, job_of
 from levelfield.specs.selector import parse_selector
 from levelfield.specs.tuning import TuningChoice
 from levelfield.worker.synthetic import synthetic_entropy
-from plans import make_plan
+from plans import ROOT, make_plan
 
 Make = Callable[..., Plan]
 
@@ -317,6 +320,35 @@ def test_an_implementation_is_known_by_all_its_sources(tmp_path: Path) -> None:
     assert folder_digest(tmp_path) == first
     (tmp_path / "train.py").write_text("2")
     assert folder_digest(tmp_path) != first
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "megatron", "oneflow", "paddle", "torch"])
+def test_code_that_is_imported_from_beside_counts(name: str) -> None:
+    """What a folder imports and does not have is found in one beside it, and the digest covers that one."""
+    folder = ROOT / "models" / name
+    modules = {each: {file.stem for file in each.glob("*.py")} for each in folder.parent.iterdir() if each.is_dir()}
+    texts = "".join(file.read_text() for file in folder.glob("*.py"))
+    lacking = set(re.findall(r"^(?:from|import) (\w+)", texts, re.MULTILINE)) - modules[folder]
+    candidates = [each for each in modules if each != folder and lacking & modules[each]]
+    shared = shared_folders(folder)
+    assert bool(shared) == bool(candidates) and lacking & set().union(*modules.values()) <= set().union(
+        set(), *(modules[each] for each in shared)
+    )
+
+
+def test_a_change_of_shared_code_changes_what_a_result_rests_on(tmp_path: Path) -> None:
+    models = Path(shutil.copytree(ROOT / "models", tmp_path / "models"))
+    before = {name: code_digest(models / name) for name in ("torch", "megatron", "deepspeed", "paddle")}
+    own = folder_digest(models / "megatron")
+    (models / "torch" / "model.py").write_text("# another model")
+    changed = {name for name, digest in before.items() if code_digest(models / name) != digest}
+    assert changed == {"torch", "megatron", "deepspeed"} and folder_digest(models / "megatron") == own
+
+
+def test_a_change_of_the_worker_changes_what_every_result_rests_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = code_digest(ROOT / "models" / "torch")
+    monkeypatch.setattr(implementation_identity, "_platform_code", lambda: "other")
+    assert code_digest(ROOT / "models" / "torch") != before
 
 
 # -- the plan itself

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -459,6 +460,19 @@ def test_after_a_change_of_packages_the_next_run_makes_the_certificate_again(cer
     monkeypatch.setattr(identity, lambda runtime, plan: {"environment_packages": {"numpy": "9.9"}})
     assert certified.bench.run()[1]["alignment"]["verdict"] == "consistent"
     assert list(certified.bench.store.iterdir()) == []
+
+
+def test_a_certificate_still_holds_in_a_bundle(certified: CertifiedRun, capsys: pytest.CaptureFixture[str]):
+    """Its digest of the software is of the whole provenance, which the bundle does not have."""
+    rewrite(certified.main.provenance, lambda found: found["inherited"].update(CUDA_VISIBLE_DEVICES="/home/me/x"))
+    seal_again(certified.main)
+    path = certified.bench.folder / "run.zip"
+    assert main(["bundle", str(certified.main.root), "--output", str(path)]) == 0
+    assert main(["verify", str(path), "--plugins", str(PLUGINS)]) == 0
+    with zipfile.ZipFile(path) as opened:
+        (name,) = [each for each in opened.namelist() if each.endswith("/result.json")]
+        found = json.loads(opened.read(name))
+    assert found["alignment"]["verdict"] == "aligned" and found["certificate"]["holds"]
 
 
 def test_what_is_no_aligned_run_in_fp32_at_smoke_scale_certifies_nothing(certified: CertifiedRun):

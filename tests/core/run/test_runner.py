@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import pkgutil
+import platform
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -78,6 +80,22 @@ def test_a_run_ends_valid_and_leaves_all_that_it_was_given_and_said(train: Run, 
     }
 
 
+def test_a_run_is_bundled_and_verified_with_all_that_a_real_one_leaves(
+    train: Run, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train()
+    bundle = runs.parent / "run.zip"
+    assert main(["bundle", "latest", "--runs", str(runs), "--output", str(bundle)]) == 0
+    capsys.readouterr()
+    assert main(["verify", str(bundle), "--plugins", str(PLUGINS), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["runs"]
+    assert found["seal"]["word"] == "sealed" and found["notes"] == []
+    assert found["redacted"] == ["job.json", "plan.json", "provenance.json", "request.json"]
+    names = (f'"{platform.node()}"'.encode(), str(runs).encode(), str(Path.home()).encode() + b"/")
+    with zipfile.ZipFile(bundle) as opened:
+        assert not [(each, name) for each in opened.namelist() for name in names if name in opened.read(each)]
+
+
 def test_the_measured_peak_is_in_the_plan_that_is_kept(train: Run, runs: Path) -> None:
     train()
     peak = load(Plan, only(runs).plan).peak
@@ -108,6 +126,11 @@ def test_provenance_says_where_the_run_comes_from(train: Run, runs: Path, monkey
     assert found["environment_packages"]["numpy"] and found["platform"]["pydantic"]
     assert found["variables"]["NCCL_DEBUG"] == "INFO" and found["machine"]["memory_bytes"] > 0
     assert "commit" in found["source"]
+    assert [device["index"] for device in found["devices"]] == [0, 1]
+    assert found["machine"]["identity"].startswith("sha256:")
+    result = json.loads(only(runs).result.read_text())
+    assert result["origin"]["machine"] == found["machine"]["identity"] and result["origin"]["packages"]
+    assert result["origin"]["implementation"] == load(Plan, only(runs).plan).implementation.rests_on
 
 
 def test_the_result_has_the_inherited_variables_that_can_change_a_training(

@@ -1,0 +1,562 @@
+"""`verify` accepts honest bundles from anywhere, and refuses each forged one with its reason."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bundles import (
+    HOST,
+    SECRET,
+    USER,
+    Members,
+    bundled,
+    enrich,
+    member,
+    members_of,
+    only_run,
+    raw_archive,
+    rehashed,
+    resealed,
+    with_manifest,
+    written,
+)
+from levelfield.catalog import registry as registries
+from levelfield.cli.main import main
+from levelfield.judge.promotion import reference_from
+from levelfield.rundir.bundle_format import MANIFEST
+from levelfield.specs.base import dump
+from levelfield.specs.paths import RunPaths
+from plans import PLUGINS
+from recorded_runs import break_off, edit, fail, seal_again, tamper
+
+EVENTS = "events/rank1.jsonl"
+Forgery = Callable[[Members, str], None]
+
+
+@pytest.fixture(scope="session")
+def honest(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of a valid run with provenance, a log, and the reference that it was compared with."""
+    folder = tmp_path_factory.mktemp("honest")
+    run = RunPaths(Path(shutil.copytree(recorded, folder / recorded.name)))
+    enrich(run)
+    run.reference.write_text(dump(reference_from(run, "the test's")))
+    seal_again(run)
+    return bundled(folder / "run.zip", run)
+
+
+@pytest.fixture
+def verify(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """verify(path, ...): exit code, output and error of the command, with the tests' vendor."""
+
+    def run(path: Path, *arguments: object, plugins: bool = True) -> tuple[int, str, str]:
+        capsys.readouterr()
+        more = ["--plugins", str(PLUGINS)] if plugins else []
+        code = main(["verify", str(path), *map(str, arguments), *more])
+        out, err = capsys.readouterr()
+        return code, out, " ".join(err.split())
+
+    return run
+
+
+def json_of(text: str) -> dict[str, Any]:
+    return json.loads(text)["runs"][0]
+
+
+# -- honest bundles
+
+
+def test_an_honest_bundle_follows(honest: Path, verify) -> None:
+    code, out, err = verify(honest)
+    assert (code, err) == (0, "") and ": follows" in out and max(map(len, out.splitlines())) <= 80
+    assert "otherwise as sealed: job.json, plan.json, provenance.json" in " ".join(out.split())
+    assert "not held against a seal: logs/rank0.log" in " ".join(out.split())
+    found = json_of(verify(honest, "--json")[1])
+    assert (found["word"], found["seal"]["word"], found["contradictions"]) == ("follows", "sealed", [])
+
+
+def test_it_follows_elsewhere_without_vendors_and_references(honest: Path, verify, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registries, "checkout", lambda: tmp_path)
+    moved = Path(shutil.copy(honest, tmp_path / "other.zip"))
+    code, out, _ = verify(moved, plugins=False)
+    assert code == 0 and "no vendor fake, so its peaks are not checked" in " ".join(out.split())
+    assert "no reference tiny_smoke_fp32" in " ".join(out.split())
+
+
+def test_the_same_run_gives_the_same_bytes_in_any_folder(recorded: Path, tmp_path: Path) -> None:
+    made = []
+    for place in ("a", "b"):
+        run = RunPaths(Path(shutil.copytree(recorded, tmp_path / place / recorded.name)))
+        made.append(bundled(tmp_path / f"{place}.zip", run).read_bytes())
+    assert made[0] == made[1]
+
+
+def test_nothing_that_names_people_or_places_leaves(honest: Path, recorded: Path) -> None:
+    members = members_of(honest)
+    text = b"\n".join(members.values()).decode()
+    for name in (HOST, USER, SECRET, "s3cr3tvalue", "abcdef\n", "12345678-1234", "/data/of", "/home/", str(recorded)):
+        assert name not in text, name
+    log = members[f"{only_run(members)}logs/rank0.log"].decode()
+    assert log.startswith("user-1@host-1:/redacted/path-") and "GPU-device-1" in log and "API_KEY=(masked)" in log
+    kinds = {each["kind"] for each in json.loads(members[MANIFEST])["replacements"]}
+    assert kinds == {"device", "folder", "host", "path", "secret", "user"}
+
+
+def test_a_user_named_like_a_word_of_the_run_changes_no_document(run: RunPaths, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("getpass.getuser", lambda: "fake")
+    members = members_of(bundled(tmp_path / "b.zip", run))
+    assert json.loads(members[MANIFEST])["kept"] == 1
+    assert json.loads(members[f"{only_run(members)}plan.json"])["implementation"]["framework"] == "fake"
+
+
+def test_unsealed_and_failed_runs_are_bundled_and_say_so(run: RunPaths, tmp_path: Path, verify) -> None:
+    outcome = json.loads(run.outcome.read_text())
+    run.outcome.write_text(json.dumps({key: value for key, value in outcome.items() if key != "seal"}))
+    code, out, _ = verify(bundled(tmp_path / "unsealed.zip", run))
+    assert code == 0 and "unsealed: outcome.json has no seal" in " ".join(out.split())
+    break_off(run, 7, {"class": "error", "type": "OSError", "message": f"/home/{USER}/x is missing"})
+    fail(run)
+    assert verify(bundled(tmp_path / "failed.zip", run))[0] == 0
+    run.outcome.unlink()
+    assert verify(bundled(tmp_path / "killed.zip", run))[0] == 0
+
+
+def test_a_tampered_run_makes_no_bundle(run: RunPaths, tmp_path: Path, capsys) -> None:
+    tamper(run.events / "rank0.jsonl", lambda events: events[:-1])
+    assert main(["bundle", str(run.root), "--output", str(tmp_path / "b.zip")]) == 4
+    assert "events/rank0.jsonl differs" in capsys.readouterr().err and not (tmp_path / "b.zip").exists()
+
+
+def test_a_bundle_overwrites_nothing_and_takes_a_run_once(run: RunPaths, tmp_path: Path, capsys) -> None:
+    (tmp_path / "b.zip").write_text("mine")
+    assert main(["bundle", str(run.root), "--output", str(tmp_path / "b.zip")]) == 2
+    assert (tmp_path / "b.zip").read_text() == "mine"
+    assert main(["bundle", str(run.root), str(run.root), "--output", str(tmp_path / "c.zip")]) == 2
+    assert "twice" in capsys.readouterr().err
+
+
+def test_a_long_log_keeps_its_end(run: RunPaths, tmp_path: Path, verify) -> None:
+    (run.logs / "rank0.log").write_text("".join(f"line {number}\n" for number in range(200_000)) + "the end\n")
+    seal_again(run)
+    members = members_of(path := bundled(tmp_path / "b.zip", run))
+    log = members[f"{only_run(members)}logs/rank0.log"]
+    assert len(log) == 2**20 and log.endswith(b"the end\n") and verify(path)[0] == 0
+
+
+# -- forged bundles: members changed, and the manifest left
+
+
+def change(members: Members, name: str, old: str, new: str) -> None:
+    content = members[name].decode()
+    assert old in content
+    members[name] = content.replace(old, new, 1).encode()
+
+
+def edit_json(members: Members, name: str, edit: Callable[[Any], object]) -> None:
+    content = json.loads(members[name])
+    edit(content)
+    members[name] = json.dumps(content).encode()
+
+
+def edit_lines(members: Members, name: str, edit: Callable[[Any], object]) -> None:
+    lines = [json.loads(line) for line in members[name].splitlines()]
+    for line in lines:
+        edit(line)
+    members[name] = "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+
+@pytest.mark.parametrize("name", [EVENTS, "plan.json", "result.json", "outcome.json", "telemetry.jsonl"])
+def test_a_digest_that_does_not_agree_is_named(honest: Path, tmp_path: Path, verify, name: str) -> None:
+    members = members_of(honest)
+    members[only_run(members) + name] += b" "
+    code, _, err = verify(written(tmp_path / "b.zip", members))
+    assert code == 4 and f"{name}' differs from its digest" in err
+
+
+def test_a_changed_manifest_is_found(honest: Path, tmp_path: Path, verify) -> None:
+    members = members_of(honest)
+    edit_json(members, MANIFEST, lambda manifest: manifest.update(kept=7))
+    code, _, err = verify(written(tmp_path / "b.zip", members))
+    assert code == 4 and "manifest.json: found digest" in err and "it was changed" in err
+
+
+@pytest.mark.parametrize("name", [EVENTS, "logs/rank0.log"])
+def test_a_member_removed_or_added_is_found(honest: Path, tmp_path: Path, verify, name: str) -> None:
+    members = members_of(honest)
+    run = only_run(members)
+    added = written(tmp_path / "added.zip", {**members, f"{run}logs/rank9.log": b"x"})
+    assert verify(added)[0] == 4 and "logs/rank9.log' is not in the manifest: it was added" in verify(added)[2]
+    del members[run + name]
+    code, _, err = verify(written(tmp_path / "b.zip", members))
+    assert code == 4 and f"{name}' of the manifest is missing" in err
+
+
+def test_files_exchanged_between_ranks_are_found(honest: Path, tmp_path: Path, verify) -> None:
+    members = members_of(honest)
+    zero, one = (f"{only_run(members)}events/rank{rank}.jsonl" for rank in (0, 1))
+    members[zero], members[one] = members[one], members[zero]
+    code, out, _ = verify(written(tmp_path / "b.zip", rehashed(members)))
+    assert code == 4 and "tampered: changed after the run ended: events/rank0.jsonl differs" in " ".join(out.split())
+
+
+# -- forged bundles: the manifest made anew, and the seal left
+
+
+REHASHED: dict[str, tuple[Forgery, str]] = {
+    "a step": (lambda m, run: edit_lines(m, run + EVENTS, _slow_step), f"{EVENTS} differs"),
+    "a rank removed": (lambda m, run: m.pop(run + EVENTS), f"{EVENTS} is missing"),
+    "a reading of memory": (lambda m, run: change(m, f"{run}telemetry.jsonl", "3221225472", "3021225472"), "telemetry"),
+    "the reference": (lambda m, run: change(m, f"{run}reference.json", "3.6", "3.5"), "reference.json differs"),
+    "a number of the redacted plan": (
+        lambda m, run: edit_json(m, f"{run}plan.json", lambda p: p["peak"].update(tflops=1.0)),
+        "plan.json without names differs",
+    ),
+    "a word of the redacted job": (
+        lambda m, run: edit_json(m, f"{run}job.json", lambda j: j["training"].update(precision="bf16")),
+        "job.json without names differs",
+    ),
+    "the time of the start": (
+        lambda m, run: edit_json(m, f"{run}provenance.json", lambda p: p.update(time="2026-01-02T03:04:10+00:00")),
+        "provenance.json without names differs",
+    ),
+    "the sighting of the window": (
+        lambda m, run: edit_json(m, f"{run}outcome.json", lambda o: o.update(seen={})),
+        "outcome.json differs",
+    ),
+}
+
+
+def _slow_step(event: dict[str, Any]) -> None:
+    if event.get("step") == 7 and "end_ns" in event:
+        event["end_ns"] += 1000
+
+
+@pytest.mark.parametrize("name", REHASHED)
+def test_the_seal_finds_what_a_new_manifest_hides(honest: Path, tmp_path: Path, verify, name: str) -> None:
+    members, (forge, words) = members_of(honest), REHASHED[name]
+    forge(members, only_run(members))
+    code, out, _ = verify(written(tmp_path / "b.zip", rehashed(members)))
+    assert code == 4 and ": tampered" in out and words in " ".join(out.split())
+
+
+STATED: dict[str, tuple[Callable[[Any], object], str]] = {
+    "a figure": (lambda r: r["throughput"].update(tokens_per_second_per_device=99.0), "tokens_per_second_per_device"),
+    "a figure by 0.001 %": (lambda r: r["loss"].update(last=r["loss"]["last"] * 1.00001), "loss.last"),
+    "MFU": (lambda r: r["utilisation"][0].update(value=0.5), "utilisation[0].value"),
+    "the word": (lambda r: r["status"].update(word="invalid"), "status.word: stated invalid, recomputed valid"),
+    "the verdict": (lambda r: r["alignment"].update(verdict="aligned"), "alignment.verdict"),
+    "a null in place of a figure": (lambda r: r["memory"]["device_used_peak"].update(value=None), "device_used_peak"),
+    "true in place of 1": (lambda r: r.update(repeat=True), "repeat: stated True, recomputed 1"),
+    "a key more": (lambda r: r.update(better=1), "better: stated 1, recomputed (absent)"),
+    "a key less": (lambda r: r.pop("loss"), "loss.first: stated (absent)"),
+    "another schema": (lambda r: r.update(schema="levelfield.result/9"), "result.json: schema"),
+}
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_a_statement_that_does_not_follow_is_named(honest: Path, tmp_path: Path, verify, name: str) -> None:
+    members, (edit, words) = members_of(honest), STATED[name]
+    edit_json(members, f"{only_run(members)}result.json", edit)
+    code, out, _ = verify(written(tmp_path / "b.zip", rehashed(members)))
+    assert code == 4 and "does not follow" in out and words in " ".join(out.split())
+
+
+# -- forged bundles: seal and manifest made anew
+
+
+def _times(event: dict[str, Any], factor: float, begin: int = 0) -> None:
+    if "end_ns" in event:
+        event["end_ns"] = begin + round((event["end_ns"] - begin) * factor)
+
+
+def _on_both(edit: Callable[[Any], object]) -> Forgery:
+    def forge(members: Members, run: str) -> None:
+        for rank in (0, 1):
+            edit_lines(members, f"{run}events/rank{rank}.jsonl", edit)
+
+    return forge
+
+
+def _louder(event: dict[str, Any]) -> None:
+    if event["event"] == "step":
+        event["loss"] *= 1.01
+
+
+RESEALED: dict[str, tuple[Forgery, str]] = {
+    "the losses by 1 %": (_on_both(_louder), "loss.first"),
+    "the times, from the first on": (_on_both(lambda e: _times(e, 0.25, 7_000_000_000_000)), "throughput"),
+    "the tokens of a step": (
+        _on_both(lambda e: e.update(tokens=e["tokens"] * 2) if e["event"] == "step" else None),
+        "status.word: stated valid, recomputed invalid",
+    ),
+    "a rank removed": (lambda m, run: m.pop(run + EVENTS), "status.word: stated valid, recomputed invalid"),
+    "memory": (
+        lambda m, run: m.update({f"{run}telemetry.jsonl": m[f"{run}telemetry.jsonl"].replace(b"3221225472", b"1")}),
+        "memory.device_used_peak.value",
+    ),
+    "the peak": (
+        lambda m, run: edit_json(m, f"{run}plan.json", lambda p: p["peak"].update(tflops=1.0)),
+        "utilisation[0].peak_tflops: stated 2.0, recomputed 1.0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RESEALED)
+def test_a_new_seal_does_not_hide_what_no_longer_follows(honest: Path, tmp_path: Path, verify, name: str) -> None:
+    members, (forge, words) = members_of(honest), RESEALED[name]
+    forge(members, only_run(members))
+    code, out, _ = verify(written(tmp_path / "b.zip", resealed(members, tmp_path / "run")), "--json")
+    found = json_of(out)
+    assert code == 4 and found["word"] == "does not follow"
+    said = [f"{c['field']}: stated {c['stated']}, recomputed {c['recomputed']}" for c in found["contradictions"]]
+    assert any(words in each for each in said), said
+
+
+# -- forged bundles: everything made anew, so that only facts of elsewhere contradict
+
+
+def _on_plan(edit: Callable[[Any], object]) -> Forgery:
+    return lambda members, run: edit_json(members, f"{run}plan.json", edit)
+
+
+CONSISTENT: dict[str, tuple[Forgery, str]] = {
+    "every time over four": (_on_both(lambda e: _times(e, 0.25)), "events: first time"),
+    "every time by four": (_on_both(lambda e: _times(e, 4.0)), "events: last time"),
+    "a start on another day": (
+        lambda m, run: edit_json(m, f"{run}provenance.json", lambda p: p.update(time="2026-01-03T03:04:09+00:00")),
+        "provenance.json: time",
+    ),
+    "a start before the run's id": (
+        lambda m, run: edit_json(m, f"{run}provenance.json", lambda p: p.update(time="2026-01-01T00:00:00+00:00")),
+        "the run id was made at 20260102T030405Z",
+    ),
+    "a peak that the vendor publishes otherwise": (
+        lambda m, run: edit_json(
+            m,
+            f"{run}plan.json",
+            lambda p: p["hardware"]["chip"]["peaks"].update(fp32={"tflops": 1.0, "source": "a page"}),
+        ),
+        "hardware.chip.peaks.fp32: stated 1",
+    ),
+    "a published peak that the chip has not": (
+        lambda m, run: edit_json(m, f"{run}plan.json", lambda p: p["peak"].update(source="a datasheet")),
+        "plan.json: peak.source",
+    ),
+    "other work under the same digest": (
+        lambda m, run: edit_json(m, f"{run}plan.json", lambda p: p["work"]["training"].update(seed=7)),
+        "plan.json: work_digest",
+    ),
+    "another job than the plan's": (
+        lambda m, run: edit_json(m, f"{run}job.json", lambda j: j["model"].update(layers=1)),
+        "job.json: model",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONSISTENT)
+def test_facts_of_elsewhere_contradict_a_consistent_forgery(honest: Path, tmp_path: Path, verify, name: str) -> None:
+    members, (forge, words) = members_of(honest), CONSISTENT[name]
+    forge(members, only_run(members))
+    code, out, _ = verify(written(tmp_path / "b.zip", resealed(members, tmp_path / "run", restate=True)), "--json")
+    found = json_of(out)
+    said = [f"{c['field']}: stated {c['stated']}, recomputed {c['recomputed']}" for c in found["contradictions"]]
+    assert code == 4 and any(words in each for each in said), said
+
+
+def test_an_exchanged_reference_of_the_same_run_is_found(honest: Path, tmp_path: Path, verify) -> None:
+    members = members_of(honest)
+    run, plugins = only_run(members), tmp_path / "plugins"
+    (plugins / "configs/references").mkdir(parents=True)
+    (plugins / "configs/references/tiny_smoke_fp32.json").write_bytes(members[f"{run}reference.json"])
+    edit_json(members, f"{run}reference.json", lambda r: r.update(losses=[loss * 1.5 for loss in r["losses"]]))
+    path = written(tmp_path / "b.zip", resealed(members, tmp_path / "run", restate=True))
+    code, out, _ = verify(path, "--plugins", plugins)
+    assert code == 4 and "reference.json: losses" in out
+
+
+def test_a_forger_who_does_all_of_it_right_is_not_found(honest: Path, tmp_path: Path, verify) -> None:
+    """What docs/evidence.md says that verify cannot show. A signature, or a digest kept elsewhere, does."""
+    members = members_of(honest)
+    _on_both(_louder)(members, only_run(members))
+    assert verify(written(tmp_path / "b.zip", resealed(members, tmp_path / "run", restate=True)))[0] == 0
+
+
+# -- hostile contents
+
+
+HOSTILE: dict[str, tuple[str, bytes]] = {
+    "NaN": ("telemetry.jsonl", b'{"time_ns": NaN, "samples": []}\n'),
+    "infinity": ("telemetry.jsonl", b'{"time_ns": -Infinity, "samples": []}\n'),
+    "1e999": (EVENTS, b'{"event": "step", "loss": 1e999}\n'),
+    "a key twice": (EVENTS, b'{"event": "step", "event": "end"}\n'),
+    "40 levels": (EVENTS, b'{"event":' + b"[" * 40 + b"]" * 40 + b"}\n"),
+    "100,000 levels": (EVENTS, b"[" * 100_000 + b"]" * 100_000 + b"\n"),
+    "a line of 1 MB": ("telemetry.jsonl", b'{"x": "' + bytes(range(97, 123)) * 45_000 + b'"}\n'),
+    "endless digits": (EVENTS, b'{"event": "step", "step": ' + b"1" * 400 + b"}\n"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_json_that_two_readers_could_read_otherwise_is_refused(honest: Path, tmp_path: Path, verify, name: str) -> None:
+    members, (file, line) = members_of(honest), HOSTILE[name]
+    members[only_run(members) + file] += line
+    code, _, err = verify(written(tmp_path / "b.zip", rehashed(members)))
+    assert code == 4 and f"{file}': line " in err and "found" in err
+
+
+@pytest.mark.parametrize(
+    "text", ['{"schema": NaN}', '{"a": 1, "a": 2}', "[]", "{}", '{"schema": "levelfield.bundle/9"}', ""]
+)
+def test_a_manifest_that_is_none_makes_no_bundle(honest: Path, tmp_path: Path, verify, text: str) -> None:
+    path = written(tmp_path / "b.zip", {**members_of(honest), MANIFEST: text.encode()})
+    assert verify(path)[0] == 2
+
+
+def test_a_manifest_that_lists_a_run_under_another_name_is_found(honest: Path, tmp_path: Path, verify) -> None:
+    members = members_of(honest)
+    run, other = only_run(members), "runs/20270102T030405Z_tiny_fake_fake_abcdef/"
+    moved = {name.replace(run, other): content for name, content in members.items()}
+    made = with_manifest(
+        moved, lambda m: m.model_copy(update={"runs": {other.split("/")[1]: next(iter(m.runs.values()))}})
+    )
+    code, out, _ = verify(written(tmp_path / "b.zip", made))
+    assert code == 4 and "plan.json: run_id" in out
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x05\x06" + bytes(18), b"no archive at all", b"\x1f\x8b\x08\x00" * 9])
+def test_a_file_that_is_no_bundle_has_code_2(tmp_path: Path, verify, content: bytes) -> None:
+    (tmp_path / "b.zip").write_bytes(content)
+    code, _, err = verify(tmp_path / "b.zip")
+    assert code == 2 and "not a bundle" in err
+
+
+def test_a_folder_and_a_missing_file_have_code_2(tmp_path: Path, verify) -> None:
+    assert verify(tmp_path)[0] == 2 and verify(tmp_path / "absent.zip")[0] == 2
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
+def test_a_truncated_archive_is_no_bundle(honest: Path, tmp_path: Path, verify, share: float) -> None:
+    content = honest.read_bytes()
+    (tmp_path / "b.zip").write_bytes(content[: int(len(content) * share)])
+    code, _, err = verify(tmp_path / "b.zip")
+    assert code == 2 and "truncated" in err
+
+
+def with_option(name: str, **options: object) -> zipfile.ZipInfo:
+    info = member(name)
+    for key, value in options.items():
+        setattr(info, key, value)
+    return info
+
+
+LAST = "runs/zz/logs/zz.log"
+ARCHIVES: dict[str, tuple[Callable[[], tuple[zipfile.ZipInfo, bytes]], str]] = {
+    "a way out": (lambda: (member("runs/../../etc/passwd"), b"x"), "which no bundle has"),
+    "an absolute name": (lambda: (member("zz/etc/passwd"), b"x"), "which no bundle has"),
+    "a folder": (lambda: (member("runs/zz/"), b""), "which no bundle has"),
+    "a backslash": (lambda: (member("runs/zz/logs\\..\\x"), b"x"), "which no bundle has"),
+    "a name with a control character": (lambda: (member("runs/zz/logs/\x1b[2J"), b"x"), "which no bundle has"),
+    "a file that no run has": (lambda: (member("runs/zz/.ssh"), b"x"), "which no bundle has"),
+    "a link": (lambda: (member(LAST, 0o120777), b"/etc/passwd"), "found a link or another kind of file"),
+    "a device": (lambda: (member(LAST, 0o060600), b""), "found a link or another kind of file"),
+    "a comment": (lambda: (with_option(LAST, comment=b"hidden"), b"x"), "belong to no member"),
+    "an extra field": (lambda: (with_option(LAST, extra=b"\xfe\xca\x02\x00ab"), b"x"), "differs from the archive's"),
+    "a bomb": (lambda: (member(LAST), bytes(10_000_000)), "times its compressed size"),
+}
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_a_member_that_no_bundle_has_is_refused(honest: Path, tmp_path: Path, verify, name: str) -> None:
+    make, words = ARCHIVES[name]
+    entries = [(each, content) for each, content in sorted(members_of(honest).items())]
+    (tmp_path / "b.zip").write_bytes(raw_archive([*entries, make()]))
+    code, _, err = verify(tmp_path / "b.zip")
+    assert code == 4 and "refused" in err and words in err
+
+
+@pytest.mark.parametrize(("name", "words"), [("plan.json", "twice"), ("PLAN.json", "capitals only")])
+def test_two_members_of_one_name_are_refused(honest: Path, tmp_path: Path, verify, name: str, words: str) -> None:
+    members = members_of(honest)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        content = raw_archive([*sorted(members.items()), (only_run(members) + name, b"{}")])
+    (tmp_path / "b.zip").write_bytes(content)
+    code, _, err = verify(tmp_path / "b.zip")
+    assert code == 4 and words in err
+
+
+def test_bytes_beside_the_members_are_refused(honest: Path, tmp_path: Path, verify) -> None:
+    content = honest.read_bytes()
+    for made in (b"#!/bin/sh\n" + content, content[:-2] + b"\x04\x00more"):
+        (tmp_path / "b.zip").write_bytes(made)
+        assert verify(tmp_path / "b.zip")[0] in (2, 4)
+
+
+def test_a_header_that_differs_from_the_list_is_refused(honest: Path, tmp_path: Path, verify) -> None:
+    content = bytearray(honest.read_bytes())
+    content[22] ^= 1  # the size in the header before the first member; the list at the end has the right one
+    (tmp_path / "b.zip").write_bytes(content)
+    code, _, err = verify(tmp_path / "b.zip")
+    assert code == 4 and "differs from the archive's list" in err
+
+
+def test_no_changed_byte_of_an_archive_is_accepted_or_a_fault(honest: Path, tmp_path: Path, verify) -> None:
+    content, path = honest.read_bytes(), tmp_path / "b.zip"
+    for place in range(0, len(content), 211):
+        made = bytearray(content)
+        made[place] ^= 0x41
+        path.write_bytes(made)
+        is_padding = verify(path)[0] == 0 and members_of(path) == members_of(honest)  # bits after the end of a stream
+        assert is_padding or verify(path)[0] in (2, 4), place
+
+
+def test_too_many_members_are_refused(honest: Path, tmp_path: Path, verify) -> None:
+    members = members_of(honest)
+    more = {f"{only_run(members)}logs/{number}.log": b"" for number in range(2000)}
+    code, _, err = verify(written(tmp_path / "b.zip", {**members, **more}))
+    assert code == 4 and "expected at most 2,000" in err
+
+
+def test_a_bundle_by_another_version_says_so(honest: Path, tmp_path: Path, verify) -> None:
+    made = with_manifest(members_of(honest), lambda m: m.model_copy(update={"platform_version": "9.9"}))
+    code, out, _ = verify(written(tmp_path / "b.zip", made))
+    assert code == 0 and "formulas may differ" in " ".join(out.split())
+
+
+def test_events_with_a_folder_in_them_are_still_held_against_the_seal(run: RunPaths, tmp_path: Path, verify) -> None:
+    """As torch's, which name the folder of the compiler that built it."""
+
+    def with_folder(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [
+            {**e, "details": {"build": f"CXX=/home/{USER}/c++"}} if e["event"] == "framework" else e for e in events
+        ]
+
+    edit(run.events / "rank1.jsonl", with_folder)
+    path = bundled(tmp_path / "b.zip", run)
+    found = json_of(verify(path, "--json")[1])
+    assert EVENTS in found["redacted"] and found["unbound"] == []
+    members = members_of(path)
+    edit_lines(members, only_run(members) + EVENTS, _slow_step)
+    code, out, _ = verify(written(tmp_path / "forged.zip", rehashed(members)))
+    assert code == 4 and f"{EVENTS} without names differs" in " ".join(out.split())
+
+
+def test_of_two_runs_the_forged_one_is_named(run: RunPaths, tmp_path: Path, verify) -> None:
+    other = RunPaths(Path(shutil.copytree(run.root, run.root.with_name(f"{run.root.name}2"))))
+    for document in (other.plan, other.job):
+        document.write_text(json.dumps(json.loads(document.read_text()) | {"run_id": other.root.name}))
+    seal_again(other)
+    path = bundled(tmp_path / "b.zip", other, run)
+    assert verify(path)[0] == 0
+    members = members_of(path)
+    edit_json(members, f"runs/{other.root.name}/result.json", lambda r: r["loss"].update(last=1.0))
+    code, out, _ = verify(written(tmp_path / "forged.zip", rehashed(members)))
+    assert code == 4 and f"{run.root.name}: follows" in out and f"{other.root.name}: does not follow" in out
+    assert "1 of 2 run(s) do not follow" in out
