@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from statistics import median
 
 from levelfield.compare.findings import FIGURES, Finding
@@ -27,7 +28,7 @@ class Evidence:
 
 
 def accepted_baseline(evidence: Evidence, who: str, why: str, at: str, until: str | None = None) -> StoreEvent:
-    """Return the event that accepts the level of the named runs; without names, of the last three nights.
+    """Return the event that accepts the level of the named runs; without names, of the last nights.
 
     One night is enough where a finished confirmation by pairs judged it. Raises UsageError where the evidence does not
     suffice.
@@ -91,7 +92,10 @@ def _named(evidence: Evidence) -> list[Point]:
 
 
 def _last_nights(evidence: Evidence) -> list[Point]:
+    """Return the last three nights; where pairs judged the newest to be changed, only the changed ones of them."""
     points = in_history(evidence.points, _bad_nights(evidence))
+    changed = {f.run_id for f in evidence.past if f.pairs and f.word in ("regression", "improvement")}
+    points = list(takewhile(lambda p: p.run_id in changed, reversed(points)))[::-1] or points
     nights = list(dict.fromkeys(night_of(point) for point in points))[-FEWEST_NIGHTS:]
     return [point for point in points if night_of(point) in nights]
 

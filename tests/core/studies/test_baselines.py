@@ -44,6 +44,15 @@ def test_one_night_suffices_where_pairs_decided(word: str) -> None:
         accepted_baseline(Evidence("S", (point(0, 900.0),), (open_one,)), "ann", "why", NOW)
 
 
+def test_a_level_that_pairs_judged_is_not_mixed_with_the_nights_before_it() -> None:
+    points = (*nights(10), point(10, 900.0))
+    judged = Finding(series="S", label="S", figure=TOKENS, word="regression", run_id="run010", pairs=5)
+    found = accepted_baseline(Evidence("S", points, (judged,)), "ann", "why", NOW)
+    assert found.runs == ("run010",) and found.level[TOKENS] == pytest.approx(900.0)
+    later = accepted_baseline(Evidence("S", (*points, point(11, 1000.0)), (judged,)), "ann", "why", NOW)
+    assert later.runs == ("run009", "run010", "run011"), "the newest night is not changed"
+
+
 @pytest.mark.parametrize(
     "change",
     [
