@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone
+from functools import cache, partial
 
 from levelfield.compare.findings import Finding
 from levelfield.compare.segments import night_of
@@ -37,7 +38,7 @@ def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
         store.events(),
         expected,
         past_findings(store, _days_before(night, _DAYS_OF_FINDINGS)),
-        lambda digest: _conditions(store, digest),
+        cache(partial(_conditions, store)),
     )
 
 
@@ -45,7 +46,7 @@ def history_input(store: Store, chosen: Sequence[StoredSeries]) -> GateInput:
     """Return the same for the histories of some series, without a night."""
     series = {stored.digest: stored.series for stored in chosen}
     points = store.points(list(series))
-    return GateInput("", points, series, store.events(), {}, (), lambda digest: _conditions(store, digest))
+    return GateInput("", points, series, store.events(), {}, (), cache(partial(_conditions, store)))
 
 
 def past_findings(store: Store, since: str | None = None) -> list[Finding]:
