@@ -48,14 +48,31 @@ def accepted_step(
     series: str, points: Sequence[Point], who: str, why: str, at: str, until: str | None = None
 ) -> StoreEvent:
     """Return the event that accepts the newest change of conditions of the series. Raises UsageError without one."""
-    segments = segments_of(in_history(points))
-    stepped = [segment for segment in segments if segment.before is not None]
-    if not stepped:
+    steps = _steps(points)
+    if not steps:
         raise UsageError(f"series {series}: found no change of conditions, expected one to accept; see `history`")
-    newest = stepped[-1]
-    before = segments[newest.before or 0]
-    data = {"before": before.conditions, "after": newest.conditions}
+    before, newest = steps[-1]
+    data = {"before": before, "after": newest.conditions}
     return _event("environment-step", series, who, why, at, until, newest.points, {}, data)
+
+
+def same_steps(step: StoreEvent, points: Mapping[str, Sequence[Point]]) -> list[StoreEvent]:
+    """Return the events that accept the same change of conditions in the other series that have it."""
+    found = []
+    for series in sorted(set(points) - {step.series}):
+        for before, after in _steps(points[series]):
+            if (before, after.conditions) == (step.data["before"], step.data["after"]):
+                event = _event(
+                    "environment-step", series, step.who, step.why, step.at, step.until, after.points, {}, step.data
+                )
+                found.append(event)
+    return found
+
+
+def _steps(points: Sequence[Point]) -> list[tuple[str, Segment]]:
+    """Return every segment that began by a change, with the conditions before it."""
+    segments = segments_of(in_history(points))
+    return [(segments[s.before].conditions, s) for s in segments if s.before is not None]
 
 
 def note(series: str, who: str, text: str, at: str) -> StoreEvent:

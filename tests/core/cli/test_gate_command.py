@@ -171,7 +171,7 @@ def test_a_driver_that_costs_is_a_step_until_it_is_accepted(command: Command, ur
     fill(url, [*quiet(stored_run), *later])
     code, out, _ = command("gate", "--night", night(NIGHTS + 2))
     assert code == 4 and "environment step" in out and "driver none -> 560" in out
-    assert command("baseline", "accept-step", "tiny", "--why", "driver 560")[0] == 0
+    assert command("baseline", "accept-step", "tiny", "--why", "driver 560", "--everywhere")[0] == 0
     code, out, _ = command("gate", "--night", night(NIGHTS + 2))
     assert code == 0 and "2 of 7 nights" in out
 
