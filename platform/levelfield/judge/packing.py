@@ -23,9 +23,6 @@ _NAMES = (
 )  # fmt: skip
 
 
-Progress = Callable[[int, int], None]
-
-
 class Packed(NamedTuple):
     """The runs of a bundle as it holds them, and its manifest."""
 
@@ -33,10 +30,11 @@ class Packed(NamedTuple):
     manifest: Manifest
 
 
-def packed(runs: Sequence[RunPaths], progress: Progress) -> Packed:
+def packed(runs: Sequence[RunPaths], progress: Callable[[int, int], None]) -> Packed:
     """Return the runs with placeholders, results and manifest. progress: called with the runs done, and with all.
 
-    Raises GateFailed for a tampered run. Raises UsageError for a run that cannot be redacted without changing what it shows, and for a run given twice.
+    Raises GateFailed for a tampered run, and UsageError for a run given twice or one that cannot be redacted without
+    changing what it shows.
     """
     found = [collect(paths) for paths in runs]
     _refuse_names([result.run_id for result in found])

@@ -20,7 +20,7 @@ from typing import Any
 
 from levelfield.errors import DocumentError, GateFailed
 from levelfield.rundir import bundle_format
-from levelfield.rundir.bundle_format import MANIFEST, MEMBER_NAME, SIGNATURE, BundledRun, Manifest
+from levelfield.rundir.bundle_format import FILE_NAME, MANIFEST, MEMBER_NAME, SIGNATURE, BundledRun, Manifest
 from levelfield.rundir.event_lines import Event, event_or_none
 from levelfield.rundir.seal import FACTS, OUTCOME, document_of, finding_of, stored_seal, tampered
 from levelfield.rundir.strict_json import strict_json, strict_lines
@@ -114,6 +114,7 @@ def bundle_of(content: bytes, origin: str) -> Bundle:
         for name, entry in found.files.items()
         if entry.stored is not None
     }
+    _check_left_out(manifest, origin)
     _check_members(files, listed, origin)
     return Bundle(manifest, members[MANIFEST], members.get(SIGNATURE), tuple(_runs(files, manifest)))
 
@@ -232,6 +233,14 @@ def _manifest(content: bytes, origin: str) -> Manifest:
     if found.digest != found.content_digest:
         raise GateFailed(f"{where}: found digest {found.digest}, expected {found.content_digest}: it was changed")
     return found
+
+
+def _check_left_out(manifest: Manifest, origin: str) -> None:
+    """Check that no file is left out whose name a bundle allows: a verdict could depend on it. Raises GateFailed."""
+    for run, found in manifest.runs.items():
+        for name, entry in found.files.items():
+            if entry.stored is None and FILE_NAME.fullmatch(name):
+                raise GateFailed(f"{origin}: refused: {name} of run {run} is left out, expected every such file")
 
 
 def _check_members(files: dict[str, bytes], listed: dict[str, str], origin: str) -> None:

@@ -30,7 +30,8 @@ from bundles import (
 from levelfield.catalog import registry as registries
 from levelfield.cli.main import main
 from levelfield.judge.promotion import reference_from
-from levelfield.rundir.bundle_format import MANIFEST
+from levelfield.rundir.bundle_format import MANIFEST, Manifest
+from levelfield.rundir.bundle_writer import sha256_of
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from plans import PLUGINS
@@ -560,3 +561,55 @@ def test_of_two_runs_the_forged_one_is_named(run: RunPaths, tmp_path: Path, veri
     code, out, _ = verify(written(tmp_path / "forged.zip", rehashed(members)))
     assert code == 4 and f"{run.root.name}: follows" in out and f"{other.root.name}: does not follow" in out
     assert "1 of 2 run(s) do not follow" in out
+
+
+def entry_changed(members: Members, file: str, **update: object) -> Members:
+    """The members with another entry of one file in the manifest."""
+
+    def change_entry(manifest: Manifest) -> Manifest:
+        name, run = next(iter(manifest.runs.items()))
+        files = {**run.files, file: run.files[file].model_copy(update=update)}
+        return manifest.model_copy(update={"runs": {name: run.model_copy(update={"files": files})}})
+
+    return with_manifest(members, change_entry)
+
+
+@pytest.mark.parametrize(("replaced", "words"), [(0, "not listed as redacted"), (1, "without names differs")])
+def test_a_change_that_is_called_redaction_or_not_is_found(
+    honest: Path, tmp_path: Path, verify, replaced: int, words: str
+) -> None:
+    members = members_of(honest)
+    member_name = only_run(members) + EVENTS
+    edit_lines(members, member_name, _slow_step)
+    made = entry_changed(members, EVENTS, stored=sha256_of(members[member_name]), replaced=replaced)
+    code, out, _ = verify(written(tmp_path / "b.zip", made))
+    assert code == 4 and ": tampered" in out and words in " ".join(out.split())
+
+
+def test_a_reference_that_is_left_out_is_refused(honest: Path, tmp_path: Path, verify) -> None:
+    """Without it every verdict is `unchecked`, and a forger could state that."""
+    members = members_of(honest)
+    del members[f"{only_run(members)}reference.json"]
+    code, _, err = verify(written(tmp_path / "b.zip", entry_changed(members, "reference.json", stored=None)))
+    assert code == 4 and "reference.json of run" in err and "is left out" in err
+
+
+def test_an_unsealed_run_that_the_manifest_calls_sealed_is_named(run: RunPaths, tmp_path: Path, verify) -> None:
+    outcome = json.loads(run.outcome.read_text())
+    run.outcome.write_text(json.dumps({key: value for key, value in outcome.items() if key != "seal"}))
+
+    def call_it_sealed(manifest: Manifest) -> Manifest:
+        name, found = next(iter(manifest.runs.items()))
+        seal = found.seal.model_copy(update={"word": "sealed", "reason": None})
+        return manifest.model_copy(update={"runs": {name: found.model_copy(update={"seal": seal})}})
+
+    members = with_manifest(members_of(bundled(tmp_path / "b.zip", run)), call_it_sealed)
+    code, out, _ = verify(written(tmp_path / "forged.zip", members))
+    assert code == 4 and "seal: stated sealed, recomputed unsealed" in " ".join(out.split())
+
+
+def test_a_file_whose_name_no_bundle_allows_is_left_out_and_listed(run: RunPaths, tmp_path: Path, verify) -> None:
+    (run.logs / "what happened?.log").write_text("x")
+    seal_again(run)
+    code, out, _ = verify(bundled(tmp_path / "b.zip", run))
+    assert code == 0 and "not held against a seal: logs/what happened?.log" in " ".join(out.split())
