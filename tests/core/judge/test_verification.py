@@ -29,13 +29,14 @@ from bundles import (
 )
 from levelfield.catalog import registry as registries
 from levelfield.cli.main import main
+from levelfield.judge import cross_checks
 from levelfield.judge.promotion import reference_from
 from levelfield.rundir.bundle_format import MANIFEST, Manifest
 from levelfield.rundir.bundle_writer import sha256_of
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from plans import PLUGINS
-from recorded_runs import break_off, edit, fail, seal_again, tamper
+from recorded_runs import SECOND_NS, break_off, edit, fail, seal_again, tamper
 
 EVENTS = "events/rank1.jsonl"
 Forgery = Callable[[Members, str], None]
@@ -329,7 +330,7 @@ def _on_plan(edit: Callable[[Any], object]) -> Forgery:
 
 CONSISTENT: dict[str, tuple[Forgery, str]] = {
     "every time over four": (_on_both(lambda e: _times(e, 0.25)), "events: first time"),
-    "every time by four": (_on_both(lambda e: _times(e, 4.0)), "events: last time"),
+    "every time by four": (_on_both(lambda e: _times(e, 4.0)), "telemetry ends at"),
     "a start on another day": (
         lambda m, run: edit_json(m, f"{run}provenance.json", lambda p: p.update(time="2026-01-03T03:04:09+00:00")),
         "provenance.json: time",
@@ -353,6 +354,10 @@ CONSISTENT: dict[str, tuple[Forgery, str]] = {
     "other work under the same digest": (
         lambda m, run: edit_json(m, f"{run}plan.json", lambda p: p["work"]["training"].update(seed=7)),
         "plan.json: work_digest",
+    ),
+    "another corpus than the plan's": (
+        lambda m, run: edit_json(m, f"{run}job.json", lambda j: j["corpus"].update(digest="sha256:other")),
+        "job.json: corpus",
     ),
     "another job than the plan's": (
         lambda m, run: edit_json(m, f"{run}job.json", lambda j: j["model"].update(layers=1)),
@@ -613,3 +618,25 @@ def test_a_file_whose_name_no_bundle_allows_is_left_out_and_listed(run: RunPaths
     seal_again(run)
     code, out, _ = verify(bundled(tmp_path / "b.zip", run))
     assert code == 0 and "not held against a seal: logs/what happened?.log" in " ".join(out.split())
+
+
+def with_clock_set(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**line, "wall_ns": line["wall_ns"] + (number > 2) * 3600 * SECOND_NS} for number, line in enumerate(lines)]
+
+
+NOTED: dict[str, tuple[Callable[[list[Any]], list[Any]], str]] = {
+    "a clock that was set": (with_clock_set, "the time of day was set during the run: it moved 3600.0 s"),
+    "no telemetry": (lambda lines: [], "there is no telemetry"),
+    "a tool that hung": (lambda lines: lines[:2], "telemetry ends 5 s before the events"),
+}
+
+
+@pytest.mark.parametrize("name", NOTED)
+def test_what_an_honest_run_may_have_is_a_note(
+    run: RunPaths, tmp_path: Path, verify, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cross_checks, "LATE_SECONDS", 2.0)
+    enrich(run)
+    edit(run.telemetry, NOTED[name][0])
+    code, out, _ = verify(bundled(tmp_path / "b.zip", run), "--json")
+    assert code == 0 and any(note.startswith(NOTED[name][1]) for note in json_of(out)["notes"]), out
