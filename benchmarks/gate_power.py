@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "platform"))
 
 import numpy as np
-from gate_rules.ours import Night, judged_nights
+from gate_rules.ours import Night, judged_nights, stepped_nights
 from gate_rules.peers import PEERS, Peer
 from gate_rules.speed import seconds_of_gate
 from gate_rules.worlds import WorldKind, simulated
@@ -83,9 +83,10 @@ def tables(sizes: Sizes) -> Iterator[str]:
     yield from power_table("normal", sizes)
     yield from own_table(sizes)
     yield from costs_table(sizes)
+    yield from steps_table(sizes)
     figures = seconds_of_gate(30 if sizes is QUICK else 300)
-    yield f"\nA gate of {figures['series']:.0f} series x {figures['nights']:.0f} nights x 3 figures: "
-    yield f"{figures['seconds']:.2f} s of processor time. All tables: {time.process_time() - start:.0f} s."
+    seconds, size = figures["seconds"], f"{figures['series']:.0f} series x {figures['nights']:.0f} nights x 3 figures"
+    yield f"\nA gate of {size}: {seconds:.2f} s of processor time. All tables: {time.process_time() - start:.0f} s."
 
 
 def rules() -> dict[str, Alarms]:
@@ -142,6 +143,25 @@ def costs_table(sizes: Sizes) -> Iterator[str]:
             ]
             pairs = sum(night.pairs for night in nights) / len(nights)
             yield f"| {deviation:.1%} | {tail} | {' | '.join(shares)} | {pairs:.2f} |"
+
+
+def steps_table(sizes: Sizes) -> Iterator[str]:
+    """How often a change of conditions is called an environment step: without an effect, and with one."""
+    yield ""
+    yield "A new driver: called an environment step in the first night / within ten nights, percent."
+    yield ""
+    yield "| noise | no effect | 2 % | 5 % | 10 % |"
+    yield "|---|---|---|---|---|"
+    for deviation in DEVIATIONS:
+        kind = WorldKind(deviation, True)
+        cells = []
+        for step in (0.0, *SHIFTS):
+            random = _random(kind, 5)
+            world = simulated(kind, sizes.power, HISTORY + 10, random)
+            nights = (stepped_nights(world, i, HISTORY, step, random) for i in range(sizes.power))
+            found = [[night.word == "environment step" for night in series] for series in nights]
+            cells.append(f"{Share(sum(row[0] for row in found), len(found)).text()} / {found_within(found).text()}")
+        yield f"| {deviation:.1%} | {' | '.join(cells)} |"
 
 
 def false_alarms(rule: Alarms, kind: WorldKind, sizes: Sizes) -> Share:

@@ -51,3 +51,26 @@ def judged_nights(
 def observation(nights: Nights, series: int, night: int) -> Observation:
     name = f"{night:04d}"
     return Observation(name, name, str(nights.node[series, night]), name, float(nights.observed[series, night]))
+
+
+def stepped_nights(
+    nights: Nights, series: int, first: int, step: float, random: np.random.Generator
+) -> Iterator[Night]:
+    """Yield the gate's word for nights under new conditions, which move every build by `step` from night `first` on."""
+    earlier = [observation(nights, series, night) for night in range(first)]
+    own: list[Observation] = []
+    is_known = False
+    for night in range(first, nights.observed.shape[1]):
+        plain = observation(nights, series, night)
+        tonight = plain._replace(cost=plain.cost + float(np.log1p(step)))
+
+        def confirm(found: Examination, night: int = night) -> Pairs:
+            values = nights.pairs(series, night, MOST_PAIRS, random)
+            return [(a * (1 + step), b * (1 + step)) for a, b in values]
+
+        around = Surroundings("series", "series", ("driver 550 -> 560",), is_known_step=is_known)
+        finding = judged_night(examined(FIGURE, tonight, NightsBefore(own, earlier)), around, confirm)
+        yield Night(night, finding.word, finding.pairs)
+        is_known = is_known or finding.word == "environment step"
+        if finding.word != "bad night":
+            own.append(tonight)

@@ -43,7 +43,9 @@ class SeededNights:
             return given
         digests = {entry.series.label: entry.digest for entry in given.series()}
         last = records[-1].night or ""
-        return GivenRuns(records, _events(digests, records), {last: _findings(digests, records)}, {last: _expected(digests)})
+        return GivenRuns(
+            records, _events(digests, records), {last: _findings(digests, records)}, {last: _expected(digests)}
+        )
 
     def records(self) -> Iterator[RunRecord]:
         """Every run in order of time."""
@@ -120,7 +122,13 @@ def _subject(night: int) -> Subject:
 
 
 def _record(
-    source: random.Random, series: Series, number: int, night: int, conditions: Conditions, subject: Subject, plan: SeededNights
+    source: random.Random,
+    series: Series,
+    number: int,
+    night: int,
+    conditions: Conditions,
+    subject: Subject,
+    plan: SeededNights,
 ) -> RunRecord:
     began = FIRST + timedelta(days=night, minutes=3 * number)
     speed = (4200.0 + 310.0 * number) * (1 + source.gauss(0, 0.006))
@@ -171,7 +179,9 @@ def _figure(value: float | None, unit: str, reason: str | None = None) -> dict[s
     return {"value": value, "unit": unit, "reason": reason}
 
 
-def _result(series: Series, speed: float, memory: float | None, seconds: float, run_id: str, failed: bool) -> dict[str, Any]:
+def _result(
+    series: Series, speed: float, memory: float | None, seconds: float, run_id: str, failed: bool
+) -> dict[str, Any]:
     """The parts of result.json that pages read, in their stored form."""
     found = copy.copy(_SHARED)
     found["run_id"] = run_id
@@ -182,18 +192,44 @@ def _result(series: Series, speed: float, memory: float | None, seconds: float, 
         "evidence": None,
     }
     found["steps_done"] = 0 if failed else STEPS
-    found["throughput"] = None if failed else {
-        "tokens_per_second": speed * 8,
-        "tokens_per_second_per_device": speed,
-        "wall_seconds": seconds * 30,
-        "step_seconds": {"steps": 30, "median": seconds, "mean": seconds, "p90": seconds * 1.013, "minimum": seconds * 0.98,
-                         "maximum": seconds * 1.03, "spread": 0.012, "flags": [], "unchecked": None},
-    }
-    found["utilisation"] = [] if failed else [
-        {"formula": "palm/1", "kind": "MFU", "value": speed / 11300, "low": speed / 11300, "high": speed / 11300,
-         "flops_per_token": 4.4e10, "achieved_tflops": speed * 0.044, "peak_tflops": 989.0,
-         "peak_source": "published: the maker's data sheet, dense bf16", "reason": None}
-    ]
+    found["throughput"] = (
+        None
+        if failed
+        else {
+            "tokens_per_second": speed * 8,
+            "tokens_per_second_per_device": speed,
+            "wall_seconds": seconds * 30,
+            "step_seconds": {
+                "steps": 30,
+                "median": seconds,
+                "mean": seconds,
+                "p90": seconds * 1.013,
+                "minimum": seconds * 0.98,
+                "maximum": seconds * 1.03,
+                "spread": 0.012,
+                "flags": [],
+                "unchecked": None,
+            },
+        }
+    )
+    found["utilisation"] = (
+        []
+        if failed
+        else [
+            {
+                "formula": "palm/1",
+                "kind": "MFU",
+                "value": speed / 11300,
+                "low": speed / 11300,
+                "high": speed / 11300,
+                "flops_per_token": 4.4e10,
+                "achieved_tflops": speed * 0.044,
+                "peak_tflops": 989.0,
+                "peak_source": "published: the maker's data sheet, dense bf16",
+                "reason": None,
+            }
+        ]
+    )
     found["memory"] = {
         "device_used_peak": _figure(memory, "B", None if memory else "the run ended before the first reading"),
         "allocated_peak": _figure(None if memory is None else memory * 0.88, "B"),
@@ -211,8 +247,12 @@ _SHARED: dict[str, Any] = {
     "framework_version": "2.13.0",
     "parameters": 6_658_850_816,
     "steps_planned": STEPS,
-    "energy": {"joules": _figure(1.1e6, "J"), "joules_per_token": _figure(0.07, "J/token"), "mean_watts": _figure(4800.0, "W"),
-               "boundary": "chip"},
+    "energy": {
+        "joules": _figure(1.1e6, "J"),
+        "joules_per_token": _figure(0.07, "J/token"),
+        "mean_watts": _figure(4800.0, "W"),
+        "boundary": "chip",
+    },
     "disturbance": {"outliers": 0, "flags": []},
     "alignment": {
         "verdict": "aligned",
@@ -220,10 +260,27 @@ _SHARED: dict[str, Any] = {
         "reference": "gpt3_6.7B_full_bf16 (20261001T000000Z_gpt3_6.7B_torch_nvidia_abcdef)",
         "limits": "tolerance limit of 10 rows",
         "layers": [
-            {"name": "first step", "passed": True, "value": 6.8e-8, "limit": 2.1e-6, "detail": "6.8e-08, limit 2.1e-06 (loss of step 1)"},
-            {"name": "gradients", "passed": True, "value": 2.6e-5, "limit": 1.5e-4,
-             "detail": "2.6e-05, limit 1.5e-04 (layers.3.attention.query.weight at step 10)"},
-            {"name": "curve", "passed": True, "value": 4.7e-7, "limit": 3.3e-6, "detail": "4.7e-07, limit 3.3e-06 (loss of step 26)"},
+            {
+                "name": "first step",
+                "passed": True,
+                "value": 6.8e-8,
+                "limit": 2.1e-6,
+                "detail": "6.8e-08, limit 2.1e-06 (loss of step 1)",
+            },
+            {
+                "name": "gradients",
+                "passed": True,
+                "value": 2.6e-5,
+                "limit": 1.5e-4,
+                "detail": "2.6e-05, limit 1.5e-04 (layers.3.attention.query.weight at step 10)",
+            },
+            {
+                "name": "curve",
+                "passed": True,
+                "value": 4.7e-7,
+                "limit": 3.3e-6,
+                "detail": "4.7e-07, limit 3.3e-06 (loss of step 26)",
+            },
         ],
         "flagperf_mean_error": 1.1e-7,
     },
@@ -235,8 +292,22 @@ _SHARED: dict[str, Any] = {
 
 
 def _finding(digest: str, label: str, word: str, **more: Any) -> dict[str, Any]:
-    content = {"series": digest, "label": label, "figure": None, "word": word, "change": None, "low": None, "high": None,
-               "level": None, "level_since": None, "nights": 0, "detectable": None, "run_id": None, "detail": "", "fields": []}
+    content = {
+        "series": digest,
+        "label": label,
+        "figure": None,
+        "word": word,
+        "change": None,
+        "low": None,
+        "high": None,
+        "level": None,
+        "level_since": None,
+        "nights": 0,
+        "detectable": None,
+        "run_id": None,
+        "detail": "",
+        "fields": [],
+    }
     return content | more
 
 
@@ -245,17 +316,33 @@ def _findings(digests: dict[str, str], records: list[RunRecord]) -> list[dict[st
     last = {record.series.label: record for record in records}
     speed = {"figure": "tokens_per_second_per_device", "level_since": "2026-10-08", "nights": 30, "detectable": 0.021}
     said: dict[int, tuple[str, dict[str, Any]]] = {
-        0: ("regression", {"change": -0.061, "low": -0.068, "high": -0.054, "detail": "confirmed by 4 pairs on the same node"}),
+        0: (
+            "regression",
+            {"change": -0.061, "low": -0.068, "high": -0.054, "detail": "confirmed by 4 pairs on the same node"},
+        ),
         1: ("invalid run", {"figure": None, "detail": "killed: rank 3 was ended by signal 9"}),
-        2: ("environment step", {"change": -0.015, "low": -0.018, "high": -0.012, "detail": "driver 550.90.07 -> 560.35.03",
-                                 "fields": ["software.driver"]}),
+        2: (
+            "environment step",
+            {
+                "change": -0.015,
+                "low": -0.018,
+                "high": -0.012,
+                "detail": "driver 550.90.07 -> 560.35.03",
+                "fields": ["software.driver"],
+            },
+        ),
         3: ("missing", {"figure": None, "detail": "expected and not run"}),
         4: ("improvement", {"change": 0.024, "low": 0.019, "high": 0.029, "detail": "confirmed by 3 pairs"}),
         5: ("inconclusive", {"change": -0.012, "low": -0.03, "high": 0.006, "detail": "about 3 more pairs"}),
         6: ("bad night", {"change": -0.08, "detail": "the accepted build is out of its level on this node, too"}),
     }
     return [
-        _finding(digest, label, word, **{**speed, "level": last[label].tokens_per_second_per_device, "run_id": last[label].run_id, **more})
+        _finding(
+            digest,
+            label,
+            word,
+            **{**speed, "level": last[label].tokens_per_second_per_device, "run_id": last[label].run_id, **more},
+        )
         for number, (label, digest) in enumerate(digests.items())
         for word, more in [said.get(number, ("no change", {"change": 0.001, "low": -0.01, "high": 0.012}))]
     ]
@@ -268,9 +355,25 @@ def _expected(digests: dict[str, str]) -> dict[str, str | None]:
 def _events(digests: dict[str, str], records: list[RunRecord]) -> list[StoreEvent]:
     first = next(iter(digests.values()))
     return [
-        StoreEvent(id="1", kind="baseline", series=first, at="2026-10-08T09:00:00Z", who="m.weber", why="seven quiet nights",
-                   level={"tokens_per_second_per_device": 4200.0, "memory_bytes": 61.0 * GIB}),
-        StoreEvent(id="2", kind="note", series=first, at="2026-10-30T09:00:00Z", who="m.weber", why="fans were replaced"),
-        StoreEvent(id="3", kind="quarantine", node=records[0].node, at="2026-11-08T07:00:00Z", who="nightly",
-                   why="its control series was 9 % below its level", until="2026-11-15T00:00:00Z"),
+        StoreEvent(
+            id="1",
+            kind="baseline",
+            series=first,
+            at="2026-10-08T09:00:00Z",
+            who="m.weber",
+            why="seven quiet nights",
+            level={"tokens_per_second_per_device": 4200.0, "memory_bytes": 61.0 * GIB},
+        ),
+        StoreEvent(
+            id="2", kind="note", series=first, at="2026-10-30T09:00:00Z", who="m.weber", why="fans were replaced"
+        ),
+        StoreEvent(
+            id="3",
+            kind="quarantine",
+            node=records[0].node,
+            at="2026-11-08T07:00:00Z",
+            who="nightly",
+            why="its control series was 9 % below its level",
+            until="2026-11-15T00:00:00Z",
+        ),
     ]

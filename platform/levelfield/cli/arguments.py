@@ -11,7 +11,7 @@ from typing import Any
 
 import levelfield
 from levelfield.cli.descriptions import DESCRIPTIONS
-from levelfield.cli.store_options import recording_arguments
+from levelfield.cli.store_options import recording_arguments, store_argument
 
 COMMANDS = (
     "run",
@@ -19,8 +19,11 @@ COMMANDS = (
     "show",
     "plan",
     "sweep",
+    "nightly",
+    "bisect",
     "report",
     "compare",
+    "serve",
     "reveal",
     "collect",
     "store",
@@ -256,7 +259,7 @@ def _show(parser: argparse.ArgumentParser) -> None:
 
 
 def _report(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="+", metavar="RUN", help=_RUN)
+    parser.add_argument("run", nargs="*", metavar="RUN", help=f"{_RUN}; with --html none: the whole store")
     parser.add_argument(
         "--format",
         choices=("table", "markdown", "csv", "json", "flagperf", "oneflow", "osdi"),
@@ -268,6 +271,8 @@ def _report(parser: argparse.ArgumentParser) -> None:
         "--with-published", action="store_true", help="add published rows of the same case, by one convention"
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write to this file instead of stdout")
+    parser.add_argument("--html", type=Path, metavar="DIR", help="write pages into this folder; serve shows them")
+    store_argument(parser, "with --html: ")
     private = parser.add_argument_group("to publish a part of the figures")
     private.add_argument(
         "--withhold", metavar="FIELDS", help="such as mfu,peak: print 'withheld' and a commitment instead"
@@ -450,8 +455,11 @@ _BUILDERS = {
     "show": _show,
     "plan": _described_by("plan"),
     "sweep": _described_by("sweep"),
+    "nightly": _described_by("nightly"),
+    "bisect": _described_by("bisect"),
     "report": _report,
     "compare": _described_by("compare"),
+    "serve": _described_by("serve"),
     "reveal": _reveal,
     "collect": _collect,
     "store": _store,

@@ -22,7 +22,8 @@ other commands (each has --help):
   show       every value of a case, at full and at smoke scale
   plan       memory and tokens/s of every layout of a case, on any devices
   sweep      run the plan's best layouts; compare prediction and measurement
-  report     results of one run or several: table, markdown, csv, json
+  report     results of one run or several: table, markdown, csv, pages
+  serve      show the pages of report --html on this machine
   compare    ratios of runs with intervals; scaling; case x vendor matrices
   reveal     check withheld values against their commitments
   collect    compute the result of a run again from its raw files
@@ -68,13 +69,15 @@ examples:
 
 REPORT = """\
 Report results: one run in full, or several side by side.
-RUN is a path, a run id, a part of an id, or `latest`.
+RUN is a path, a run id, a part of an id, or `latest`. --html writes pages:
+of the store, or of the named runs (docs/pages.md).
 
 examples:
   run_benchmarks.py report latest
   run_benchmarks.py report RUN1 RUN2 --format markdown --output table.md
   run_benchmarks.py report latest --with-published
   run_benchmarks.py report RUN --withhold mfu,peak --bundle DIR
+  run_benchmarks.py report --html site
 """
 
 REVEAL = """\
@@ -113,22 +116,30 @@ examples:
 """
 
 STORE_IMPORT = """\
-Add runs, folders of runs, or exports (JSON lines) to the store. A run that is
-there already changes nothing. A run of the same id with other content is kept
-aside, and so is the one that was there; exit code 2 then names it.
+Add runs, folders of runs, bundles or exports (JSON lines) to the store. A run
+that is there already changes nothing. A run of the same id with other content
+is kept aside, and so is the one that was there; exit code 2 then names it.
 
 examples:
   run_benchmarks.py store import latest
-  run_benchmarks.py store import runs/ export.jsonl
+  run_benchmarks.py store import runs/ run.zip export.jsonl
 """
 
 STORE_EXPORT = """\
-Write the runs of the store. jsonl has everything, and `store import` reads it;
-csv has a row of figures for each run.
+Write the runs of the store.
+
+  jsonl        everything; `store import` reads it
+  csv          a row of figures for each run
+  tensorboard  an event file for each run, below the folder --output
+  mlflow       sent to a tracking server by its REST interface
+  github       github-action-benchmark's customBiggerIsBetter: of each series
+               the newest valid run
+  mllog        lines of MLPerf's logging format; not a submission
 
 examples:
   run_benchmarks.py store export --output results.jsonl
   run_benchmarks.py store export --format csv --case llama3_8b
+  run_benchmarks.py store export --format tensorboard --output DIR
 """
 
 STORE_PRUNE = """\

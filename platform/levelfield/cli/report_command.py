@@ -31,6 +31,10 @@ def execute(options: argparse.Namespace) -> int:
     Raises the error of a run that goes on or is damaged, after the report of the others. Private tables are not made
     without it: which rows they have is part of what they commit to.
     """
+    if options.html:
+        from levelfield.cli.html_report import write_pages
+
+        return write_pages(options)
     _refuse_together(options)
     named = NamedRuns(options)
     collected = []
@@ -57,7 +61,11 @@ def _print(options: argparse.Namespace, paths: list[RunPaths], results: list[Res
 
 
 def _refuse_together(options: argparse.Namespace) -> None:
-    """Raises UsageError for options that need different tables."""
+    """Raises UsageError for options that need different tables, and for a report of no run."""
+    if not options.run:
+        raise UsageError("report: found no RUN; name one, or give --html DIR for pages of all runs of the store")
+    if options.store:
+        raise UsageError("report --store: needs --html DIR; a report of named runs reads their own files")
     private = [f"--{name}" for name in ("withhold", "bundle", "reveal") if getattr(options, name)]
     columns = [f"--format {options.format}"] if options.format in FOREIGN else []
     beside = ["--with-published"] if options.with_published else []

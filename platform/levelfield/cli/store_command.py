@@ -11,13 +11,13 @@ from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.words import wrapped
 
-FORMATS = ("jsonl", "csv")
+FORMATS = ("jsonl", "csv", "tensorboard", "mlflow", "github", "mllog")
 
 
 def arguments(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the actions with their options."""
-    _import(actions.add_parser("import", help="add runs, folders of runs, or an export"))
-    _export(actions.add_parser("export", help="write runs as JSON lines or CSV"))
+    _import(actions.add_parser("import", help="add runs, folders of runs, bundles or exports"))
+    _export(actions.add_parser("export", help="write runs as JSON lines, CSV, or for other tools"))
     _prune(actions.add_parser("prune", help="remove old runs"))
     for name, text in (("check", "check every row"), ("info", "show where the store is and what it holds")):
         actions.add_parser(name, help=text).add_argument("--json", action="store_true", help="machine-readable output")
@@ -26,7 +26,7 @@ def arguments(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _import(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="+", metavar="RUN|DIR|FILE", help="a run, a folder of runs, or an export")
+    parser.add_argument("run", nargs="+", metavar="RUN|DIR|FILE", help="a run, a folder of runs, a bundle, an export")
     parser.add_argument(
         "--trust-results", action="store_true", help="take result.json as it is; default: compute it from the raw files"
     )
@@ -34,10 +34,13 @@ def _import(parser: argparse.ArgumentParser) -> None:
 
 
 def _export(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--format", choices=FORMATS, default="jsonl", help="default: jsonl, which `import` reads")
+    parser.add_argument("--format", choices=FORMATS, default="jsonl", metavar="NAME", help="see above (default: jsonl)")
     parser.add_argument("--case", metavar="NAME", help="only runs of this case")
     parser.add_argument("--since", metavar="DATE", help="only runs from this day on, such as 2026-11-01")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write to this file instead of stdout")
+    parser.add_argument(
+        "--output", type=Path, metavar="PATH", help="write to this file instead of stdout; tensorboard: to this folder"
+    )
+    parser.add_argument("--to", metavar="URL", help="mlflow: the tracking server (default: MLFLOW_TRACKING_URI)")
 
 
 def _prune(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +98,7 @@ def _checked(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"store": where, "rows": rows, "faults": found}, indent=2))
     else:
-        print(", ".join(f"{count:,} {name}" for name, count in rows.items()))
+        print(wrapped(", ".join(f"{count:,} {name}" for name, count in rows.items()), 2))
         print("\n".join(wrapped(fault, 2) for fault in found) or "every row is what its digest says")
     return GateFailed.exit_code if found else 0
 

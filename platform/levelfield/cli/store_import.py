@@ -1,4 +1,4 @@
-"""`store import`: adds run directories and exports to a store. What cannot be added is named at the end."""
+"""`store import`: adds run directories, bundles and exports to a store. What cannot be added is named at the end."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from zipfile import is_zipfile
 
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import LevelfieldError, UsageError
 from levelfield.judge.collector import collect
+from levelfield.judge.sealing import Redaction
+from levelfield.rundir.bundle_reader import read_bundle, written
 from levelfield.rundir.directory import default_runs, find_run
 from levelfield.rundir.raw_files import read_raw
 from levelfield.rundir.run_state import refuse_running
@@ -51,10 +54,12 @@ class ImportSource:
         """Yield every record that can be made. The error of any other is kept in `problems`."""
         for name in self._names:
             path = Path(name)
-            if path.is_file():
-                yield from self._of_file(path)
-            else:
+            if not path.is_file():
                 yield from self._of_runs(name)
+            elif is_zipfile(path):
+                yield from self._of_bundle(path)
+            else:
+                yield from self._of_file(path)
 
     def _of_file(self, path: Path) -> Iterator[RunRecord]:
         with self._terminal.bytes_progress(f"importing {path.name}") as progress:
@@ -66,6 +71,22 @@ class ImportSource:
                         yield document
             except LevelfieldError as error:
                 self.problems.append(str(error))
+
+    def _of_bundle(self, path: Path) -> Iterator[RunRecord]:
+        try:
+            runs = read_bundle(path).runs
+        except LevelfieldError as error:
+            self.problems.append(str(error))
+            return
+        for run in runs:
+            try:
+                with written(run) as paths:
+                    raw, redaction = read_raw(paths), Redaction(run.seal, run.listed.software)
+                    record = record_of(paths, result=collect(paths, raw, redaction), raw=raw)
+            except LevelfieldError as error:
+                self.problems.append(f"{path}: {error}")
+            else:
+                yield record
 
     def _of_runs(self, name: str) -> Iterator[RunRecord]:
         try:

@@ -8,7 +8,8 @@ from itertools import pairwise
 
 from levelfield.compare.compared_fields import NOTHING, ComparedField, Reader, field_of, fields_of
 from levelfield.compare.evidence import ComparedSide
-from levelfield.compare.quantities import palm
+from levelfield.compare.quantities import at, palm
+from levelfield.measure.other_use import HOST_LIMIT
 from levelfield.specs.record import RunRecord
 
 MOST_APART = timedelta(days=30)
@@ -17,6 +18,7 @@ WHY = {
     "left out": "these runs do not count; a side that often fails may look fast in the runs that are left",
     "alignment": "only `aligned` says that the training agrees with the reference",
     "source": "changed files are in no commit, so nobody can repeat exactly this run",
+    "other programs": "what they used of the machine while a run was measured makes it slower",
     "run order": "the sides ran one after another, so a change of the machine meanwhile looks like a difference",
     "peak of MFU": "each MFU refers to its own peak, so the ratio of MFU is not the ratio of speed",
     "date": "the runs are more than 30 days apart, or a date is not known",
@@ -48,6 +50,7 @@ def cautions(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
     yield from _left_out(sides)
     yield from _verdicts(sides)
     yield from _dirty(sides)
+    yield from _other_use(sides)
     yield from (each for each in fields_of(sides, _surroundings(sides)) if not each.is_equal)
     yield from _times(sides)
 
@@ -78,6 +81,23 @@ def _dirty(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
     found = field_of("source", sides, lambda record: words[record.subject.is_dirty])
     if any("changed files" in side for side in found.values):
         yield found
+
+
+def _other_use(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
+    """Yield the most that others used of the machine during a run of each side, where a run has a warning about it."""
+    most = [max((_busy(record) for record in side.counted or side.runs), default=(0.0, "")) for side in sides]
+    if any(text for _, text in most):
+        yield ComparedField("other programs", tuple((text or NOTHING,) for _, text in most))
+
+
+def _busy(record: RunRecord) -> tuple[float, str]:
+    """Return what others used beyond the limits of a warning: cores in the window, or a device before the training."""
+    used = record.result.get("other_use")
+    cores, of, devices = at(used, "host_in_window", "value"), at(used, "host_cores"), at(used, "devices")
+    if isinstance(cores, (int, float)) and isinstance(of, int) and cores > HOST_LIMIT * of:
+        return cores, f"up to {cores:.1f} of {of} cores"
+    is_used = isinstance(devices, list) and any(at(device, "in_use") is True for device in devices)
+    return 0.0, "a device" if is_used else ""
 
 
 def _surroundings(sides: Sequence[ComparedSide]) -> dict[str, Reader]:

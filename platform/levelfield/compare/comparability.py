@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from levelfield.compare.cautions import cautions
-from levelfield.compare.compared_fields import NOTHING, ComparedField, Reader, field_of, fields_of
+from levelfield.compare.compared_fields import NOTHING, ComparedField, Reader, chip_of, field_of, fields_of
 from levelfield.compare.evidence import DIFFERS, ComparedSide
 from levelfield.compare.quantities import at
 from levelfield.specs.record import RunRecord
 from levelfield.specs.vendor import HOST_SHARE
 
-_HOLDS = "yes"
+_HOLDS, _TOKENS, _FORMULAS = "yes", "tokens of the window", "formulas"
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ def checked(
     """Return the fields that must be equal and are, and those that are not: status, `fixed` and formulas."""
     good = {field.name: _is_good(field) for field in _states(sides)}
     fields = [*_states(sides), *fields_of(sides, fixed), _formulas(sides)]
+    if not all(side.counted for side in sides):  # only a valid run has these two
+        fields = [field for field in fields if field.name not in (_TOKENS, _FORMULAS)]
     holds = [good.get(field.name, _is_same(field)) for field in fields]
     named = list(zip(fields, holds, strict=True))
     return tuple(field for field, held in named if held), tuple(field for field, held in named if not held)
@@ -67,11 +69,11 @@ _FIXED: dict[str, Reader] = {
     "corpus": lambda r: r.series.corpus,
     "scale": lambda r: r.series.scale,
     "window": lambda r: f"steps {r.window[0]} to {r.window[1]}",
-    "tokens of the window": window_tokens,
+    _TOKENS: window_tokens,
     "device": lambda r: device_meaning(r),
 }
 _CHOSEN: dict[str, Reader] = {
-    "chip": lambda r: f"{r.series.vendor} {r.series.chip}",
+    "chip": lambda r: chip_of(r.series),
     "framework": lambda r: r.series.framework,
     "precision": lambda r: r.series.precision,
     "devices": lambda r: f"{r.series.nodes} x {r.series.devices // r.series.nodes}",
@@ -89,7 +91,7 @@ _CHOSEN: dict[str, Reader] = {
 def _fixed(across_precision: bool) -> dict[str, Reader]:
     """Return the fields that must be equal. Across precisions the work must be the same but for its precision."""
     if across_precision:
-        return {**_FIXED, "work": lambda r: at(r.result, "identity", "work_but_precision")}
+        return {**_FIXED, "work": lambda r: r.result.get("work_but_precision")}
     return {**_FIXED, "precision": lambda r: r.series.precision}
 
 
@@ -126,7 +128,7 @@ def _formulas(sides: Sequence[ComparedSide]) -> ComparedField:
         found = sorted(formula for name, formula in _names(record).items() if name in common or not common)
         return ", ".join(found) or None
 
-    return field_of("formulas", sides, versions)
+    return field_of(_FORMULAS, sides, versions)
 
 
 def _names(record: RunRecord) -> dict[str, str]:

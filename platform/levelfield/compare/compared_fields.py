@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from levelfield.compare.evidence import ComparedSide
-from levelfield.specs.record import RunRecord
+from levelfield.specs.record import RunRecord, Series
 
 NOTHING = "-"
 Reader = Callable[[RunRecord], object]
 _DIGEST = 12  # characters of a digest that a table shows
+_COMMIT = re.compile("[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,15 @@ def fields_of(sides: Sequence[ComparedSide], readers: Mapping[str, Reader]) -> I
 
 
 def shortened(value: str) -> str:
-    """Return a digest by its beginning, and any other value as it is."""
+    """Return a digest or a commit by its beginning, and any other value as it is."""
+    if _COMMIT.fullmatch(value):
+        return value[:_DIGEST]
     return value[: len("sha256:") + _DIGEST] if value.startswith("sha256:") else value
+
+
+def chip_of(series: Series) -> str:
+    """Return vendor and chip; one of them where both have the same name."""
+    return series.chip if series.vendor == series.chip else f"{series.vendor} {series.chip}"
 
 
 def _distinct(values: Iterable[object]) -> tuple[str, ...]:

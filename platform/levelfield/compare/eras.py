@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from levelfield.compare.level import FEWEST
 from levelfield.compare.segments import Observation, Segment, observations
 from levelfield.specs.record import Gated, Point, StoreEvent
 
@@ -33,9 +34,12 @@ class Era:
         return self._since(sorted(points, key=lambda p: p.began), figure, "~")
 
     def replaced(self, figure: Gated) -> list[Observation]:
-        """Return the nights whose level the baseline has replaced: they still show how far nights scatter."""
-        first = self.segments[0].points
-        return observations((p for p in first if not self._counts(p)), figure)
+        """Return the nights whose level the baseline has replaced: they still show how far nights scatter.
+
+        Of one segment: the newest that has enough of them.
+        """
+        groups = ([p for p in segment.points if not self._counts(p)] for segment in reversed(self.segments))
+        return next((found for group in groups if len(found := observations(group, figure)) >= FEWEST), [])
 
     def _since(self, points: Iterable[Point], figure: Gated, before: str) -> list[Observation]:
         return observations((p for p in points if p.began < before and self._counts(p)), figure)
@@ -52,9 +56,8 @@ def era_of(segments: Sequence[Segment], index: int, events: Iterable[StoreEvent]
     """
     events = [event for event in events if holds(event, when) or (run_id in event.runs and _is_open(event, when))]
     baseline = max((e for e in events if e.kind == "baseline"), key=lambda e: e.at, default=None)
-    home = _home(segments, baseline)
     chain = [index]
-    while chain[-1] != home and (before := segments[chain[-1]].before) is not None:
+    while (before := segments[chain[-1]].before) is not None:
         if _is_accepted(segments[before], segments[chain[-1]], events):
             break
         chain.append(before)
@@ -74,13 +77,3 @@ def _is_accepted(before: Segment, after: Segment, events: Iterable[StoreEvent]) 
     """Whether a person accepted the step between these conditions."""
     steps = (event.data for event in events if event.kind == "environment-step")
     return any((data.get("before"), data.get("after")) == (before.conditions, after.conditions) for data in steps)
-
-
-def _home(segments: Sequence[Segment], baseline: StoreEvent | None) -> int | None:
-    """Return the segment of the baseline: of its last run, or the newest one that had begun when it was accepted."""
-    if baseline is None:
-        return None
-    evidence = set(baseline.runs)
-    found = [i for i, segment in enumerate(segments) if any(p.run_id in evidence for p in segment.points)]
-    begun = [i for i, segment in enumerate(segments) if segment.points[0].began <= baseline.at]
-    return max(found or begun, default=None)

@@ -71,6 +71,9 @@ def _by_pairs(found: Examination, around: Surroundings, level: Level, pairs: Pai
     ruling = judged_pairs(list(pairs), found.figure, 1 if _is_worse(found) else -1, found.expected_first)
     if found.has_stepped and ruling.word in ("no change", "bad night", "inconclusive"):
         return _of_step(found, around, level)
+    if found.step is not None and found.is_young and ruling.word == "bad night":
+        detail = f"{_pairs_detail(found, ruling)}: a bad night, or {', '.join(around.fields) or 'the new conditions'}"
+        return _finding(found, around, level, "inconclusive", detail, fields=around.fields, pairs=ruling.pairs)
     word: FindingWord = "inconclusive" if ruling.word == "more pairs" else ruling.word
     if word == "inconclusive" or ruling.excess is None or word == "bad night":
         return _finding(found, around, level, word, _pairs_detail(found, ruling), pairs=ruling.pairs)

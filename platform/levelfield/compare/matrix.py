@@ -14,7 +14,7 @@ from typing import Literal
 
 from levelfield.compare.cautions import began
 from levelfield.compare.comparability import checked, device_meaning, window_tokens
-from levelfield.compare.compared_fields import Reader
+from levelfield.compare.compared_fields import Reader, chip_of
 from levelfield.compare.comparison import SideFigure, side_figure
 from levelfield.compare.evidence import DIFFERS, ComparedSide, exclusion, side_of
 from levelfield.compare.quantities import RATE
@@ -22,7 +22,6 @@ from levelfield.compare.repeat_groups import newest_group
 from levelfield.specs.record import RunRecord
 
 Dimension = Literal["vendor", "framework"]
-CellState = Literal["measured", "not run", "failed", "not comparable"]
 
 
 @dataclass(frozen=True, order=True)
@@ -43,9 +42,12 @@ class MatrixRow:
 
 @dataclass(frozen=True)
 class MatrixCell:
-    """One cell. detail: why it is empty, or what to know about it; side and rate: of a measured cell."""
+    """One cell. state: `measured`, `not run`, `not comparable`, or the word of its newest run, such as `oom`.
 
-    state: CellState
+    detail: why it is empty, or what to know about it; side and rate: of a measured cell.
+    """
+
+    state: str
     detail: str = ""
     side: ComparedSide | None = None
     rate: SideFigure | None = None
@@ -96,12 +98,12 @@ def matrix(
 
 def _row_of(record: RunRecord, dimension: Dimension) -> MatrixRow:
     series = record.series
-    other = series.framework if dimension == "vendor" else f"{series.vendor} {series.chip}"
+    other = series.framework if dimension == "vendor" else chip_of(series)
     return MatrixRow(series.case, series.scale, series.precision, other, series.nodes, series.devices)
 
 
 def _column_of(record: RunRecord, dimension: Dimension) -> str:
-    return record.series.framework if dimension == "framework" else f"{record.series.vendor} {record.series.chip}"
+    return record.series.framework if dimension == "framework" else chip_of(record.series)
 
 
 def _columns(cells: dict[tuple[MatrixRow, str], MatrixCell], expected: Sequence[str]) -> tuple[str, ...]:
@@ -117,13 +119,20 @@ def _cell(runs: Sequence[RunRecord]) -> MatrixCell:
     good = [run for run in ordered if _reason(run) is None]
     last = ordered[-1]
     if not good:
-        return MatrixCell("failed", f"{last.run_id}: {_reason(last)}")
+        return MatrixCell(_word(last), f"{last.run_id}: {_reason(last)}")
     side = side_of("cell", newest_group(good))
     rate = side_figure(RATE, side.counted)
     if rate.interval is None:
-        return MatrixCell("failed", f"no speed: {rate.reason}", side)
+        return MatrixCell("no speed", str(rate.reason), side)
     newer = "" if good[-1] is last else f"a newer run does not count: {last.run_id}: {_reason(last)}"
     return MatrixCell("measured", newer, side, rate)
+
+
+def _word(run: RunRecord) -> str:
+    """Return one word for a run that does not count."""
+    if run.evidence != "sealed":
+        return run.evidence
+    return run.word if run.word != "valid" else run.verdict if run.verdict in DIFFERS else "contradictory"
 
 
 def _reason(run: RunRecord) -> str | None:

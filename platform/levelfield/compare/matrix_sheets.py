@@ -91,8 +91,7 @@ def _details(found: ResultMatrix) -> Iterator[tuple[str, str, str]]:
 
 
 def _note(cell: MatrixCell) -> str:
-    said = [cell.state if cell.value is None else "", _origin(cell), cell.detail]
-    return "; ".join(part for part in said if part)
+    return "; ".join(part for part in (_origin(cell), cell.detail) if part)
 
 
 def _origin(cell: MatrixCell) -> str:

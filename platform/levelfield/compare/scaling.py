@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from levelfield.compare.comparability import checked, device_meaning, window_tokens
-from levelfield.compare.compared_fields import ComparedField, Reader
+from levelfield.compare.compared_fields import ComparedField, Reader, chip_of
 from levelfield.compare.comparison import SideFigure, side_figure, side_ratio
 from levelfield.compare.evidence import ComparedSide, side_of
 from levelfield.compare.quantities import RATE, at
@@ -80,7 +80,7 @@ _EQUAL: dict[str, Reader] = {
     "precision": lambda r: r.series.precision,
     "framework": lambda r: r.series.framework,
     "framework version": lambda r: r.subject.framework_version,
-    "chip": lambda r: f"{r.series.vendor} {r.series.chip}",
+    "chip": lambda r: chip_of(r.series),
     "corpus": lambda r: r.series.corpus,
 }
 _STRONG: dict[str, Reader] = {"work": lambda r: r.series.work, "tokens of the window": window_tokens}

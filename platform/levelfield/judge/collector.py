@@ -99,6 +99,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         other_use=used.figures,
         disturbance=around.figures if around else None,
         identity=identity,
+        work_but_precision=plan.work.digest_but_precision,
         alignment=with_certificate(alignment, plan, certificate),
         certificate=certificate,
         deviations=plan.deviations,
@@ -264,7 +265,6 @@ def _identity(plan: Plan, raw: RawRecords) -> Identity:
         corpus=plan.corpus.digest,
         initial_weights="sha256:" + hashlib.sha256(listed.encode()).hexdigest() if weights else None,
         tokens=f"{tokens:016x}" if tokens is not None else None,
-        work_but_precision=plan.work.digest_but_precision,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from levelfield.measure.series import Interval, over_repeats
 from levelfield.report.escapes import Markdown, markdown, table
-from levelfield.report.words import GIB, number, utilisation, worst_memory
+from levelfield.report.words import GIB, headline_memory, number, utilisation
 from levelfield.specs.result import Result
 
 SCHEMA = "levelfield.repeats/1"
@@ -87,7 +87,7 @@ _ALL = (
     FigureColumn("tokens_per_second_per_device", "1/s", _rate, "tokens/s/device"),
     FigureColumn("step_seconds_median", "s", _step, "step, ms", 1e-3),
     FigureColumn("mfu_palm", "1", _mfu, "MFU (palm), %", 0.01, 2),
-    FigureColumn("memory_bytes", "B", lambda r: worst_memory(r)[1], "memory, GiB", GIB, 3),
+    FigureColumn("memory_bytes", "B", lambda r: headline_memory(r).value, "memory, GiB", GIB, 3),
     FigureColumn("joules_per_token", "J/token", lambda r: r.energy.joules_per_token.value, "J/token", 1, 4),
     FigureColumn("loss_tail_mean", "nats/token", lambda r: r.loss.tail_mean, "loss", 1, 5),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable
 
-from levelfield.specs.result import Result, Utilisation
+from levelfield.specs.result import Figure, Result, Utilisation
 from levelfield.specs.vendor import HOST_SHARE
 
 GIB = 2**30
@@ -61,6 +61,12 @@ def worst_memory(result: Result) -> tuple[str, float | None]:
     )
     order = named if result.device_is != HOST_SHARE else (named[3], *named[:3])
     return next(((name, figure.value) for name, figure in order if figure.value is not None), ("memory", None))
+
+
+def headline_memory(result: Result) -> Figure:
+    """Return the figure that runs are compared by: the device-used peak; on a processor the peak of the processes."""
+    memory = result.memory
+    return memory.process_peak if result.device_is == HOST_SHARE else memory.device_used_peak
 
 
 def expectation(result: Result) -> str:

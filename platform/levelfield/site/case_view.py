@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from levelfield.compare.findings import WORDS
 from levelfield.site.gathering import SiteContent
-from levelfield.site.night_findings import WORDS, NightFinding
+from levelfield.site.night_findings import NightFinding
 from levelfield.site.series_history import SeriesRuns, seconds_of
 from levelfield.site.series_summary import SeriesSummary
 from levelfield.specs.record import StoreEvent

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from levelfield.site.escaped_data import slug
-from levelfield.site.night_findings import NightFinding, finding_of
+from levelfield.site.night_findings import CALM, NightFinding, finding_of, latest_of_each
 from levelfield.site.results import SeriesEntry, StoredResults
 from levelfield.site.series_history import SeriesRuns, seconds_of
 from levelfield.specs.record import Point, StoreEvent
@@ -46,8 +47,12 @@ class SiteContent:
         return dict(sorted(found.items()))
 
 
-def gathered(results: StoredResults) -> SiteContent:
-    """Read a store. A run whose time cannot be read is left out and named in `unreadable`."""
+def gathered(results: StoredResults, judged: Sequence[Mapping[str, Any]] = ()) -> SiteContent:
+    """Read a store. A run whose time cannot be read is left out and named in `unreadable`.
+
+    judged: findings of the last night by the gate without pairs. A gate does not store a plain `no change`. So they
+    give the levels of quiet series; where the night has stored findings, these alone say what changed.
+    """
     points, nights = results.points(), sorted(results.nights())
     unreadable: list[str] = []
     series = [_runs(entry, points.get(entry.digest, ()), unreadable) for entry in results.series()]
@@ -56,9 +61,17 @@ def gathered(results: StoredResults) -> SiteContent:
         events=tuple(event for event in results.events() if _is_time(event.at)),
         night=nights[-1] if nights else None,
         expected=results.expected(nights[-1]) if nights else {},
-        findings=tuple(finding_of(n, f) for n in nights[-NIGHTS_SHOWN:] for f in results.findings(n)),
+        findings=tuple(_findings(results, nights[-NIGHTS_SHOWN:], judged)),
         unreadable=tuple(unreadable),
     )
+
+
+def _findings(results: StoredResults, nights: Sequence[str], judged: Sequence[Mapping[str, Any]]) -> list[NightFinding]:
+    stored = [finding_of(night, finding) for night in nights for finding in results.findings(night)]
+    tonight = [finding_of(nights[-1], finding) for finding in judged] if nights else []
+    if any(finding.night == nights[-1] for finding in stored):
+        tonight = [finding for finding in tonight if finding.word in CALM]
+    return latest_of_each([*tonight, *stored])
 
 
 def _runs(entry: SeriesEntry, points: Sequence[Point], unreadable: list[str]) -> SeriesRuns:

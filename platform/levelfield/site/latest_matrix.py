@@ -59,7 +59,9 @@ def latest_matrix(series: Sequence[Summarized]) -> LatestMatrix:
     places: dict[tuple[str, ...], dict[tuple[str, str, str], list[Summarized]]] = defaultdict(lambda: defaultdict(list))
     for runs, summary in series:
         s = runs.series
-        places[(s.case, s.scale, s.precision, s.work, s.corpus)][(s.vendor, s.chip, s.framework)].append((runs, summary))
+        places[(s.case, s.scale, s.precision, s.work, s.corpus)][(s.vendor, s.chip, s.framework)].append(
+            (runs, summary)
+        )
     columns = tuple(sorted({column for row in places.values() for column in row}))
     names = [key[:3] for key in places]
     rows = [_row(key, names.count(key[:3]) > 1, columns, places[key]) for key in sorted(places)]

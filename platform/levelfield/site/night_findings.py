@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-# In the order of the table: what needs a person first.
-CHANGES = (
-    "regression",
-    "training differs",
-    "environment step",
-    "bad night",
-    "invalid run",
-    "incomparable",
-    "inconclusive",
-    "improvement",
-    "stale",
-)
-WORDS = (*CHANGES, "missing", "new series", "no change")
-UNKNOWN = "inconclusive"  # a word of a later version
+from levelfield.compare.findings import WORDS, FindingWord
+
+_NO_CHANGES = ("missing", "new series", "no change")  # each has its place elsewhere on the page
+CHANGES = tuple(word for word in WORDS if word not in _NO_CHANGES)
+CALM = ("no change", "new series")
+UNKNOWN: FindingWord = "inconclusive"  # a word of a later version
 LONGEST = 400  # characters of a text
 
 
 @dataclass(frozen=True)
 class NightFinding:
-    """One finding of a night. change, low, high: relative. detectable: the smallest change that could have been seen."""
+    """One finding of a night. change, low, high: relative. detectable: the smallest change that could be seen."""
 
     night: str
     series: str
     label: str
     figure: str | None
-    word: str
+    word: FindingWord
     change: float | None
     low: float | None
     high: float | None
@@ -50,7 +42,7 @@ class NightFinding:
 
 def finding_of(night: str, content: Mapping[str, Any]) -> NightFinding:
     """Return a finding from its JSON. What is absent or of a wrong type is None or an empty text."""
-    word = _text(content.get("word")) or UNKNOWN
+    word = next((word for word in WORDS if word == content.get("word")), UNKNOWN)
     nights = _number(content.get("nights"))
     fields = content.get("fields")
     return NightFinding(
@@ -58,7 +50,7 @@ def finding_of(night: str, content: Mapping[str, Any]) -> NightFinding:
         series=_text(content.get("series")) or "",
         label=_text(content.get("label")) or "",
         figure=_text(content.get("figure")),
-        word=word if word in WORDS else UNKNOWN,
+        word=word,
         change=_number(content.get("change")),
         low=_number(content.get("low")),
         high=_number(content.get("high")),
@@ -75,6 +67,11 @@ def finding_of(night: str, content: Mapping[str, Any]) -> NightFinding:
 def in_order(findings: Sequence[NightFinding]) -> list[NightFinding]:
     """Return the findings in order of urgency, the larger change first."""
     return sorted(findings, key=lambda f: (WORDS.index(f.word), -abs(f.change or 0.0), f.label))
+
+
+def latest_of_each(findings: Iterable[NightFinding]) -> list[NightFinding]:
+    """Return the last finding of each series and figure: findings are only added, and a later one replaces."""
+    return list({(f.night, f.series, f.figure, f.label): f for f in findings}.values())
 
 
 def _text(value: Any) -> str | None:

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from levelfield.compare.findings import COMPARED, WORDS
 from levelfield.site.gathering import SiteContent
 from levelfield.site.latest_matrix import LatestMatrix, latest_matrix
-from levelfield.site.night_findings import CHANGES, WORDS, NightFinding, in_order
+from levelfield.site.night_findings import CHANGES, NightFinding, in_order
 from levelfield.site.series_summary import SeriesSummary
 from levelfield.specs.record import StoreEvent
 
@@ -73,7 +74,7 @@ def overview(content: SiteContent, summaries: Mapping[str, SeriesSummary]) -> Ov
         night=content.night,
         expected=len(content.expected),
         arrived=len(content.expected) - sum(entry.name in content.expected for entry in missing),
-        compared=len({f.series for f in tonight if f.word not in ("missing", "new series", "invalid run")}),
+        compared=len({f.series for f in tonight if f.series and f.word in COMPARED}),
         counts={word: counts[word] for word in WORDS},
         changes=tuple(changes[:ROWS]),
         left_out=max(0, len(changes) - ROWS),

@@ -9,15 +9,13 @@ from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from levelfield.compare.findings import WORDS
 from levelfield.report.escapes import printable
 from levelfield.report.words import GIB
-from levelfield.site.night_findings import WORDS
 from levelfield.site.page_texts import HTML_LANGUAGES, LANGUAGES, text
 
 # No inline script or style, nothing from elsewhere. `file:` pages load their own folder as 'self'.
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'"
-)
+POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'"
 
 
 class PageRenderer:

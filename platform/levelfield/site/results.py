@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from levelfield.specs.record import Point, RunRecord, Series, StoreEvent
+from levelfield.specs.record import Conditions, Point, RunRecord, Series, StoreEvent, Subject
 
 
 class SeriesEntry(Protocol):
@@ -31,6 +31,8 @@ class StoredResults(Protocol):
     def series(self) -> Sequence[SeriesEntry]: ...
     def points(self) -> Mapping[str, Sequence[Point]]: ...
     def records(self, run_ids: Sequence[str]) -> Iterator[RunRecord]: ...
+    def conditions(self, digest: str) -> Conditions: ...
+    def subject(self, digest: str) -> Subject: ...
     def events(self) -> Sequence[StoreEvent]: ...
     def nights(self) -> Sequence[str]: ...
     def expected(self, night: str) -> Mapping[str, str | None]: ...
@@ -61,10 +63,13 @@ class GivenRuns:
         digests = _Digests()
         self._of: dict[str, list[RunRecord]] = defaultdict(list)
         self._points: dict[str, list[Point]] = defaultdict(list)
+        self._around: dict[str, Any] = {}
         for record in self._records.values():
             digest = digests.of(record.series)
             self._of[digest].append(record)
-            self._points[digest].append(point_of(record, digests.of(record.conditions), digests.of(record.subject)))
+            around = [digests.of(value) for value in (record.conditions, record.subject)]
+            self._around |= zip(around, (record.conditions, record.subject), strict=True)
+            self._points[digest].append(point_of(record, *around))
 
     def series(self) -> list[GivenSeries]:
         return [
@@ -77,6 +82,14 @@ class GivenRuns:
 
     def records(self, run_ids: Sequence[str]) -> Iterator[RunRecord]:
         return (self._records[run_id] for run_id in run_ids)
+
+    def conditions(self, digest: str) -> Conditions:
+        found: Conditions = self._around[digest]
+        return found
+
+    def subject(self, digest: str) -> Subject:
+        found: Subject = self._around[digest]
+        return found
 
     def events(self) -> Sequence[StoreEvent]:
         return self._events

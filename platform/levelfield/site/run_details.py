@@ -2,72 +2,71 @@
 
 from __future__ import annotations
 
-import json
+import marshal
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from levelfield.site.series_history import DistinctValues, rounded
+from levelfield.site.series_history import DistinctValues
 from levelfield.specs.record import RunRecord, Series
 
-# Of result.json, by the name that the page uses. Values that many runs share are kept once.
-_FACTS: dict[str, tuple[str, ...]] = {
+# Of result.json, by the name that the page uses. Most runs of a series share these: each group of values is kept once.
+_SHARED: dict[str, tuple[str, ...]] = {
     "reasons": ("status", "reasons"),
     "evidence_line": ("status", "evidence"),
-    "framework_version": ("framework_version",),
     "parameters": ("parameters",),
     "planned": ("steps_planned",),
     "done": ("steps_done",),
-    "median": ("throughput", "step_seconds", "median"),
-    "p90": ("throughput", "step_seconds", "p90"),
-    "spread": ("throughput", "step_seconds", "spread"),
     "flags": ("throughput", "step_seconds", "flags"),
     "disturbance": ("disturbance", "flags"),
-    "outliers": ("disturbance", "outliers"),
-    "device_used": ("memory", "device_used_peak"),
-    "reserved": ("memory", "reserved_peak"),
-    "allocated": ("memory", "allocated_peak"),
-    "process": ("memory", "process_peak"),
     "capacity": ("memory", "capacity_bytes"),
     "expected_bytes": ("memory", "expected_bytes"),
-    "expectation": ("memory", "expectation"),
-    "joules": ("energy", "joules"),
-    "mean_watts": ("energy", "mean_watts"),
     "boundary": ("energy", "boundary"),
-    "utilisation": ("utilisation",),
-    "alignment": ("alignment",),
     "certificate": ("certificate",),
     "deviations": ("deviations",),
     "warnings": ("warnings",),
     "allowed": ("allowed",),
     "inherited": ("inherited",),
-    "system": ("system",),
-    "other_use": ("other_use",),
     "repeated": ("repeated",),
 }
-_STEP_DIGITS, _LOSS_DIGITS = 6, 6
+# These differ from run to run.
+_OWN: dict[str, tuple[str, ...]] = {
+    "median": ("throughput", "step_seconds", "median"),
+    "p90": ("throughput", "step_seconds", "p90"),
+    "device_used": ("memory", "device_used_peak"),
+    "reserved": ("memory", "reserved_peak"),
+    "allocated": ("memory", "allocated_peak"),
+    "process": ("memory", "process_peak"),
+    "mean_watts": ("energy", "mean_watts"),
+    "others": ("other_use", "host_in_window"),
+    "utilisation": ("utilisation",),
+    "alignment": ("alignment",),
+}
+_MILLION = 1e6  # step times and losses are whole millionths: half the bytes, and quicker to write and to read
 
 
-def month_file(series: Series, records: Sequence[RunRecord], reference: tuple[str, list[float]] | None) -> dict[str, Any]:
+def month_file(
+    series: Series, records: Sequence[RunRecord], reference: tuple[str, list[float]] | None
+) -> dict[str, Any]:
     """Return the runs with their curves, and what they share. reference: name and losses of the case's own one."""
-    pool = DistinctValues()
-    runs = [_run(record, pool) for record in records]
+    shared = DistinctValues()
+    runs = [_run(record, shared) for record in records]
     return {
         "label": series.label,
         "series": {**series.model_dump(mode="json"), "layout": str(series.layout), "in_words": series.layout.in_words},
+        "command": command(series),
         "reference": {"name": reference[0], "losses": reference[1]} if reference else None,
-        "pool": pool.values,
+        "shared": shared.values,
         "runs": runs,
     }
 
 
-def _run(record: RunRecord, pool: DistinctValues) -> dict[str, Any]:
-    facts = {name: _at(record.result, path) for name, path in _FACTS.items()}
+def _run(record: RunRecord, shared: DistinctValues) -> dict[str, Any]:
+    facts = _facts(record.result, _SHARED)
     return {
         "run": record.run_id,
         "began": record.began,
         "purpose": record.purpose,
-        "night": record.night,
         "entry": record.entry,
         "node": record.node,
         "content": record.content,
@@ -84,30 +83,29 @@ def _run(record: RunRecord, pool: DistinctValues) -> dict[str, Any]:
         "energy": record.joules_per_token,
         "loss": record.loss_tail,
         "window": record.window,
-        "steps": [rounded(each, _STEP_DIGITS) for each in record.step_seconds],
-        "losses": [rounded(each, _LOSS_DIGITS) for each in record.losses],
+        "steps": [round(each * _MILLION) for each in record.step_seconds],
+        "losses": [None if each is None else round(each * _MILLION) for each in record.losses],
         "telemetry": record.telemetry,
-        "command": command(record),
-        "facts": {name: _pooled(pool, value) for name, value in facts.items() if value not in (None, [], {})},
+        "shared": shared.index(marshal.dumps(facts, 2), facts),  # bytes tell 1 from True; version 2 has no references
+        **_facts(record.result, _OWN),
     }
 
 
-def _pooled(pool: DistinctValues, value: Any) -> int:
-    if isinstance(value, (str, int, float)):
-        return pool.index((type(value).__name__, value), value)
-    return pool.index(json.dumps(value, sort_keys=True), value)
+def _facts(result: Any, paths: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return what the result has of these, by name."""
+    found = {name: _at(result, path) for name, path in paths.items()}
+    return {name: value for name, value in found.items() if value is not None and value != []}
 
 
 def _at(content: Any, path: Sequence[str]) -> Any:
     """Return the value at a path of result.json; None where a part of the path is absent."""
     for part in path:
-        content = content.get(part) if isinstance(content, Mapping) else None
+        content = content.get(part) if isinstance(content, dict) else None
     return content
 
 
-def command(record: RunRecord) -> str:
+def command(series: Series) -> str:
     """Return the command that starts the same training again, as a shell reads it."""
-    series = record.series
     target = (series.case, series.framework, series.chip, str(series.nodes), str(series.devices // series.nodes))
     words = ["python", "run_benchmarks.py", "--case", ":".join(target), "--scale", series.scale]
     words += ["--layout", str(series.layout), "--micro-batch", str(series.micro_batch)]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from itertools import pairwise
 from typing import Any
 
-from levelfield.specs.record import Point, RunRecord, Series
-
-FIGURES = ("tokens", "mfu", "memory", "energy", "loss")
+from levelfield.compare.segments import segments_of
+from levelfield.site.results import StoredResults
+from levelfield.specs.base import Value
+from levelfield.specs.record import Point, Series
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,25 @@ class DistinctValues:
         return self._places[key]
 
 
+class Surroundings:
+    """Conditions and subjects by their digests, each read once for all series."""
+
+    def __init__(self, results: StoredResults) -> None:
+        self._results = results
+        self._known: dict[str, dict[str, Any]] = {}
+
+    def conditions(self, digest: str) -> dict[str, Any]:
+        return self._once(digest, self._results.conditions)
+
+    def subject(self, digest: str) -> dict[str, Any]:
+        return self._once(digest, self._results.subject)
+
+    def _once(self, digest: str, read: Callable[[str], Value]) -> dict[str, Any]:
+        if digest not in self._known:
+            self._known[digest] = read(digest).model_dump(mode="json")
+        return self._known[digest]
+
+
 def seconds_of(began: str) -> int:
     """Return seconds since 1970 of a time in UTC; a time without a zone is one in UTC."""
     at = datetime.fromisoformat(began.replace("Z", "+00:00"))
@@ -49,53 +68,50 @@ def month_of(began: str) -> str:
     return datetime.fromtimestamp(seconds_of(began), timezone.utc).strftime("%Y-%m")
 
 
-def history(runs: SeriesRuns, records: Mapping[str, RunRecord]) -> dict[str, Any]:
+def history(runs: SeriesRuns, surroundings: Surroundings) -> dict[str, Any]:
     """Return the columns, what they refer to, and the segments."""
-    words, nodes, verdicts, purposes = (DistinctValues() for _ in range(4))
-    conditions, subjects = DistinctValues(), DistinctValues()
-    columns: dict[str, list[Any]] = {name: [] for name in (*_COLUMNS, *FIGURES)}
-    for point in runs.points:
-        record = records[point.run_id]
-        row = {
-            "run": point.run_id,
-            "time": seconds_of(point.began),
-            "word": words.index(point.word),
-            "node": nodes.index(point.node),
-            "verdict": verdicts.index(point.verdict),
-            "purpose": purposes.index(point.purpose),
-            "counts": int(record.is_comparable),
-            "conditions": _place(conditions, point.conditions, record.conditions),
-            "subject": _place(subjects, point.subject, record.subject),
-            **_figures(record),
-        }
-        for name, value in row.items():
-            columns[name].append(value)
-    kept = {
-        "words": words.values,
-        "nodes": nodes.values,
-        "verdicts": verdicts.values,
-        "purposes": purposes.values,
-        "conditions": conditions.values,
-        "subjects": subjects.values,
-    }
+    kept = {name: DistinctValues() for name in ("words", "nodes", "verdicts", "purposes", "conditions", "subjects")}
+    rows = [_row(point, kept, surroundings) for point in runs.points]
+    columns = {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
     return {
         "label": runs.series.label,
-        "case": runs.series.case,
         "case_file": runs.case_slug,
         "digest": runs.digest,
         "columns": columns,
-        "kept": kept,
-        "segments": segments(columns["conditions"], conditions.values),
+        "kept": {name: each.values for name, each in kept.items()},
+        "segments": segments(runs.points, surroundings),
     }
 
 
-_COLUMNS = ("run", "time", "word", "node", "verdict", "purpose", "counts", "conditions", "subject")
+def _row(point: Point, kept: Mapping[str, DistinctValues], surroundings: Surroundings) -> dict[str, Any]:
+    """Return a value for each column. What repeats is a place in `kept`."""
+    return {
+        "run": point.run_id,
+        "time": seconds_of(point.began),
+        "word": kept["words"].index(point.word),
+        "node": kept["nodes"].index(point.node),
+        "verdict": kept["verdicts"].index(point.verdict),
+        "purpose": kept["purposes"].index(point.purpose),
+        "counts": int(point.is_comparable),
+        "conditions": _place(kept["conditions"], point.conditions, surroundings.conditions),
+        "subject": _place(kept["subjects"], point.subject, surroundings.subject),
+        **_figures(point),
+    }
 
 
-def segments(places: Sequence[int], conditions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return where the conditions change: the index of the first run under new ones, and the fields that differ."""
-    steps = [(i, before, after) for i, (before, after) in enumerate(pairwise(places), start=1) if before != after]
-    return [{"at": i, "fields": differences(conditions[before], conditions[after])} for i, before, after in steps]
+def segments(points: Sequence[Point], surroundings: Surroundings) -> list[dict[str, Any]]:
+    """Return where the conditions of a node change: the index of the first run under new ones, and what differs."""
+    found, place = segments_of(points), {id(point): index for index, point in enumerate(points)}
+    return [
+        {
+            "at": place[id(segment.points[0])],
+            "fields": differences(
+                surroundings.conditions(found[segment.before].conditions), surroundings.conditions(segment.conditions)
+            ),
+        }
+        for segment in found
+        if segment.before is not None
+    ]
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[list[str]]:
@@ -113,25 +129,24 @@ def _flat(value: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, str]
             yield f"{above}{name}", str(inner)
 
 
-def _place(kept: DistinctValues, digest: str, value: Any) -> int:
+def _place(kept: DistinctValues, digest: str, value_of: Callable[[str], dict[str, Any]]) -> int:
     known = len(kept.values)
     place = kept.index(digest)
     if place == known:  # the first of its digest
-        kept.values[place] = value.model_dump(mode="json")
+        kept.values[place] = value_of(digest)
     return place
 
 
-def _figures(record: RunRecord) -> dict[str, float | None]:
+def _figures(point: Point) -> dict[str, float | None]:
     """Return the figures, rounded to what a chart and its table can show."""
     return {
-        "tokens": rounded(record.tokens_per_second_per_device, 2),
-        "mfu": rounded(record.mfu, 5),
-        "memory": rounded(record.memory_bytes, 0),
-        "energy": rounded(record.joules_per_token, 6),
-        "loss": rounded(record.loss_tail, 5),
+        "tokens": rounded(point.tokens_per_second_per_device, 2),
+        "mfu": rounded(point.mfu, 5),
+        "memory": rounded(point.memory_bytes, 0),
+        "energy": rounded(point.joules_per_token, 6),
+        "loss": rounded(point.loss_tail, 5),
     }
 
 
 def rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
-

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import levelfield
 from levelfield.catalog.registry import Registry
 from levelfield.site.escaped_data import data_script
-from levelfield.site.gathering import SiteContent, gathered
+from levelfield.site.gathering import gathered
 from levelfield.site.results import StoredResults
 from levelfield.site.run_details import month_file
-from levelfield.site.series_history import SeriesRuns, history, month_of
-from levelfield.site.series_summary import SeriesSummary, summary_of
-from levelfield.site.site_manifest import SeriesFiles, SiteManifest, SiteWriter, opened
+from levelfield.site.series_history import SeriesRuns, Surroundings, history, month_of
+from levelfield.site.site_manifest import SiteWriter
 from levelfield.site.site_pages import write_pages
-from levelfield.specs.record import RunRecord
+from levelfield.specs.record import Point, RunRecord
 
 HERE = Path(__file__).parent
 ASSETS = ("page.js", "tables.js", "charts.js", "case.js", "run.js", "compare.js", "style.css", "icon.svg")
@@ -30,7 +30,7 @@ References = Mapping[tuple[str, str], tuple[str, list[float]]]  # by digests of 
 
 @dataclass(frozen=True)
 class BuiltSite:
-    """What was made. unreadable: runs that were left out because their time cannot be read."""
+    """What was made. rebuilt: series of which a file was written. unreadable: runs without a readable time."""
 
     runs: int
     series: int
@@ -39,25 +39,43 @@ class BuiltSite:
     unreadable: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class MonthRuns:
+    """The runs of a series in a month, which are one file. stamp: digest of what the file is made from."""
+
+    runs: SeriesRuns
+    run_ids: tuple[str, ...]
+    file: str
+    stamp: str
+    reference: tuple[str, list[float]] | None
+
+
 def build_site(
-    results: StoredResults, folder: Path, registry: Registry, progress: Callable[[int, int], None] | None = None
+    results: StoredResults,
+    folder: Path,
+    registry: Registry,
+    judged: Sequence[Mapping[str, Any]] = (),
+    progress: Callable[[int, int], None] | None = None,
 ) -> BuiltSite:
-    """Write the site. progress: called with the number of series done and of all. Raises UsageError for the folder."""
-    before, writer = opened(folder), SiteWriter(folder)
-    content, references = gathered(results), stored_references(registry)
-    series: dict[str, SeriesFiles] = {}
-    rebuilt = 0
-    for done, runs in enumerate(content.series.values(), start=1):
-        reference = references.get((runs.series.work, runs.series.corpus))
-        series[runs.slug], is_new = _series_files(runs, reference, results, before, writer, folder)
-        rebuilt += is_new
+    """Write the site. Raises UsageError for the folder.
+
+    judged: findings of the last night, as `gathered` takes them. progress: called with the number of months done and of
+    all.
+    """
+    writer, content, references = SiteWriter(folder), gathered(results, judged), stored_references(registry)
+    surroundings = Surroundings(results)
+    changed = {runs.slug for runs in content.series.values() if _write_history(runs, surroundings, writer)}
+    months = [month for runs in content.series.values() for month in _changed_months(runs, references, writer)]
+    for done, (month, records) in enumerate(_with_records(months, results), start=1):
+        value = month_file(month.runs.series, records, month.reference)
+        writer.write(_place(month.file), data_script(month.file, value), month.stamp)
         if progress:
-            progress(done, len(content.series))
-    summaries = {digest: series[runs.slug].summary for digest, runs in content.series.items()}
+            progress(done, len(months))
     _write_assets(writer)
-    write_pages(writer, content, summaries, registry, datetime.now(timezone.utc))
-    writer.finish(before, series)
-    return BuiltSite(content.runs, len(series), rebuilt, len(writer.names), tuple(content.unreadable))
+    write_pages(writer, content, registry, datetime.now(timezone.utc))
+    writer.finish()
+    rebuilt = changed | {month.runs.slug for month in months}
+    return BuiltSite(content.runs, len(content.series), len(rebuilt), len(writer.stamps), tuple(content.unreadable))
 
 
 def stored_references(registry: Registry) -> References:
@@ -66,44 +84,47 @@ def stored_references(registry: Registry) -> References:
     return {(each.identity.work, each.identity.corpus): (each.name, list(each.losses)) for each in found}
 
 
-def _series_files(
-    runs: SeriesRuns,
-    reference: tuple[str, list[float]] | None,
-    results: StoredResults,
-    before: SiteManifest,
-    writer: SiteWriter,
-    folder: Path,
-) -> tuple[SeriesFiles, bool]:
-    """Return the files of a series, and whether they were written now."""
-    stamp, old = _stamp(runs, reference), before.series.get(runs.slug)
-    if old and old.stamp == stamp and all((folder / name).is_file() for name in old.files):
-        writer.keep(old.files)
-        return old, False
-    records = {record.run_id: record for record in results.records([point.run_id for point in runs.points])}
-    names = tuple(_write_series(runs, records, reference, writer))
-    return SeriesFiles(stamp=stamp, files=names, summary=summary_of(runs, records)), True
+def _write_history(runs: SeriesRuns, surroundings: Surroundings, writer: SiteWriter) -> bool:
+    """Write the history of a series. Return False where it is as it was."""
+    name = f"history-{runs.slug}"
+    stamp = _stamp(runs, runs.points, "")
+    if writer.keeps(_place(name), stamp):
+        return False
+    writer.write(_place(name), data_script(name, history(runs, surroundings)), stamp)
+    return True
 
 
-def _write_series(
-    runs: SeriesRuns,
-    records: Mapping[str, RunRecord],
-    reference: tuple[str, list[float]] | None,
-    writer: SiteWriter,
-) -> Iterable[str]:
-    yield _data(writer, f"history-{runs.slug}", history(runs, records))
-    for month, points in groupby(runs.points, key=lambda point: month_of(point.began)):
-        of_month = [records[point.run_id] for point in points]
-        yield _data(writer, f"runs-{runs.slug}-{month}", month_file(runs.series, of_month, reference))
+def _changed_months(runs: SeriesRuns, references: References, writer: SiteWriter) -> Iterator[MonthRuns]:
+    reference = references.get((runs.series.work, runs.series.corpus))
+    for month, grouped in groupby(runs.points, key=lambda point: month_of(point.began)):
+        points = list(grouped)
+        name, stamp = f"runs-{runs.slug}-{month}", _stamp(runs, points, repr(reference))
+        if not writer.keeps(_place(name), stamp):
+            yield MonthRuns(runs, tuple(point.run_id for point in points), name, stamp, reference)
 
 
-def _data(writer: SiteWriter, name: str, value: object) -> str:
-    return writer.write(f"data/{name}.js", data_script(name, value))
+def _with_records(months: Sequence[MonthRuns], results: StoredResults) -> Iterator[tuple[MonthRuns, list[RunRecord]]]:
+    """Yield each month with its records. They are read in one pass, so that a store reads what they share once.
+
+    A run that was removed since its point was read is left out.
+    """
+    passing = results.records([run_id for month in months for run_id in month.run_ids])
+    ahead = next(passing, None)
+    for month in months:
+        own, records = set(month.run_ids), []
+        while ahead is not None and ahead.run_id in own:
+            records.append(ahead)
+            ahead = next(passing, None)
+        yield month, records
 
 
-def _stamp(runs: SeriesRuns, reference: tuple[str, list[float]] | None) -> str:
-    """Return a digest of all that the files of a series are made from. A stored run never changes."""
-    known = (point.run_id for point in runs.points)
-    text = "\n".join([_version(), runs.digest, repr(reference), *known])
+def _place(name: str) -> str:
+    return f"data/{name}.js"
+
+
+def _stamp(runs: SeriesRuns, points: Sequence[Point], more: str) -> str:
+    """Return a digest of what a data file is made from. A stored run never changes."""
+    text = "\n".join([_version(), runs.digest, more, *(point.run_id for point in points)])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 

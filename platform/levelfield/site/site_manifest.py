@@ -6,33 +6,21 @@ import re
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import Field
-
 from levelfield.errors import DocumentError, UsageError
 from levelfield.rundir.directory import write_atomically
-from levelfield.site.series_summary import SeriesSummary
-from levelfield.specs.base import Document, Value, dump, load
+from levelfield.specs.base import Document, dump, load
 
 NAME = "site.json"
 # A page, or a file of assets/ or data/. No other file is ever written, served or removed.
 PLACES = re.compile(r"(zh/)?[a-z0-9-]+\.html|(assets|assets/uplot|data)/[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-class SeriesFiles(Value):
-    """The files of a series. stamp: digest of what they were made from."""
-
-    stamp: str
-    files: tuple[str, ...]
-    summary: SeriesSummary
-
-
 class SiteManifest(Document):
-    """site.json of a site. series: by the name of their files."""
+    """site.json of a site. files: by name a digest of what they were made from, empty for those made each time."""
 
     KIND: ClassVar[str] = "site"
 
-    files: tuple[str, ...]
-    series: dict[str, SeriesFiles] = Field(default_factory=dict)
+    files: dict[str, str]
 
 
 def manifest_of(folder: Path) -> SiteManifest:
@@ -57,7 +45,7 @@ def opened(folder: Path) -> SiteManifest:
     except OSError as error:
         raise UsageError(f"--html {folder}: cannot be made: {error.strerror}") from None
     if is_empty:
-        return SiteManifest(files=())
+        return SiteManifest(files={})
     try:
         return manifest_of(folder)
     except UsageError:
@@ -67,29 +55,30 @@ def opened(folder: Path) -> SiteManifest:
 
 
 class SiteWriter:
-    """Writes the files of a site and keeps their names."""
+    """Writes the files of a site. It keeps those that were made from the same content before."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.names: list[str] = []
+        self._folder, self._before = folder, opened(folder)
+        self.stamps: dict[str, str] = {}
 
-    def write(self, name: str, content: str) -> str:
-        """Write one file whole or not at all. Return its name."""
+    def keeps(self, name: str, stamp: str) -> bool:
+        """Return whether the file was made from what this stamp stands for. It is then part of the site again."""
+        is_same = self._before.files.get(name) == stamp and (self._folder / name).is_file()
+        if is_same:
+            self.stamps[name] = stamp
+        return is_same
+
+    def write(self, name: str, content: str, stamp: str = "") -> None:
+        """Write one file whole or not at all."""
         if not PLACES.fullmatch(name):
             raise ValueError(f"{name}: no place for a file of a site")
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content.encode("utf-8", "replace").decode())
-        self.names.append(name)
-        return name
+        self.stamps[name] = stamp
 
-    def keep(self, names: tuple[str, ...]) -> None:
-        """Take over files of the site as it was."""
-        self.names += names
-
-    def finish(self, before: SiteManifest, series: dict[str, SeriesFiles]) -> None:
+    def finish(self) -> None:
         """Write the manifest, then remove files that only the site before had."""
-        names = tuple(sorted(set(self.names)))
-        write_atomically(self._folder / NAME, dump(SiteManifest(files=names, series=series)))
-        for name in set(before.files) - set(names):
+        write_atomically(self._folder / NAME, dump(SiteManifest(files=dict(sorted(self.stamps.items())))))
+        for name in set(self._before.files) - set(self.stamps):
             (self._folder / name).unlink(missing_ok=True)

@@ -9,25 +9,25 @@ from typing import Any
 import levelfield
 from levelfield.catalog.registry import Registry
 from levelfield.site.case_view import CaseView, case_view
-from levelfield.site.comparison_rules import AS_ASKED, CAUTION, MUST_EQUAL
+from levelfield.site.comparison_rules import RULES
 from levelfield.site.escaped_data import data_script
 from levelfield.site.gathering import SiteContent
 from levelfield.site.overview import overview
 from levelfield.site.page_rendering import PageRenderer, folder_of
 from levelfield.site.page_texts import LANGUAGES, script_texts
 from levelfield.site.published_view import beside_rows
-from levelfield.site.series_summary import SeriesSummary
+from levelfield.site.series_summary import summary_of
 from levelfield.site.site_manifest import SiteWriter
 
 
 def write_pages(
     writer: SiteWriter,
     content: SiteContent,
-    summaries: Mapping[str, SeriesSummary],
     registry: Registry,
     made: datetime,
 ) -> None:
     """Write every page and the data that they share."""
+    summaries = {digest: summary_of(runs) for digest, runs in content.series.items()}
     cases = [case_view(case, series, summaries, content) for case, series in content.cases().items()]
     values = {"overview": overview(content, summaries), "rows": beside_rows(content, summaries, registry)}
     shared = {"made": made.strftime("%Y-%m-%d %H:%M UTC"), "version": levelfield.__version__}
@@ -61,4 +61,4 @@ def _site(content: SiteContent) -> dict[str, Any]:
         for each in content.cases().values()
         for runs in each
     ]
-    return {"series": series, "must": MUST_EQUAL, "asked": AS_ASKED, "caution": CAUTION}
+    return {"series": series, "rules": RULES}

@@ -75,7 +75,9 @@ class SiteServer(ThreadingHTTPServer):
         super().__init__((host, port), _Handler)
         own = f"[{host}]" if address.version == 6 else host
         names = {own, *(_OWN_NAMES if address.is_loopback else ())}
-        self.hosts = frozenset({f"{name}:{self.server_port}" for name in names} | (names if self.server_port == 80 else set()))
+        self.hosts = frozenset(
+            {f"{name}:{self.server_port}" for name in names} | (names if self.server_port == 80 else set())
+        )
         self.url = f"http://{own}:{self.server_port}/"
 
 

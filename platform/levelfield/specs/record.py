@@ -133,8 +133,7 @@ class RunRecord(Document):
     @property
     def is_comparable(self) -> bool:
         """Whether the run may stand in a comparison: valid, sealed, and with no training that differs."""
-        is_right = self.verdict not in ("different", "diverged")
-        return self.word == "valid" and self.evidence == "sealed" and is_right
+        return _is_comparable(self.word, self.evidence, self.verdict)
 
 
 class Point(Value):
@@ -154,6 +153,17 @@ class Point(Value):
     tokens_per_second_per_device: float | None
     memory_bytes: float | None
     joules_per_token: float | None
+    mfu: float | None = None
+    loss_tail: float | None = None
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether the run may stand in a comparison, as its record says."""
+        return _is_comparable(self.word, self.evidence, self.verdict)
+
+
+def _is_comparable(word: Word, evidence: Evidence, verdict: str) -> bool:
+    return word == "valid" and evidence == "sealed" and verdict not in ("different", "diverged")
 
 
 EventKind = Literal["baseline", "note", "quarantine", "release", "environment-step"]

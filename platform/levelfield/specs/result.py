@@ -273,11 +273,6 @@ class Identity(Value):
     corpus: str = Field(description="Digest of the corpus.")
     initial_weights: str | None = Field(description="Digest of the initial weights of every parameter.")
     tokens: str | None = Field(description="Checksum of all tokens that the run read.")
-    work_but_precision: str | None = Field(
-        default=None,
-        description="Digest of the work with precision and loss scale left out: `compare --across precision` needs it. "
-        "Null for results of an earlier version.",
-    )
 
 
 class AlignmentLayer(Value):
@@ -430,6 +425,11 @@ class Result(Document):
         default=None, description="What single steps cost the window; null where the window is not complete."
     )
     identity: Identity = Field(description="What makes two runs comparable.")
+    work_but_precision: str | None = Field(
+        default=None,
+        description="Digest of the work with precision and loss scale left out: `compare --across precision` needs it. "
+        "Null for results of an earlier version.",
+    )
     alignment: Alignment = Field(description="Whether the training agrees with a reference.")
     certificate: CertificateFinding | None = Field(
         default=None, description="The certificate that an aligned run in 16 bits or at full scale needs; else null."

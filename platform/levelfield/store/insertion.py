@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import Connection, Table, func, insert, select, update
 
 from levelfield.specs.record import RunRecord
-from levelfield.store.packing import inflated, packed_json
-from levelfield.store.rows import Digests, documents_of, raw_row, run_row, series_row, subject_row
+from levelfield.store.compression import inflated, packed_json
+from levelfield.store.rows import Digests, documents_of, raw_row, row_digest, run_row, series_row, subject_row
 from levelfield.store.schema import ASIDE, CONDITION, NODE, RAW, RUN, SERIES, SUBJECT
 
 
@@ -66,8 +66,9 @@ class RunInsertion:
         runs, raws = [], []
         for number, record in enumerate(records, first):
             places = self._places(connection, record)
-            runs.append(run_row(record, number, places))
-            raws.append(raw_row(record, number, self._samples[places["series"]]))
+            run, raw = run_row(record, number, places), raw_row(record, number, self._samples[places["series"]])
+            runs.append({**run, "row_digest": row_digest(run, raw)})
+            raws.append(raw)
         connection.execute(insert(RUN), runs)
         connection.execute(insert(RAW), raws)
 

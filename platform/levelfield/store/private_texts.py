@@ -17,7 +17,7 @@ from levelfield.specs.variables import masked
 
 # Of every system; what lies there says nothing about a person or a company.
 _PUBLIC = ("/usr/", "/proc/", "/sys/", "/dev/", "/lib/", "/lib64/", "/etc/", "/bin/", "/sbin/")
-_PATH = re.compile(r"(?<![\w.:/~-])~?(?:/[\w.@+%=-]+){2,}/?|(?<![\w.:/~-])~/[\w.@+%=/-]+")
+_PATH = re.compile(r"(?:\bfile://|(?<![\w./~-]))(?:(?:/[\w.@+%=-]+){2,}/?|~/[\w.@+%=/-]+)")
 _USER = re.compile(r"/(?:home|Users)/([\w.-]+)")
 _SHORTEST = 3  # a host named `vm` tells nothing, and its letters are part of other words
 _NOBODY = {"root", "user", "users", "localhost", "shared", "public"}
@@ -69,7 +69,7 @@ def _without_folder(match: re.Match[str]) -> str:
     if path.startswith(_PUBLIC):
         return path
     name = path.rstrip("/").rpartition("/")[2]
-    is_deep = path.count("/") > 2 and re.search(r"[^.]\.\w{1,5}$", name)
+    is_deep = (path.count("/") > 2 or path.startswith("~")) and re.search(r"[^.]\.\w{1,5}$", name)
     return f"(path)/{name}" if is_deep else "(path)"
 
 

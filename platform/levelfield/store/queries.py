@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, Select, func, select
 from levelfield.errors import UnknownName, UsageError
 from levelfield.specs.base import Value
 from levelfield.specs.record import Conditions, Point, RunRecord, Series, Subject
-from levelfield.store.packing import inflated
+from levelfield.store.compression import inflated
 from levelfield.store.rows import document_from, point_from, record_from
 from levelfield.store.schema import CONDITION, NODE, RAW, RUN, SERIES, SUBJECT
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -10,7 +11,7 @@ from sqlalchemy import Row
 
 from levelfield.specs.base import Value
 from levelfield.specs.record import Point, RunRecord, Series, Subject
-from levelfield.store.packing import packed_json, packed_numbers, unpacked_json, unpacked_numbers
+from levelfield.store.compression import packed_json, packed_numbers, unpacked_json, unpacked_numbers
 from levelfield.store.schema import FIGURES
 
 T = TypeVar("T", bound=Value)
@@ -18,6 +19,7 @@ _PLAIN = (
     *("run_id", "content", "began", "purpose", "night", "entry", "evidence", "evidence_reason"),
     *("word", "failure", "reason", "verdict", *FIGURES),
 )
+_NUMBERS = ("window_first", "window_last", "series_id", "condition_id", "subject_id", "node_id")
 _SURROUNDINGS = ("series", "conditions", "subject")
 _OF_SERIES = (
     *("label", "work", "corpus", "scale", "framework", "vendor", "chip", "device_is", "precision", "runtime"),
@@ -25,16 +27,11 @@ _OF_SERIES = (
 )
 
 
-def row_digest(record: RunRecord) -> bytes:
-    """Return the digest by which `store check` finds a row that was changed. A field at its default does not count."""
-    return hashlib.blake2b(record.model_dump_json(exclude_defaults=True).encode(), digest_size=16).digest()
-
-
 def run_row(record: RunRecord, number: int, places: Mapping[str, int]) -> dict[str, Any]:
-    """Return the row of `run`. places: the ids of series, condition, subject and node."""
+    """Return the row of `run`, without its digest. places: the ids of series, condition, subject and node."""
     found: dict[str, Any] = {name: getattr(record, name) for name in _PLAIN}
     first, last = record.window
-    own = {"id": number, "row_digest": row_digest(record), "is_aside": 0, "window_first": first, "window_last": last}
+    own = {"id": number, "is_aside": 0, "window_first": first, "window_last": last}
     return {**found, **own, **{f"{table}_id": place for table, place in places.items()}}
 
 
@@ -46,6 +43,15 @@ def raw_row(record: RunRecord, number: int, sample: bytes) -> dict[str, Any]:
         "losses": packed_numbers(record.losses),
         "documents": packed_json(documents_of(record), sample),
     }
+
+
+def row_digest(run: Mapping[str, Any], raw: Mapping[str, Any]) -> bytes:
+    """Return the digest of both rows of a run, by which `store check` finds one that was changed."""
+    values = [run[name] for name in (*_PLAIN, *_NUMBERS)]
+    digest = hashlib.blake2b(json.dumps(values).encode(), digest_size=16)
+    for name in ("steps", "losses", "documents"):
+        digest.update(hashlib.blake2b(raw[name], digest_size=16).digest())
+    return digest.digest()
 
 
 def documents_of(record: RunRecord) -> list[Any]:

@@ -44,15 +44,18 @@ def record_of(
     result: Result | None = None,
     raw: RawRecords | None = None,
 ) -> RunRecord:
-    """Return the record of a finished run. result, raw: where they are at hand; else they are read.
+    """Return the record of a finished run. result: where it was just computed from these files; else it is read.
+
+    raw: the raw files, where they were read already.
 
     Raises DocumentError for a missing or wrong plan or result, and for a run without a time.
     """
+    evidence = result.seal if result and result.seal else seal_finding(paths)
     plan, result, raw = read_plan(paths), result or load(Result, paths.result), raw or read_raw(paths)
     if result.run_id != plan.run_id:
         raise DocumentError(f"{paths.result}: key 'run_id': found '{result.run_id}', expected '{plan.run_id}'")
-    provenance, evidence = _json(paths.provenance), seal_finding(paths)
-    private, status = _private(plan, provenance), result.status
+    provenance, status = _json(paths.provenance), result.status
+    private = _private(plan, provenance)
     palm = next((u for u in result.utilisation if u.kind == "MFU" and u.formula.startswith("palm/")), None)
     return RunRecord(
         run_id=plan.run_id,
@@ -80,8 +83,14 @@ def record_of(
         step_seconds=_step_seconds(plan, raw),
         losses=_losses(raw),
         telemetry=telemetry_summary(raw, plan.work.window),
-        result=private.value({"schema": Result.schema_name(), **result.model_dump(mode="json")}),
+        result=_result(result, private),
     )
+
+
+def _result(result: Result, private: PrivateTexts) -> dict[str, JsonValue]:
+    """Return result.json without private words."""
+    content = private.value({"schema": Result.schema_name(), **result.model_dump(mode="json")})
+    return {**content, "inherited": {**private.variables(result.inherited)}}
 
 
 def series_of(plan: Plan) -> Series:

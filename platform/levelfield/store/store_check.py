@@ -104,12 +104,17 @@ def _of_runs(store: Store, progress: Callable[[int, int], None]) -> Iterator[str
 
 def _changed(connection: Connection, run_ids: list[str]) -> list[str]:
     """Return a sentence for each of the runs that is damaged. After an error the runs are read one by one."""
+    joined = select(RUN, RAW.c.steps, RAW.c.losses, RAW.c.documents).join(RAW, RAW.c.run_id == RUN.c.id)
+    rows = [dict(row._mapping) for row in connection.execute(joined.where(RUN.c.run_id.in_(run_ids)))]
+    changed = [row["run_id"] for row in rows if row_digest(row, row) != bytes(row["row_digest"])]
+    unread = _unreadable(connection, [row["run_id"] for row in rows if row["run_id"] not in changed])
+    return [_CHANGED.format(run_id) for run_id in (*changed, *unread)]
+
+
+def _unreadable(connection: Connection, run_ids: list[str]) -> list[str]:
+    """Return the runs that cannot be read back. After an error they are read one by one."""
     try:
-        records = queries.RecordReader().records(connection, run_ids)
+        queries.RecordReader().records(connection, run_ids)
     except ValueError:  # of damaged bytes, or of a value that no record may have
-        if len(run_ids) > 1:
-            return [fault for run_id in run_ids for fault in _changed(connection, [run_id])]
-        return [_CHANGED.format(run_ids[0])]
-    query = select(RUN.c.run_id, RUN.c.row_digest).where(RUN.c.run_id.in_(run_ids))
-    digests = {run_id: bytes(digest) for run_id, digest in connection.execute(query)}
-    return [_CHANGED.format(r.run_id) for r in records if row_digest(r) != digests[r.run_id]]
+        return run_ids if len(run_ids) == 1 else [bad for one in run_ids for bad in _unreadable(connection, [one])]
+    return []

@@ -100,8 +100,7 @@ def test_a_free_choice_differs_on_purpose(field: str, change: dict[str, Any]) ->
 
 def test_precision_differs_on_purpose_where_that_was_requested() -> None:
     def with_digest(runs: list[RunRecord], digest: str | None) -> list[RunRecord]:
-        identity = {"identity": {"work_but_precision": digest}}
-        return [run.model_copy(update={"result": {**run.result, **identity}}) for run in runs]
+        return [run.model_copy(update={"result": {**run.result, "work_but_precision": digest}}) for run in runs]
 
     base = with_digest(repeats(1000, 1010, 990), "sha256:8")
     other_precision = repeats(500, 505, 495, first=10, precision="bf16", work="sha256:" + "7" * 64)
@@ -132,6 +131,22 @@ def test_precision_differs_on_purpose_where_that_was_requested() -> None:
 def test_what_surrounds_a_run_asks_for_caution(field: str, change: dict[str, Any]) -> None:
     found = other(**change)
     assert found.holds and field in names(found.with_caution)
+
+
+@pytest.mark.parametrize(
+    ("used", "said"),
+    [
+        ({"host_in_window": {"value": 1.25}, "host_cores": 2, "devices": []}, "up to 1.2 of 2 cores"),
+        ({"host_in_window": {"value": 0.0}, "host_cores": 2, "devices": [{"in_use": True}]}, "a device"),
+        ({"host_in_window": {"value": 0.1}, "host_cores": 2, "devices": [{"in_use": None}]}, None),
+        ({"host_in_window": {"value": None}, "host_cores": None, "devices": []}, None),
+        (None, None),
+    ],
+)
+def test_a_machine_that_others_used_asks_for_caution(used: Any, said: str | None) -> None:
+    runs = [run.model_copy(update={"result": {**run.result, "other_use": used}}) for run in repeats(500, first=10)]
+    found = [field.cells for field in against(*runs).with_caution if field.name == "other programs"]
+    assert found == ([("-", said)] if said else [])
 
 
 def test_twenty_nine_days_ask_for_no_caution() -> None:

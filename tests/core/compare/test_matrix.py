@@ -45,7 +45,7 @@ def test_a_newer_run_that_does_not_count_is_named_and_not_shown(bad: dict[str, s
 
 def test_a_cell_without_a_good_run_says_why() -> None:
     found = matrix([record(1, word="oom", reason="out of memory"), record(2, framework="paddle")], "framework")
-    assert cell(found, "gpt", "torch").state == "failed" and "oom: out of memory" in cell(found, "gpt", "torch").detail
+    assert cell(found, "gpt", "torch").state == "oom" and "oom: out of memory" in cell(found, "gpt", "torch").detail
     assert cell(found, "gpt", "torch").value is None and found.ratios[0].value is None
 
 
@@ -123,3 +123,10 @@ def test_json_and_markdown_say_the_same() -> None:
 def test_no_run_is_said() -> None:
     found = matrix([], "vendor")
     assert "no run was found" in as_text(sheets(found)) and as_values(found)["rows"] == []
+
+
+def test_the_newest_run_is_so_by_its_time_and_not_by_its_name() -> None:
+    old = record(9, 900, began="2026-11-21T23:59:59+00:00")
+    assert cell(matrix([record(1, 1000), old], "framework"), "gpt", "torch").value == 1000
+    east = record(9, 900, began="2026-11-22T11:30:00+02:00")  # 09:30 in UTC
+    assert cell(matrix([record(1, 1000), east], "framework"), "gpt", "torch").value == 1000

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 
 import pytest
+from levelfield.catalog.registry import Registry
 from levelfield.judge.collector import collect
 from levelfield.run.runner import finish
 from levelfield.rundir.directory import read_plan
@@ -65,6 +66,13 @@ def test_mfu_is_against_the_measured_peak_and_says_so(run: RunPaths) -> None:
     assert found.peak_tflops == 2.0 and found.peak_source == "measured: a probe of the tests"
     assert found.flops_per_token is not None
     assert found.value == pytest.approx(64 * found.flops_per_token / 2e12)
+
+
+def test_stored_references_have_every_field_of_the_identity(registry: Registry) -> None:
+    """The layer `identity` compares all of them: one that references lack would make every run not comparable."""
+    for name in registry.references:
+        identity = registry.reference(name).identity
+        assert [key for key, value in identity.model_dump().items() if value is None] == [], name
 
 
 def test_identity_says_what_was_trained(run: RunPaths) -> None:

@@ -13,7 +13,7 @@ from plans import ROOT
 FOLDER = ROOT / "benchmarks"
 NO_FRAMEWORK = (
     *("startup", "corpus_opening", "initial_weights", "planner_speed"),
-    *("comparison_coverage", "gate_power"),
+    *("comparison_coverage", "gate_power", "store_speed"),
 )
 WITH_FRAMEWORK = ("products", "platform_overhead", "torch_against_transformers", "container_cost")
 # What these three write is compared with their fit in tests/core/predict.
@@ -33,7 +33,7 @@ def test_a_benchmark_runs_and_prints_figures(name: str) -> None:
     assert any(character.isdigit() for character in quick(name))
 
 
-@pytest.mark.parametrize("name", ["corpus_opening", "initial_weights"])
+@pytest.mark.parametrize("name", ["corpus_opening", "initial_weights", "store_speed"])
 def test_its_figures_are_positive_numbers(name: str) -> None:
     figures = json.loads(quick(name, "--json"))
     assert figures and all(value > 0 for value in figures.values())

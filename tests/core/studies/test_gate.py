@@ -12,7 +12,7 @@ from gate_points import at, conditions, day, event, nights, noise, point, series
 from levelfield.compare.findings import FAILURES, WORDS, Finding, exit_code
 from levelfield.specs.record import Point
 from levelfield.studies.gate import ConfirmingPairs, GateReport, compared, suspects
-from levelfield.studies.gate_input import GateInput
+from levelfield.studies.gate_input import GateInput, examinations
 
 TOKENS = "tokens_per_second_per_device"
 NIGHT = 40
@@ -173,7 +173,8 @@ def accepted_fall(until: str | None = None) -> GateInput:
     quiet = [*nights(NIGHT), *(point(NIGHT + i, 900.0 + i) for i in range(12))]
     runs = [f"run{NIGHT + i:03d}" for i in range(3)]
     accepted = event("baseline", NIGHT + 2, runs=runs, level={TOKENS: 901.0}, until=until)
-    return given(quiet, NIGHT + 11, events=[accepted])
+    past = [bare("regression").model_copy(update={"figure": TOKENS, "run_id": run}) for run in runs]
+    return given(quiet, NIGHT + 11, events=[accepted], past=past)
 
 
 def test_an_accepted_level_is_the_reference() -> None:
@@ -186,6 +187,32 @@ def test_an_acceptance_that_has_expired_opens_the_verdict_again() -> None:
     assert word(compared(accepted_fall(until=day(NIGHT + 11)))) == "no change"
     expired = compared(accepted_fall(until=day(NIGHT + 10)))
     assert word(expired) in ("inconclusive", "regression"), "the level is the old one again"
+
+
+def test_an_acceptance_holds_from_its_own_time_and_for_its_own_evidence() -> None:
+    points = [*nights(NIGHT), *(point(NIGHT + i, 900.0 + i) for i in range(3))]
+    runs = [f"run{NIGHT + i:03d}" for i in range(3)]
+    accepted = event("baseline", NIGHT + 2, runs=runs, level={TOKENS: 901.0})
+    assert word(compared(given(points, NIGHT + 2, events=[accepted]))) == "no change", "the evidence itself"
+    other = event("baseline", NIGHT + 2, runs=["run010"], level={TOKENS: 901.0})
+    assert word(compared(given(points, NIGHT + 1, events=[other]))) == "regression", "the night came before it"
+
+
+def test_an_accepted_level_under_a_new_driver_ends_the_step() -> None:
+    points = changed_driver(-0.06, 12)
+    runs = [f"run{NIGHT + i:03d}" for i in range(3)]
+    accepted = event("baseline", NIGHT + 2, runs=runs, level={TOKENS: 940.0})
+    for after in (3, 11):
+        assert word(compared(given(points, NIGHT + after, events=[accepted]))) == "no change"
+
+
+def test_a_level_rests_on_no_night_that_was_found_bad_or_changed() -> None:
+    points = [*nights(20), *(point(20 + i, 900.0) for i in range(15)), point(35, 1000.0)]
+    for found in ("bad night", "regression", "improvement"):
+        past = [bare(found).model_copy(update={"figure": TOKENS, "run_id": f"run{20 + i:03d}"}) for i in range(15)]
+        (finding,) = [f for f in compared(given(points, 35, past=past)).findings if f.figure == TOKENS]
+        assert finding.level == pytest.approx(1000.0, rel=0.01) and finding.nights == 20
+        assert (finding.detectable or 1.0) < 0.06
 
 
 def test_a_young_accepted_level_is_judged_at_once_with_the_old_scatter() -> None:
@@ -253,7 +280,8 @@ def test_pairs_are_spent_once_on_a_step() -> None:
 
     first = compared(given(changed_driver(-0.06), NIGHT), source)
     compared(given(changed_driver(-0.06, 2), NIGHT + 1, past=first.findings), source)
-    assert asked == [TOKENS]
+    found = compared(given(changed_driver(-0.06, 12), NIGHT + 11, past=first.findings), source)
+    assert asked == [TOKENS] and word(found) == "environment step"
 
 
 def test_a_slower_build_under_a_new_driver_is_a_regression() -> None:
@@ -265,6 +293,19 @@ def test_a_new_driver_without_an_effect_is_no_finding_and_the_level_goes_on() ->
         assert word(compared(given(changed_driver(0.0, after), NIGHT + after - 1))) == "no change"
     drifted = [*changed_driver(0.0, 10), point(NIGHT + 10, 900.0, conditions="c2")]
     assert word(compared(given(drifted, NIGHT + 10), pairs(-0.1))) == "regression"
+
+
+def test_a_slow_night_under_a_new_driver_is_open_while_the_driver_may_be_the_cause() -> None:
+    found = compared(given(changed_driver(-0.022), conditions=named), pairs(0.0, night=0.97))
+    (finding,) = [f for f in found.findings if f.figure == TOKENS]
+    assert (finding.word, finding.fields) == ("inconclusive", ("driver 550 -> 560",))
+
+
+def test_later_nights_of_another_node_are_not_known_yet() -> None:
+    both = [point(i, 1000 * math.exp(z), node=f"n{i % 2}", conditions=f"c{i % 2}") for i, z in enumerate(noise(NIGHT))]
+    tonight = point(NIGHT, 1000.0, node="n1", conditions="c1")
+    later = [point(NIGHT + 1 + i, 500.0, node="n0", conditions="c0") for i in range(30)]
+    assert compared(given([*both, tonight, *later])) == compared(given([*both, tonight]))
 
 
 def test_a_gain_by_a_driver_is_an_improvement_that_names_it() -> None:
@@ -395,9 +436,15 @@ def test_a_node_in_quarantine_is_not_judged_until_it_is_released() -> None:
 # -- many series
 
 
+def histories(night: GateInput) -> dict[str, set[str]]:
+    """The runs that the level of each series may rest on."""
+    found = [pair for pair in examinations(night) if pair[1].figure == TOKENS]
+    return {around.series: {night.run_id for night in examined.history} for around, examined in found}
+
+
 def many(count: int, change: float, node: str = "n1", first: int = 0) -> dict[str, list[Point]]:
     return {
-        f"X{i}": [*nights(NIGHT, seed=i, node=node), point(NIGHT, 1000 * (1 + change), node=node)]
+        f"X{i}": [*nights(NIGHT, seed=i, node=node), point(NIGHT, 1000 * (1 + change), node=node, run_id=f"tonight{i}")]
         for i in range(first, first + count)
     }
 
@@ -407,6 +454,18 @@ def test_many_series_that_move_alike_on_one_node_are_one_finding() -> None:
     found = compared(GateInput(day(NIGHT), points, {}))
     assert [f.label for f in found.findings if f.word == "bad night"] == ["node n1"]
     assert exit_code(found.findings) == 0 and found.compared == 12
+
+
+def test_a_bad_night_of_a_node_enters_no_level_of_its_series() -> None:
+    points = {**many(6, -0.10), **many(6, 0.0, "n2", 6)}
+    first = compared(GateInput(day(NIGHT), points, {}))
+    (node,) = [f for f in first.findings if f.word == "bad night"]
+    assert len(node.runs) == 6
+    again = {s: [*of, point(NIGHT + 1, 1000.0, node=of[-1].node)] for s, of in points.items()}
+    with_past = GateInput(day(NIGHT + 1), again, {}, past=first.findings)
+    without = GateInput(day(NIGHT + 1), again, {})
+    assert histories(with_past)["X0"] == histories(without)["X0"] - {"tonight0"}
+    assert histories(with_past)["X7"] == histories(without)["X7"]
 
 
 def test_one_node_alone_does_not_say_whether_it_or_the_build_is_slow() -> None:

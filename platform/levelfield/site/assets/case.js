@@ -13,12 +13,22 @@
       }
     }, { rootMargin: "400px" });
     sections.forEach((section) => seen.observe(section));
+    addEventListener("hashchange", () => named(sections));
+    named(sections);
     const all = document.getElementById("draw-all"); // paper does not scroll, and print does not wait for data
     all.hidden = false;
     all.addEventListener("click", async () => {
       await Promise.all(sections.map(show));
       all.hidden = true;
     });
+  }
+
+  /* Draw the series of the address at once, and bring it into view: sections above it grow when they are drawn. */
+  async function named(sections) {
+    const section = sections.find((each) => each.id === levelfield.parts()[0]);
+    if (!section) return;
+    await show(section);
+    section.scrollIntoView();
   }
 
   async function show(section) {

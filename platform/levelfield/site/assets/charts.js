@@ -251,5 +251,5 @@ levelfield.charts = (() => {
   addEventListener("beforeprint", () => { document.documentElement.classList.add("paper"); redraw(); });
   addEventListener("afterprint", () => { document.documentElement.classList.remove("paper"); redraw(); });
 
-  return { add, SIGNS, MARKS };
+  return { add, drawn, SIGNS, MARKS };
 })();

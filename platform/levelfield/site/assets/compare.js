@@ -38,19 +38,19 @@
     location.hash = values.map(encodeURIComponent).join("/"); // hashchange shows them
   }
 
-  async function loaded(side) {
+  async function loaded(rules, side) {
     const slug = document.getElementById(`series${side}`).value;
     const run = document.getElementById(`run${side}`).value;
     const history = await load(`history-${slug}`);
     const index = history.columns.run.indexOf(run);
     if (index < 0) return null;
     const file = await load(`runs-${slug}-${when(history.columns.time[index], 7)}`);
-    const found = file.runs.find((each) => each.run === run);
-    return { slug, found, fields: fields(history, index, file, found) };
+    const found = levelfield.runOf(file, run);
+    return { slug, found, fields: fields(rules, history, index, file, found) };
   }
 
   /* Every field of a run by its name, as in comparison_rules.py. */
-  function fields(history, index, file, found) {
+  function fields(rules, history, index, file, found) {
     const { columns, kept } = history;
     const all = new Map();
     const put = (above, value) => {
@@ -59,17 +59,24 @@
         else all.set(`${above}.${name}`, inner === null ? "–" : [inner].flat().join(", "));
       }
     };
-    put("series", file.series);
+    const { device_is: device, ...series } = file.series;
+    const { formulas, ...subject } = kept.subjects[columns.subject[index]];
+    put("series", series);
     put("conditions", kept.conditions[columns.conditions[index]]);
-    put("subject", kept.subjects[columns.subject[index]]);
+    put("subject", subject);
+    for (const formula of formulas) all.set(`formula.${formula.split("/")[0]}`, formula);
+    const shares = device === rules.host_share ? `, ${series.devices / series.nodes} / host` : "";
+    all.set("device", `${device}${shares}`); // a share of a host is another one where the host has another number
     all.set("window", found.window.join(" – "));
     all.set("node", found.node);
+    all.set("training", found.verdict);
+    all.set("date", when(columns.time[index], 10));
     return all;
   }
 
   async function show(site) {
     const place = document.getElementById("comparison");
-    const [a, b] = await Promise.all(SIDES.map(loaded));
+    const [a, b] = await Promise.all(SIDES.map((side) => loaded(site.rules, side)));
     place.replaceChildren();
     if (!a || !b) place.append(el("p", { class: "empty" }, t("choose-two")));
     else if (a.found.run === b.found.run) place.append(el("p", { class: "empty" }, t("same-run")));
@@ -78,8 +85,8 @@
   }
 
   function draw(place, site, a, b) {
-    const names = [...new Set([...a.fields.keys(), ...b.fields.keys()])].filter((name) => a.fields.get(name) !== b.fields.get(name));
-    const kinds = new Map(names.map((name) => [name, kind(site, name)]));
+    const kinds = new Map(differing(site.rules, a.fields, b.fields).map((name) => [name, kind(site.rules, name, a.fields, b.fields)]));
+    const names = [...kinds.keys()];
     const blocking = names.filter((name) => kinds.get(name) === "must");
     const unfit = [a, b].filter((side) => !side.found.counts);
     verdict(place, blocking, unfit, names.some((name) => kinds.get(name) === "caution"));
@@ -87,10 +94,21 @@
     figureTable(place, a, b, !blocking.length && !unfit.length);
   }
 
-  function kind(site, name) {
-    if (site.must.includes(name)) return "must";
-    if (site.asked.includes(name)) return "asked";
-    return site.caution.some((part) => name === part || name.startsWith(`${part}.`)) ? "caution" : "other";
+  /* The fields that differ. A formula that one run lacks is no difference, nor is a date within the limit. */
+  function differing(rules, a, b) {
+    const days = Math.abs(Date.parse(a.get("date")) - Date.parse(b.get("date"))) / 86400000;
+    return [...new Set([...a.keys(), ...b.keys()])].filter((name) => {
+      if (a.get(name) === b.get(name) || (name === "date" && !(days > rules.days))) return false;
+      return !name.startsWith("formula.") || (a.has(name) && b.has(name));
+    });
+  }
+
+  function kind(rules, name, a, b) {
+    const isPart = (part) => name === part || name.startsWith(`${part}.`);
+    if (rules.must.some(isPart)) return "must";
+    const isOwn = rules.of_a_framework.includes(name) && a.get("series.framework") !== b.get("series.framework");
+    if (isOwn || rules.asked.includes(name)) return "asked";
+    return rules.caution.some(isPart) ? "caution" : "other";
   }
 
   function verdict(place, blocking, unfit, isCautious) {

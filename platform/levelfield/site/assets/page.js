@@ -24,16 +24,19 @@ const levelfield = (() => {
     parsed.set(name, JSON.parse(json));
   }
 
+  /* A data file or a run that is not there. */
+  class Missing extends Error {}
+
   /* Return a promise of the value of data/NAME.js. A page of a file may load a script; it may not fetch. */
   function load(name) {
     if (parsed.has(name)) return Promise.resolve(parsed.get(name));
-    if (!/^[a-z0-9-]+$/.test(name)) return Promise.reject(new Error(name));
+    if (!/^[a-z0-9-]+$/.test(name)) return Promise.reject(new Missing(name));
     if (!promised.has(name)) {
       promised.set(name, new Promise((resolve, reject) => {
         const script = document.createElement("script");
         script.src = `${root}data/${name}.js`;
-        script.onload = () => (parsed.has(name) ? resolve(parsed.get(name)) : reject(new Error(name)));
-        script.onerror = () => reject(new Error(name));
+        script.onload = () => (parsed.has(name) ? resolve(parsed.get(name)) : reject(new Missing(name)));
+        script.onerror = () => reject(new Missing(name));
         document.head.append(script);
       }));
     }
@@ -116,6 +119,13 @@ const levelfield = (() => {
     return el("a", { href: `run.html#${slug}/${encodeURIComponent(run)}` }, text || run);
   }
 
+  /* Return a run of a month's file. Step times and losses are stored in millionths. */
+  function runOf(file, run) {
+    const found = file.runs.find((each) => each.run === run);
+    const whole = (values) => values.map((value) => (value === null ? null : value / 1e6));
+    return { ...found, steps: whole(found.steps), losses: whole(found.losses) };
+  }
+
   /* Return the parts of what follows # in the address. A part that is not valid is an empty text. */
   function parts() {
     return location.hash.slice(1).split("/").map((part) => {
@@ -168,7 +178,7 @@ const levelfield = (() => {
   });
 
   return {
-    data, load, t, el, foreign, shown, number, signedPercent, when, figure, figureName, FIGURES, word, runLink, parts,
+    data, load, Missing, t, el, foreign, shown, number, signedPercent, when, figure, figureName, FIGURES, word, runLink, runOf, parts,
     copy, announce, ready, root, language,
   };
 })();

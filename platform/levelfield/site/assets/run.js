@@ -14,7 +14,7 @@
       await show(place, slug, run);
     } catch (error) {
       place.replaceChildren(el("p", { class: "empty" }, t("run-not-found")), el("p", {}, foreign(run)));
-      if (!/^[a-z0-9-]+$/.test(error.message)) throw error; // a file that is not there has its name as the message
+      if (!(error instanceof levelfield.Missing)) throw error;
     }
     place.dataset.drawn = location.hash;
   }
@@ -22,21 +22,22 @@
   async function show(place, slug, run) {
     const history = await load(`history-${slug}`);
     const index = history.columns.run.indexOf(run);
-    if (index < 0) throw new Error("no-such-run");
+    if (index < 0) throw new levelfield.Missing(run);
     const file = await load(`runs-${slug}-${when(history.columns.time[index], 7)}`);
-    const found = file.runs.find((each) => each.run === run);
-    const fact = (name) => (name in found.facts ? file.pool[found.facts[name]] : null);
+    const found = levelfield.runOf(file, run);
+    const shared = file.shared[found.shared];
+    const fact = (name) => (Object.hasOwn(found, name) ? found[name] : Object.hasOwn(shared, name) ? shared[name] : null);
     document.title = `${levelfield.shown(run)} · Levelfield`;
     place.replaceChildren();
     heading(place, slug, history, index, found, fact);
     figures(place, history, index, found, fact);
-    curves(place, file, found);
+    curves(place, file, found, fact);
     training(place, fact("alignment"), fact("certificate"), found);
     telemetry(place, found, fact);
     setup(place, file, found, fact);
     surroundings(place, history, index, fact);
     remarks(place, fact);
-    repeat(place, found, history.kept.subjects[history.columns.subject[index]]);
+    repeat(place, file.command, found, history.kept.subjects[history.columns.subject[index]]);
   }
 
   function section(place, key) {
@@ -106,7 +107,7 @@
     return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
   }
 
-  function curves(place, file, found) {
+  function curves(place, file, found, fact) {
     const part = section(place, "curves");
     const [from, to] = found.window;
     if (!found.losses.length && !found.steps.length) {
@@ -119,6 +120,8 @@
     if (found.losses.length) lossChart(charts, file, found, spans);
     if (found.steps.length) stepChart(charts, found, spans);
     if (!file.reference) part.append(el("p", { class: "note" }, t("no-reference")));
+    const [middle, high] = [fact("median"), fact("p90")];
+    if (middle !== null) part.append(el("p", {}, t("step-summary", { median: number(middle * 1000, 1), p90: number(high * 1000, 1) })));
     steps(part, file, found);
   }
 
@@ -189,6 +192,9 @@
   function telemetry(place, found, fact) {
     const part = section(place, "telemetry");
     const rows = Object.entries(found.telemetry).map(([name, v]) => [foreign(name), { v, text: number(v, Math.abs(v) < 10 ? 3 : 1) }]);
+    const watts = value(fact("mean_watts")), others = value(fact("others"));
+    if (watts !== null) rows.push([t("mean-watts", { boundary: fact("boundary") || "–" }), { v: watts, text: number(watts, 1) }]);
+    if (others !== null) rows.push([t("others"), { v: others, text: number(others, 2) }]);
     const memory = BYTES.map((name) => [t(`memory.${name}`), value(fact(name)), fact(name)]);
     const columns = [t("reading"), { name: t("value"), number: true }];
     if (rows.length) levelfield.tables.add(part, t("telemetry-of-window"), columns, rows);
@@ -253,11 +259,11 @@
     else part.append(el("p", { class: "empty" }, t("no-warnings")));
   }
 
-  function repeat(place, found, subject) {
+  function repeat(place, command, found, subject) {
     const part = section(place, "repeat");
     const button = el("button", { type: "button", class: "copy" }, t("copy"));
-    button.addEventListener("click", () => levelfield.copy(found.command, button));
-    part.append(el("pre", { id: "command", tabindex: "0" }, el("code", {}, found.command)), button);
+    button.addEventListener("click", () => levelfield.copy(command, button));
+    part.append(el("pre", { id: "command", tabindex: "0" }, el("code", {}, command)), button);
     part.append(el("p", { class: "note" }, t("repeat-means", { commit: subject.commit || t("unknown"), version: subject.framework_version })));
     part.append(el("p", { class: "note" }, `${t("content")}: `, el("code", {}, found.content)));
   }

@@ -26,8 +26,10 @@ def packed_numbers(values: Numbers) -> bytes:
     """Return the numbers as bytes; null is kept as null. Raises ValueError for a number that is not finite."""
     if not values:
         return b""
-    array = np.array([np.nan if value is None else value for value in values], dtype="<f8")
-    if not all(value is None or np.isfinite(number) for value, number in zip(values, array, strict=True)):
+    lacking = values.count(None)
+    known = [np.nan if value is None else value for value in values] if lacking else values
+    array = np.array(known, dtype="<f8")
+    if np.count_nonzero(np.isfinite(array)) != len(values) - lacking:
         raise ValueError("found a number that is not finite")
     form, found = _smallest(array)
     size = found.dtype.itemsize
@@ -49,7 +51,9 @@ def unpacked_numbers(data: bytes) -> tuple[float | None, ...]:
 
 def packed_json(content: Any, dictionary: bytes = b"") -> bytes:
     """Return JSON as bytes. The same dictionary unpacks it."""
-    return _deflated(json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode(), dictionary)
+    return _deflated(
+        json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode(), dictionary
+    )
 
 
 def unpacked_json(data: bytes, dictionary: bytes = b"") -> Any:
@@ -57,11 +61,10 @@ def unpacked_json(data: bytes, dictionary: bytes = b"") -> Any:
 
 
 def _smallest(array: Array) -> tuple[bytes, Array]:
-    whole = np.rint(array * _NS)
+    with np.errstate(over="ignore"):  # a number that is too large is kept as it is
+        whole, single = np.rint(array * _NS), array.astype("<f4")
     if np.all(np.abs(whole) < 2**53) and np.array_equal(whole / _NS, array):
         return b"n", whole.astype("<i8")
-    with np.errstate(over="ignore"):
-        single = array.astype("<f4")
     if np.array_equal(single.astype("<f8"), array, equal_nan=True):
         return b"f", single
     return b"d", array

@@ -1,0 +1,104 @@
+"""`report --html` of runs and of a store, and `serve` as a process that Ctrl-C ends."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from levelfield.cli.main import main
+from levelfield.specs.paths import RunPaths
+from levelfield.store.database import Store
+from plans import PLUGINS, ROOT
+from recorded_runs import change_steps
+from seeded_nights import SeededNights
+
+
+def pages(folder: Path) -> str:
+    return "".join(path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.html")))
+
+
+def test_a_run_becomes_pages_with_figures_from_its_raw_files(
+    run: RunPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An edited result.json changes no page; twice the time of each step halves the speed."""
+    arguments = ["report", str(run.root), "--html", str(tmp_path / "site"), "--plugins", str(PLUGINS)]
+    run.result.write_text("{}")
+    assert main(arguments) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"pages    {tmp_path / 'site'}: 1 run(s) in 1 series") and "serve" in said
+    (history,) = (tmp_path / "site/data").glob("history-*")
+    first = figure(history, "tokens")
+    change_steps(run, lambda event: event.update(end_ns=2 * event["end_ns"] - 7_000_000_000_000), rank=0)
+    change_steps(run, lambda event: event.update(end_ns=2 * event["end_ns"] - 7_000_000_000_000), rank=1)
+    assert main([*arguments[:3], str(tmp_path / "again"), *arguments[4:]]) == 0
+    (history,) = (tmp_path / "again/data").glob("history-*")
+    assert first and figure(history, "tokens") == pytest.approx(first / 2, rel=0.02)
+
+
+def figure(history: Path, name: str) -> float:
+    return float(
+        json.loads(history.read_text().split("','")[1].removesuffix("');\n").replace("\\\\", "\\"))["columns"][name][0]
+    )
+
+
+def test_a_store_becomes_pages_and_is_not_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, site = tmp_path / "results.sqlite", tmp_path / "site"
+    given = SeededNights(series=4, nights=5)
+    with Store.open(str(file)) as store:
+        store.add(given.records())
+    before = file.read_bytes()
+    assert main(["report", "--html", str(site), "--store", str(file)]) == 0
+    assert "19 run(s) in 4 series" in capsys.readouterr().out and file.read_bytes() == before
+    assert "5," in pages(site) and "MI300X" in pages(site)
+    assert main(["report", "--html", str(site), "--store", str(file)]) == 0
+    assert "0 written again; the others did not change" in capsys.readouterr().out
+
+
+def test_a_store_gives_the_pages_that_its_runs_give(tmp_path: Path) -> None:
+    """Nothing is lost or changed between a record and a page by the store."""
+    from levelfield.catalog.registry import Registry
+    from levelfield.site.results import GivenRuns
+    from levelfield.site.site_building import build_site
+
+    records = list(SeededNights(series=4, nights=5).records())
+    build_site(GivenRuns(records), tmp_path / "given", Registry())
+    with Store.open(str(tmp_path / "r.sqlite")) as store:
+        store.add(records)
+        build_site(store, tmp_path / "stored", Registry())
+    for path in sorted((tmp_path / "given/data").glob("*")):
+        assert (tmp_path / "stored/data" / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_a_store_that_is_absent_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--html", str(tmp_path / "site"), "--store", str(tmp_path / "absent.sqlite")]) == 2
+    assert "absent.sqlite" in capsys.readouterr().err and not (tmp_path / "site").exists()
+
+
+def test_a_folder_with_other_files_is_refused(
+    tmp_path: Path, run: RunPaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    assert main(["report", str(run.root), "--html", str(tmp_path), "--plugins", str(PLUGINS)]) == 2
+    assert "has other files; name a new folder" in capsys.readouterr().err
+
+
+def test_serve_serves_until_ctrl_c(run: RunPaths, tmp_path: Path) -> None:
+    assert main(["report", str(run.root), "--html", str(tmp_path / "site"), "--plugins", str(PLUGINS)]) == 0
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "platform"), "LEVELFIELD_NO_BOOTSTRAP": "1"}
+    argv = [sys.executable, str(ROOT / "run_benchmarks.py"), "serve", str(tmp_path / "site"), "--port", "0"]
+    with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        port = int(line.split("http://127.0.0.1:")[1].split("/")[0])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection.request("GET", "/index.html")
+        assert connection.getresponse().status == 200
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (0, "ended\n", "")

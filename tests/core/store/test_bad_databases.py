@@ -1,0 +1,161 @@
+"""A store that is damaged, missing, locked, full, too new or not to be written gives a sentence, never a traceback."""
+
+from __future__ import annotations
+
+import builtins
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from levelfield.errors import UsageError
+from levelfield.specs.record import RunRecord
+from levelfield.store import connections
+from levelfield.store.database import Store
+from levelfield.store.store_check import faults
+from sqlalchemy import event
+from stored_records import changed
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, record: RunRecord) -> Path:
+    """A store with fifty runs."""
+    file = tmp_path_factory.mktemp("made") / "results.sqlite"
+    with Store.open(str(file)) as store:
+        store.add(changed(record, number) for number in range(50))
+    return file
+
+
+@pytest.fixture
+def path(made: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be broken."""
+    return Path(shutil.copy(made, tmp_path))
+
+
+def test_a_file_that_is_no_store_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "notes.sqlite"
+    file.write_text("a shopping list\n" * 100)
+    with pytest.raises(UsageError, match=r"notes.sqlite is no store: file is not a database. Name another file"):
+        Store.open(str(file))
+    assert file.read_text().startswith("a shopping list")
+
+
+def test_damaged_pages_are_found_by_check_and_named_by_a_query(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 16384] = b"\x07" * 16384
+    path.write_bytes(content)
+    message = r"results.sqlite is damaged: .*malformed.*`store import` makes it again"
+    with Store.open(str(path), read_only=True) as store:
+        with pytest.raises(UsageError, match=message):
+            list(store.records())
+        with pytest.raises(UsageError, match=message):
+            assert faults(store) == []
+
+
+def test_a_missing_file_is_no_empty_store(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"absent.sqlite: found no file; a run makes it, or `store import RUNS`"):
+        Store.open(str(tmp_path / "absent.sqlite"), read_only=True)
+    assert not (tmp_path / "absent.sqlite").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot be made: Not a directory"):
+        Store.open(str(tmp_path / "file" / "below" / "r.sqlite"))
+
+
+def test_a_store_that_may_only_be_read_refuses_changes(path: Path, record: RunRecord) -> None:
+    with Store.open(str(path), read_only=True) as store:
+        assert len(store.run_ids()) == 50
+        with pytest.raises(UsageError, match=r"cannot be written: attempt to write a readonly database"):
+            store.add([record])
+
+
+def test_a_read_only_folder_is_read_without_a_log(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda place, mode: False)
+    with Store.open(str(path), read_only=True) as store:
+        assert len(list(store.records())) == 50
+    assert sorted(p.name for p in path.parent.iterdir()) == ["results.sqlite"]
+
+
+def test_a_locked_store_says_so_and_goes_on_later(
+    path: Path, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "BUSY_SECONDS", 0.05)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with Store.open(str(path)) as store:
+        assert len(store.run_ids()) == 50  # reading goes on
+        with pytest.raises(UsageError, match=r"is locked by another process: database is locked; nothing of this"):
+            store.add([record])
+        other.execute("ROLLBACK")
+        assert store.add([record]).new == 1
+    other.close()
+
+
+def test_a_full_disk_stores_nothing_of_the_batch(path: Path, record: RunRecord) -> None:
+    with Store.open(str(path)) as store:
+
+        def limit(connection: sqlite3.Connection, _: object) -> None:
+            (pages,) = connection.execute("PRAGMA page_count").fetchone()
+            connection.execute(f"PRAGMA max_page_count={pages}")
+
+        store.engine.dispose()
+        event.listen(store.engine, "connect", limit)
+        more = [changed(record, number, content="other") for number in range(100, 300)]
+        with pytest.raises(UsageError, match=r"has no space left: database or disk is full; nothing of this"):
+            store.add(more)
+    with Store.open(str(path)) as store:
+        assert len(store.run_ids()) == 50 and faults(store) == []
+        assert store.add(more).new == 200
+
+
+def test_postgresql_without_its_client_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def lacking(name: str, *rest: object, **more: object) -> object:
+        if name.split(".")[0] == "psycopg":
+            raise ModuleNotFoundError("No module named 'psycopg'", name="psycopg")
+        return real(name, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(builtins, "__import__", lacking)
+    monkeypatch.delitem(sys.modules, "psycopg", raising=False)
+    with pytest.raises(UsageError, match=r"PostgreSQL needs the package psycopg: pip install 'psycopg\[binary\]==3"):
+        Store.open("postgresql://ann@host/db")
+
+
+def test_a_server_that_is_not_there_is_named_without_the_password(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be reached") as raised:
+        Store.open(f"postgresql://ann:secret@/db?host={tmp_path}")
+    assert "secret" not in str(raised.value) and "Traceback" not in str(raised.value)
+
+
+def test_a_database_that_is_not_there_is_named(postgresql: str) -> None:
+    with pytest.raises(UsageError, match=r'database "absent" does not exist'):
+        Store.open(postgresql.replace("/postgres?", "/absent?"))
+
+
+def test_a_store_of_postgresql_that_may_only_be_read_refuses_changes(new_database: str, record: RunRecord) -> None:
+    Store.open(new_database).close()
+    refused = pytest.raises(UsageError, match=r"cannot be written: .*read-only transaction")
+    with Store.open(new_database, read_only=True) as store, refused:
+        store.add([record])
+
+
+def test_a_process_that_is_killed_leaves_a_whole_store(path: Path, record: RunRecord) -> None:
+    """In the middle of a transaction: nothing of it is there, and everything before is."""
+    script = f"""
+import os, signal, sqlite3
+c = sqlite3.connect({str(path)!r}, isolation_level=None)
+c.execute("PRAGMA cache_size=1")
+c.execute("BEGIN IMMEDIATE")
+c.execute("DELETE FROM raw")
+c.execute("DELETE FROM run")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", script]).returncode == -9
+    with Store.open(str(path)) as store:
+        assert len(list(store.records())) == 50 and faults(store) == []

@@ -1,0 +1,88 @@
+"""An export is read back whole, and lines of anybody's making are refused with a sentence each."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from levelfield.errors import DocumentError
+from levelfield.specs.record import StoreEvent
+from levelfield.store.record_lines import document_of, line_of, read_lines
+
+EVENT = StoreEvent(id="e", kind="note", at="2026-01-02T03:04:05+00:00", who="ann", why="fan ü\n")
+
+
+def test_documents_come_back(record):
+    for document in (record, EVENT):
+        line = line_of(document)
+        assert line.count("\n") == 1 and document_of(line.encode(), "line") == document
+
+
+def planted(record, path, value):
+    """The line of the record with another value at a path of keys, written as it stands."""
+    content = json.loads(line_of(record))
+    place = content
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = "PLANTED"
+    return json.dumps(content).replace('"PLANTED"', value).encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("mfu",), "NaN", "found NaN, expected a finite number"),
+        (("mfu",), "1e999", "found 1e999, expected a finite number"),
+        (("losses", 2), "-Infinity", "found -Infinity, expected a finite number"),
+        (("result", "loss", "last"), "1e400", "found 1e400, expected a finite number"),
+        (("result", "loss", "last"), f"1{'0' * 310}.0", "expected a finite number"),
+        (("result", "loss", "last"), "NaN", "found NaN"),
+        (("result", "status"), '{"word":"valid","word":"failed"}', "found key 'word' twice"),
+        (("word",), '"fine"', "key 'word': found 'fine', expected"),
+        (("tokens_per_second_per_device",), '"fast"', "key 'tokens_per_second_per_device': found 'fast'"),
+        (("step_seconds",), "[0.5,null]", "key 'step_seconds.1': found None"),
+        (("series", "devices"), "null", "key 'series.devices': found None"),
+        (
+            ("schema",),
+            '"levelfield.record/2"',
+            "key 'schema': found 'levelfield.record/2', expected one of levelfield.re",
+        ),
+        (("schema",), "7", "key 'schema': found 7"),
+        (("result",), "[]", "key 'result': found"),
+        (("run_id",), f'"{"x" * 300}"', "key 'run_id'"),
+    ],
+)
+def test_a_wrong_value_is_named(record, path, value, message):
+    with pytest.raises(DocumentError, match="line 4: ") as raised:
+        document_of(planted(record, path, value), "line 4")
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("line", [b"{", b"[1]", b'"a"', b"\xff\xfe", b"[" * 100_000, b"null", b"{}"])
+def test_what_is_no_record_is_named(line):
+    with pytest.raises(DocumentError, match="a line: "):
+        document_of(line, "a line")
+
+
+def test_a_bad_line_leaves_the_others(tmp_path, record):
+    path = tmp_path / "export.jsonl"
+    lines = [line_of(record), "{broken\n", "\n", line_of(EVENT), line_of(record)[:-30]]
+    path.write_text("".join(lines))
+    wrong, seen = [], []
+    found = list(read_lines(path, wrong.append, lambda done, whole: seen.append((done, whole))))
+    assert found == [record, EVENT]
+    assert [str(error).split(":")[0] for error in wrong] == [f"{path} line 2", f"{path} line 5"]
+    assert seen[-1] == (path.stat().st_size, path.stat().st_size)
+
+
+def test_a_line_without_end_is_not_read_whole(tmp_path, record, monkeypatch):
+    monkeypatch.setattr("levelfield.store.record_lines.MOST_BYTES", 1000)
+    path = tmp_path / "export.jsonl"
+    path.write_text("x" * 5000)
+    with pytest.raises(DocumentError, match="line 1: found more than 1,000 bytes"):
+        list(read_lines(path, print, lambda done, whole: None))
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(DocumentError, match=r"absent.jsonl: cannot be read: No such file"):
+        list(read_lines(tmp_path / "absent.jsonl", print, lambda done, whole: None))

@@ -1,0 +1,243 @@
+"""A run directory as a record: every figure from its file, and no word of the machine or of its users."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from levelfield.errors import DocumentError
+from levelfield.run.runner import finish
+from levelfield.specs.base import dump
+from levelfield.specs.suite import EntryUsed
+from levelfield.store.run_record import UNKNOWN, record_of
+from recorded_runs import STEP_NS, break_off, change_steps, edit, fail, seal_again
+
+PROVENANCE = {
+    "time": "2026-01-02T04:04:05+01:00",
+    "source": {"commit": "c" * 40, "changed_files": ["docs/a.md"]},
+    "environment_packages": {"torch": "2.13.0", "numpy": "2.4.6"},
+    "machine": {
+        "name": "gpu17.lab.example",
+        "os": "Debian 12",
+        "kernel": "6.1",
+        "processor": "a processor",
+        "usable_cores": 8,
+        "memory_bytes": 34_000_000_000,
+        "network": ["eth0 10 Gb/s"],
+    },
+    "vendor_software": {"driver": "550.90", "libc": "glibc 2.36"},
+    "image": {"tag": "levelfield-torch:1", "id": "sha256:image", "base_id": "sha256:base"},
+    "engine": {"Version": "27.0"},
+    "inherited": {
+        "OMP_NUM_THREADS": "2",
+        "LD_LIBRARY_PATH": "/home/annika/lib",
+        "NCCL_TOKEN": "hush",
+        "LEVELFIELD_RUNS": "/data/runs",
+        "CUDA_HOME": "/usr/local/cuda",
+    },
+}
+
+
+@pytest.fixture
+def described(run):
+    """The valid run with a provenance, and its result."""
+    run.provenance.write_text(json.dumps(PROVENANCE))
+    seal_again(run)
+    finish(run)
+    return run
+
+
+def change_plan(run, **change):
+    content = json.loads(run.plan.read_text())
+    run.plan.write_text(json.dumps({**content, **change}))
+
+
+def test_figures_are_those_of_the_result(described):
+    result = json.loads(described.result.read_text())
+    record = record_of(described, "nightly", "2026-01-02")
+    assert record.run_id == described.root.name == result["run_id"]
+    assert (record.purpose, record.night, record.entry) == ("nightly", "2026-01-02", None)
+    assert (record.word, record.failure, record.reason) == ("valid", None, None)
+    assert record.verdict == result["alignment"]["verdict"]
+    assert record.tokens_per_second_per_device == result["throughput"]["tokens_per_second_per_device"]
+    assert record.memory_bytes == result["memory"]["device_used_peak"]["value"] == 3 * 2**30
+    assert record.joules_per_token == result["energy"]["joules_per_token"]["value"] > 0
+    palm = next(u for u in result["utilisation"] if u["formula"].startswith("palm/"))
+    assert record.mfu == palm["value"] and record.loss_tail == result["loss"]["tail_mean"]
+    assert list(record.window) == result["window"]
+    assert {**record.result, "inherited": None} == {**result, "inherited": None}
+
+
+def test_the_throughput_can_be_computed_again_from_the_steps(described):
+    """Another formula finds in the record what it needs."""
+    record = record_of(described)
+    result = record.result
+    first, last = record.window
+    assert len(record.step_seconds) == len(record.losses) == result["steps_done"]
+    assert record.step_seconds[0] == STEP_NS / 1e9
+    wall = math.fsum(record.step_seconds[first - 1 : last])
+    assert wall == pytest.approx(result["throughput"]["wall_seconds"], rel=1e-12)
+    assert record.losses[0] == result["loss"]["first"] and record.losses[-1] == result["loss"]["last"]
+
+
+def test_the_slower_rank_gives_the_steps(described):
+    change_steps(described, lambda event: event.update(end_ns=event["end_ns"] + 1000 * event["step"]), rank=1)
+    finish(described)
+    record = record_of(described)
+    assert record.step_seconds[:2] == ((STEP_NS + 1000) / 1e9, (STEP_NS + 1000) / 1e9)
+    wall = math.fsum(record.step_seconds[record.window[0] - 1 : record.window[1]])
+    assert wall == pytest.approx(record.result["throughput"]["wall_seconds"], rel=1e-12)
+
+
+def test_what_surrounds_the_run_is_apart_from_what_is_tested(described):
+    record = record_of(described)
+    found = record.conditions
+    assert found.software == {"driver": "550.90", "libc": "glibc 2.36"}
+    assert (found.kernel, found.os, found.processor) == ("6.1", "Debian 12", "a processor")
+    assert (found.cores, found.memory_gib, found.engine) == (8, 32, "docker 27.0")
+    assert found.variables["OMP_NUM_THREADS"] == "2" and found.variables["CUDA_HOME"] == "/usr/local/cuda"
+    assert found.variables["NCCL_TOKEN"] == "(masked)" and "LEVELFIELD_RUNS" not in found.variables
+    tested = record.subject
+    assert (tested.commit, tested.is_dirty, tested.image) == ("c" * 40, True, "sha256:image")
+    assert tested.framework_version == "1.2.3" and "palm/1" in tested.formulas
+    assert tested.packages and tested.packages.startswith("sha256:")
+
+
+def test_the_series_has_no_word_of_node_build_or_conditions(described):
+    before = record_of(described)
+    other = {**PROVENANCE, "vendor_software": {"driver": "560"}, "environment_packages": {"torch": "3"}}
+    other["machine"] = {**PROVENANCE["machine"], "name": "gpu18.lab.example", "kernel": "6.2"}
+    described.provenance.write_text(json.dumps(other))
+    after = record_of(described)
+    assert after.series.fingerprint() == before.series.fingerprint()
+    assert after.conditions.fingerprint() != before.conditions.fingerprint()
+    assert after.subject.fingerprint() != before.subject.fingerprint()
+    assert after.node != before.node and after.content != before.content
+
+
+def test_no_path_host_or_user_is_in_a_record(described):
+    """In reasons, evidence, variables, sources: whatever a run or its plan says."""
+    fail(
+        described,
+        evidence="File '/home/annika/levelfield/models/fake/train.py' on gpu17: annika may not write /scratch/annika/x",
+    )
+    plan = json.loads(described.plan.read_text())
+    plan["deviations"] = ["the Python /opt/company/secret/bin/python was given", "asked on gpu17.lab.example"]
+    plan["implementation"]["folder"] = "/home/annika/levelfield/models/fake"
+    described.plan.write_text(json.dumps(plan))
+    finish(described)
+    text = record_of(described).model_dump_json()
+    for word in ("/home", "annika", "gpu17", "/opt", "/scratch", "company", "lab.example", "hush", "/data"):
+        assert word not in text, word
+    assert "(path)/train.py" in text and "(user) may not write" in text and "(host)" in text
+    assert "/usr/local/cuda" in text  # which says nothing about anybody
+
+
+def test_a_path_that_changes_still_changes_the_conditions(described):
+    before = record_of(described).conditions
+    other = {**PROVENANCE, "inherited": {**PROVENANCE["inherited"], "LD_LIBRARY_PATH": "/home/annika/newer"}}
+    described.provenance.write_text(json.dumps(other))
+    after = record_of(described).conditions
+    assert before.variables["LD_LIBRARY_PATH"].startswith("(private, sha256 ")
+    assert after.variables["LD_LIBRARY_PATH"] != before.variables["LD_LIBRARY_PATH"]
+
+
+def test_a_host_with_the_name_of_a_framework_changes_no_figure(described):
+    machine = {**PROVENANCE["machine"], "name": "fake"}
+    described.provenance.write_text(json.dumps({**PROVENANCE, "machine": machine}))
+    record = record_of(described)
+    assert record.result["framework"] == "fake" and record.series.framework == "fake"
+
+
+def test_the_time_is_utc_and_sorts(described):
+    assert record_of(described).began == "2026-01-02T03:04:05+00:00"
+
+
+@pytest.mark.parametrize("time", ["yesterday", "2026-01-02T03:04:05", ""])
+def test_a_time_that_is_none_is_named(described, time):
+    described.provenance.write_text(json.dumps({**PROVENANCE, "time": time}))
+    with pytest.raises(DocumentError, match=r"provenance.json: key 'time': found '.*', expected a time with its zone"):
+        record_of(described)
+
+
+def test_an_old_run_without_provenance_gives_what_it_has(run):
+    finish(run)
+    record = record_of(run)
+    assert record.began == "2026-01-02T03:04:05+00:00"  # of its id
+    assert record.node == UNKNOWN and record.subject.commit is None and record.conditions.kernel is None
+    assert record.tokens_per_second_per_device and record.word == "valid"
+
+
+def test_the_seal_says_what_the_evidence_is_worth(described):
+    record = record_of(described)
+    assert (record.evidence, record.evidence_reason) == ("sealed", None) and record.is_comparable
+    outcome = json.loads(described.outcome.read_text())
+    described.outcome.write_text(json.dumps({key: value for key, value in outcome.items() if key != "seal"}))
+    finish(described)
+    assert record_of(described).evidence == "unsealed" and not record_of(described).is_comparable
+
+
+def test_a_result_of_before_a_change_is_not_taken_for_sealed(described):
+    """result.json still says `sealed`; the files say otherwise."""
+    with (described.events / "rank0.jsonl").open("a") as file:
+        file.write("{}\n")
+    record = record_of(described)
+    assert record.evidence == "tampered" and "events/rank0.jsonl differs" in record.evidence_reason
+
+
+def test_a_run_without_any_time_is_refused(run):
+    change_plan(run, run_id="mine")
+    finish(run)
+    with pytest.raises(DocumentError, match="key 'run_id': found 'mine', expected a time such as 20"):
+        record_of(run)
+
+
+def test_a_result_of_another_run_is_refused(described):
+    content = json.loads(described.result.read_text())
+    described.result.write_text(json.dumps({**content, "run_id": "20250102T030405Z_other"}))
+    with pytest.raises(DocumentError, match="key 'run_id': found '20250102T030405Z_other', expected '2026"):
+        record_of(described)
+
+
+def test_a_failed_run_is_a_record_without_figures(described):
+    break_off(described, last_step=3, error={"kind": "oom", "message": "CUDA out of memory"})
+    fail(described)
+    finish(described)
+    record = record_of(described)
+    assert record.word != "valid" and record.tokens_per_second_per_device is None and record.joules_per_token is None
+    assert len(record.step_seconds) == len(record.losses) == 3 and not record.is_comparable
+
+
+def test_steps_end_at_the_first_that_is_missing_and_a_nan_is_null(described):
+    change_steps(described, lambda event: event.update(loss="nan") if event["step"] == 2 else None, rank=0)
+    change_steps(described, lambda event: event.update(loss="nan") if event["step"] == 2 else None, rank=1)
+    for rank in (0, 1):
+        edit(described.events / f"rank{rank}.jsonl", lambda events: [e for e in events if e.get("step") != 5])
+    finish(described)
+    record = record_of(described)
+    assert len(record.step_seconds) == 4 and record.losses[1] is None and record.losses[4] is None
+    assert record.losses[0] is not None and record.word == "invalid"
+
+
+def test_telemetry_is_summarised_over_the_window(described):
+    record = record_of(described)
+    assert record.telemetry["power_watts_mean"] == record.telemetry["power_watts_max"] == 100.0
+    assert record.telemetry["memory_used_bytes_max"] == 3 * 2**30 and "temperature_celsius_mean" not in record.telemetry
+
+
+def test_the_content_is_of_raw_files_alone(described):
+    before = record_of(described).content
+    (described.root / "report.md").write_text("changed")
+    described.status.write_text("{}")
+    assert record_of(described).content == before
+    change_steps(described, lambda event: event.update(end_ns=event["end_ns"] + 1))
+    assert record_of(described).content != before
+
+
+def test_the_entry_names_suite_and_row(described):
+    entry = EntryUsed(suite="nightly", name="row 1")
+    change_plan(described, entry=entry.model_dump())
+    finish(described)
+    assert record_of(described).entry == "nightly/row 1"
+    assert dump(record_of(described))  # it is a document

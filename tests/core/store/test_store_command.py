@@ -1,0 +1,275 @@
+"""`store` and the recording of runs, as a user calls them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+from levelfield.cli.main import main
+from levelfield.run.runner import finish
+from levelfield.rundir.directory import write_status
+from levelfield.specs.record import StoreEvent
+from levelfield.store.database import Store
+from levelfield.store.intake import RunIntake
+from levelfield.store.pruning import prune
+from plans import PLUGINS
+from recorded_runs import change_steps, seal_again
+from stored_records import changed
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """The path of the store that the commands of the test use by default."""
+    monkeypatch.setenv("LEVELFIELD_STORE", str(tmp_path / "s" / "results.sqlite"))
+    monkeypatch.setenv("LEVELFIELD_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("FAKE_DEVICES", "2")
+    return tmp_path / "s" / "results.sqlite"
+
+
+@pytest.fixture
+def command(store, capsys):
+    """command(*arguments): exit code, stdout and stderr of one command."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        code = main([*map(str, arguments)])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err and "fault of the platform" not in err
+        if arguments[0] == "store" and not {"export", "--json"} & {*arguments}:
+            assert max(map(len, out.splitlines()), default=0) <= 80
+        return code, out, " ".join(err.split())
+
+    return run
+
+
+def copies(run, count):
+    """Run directories beside `run`, each with its own id."""
+    for number in range(count):
+        run_id = f"{run.root.name[:-6]}{number:06x}"
+        copy = Path(shutil.copytree(run.root, run.root.parent / run_id))
+        (copy / "plan.json").write_text((copy / "plan.json").read_text().replace(run.root.name, run_id))
+        seal_again(type(run)(copy))
+        yield copy
+
+
+def test_a_folder_of_runs_is_imported_once(command, run, store):
+    list(copies(run, 3))
+    assert command("store", "import", run.root.parent) == (0, "4 new, 0 known already\n", "")
+    assert command("store", "import", run.root.parent, run.root)[1] == "0 new, 5 known already\n"
+    code, out, _ = command("store", "info", "--json")
+    assert code == 0 and json.loads(out)["rows"]["run"] == 4
+    with Store.open(str(store), read_only=True) as opened:
+        assert opened.record(opened.find("latest")).word == "valid"
+
+
+def test_the_result_is_computed_from_the_raw_files(command, run, store):
+    """A figure that was edited in result.json does not get into the store, unless somebody wants it."""
+    finish(run)
+    content = json.loads(run.result.read_text())
+    content["throughput"]["tokens_per_second_per_device"] *= 4
+    run.result.write_text(json.dumps(content))
+    wrong = content["throughput"]["tokens_per_second_per_device"]
+    for more, factor in ((), 4), (("--trust-results",), 1):
+        assert command("store", "import", run.root, *more)[0] == 0
+        with Store.open(str(store)) as opened:
+            assert opened.record(run.root.name).tokens_per_second_per_device == pytest.approx(wrong / factor)
+        assert command("store", "prune", "--run", run.root.name)[:2] == (0, "removed 1 run(s)\n")
+
+
+def test_a_run_with_other_content_is_kept_aside_and_named(command, run, store):
+    command("store", "import", run.root)
+    other = next(copies(run, 1))
+    change_steps(run, lambda event: event.update(end_ns=event["end_ns"] + 1))
+    code, out, err = command("store", "import", run.root, other)
+    assert code == 2 and out == "1 new, 0 known already\n"
+    assert f"run {run.root.name}: the store has other content for this id; both are kept aside" in err
+    code, out, _ = command("store", "check")
+    assert code == 4 and f"`store prune --run {run.root.name}` removes all of them" in " ".join(out.split())
+    with Store.open(str(store)) as opened:
+        assert opened.run_ids() == [other.name]
+    assert command("store", "prune", "--run", run.root.name)[0] == 0
+    assert command("store", "import", run.root)[:2] == (0, "1 new, 0 known already\n")
+    assert command("store", "check")[0] == 0
+
+
+def test_what_cannot_be_imported_is_named_and_the_rest_is_imported(command, run, tmp_path):
+    good, broken, running = copies(run, 3)
+    (broken / "plan.json").write_text("{")
+    write_status(type(run)(running), "running", "running")
+    (tmp_path / "bad.jsonl").write_text("{}\nnonsense\n")
+    (tmp_path / "empty").mkdir()
+    code, out, err = command("store", "import", run.root.parent, tmp_path / "bad.jsonl", "absent", tmp_path / "empty")
+    assert code == 2 and out == "2 new, 0 known already\n"
+    for said in (
+        f"{broken.name}/plan.json: not valid json",
+        f"{running.name} is running (process",
+        "bad.jsonl line 1: key 'schema': found None",
+        "bad.jsonl line 2: not valid JSON",
+        "unknown run 'absent'",
+        "empty: found no run there, expected folders with a plan.json",
+    ):
+        assert said in err
+    assert f"{good.name}/" not in err and f"run {good.name}" not in err
+
+
+def test_an_export_is_a_whole_copy(command, run, tmp_path, store):
+    list(copies(run, 2))
+    command("store", "import", run.root.parent)
+    with Store.open(str(store)) as opened:
+        opened.add_event(StoreEvent(id="e", kind="note", at="2026-01-02T03:04:05+00:00", who="ann", why="x"))
+        before = list(opened.records())
+    file, second = tmp_path / "all.jsonl", tmp_path / "second.sqlite"
+    assert command("store", "export", "--output", file)[0] == 0
+    assert command("store", "import", file, "--store", second)[1] == "3 new, 0 known already, 1 event(s)\n"
+    with Store.open(str(second)) as opened:
+        assert list(opened.records()) == before and len(opened.events()) == 1
+    assert len(command("store", "export", "--case", "absent")[1].splitlines()) == 1  # the event
+    assert len(command("store", "export", "--since", "2027", "--format", "csv")[1].splitlines()) == 0
+
+
+def test_a_bundle_is_the_same_run(command, run, tmp_path, store):
+    """Its files are redacted, and the digest of the sealed files still shows which run it is."""
+    run.provenance.write_text(json.dumps({"machine": {"name": "gpu17"}, "time": "2026-01-02T03:04:05+00:00"}))
+    seal_again(run)
+    finish(run)
+    bundle = tmp_path / "run.zip"
+    assert command("bundle", run.root, "--output", bundle)[0] == 0
+    assert command("store", "import", bundle)[1] == "1 new, 0 known already\n"
+    assert command("store", "import", run.root)[1] == "0 new, 1 known already\n"
+    with Store.open(str(store)) as opened:
+        record = opened.record(run.root.name)
+        assert record.evidence == "sealed" and record.is_comparable
+    bundle.write_bytes(bundle.read_bytes()[:-40])
+    code, _, err = command("store", "import", bundle, run.root)
+    assert code == 2 and "run.zip" in err
+
+
+def test_a_table_has_raw_numbers_and_no_formula(command, record, store):
+    tricky = {"reason": "=HYPERLINK(1)", "entry": "@suite/-1", "failure": "\tx"}
+    with Store.open(str(store)) as opened:
+        opened.add([changed(record, 1), changed(record, 2, loss_tail=-1.5, **tricky)])
+    _, out, _ = command("store", "export", "--format", "csv")
+    first, second = csv.DictReader(out.splitlines())
+    assert float(first["tokens_per_second_per_device"]) == changed(record, 1).tokens_per_second_per_device
+    assert first["night"] == "" and first["case"] == "tiny"
+    assert (second["reason"], second["entry"], second["failure"]) == ("'=HYPERLINK(1)", "'@suite/-1", "'\tx")
+    assert second["loss_tail"] == "-1.5"
+
+
+def test_prune_removes_old_runs_but_never_evidence(command, record, store):
+    old = [changed(record, number) for number in range(5)]
+    baseline = StoreEvent(
+        id="b", kind="baseline", at="2026-01-09T00:00:00+00:00", who="ann", why="x", runs=(old[1].run_id,)
+    )
+    now = datetime(2026, 2, 4, tzinfo=timezone.utc)
+    with Store.open(str(store)) as opened:
+        opened.add([*old, changed(record, 30, series={"case": "tinier"})])
+        opened.add_event(baseline)
+        found = prune(opened, 30, None, None, dry_run=True, now=now)
+        assert found.removed == (old[0].run_id, old[2].run_id) and found.kept == (old[1].run_id,)
+        assert len(opened.run_ids()) == 6
+        assert prune(opened, 30, None, None, dry_run=False, now=now) == found
+        assert len(opened.run_ids()) == 4 and prune(opened, 30, "tinier", None, dry_run=False, now=now) == ((), ())
+    code, out, _ = command("store", "prune", "--keep-days", 0, "--case", "tiny", "--dry-run")
+    assert code == 0 and "would remove 2 run(s)\n1 run(s) stay" in out
+    assert json.loads(command("store", "prune", "--case", "tinier", "--json")[1])["removed"] == [
+        changed(record, 30).run_id
+    ]
+    assert command("store", "check")[0] == 0
+
+
+@pytest.mark.parametrize("given", [[], ["--dry-run"], ["--keep-days", "-1"]])
+def test_prune_without_a_choice_is_refused(command, given, record, store):
+    with Store.open(str(store)) as opened:
+        opened.add([record])
+    assert command("store", "prune", *given)[0] == 2
+    with Store.open(str(store)) as opened:
+        assert opened.run_ids() == [record.run_id]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE run SET tokens_per_second_per_device = tokens_per_second_per_device * 1.01",
+        "UPDATE run SET word = 'invalid'",
+        "UPDATE run SET began = '2025' || substr(began, 5)",
+        "UPDATE raw SET steps = losses",
+        "UPDATE raw SET documents = x'00'",
+        "UPDATE series SET document = replace(document, '\"devices\":2', '\"devices\":4')",
+        "UPDATE condition SET document = '{'",
+        "DELETE FROM raw",
+    ],
+)
+def test_check_finds_a_row_that_was_changed(command, record, store, change):
+    with Store.open(str(store)) as opened:
+        opened.add([record])
+        assert command("store", "check")[0] == 0
+        opened.written(lambda connection: connection.exec_driver_sql(change))
+    code, out, _ = command("store", "check")
+    assert code == 4 and ("was changed or is damaged" in out or "digest says" in out or "are missing" in out)
+
+
+# -- recording
+
+
+def run_tiny(command, runs, *more):
+    """The exit code that the run itself asks for, the one that came, the run's folder and stderr."""
+    before = {*runs.glob("*")}
+    given = ("--case", "tiny:fake:fake:1:2", "--plugins", PLUGINS, "--python", sys.executable, "--quiet")
+    code, _, err = command(*given, *more)
+    (folder,) = {*runs.glob("*")} - before
+    word = json.loads((folder / "result.json").read_text())["status"]["word"]
+    return 0 if word == "valid" else 3, code, folder, err
+
+
+def test_a_run_is_recorded_when_it_ends_unless_with_no_store(command, store, tmp_path):
+    asked, code, folder, err = run_tiny(command, tmp_path / "runs")
+    assert code == asked and "recorded" not in err
+    with Store.open(str(store)) as opened:
+        record = opened.record(folder.name)
+        assert record.purpose == "manual" and record.result["run_id"] == folder.name
+        assert record.node.startswith("sha256:") and record.subject.commit is not None
+    run_tiny(command, tmp_path / "runs", "--no-store")
+    with Store.open(str(store)) as opened:
+        assert opened.run_ids() == [folder.name]
+
+
+def test_a_store_that_cannot_be_written_changes_nothing(command, store, tmp_path):
+    store.parent.mkdir()
+    store.write_text("no store at all" * 100)
+    asked, code, folder, err = run_tiny(command, tmp_path / "runs")
+    assert code == asked and (folder / "report.md").exists()
+    assert "was not recorded: store" in err and f"/{folder.name}`" in err
+    store.unlink()
+    assert command("store", "import", tmp_path / "runs")[1] == "1 new, 0 known already\n"
+
+
+def test_no_fault_of_the_store_takes_a_result(run, store, monkeypatch):
+    finish(run)
+    said = []
+    monkeypatch.setattr("levelfield.store.run_record.record_of", lambda *given: {}["a fault"])
+    RunIntake(said.append)(run)
+    (sentence,) = said
+    assert sentence.startswith(f"{run.root.name} was not recorded: KeyError: 'a fault'. Later: `store import ")
+
+
+def test_a_second_run_of_the_same_id_is_told(run, store):
+    finish(run)
+    said = []
+    RunIntake(said.append, purpose="nightly", night="2026-01-02")(run)
+    change_steps(run, lambda event: event.update(end_ns=event["end_ns"] + 1))
+    RunIntake(said.append)(run)
+    assert said == [f"{run.root.name}: the store has another run of this id; both are kept aside"]
+
+
+def test_none_records_nothing(command, run, store, monkeypatch):
+    finish(run)
+    monkeypatch.setenv("LEVELFIELD_STORE", "none")
+    RunIntake(pytest.fail)(run)
+    assert not store.exists() and command("store", "info")[0] == 2

@@ -1,0 +1,115 @@
+"""Runs from the folder of runs and from the store: the same runs, figures from the raw files, and a lazy store."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from levelfield.errors import UnknownName, UsageError
+from levelfield.judge.collector import collect
+from levelfield.rundir.directory import write_json
+from levelfield.specs.paths import RunPaths
+from levelfield.store.database import Store
+from levelfield.studies.run_places import RunPlaces
+from levelfield.studies.run_sources import FolderRuns, KeptRuns
+from recorded_runs import seal_again
+
+IDS = ["20260102T030405Z_tiny_fake_fake_00000a", "20260102T030406Z_tiny_fake_fake_00000b"]
+
+
+@pytest.fixture
+def folder(run: RunPaths, tmp_path: Path) -> Path:
+    """Two runs of one series, with their results."""
+    runs = tmp_path / "two-runs"
+    for number, run_id in enumerate(IDS, start=1):
+        shutil.copytree(run.root, runs / run_id)
+        paths = RunPaths(runs / run_id)
+        write_json(paths.plan, {**json.loads(paths.plan.read_text()), "run_id": run_id, "repeat": number})
+        seal_again(paths)
+        write_json(paths.result, {"schema": "levelfield.result/1", **collect(paths).model_dump(mode="json")})
+    return runs
+
+
+@pytest.fixture
+def kept(folder: Path, tmp_path: Path) -> str:
+    """A store with the runs of the folder."""
+    url = str(tmp_path / "results.sqlite")
+    source = FolderRuns(folder)
+    with Store.open(url) as store:
+        store.add([source.record(str(folder / run_id)) for run_id in IDS])
+    return url
+
+
+def test_folder_and_store_give_the_same_records(folder: Path, kept: str) -> None:
+    files = FolderRuns(folder)
+    with Store.open(kept, read_only=True) as store:
+        rows = KeptRuns(store)
+        assert [files.record(files.find(i)) for i in IDS] == [rows.record(rows.find(i)) for i in IDS]
+        assert files.series() == rows.series() and len(files.series()) == 1
+        (series,) = files.series()
+        newest = [record.run_id for record in files.newest(series)]
+        assert newest == IDS[::-1] == [record.run_id for record in rows.newest(series)]
+        assert [Path(key).name for key in files.matching("*00000a")] == rows.matching("*00000a") == IDS[:1]
+        assert list(rows.histories([series.fingerprint()])) == [series.fingerprint()]
+
+
+def test_a_pattern_with_a_folder_is_a_path(folder: Path, tmp_path: Path) -> None:
+    found = FolderRuns(tmp_path / "elsewhere").matching(f"{folder}/*00000b")
+    assert [Path(key).name for key in found] == IDS[1:]
+
+
+def test_an_edited_result_changes_nothing(folder: Path) -> None:
+    before = FolderRuns(folder).record(str(folder / IDS[0]))
+    path = folder / IDS[0] / "result.json"
+    changed = json.loads(path.read_text())
+    changed["throughput"]["tokens_per_second_per_device"] *= 4
+    path.write_text(json.dumps(changed))
+    assert FolderRuns(folder).record(str(folder / IDS[0])) == before
+
+
+def test_a_damaged_run_is_in_no_series(folder: Path) -> None:
+    (folder / IDS[0] / "plan.json").write_text("{}")
+    source = FolderRuns(folder)
+    (series,) = source.series()
+    assert [record.run_id for record in source.newest(series)] == IDS[1:]
+
+
+class TestPlaces:
+    def test_a_run_of_the_folder_opens_no_store(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*given: object, **options: object) -> None:
+            raise AssertionError("a store was opened")
+
+        monkeypatch.setattr(Store, "open", refuse)
+        with RunPlaces(folder, None) as places:
+            assert [record.run_id for record in places.runs(IDS[0])] == IDS[:1]
+            assert [record.run_id for record in places.runs(IDS[1], with_repeats=True)] == IDS
+
+    def test_the_store_has_what_no_folder_has(self, tmp_path: Path, kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LEVELFIELD_STORE", kept)
+        with RunPlaces(tmp_path / "no-runs", None) as places:
+            assert [record.run_id for record in places.runs("tiny:fake")] == IDS[::-1]
+            assert [record.run_id for record in places.latest()] == IDS[::-1]
+            with pytest.raises(UnknownName):
+                places.runs("nothing")
+
+    def test_a_named_store_is_the_only_place(self, folder: Path, tmp_path: Path) -> None:
+        with Store.open(str(tmp_path / "empty.sqlite")):
+            pass
+        with RunPlaces(folder, str(tmp_path / "empty.sqlite")) as places, pytest.raises(UnknownName):
+            places.runs(IDS[0])
+
+    @pytest.mark.parametrize("value", ["none", "missing"])
+    def test_without_a_store_the_error_is_of_the_folder(
+        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+    ) -> None:
+        monkeypatch.setenv("LEVELFIELD_STORE", "none" if value == "none" else str(tmp_path / "missing.sqlite"))
+        with RunPlaces(folder, None) as places:
+            with pytest.raises(UnknownName, match="unknown run 'nothing'"):
+                places.runs("nothing")
+            assert places.histories([]) == {} and not (tmp_path / "missing.sqlite").exists()
+
+    def test_a_named_store_that_is_not_there_is_said(self, folder: Path, tmp_path: Path) -> None:
+        with RunPlaces(folder, str(tmp_path / "missing.sqlite")) as places, pytest.raises(UsageError):
+            places.runs(IDS[0])
