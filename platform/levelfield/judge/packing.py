@@ -11,7 +11,10 @@ from levelfield.judge.collector import collect
 from levelfield.judge.sealing import Redaction
 from levelfield.rundir.bundle_format import RUN_NAME, BundledFile, BundledRun, Manifest
 from levelfield.rundir.bundle_reader import RESULT, RunInBundle, written
-from levelfield.rundir.bundle_writer import RedactedRun, manifest_of, placeholders_of, read_run, redacted_run, sha256_of
+from levelfield.rundir.bundle_redaction import RedactedRun, placeholders_of, redacted_run
+from levelfield.rundir.bundle_source import read_run
+from levelfield.rundir.bundle_writer import manifest_of
+from levelfield.rundir.sealed_files import sha256_of
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Result

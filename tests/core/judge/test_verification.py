@@ -32,7 +32,7 @@ from levelfield.cli.main import main
 from levelfield.judge import cross_checks
 from levelfield.judge.promotion import reference_from
 from levelfield.rundir.bundle_format import MANIFEST, Manifest
-from levelfield.rundir.bundle_writer import sha256_of
+from levelfield.rundir.sealed_files import sha256_of
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from plans import PLUGINS
