@@ -49,7 +49,7 @@ def _state(options: argparse.Namespace) -> int:
         found = one_series(store, options.series)
         who, at, points = options.who or getpass.getuser(), now(), store.points([found.digest])[found.digest]
         if options.action == "accept":
-            past = [f for f in past_findings(store) if f.series == found.digest]
+            past = [f for f in past_findings(store) if f.series in ("", found.digest)]
             evidence = baselines.Evidence(found.digest, tuple(points), tuple(past), tuple(options.run))
             event = baselines.accepted_baseline(evidence, who, options.why, at, until)
         elif options.action == "accept-step":

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from levelfield.catalog.registry import Registry
 from levelfield.cli.named_runs import NamedRuns
+from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
 from levelfield.judge.packing import Packed, packed
 from levelfield.judge.verification import verified
@@ -51,7 +52,8 @@ def execute(options: argparse.Namespace) -> int:
     named = NamedRuns(options)
     runs = list(named.over())
     named.raise_error()
-    found = packed(runs)
+    with Terminal(quiet=False).bytes_progress(f"packing {len(runs)} run(s)") as progress:
+        found = packed(runs, progress)
     content = _content(found, options.sign)
     _check(content, options)
     _write(options.output, content)

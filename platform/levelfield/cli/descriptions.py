@@ -126,12 +126,20 @@ examples:
 """
 
 STORE_EXPORT = """\
-Write the runs of the store. jsonl has everything, and `store import` reads it;
-csv has a row of figures for each run.
+Write the runs of the store.
+
+  jsonl        everything; `store import` reads it
+  csv          a row of figures for each run
+  tensorboard  an event file for each run, below the folder --output
+  mlflow       sent to a tracking server by its REST interface
+  github       github-action-benchmark's customBiggerIsBetter: of each series
+               the newest valid run
+  mllog        lines of MLPerf's logging format; not a submission
 
 examples:
   run_benchmarks.py store export --output results.jsonl
   run_benchmarks.py store export --format csv --case llama3_8b
+  run_benchmarks.py store export --format tensorboard --output DIR
 """
 
 STORE_PRUNE = """\

@@ -39,7 +39,7 @@ def execute(options: argparse.Namespace) -> int:
     rows, lines = [], []
     with Store.open(options.store, read_only=True) as store:
         found, when = named_series(store, options.series), now()
-        given = history_input(store, [stored.digest for stored in found])
+        given = history_input(store, found)
         for stored in found:
             histories = figure_histories(given, stored.digest, when)
             events = [event for event in given.events if event.series == stored.digest]

@@ -16,7 +16,7 @@ from levelfield.cli.streams import Streams
 from levelfield.errors import INTERRUPTED, PLATFORM_FAULT, LevelfieldError, UsageError
 
 # Commands that train. Output that is lost changes neither their results, which are in files, nor their exit codes.
-TRAINING = ("run", "sweep", "align", "diagnose")
+TRAINING = ("run", "sweep", "nightly", "bisect", "align", "diagnose")
 
 
 def started(arguments: Sequence[str]) -> int:

@@ -11,13 +11,13 @@ from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.words import wrapped
 
-FORMATS = ("jsonl", "csv")
+FORMATS = ("jsonl", "csv", "tensorboard", "mlflow", "github", "mllog")
 
 
 def arguments(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the actions with their options."""
     _import(actions.add_parser("import", help="add runs, folders of runs, bundles or exports"))
-    _export(actions.add_parser("export", help="write runs as JSON lines or CSV"))
+    _export(actions.add_parser("export", help="write runs as JSON lines, CSV, or for other tools"))
     _prune(actions.add_parser("prune", help="remove old runs"))
     for name, text in (("check", "check every row"), ("info", "show where the store is and what it holds")):
         actions.add_parser(name, help=text).add_argument("--json", action="store_true", help="machine-readable output")
@@ -34,10 +34,13 @@ def _import(parser: argparse.ArgumentParser) -> None:
 
 
 def _export(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--format", choices=FORMATS, default="jsonl", help="default: jsonl, which `import` reads")
+    parser.add_argument("--format", choices=FORMATS, default="jsonl", metavar="NAME", help="see above (default: jsonl)")
     parser.add_argument("--case", metavar="NAME", help="only runs of this case")
     parser.add_argument("--since", metavar="DATE", help="only runs from this day on, such as 2026-11-01")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write to this file instead of stdout")
+    parser.add_argument(
+        "--output", type=Path, metavar="PATH", help="write to this file instead of stdout; tensorboard: to this folder"
+    )
+    parser.add_argument("--to", metavar="URL", help="mlflow: the tracking server (default: MLFLOW_TRACKING_URI)")
 
 
 def _prune(parser: argparse.ArgumentParser) -> None:

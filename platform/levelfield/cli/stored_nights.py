@@ -6,13 +6,17 @@ from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone
 
 from levelfield.compare.findings import Finding
+from levelfield.compare.segments import night_of
 from levelfield.errors import UnknownName, UsageError
 from levelfield.specs.base import parse
 from levelfield.specs.record import Conditions, Point
 from levelfield.store.database import Store, StoredSeries
 from levelfield.studies.gate_input import GateInput
 
-OLDEST_DAYS = 400  # a level that nobody accepted rests on no older night
+# A gate reads the nights of so many days: a level that nobody accepted rests on no older one. A series with fewer
+# nights in them is read as a whole.
+RECENT_DAYS, ENOUGH_NIGHTS = 75, 61
+_DAYS_OF_FINDINGS = 400
 
 
 def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
@@ -22,27 +26,26 @@ def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
         expected = {entry: series for entry, series in expected.items() if entry.startswith(f"{suite}/")}
         if not expected:
             raise UsageError(f"--suite {suite}: found no entry of it in night {night}; see `list suites`")
-    points = store.points(since=_oldest(night))
+    stored = store.series()
+    points = _recent(store, stored, night)
     if suite is not None:
         points = {s: of for s, of in points.items() if _is_of(of, night, expected) or s in expected.values()}
-    series = {stored.digest: stored.series for stored in store.series()}
     return GateInput(
         night,
         points,
-        series,
+        {each.digest: each.series for each in stored},
         store.events(),
         expected,
-        past_findings(store, _oldest(night)),
+        past_findings(store, _days_before(night, _DAYS_OF_FINDINGS)),
         lambda digest: _conditions(store, digest),
     )
 
 
-def history_input(store: Store, digests: Sequence[str]) -> GateInput:
+def history_input(store: Store, chosen: Sequence[StoredSeries]) -> GateInput:
     """Return the same for the histories of some series, without a night."""
-    series = {stored.digest: stored.series for stored in store.series() if stored.digest in digests}
-    return GateInput(
-        "", store.points(digests), series, store.events(), {}, (), lambda digest: _conditions(store, digest)
-    )
+    series = {stored.digest: stored.series for stored in chosen}
+    points = store.points(list(series))
+    return GateInput("", points, series, store.events(), {}, (), lambda digest: _conditions(store, digest))
 
 
 def past_findings(store: Store, since: str | None = None) -> list[Finding]:
@@ -109,8 +112,16 @@ def _conditions(store: Store, digest: str) -> Conditions | None:
         return None
 
 
-def _oldest(night: str) -> str | None:
+def _recent(store: Store, stored: Sequence[StoredSeries], night: str) -> dict[str, list[Point]]:
+    """Return the points of the last days; all points of series that ran tonight and have few in those."""
+    recent = store.points(since=_days_before(night, RECENT_DAYS))
+    tonight = {series for series, points in recent.items() if any(night_of(point) == night for point in points)}
+    few = {s.digest for s in stored if len(recent.get(s.digest, ())) < min(s.runs, ENOUGH_NIGHTS)} & tonight
+    return recent | (store.points(sorted(few)) if few else {})
+
+
+def _days_before(night: str, days: int) -> str | None:
     try:
-        return (date.fromisoformat(night[:10]) - timedelta(days=OLDEST_DAYS)).isoformat()
+        return (date.fromisoformat(night[:10]) - timedelta(days=days)).isoformat()
     except ValueError:
         return None

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
+from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.judge.verification import SCHEMA, VerifiedRun, verified
 from levelfield.report.words import wrapped
@@ -50,12 +51,21 @@ def execute(options: argparse.Namespace) -> int:
         raise UsageError("--signer names one of the allowed signers: give --allowed-signers FILE too")
     bundle = read_bundle(options.bundle)
     signer = _signer(bundle, options)
-    runs = list(verified(bundle, Registry(options.plugins, case_files=options.case_file)))
+    runs = _runs(bundle, options)
     if options.json:
         print(json.dumps(as_json(bundle, signer, runs), indent=2, ensure_ascii=False))
     else:
         print("\n".join(lines(options.bundle, bundle, signer, runs)))
     return 0 if all(run.word == "follows" for run in runs) else GateFailed.exit_code
+
+
+def _runs(bundle: Bundle, options: argparse.Namespace) -> list[VerifiedRun]:
+    found = []
+    with Terminal(quiet=False).bytes_progress(f"recomputing {len(bundle.runs)} run(s)") as progress:
+        for run in verified(bundle, Registry(options.plugins, case_files=options.case_file)):
+            found.append(run)
+            progress(len(found), len(bundle.runs))
+    return found
 
 
 def _signer(bundle: Bundle, options: argparse.Namespace) -> str | None:

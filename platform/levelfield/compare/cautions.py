@@ -84,21 +84,20 @@ def _dirty(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
 
 
 def _other_use(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
-    """Yield the cores that other programs kept busy in the window, where a run has a warning about it."""
-    found = field_of("other programs", sides, _busy)
-    if any(side != (NOTHING,) for side in found.values):
-        yield found
+    """Yield the most that others used of the machine during a run of each side, where a run has a warning about it."""
+    most = [max((_busy(record) for record in side.counted or side.runs), default=(0.0, "")) for side in sides]
+    if any(text for _, text in most):
+        yield ComparedField("other programs", tuple((text or NOTHING,) for _, text in most))
 
 
-def _busy(record: RunRecord) -> str | None:
+def _busy(record: RunRecord) -> tuple[float, str]:
     """Return what others used beyond the limits of a warning: cores in the window, or a device before the training."""
     used = record.result.get("other_use")
-    cores, of = at(used, "host_in_window", "value"), at(used, "host_cores")
-    known = isinstance(cores, (int, float)) and isinstance(of, int)
-    said = [f"{cores:.1f} of {of} cores"] if known and cores > HOST_LIMIT * of else []  # type: ignore[operator]
-    devices = at(used, "devices")
-    said += ["a device"] if isinstance(devices, list) and any(at(d, "in_use") is True for d in devices) else []
-    return ", ".join(said) or None
+    cores, of, devices = at(used, "host_in_window", "value"), at(used, "host_cores"), at(used, "devices")
+    if isinstance(cores, (int, float)) and isinstance(of, int) and cores > HOST_LIMIT * of:
+        return cores, f"up to {cores:.1f} of {of} cores"
+    is_used = isinstance(devices, list) and any(at(device, "in_use") is True for device in devices)
+    return 0.0, "a device" if is_used else ""
 
 
 def _surroundings(sides: Sequence[ComparedSide]) -> dict[str, Reader]:

@@ -19,7 +19,7 @@ Histories = Mapping[str, Sequence[Point]]  # by the digest of a series
 
 @dataclass(frozen=True)
 class SideFigure:
-    """One figure of one side: the median over its runs with its interval. reason: why a run or the side lacks it."""
+    """One figure of one side: the median over its runs with its interval. reason: why one of its runs lacks it."""
 
     values: tuple[float, ...]
     interval: Interval | None
@@ -60,7 +60,7 @@ def side_figure(quantity: Quantity, records: Sequence[RunRecord]) -> SideFigure:
     known = [(record, quantity.read(record)) for record in records]
     values = tuple(value for _, value in known if value is not None)
     lacking = [record for record, value in known if value is None]
-    reason = f"{lacking[0].run_id}: {quantity.missing(lacking[0])}" if lacking else None
+    reason = quantity.missing(lacking[0]) if lacking else None
     return SideFigure(values, over_repeats(values) if values else None, reason)
 
 

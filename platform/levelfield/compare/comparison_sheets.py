@@ -66,26 +66,33 @@ def _in_a_line(fields: Iterable[ComparedField]) -> str:
 
 
 def _figures(comparison: Comparison) -> Sheet:
-    rows = [row for figure in comparison.figures for row in _figure_rows(figure, comparison.sides)]
+    """Return the medians with their intervals, and the verdicts on the training."""
+    rows = [row for figure in _known(comparison) for row in _figure_rows(figure, comparison.sides)]
     verdicts = [", ".join(dict.fromkeys(record.verdict for record in side.counted)) for side in comparison.sides]
     named = zip(comparison.sides, verdicts, strict=True)
     rows += [
         ("alignment" if i == 0 else "", s.name, str(len(s.counted)), said, "") for i, (s, said) in enumerate(named)
     ]
-    lacking = [
-        f"{figure.quantity.column.heading}: {found.reason}"
-        for figure in comparison.figures
-        for found in figure.sides
-        if found.reason
-    ]
-    methods = [
-        f"interval of {i.n} values: {i.coverage:.0%}, {i.method}"
-        for figure in comparison.figures
-        for i in (found.interval for found in figure.sides)
-        if i and i.coverage
-    ]
-    notes = tuple(dict.fromkeys([*methods, *lacking]))
+    intervals = [found.interval for figure in comparison.figures for found in figure.sides]
+    methods = [f"interval of {i.n} values: {i.coverage:.0%}, {i.method}" for i in intervals if i and i.coverage]
+    notes = tuple(dict.fromkeys([*methods, *_missing(comparison)]))
     return Sheet("figures", ("figure", "side", "runs", "median", "interval"), tuple(rows), notes)
+
+
+def _known(comparison: Comparison) -> list[ComparedFigure]:
+    """Return the figures that at least one side has."""
+    return [figure for figure in comparison.figures if any(found.values for found in figure.sides)]
+
+
+def _missing(comparison: Comparison) -> Iterator[str]:
+    """Yield why sides lack a figure; equal reasons in one sentence."""
+    for figure in comparison.figures:
+        by_reason: dict[str, list[str]] = {}
+        for side, found in zip(comparison.sides, figure.sides, strict=True):
+            if found.reason:
+                by_reason.setdefault(found.reason, []).append(side.name)
+        heading = figure.quantity.column.heading
+        yield from (f"{heading}: missing on {', '.join(names)}: {reason}" for reason, names in by_reason.items())
 
 
 def _figure_rows(figure: ComparedFigure, sides: Sequence[ComparedSide]) -> Iterator[tuple[str, ...]]:
@@ -99,7 +106,7 @@ def _figure_rows(figure: ComparedFigure, sides: Sequence[ComparedSide]) -> Itera
 def _ratios(comparison: Comparison) -> Sheet:
     base, *others = comparison.sides
     rows, reasons = [], []
-    for figure in comparison.figures:
+    for figure in _known(comparison):
         for side, found in zip(others, figure.ratios, strict=True):
             rows.append((_name(figure), f"{side.name}/{base.name}", *_cells(found, figure.quantity.is_noisy)))
             reasons.append(f"{found.standing}: {found.reason}" if found.low is None else found.reason)

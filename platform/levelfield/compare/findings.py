@@ -42,7 +42,8 @@ class Finding(Document):
 
     change, low, high: measured / level - 1 and its 95 % interval. level: in the figure's unit; level_since: the date of
     its first night; nights: how many it rests on. detectable: the least change that one night shows with 90 %
-    probability. fields: of the conditions or of the series that differ. pairs: how many were compared.
+    probability. fields: of the conditions or of the series that differ. pairs: how many were compared. runs: of a
+    finding about a node, which has no series: all runs that it stands for.
     """
 
     KIND: ClassVar[str] = "finding"
@@ -64,6 +65,13 @@ class Finding(Document):
     night: str | None = None
     node: str | None = None
     pairs: int = 0
+    runs: tuple[str, ...] = ()
+
+    @property
+    def bad_runs(self) -> tuple[str, ...]:
+        """The runs of a night that was found bad: no level and no evidence rests on them."""
+        own = (self.run_id,) if self.run_id else ()
+        return (*own, *self.runs) if self.word == "bad night" else ()
 
 
 def exit_code(findings: Iterable[Finding], strict: bool = False, advisory: bool = False) -> int:

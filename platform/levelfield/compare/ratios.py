@@ -26,7 +26,7 @@ QUANTILES = {
     12: 2.1788, 15: 2.1314, 20: 2.0860, 30: 2.0423, 60: 2.0003, 120: 1.9799,
 }  # fmt: skip
 
-Standing = Literal["higher", "lower", "no difference seen", "inconclusive", "see alignment", "no ratio"]
+Standing = Literal["higher", "lower", "within noise", "inconclusive", "see alignment", "no ratio"]
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _half_width(side: _Mean, base: _Mean) -> tuple[float, int]:
 def _standing(low: float, high: float) -> Standing:
     if low > 1:
         return "higher"
-    return "lower" if high < 1 else "no difference seen"
+    return "lower" if high < 1 else "within noise"
 
 
 def _too_few(side: SideValues, base: SideValues) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from levelfield.errors import UsageError
@@ -23,6 +23,9 @@ _NAMES = (
 )  # fmt: skip
 
 
+Progress = Callable[[int, int], None]
+
+
 class Packed(NamedTuple):
     """The runs of a bundle as it holds them, and its manifest."""
 
@@ -30,10 +33,10 @@ class Packed(NamedTuple):
     manifest: Manifest
 
 
-def packed(runs: Sequence[RunPaths]) -> Packed:
-    """Return the runs with placeholders, results and manifest. Raises GateFailed for a tampered run.
+def packed(runs: Sequence[RunPaths], progress: Progress) -> Packed:
+    """Return the runs with placeholders, results and manifest. progress: called with the runs done, and with all.
 
-    Raises UsageError for a run that cannot be redacted without changing what it shows, and for a run given twice.
+    Raises GateFailed for a tampered run. Raises UsageError for a run that cannot be redacted without changing what it shows, and for a run given twice.
     """
     found = [collect(paths) for paths in runs]
     _refuse_names([result.run_id for result in found])
@@ -44,6 +47,7 @@ def packed(runs: Sequence[RunPaths]) -> Packed:
         redacted, entry = _with_result(redacted_run(run, placeholders), runs[number], found[number])
         made.append(redacted)
         listed[run.name] = entry
+        progress(len(listed), len(runs))
     return Packed(tuple(made), manifest_of(listed, placeholders))
 
 

@@ -51,7 +51,7 @@ class Build(NamedTuple):
         return self.commit[:12] if self.pin is None else str(self.pin)
 
 
-def build_of(commit: str, say: Say, pin: Pin | None = None) -> Build:
+def build_of(commit: str, pin: Pin | None = None, *, say: Say) -> Build:
     """Return the checkout of a commit; the first call makes it. Raises RunFailed where git cannot."""
     if not _COMMIT.fullmatch(commit):
         raise RunFailed(f"build '{commit[:80]}': found no full commit, expected 40 or 64 hexadecimal digits")
@@ -61,6 +61,11 @@ def build_of(commit: str, say: Say, pin: Pin | None = None) -> Build:
         say(f"checking out the build {build}")
         _make(build)
     return build
+
+
+def head() -> str:
+    """Return the commit of this checkout. Raises RunFailed outside of git."""
+    return _git("-C", str(checkout()), "rev-parse", "HEAD")
 
 
 def commits_between(good: str, bad: str) -> list[str]:

@@ -16,12 +16,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from levelfield.errors import DocumentError, GateFailed
 from levelfield.rundir import bundle_format
 from levelfield.rundir.bundle_format import MANIFEST, MEMBER_NAME, SIGNATURE, BundledRun, Manifest
 from levelfield.rundir.event_lines import Event, event_or_none
-from levelfield.rundir.seal import FACTS, FILES, OUTCOME, finding_of, stored_seal, tampered
+from levelfield.rundir.seal import FACTS, OUTCOME, document_of, finding_of, stored_seal, tampered
 from levelfield.rundir.strict_json import strict_json, strict_lines
 from levelfield.specs.base import parse
 from levelfield.specs.paths import RunPaths
@@ -59,9 +60,8 @@ class RunInBundle:
             return tampered(f"changed and not listed as redacted: {', '.join(changed[:3])}", {})
         originals: dict[str, str | None] = {name: entry.original for name, entry in entries.items() if name != OUTCOME}
         own = entries.get(OUTCOME)
-        return finding_of(
-            self._outcome, originals, self._documents(), own.original if own and not own.is_whole else None
-        )
+        before = own.original if own and not own.is_whole else None
+        return finding_of(self._outcome, originals, self._without_names(), before)
 
     @property
     def redacted(self) -> list[str]:
@@ -81,10 +81,10 @@ class RunInBundle:
     def _outcome(self) -> Event | None:
         return event_or_none(self.files.get(OUTCOME, b""))
 
-    def _documents(self) -> dict[str, Event]:
-        found = {
-            name: event_or_none(self.files[name]) for name in FILES if name.endswith(".json") and name in self.files
-        }
+    def _without_names(self) -> dict[str, Any]:
+        """Return the JSON of the files that are not as the run left them."""
+        named = [name for name in self.redacted if name.endswith((".json", ".jsonl")) and name in self.files]
+        found = {name: document_of(name, self.files[name]) for name in named}
         return {name: document for name, document in found.items() if document is not None}
 
 

@@ -74,8 +74,7 @@ def read_run(paths: RunPaths, name: str) -> ReadRun:
     named = [*raw_paths(paths.root), *([(OUTCOME, paths.outcome)] if os.path.lexists(paths.outcome) else ())]
     files = {shown: _read(shown, path) for shown, path in named}
     outcome = event_or_none(files[OUTCOME].content) if OUTCOME in files else None
-    others = {shown: file for shown, file in files.items() if shown != OUTCOME}
-    found = finding_of(outcome, {shown: file.digest for shown, file in others.items()}, _documents(others))
+    found = finding_of(outcome, {shown: file.digest for shown, file in files.items() if shown != OUTCOME})
     if found.word == "tampered":
         raise GateFailed(f"{name} is tampered: {found.reason}; a bundle needs the files that the run left")
     if outcome is not None:

@@ -43,8 +43,8 @@ _PART_BYTES = 2**20
 class Seal(Value):
     """What a run left when it ended. digest: of all other digests together.
 
-    files: sha256 by path in the run directory; of outcome.json the digest of its keys besides the seal. Each JSON
-    document has a second digest, of what names no place, person or device: a bundle without such names keeps it.
+    files: sha256 by path in the run directory; of outcome.json the digest of its keys besides the seal. Each file
+    of JSON has a second digest, of what names no place, person or device: a bundle without such names keeps it.
     left_out: what was there and is not sealed.
     """
 
@@ -61,41 +61,51 @@ def sealed(paths: RunPaths, outcome: Event) -> Event:
 
 def seal_of(paths: RunPaths, outcome: Event) -> Seal:
     """Return the seal of the files as they are. outcome: the content of outcome.json."""
-    files = _with_facts(dict(_digests(paths)), _documents(paths), outcome)
+    found = dict(_digests(paths))
+    facts = {name: facts_digest(document) for name, document in {**_documents(paths, found), OUTCOME: outcome}.items()}
+    files = _present(found, outcome) | {f"{name}{FACTS}": digest for name, digest in facts.items()}
     left_out = tuple(name for name in LEFT_OUT if (paths.root / name).exists())
     return Seal(files=files, left_out=left_out, digest=digest_of(files))
 
 
 def seal_finding(paths: RunPaths) -> SealFinding:
     """Return whether the raw files are those that were sealed when the run ended. Nothing raises."""
-    return finding_of(_document(paths.outcome), dict(_digests(paths)), _documents(paths))
+    return finding_of(_document(paths.outcome), dict(_digests(paths)))
 
 
 def finding_of(
-    outcome: Event | None, found: Mapping[str, str | None], documents: Mapping[str, Event], own: str | None = None
+    outcome: Event | None,
+    found: Mapping[str, str | None],
+    redacted: Mapping[str, Any] | None = None,
+    own: str | None = None,
 ) -> SealFinding:
     """Return whether files are those of the seal in `outcome`, the content of outcome.json; None: there is none.
 
-    found: the digest of each other raw file; None for what is not a regular file. documents: the JSON documents among
-    them. own: the digest of the outcome, where it was redacted.
+    found: the digest of each other raw file; None for what is not a regular file. redacted: the documents without
+    names, whose second digest counts. own: the digest of the outcome before it was redacted.
     """
-    present = _with_facts(found, documents, outcome or {}) | ({OUTCOME: own} if own else {})
+    present = _present(found, outcome or {}) | ({OUTCOME: own} if own else {})
     if outcome is None:
         return _unsealed("outcome.json is missing or unreadable", present)
     if KEY not in outcome:
         return _unsealed(_why_none(outcome), present)
-    return _compared(stored_seal(outcome), present, [name for name, digest in found.items() if digest is None])
+    stored = stored_seal(outcome)
+    if stored is None:
+        return tampered("the seal in outcome.json is damaged", present)
+    if differs := _differences(stored.files, present, redacted or {}):
+        return tampered(f"changed after the run ended: {differs}", present)
+    if irregular := [name for name, digest in found.items() if digest is None]:
+        return _unsealed(f"found {', '.join(irregular[:_NAMED])}: only a regular file can be sealed", present)
+    return SealFinding(word="sealed", digest=stored.digest)
 
 
-def _with_facts(found: Mapping[str, str | None], documents: Mapping[str, Event], outcome: Event) -> dict[str, str]:
-    """Return the digests of the regular files and of the outcome, and of the facts of each document."""
-    digests = {name: digest for name, digest in found.items() if digest is not None}
-    facts = {f"{name}{FACTS}": facts_digest(document) for name, document in {**documents, OUTCOME: outcome}.items()}
-    return {**digests, **facts, OUTCOME: outcome_digest(outcome)}
+def _present(found: Mapping[str, str | None], outcome: Event) -> dict[str, str]:
+    """Return the digests of the regular files and of the outcome."""
+    return {**{name: digest for name, digest in found.items() if digest}, OUTCOME: outcome_digest(outcome)}
 
 
-def facts_digest(document: Event) -> str:
-    """Return the digest of a document without what may name a place, a person, a device or a machine."""
+def facts_digest(document: Any) -> str:
+    """Return the digest of JSON without what may name a place, a person, a device or a machine."""
     return _sha256(json.dumps(_unnamed(document), sort_keys=True, separators=(",", ":")).encode())
 
 
@@ -117,16 +127,6 @@ def _unsealed(reason: str, present: dict[str, str]) -> SealFinding:
     return SealFinding(word="unsealed", reason=reason, digest=digest_of(present))
 
 
-def _compared(stored: Seal | None, present: dict[str, str], irregular: list[str]) -> SealFinding:
-    if stored is None:
-        return tampered("the seal in outcome.json is damaged", present)
-    if differs := differences(stored.files, present):
-        return tampered(f"changed after the run ended: {differs}", present)
-    if irregular:
-        return _unsealed(f"found {', '.join(irregular[:_NAMED])}: only a regular file can be sealed", present)
-    return SealFinding(word="sealed", digest=digest_of(present))
-
-
 def tampered(reason: str, present: dict[str, str]) -> SealFinding:
     return SealFinding(word="tampered", reason=reason, digest=digest_of(present))
 
@@ -140,17 +140,17 @@ def stored_seal(outcome: Event) -> Seal | None:
     return found if found.digest == digest_of(found.files) else None
 
 
-def differences(sealed_files: Mapping[str, str], present: Mapping[str, str]) -> str:
-    """Return which files differ, were added or are missing, as a part of a sentence; an empty text for none."""
-    words = {name: "is missing" for name in sealed_files.keys() - present.keys()}
-    words |= {name: "was added" for name in present.keys() - sealed_files.keys()}
-    both = sealed_files.keys() & present.keys()
-    words |= {name: "differs" for name in both if sealed_files[name] != present[name]}
-    said = [
-        f"{name} {word}"
-        for name, word in sorted(words.items())
-        if name.removesuffix(FACTS) not in words.keys() - {name}
-    ]
+def _differences(stored: Mapping[str, str], present: Mapping[str, str], redacted: Mapping[str, Any]) -> str:
+    """Return which files differ, were added or are missing, as a part of a sentence; an empty text for none.
+
+    Of a whole file the second digest follows from the first, so it is not computed.
+    """
+    whole = {name for name in stored if not name.endswith(FACTS)}
+    said = [f"{name} is missing" for name in sorted(whole - present.keys())]
+    said += [f"{name} was added" for name in sorted(present.keys() - whole)]
+    said += [f"{name} differs" for name in sorted(whole & present.keys()) if stored[name] != present[name]]
+    facts = {f"{name}{FACTS}": facts_digest(document) for name, document in sorted(redacted.items())}
+    said += [f"{name} differs" for name, digest in facts.items() if stored.get(name, digest) != digest]
     more = f" and {len(said) - _NAMED} more" if len(said) > _NAMED else ""
     return ", ".join(said[:_NAMED]) + more
 
@@ -226,11 +226,23 @@ def _sha256(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def _documents(paths: RunPaths) -> dict[str, Event]:
-    """Return the JSON documents of the run besides the outcome; without those that are no regular file or no JSON."""
-    named = {name: paths.root / name for name in FILES if name.endswith(".json")}
-    found = {name: _document(path) for name, path in named.items() if not path.is_symlink()}
-    return {name: document for name, document in found.items() if document is not None}
+def _documents(paths: RunPaths, found: Mapping[str, str | None]) -> dict[str, Any]:
+    """Return the content of every regular file that is JSON, by its name."""
+    named = {
+        name: path for name, path in raw_paths(paths.root) if found.get(name) and name.endswith((".json", ".jsonl"))
+    }
+    contents = {name: document_of(name, path.read_bytes()) for name, path in named.items()}
+    return {name: content for name, content in contents.items() if content is not None}
+
+
+def document_of(name: str, content: bytes) -> Any:
+    """Return the object of a .json file, and the objects of the lines of a .jsonl file; None for what is no JSON.
+
+    A line that is no JSON is null: it makes a run invalid anyway.
+    """
+    if name.endswith(".jsonl"):
+        return [event_or_none(line) for line in content.split(b"\n") if line]
+    return event_or_none(content)
 
 
 def _document(path: Path) -> Event | None:

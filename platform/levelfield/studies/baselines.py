@@ -97,8 +97,8 @@ def _last_nights(evidence: Evidence) -> list[Point]:
 
 
 def _bad_nights(evidence: Evidence) -> set[str]:
-    last = {(finding.run_id, finding.figure): finding.word for finding in evidence.past}
-    return {run for (run, _), word in last.items() if run and word == "bad night"}
+    last = {(finding.series, finding.run_id, finding.figure, finding.night): finding for finding in evidence.past}
+    return {run for finding in last.values() for run in finding.bad_runs}
 
 
 def _was_judged(points: Sequence[Point], past: Sequence[Finding]) -> bool:

@@ -29,20 +29,21 @@ class Arm:
     arguments: tuple[str, ...]
 
 
-def arms_of(plan: Plan, accepted: Build, before: Subject, now: Subject, plugins: Sequence[Path]) -> tuple[Arm, Arm]:
-    """Return both arms of a planned run. plugins: folders given to the nightly."""
-    shared = shares_environment(before, now) and plan.runtime == "process"
-    own = ("--python", plan.environment.python) if shared else ()
-    tonight = Build(now.commit or "", checkout())
-    return tuple(  # type: ignore[return-value]
-        Arm(name, build, (*case_arguments(plan), *own, *_plugins(plugins, build)))
-        for name, build in (("a", accepted), ("b", tonight))
-    )
+def arms_of(plan: Plan, first: Build, second: Build, python: str | None, plugins: Sequence[Path]) -> tuple[Arm, Arm]:
+    """Return both arms of a planned run. python: of both; None: each build makes its own environment.
+
+    plugins: folders given to this command.
+    """
+    own = ("--python", python) if python else ()
+    a, b = ((*case_arguments(plan), *own, *_plugins(plugins, build)) for build in (first, second))
+    return Arm("a", first, a), Arm("b", second, b)
 
 
-def shares_environment(before: Subject, now: Subject) -> bool:
-    """Return whether both builds pin the same packages."""
-    return before.environment == now.environment and before.environment is not None
+def shared_python(plan: Plan, before: Subject, now: Subject) -> str | None:
+    """Return tonight's Python where the accepted build pins the same packages; None where each needs its own."""
+    is_given = not plan.environment.requirements  # by --python: the user answers for it
+    same = before.environment == now.environment and before.environment is not None
+    return plan.environment.python if plan.runtime == "process" and (same or is_given) else None
 
 
 def case_arguments(plan: Plan) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 from levelfield.compare.examination import Examination
 from levelfield.compare.findings import COMPARED, Finding, in_order, short
@@ -55,7 +55,7 @@ class Suspect:
 
 def compared(given: GateInput, pairs: ConfirmingPairs = lambda series, figure: None) -> GateReport:
     """Return the findings of the night. pairs: of a series' figure, or None; `suspects` says which are needed."""
-    judged = _marked(list(examinations(given)))
+    judged, pairs = _marked(list(examinations(given))), cache(pairs)
     found, grouped = _of_groups(judged, pairs)
     for around, examination in judged:
         if (around.series, examination.figure) not in grouped:
@@ -123,4 +123,5 @@ def _of_group(group: NodeGroup, pairs: ConfirmingPairs) -> Finding | None:
     return Finding(
         series="", label=f"node {short(group.node)}", figure=group.figure, word="bad night",
         change=change_of(group.excess, group.figure), detail=detail, node=group.node,
+        runs=tuple(member.tonight.run_id for _, member in group.members),
     )  # fmt: skip

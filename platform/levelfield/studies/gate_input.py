@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from levelfield.compare.condition_changes import condition_changes
 from levelfield.compare.eras import Era, era_of, holds
@@ -38,10 +39,38 @@ class GateInput:
     past: Sequence[Finding] = ()
     conditions: Callable[[str], Conditions | None] = _unknown
 
+    @cached_property
+    def tonights(self) -> dict[str, list[Point]]:
+        """The points of the night by series, without the runs of confirmations."""
+        counted = ("nightly", "manual")
+        every = (
+            (s, [p for p in of if night_of(p) == self.night and p.purpose in counted]) for s, of in self.points.items()
+        )
+        return {series: points for series, points in every if points}
+
+    @cached_property
+    def series_by_entry(self) -> dict[str, str]:
+        """The series that ran tonight for an entry, where the runs name it."""
+        return {p.entry: series for series, points in self.tonights.items() for p in points if p.entry}
+
+    @cached_property
+    def quarantines(self) -> dict[str, list[StoreEvent]]:
+        """The quarantines and releases of each node that has any."""
+        found: dict[str, list[StoreEvent]] = {}
+        for event in self.events:
+            if event.node and event.kind in ("quarantine", "release"):
+                found.setdefault(event.node, []).append(event)
+        return found
+
+    @cached_property
+    def events_by_series(self) -> dict[str, list[StoreEvent]]:
+        found: dict[str, list[StoreEvent]] = {}
+        for event in self.events:
+            found.setdefault(event.series or "", []).append(event)
+        return found
+
     def tonight(self, series: str) -> list[Point]:
-        """Return the series' points of the night, without the runs of confirmations."""
-        points = self.points.get(series, ())
-        return [p for p in points if night_of(p) == self.night and p.purpose in ("nightly", "manual")]
+        return self.tonights.get(series, [])
 
     def label(self, series: str) -> str:
         return self.series[series].label if series in self.series else short(series)
@@ -50,18 +79,19 @@ class GateInput:
 def examinations(given: GateInput) -> Iterator[Judged]:
     """Return every figure of every series that has valid runs tonight, on nodes that are not in quarantine."""
     past = _past_by_series(given)
+    of_nodes = past.get("", [])
     for series in given.points:
         points = [p for p in given.tonight(series) if is_evidence(p) and not quarantined(given, p)]
-        events = [event for event in given.events if event.series == series]
+        events = given.events_by_series.get(series, [])
         for figure in FIGURES if points else ():
-            known = [finding for finding in past.get(series, ()) if finding.figure == figure]
+            known = [finding for finding in (*past.get(series, ()), *of_nodes) if finding.figure == figure]
             if found := _examination(given, series, figure, points, events, known):
                 yield found
 
 
 def quarantined(given: GateInput, point: Point) -> StoreEvent | None:
     """Return the event that put the point's node into quarantine before the run, if no release followed."""
-    events = [e for e in given.events if e.node == point.node and e.kind in ("quarantine", "release")]
+    events = given.quarantines.get(point.node, ())
     last = max((e for e in events if holds(e, point.began)), key=lambda e: e.at, default=None)
     return last if last is not None and last.kind == "quarantine" else None
 
@@ -76,10 +106,11 @@ def _examination(
 ) -> Judged | None:
     end = max(point.began for point in tonight)
     own = {point.run_id for point in tonight}
-    bad = _judged(past, events, {"bad night"}) - own
-    unaccepted = _judged([f for f in past if not f.fields], events, _CHANGED) - own
+    bad = {run for finding in past for run in finding.bad_runs} - _evidence(events) - own
+    changed = {f.run_id for f in past if f.word in _CHANGED and not f.fields and f.run_id}
+    unaccepted = changed - _evidence(events) - own
     points = in_history((p for p in given.points[series] if p.began <= end), bad)
-    points = [p for p in points if not quarantined(given, p)] if given.events else points
+    points = [p for p in points if not quarantined(given, p)]
     segments = segments_of(points)
     place = {p.run_id: index for index, segment in enumerate(segments) for p in segment.points}
     cleared = {f.run_id for f in past if f.pairs and f.word == "no change" and f.run_id}
@@ -114,14 +145,13 @@ def _is_step(finding: Finding) -> bool:
 
 def _past_by_series(given: GateInput) -> dict[str, list[Finding]]:
     """Return the last finding about each run of each figure, from nights before this one."""
-    last = {(f.series, f.figure, f.run_id): f for f in given.past if f.night != given.night}
+    last = {(f.series, f.figure, f.run_id or f.night, f.node): f for f in given.past if f.night != given.night}
     found: dict[str, list[Finding]] = {}
     for finding in last.values():
         found.setdefault(finding.series, []).append(finding)
     return found
 
 
-def _judged(past: Iterable[Finding], events: Sequence[StoreEvent], words: Collection[FindingWord]) -> set[str]:
-    """Return the runs of these words that nobody accepted as evidence of a level."""
-    accepted = {run for event in events if event.kind == "baseline" for run in event.runs}
-    return {f.run_id for f in past if f.word in words and f.run_id} - accepted
+def _evidence(events: Sequence[StoreEvent]) -> set[str]:
+    """Return the runs on which somebody accepted a level."""
+    return {run for event in events if event.kind == "baseline" for run in event.runs}

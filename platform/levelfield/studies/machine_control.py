@@ -6,6 +6,7 @@ Only slower counts. The values lie in the user's cache, because they belong to t
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -41,8 +42,8 @@ def out_of_line(earlier: Sequence[Rates], now: Rates) -> str | None:
 
 
 def control_file(node: str) -> Path:
-    """Return the file of a node's controls. node: the digest in its records."""
-    return cache_folder().with_name("controls") / f"{node.rpartition(':')[2][:24]}.jsonl"
+    """Return the file of a machine's controls. node: its name."""
+    return cache_folder().with_name("controls") / f"{hashlib.sha256(node.encode()).hexdigest()[:24]}.jsonl"
 
 
 def read_controls(path: Path) -> list[dict[str, float]]:

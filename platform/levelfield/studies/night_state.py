@@ -5,6 +5,7 @@ A nightly that was killed continues from it: a run that has ended is not made ag
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -14,6 +15,7 @@ from levelfield.errors import DocumentError, UsageError
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.base import Document, Value, dump, load
 
+NIGHTS_REMEMBERED = 10
 Progress = Literal["waiting", "started", "done", "left out"]
 
 
@@ -77,3 +79,14 @@ def write_state(path: Path, state: NightState) -> None:
     """Replace the state in one step. Raises OSError with the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, dump(state))
+
+
+def durations(runs: Path, suite: str) -> dict[str, list[float]]:
+    """Return the seconds of each entry's runs in the newest nights of the suite. A damaged state counts for nothing."""
+    found: dict[str, list[float]] = {}
+    for path in sorted(runs.glob(f"nightly_{suite}_*.json"))[-NIGHTS_REMEMBERED:]:
+        with suppress(DocumentError):
+            for entry in load(NightState, path).entries:
+                if entry.state == "done" and entry.seconds:
+                    found.setdefault(entry.name, []).append(entry.seconds)
+    return found

@@ -75,8 +75,7 @@ def _series_of(given: GateInput, entry: str, known: str | None) -> str | None:
     """Return the series that ran for the entry tonight: the known one if it ran; None when none did."""
     if known and given.tonight(known):
         return known
-    ran = (series for series in given.points for p in given.tonight(series) if p.entry == entry)
-    return next(ran, None)
+    return given.series_by_entry.get(entry)
 
 
 def _about(given: GateInput, series: str, word: FindingWord, detail: str, point: Point | None) -> Finding:

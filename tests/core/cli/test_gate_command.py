@@ -103,6 +103,15 @@ def test_two_slow_nights_fail_and_the_findings_are_stored(command: Command, url:
         assert len(store.findings()) == 2, "the same finding is not stored twice"
 
 
+def test_a_series_that_runs_once_a_week_is_read_as_a_whole(command: Command, url: str, stored_run: RunRecord) -> None:
+    weeks = [nightly(stored_run, 7 * number) for number in range(20)]
+    with Store.open(url) as store:
+        store.add([*weeks, nightly(stored_run, 140, 0.9)])
+    code, out, _ = command("gate", "--night", night(140), "--format", "json")
+    (found,) = [f for f in json.loads(out)["findings"] if f["figure"] == "tokens_per_second_per_device"]
+    assert (code, found["word"], found["nights"], found["level_since"]) == (0, "inconclusive", 20, night(0))
+
+
 def test_every_format_is_written_to_a_file(command: Command, url: str, stored_run: RunRecord, tmp_path: Path) -> None:
     fill(url, [*quiet(stored_run), nightly(stored_run, NIGHTS, 0.9), nightly(stored_run, NIGHTS + 1, 0.9)])
     where = ("gate", "--night", night(NIGHTS + 1), "--output", tmp_path / "gate")

@@ -136,7 +136,7 @@ def test_what_surrounds_a_run_asks_for_caution(field: str, change: dict[str, Any
 @pytest.mark.parametrize(
     ("used", "said"),
     [
-        ({"host_in_window": {"value": 1.25}, "host_cores": 2, "devices": []}, "1.2 of 2 cores"),
+        ({"host_in_window": {"value": 1.25}, "host_cores": 2, "devices": []}, "up to 1.2 of 2 cores"),
         ({"host_in_window": {"value": 0.0}, "host_cores": 2, "devices": [{"in_use": True}]}, "a device"),
         ({"host_in_window": {"value": 0.1}, "host_cores": 2, "devices": [{"in_use": None}]}, None),
         ({"host_in_window": {"value": None}, "host_cores": None, "devices": []}, None),

@@ -70,7 +70,7 @@ def test_a_history_shows_the_noise_of_one_run() -> None:
     noise = historic_noise([100.0, 101.0] * 5)
     assert noise and noise.runs == 10 and noise.deviation == pytest.approx(0.005, rel=0.06)
     assert ratio(of(103.0, history=noise), of(100.0, history=noise)).standing == "higher"
-    assert ratio(of(100.5, history=noise), of(100.0, history=noise)).standing == "no difference seen"
+    assert ratio(of(100.5, history=noise), of(100.0, history=noise)).standing == "within noise"
     assert ratio(of(103.0, history=noise), of(100.0)).standing == "inconclusive"
 
 
@@ -82,7 +82,7 @@ def test_a_short_history_shows_no_noise() -> None:
 def test_a_wild_history_makes_a_wide_interval() -> None:
     calm, wild = HistoricNoise(0.002, 20), HistoricNoise(0.05, 20)
     assert ratio(of(103.0, history=calm), of(100.0, history=calm)).standing == "higher"
-    assert ratio(of(103.0, history=wild), of(100.0, history=wild)).standing == "no difference seen"
+    assert ratio(of(103.0, history=wild), of(100.0, history=wild)).standing == "within noise"
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0.0, -1.0])
@@ -99,7 +99,7 @@ def test_no_values_give_no_ratio() -> None:
 
 def test_equal_readings_are_not_taken_for_no_noise() -> None:
     near = ratio(of(*[100.1] * 3), of(*[100.0] * 3))
-    assert near.standing == "no difference seen"
+    assert near.standing == "within noise"
     assert ratio(of(*[101.0] * 3), of(*[100.0] * 3)).standing == "higher"
     half = QUANTILES[4] * LEAST_DEVIATION * math.sqrt(2 / 3)
     assert near.high == pytest.approx(1.001 * math.exp(half))
@@ -107,7 +107,7 @@ def test_equal_readings_are_not_taken_for_no_noise() -> None:
 
 def test_numbers_of_any_size_are_compared_without_overflow() -> None:
     found = ratio(of(1e300, 1e-300, 1.0), of(*BASE))
-    assert found.high is not None and math.isfinite(found.high) and found.standing == "no difference seen"
+    assert found.high is not None and math.isfinite(found.high) and found.standing == "within noise"
 
 
 @pytest.mark.parametrize("deviations", [(0.01, 0.01), (0.01, 0.05)])
@@ -117,7 +117,7 @@ def test_identical_pairs_are_rarely_called_different(counts: tuple[int, int], de
     random, different = np.random.default_rng(13), 0
     for _ in range(1000):
         side, base = (100 * np.exp(random.normal(0, d, n)) for n, d in zip(counts, deviations, strict=True))
-        different += ratio(of(*side), of(*base)).standing != "no difference seen"
+        different += ratio(of(*side), of(*base)).standing != "within noise"
     assert different <= 50 + 2 * math.sqrt(1000 * 0.05 * 0.95)
 
 
@@ -148,5 +148,5 @@ def test_single_runs_with_a_history_are_rarely_called_different() -> None:
     for _ in range(1000):
         histories = [historic_noise(list(100 * np.exp(random.normal(0, 0.01, 12)))) for _ in range(2)]
         side, base = (of(100 * math.exp(random.normal(0, 0.01)), history=noise) for noise in histories)
-        different += ratio(side, base).standing != "no difference seen"
+        different += ratio(side, base).standing != "within noise"
     assert different <= 50 + 2 * math.sqrt(1000 * 0.05 * 0.95)

@@ -34,7 +34,7 @@ from levelfield.rundir.bundle_format import MANIFEST
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from plans import PLUGINS
-from recorded_runs import break_off, fail, seal_again, tamper
+from recorded_runs import break_off, edit, fail, seal_again, tamper
 
 EVENTS = "events/rank1.jsonl"
 Forgery = Callable[[Members, str], None]
@@ -528,3 +528,35 @@ def test_a_bundle_by_another_version_says_so(honest: Path, tmp_path: Path, verif
     made = with_manifest(members_of(honest), lambda m: m.model_copy(update={"platform_version": "9.9"}))
     code, out, _ = verify(written(tmp_path / "b.zip", made))
     assert code == 0 and "formulas may differ" in " ".join(out.split())
+
+
+def test_events_with_a_folder_in_them_are_still_held_against_the_seal(run: RunPaths, tmp_path: Path, verify) -> None:
+    """As torch's, which name the folder of the compiler that built it."""
+
+    def with_folder(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [
+            {**e, "details": {"build": f"CXX=/home/{USER}/c++"}} if e["event"] == "framework" else e for e in events
+        ]
+
+    edit(run.events / "rank1.jsonl", with_folder)
+    path = bundled(tmp_path / "b.zip", run)
+    found = json_of(verify(path, "--json")[1])
+    assert EVENTS in found["redacted"] and found["unbound"] == []
+    members = members_of(path)
+    edit_lines(members, only_run(members) + EVENTS, _slow_step)
+    code, out, _ = verify(written(tmp_path / "forged.zip", rehashed(members)))
+    assert code == 4 and f"{EVENTS} without names differs" in " ".join(out.split())
+
+
+def test_of_two_runs_the_forged_one_is_named(run: RunPaths, tmp_path: Path, verify) -> None:
+    other = RunPaths(Path(shutil.copytree(run.root, run.root.with_name(f"{run.root.name}2"))))
+    for document in (other.plan, other.job):
+        document.write_text(json.dumps(json.loads(document.read_text()) | {"run_id": other.root.name}))
+    seal_again(other)
+    path = bundled(tmp_path / "b.zip", other, run)
+    assert verify(path)[0] == 0
+    members = members_of(path)
+    edit_json(members, f"runs/{other.root.name}/result.json", lambda r: r["loss"].update(last=1.0))
+    code, out, _ = verify(written(tmp_path / "forged.zip", rehashed(members)))
+    assert code == 4 and f"{run.root.name}: follows" in out and f"{other.root.name}: does not follow" in out
+    assert "1 of 2 run(s) do not follow" in out

@@ -49,24 +49,24 @@ def say(text: str) -> None:
 
 def test_a_build_has_the_code_of_its_commit_and_is_made_once(commits: list[str], tmp_path: Path) -> None:
     said: list[str] = []
-    first = build_of(commits[0], said.append)
-    assert build_of(commits[0], said.append) == first and len(said) == 1
+    first = build_of(commits[0], say=said.append)
+    assert build_of(commits[0], say=said.append) == first and len(said) == 1
     assert run_of(first, ["--case", "x"], tmp_path / "runs", 60).root == tmp_path / "runs" / "0"
-    assert run_of(build_of(commits[1], say), [], tmp_path / "runs", 60).root.name == "1"
+    assert run_of(build_of(commits[1], say=say), [], tmp_path / "runs", 60).root.name == "1"
     assert [path.name for path in first.folder.parent.iterdir() if path.name.startswith(".")] == []
 
 
 def test_a_pinned_build_changes_that_package_alone(commits: list[str]) -> None:
-    build = build_of(commits[2], say, Pin("torch", "torch", "2.11.0"))
+    build = build_of(commits[2], Pin("torch", "torch", "2.11.0"), say=say)
     text = (build.folder / "models" / "torch" / "implementation.yaml").read_text()
     assert text == "packages:\n  - torch==2.11.0\n  - numpy==2.4.6\n"
-    assert "torch==2.13.0" in (build_of(commits[2], say).folder / "models/torch/implementation.yaml").read_text()
+    assert "torch==2.13.0" in (build_of(commits[2], say=say).folder / "models/torch/implementation.yaml").read_text()
 
 
 @pytest.mark.parametrize("pin", [Pin("torch", "orch", "1"), Pin("torch", "scipy", "1"), Pin("jax", "jax", "1")])
 def test_a_package_that_nothing_pins_is_refused(commits: list[str], pin: Pin) -> None:
     with pytest.raises(RunFailed, match=r"implementation\.yaml"):
-        build_of(commits[2], say, pin)
+        build_of(commits[2], pin, say=say)
 
 
 @pytest.mark.parametrize("commit", ["HEAD", "--help", "0" * 39, "../" + "0" * 37, "0" * 40])
@@ -74,7 +74,7 @@ def test_what_is_no_commit_of_the_checkout_is_refused_and_leaves_nothing(
     commits: list[str], commit: str, tmp_path: Path
 ) -> None:
     with pytest.raises(RunFailed):
-        build_of(commit, say)
+        build_of(commit, say=say)
     assert not [*(tmp_path / "cache").rglob("run_benchmarks.py")]
     assert not [path for path in (tmp_path / "cache").rglob(".*") if path.is_dir() and path.name != ".git"]
 
@@ -88,15 +88,15 @@ def test_commits_between_two(commits: list[str]) -> None:
 
 def test_a_build_that_gives_no_result_is_named_with_its_last_words(commits: list[str], tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match="gave no result, exit code 3: a reason"):
-        run_of(build_of(commits[0], say), ["--fail"], tmp_path, 60)
+        run_of(build_of(commits[0], say=say), ["--fail"], tmp_path, 60)
     with pytest.raises(RunFailed, match="could not be run"):
-        run_of(build_of(commits[0], say), [], tmp_path, 0.0)
+        run_of(build_of(commits[0], say=say), [], tmp_path, 0.0)
     with pytest.raises(RunFailed, match="gave no result"):
         run_of(Build(commits[0], tmp_path / "none"), [], tmp_path, 60)
 
 
 def test_the_store_is_not_written_by_a_build(commits: list[str], tmp_path: Path) -> None:
-    build = build_of(commits[0], say)
+    build = build_of(commits[0], say=say)
     (build.folder / "run_benchmarks.py").write_text(
         "import json, os\nprint(json.dumps([{'run_id': os.environ['LEVELFIELD_STORE']}]))"
     )

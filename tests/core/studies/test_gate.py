@@ -12,7 +12,7 @@ from gate_points import at, conditions, day, event, nights, noise, point, series
 from levelfield.compare.findings import FAILURES, WORDS, Finding, exit_code
 from levelfield.specs.record import Point
 from levelfield.studies.gate import ConfirmingPairs, GateReport, compared, suspects
-from levelfield.studies.gate_input import GateInput
+from levelfield.studies.gate_input import GateInput, examinations
 
 TOKENS = "tokens_per_second_per_device"
 NIGHT = 40
@@ -436,9 +436,15 @@ def test_a_node_in_quarantine_is_not_judged_until_it_is_released() -> None:
 # -- many series
 
 
+def histories(night: GateInput) -> dict[str, set[str]]:
+    """The runs that the level of each series may rest on."""
+    found = [pair for pair in examinations(night) if pair[1].figure == TOKENS]
+    return {around.series: {night.run_id for night in examined.history} for around, examined in found}
+
+
 def many(count: int, change: float, node: str = "n1", first: int = 0) -> dict[str, list[Point]]:
     return {
-        f"X{i}": [*nights(NIGHT, seed=i, node=node), point(NIGHT, 1000 * (1 + change), node=node)]
+        f"X{i}": [*nights(NIGHT, seed=i, node=node), point(NIGHT, 1000 * (1 + change), node=node, run_id=f"tonight{i}")]
         for i in range(first, first + count)
     }
 
@@ -448,6 +454,18 @@ def test_many_series_that_move_alike_on_one_node_are_one_finding() -> None:
     found = compared(GateInput(day(NIGHT), points, {}))
     assert [f.label for f in found.findings if f.word == "bad night"] == ["node n1"]
     assert exit_code(found.findings) == 0 and found.compared == 12
+
+
+def test_a_bad_night_of_a_node_enters_no_level_of_its_series() -> None:
+    points = {**many(6, -0.10), **many(6, 0.0, "n2", 6)}
+    first = compared(GateInput(day(NIGHT), points, {}))
+    (node,) = [f for f in first.findings if f.word == "bad night"]
+    assert len(node.runs) == 6
+    again = {s: [*of, point(NIGHT + 1, 1000.0, node=of[-1].node)] for s, of in points.items()}
+    with_past = GateInput(day(NIGHT + 1), again, {}, past=first.findings)
+    without = GateInput(day(NIGHT + 1), again, {})
+    assert histories(with_past)["X0"] == histories(without)["X0"] - {"tonight0"}
+    assert histories(with_past)["X7"] == histories(without)["X7"]
 
 
 def test_one_node_alone_does_not_say_whether_it_or_the_build_is_slow() -> None:

@@ -1,0 +1,116 @@
+"""`bisect`: the first commit, or version of a package, with which a case is slower, by pairs with the good one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from levelfield.errors import UsageError
+from levelfield.report.words import wrapped
+
+if TYPE_CHECKING:
+    from levelfield.run.builds import Pin
+    from levelfield.specs.record import Gated
+    from levelfield.studies.bisection import Answer, FirstBad
+
+    Candidate = tuple[str, Pin | None]
+
+_HELP = """\
+Find the first build with which a case got worse. Each build of the list is run
+beside the good one, in ABBA order on this machine, three to seven pairs, until
+the difference is proven or excluded. A build that cannot be decided is left
+out, and the answer names the two builds that it lies between.
+
+With --package the commit stays, and a version that the framework's manifest
+pins changes; each version gets an environment of its own.
+
+examples:
+  run_benchmarks.py bisect v1.0 HEAD --case gpt3_6.7B:torch:cpu:1:1
+  run_benchmarks.py bisect --package torch --versions 2.11.0 2.12.0 2.13.0 \\
+      --case gpt3_6.7B:torch:cpu:1:1
+"""
+FIGURES: dict[str, Gated] = {
+    "speed": "tokens_per_second_per_device",
+    "memory": "memory_bytes",
+    "energy": "joules_per_token",
+}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = _HELP
+    parser.add_argument("commits", nargs="*", metavar="GOOD BAD", help="a good commit, and a bad one after it")
+    parser.add_argument("--case", required=True, metavar="STRING", help="the case string to run")
+    parser.add_argument("--figure", choices=tuple(FIGURES), default="speed", help="what got worse (default: speed)")
+    parser.add_argument("--package", metavar="NAME", help="search versions of this package instead of commits")
+    parser.add_argument("--versions", nargs="+", default=[], metavar="V", help="with --package: the good one first")
+    parser.add_argument("--scale", choices=("auto", "smoke", "full"), default="auto", help="default: auto")
+    parser.add_argument("--python", metavar="PATH", help="train every build with this Python")
+    parser.add_argument("--chips", type=Path, metavar="FILE", help="private chips and corrections")
+    parser.add_argument("--json", action="store_true", help="machine-readable output")
+    parser.add_argument("--quiet", action="store_true", help="print only the answer")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Print the first bad build and return 0. Raises RunFailed where the last build is not worse than the first."""
+    from levelfield.cli.plugins import registry_of
+    from levelfield.cli.terminal import Terminal
+    from levelfield.plan.request import Entry, UserRequest
+    from levelfield.run import scheduler
+    from levelfield.run.builds import build_of
+    from levelfield.rundir.directory import default_runs
+    from levelfield.studies.bisection import first_bad
+    from levelfield.studies.build_trials import BuildTrials
+
+    terminal = Terminal(quiet=options.quiet or options.json)
+    request = UserRequest(scale=options.scale, python=options.python, repeat=1)
+    (job,) = scheduler.jobs(registry_of(options), [Entry(options.case, request)], None)
+    candidates = _candidates(options, job.plan.implementation.framework)
+    good = build_of(*candidates[0], say=terminal.say)
+    runs = options.runs or default_runs()
+    trials = BuildTrials(job.plan, good, FIGURES[options.figure], runs, options.plugins, terminal.say)
+
+    def answer(candidate: Candidate) -> Answer:
+        build = build_of(*candidate, say=terminal.say)
+        terminal.say(f"trying {build}")
+        found = trials.answer(build)
+        terminal.say(f"{build} is {found}")
+        return found
+
+    _print([_name(each) for each in candidates], first_bad(candidates, answer), options.json)
+    return 0
+
+
+def _candidates(options: argparse.Namespace, framework: str) -> list[Candidate]:
+    """Return commits with their pins, the good one first. Raises UsageError for a mix of both kinds of search."""
+    from levelfield.run.builds import Pin, commits_between, head
+
+    if options.package:
+        if options.commits or len(options.versions) < 2:
+            raise UsageError(
+                "bisect --package: found no two --versions, or also commits; expected --versions GOOD ... BAD alone"
+            )
+        return [(head(), Pin(framework, options.package, version)) for version in options.versions]
+    if len(options.commits) != 2 or options.versions:
+        raise UsageError(f"bisect: found {len(options.commits)} commits, expected two, GOOD and BAD, or --package")
+    return [(commit, None) for commit in commits_between(*options.commits)]
+
+
+def _name(candidate: Candidate) -> str:
+    commit, pin = candidate
+    return commit[:12] if pin is None else str(pin)
+
+
+def _print(names: list[str], found: FirstBad, as_json: bool) -> None:
+    undecided = [names[place] for place in found.undecided]
+    if as_json:
+        trials = [{"build": names[trial.place], "answer": trial.answer} for trial in found.trials]
+        content = {"last_good": names[found.good], "first_bad": names[found.bad], "undecided": undecided}
+        print(json.dumps({"schema": "levelfield.bisect/1", **content, "trials": trials}, indent=2))
+        return
+    print(f"first bad  {names[found.bad]}")
+    print(f"last good  {names[found.good]}")
+    if undecided:
+        print(wrapped(f"undecided  {', '.join(undecided)}", 11))
+    print(f"tried      {len(found.trials)} of {len(names)} builds")

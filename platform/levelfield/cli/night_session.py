@@ -1,0 +1,277 @@
+"""A nightly at work: its suite, store, state and machine, joined for the command."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from functools import partial
+from pathlib import Path
+from uuid import uuid4
+
+from levelfield.catalog.registry import Registry
+from levelfield.catalog.stored_references import reference_of
+from levelfield.checkout import checkout
+from levelfield.cli.plugins import registry_of
+from levelfield.cli.stored_nights import gate_input
+from levelfield.cli.terminal import Terminal
+from levelfield.compare.examination import Examination
+from levelfield.errors import RunFailed, UsageError
+from levelfield.plan.request import UserRequest
+from levelfield.run import certification, scheduler
+from levelfield.run.builds import Build, build_of
+from levelfield.run.control_probe import control_rates
+from levelfield.run.provenance import source
+from levelfield.rundir.directory import default_runs
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+from levelfield.specs.record import Point, RunRecord, StoreEvent, Subject
+from levelfield.specs.result import Result
+from levelfield.store.database import Store
+from levelfield.store.run_record import record_of, series_of
+from levelfield.studies.build_pairs import arms_of, paired_records, shared_python
+from levelfield.studies.confirmation import Confirmation, RecordPair
+from levelfield.studies.gate import GateReport, Suspect, compared, suspects
+from levelfield.studies.machine_control import control_file, keep_control, out_of_line, read_controls
+from levelfield.studies.night_order import Candidate, expected_seconds, is_other_build, nights_unseen
+from levelfield.studies.night_state import NightState, PairRun, durations, read_state, state_path, write_state
+from levelfield.studies.nightly import NightRun, NightTools, fresh_state, run_entries
+
+MOST_PAIRS = 7
+QUARANTINE_HOURS = 12
+
+
+@dataclass
+class NightSession:
+    """One night of one suite. began: the monotonic clock at this start."""
+
+    options: argparse.Namespace
+    night: str
+    suite: str
+    store: Store
+    runs: Path
+    registry: Registry
+    terminal: Terminal
+    work: tuple[NightRun, ...]
+    state: NightState
+    began: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    @contextmanager
+    def opened(cls, options: argparse.Namespace, night: str) -> Iterator[NightSession]:
+        """Open the store and the state, and hold the suite's lock for the block. Raises UsageError."""
+        runs, suite = options.runs or default_runs(), Path(options.suite).stem
+        terminal, registry = Terminal(quiet=options.quiet or options.json), registry_of(options)
+        with _only_one(runs, suite), Store.open(options.store) as store:
+            work = _work(registry, store, options, night, terminal)
+            path = state_path(runs, night, suite)
+            state = read_state(path) or fresh_state(night, suite, _now(), work)
+            session = cls(options, night, suite, store, runs, registry, terminal, work, state)
+            session.save(state)
+            store.expect(night, suite, {f"{suite}/{run.name}": run.series for run in work})
+            yield session
+
+    def save(self, state: NightState) -> None:
+        self.state = state
+        write_state(state_path(self.runs, self.night, self.suite), state)
+
+    def run_entries(self) -> bool:
+        """Run what waits. Return whether the night is whole; False: the user interrupted it."""
+        waits = any(entry.state == "waiting" for entry in self.state.entries)
+        why = self._control() if waits and not self.options.no_control else None
+        tools = NightTools(
+            start=self._start,
+            record=lambda paths: self._record(paths, why),
+            folder=lambda run_id: RunPaths(self.runs.absolute() / run_id),
+            seconds=time.monotonic,
+            save=self.save,
+            say=self.terminal.say,
+        )
+        for _ in run_entries(self.state, self.work, self.options.budget, tools):
+            pass
+        return all(entry.state != "waiting" for entry in self.state.entries)
+
+    def judged(self) -> GateReport:
+        """Return the findings of the night, after pairs for what is suspicious, and store them."""
+        given = gate_input(self.store, self.night, self.suite)
+        wanted = {(found.series, found.figure): found for found in suspects(given)}
+        confirm = Confirmation(wanted, self._pairs, self._holds_pair, self.terminal.say)
+        report = compared(given) if self.options.no_confirm else compared(given, confirm)
+        for finding in report.findings:
+            self.store.add_finding(self.night, finding.model_dump(mode="json"))
+        return report
+
+    def write_pages(self, folder: Path) -> None:
+        """Write the static site of the whole store."""
+        from levelfield.site.site_building import build_site
+
+        with self.terminal.bytes_progress("writing pages") as progress:
+            build_site(self.store, folder, self.registry, progress)
+        self.terminal.say(f"pages: {folder / 'index.html'}")
+
+    def _start(self, job: scheduler.Job) -> Result:
+        listener, reference = self.terminal.listener(), partial(reference_of, self.registry)
+        maker = certification.CertificateMaker(self.registry, self.runs, listener)
+        (result,) = scheduler.run_all(
+            self.terminal.announced(iter([job])), self.runs, listener, reference, maker.certify
+        )
+        self.terminal.finished(result, self.runs)
+        return result
+
+    def _record(self, paths: RunPaths, quarantined: str | None) -> None:
+        record = record_of(paths, "nightly", self.night)
+        self.store.add([record])
+        if quarantined and not any(event.at == self.state.began for event in self.store.events(node=record.node)):
+            self.store.add_event(_quarantine(record.node, self.state.began, quarantined))
+
+    def _control(self) -> str | None:
+        """Measure the machine, and return why it is out of line; None where it is in line."""
+        path = control_file(platform.node())
+        rates, earlier = control_rates(), read_controls(path)
+        why = out_of_line(earlier, rates)
+        keep_control(path, rates)
+        if why:
+            self.terminal.say(f"quarantine for this night: {why}")
+        return why
+
+    def _holds_pair(self, series: str) -> bool:
+        if self.options.budget is None:
+            return True
+        seconds = next((e.seconds or 0.0 for e in self.state.entries if e.series == series), 0.0)
+        return self.state.used_seconds + 2 * seconds <= float(self.options.budget)
+
+    def _pairs(self, suspect: Suspect) -> Iterator[RecordPair] | str:
+        """Return the pairs of a series, one after another, or why its accepted build cannot run."""
+        run = next((run for run in self.work if run.series == suspect.series), None)
+        accepted = self._accepted_point(suspect.series, suspect.examination)
+        if run is None or accepted is None:
+            return "tonight's suite has no entry of the series, or the accepted run is not in the store"
+        before = self.store.subject(accepted.subject)
+        if before.commit is None or before.is_dirty:
+            return f"the accepted build of {run.name} had files that no commit has"
+        now = self._subject_of(suspect)
+        try:
+            build = build_of(before.commit, say=self.terminal.say)
+        except RunFailed as error:
+            return str(error)
+        plan, tonight = run.job.plan, Build(now.commit or "", checkout())
+        arms = arms_of(plan, build, tonight, shared_python(plan, before, now), self.options.plugins)
+        figure = suspect.figure.replace("_", " ")
+        self.terminal.say(f"confirming {run.name}, {figure}: pairs of {before.commit[:12]} and tonight's build")
+        done = [self.store.record(each.run_id) for each in self.state.confirmations if each.series == suspect.series]
+        keep = partial(self._keep_arm, suspect.series)
+        return paired_records(arms, MOST_PAIRS, self.runs, series_of(plan), keep, done)
+
+    def _accepted_point(self, series: str, found: Examination) -> Point | None:
+        wanted = found.accepted.build if found.accepted else None
+        return next((p for p in self.store.points([series]).get(series, ()) if p.run_id == wanted), None)
+
+    def _subject_of(self, suspect: Suspect) -> Subject:
+        points = self.store.points([suspect.series])[suspect.series]
+        return self.store.subject(next(p.subject for p in points if p.run_id == suspect.examination.tonight.run_id))
+
+    def _keep_arm(self, series: str, arm: str, paths: RunPaths) -> RunRecord:
+        began = time.monotonic()
+        record = record_of(paths, "confirm-a" if arm == "a" else "confirm-b", self.night)
+        self.store.add([record])
+        state = self.state.with_confirmation(
+            PairRun.model_validate({"series": series, "arm": arm, "run_id": record.run_id})
+        )
+        lasted = sum(record.step_seconds) + time.monotonic() - began
+        self.save(state.model_copy(update={"used_seconds": state.used_seconds + lasted}))
+        return record
+
+
+def _work(
+    registry: Registry, store: Store, options: argparse.Namespace, night: str, terminal: Terminal
+) -> tuple[NightRun, ...]:
+    """Return the suite's entries that this machine can run, with what a run of each would tell."""
+    request = UserRequest(python=options.python)
+    jobs = scheduler.jobs(registry, scheduler.entries(registry, [], [options.suite], request), None)
+    planned = {}
+    for job in jobs:
+        if job.plan.refusal:
+            terminal.say(f"not expected here: {_name(job.plan)}: {' '.join(job.plan.refusal.split())}")
+        else:
+            planned[_name(job.plan)] = job
+    if not planned:
+        raise UsageError(f"--suite {options.suite}: found no entry that this machine can run; see `list suites`")
+    series = {name: series_of(job.plan).fingerprint() for name, job in planned.items()}
+    points, nights = store.points(list(series.values())), [each for each in store.nights() if each != night]
+    lasted = durations(options.runs or default_runs(), Path(options.suite).stem)
+    return tuple(
+        NightRun(
+            name,
+            series[name],
+            job,
+            Candidate(
+                name,
+                expected_seconds(lasted, name),
+                _is_new(store, points.get(series[name], ()), job.plan),
+                None,
+                nights_unseen(points.get(series[name], ()), nights),
+            ),
+        )
+        for name, job in planned.items()
+    )
+
+
+def _name(plan: Plan) -> str:
+    name = plan.entry.name if plan.entry else plan.asked
+    return name if plan.repeats == 1 else f"{name} ({plan.repeat})"
+
+
+def _is_new(store: Store, points: Sequence[Point], plan: Plan) -> bool:
+    found = source(checkout())
+    now = Subject(
+        framework_version=plan.implementation.version,
+        environment=plan.environment.digest or None,
+        packages=None,
+        image=None,
+        implementation=plan.implementation.digest,
+        commit=found.get("commit"),
+        is_dirty=bool(found.get("changed_files")),
+        platform_version=plan.platform_version,
+        formulas=(),
+    )
+    before = store.subject(points[-1].subject) if points else None
+    return is_other_build(before, now)
+
+
+def _quarantine(node: str, at: str, why: str) -> StoreEvent:
+    until = datetime.fromisoformat(at) + timedelta(hours=QUARANTINE_HOURS)
+    return StoreEvent(
+        id=uuid4().hex,
+        kind="quarantine",
+        node=node,
+        at=at,
+        who="nightly",
+        why=why,
+        until=until.isoformat(timespec="seconds"),
+    )
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+@contextmanager
+def _only_one(runs: Path, suite: str) -> Iterator[None]:
+    """Hold the suite's lock. Raises UsageError where another nightly of it runs, or the folder cannot be written."""
+    path = runs / f".nightly_{suite}.lock"
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}; name another folder with --runs") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"another nightly of the suite {suite} runs with {runs}; wait for its end") from None
+        yield

@@ -1,0 +1,98 @@
+"""`nightly`: runs a suite within a budget, confirms what is suspicious, and ends with the gate and the pages."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+
+from levelfield.errors import INTERRUPTED, UsageError
+
+_HELP = """\
+Run a suite, store each result, compare each series with its accepted level,
+and confirm a suspicion by pairs of the accepted build and tonight's, before it
+is called a regression. A nightly that was killed goes on when it is started
+again: no run that has ended is made again. docs/nightly.md has templates for
+GitHub Actions, GitLab CI, cron, systemd and Slurm.
+
+Exit code: that of `gate`, or 130 when interrupted.
+
+examples:
+  run_benchmarks.py nightly --suite smoke
+  run_benchmarks.py nightly --suite nightly --budget 3h --html site
+  run_benchmarks.py nightly --suite mine.yaml --markdown nightly.md --junit n.xml
+"""
+_NIGHT = re.compile(r"[0-9A-Za-z][0-9A-Za-z.-]{0,63}")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?")
+_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, None: 1.0}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = _HELP
+    parser.add_argument("--suite", required=True, metavar="NAME|FILE", help="the list of cases")
+    parser.add_argument("--budget", type=duration, metavar="TIME", help="such as 90m or 3h (default: no limit)")
+    parser.add_argument("--night", type=_night, metavar="NAME", help="name of the night (default: today in UTC)")
+    parser.add_argument("--store", metavar="URL", help="the store (default: LEVELFIELD_STORE, else the user's)")
+    parser.add_argument("--python", metavar="PATH", help="train with this Python")
+    parser.add_argument("--chips", type=Path, metavar="FILE", help="private chips and corrections")
+    parser.add_argument("--no-control", action="store_true", help="do not measure first whether the machine is in line")
+    parser.add_argument("--no-confirm", action="store_true", help="run no pairs: two nights running decide")
+    parser.add_argument("--html", type=Path, metavar="DIR", help="write the pages there")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the findings for a merge request")
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="write the findings for a CI system")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument("--quiet", action="store_true", help="print only the findings")
+    parser.add_argument("--strict", action="store_true", help="4 also for what is open: inconclusive, new, improved")
+    parser.add_argument("--advisory", action="store_true", help="report everything and end with 0")
+
+
+def duration(text: str) -> float:
+    """Return the seconds of `90m`, `3h`, `45s` or `3600`. Raises ArgumentTypeError."""
+    found = _DURATION.fullmatch(text.strip().lower())
+    if found is None or float(found[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"found '{text}', expected a time such as 90m or 3h")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _night(text: str) -> str:
+    if not _NIGHT.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"found '{text}', expected letters, digits, dots and dashes")
+    return text
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Run the night, print its findings and return the gate's exit code, or that of an interrupted command."""
+    from levelfield.cli.night_session import NightSession
+    from levelfield.compare.finding_formats import FindingPage, written
+    from levelfield.rundir.directory import write_atomically
+
+    night = options.night or datetime.now(timezone.utc).date().isoformat()
+    with NightSession.opened(options, night) as session:
+        if not session.run_entries():
+            print(f"levelfield: interrupted; start it again with --night {night}: it goes on", file=sys.stderr)
+            return INTERRUPTED
+        report = session.judged()
+        page = FindingPage(report.first_line, night, report.findings, options.strict, options.advisory)
+        for form, path in (("markdown", options.markdown), ("junit", options.junit)):
+            if path:
+                with _named(path):
+                    write_atomically(path, written(page, form))
+        if options.html:
+            session.write_pages(options.html)
+    print(written(page, "json" if options.json else "text"), end="")
+    return page.exit_code
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Turn an error of a file that the user named into UsageError. The night's results are stored by then."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"{path}: cannot be written: {error.strerror}; the night is stored, `gate --output` writes it"
+        ) from None

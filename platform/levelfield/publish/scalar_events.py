@@ -1,0 +1,94 @@
+"""Runs as TensorBoard's event files: the loss and the time of every step, and the figures at the last step.
+
+The format is that of event_file.py, which reads it. Here the checksums are written: crc32c, masked as TensorBoard does.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+from levelfield.specs.record import RunRecord
+
+_VERSION = b"brain.Event:2"
+_POLYNOMIAL = 0x82F63B78  # of Castagnoli's checksum, its bits reversed
+_FIGURES = ("tokens_per_second_per_device", "memory_bytes", "joules_per_token", "mfu", "loss_tail")
+_HIDDEN = re.compile(r"^\.+|[^\w.+-]")
+
+
+def write_scalars(folder: Path, record: RunRecord) -> Path:
+    """Write the run's file into a folder of its own below `folder`, which TensorBoard shows as a run. Return the file.
+
+    The name is that of the run, without characters that could lead to another folder.
+    """
+    began = datetime.fromisoformat(record.began).timestamp()
+    path = folder / _HIDDEN.sub("_", record.run_id) / f"events.out.tfevents.{int(began)}.levelfield"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(map(_framed, _messages(record, began))))
+    return path
+
+
+def _messages(record: RunRecord, began: float) -> Iterator[bytes]:
+    yield _double(1, began) + _bytes(3, _VERSION)
+    now = began
+    for step, seconds in enumerate(record.step_seconds, 1):
+        now += seconds
+        yield _scalar(now, step, "step_seconds", seconds)
+        loss = record.losses[step - 1] if step <= len(record.losses) else None
+        if loss is not None:
+            yield _scalar(now, step, "loss", loss)
+    for name in _FIGURES:
+        if (value := getattr(record, name)) is not None:
+            yield _scalar(now, len(record.step_seconds), name, value)
+
+
+def _scalar(time: float, step: int, tag: str, value: float) -> bytes:
+    """Return an Event with one scalar: wall_time 1, step 2, summary 5; of its value: tag 1, simple_value 2."""
+    content = _bytes(1, tag.encode()) + _key(2, 5) + struct.pack("<f", value)
+    return _double(1, time) + _key(2, 0) + _varint(step) + _bytes(5, _bytes(1, content))
+
+
+def _double(number: int, value: float) -> bytes:
+    return _key(number, 1) + struct.pack("<d", value)
+
+
+def _bytes(number: int, content: bytes) -> bytes:
+    return _key(number, 2) + _varint(len(content)) + content
+
+
+def _key(number: int, kind: int) -> bytes:
+    return _varint(number << 3 | kind)
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 127:
+        found.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def _framed(message: bytes) -> bytes:
+    """Return a record: the length with its checksum, and the message with its own."""
+    length = struct.pack("<Q", len(message))
+    return length + _checksum(length) + message + _checksum(message)
+
+
+def _checksum(data: bytes) -> bytes:
+    found = 0xFFFFFFFF
+    for byte in data:
+        found = _TABLE[(found ^ byte) & 255] ^ found >> 8
+    found ^= 0xFFFFFFFF
+    return struct.pack("<I", ((found >> 15 | found << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def _entry(byte: int) -> int:
+    for _ in range(8):
+        byte = byte >> 1 ^ (_POLYNOMIAL if byte & 1 else 0)
+    return byte
+
+
+_TABLE = tuple(map(_entry, range(256)))

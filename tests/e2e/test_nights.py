@@ -1,0 +1,178 @@
+"""Nights of the training that pretends, in a clone: quiet ones, a kill, a slower commit, and the search for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driving import ROOT
+
+pytestmark = pytest.mark.e2e
+
+SUITE = """\
+schema: levelfield.suite/1
+title: One entry
+entries:
+  - {case: "tiny:fake:F1", name: tiny, scale: smoke}
+"""
+QUIET_NIGHTS = 7
+
+
+class Project:
+    """A clone of the tree as it would be committed now, with its own runs, store and caches."""
+
+    def __init__(self, folder: Path) -> None:
+        self.code, self.data = folder / "code", folder / "data"
+        self.code.mkdir(parents=True)
+        listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+        for name in (n for n in names if n and (ROOT / n).is_file()):
+            (self.code / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, self.code / name)
+        self.suite = self.code / "one.yaml"
+        self.suite.write_text(SUITE)
+        self.git("init", "-q")
+        self.steps_last(0.03)
+        self.first = self.commit("steps of 30 ms")
+
+    def git(self, *words: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false", "-c", "gc.auto=0"]
+        done = subprocess.run(["git", *who, *words], cwd=self.code, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    def commit(self, message: str) -> str:
+        self.git("add", "-A")
+        self.git("commit", "-q", "--allow-empty", "-m", message)
+        return self.git("rev-parse", "HEAD")
+
+    def steps_last(self, seconds: float) -> None:
+        """Change the code of the training: that is what a nightly has to find."""
+        path = self.code / "tests/core/plugins/models/fake/train.py"
+        text, count = re.subn(r'("FAKE_STEP_SECONDS", ")[0-9.]+"', rf'\g<1>{seconds}"', path.read_text())
+        assert count == 1
+        path.write_text(text)
+
+    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        own = {
+            "LEVELFIELD_NO_BOOTSTRAP": "1",
+            "LEVELFIELD_RUNS": str(self.data / "runs"),
+            "LEVELFIELD_STORE": str(self.data / "results.sqlite"),
+            "XDG_CACHE_HOME": str(self.data / "cache"),
+            "FAKE_DEVICES": "1",
+        }
+        argv = [sys.executable, "run_benchmarks.py", *arguments]
+        return subprocess.Popen(
+            argv,
+            cwd=self.code,
+            env={**os.environ, **own, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=600)
+        assert "Traceback" not in err, err
+        return process.returncode, out, err
+
+    def nightly_arguments(self, night: str) -> list[str]:
+        plugins = str(self.code / "tests/core/plugins")
+        how = ["--plugins", plugins, "--python", sys.executable, "--no-control"]
+        return ["nightly", "--suite", str(self.suite), "--night", night, *how]
+
+    def night(self, name: str, *more: str) -> tuple[int, list[dict[str, Any]], str]:
+        code, out, err = self.run(*self.nightly_arguments(name), "--json", *more)
+        assert out, err
+        return code, json.loads(out)["findings"], err
+
+    def speed(self, name: str, *more: str) -> tuple[int, dict[str, Any]]:
+        """The night's exit code and its finding about tokens/s."""
+        code, findings, _err = self.night(name, *more)
+        (found,) = [f for f in findings if f["figure"] == "tokens_per_second_per_device"]
+        return code, found
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    made = Project(tmp_path_factory.mktemp("nights"))
+    for number in range(QUIET_NIGHTS):
+        made.commit(f"night {number}")
+        code, found = made.speed(f"2026-01-{number + 1:02}")
+        assert (code, found["word"]) == (0, "new series"), found
+    return made
+
+
+@pytest.fixture(scope="module")
+def slower(project: Project) -> tuple[str, str]:
+    """The commit before the training got slower, and the commit that made it slower; one more follows."""
+    quiet = project.commit("as it was")
+    project.steps_last(0.15)
+    slow = project.commit("steps of 150 ms")
+    project.commit("something else")
+    return quiet, slow
+
+
+def test_a_slower_commit_is_a_regression_in_its_night_by_pairs(project: Project, slower: tuple[str, str]) -> None:
+    code, found = project.speed("2026-01-20")
+    assert (code, found["word"]) == (4, "regression"), found
+    assert found["pairs"] >= 3 and -0.9 < found["change"] < -0.6, found
+    pairs = [p for p in runs_of(project) if p["purpose"].startswith("confirm")]
+    assert [p["purpose"] for p in pairs][:4] == ["confirm-a", "confirm-b", "confirm-b", "confirm-a"]
+    assert {p["subject"]["commit"] for p in pairs if p["purpose"] == "confirm-b"} == {project.git("rev-parse", "HEAD")}
+
+
+@pytest.mark.thorough
+def test_bisection_names_the_commit(project: Project, slower: tuple[str, str]) -> None:
+    quiet, slow = slower
+    plugins = ["--plugins", str(project.code / "tests/core/plugins"), "--python", sys.executable]
+    case = ["--case", "tiny:fake:F1", "--scale", "smoke"]
+    code, out, err = project.run("bisect", quiet, "HEAD", *case, *plugins)
+    assert code == 0 and f"first bad  {slow[:12]}" in out and f"last good  {quiet[:12]}" in out, out + err
+
+
+def test_a_killed_night_goes_on_where_it_was(project: Project) -> None:
+    project.steps_last(0.03)
+    project.commit("back")
+    process = project.start(*project.nightly_arguments("2026-01-21"))
+    wait_for_run(project, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    code, found = project.speed("2026-01-21", "--no-confirm")
+    assert found["word"] in ("no change", "inconclusive"), found
+    before = len(runs_of(project))
+    again, same = project.speed("2026-01-21", "--no-confirm")
+    assert (again, same["word"], len(runs_of(project))) == (code, found["word"], before)
+
+
+def test_two_nightlies_of_a_suite_do_not_run_at_once(project: Project) -> None:
+    process = project.start(*project.nightly_arguments("2026-01-22"), FAKE_STEP_SECONDS="2")
+    wait_for_run(project, process)
+    code, _out, err = project.run(*project.nightly_arguments("2026-01-22"))
+    assert code == 2 and "another nightly of the suite one runs" in err
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+
+
+def wait_for_run(project: Project, process: subprocess.Popen[str]) -> None:
+    """Until a run of this nightly trains."""
+    known = set((project.data / "runs").glob("*/events/rank0.jsonl"))
+    while not set((project.data / "runs").glob("*/events/rank0.jsonl")) - known:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
+def runs_of(project: Project) -> list[dict[str, Any]]:
+    code, out, err = project.run("store", "export", "--format", "jsonl")
+    assert code == 0, err
+    return sorted((json.loads(line) for line in out.splitlines()), key=lambda r: (r["began"], r["run_id"]))
