@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from sqlalchemy import Row
@@ -20,6 +20,8 @@ _PLAIN = (
     *("word", "failure", "reason", "verdict", *FIGURES),
 )
 _NUMBERS = ("window_first", "window_last", "series_id", "condition_id", "subject_id", "node_id")
+_NAMES = tuple(Point.model_fields)
+_FIELDS = {*_NAMES}
 _SURROUNDINGS = ("series", "conditions", "subject")
 _OF_SERIES = (
     *("label", "work", "corpus", "scale", "framework", "vendor", "chip", "device_is", "precision", "runtime"),
@@ -87,10 +89,12 @@ def record_from(row: Row[Any], around: Mapping[str, Value], sample: bytes) -> Ru
     )
 
 
-def point_from(row: Row[Any]) -> Point:
-    """Return the point of a row. It is not validated again: a history has a hundred thousand of them."""
-    found = row._mapping
-    return Point.model_construct(**{name: found[name] for name in Point.model_fields})
+def point_from(values: Iterable[Any]) -> Point:
+    """Return the point of values in the order of its fields, from columns of the same types.
+
+    They are not validated again: a history has a hundred thousand of them.
+    """
+    return Point.model_construct(_FIELDS, **dict(zip(_NAMES, values, strict=True)))
 
 
 class Digests:

@@ -77,7 +77,7 @@ RUN = Table(
     *(Column(name, Double) for name in FIGURES),
     Column("window_first", Integer, nullable=False),
     Column("window_last", Integer, nullable=False),
-    Index("run_of_series", "series_id", "began"),
+    Index("run_of_series", "series_id", "is_aside", "began"),
     Index("run_of_night", "night"),
     Index("run_began", "began"),
 )

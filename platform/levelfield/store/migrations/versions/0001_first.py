@@ -99,7 +99,7 @@ def _make_runs() -> None:
         sa.Column("window_first", sa.Integer, nullable=False),
         sa.Column("window_last", sa.Integer, nullable=False),
     )
-    op.create_index("run_of_series", "run", ["series_id", "began"])
+    op.create_index("run_of_series", "run", ["series_id", "is_aside", "began"])
     op.create_index("run_of_night", "run", ["night"])
     op.create_index("run_began", "run", ["began"])
     run = sa.ForeignKey("run.id", ondelete="CASCADE")
