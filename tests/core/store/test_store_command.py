@@ -290,3 +290,20 @@ def test_none_records_nothing(command, run, store, monkeypatch):
     monkeypatch.setenv("LEVELFIELD_STORE", "none")
     RunIntake(pytest.fail)(run)
     assert not store.exists() and command("store", "info")[0] == 2
+
+
+def test_every_action_works_on_both_databases(command, url, record, tmp_path):
+    with Store.open(url) as opened:
+        opened.add(changed(record, number) for number in range(3))
+    at = ("--store", url)
+    facts = json.loads(command("store", "info", *at, "--json")[1])
+    assert facts["rows"]["run"] == 3 and facts["bytes"] > 10_000 and facts["schema"] == "0001"
+    assert command("store", "check", *at)[0] == 0
+    file = tmp_path / "all.jsonl"
+    assert command("store", "export", *at, "--output", file)[0] == 0 and len(file.read_text().splitlines()) == 3
+    assert command("store", "prune", *at, "--run", changed(record, 1).run_id)[:2] == (0, "removed 1 run(s)\n")
+    assert command("store", "import", file, *at)[1] == "1 new, 2 known already\n"
+    with Store.open(url) as opened:
+        opened.written(lambda c: c.exec_driver_sql("UPDATE run SET memory_bytes = memory_bytes * 1.01"))
+    code, out, _ = command("store", "check", *at)
+    assert code == 4 and out.count("was changed or is damaged") == 3
