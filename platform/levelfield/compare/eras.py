@@ -38,6 +38,8 @@ class Era:
 
         Of one segment: the newest that has enough of them.
         """
+        if self.baseline is None:
+            return []
         groups = ([p for p in segment.points if not self._counts(p)] for segment in reversed(self.segments))
         return next((found for group in groups if len(found := observations(group, figure)) >= FEWEST), [])
 
