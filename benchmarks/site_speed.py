@@ -44,14 +44,13 @@ def main() -> None:
 
 def measure(plan: SeededNights, folder: Path, with_browser: bool) -> dict[str, float]:
     """Figures by name. The last night is added after the first site was made."""
-    records, site = list(plan.records()), folder / "site"
-    last = records[-1].night
-    figures: dict[str, float] = {"results": len(records), "series": plan.series}
+    site, last = folder / "site", max(filter(None, (record.night for record in plan.records())))
+    figures: dict[str, float] = {"results": sum(1 for _ in plan.records()), "series": plan.series}
     with Store.open(str(folder / "results.sqlite")) as store:
-        store.add(record for record in records if record.night != last)
+        store.add(record for record in plan.records() if record.night != last)
         figures["whole_cpu_seconds"] = cpu_seconds(lambda: build_site(store, site, Registry()))
         figures["nothing_new_cpu_seconds"] = cpu_seconds(lambda: build_site(store, site, Registry()))
-        store.add(record for record in records if record.night == last)
+        store.add(record for record in plan.records() if record.night == last)
         figures["one_more_night_cpu_seconds"] = cpu_seconds(lambda: build_site(store, site, Registry()))
     files = [path for path in site.rglob("*") if path.is_file()]
     figures["files"] = len(files)

@@ -27,6 +27,8 @@ other commands (each has --help):
   compare    ratios of runs with intervals; scaling; case x vendor matrices
   reveal     check withheld values against their commitments
   collect    compute the result of a run again from its raw files
+  nightly    run a suite within a budget, confirm suspicions, end with the gate
+  bisect     the first commit or package version with which a case got worse
   store      results over time: import, export, prune, check
   history    a series night after night: segments, level, what it shows
   gate       compare a night with its levels; 4 when something got worse
@@ -194,10 +196,12 @@ examples:
 
 BASELINE_STEP = """\
 Accept the newest change of conditions of a series, such as of a driver. Then
-the series has a new level, from the nights after it.
+the series has a new level, from the nights after it. With --everywhere the same
+change is accepted in every series that has it.
 
-example:
+examples:
   run_benchmarks.py baseline accept-step SERIES --why "driver 560 costs 6 %"
+  run_benchmarks.py baseline accept-step SERIES --why "driver" --everywhere
 """
 
 BASELINE_NOTE = """\

@@ -62,26 +62,16 @@ def month_file(
 
 
 def _run(record: RunRecord, shared: DistinctValues) -> dict[str, Any]:
+    """Return what the history of the series does not have already."""
     facts = _facts(record.result, _SHARED)
     return {
         "run": record.run_id,
-        "began": record.began,
-        "purpose": record.purpose,
         "entry": record.entry,
-        "node": record.node,
         "content": record.content,
         "evidence": record.evidence,
         "evidence_reason": record.evidence_reason,
-        "word": record.word,
         "failure": record.failure,
         "reason": record.reason,
-        "verdict": record.verdict,
-        "counts": record.is_comparable,
-        "tokens": record.tokens_per_second_per_device,
-        "mfu": record.mfu,
-        "memory": record.memory_bytes,
-        "energy": record.joules_per_token,
-        "loss": record.loss_tail,
         "window": record.window,
         "steps": [round(each * _MILLION) for each in record.step_seconds],
         "losses": [None if each is None else round(each * _MILLION) for each in record.losses],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import lru_cache
 from typing import Any
 
 from levelfield.compare.segments import segments_of
@@ -57,6 +58,7 @@ class Surroundings:
         return self._known[digest]
 
 
+@lru_cache(maxsize=2**18)  # each time of a large store is needed four times
 def seconds_of(began: str) -> int:
     """Return seconds since 1970 of a time in UTC; a time without a zone is one in UTC."""
     at = datetime.fromisoformat(began.replace("Z", "+00:00"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
@@ -66,16 +68,28 @@ def build_site(
     surroundings = Surroundings(results)
     changed = {runs.slug for runs in content.series.values() if _write_history(runs, surroundings, writer)}
     months = [month for runs in content.series.values() for month in _changed_months(runs, references, writer)]
-    for done, (month, records) in enumerate(_with_records(months, results), start=1):
-        value = month_file(month.runs.series, records, month.reference)
-        writer.write(_place(month.file), data_script(month.file, value), month.stamp)
-        if progress:
-            progress(done, len(months))
+    with _rare_collections():
+        for done, (month, records) in enumerate(_with_records(months, results), start=1):
+            value = month_file(month.runs.series, records, month.reference)
+            writer.write(_place(month.file), data_script(month.file, value), month.stamp)
+            if progress:
+                progress(done, len(months))
     _write_assets(writer)
     write_pages(writer, content, registry, datetime.now(timezone.utc))
     writer.finish()
     rebuilt = changed | {month.runs.slug for month in months}
     return BuiltSite(content.runs, len(content.series), len(rebuilt), len(writer.stamps), tuple(content.unreadable))
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Let Python search for cycles seldom: records have none, and the search took a sixth of the time."""
+    before = gc.get_threshold()
+    gc.set_threshold(200_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def stored_references(registry: Registry) -> References:

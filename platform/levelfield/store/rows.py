@@ -89,7 +89,8 @@ def record_from(row: Row[Any], around: Mapping[str, Value], sample: bytes) -> Ru
 
 def point_from(row: Row[Any]) -> Point:
     """Return the point of a row. It is not validated again: a history has a hundred thousand of them."""
-    return Point.model_construct(**{name: row._mapping[name] for name in Point.model_fields})
+    found = row._mapping
+    return Point.model_construct(**{name: found[name] for name in Point.model_fields})
 
 
 class Digests:

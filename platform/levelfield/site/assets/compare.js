@@ -45,7 +45,7 @@
     const index = history.columns.run.indexOf(run);
     if (index < 0) return null;
     const file = await load(`runs-${slug}-${when(history.columns.time[index], 7)}`);
-    const found = levelfield.runOf(file, run);
+    const found = levelfield.runOf(history, index, file);
     return { slug, found, fields: fields(rules, history, index, file, found) };
   }
 

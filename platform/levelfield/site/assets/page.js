@@ -119,11 +119,23 @@ const levelfield = (() => {
     return el("a", { href: `run.html#${slug}/${encodeURIComponent(run)}` }, text || run);
   }
 
-  /* Return a run of a month's file. Step times and losses are stored in millionths. */
-  function runOf(file, run) {
-    const found = file.runs.find((each) => each.run === run);
+  /* Return a run with all that the history and the month's file have of it. Steps and losses are in millionths. */
+  function runOf(history, index, file) {
+    const { columns, kept } = history;
+    const found = file.runs.find((each) => each.run === columns.run[index]);
+    if (!found) throw new Missing(columns.run[index]);
     const whole = (values) => values.map((value) => (value === null ? null : value / 1e6));
-    return { ...found, steps: whole(found.steps), losses: whole(found.losses) };
+    return {
+      ...found,
+      ...Object.fromEntries(Object.keys(FIGURES).map((name) => [name, columns[name][index]])),
+      node: kept.nodes[columns.node[index]],
+      word: kept.words[columns.word[index]],
+      verdict: kept.verdicts[columns.verdict[index]],
+      purpose: kept.purposes[columns.purpose[index]],
+      counts: Boolean(columns.counts[index]),
+      steps: whole(found.steps),
+      losses: whole(found.losses),
+    };
   }
 
   /* Return the parts of what follows # in the address. A part that is not valid is an empty text. */

@@ -24,7 +24,7 @@
     const index = history.columns.run.indexOf(run);
     if (index < 0) throw new levelfield.Missing(run);
     const file = await load(`runs-${slug}-${when(history.columns.time[index], 7)}`);
-    const found = levelfield.runOf(file, run);
+    const found = levelfield.runOf(history, index, file);
     const shared = file.shared[found.shared];
     const fact = (name) => (Object.hasOwn(found, name) ? found[name] : Object.hasOwn(shared, name) ? shared[name] : null);
     document.title = `${levelfield.shown(run)} · Levelfield`;
