@@ -18,16 +18,19 @@ from levelfield.judge.packing import leaves
 from levelfield.judge.sealing import Redaction
 from levelfield.rundir.bundle_reader import RESULT, Bundle, RunInBundle, written
 from levelfield.rundir.directory import read_plan
-from levelfield.rundir.event_lines import event_or_none
+from levelfield.rundir.event_lines import DAMAGED, event_or_none
 from levelfield.rundir.raw_files import read_raw
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Result, SealFinding
 
 SCHEMA = "levelfield.verification/1"
 TOLERANCE = 1e-9  # of a number: another machine's library may round the last digit otherwise
 _ABSENT = "(absent)"
+# Of a plan from elsewhere: the time to recompute grows with them, whatever the raw files hold.
+_MOST_LAYERS, _MOST_RECORDS = 10_000, 20_000_000
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def _verified(run: RunInBundle, known: Registry, notes: tuple[str, ...]) -> Veri
             found, checked = _recomputed(run, paths, known)
             wrong = (*_seal(run), *_differences(run, found, bool(notes)), *checked.contradictions)
             notes = (*notes, *checked.notes)
-        except DocumentError as error:
+        except (DocumentError, *DAMAGED) as error:  # a plan that no plan could be is not the platform's fault
             said = " ".join(str(error).replace(f"{paths.root}/", "").split())
             wrong = (Contradiction("the run", "a run directory", said),)
     unbound = tuple(run.unbound)
@@ -84,10 +87,23 @@ def _verified(run: RunInBundle, known: Registry, notes: tuple[str, ...]) -> Veri
 
 
 def _recomputed(run: RunInBundle, paths: RunPaths, known: Registry) -> Any:
-    result, plan = collect(paths, redaction=Redaction(run.seal, run.listed.software)), read_plan(paths)
+    plan = read_plan(paths)
+    _check_size(plan)
+    result = collect(paths, redaction=Redaction(run.seal, run.listed.software))
     job, provenance = (event_or_none(run.files.get(name, b"")) for name in ("job.json", "provenance.json"))
     reference = load(Reference, paths.reference) if paths.reference.exists() else None
     return result, cross_checked(RunFacts(plan, read_raw(paths), job, provenance, reference), known)
+
+
+def _check_size(plan: Plan) -> None:
+    """Raise DocumentError for a plan of more work than any run has."""
+    ranks = max(plan.world_size, plan.tuning.layout.world_size)
+    layers, records = plan.work.model.layers, plan.work.training.steps * ranks
+    if layers > _MOST_LAYERS or records > _MOST_RECORDS:
+        raise DocumentError(
+            f"plan.json: found {layers:,} layers and {records:,} steps of ranks, expected at most {_MOST_LAYERS:,} and "
+            f"{_MOST_RECORDS:,}"
+        )
 
 
 def _seal(run: RunInBundle) -> Iterator[Contradiction]:

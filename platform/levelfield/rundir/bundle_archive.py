@@ -57,7 +57,7 @@ def members_in(content: bytes, origin: str) -> dict[str, bytes]:
         raise DocumentError(f"{origin}: not a bundle, or a truncated one: {error}") from None
     if MANIFEST not in {info.filename for info in infos}:
         raise DocumentError(f"{origin}: not a bundle: found no {MANIFEST} in the archive")
-    if why := _why_refused(infos) or next(filter(None, map(_why_not, infos)), None) or _why_not_dense(infos, content):
+    if why := next(filter(None, map(_why_not, infos)), None) or _why_refused(infos) or _why_not_dense(infos, content):
         raise GateFailed(f"{origin}: refused: {why}")
     return {info.filename: _read(info, content, origin) for info in infos}
 
@@ -80,7 +80,7 @@ def _why_not(info: zipfile.ZipInfo) -> str | None:
     """Return what is wrong with a member; None for nothing."""
     name = info.filename
     if not MEMBER_NAME.fullmatch(name) or info.orig_filename != name:
-        return f"found a member '{name[:120]}', which no bundle has"
+        return f"found a member {name[:120]!r}, which no bundle has"
     if info.external_attr != _MODE:
         return f"member '{name}': found a link or another kind of file, expected a regular file"
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):

@@ -487,7 +487,7 @@ def test_a_member_that_no_bundle_has_is_refused(honest: Path, tmp_path: Path, ve
     assert code == 4 and "refused" in err and words in err
 
 
-@pytest.mark.parametrize(("name", "words"), [("plan.json", "twice"), ("PLAN.json", "capitals only")])
+@pytest.mark.parametrize(("name", "words"), [("plan.json", "twice"), ("logs/RANK0.log", "capitals only")])
 def test_two_members_of_one_name_are_refused(honest: Path, tmp_path: Path, verify, name: str, words: str) -> None:
     members = members_of(honest)
     with warnings.catch_warnings():
@@ -640,3 +640,30 @@ def test_what_an_honest_run_may_have_is_a_note(
     edit(run.telemetry, NOTED[name][0])
     code, out, _ = verify(bundled(tmp_path / "b.zip", run), "--json")
     assert code == 0 and any(note.startswith(NOTED[name][1]) for note in json_of(out)["notes"]), out
+
+
+@pytest.mark.parametrize(
+    ("part", "values"),
+    [("model", {"layers": 10**9}), ("training", {"steps": 10**12}), ("training", {"steps": 10**7 + 1})],
+)
+def test_a_plan_of_endless_work_ends_nothing(
+    honest: Path, tmp_path: Path, verify, part: str, values: dict[str, int]
+) -> None:
+    members = members_of(honest)
+    edit_json(members, f"{only_run(members)}plan.json", lambda plan: plan["work"][part].update(values))
+    code, out, _ = verify(written(tmp_path / "b.zip", resealed(members, tmp_path / "run")))
+    assert code == 4 and "plan.json: found" in " ".join(out.split())
+
+
+def test_a_plan_with_a_value_that_no_plan_has_is_no_fault_of_the_platform(honest: Path, tmp_path: Path, verify) -> None:
+    members = members_of(honest)
+    edit_json(members, f"{only_run(members)}plan.json", lambda plan: plan["peak"].update(tflops=0))
+    code, out, _ = verify(written(tmp_path / "b.zip", resealed(members, tmp_path / "run")))
+    assert code == 4 and "the run: stated a run directory, recomputed 1 validation error" in " ".join(out.split())
+
+
+def test_a_plan_that_is_none_is_named(honest: Path, tmp_path: Path, verify) -> None:
+    members = members_of(honest)
+    edit_json(members, f"{only_run(members)}plan.json", lambda plan: plan.pop("work"))
+    code, out, _ = verify(written(tmp_path / "b.zip", resealed(members, tmp_path / "run")))
+    assert code == 4 and "plan.json: key 'work': missing" in " ".join(out.split()) and str(tmp_path / "run") not in out
