@@ -116,6 +116,7 @@ def test_a_time_without_a_zone_is_utc_and_another_zone_is_converted() -> None:
         == seconds_of("2026-11-01T02:30:00+02:00")
     )
     assert month_of("2026-11-01T00:30:00+02:00") == "2026-10"
+    assert seconds_of("1970-01-02T00:00:01Z") == 86401
 
 
 def test_a_run_without_a_readable_time_is_left_out_and_named() -> None:
