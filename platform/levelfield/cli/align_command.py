@@ -13,6 +13,7 @@ from levelfield.errors import GateFailed, UsageError
 from levelfield.judge.certification import with_certificate
 from levelfield.judge.collector import collect
 from levelfield.judge.promotion import reference_from
+from levelfield.judge.sealing import unless_tampered
 from levelfield.judge.verdict import against, judged, training_of, training_of_reference
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import default_runs, read_plan
@@ -39,7 +40,8 @@ def execute(options: argparse.Namespace) -> int:
 
 def _verdict(paths: RunPaths, name: str | None, registry: Registry, runs: Path) -> Alignment:
     plan, result = read_plan(paths), collect(paths)
-    return with_certificate(_compared(paths, plan, result.identity, name, registry, runs), plan, result.certificate)
+    found = unless_tampered(_compared(paths, plan, result.identity, name, registry, runs), result.seal)
+    return with_certificate(found, plan, result.certificate)
 
 
 def _compared(

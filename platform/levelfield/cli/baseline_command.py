@@ -20,6 +20,7 @@ def arguments(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     accept = actions.add_parser("accept", help="accept the level of the last three valid nights, or of --run")
     accept.add_argument("--run", action="append", default=[], metavar="ID", help="evidence; may be repeated")
     step = actions.add_parser("accept-step", help="accept the newest change of conditions, such as of a driver")
+    step.add_argument("--everywhere", action="store_true", help="the same change in every other series that has it")
     note = actions.add_parser("note", help="add a remark; it changes no level")
     listing = actions.add_parser("list", help="list the events of all series, or of one")
     for action in (accept, step, note):
@@ -47,6 +48,7 @@ def _state(options: argparse.Namespace) -> int:
     until = None if options.action == "note" else _day(options.until)
     with Store.open(options.store) as store:
         found = one_series(store, options.series)
+        others: list[StoreEvent] = []
         who, at, points = options.who or getpass.getuser(), now(), store.points([found.digest])[found.digest]
         if options.action == "accept":
             past = [f for f in past_findings(store) if f.series in ("", found.digest)]
@@ -54,10 +56,13 @@ def _state(options: argparse.Namespace) -> int:
             event = baselines.accepted_baseline(evidence, who, options.why, at, until)
         elif options.action == "accept-step":
             event = baselines.accepted_step(found.digest, points, who, options.why, at, until)
+            others = baselines.same_steps(event, store.points()) if options.everywhere else []
         else:
             event = baselines.note(found.digest, who, options.why, at)
-        store.add_event(event)
-    print("\n".join([found.series.label, *event_lines([event])]))
+        for each in (event, *others):
+            store.add_event(each)
+    more = [f"and the same change in {len(others)} other series"] if others else []
+    print("\n".join([found.series.label, *event_lines([event]), *more]))
     return 0
 
 

@@ -15,8 +15,9 @@ from levelfield.errors import UsageError
 from levelfield.judge.packing import Packed, packed
 from levelfield.judge.verification import verified
 from levelfield.report.words import wrapped
+from levelfield.rundir.bundle_archive import archive
 from levelfield.rundir.bundle_reader import bundle_of
-from levelfield.rundir.bundle_writer import archive, members_of
+from levelfield.rundir.bundle_writer import members_of
 from levelfield.rundir.signature import signed
 from levelfield.specs.base import dump
 

@@ -194,10 +194,12 @@ examples:
 
 BASELINE_STEP = """\
 Accept the newest change of conditions of a series, such as of a driver. Then
-the series has a new level, from the nights after it.
+the series has a new level, from the nights after it. With --everywhere the same
+change is accepted in every series that has it.
 
-example:
+examples:
   run_benchmarks.py baseline accept-step SERIES --why "driver 560 costs 6 %"
+  run_benchmarks.py baseline accept-step SERIES --why "driver" --everywhere
 """
 
 BASELINE_NOTE = """\

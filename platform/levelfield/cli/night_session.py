@@ -106,12 +106,13 @@ class NightSession:
             self.store.add_finding(self.night, finding.model_dump(mode="json"))
         return report
 
-    def write_pages(self, folder: Path) -> None:
-        """Write the static site of the whole store."""
+    def write_pages(self, folder: Path, report: GateReport) -> None:
+        """Write the static site of the whole store, with the findings of this night."""
         from levelfield.site.site_building import build_site
 
         with self.terminal.bytes_progress("writing pages") as progress:
-            build_site(self.store, folder, self.registry, progress)
+            judged = [finding.model_dump(mode="json") for finding in report.findings]
+            build_site(self.store, folder, self.registry, judged, progress)
         self.terminal.say(f"pages: {folder / 'index.html'}")
 
     def _start(self, job: scheduler.Job) -> Result:

@@ -24,7 +24,7 @@ Exit code: that of `gate`, or 130 when interrupted.
 examples:
   run_benchmarks.py nightly --suite smoke
   run_benchmarks.py nightly --suite nightly --budget 3h --html site
-  run_benchmarks.py nightly --suite mine.yaml --markdown nightly.md --junit n.xml
+  run_benchmarks.py nightly --suite mine.yaml --markdown n.md --junit n.xml
 """
 _NIGHT = re.compile(r"[0-9A-Za-z][0-9A-Za-z.-]{0,63}")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?")
@@ -82,7 +82,7 @@ def execute(options: argparse.Namespace) -> int:
                 with _named(path):
                     write_atomically(path, written(page, form))
         if options.html:
-            session.write_pages(options.html)
+            session.write_pages(options.html, report)
     print(written(page, "json" if options.json else "text"), end="")
     return page.exit_code
 

@@ -65,6 +65,7 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _pruned(options: argparse.Namespace) -> int:
+    from levelfield.store.address import is_missing
     from levelfield.store.database import Store
     from levelfield.store.pruning import prune
 
@@ -72,7 +73,7 @@ def _pruned(options: argparse.Namespace) -> int:
         raise UsageError("store prune: found nothing to choose by; give --keep-days N, --case NAME or --run ID")
     if options.keep_days is not None and options.keep_days < 0:
         raise UsageError(f"--keep-days: found {options.keep_days}, expected 0 or more")
-    with Store.open(options.store) as store:
+    with Store.open(options.store, is_missing(options.store)) as store:
         found = prune(store, options.keep_days, options.case, options.run, options.dry_run)
     if options.json:
         print(json.dumps({"removed": found.removed, "kept": found.kept, "dry_run": options.dry_run}, indent=2))
@@ -104,11 +105,12 @@ def _checked(options: argparse.Namespace) -> int:
 
 
 def _shown(options: argparse.Namespace) -> int:
+    from levelfield.store.address import is_missing
     from levelfield.store.database import Store
     from levelfield.store.schema import REVISION
     from levelfield.store.store_check import counts, size_bytes
 
-    with Store.open(options.store) as store:
+    with Store.open(options.store, is_missing(options.store)) as store:
         rows, size, where, nights = counts(store), size_bytes(store), store.address.text, store.nights()
         listed = store.series()
     facts = {

@@ -21,6 +21,7 @@ from levelfield.specs.record import RunRecord
 from levelfield.store.database import Store
 from levelfield.store.record_lines import line_of
 from levelfield.store.record_table import row_of
+from levelfield.store.statement_lines import statements_of
 
 Records = Iterator[RunRecord]
 
@@ -43,7 +44,7 @@ def export_runs(options: argparse.Namespace) -> int:
 def _write(form: str, file: TextIO, records: Records, store: Store) -> None:
     if form == "jsonl":
         file.writelines(map(line_of, records))
-        file.writelines(map(line_of, store.events()))
+        file.writelines(map(line_of, statements_of(store)))
     elif form == "mllog":
         file.writelines(line for record in records for line in mllog_lines(record))
     elif form == "github":

@@ -17,10 +17,12 @@ from levelfield.rundir.directory import default_runs, find_run
 from levelfield.rundir.raw_files import read_raw
 from levelfield.rundir.run_state import refuse_running
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.record import RunRecord, StoreEvent
+from levelfield.specs.record import RunRecord
 from levelfield.store.database import Added, Store
 from levelfield.store.record_lines import read_lines
 from levelfield.store.run_record import record_of
+from levelfield.store.statement_lines import Statement, add_statements
+from levelfield.store.storable import storable
 
 _LISTED = 20  # messages about what could not be added
 
@@ -31,8 +33,7 @@ def import_runs(options: argparse.Namespace) -> int:
     source = ImportSource(options, terminal)
     with Store.open(options.store) as store:
         added = store.add(source.records())
-        for event in source.events:
-            store.add_event(event)
+        add_statements(store, source.statements)
     _say(options, added, source)
     problems = [*source.problems, *(_conflict(run_id) for run_id in added.conflicts)]
     if problems:
@@ -42,12 +43,12 @@ def import_runs(options: argparse.Namespace) -> int:
 
 
 class ImportSource:
-    """The records of the paths and names of a command line. events, problems: what was found beside them."""
+    """The records of the paths and names of a command line. statements, problems: what was found beside them."""
 
     def __init__(self, options: argparse.Namespace, terminal: Terminal) -> None:
         self._names, self._runs = options.run, options.runs or default_runs()
         self._trusts, self._terminal = options.trust_results, terminal
-        self.events: list[StoreEvent] = []
+        self.statements: list[Statement] = []
         self.problems: list[str] = []
 
     def records(self) -> Iterator[RunRecord]:
@@ -65,10 +66,10 @@ class ImportSource:
         with self._terminal.bytes_progress(f"importing {path.name}") as progress:
             try:
                 for document in read_lines(path, lambda error: self.problems.append(str(error)), progress):
-                    if isinstance(document, StoreEvent):
-                        self.events.append(document)
-                    else:
+                    if isinstance(document, RunRecord):
                         yield document
+                    else:
+                        self.statements.append(document)
             except LevelfieldError as error:
                 self.problems.append(str(error))
 
@@ -82,7 +83,8 @@ class ImportSource:
             try:
                 with written(run) as paths:
                     raw, redaction = read_raw(paths), Redaction(run.seal, run.listed.software)
-                    record = record_of(paths, result=collect(paths, raw, redaction), raw=raw)
+                    made = record_of(paths, result=collect(paths, raw, redaction), raw=raw)
+                    record = storable(made, made.run_id)
             except LevelfieldError as error:
                 self.problems.append(f"{path}: {error}")
             else:
@@ -106,7 +108,7 @@ class ImportSource:
         refuse_running(paths)
         raw = read_raw(paths)
         result = None if self._trusts and paths.result.exists() else collect(paths, raw)
-        return record_of(paths, result=result, raw=raw)
+        return storable(record_of(paths, result=result, raw=raw), str(paths.root))
 
 
 def _folders(runs: Path, name: str) -> list[Path]:
@@ -120,12 +122,17 @@ def _folders(runs: Path, name: str) -> list[Path]:
 
 
 def _say(options: argparse.Namespace, added: Added, source: ImportSource) -> None:
-    counts = {"new": added.new, "known": added.known, "conflicts": list(added.conflicts), "events": len(source.events)}
+    counts = {
+        "new": added.new,
+        "known": added.known,
+        "conflicts": list(added.conflicts),
+        "statements": len(source.statements),
+    }
     if options.json:
         print(json.dumps({**counts, "problems": source.problems}, indent=2))
         return
     said = f"{added.new:,} new, {added.known:,} known already"
-    print(said + (f", {len(source.events):,} event(s)" if source.events else ""))
+    print(said + (f", {len(source.statements):,} event(s), expectation(s) or finding(s)" if source.statements else ""))
 
 
 def _conflict(run_id: str) -> str:

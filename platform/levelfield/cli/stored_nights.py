@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone
+from functools import cache, partial
 
 from levelfield.compare.findings import Finding
 from levelfield.compare.segments import night_of
@@ -37,7 +38,7 @@ def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
         store.events(),
         expected,
         past_findings(store, _days_before(night, _DAYS_OF_FINDINGS)),
-        lambda digest: _conditions(store, digest),
+        cache(partial(_conditions, store)),
     )
 
 
@@ -45,7 +46,7 @@ def history_input(store: Store, chosen: Sequence[StoredSeries]) -> GateInput:
     """Return the same for the histories of some series, without a night."""
     series = {stored.digest: stored.series for stored in chosen}
     points = store.points(list(series))
-    return GateInput("", points, series, store.events(), {}, (), lambda digest: _conditions(store, digest))
+    return GateInput("", points, series, store.events(), {}, (), cache(partial(_conditions, store)))
 
 
 def past_findings(store: Store, since: str | None = None) -> list[Finding]:
@@ -56,13 +57,19 @@ def past_findings(store: Store, since: str | None = None) -> list[Finding]:
 
 
 def chosen_night(store: Store, name: str | None) -> str:
-    """Return the night of this name, by default the newest. Raises UnknownName or UsageError."""
+    """Return the night of this name, by default the newest. A day on which runs were made by hand is one, too.
+
+    Raises UnknownName or UsageError.
+    """
     nights = store.nights()
-    if name is None and not nights:
-        raise UsageError("the store has no night; `nightly` makes one, and `store import` brings recorded ones")
-    if name is not None and name not in nights:
+    if name is not None:
+        if name in nights or _has_runs(store, name):
+            return name
         raise UnknownName("night", name, nights)
-    return name or nights[-1]
+    newest = nights[-1:] or sorted(stored.last[:10] for stored in store.series())[-1:]
+    if not newest:
+        raise UsageError("the store has no run; `nightly` makes some, and `store import` brings recorded ones")
+    return newest[0]
 
 
 def named_series(store: Store, name: str) -> list[StoredSeries]:
@@ -118,6 +125,11 @@ def _recent(store: Store, stored: Sequence[StoredSeries], night: str) -> dict[st
     tonight = {series for series, points in recent.items() if any(night_of(point) == night for point in points)}
     few = {s.digest for s in stored if len(recent.get(s.digest, ())) < min(s.runs, ENOUGH_NIGHTS)} & tonight
     return recent | (store.points(sorted(few)) if few else {})
+
+
+def _has_runs(store: Store, night: str) -> bool:
+    points = store.points(since=_days_before(night, 1)) if _days_before(night, 1) else {}
+    return any(night_of(point) == night for of in points.values() for point in of)
 
 
 def _days_before(night: str, days: int) -> str | None:

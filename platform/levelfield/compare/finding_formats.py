@@ -14,6 +14,7 @@ from levelfield.report.words import NONE, gib, number, wrapped
 from levelfield.specs.record import Gated
 
 FORMATS = ("text", "markdown", "junit", "json")
+_MOST_OF_A_WORD = 12  # in a terminal
 _LONGEST = 200  # characters of a text that comes from a run
 _HEADER = ("word", "series", "figure", "change", "95 % interval", "level", "since", "sees", "remark")
 
@@ -39,12 +40,15 @@ def written(page: FindingPage, form: str) -> str:
 
 
 def as_text(page: FindingPage) -> str:
-    """Return lines of at most 80 columns: the first line, the counts, and every finding that is not `no change`."""
+    """Return lines of at most 80 columns: the first line, the counts, and findings that are not `no change`."""
     lines = [wrapped(page.first_line, 2), wrapped(_counts(page.findings), 2)]
-    for finding in page.findings:
-        if finding.word != "no change":
+    for word in WORDS[:-1]:
+        of_word = [finding for finding in page.findings if finding.word == word]
+        for finding in of_word[:_MOST_OF_A_WORD]:
             lines += ["", wrapped(f"{finding.word}  {_short(finding.label)}", 2)]
             lines += [wrapped(f"  {text}", 4) for text in (_figure_line(finding), _short(finding.detail)) if text]
+        if more := len(of_word[_MOST_OF_A_WORD:]):
+            lines += ["", f"{word}: {more} more; the other formats of --format list all"]
     if (steady := [f.detectable for f in page.findings if f.word == "no change" and f.detectable]) and page.findings:
         seen = f"{min(steady):.1%} to {max(steady):.1%}"
         lines += ["", wrapped(f"no change: {len(steady)} figures; one night shows changes from {seen} on", 2)]

@@ -32,8 +32,9 @@ def _kind(record: RunRecord) -> tuple[str, str, str | None]:
     return record.series.fingerprint(), record.subject.fingerprint(), record.entry
 
 
-def _order(record: RunRecord) -> tuple[str, str]:
-    return str(began(record) or ""), record.run_id
+def _order(record: RunRecord) -> tuple[str, int, str]:
+    """Return what sorts runs by time; repeats that began in one second by their numbers."""
+    return str(began(record) or ""), repeat_number(record), record.run_id
 
 
 def repeat_number(record: RunRecord) -> int:

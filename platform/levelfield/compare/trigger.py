@@ -115,8 +115,9 @@ def _by_sum(level: Level, distances: Sequence[float]) -> Suspicion | None:
 def _by_drift(level: Level, accepted: AcceptedLevel, distances: Sequence[float]) -> Suspicion | None:
     recent = distances[-DRIFT_NIGHTS:]
     drift = median(recent)
-    if drift == 0 or not recent[-1] / drift > 0.5:
-        return None  # tonight is back at the accepted level
+    is_back = drift == 0 or not recent[-1] / drift > 0.5
+    if len(recent) < DRIFT_NIGHTS or is_back:
+        return None  # one bad night moves the median of fewer nights
     is_clear = abs(drift) > _drift_limit(level, accepted, len(recent), Z_OF_CLEAR_DRIFT)
     if is_clear or drift > _drift_limit(level, accepted, len(recent), Z):
         return Suspicion(

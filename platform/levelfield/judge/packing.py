@@ -11,7 +11,10 @@ from levelfield.judge.collector import collect
 from levelfield.judge.sealing import Redaction
 from levelfield.rundir.bundle_format import RUN_NAME, BundledFile, BundledRun, Manifest
 from levelfield.rundir.bundle_reader import RESULT, RunInBundle, written
-from levelfield.rundir.bundle_writer import RedactedRun, manifest_of, placeholders_of, read_run, redacted_run, sha256_of
+from levelfield.rundir.bundle_redaction import RedactedRun, placeholders_of, redacted_run
+from levelfield.rundir.bundle_source import read_run
+from levelfield.rundir.bundle_writer import manifest_of
+from levelfield.rundir.sealed_files import sha256_of
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Result
@@ -23,9 +26,6 @@ _NAMES = (
 )  # fmt: skip
 
 
-Progress = Callable[[int, int], None]
-
-
 class Packed(NamedTuple):
     """The runs of a bundle as it holds them, and its manifest."""
 
@@ -33,10 +33,11 @@ class Packed(NamedTuple):
     manifest: Manifest
 
 
-def packed(runs: Sequence[RunPaths], progress: Progress) -> Packed:
+def packed(runs: Sequence[RunPaths], progress: Callable[[int, int], None]) -> Packed:
     """Return the runs with placeholders, results and manifest. progress: called with the runs done, and with all.
 
-    Raises GateFailed for a tampered run. Raises UsageError for a run that cannot be redacted without changing what it shows, and for a run given twice.
+    Raises GateFailed for a tampered run, and UsageError for a run given twice or one that cannot be redacted without
+    changing what it shows.
     """
     found = [collect(paths) for paths in runs]
     _refuse_names([result.run_id for result in found])

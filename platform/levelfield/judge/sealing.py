@@ -32,8 +32,8 @@ def seal_warnings(status: Status, seal: SealFinding) -> tuple[str, ...]:
     return (f"the run is tampered: {seal.reason}",)
 
 
-def unless_tampered(verdict: Alignment, seal: SealFinding) -> Alignment:
+def unless_tampered(verdict: Alignment, seal: SealFinding | None) -> Alignment:
     """Return the verdict on the training; no verdict where the files were changed."""
-    if seal.word != "tampered":
+    if seal is None or seal.word != "tampered":
         return verdict
     return Alignment(verdict="unchecked", reason=f"the run is tampered: {seal.reason}", reference=verdict.reference)

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from levelfield.report import repeats
-from levelfield.report.escapes import markdown, one_line, table
+from levelfield.report.escapes import markdown, one_line, spreadsheet_cell, table
 from levelfield.report.words import COLUMNS, WIDTH, wrapped
 from levelfield.specs.result import Result
 
@@ -34,7 +34,7 @@ def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
     names = dict.fromkeys(name for row in rows for name in row)  # a run without figures lacks their columns
     writer = csv.DictWriter(out, fieldnames=list(names) or ["run_id"], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: spreadsheet_cell(value) for name, value in row.items()} for row in rows)
     return out.getvalue()
 
 

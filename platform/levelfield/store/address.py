@@ -60,6 +60,12 @@ def address_of(url: str | None) -> StoreAddress:
     )
 
 
+def is_missing(url: str | None) -> bool:
+    """Return whether a store is a file that is not there: what only looks at a store makes none."""
+    path = address_of(url).path
+    return path is not None and not path.exists()
+
+
 def without_password(url: str) -> str:
     return _PASSWORD.sub(lambda match: f"{match[1]}:***" if match[1] is not None else "***", url)
 

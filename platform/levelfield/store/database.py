@@ -138,7 +138,7 @@ class Store:
 
     def findings(self, night: str | None = None) -> list[dict[str, Any]]:
         """Return the findings in the order in which they were added."""
-        return self.read(lambda connection: statements.findings(connection, night))
+        return [finding for _, finding in self.read(lambda connection: statements.findings(connection, night))]
 
     def give_space_back(self) -> None:
         """Make the file smaller after rows were removed. PostgreSQL does so by itself."""

@@ -39,8 +39,9 @@ class RunIntake:
     def _record(self, paths: RunPaths) -> None:
         from levelfield.store.database import Store  # with SQLAlchemy: only a command that records imports it
         from levelfield.store.run_record import record_of
+        from levelfield.store.storable import storable
 
-        record = record_of(paths, self._purpose, self._night)
+        record = storable(record_of(paths, self._purpose, self._night), str(paths.root))
         with Store.open(self._url) as store:
             if store.add([record]).conflicts:
                 self._say(f"{record.run_id}: the store has another run of this id; both are kept aside")

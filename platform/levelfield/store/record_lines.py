@@ -1,4 +1,4 @@
-"""Records and events as JSON lines, which `store export` writes and `store import` reads, without trust."""
+"""Records and statements as JSON lines, which `store export` writes and `store import` reads, without trust."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from levelfield.errors import DocumentError
 from levelfield.rundir.strict_json import strict_json
 from levelfield.specs.base import Document, parse
 from levelfield.specs.record import RunRecord, StoreEvent
+from levelfield.store.statement_lines import StatedExpectation, StatedFinding, Statement
+from levelfield.store.storable import storable, with_storable_numbers
 
 MOST_BYTES = 16 * 2**20  # of one line; the record of a run with 100,000 steps has 4 MB
-_KINDS: dict[str, type[Document]] = {kind.schema_name(): kind for kind in (RunRecord, StoreEvent)}
-Line = RunRecord | StoreEvent
+_KINDS: dict[str, type[Document]] = {
+    kind.schema_name(): kind for kind in (RunRecord, StoreEvent, StatedExpectation, StatedFinding)
+}
+Line = RunRecord | Statement
 
 
 def line_of(document: Document) -> str:
@@ -50,14 +54,16 @@ def read_lines(
 
 
 def document_of(line: bytes, origin: str) -> Line:
-    """Return the record or event of a line. Raises DocumentError for anything else, also for NaN and double keys.
+    """Return the record or statement of a line. Raises DocumentError for anything else, also for NaN and double keys.
 
     A result that was read from JSON is JSON: it is not validated value by value again, which takes longest.
     """
     content = _object(line, origin)
     if isinstance(result := content.get("result"), dict):
-        record = _parsed({**content, "result": {}}, origin)
-        return record.model_copy(update={"result": result}) if isinstance(record, RunRecord) else record
+        found = _parsed({**content, "result": {}}, origin)
+        if isinstance(found, RunRecord):
+            check = storable if b"\\u" in line else with_storable_numbers
+            return check(found.model_copy(update={"result": result}), origin)
     return _parsed(content, origin)
 
 

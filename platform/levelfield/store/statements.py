@@ -58,6 +58,12 @@ def expected(connection: Connection, night: str) -> dict[str, str | None]:
     return {f"{suite}/{entry}": series for suite, entry, series in connection.execute(query)}
 
 
+def expectations(connection: Connection) -> list[tuple[str, str, str, str | None]]:
+    """Return night, suite, entry and series of every expectation."""
+    query = select(EXPECTATION).order_by(EXPECTATION.c.night, EXPECTATION.c.suite, EXPECTATION.c.entry)
+    return [(row.night, row.suite, row.entry, row.series) for row in connection.execute(query)]
+
+
 def nights(connection: Connection) -> list[str]:
     """Return the nights of runs and of expectations, the earliest first."""
     ran = connection.execute(select(RUN.c.night).where(RUN.c.night.is_not(None)).distinct()).scalars()
@@ -69,8 +75,8 @@ def add_finding(connection: Connection, night: str, finding: Mapping[str, Any]) 
     connection.execute(insert(FINDING).values(night=night, document=document))
 
 
-def findings(connection: Connection, night: str | None) -> list[dict[str, Any]]:
-    """Return the findings in the order in which they were added."""
-    query = select(FINDING.c.document).order_by(FINDING.c.id)
+def findings(connection: Connection, night: str | None) -> list[tuple[str, dict[str, Any]]]:
+    """Return the findings with their nights, in the order in which they were added."""
+    query = select(FINDING.c.night, FINDING.c.document).order_by(FINDING.c.id)
     query = query if night is None else query.where(FINDING.c.night == night)
-    return [json.loads(text) for text in connection.execute(query).scalars()]
+    return [(night, json.loads(text)) for night, text in connection.execute(query)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from statistics import median
 
 from levelfield.compare.findings import FIGURES, Finding
@@ -27,7 +28,7 @@ class Evidence:
 
 
 def accepted_baseline(evidence: Evidence, who: str, why: str, at: str, until: str | None = None) -> StoreEvent:
-    """Return the event that accepts the level of the named runs; without names, of the last three nights.
+    """Return the event that accepts the level of the named runs; without names, of the last nights.
 
     One night is enough where a finished confirmation by pairs judged it. Raises UsageError where the evidence does not
     suffice.
@@ -47,14 +48,31 @@ def accepted_step(
     series: str, points: Sequence[Point], who: str, why: str, at: str, until: str | None = None
 ) -> StoreEvent:
     """Return the event that accepts the newest change of conditions of the series. Raises UsageError without one."""
-    segments = segments_of(in_history(points))
-    stepped = [segment for segment in segments if segment.before is not None]
-    if not stepped:
+    steps = _steps(points)
+    if not steps:
         raise UsageError(f"series {series}: found no change of conditions, expected one to accept; see `history`")
-    newest = stepped[-1]
-    before = segments[newest.before or 0]
-    data = {"before": before.conditions, "after": newest.conditions}
+    before, newest = steps[-1]
+    data = {"before": before, "after": newest.conditions}
     return _event("environment-step", series, who, why, at, until, newest.points, {}, data)
+
+
+def same_steps(step: StoreEvent, points: Mapping[str, Sequence[Point]]) -> list[StoreEvent]:
+    """Return the events that accept the same change of conditions in the other series that have it."""
+    found = []
+    for series in sorted(set(points) - {step.series}):
+        for before, after in _steps(points[series]):
+            if (before, after.conditions) == (step.data["before"], step.data["after"]):
+                event = _event(
+                    "environment-step", series, step.who, step.why, step.at, step.until, after.points, {}, step.data
+                )
+                found.append(event)
+    return found
+
+
+def _steps(points: Sequence[Point]) -> list[tuple[str, Segment]]:
+    """Return every segment that began by a change, with the conditions before it."""
+    segments = segments_of(in_history(points))
+    return [(segments[s.before].conditions, s) for s in segments if s.before is not None]
 
 
 def note(series: str, who: str, text: str, at: str) -> StoreEvent:
@@ -91,7 +109,10 @@ def _named(evidence: Evidence) -> list[Point]:
 
 
 def _last_nights(evidence: Evidence) -> list[Point]:
+    """Return the last three nights; where pairs judged the newest to be changed, only the changed ones of them."""
     points = in_history(evidence.points, _bad_nights(evidence))
+    changed = {f.run_id for f in evidence.past if f.pairs and f.word in ("regression", "improvement")}
+    points = list(takewhile(lambda p: p.run_id in changed, reversed(points)))[::-1] or points
     nights = list(dict.fromkeys(night_of(point) for point in points))[-FEWEST_NIGHTS:]
     return [point for point in points if night_of(point) in nights]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,7 +12,7 @@ from levelfield.compare.examination import Examination, examined, nights_before
 from levelfield.compare.findings import FIGURES, Finding, FindingWord, short
 from levelfield.compare.judgement import Surroundings
 from levelfield.compare.node_groups import Judged
-from levelfield.compare.segments import in_history, is_evidence, night_of, observations, segments_of
+from levelfield.compare.segments import Segment, in_history, is_evidence, night_of, observations, segments_of
 from levelfield.specs.record import Conditions, Gated, Point, Series, StoreEvent
 
 _CHANGED: frozenset[FindingWord] = frozenset({"regression", "improvement"})
@@ -81,11 +81,13 @@ def examinations(given: GateInput) -> Iterator[Judged]:
     past = _past_by_series(given)
     of_nodes = past.get("", [])
     for series in given.points:
-        points = [p for p in given.tonight(series) if is_evidence(p) and not quarantined(given, p)]
-        events = given.events_by_series.get(series, [])
-        for figure in FIGURES if points else ():
-            known = [finding for finding in (*past.get(series, ()), *of_nodes) if finding.figure == figure]
-            if found := _examination(given, series, figure, points, events, known):
+        tonight = [p for p in given.tonight(series) if is_evidence(p) and not quarantined(given, p)]
+        if not tonight:
+            continue
+        known = _SeriesNights(series, tuple(sorted(tonight, key=lambda p: p.began)), _history(given, series, tonight))
+        for figure in FIGURES:
+            findings = [finding for finding in (*past.get(series, ()), *of_nodes) if finding.figure == figure]
+            if found := _examination(given, known, figure, findings):
                 yield found
 
 
@@ -96,32 +98,48 @@ def quarantined(given: GateInput, point: Point) -> StoreEvent | None:
     return last if last is not None and last.kind == "quarantine" else None
 
 
-def _examination(
-    given: GateInput,
-    series: str,
-    figure: Gated,
-    tonight: Sequence[Point],
-    events: Sequence[StoreEvent],
-    past: Sequence[Finding],
-) -> Judged | None:
+@dataclass(frozen=True)
+class _SeriesNights:
+    """tonight: its runs, in order of time. history: those and all before them that may be evidence."""
+
+    series: str
+    tonight: tuple[Point, ...]
+    history: tuple[Point, ...]
+
+    @cached_property
+    def segments(self) -> list[Segment]:
+        return segments_of(self.history)
+
+    def without(self, runs: Collection[str]) -> list[Segment]:
+        """Return the segments without these runs, tonight's apart."""
+        left = set(runs) - {point.run_id for point in self.tonight}
+        return segments_of([p for p in self.history if p.run_id not in left]) if left else self.segments
+
+
+def _history(given: GateInput, series: str, tonight: Sequence[Point]) -> tuple[Point, ...]:
     end = max(point.began for point in tonight)
-    own = {point.run_id for point in tonight}
-    bad = {run for finding in past for run in finding.bad_runs} - _evidence(events) - own
-    changed = {f.run_id for f in past if f.word in _CHANGED and not f.fields and f.run_id}
-    unaccepted = changed - _evidence(events) - own
-    points = in_history((p for p in given.points[series] if p.began <= end), bad)
-    points = [p for p in points if not quarantined(given, p)]
-    segments = segments_of(points)
-    place = {p.run_id: index for index, segment in enumerate(segments) for p in segment.points}
+    points = in_history(p for p in given.points[series] if p.began <= end)
+    return tuple(p for p in points if not quarantined(given, p)) if given.quarantines else tuple(points)
+
+
+def _examination(given: GateInput, nights: _SeriesNights, figure: Gated, past: Sequence[Finding]) -> Judged | None:
+    events = given.events_by_series.get(nights.series, [])
+    evidence = {run for event in events if event.kind == "baseline" for run in event.runs}
+    segments = nights.without({run for finding in past for run in finding.bad_runs} - evidence)
+    changed = {f.run_id for f in past if f.word in _CHANGED and not f.fields and f.run_id} - evidence
     cleared = {f.run_id for f in past if f.pairs and f.word == "no change" and f.run_id}
     found: list[tuple[Era, Examination]] = []
-    for night in observations(sorted(tonight, key=lambda p: p.began), figure):
-        era = era_of(segments, place[night.run_id], events, night.began, night.run_id)
-        found.append((era, examined(figure, night, nights_before(era, figure, night, cleared, unaccepted))))
+    for night in observations(nights.tonight, figure):
+        era = era_of(segments, _place(segments, night.run_id), events, night.began, night.run_id)
+        found.append((era, examined(figure, night, nights_before(era, figure, night, cleared, changed))))
     if not found:
         return None
     era, worst = max(found, key=lambda pair: _badness(pair[1]))
-    return _surroundings(given, series, era, past), worst
+    return _surroundings(given, nights.series, era, past), worst
+
+
+def _place(segments: Sequence[Segment], run_id: str) -> int:
+    return next(i for i in reversed(range(len(segments))) if any(p.run_id == run_id for p in segments[i].points))
 
 
 def _badness(found: Examination) -> float:
@@ -150,8 +168,3 @@ def _past_by_series(given: GateInput) -> dict[str, list[Finding]]:
     for finding in last.values():
         found.setdefault(finding.series, []).append(finding)
     return found
-
-
-def _evidence(events: Sequence[StoreEvent]) -> set[str]:
-    """Return the runs on which somebody accepted a level."""
-    return {run for event in events if event.kind == "baseline" for run in event.runs}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+from levelfield.compare.cautions import began
 from levelfield.compare.evidence import exclusion
 from levelfield.compare.repeat_groups import repeat_number, repeats_around
 from levelfield.errors import UnknownName, UsageError
@@ -28,10 +29,18 @@ def named_runs(source: RunSource, text: str, with_repeats: bool = False) -> list
 
 def latest_of_series(source: RunSource, series: Series) -> Iterator[RunRecord]:
     """Yield the newest runs of a series until the newest that counts, with its repeats."""
-    for record in source.newest(series):
-        yield record
-        if exclusion(record) is None and repeat_number(record) == 1:
+    return _until(source.newest(series), lambda record: exclusion(record) is None and repeat_number(record) == 1)
+
+
+def _until(records: Iterable[RunRecord], is_last: Callable[[RunRecord], bool]) -> Iterator[RunRecord]:
+    """Yield records up to one that is the last, and those that began in the same second: their order is not known."""
+    ended: str | None = None
+    for record in records:
+        if ended is not None and record.began != ended:
             return
+        yield record
+        if is_last(record):
+            ended = record.began
 
 
 def _named(source: RunSource, name: str, with_repeats: bool) -> list[RunRecord]:
@@ -47,12 +56,13 @@ def _named(source: RunSource, name: str, with_repeats: bool) -> list[RunRecord]:
 
 def _until_first_repeat(source: RunSource, record: RunRecord) -> Iterator[RunRecord]:
     """Yield the runs of the record's series, the newest first, until the first repeat of its command."""
-    seen = False
-    for each in source.newest(record.series):
-        yield each
-        seen = seen or each.run_id == record.run_id
-        if seen and repeat_number(each) == 1:
-            return
+    begin = began(record)
+
+    def is_first(each: RunRecord) -> bool:
+        other = began(each)
+        return repeat_number(each) == 1 and (begin is None or other is None or other <= begin)
+
+    return _until(source.newest(record.series), is_first)
 
 
 def _labelled(series: Iterable[Series], label: str) -> Series:

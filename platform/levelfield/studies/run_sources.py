@@ -19,6 +19,9 @@ from levelfield.store.run_record import record_of, series_of
 if TYPE_CHECKING:
     from levelfield.store.database import Store  # a second of imports that a folder of runs does not need
 
+_STAMP = len("20261122T030405Z")  # the beginning of a run id
+_Placed = tuple[str, int, Path]  # stamp, repeat and folder of a run
+
 
 class RunSource(Protocol):
     """A place with runs. A key is what `find` and `matching` return for a run."""
@@ -66,24 +69,28 @@ class FolderRuns:
         return [series for series, _ in self._by_series.values()]
 
     def newest(self, series: Series) -> Iterator[RunRecord]:
-        _, roots = self._by_series.get(series.fingerprint(), (series, []))
-        for root in sorted(roots, key=lambda root: root.name, reverse=True):
+        _, placed = self._by_series.get(series.fingerprint(), (series, []))
+        for _, _, root in sorted(placed, reverse=True):
             yield self.record(str(root))
 
     def _roots(self) -> list[Path]:
         return sorted(path.parent for path in self._folder.glob("*/plan.json"))
 
     @cached_property
-    def _by_series(self) -> dict[str, tuple[Series, list[Path]]]:
-        """Return the run directories by the digest of their series. One that goes on or is damaged is left out."""
-        found: dict[str, tuple[Series, list[Path]]] = {}
+    def _by_series(self) -> dict[str, tuple[Series, list[_Placed]]]:
+        """Return the run directories by the digest of their series. One that goes on or is damaged is left out.
+
+        All repeats of a command have the time of its start in their ids, so their numbers give their order.
+        """
+        found: dict[str, tuple[Series, list[_Placed]]] = {}
         for root in self._roots():
             try:
                 refuse_running(RunPaths(root))
-                series = series_of(read_plan(RunPaths(root)))
+                plan = read_plan(RunPaths(root))
             except LevelfieldError:
                 continue
-            found.setdefault(series.fingerprint(), (series, []))[1].append(root)
+            series = series_of(plan)
+            found.setdefault(series.fingerprint(), (series, []))[1].append((root.name[:_STAMP], plan.repeat, root))
         return found
 
 

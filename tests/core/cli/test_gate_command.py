@@ -112,6 +112,15 @@ def test_a_series_that_runs_once_a_week_is_read_as_a_whole(command: Command, url
     assert (code, found["word"], found["nights"], found["level_since"]) == (0, "inconclusive", 20, night(0))
 
 
+def test_days_of_runs_by_hand_are_nights(command: Command, url: str, stored_run: RunRecord) -> None:
+    by_hand = {"purpose": "manual", "night": None, "entry": None}
+    with Store.open(url) as store:
+        store.add([nightly(stored_run, number, **by_hand) for number in range(NIGHTS)])
+    for arguments in ((), ("--night", night(NIGHTS - 1))):
+        code, out, _ = command("gate", *arguments)
+        assert code == 0 and out.startswith(f"compared 1 of 1 series of night {night(NIGHTS - 1)}")
+
+
 def test_every_format_is_written_to_a_file(command: Command, url: str, stored_run: RunRecord, tmp_path: Path) -> None:
     fill(url, [*quiet(stored_run), nightly(stored_run, NIGHTS, 0.9), nightly(stored_run, NIGHTS + 1, 0.9)])
     where = ("gate", "--night", night(NIGHTS + 1), "--output", tmp_path / "gate")
@@ -162,7 +171,7 @@ def test_a_driver_that_costs_is_a_step_until_it_is_accepted(command: Command, ur
     fill(url, [*quiet(stored_run), *later])
     code, out, _ = command("gate", "--night", night(NIGHTS + 2))
     assert code == 4 and "environment step" in out and "driver none -> 560" in out
-    assert command("baseline", "accept-step", "tiny", "--why", "driver 560")[0] == 0
+    assert command("baseline", "accept-step", "tiny", "--why", "driver 560", "--everywhere")[0] == 0
     code, out, _ = command("gate", "--night", night(NIGHTS + 2))
     assert code == 0 and "2 of 7 nights" in out
 
@@ -187,7 +196,8 @@ def test_history_shows_segments_level_events_and_what_it_sees(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("gate",), "the store has no night"),
+        (("gate",), "the store has no run"),
+        (("gate", "--night", "2026-01-02"), "unknown night"),
         (("gate", "--night", "x"), "unknown night 'x'"),
         (("gate", "--format", "pdf"), "invalid choice: 'pdf'"),
         (("baseline", "accept", "tiny", "--why", "x"), "unknown series 'tiny'"),

@@ -46,6 +46,12 @@ def test_the_worst_word_comes_first_and_the_first_line_before_all() -> None:
     assert max(map(len, lines)) <= 80
 
 
+def test_a_terminal_shows_some_findings_of_a_word_and_counts_the_others() -> None:
+    text = as_text(page(*(finding("environment step", label=f"series {i}") for i in range(20)), finding("stale")))
+    assert text.count("environment step  series") == 12 and "environment step: 8 more" in text and "stale" in text
+    assert as_markdown(page(*(finding("stale", label=f"series {i}") for i in range(20)))).count("| stale") == 20
+
+
 def test_markdown_has_its_table_first() -> None:
     lines = as_markdown(page(*MIXED)).splitlines()
     assert lines[0].startswith("| word | series |") and lines[2].startswith("| regression |")

@@ -119,6 +119,15 @@ def test_a_drift_to_the_better_is_found_as_well() -> None:
     assert found is not None and found.direction == -1
 
 
+def test_one_bad_night_is_no_drift_however_few_nights_were_not_cleared() -> None:
+    history = costs(noise(40, 0.005))
+    level, accepted = level_of(history, "n1"), accepted_level(history, TOKENS, None)
+    assert level is not None and accepted is not None
+    for cleared in range(34, 40):
+        found = triggered(level, accepted, history, tonight(0.2), cleared=history[cleared].began)
+        assert found is not None and found.rule == "tonight"
+
+
 def test_one_night_adds_little_to_the_sum_however_bad_it_is() -> None:
     assert cusum([50.0]) == cusum([3.0]) == 2.5
     assert cusum([1.0] * 8) == 4.0 and cusum([-1.0] * 8) == 0.0

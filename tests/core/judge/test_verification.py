@@ -29,12 +29,14 @@ from bundles import (
 )
 from levelfield.catalog import registry as registries
 from levelfield.cli.main import main
+from levelfield.judge import cross_checks
 from levelfield.judge.promotion import reference_from
-from levelfield.rundir.bundle_format import MANIFEST
+from levelfield.rundir.bundle_format import MANIFEST, Manifest
+from levelfield.rundir.sealed_files import sha256_of
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from plans import PLUGINS
-from recorded_runs import break_off, edit, fail, seal_again, tamper
+from recorded_runs import SECOND_NS, break_off, edit, fail, seal_again, tamper
 
 EVENTS = "events/rank1.jsonl"
 Forgery = Callable[[Members, str], None]
@@ -328,7 +330,7 @@ def _on_plan(edit: Callable[[Any], object]) -> Forgery:
 
 CONSISTENT: dict[str, tuple[Forgery, str]] = {
     "every time over four": (_on_both(lambda e: _times(e, 0.25)), "events: first time"),
-    "every time by four": (_on_both(lambda e: _times(e, 4.0)), "events: last time"),
+    "every time by four": (_on_both(lambda e: _times(e, 4.0)), "telemetry ends at"),
     "a start on another day": (
         lambda m, run: edit_json(m, f"{run}provenance.json", lambda p: p.update(time="2026-01-03T03:04:09+00:00")),
         "provenance.json: time",
@@ -352,6 +354,10 @@ CONSISTENT: dict[str, tuple[Forgery, str]] = {
     "other work under the same digest": (
         lambda m, run: edit_json(m, f"{run}plan.json", lambda p: p["work"]["training"].update(seed=7)),
         "plan.json: work_digest",
+    ),
+    "another corpus than the plan's": (
+        lambda m, run: edit_json(m, f"{run}job.json", lambda j: j["corpus"].update(digest="sha256:other")),
+        "job.json: corpus",
     ),
     "another job than the plan's": (
         lambda m, run: edit_json(m, f"{run}job.json", lambda j: j["model"].update(layers=1)),
@@ -560,3 +566,77 @@ def test_of_two_runs_the_forged_one_is_named(run: RunPaths, tmp_path: Path, veri
     code, out, _ = verify(written(tmp_path / "forged.zip", rehashed(members)))
     assert code == 4 and f"{run.root.name}: follows" in out and f"{other.root.name}: does not follow" in out
     assert "1 of 2 run(s) do not follow" in out
+
+
+def entry_changed(members: Members, file: str, **update: object) -> Members:
+    """The members with another entry of one file in the manifest."""
+
+    def change_entry(manifest: Manifest) -> Manifest:
+        name, run = next(iter(manifest.runs.items()))
+        files = {**run.files, file: run.files[file].model_copy(update=update)}
+        return manifest.model_copy(update={"runs": {name: run.model_copy(update={"files": files})}})
+
+    return with_manifest(members, change_entry)
+
+
+@pytest.mark.parametrize(("replaced", "words"), [(0, "not listed as redacted"), (1, "without names differs")])
+def test_a_change_that_is_called_redaction_or_not_is_found(
+    honest: Path, tmp_path: Path, verify, replaced: int, words: str
+) -> None:
+    members = members_of(honest)
+    member_name = only_run(members) + EVENTS
+    edit_lines(members, member_name, _slow_step)
+    made = entry_changed(members, EVENTS, stored=sha256_of(members[member_name]), replaced=replaced)
+    code, out, _ = verify(written(tmp_path / "b.zip", made))
+    assert code == 4 and ": tampered" in out and words in " ".join(out.split())
+
+
+def test_a_reference_that_is_left_out_is_refused(honest: Path, tmp_path: Path, verify) -> None:
+    """Without it every verdict is `unchecked`, and a forger could state that."""
+    members = members_of(honest)
+    del members[f"{only_run(members)}reference.json"]
+    code, _, err = verify(written(tmp_path / "b.zip", entry_changed(members, "reference.json", stored=None)))
+    assert code == 4 and "reference.json of run" in err and "is left out" in err
+
+
+def test_an_unsealed_run_that_the_manifest_calls_sealed_is_named(run: RunPaths, tmp_path: Path, verify) -> None:
+    outcome = json.loads(run.outcome.read_text())
+    run.outcome.write_text(json.dumps({key: value for key, value in outcome.items() if key != "seal"}))
+
+    def call_it_sealed(manifest: Manifest) -> Manifest:
+        name, found = next(iter(manifest.runs.items()))
+        seal = found.seal.model_copy(update={"word": "sealed", "reason": None})
+        return manifest.model_copy(update={"runs": {name: found.model_copy(update={"seal": seal})}})
+
+    members = with_manifest(members_of(bundled(tmp_path / "b.zip", run)), call_it_sealed)
+    code, out, _ = verify(written(tmp_path / "forged.zip", members))
+    assert code == 4 and "seal: stated sealed, recomputed unsealed" in " ".join(out.split())
+
+
+def test_a_file_whose_name_no_bundle_allows_is_left_out_and_listed(run: RunPaths, tmp_path: Path, verify) -> None:
+    (run.logs / "what happened?.log").write_text("x")
+    seal_again(run)
+    code, out, _ = verify(bundled(tmp_path / "b.zip", run))
+    assert code == 0 and "not held against a seal: logs/what happened?.log" in " ".join(out.split())
+
+
+def with_clock_set(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**line, "wall_ns": line["wall_ns"] + (number > 2) * 3600 * SECOND_NS} for number, line in enumerate(lines)]
+
+
+NOTED: dict[str, tuple[Callable[[list[Any]], list[Any]], str]] = {
+    "a clock that was set": (with_clock_set, "the time of day was set during the run: it moved 3600.0 s"),
+    "no telemetry": (lambda lines: [], "there is no telemetry"),
+    "a tool that hung": (lambda lines: lines[:2], "telemetry ends 5 s before the events"),
+}
+
+
+@pytest.mark.parametrize("name", NOTED)
+def test_what_an_honest_run_may_have_is_a_note(
+    run: RunPaths, tmp_path: Path, verify, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cross_checks, "LATE_SECONDS", 2.0)
+    enrich(run)
+    edit(run.telemetry, NOTED[name][0])
+    code, out, _ = verify(bundled(tmp_path / "b.zip", run), "--json")
+    assert code == 0 and any(note.startswith(NOTED[name][1]) for note in json_of(out)["notes"]), out

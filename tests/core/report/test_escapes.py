@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 import unicodedata
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from levelfield.report.escapes import code, markdown, printable, table
+from levelfield.report.tables import csv_text
 
 SOURCES = Path(__file__).resolve().parents[3] / "platform" / "levelfield"
 MARKS = st.text(alphabet="|`[]()<>\\*_~#-+=&;!\n\r\t \x1b\x9b\u202e\u2066ab1", max_size=40)
@@ -100,3 +103,9 @@ def test_the_report_of_a_run_is_escaped_by_its_template_alone() -> None:
     template = (SOURCES / "report" / "run.md.j2").read_text()
     assert "safe" not in template and "autoescape" not in template
     assert (SOURCES / "report" / "markdown.py").read_text().count("finalize=_escaped") == 1
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\tx", "  =1", "\r=1"])
+def test_no_cell_of_a_csv_is_a_formula(text):
+    (row,) = list(csv.reader(io.StringIO(csv_text([{"a": text, "b": -1.5, "c": "a=1", "d": None}]), newline="")))[1:]
+    assert row[0].startswith("'") and row[1:] == ["-1.5", "a=1", ""]

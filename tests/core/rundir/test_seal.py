@@ -260,3 +260,11 @@ def test_after_a_full_disk_collect_finds_the_seal(run: RunPaths, monkeypatch: py
         patch.setattr(runner, "finish", full)
         runner._finished(run, Outcome("exited", tuple(ProcessEnd(r, 0, None, False) for r in (0, 1))))
     assert main(["collect", str(run.root)]) == 0 and collect(run).status.word == "valid"
+
+
+def test_align_gives_a_tampered_run_no_verdict(
+    run: RunPaths, recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faster(run)
+    assert main(["align", str(run.root), "--reference", str(recorded)]) == 4
+    assert capsys.readouterr().out.startswith("unchecked: the run is tampered")

@@ -50,6 +50,14 @@ def planted(record, path, value):
         (("schema",), "7", "key 'schema': found 7"),
         (("result",), "[]", "key 'result': found"),
         (("run_id",), f'"{"x" * 300}"', "key 'run_id'"),
+        (("reason",), '"a\\u0000b"', "found a NUL character in a text, expected none"),
+        (("result", "case"), '"a\\u0000b"', "found a NUL character in a text, expected none"),
+        (("result", "case"), '"\\ud800"', "found a text that is not Unicode"),
+        (("series", "nodes"), "3000000000", "key 'nodes': found 3000000000, expected less than 2,147,483,648"),
+        (("window",), "[11, 99999999999]", "key 'window': found 99999999999"),
+        (("began",), '"2026-01-02T03:04:05Z"', "key 'began': found '2026-01-02T03:04:05Z', expected UTC such as"),
+        (("began",), '"2026-13-02T03:04:05+00:00"', "key 'began'"),
+        (("began",), '"yesterday"', "key 'began'"),
     ],
 )
 def test_a_wrong_value_is_named(record, path, value, message):

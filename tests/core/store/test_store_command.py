@@ -119,18 +119,34 @@ def test_what_cannot_be_imported_is_named_and_the_rest_is_imported(command, run,
 
 
 def test_an_export_is_a_whole_copy(command, run, tmp_path, store):
+    """Of runs, events, expectations and findings; a second import of it changes nothing."""
     list(copies(run, 2))
     command("store", "import", run.root.parent)
     with Store.open(str(store)) as opened:
         opened.add_event(StoreEvent(id="e", kind="note", at="2026-01-02T03:04:05+00:00", who="ann", why="x"))
-        before = list(opened.records())
+        opened.expect("2026-01-02", "nightly", {"a": None, "b": "sha256:b"})
+        opened.add_finding("2026-01-02", {"word": "no change", "change": 0.01})
+        before = contents(opened)
     file, second = tmp_path / "all.jsonl", tmp_path / "second.sqlite"
     assert command("store", "export", "--output", file)[0] == 0
-    assert command("store", "import", file, "--store", second)[1] == "3 new, 0 known already, 1 event(s)\n"
-    with Store.open(str(second)) as opened:
-        assert list(opened.records()) == before and len(opened.events()) == 1
-    assert len(command("store", "export", "--case", "absent")[1].splitlines()) == 1  # the event
+    said = command("store", "import", file, "--store", second)[1]
+    assert said == "3 new, 0 known already, 4 event(s), expectation(s) or finding(s)\n"
+    for _ in range(2):
+        with Store.open(str(second)) as opened:
+            assert contents(opened) == before
+        assert command("store", "import", file, "--store", second)[1].startswith("0 new, 3 known already")
+    assert len(command("store", "export", "--case", "absent")[1].splitlines()) == 4
     assert len(command("store", "export", "--since", "2027", "--format", "csv")[1].splitlines()) == 0
+
+
+def contents(store):
+    return [*store.records()], store.events(), store.expected("2026-01-02"), store.findings(), store.nights()
+
+
+@pytest.mark.parametrize("action", [["info"], ["check"], ["export"], ["prune", "--keep-days", "1"]])
+def test_what_only_looks_makes_no_store(command, store, action):
+    code, _, err = command("store", *action)
+    assert code == 2 and "found no file; a run makes it, or `store import RUNS`" in err and not store.parent.exists()
 
 
 def test_a_bundle_is_the_same_run(command, run, tmp_path, store):
@@ -199,6 +215,7 @@ def test_prune_without_a_choice_is_refused(command, given, record, store):
         "UPDATE run SET tokens_per_second_per_device = tokens_per_second_per_device * 1.01",
         "UPDATE run SET word = 'invalid'",
         "UPDATE run SET began = '2025' || substr(began, 5)",
+        "UPDATE run SET window_last = window_last - 1",
         "UPDATE raw SET steps = losses",
         "UPDATE raw SET documents = x'00'",
         "UPDATE series SET document = replace(document, '\"devices\":2', '\"devices\":4')",

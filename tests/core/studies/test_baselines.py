@@ -6,7 +6,8 @@ import pytest
 from gate_points import at, day, nights, point
 from levelfield.compare.findings import Finding
 from levelfield.errors import UsageError
-from levelfield.studies.baselines import Evidence, accepted_baseline, accepted_step, note
+from levelfield.specs.record import Point
+from levelfield.studies.baselines import Evidence, accepted_baseline, accepted_step, note, same_steps
 
 TOKENS = "tokens_per_second_per_device"
 NOW = at(60)
@@ -42,6 +43,15 @@ def test_one_night_suffices_where_pairs_decided(word: str) -> None:
     open_one = judged.model_copy(update={"word": "inconclusive"})
     with pytest.raises(UsageError, match="found 1 valid nights"):
         accepted_baseline(Evidence("S", (point(0, 900.0),), (open_one,)), "ann", "why", NOW)
+
+
+def test_a_level_that_pairs_judged_is_not_mixed_with_the_nights_before_it() -> None:
+    points = (*nights(10), point(10, 900.0))
+    judged = Finding(series="S", label="S", figure=TOKENS, word="regression", run_id="run010", pairs=5)
+    found = accepted_baseline(Evidence("S", points, (judged,)), "ann", "why", NOW)
+    assert found.runs == ("run010",) and found.level[TOKENS] == pytest.approx(900.0)
+    later = accepted_baseline(Evidence("S", (*points, point(11, 1000.0)), (judged,)), "ann", "why", NOW)
+    assert later.runs == ("run009", "run010", "run011"), "the newest night is not changed"
 
 
 @pytest.mark.parametrize(
@@ -101,6 +111,16 @@ def test_a_step_names_the_conditions_on_both_sides() -> None:
     assert found.runs == ("run007", "run008")
     with pytest.raises(UsageError, match="found no change of conditions"):
         accepted_step("S", nights(5), "ann", "driver", NOW)
+
+
+def test_the_same_step_is_accepted_in_every_series_that_has_it_and_in_no_other() -> None:
+    def stepped(after: str) -> list[Point]:
+        return [*nights(5), *(point(i, conditions=after) for i in (5, 6))]
+
+    points = {"S": stepped("c2"), "T": stepped("c2"), "U": stepped("c3"), "V": nights(7)}
+    step = accepted_step("S", points["S"], "ann", "driver", NOW, "2026-12-31")
+    (other,) = same_steps(step, points)
+    assert (other.series, other.data, other.until) == ("T", step.data, "2026-12-31") and other.id != step.id
 
 
 def test_a_note_accepts_nothing() -> None:

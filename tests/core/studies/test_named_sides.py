@@ -101,10 +101,21 @@ def test_an_unknown_label_is_no_run(runs: ListedRuns, label: str) -> None:
 def test_the_latest_of_a_series_ends_with_the_newest_good_repeats(runs: ListedRuns) -> None:
     series = runs.records[1].series
     assert numbers(list(latest_of_series(runs, series))) == [11, 12, 13]
-    assert runs.taken == 3  # older runs are not read
+    assert runs.taken == 4  # one older run is read, for its time
 
 
 def test_the_latest_of_a_series_goes_on_beyond_bad_runs(runs: ListedRuns) -> None:
     bad = [numbered(n + 30, n, word="failed") for n in (1, 2)]
     source = ListedRuns([*runs.records, *bad])
     assert numbers(list(latest_of_series(source, bad[0].series))) == [11, 12, 13, 31, 32]
+
+
+def test_repeats_that_began_in_one_second_are_one_command_in_any_order() -> None:
+    runs = [
+        run.model_copy(update={"began": "2026-11-22T10:00:00+00:00"})
+        for run in (numbered(7, 2), numbered(8, 1), numbered(9, 3))
+    ]
+    source = ListedRuns([numbered(1, 1, began="2026-11-22T09:00:00+00:00"), *runs])
+    for name in ("T100007Z", "T100008Z", "T100009Z"):
+        assert numbers(named_runs(source, name, with_repeats=True)) == [7, 8, 9]
+    assert numbers(list(latest_of_series(source, runs[0].series))) == [7, 8, 9]

@@ -69,6 +69,16 @@ def test_an_edited_result_changes_nothing(folder: Path) -> None:
     assert FolderRuns(folder).record(str(folder / IDS[0])) == before
 
 
+def test_repeats_of_one_command_are_in_the_order_of_their_numbers(folder: Path) -> None:
+    """Their ids have one time and random ends."""
+    for number, (old, end) in enumerate(zip(IDS, ("ffffff", "000000"), strict=True), start=1):
+        paths = RunPaths((folder / old).rename(folder / f"{IDS[0][:-6]}{end}"))
+        write_json(paths.plan, {**json.loads(paths.plan.read_text()), "run_id": paths.root.name, "repeat": number})
+        seal_again(paths)
+    source = FolderRuns(folder)
+    assert [r.run_id[-6:] for r in source.newest(source.series()[0])] == ["000000", "ffffff"]
+
+
 def test_a_damaged_run_is_in_no_series(folder: Path) -> None:
     (folder / IDS[0] / "plan.json").write_text("{}")
     source = FolderRuns(folder)

@@ -1,0 +1,156 @@
+"""The archive of a bundle: a zip file in which every byte has one right value, written and read in memory.
+
+The library reads the list at the end only. Members are inflated here, up to the size that the list states.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping
+
+from levelfield.errors import DocumentError, GateFailed
+from levelfield.rundir.bundle_format import MANIFEST, MEMBER_NAME, MOST_BYTES, MOST_MEMBERS, MOST_RATIO
+
+_MADE = (1980, 1, 1, 0, 0, 0)  # the date of every member: the earliest that the format knows
+_MODE = 0o100644 << 16  # a regular file
+_HEADER = struct.Struct("<4s2B4H3L2H")  # the three records of a zip archive, by PKWARE's APPNOTE.TXT
+_ENTRY = struct.Struct("<4s4B4H3L5H2L")
+_END = struct.Struct("<4s4H2LH")
+_LONGEST_ENTRY = 400  # bytes of a member in the list; a name has at most 321
+_VERSION, _UNIX, _DATE = 20, 3, 33  # deflate; whose rights a member has; the first of January 1980
+# What the library raises for a damaged archive.
+_BROKEN = (zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, EOFError, ValueError, OSError)
+
+
+def archive(members: Mapping[str, bytes]) -> bytes:
+    """Return a zip archive: sorted, with one date, and without anything but the members."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as made:
+        for name, content in sorted(members.items()):
+            info = zipfile.ZipInfo(name, _MADE)
+            info.external_attr, info.create_system = _MODE, 3
+            info.compress_type = _compression(content)
+            made.writestr(info, content)
+    return out.getvalue()
+
+
+def _compression(content: bytes) -> int:
+    """Return how to store a member: compressed, except where a reader would take the ratio for a trap."""
+    is_dense = len(content) <= MOST_RATIO / 2 * len(zlib.compress(content))
+    return zipfile.ZIP_DEFLATED if is_dense else zipfile.ZIP_STORED
+
+
+def members_in(content: bytes, origin: str) -> dict[str, bytes]:
+    """Return the members of an archive by name. origin: the name of the archive in errors.
+
+    Raises DocumentError for a file that is no bundle, GateFailed for a bundle that breaks a rule.
+    """
+    try:
+        if not _is_ended(content):
+            raise ValueError("its last bytes are not the end of an archive of `bundle`")
+        with zipfile.ZipFile(io.BytesIO(content)) as listed:
+            infos = listed.infolist()
+    except _BROKEN as error:
+        raise DocumentError(f"{origin}: not a bundle, or a truncated one: {error}") from None
+    if MANIFEST not in {info.filename for info in infos}:
+        raise DocumentError(f"{origin}: not a bundle: found no {MANIFEST} in the archive")
+    if why := _why_refused(infos) or next(filter(None, map(_why_not, infos)), None) or _why_not_dense(infos, content):
+        raise GateFailed(f"{origin}: refused: {why}")
+    return {info.filename: _read(info, content, origin) for info in infos}
+
+
+def _why_refused(infos: list[zipfile.ZipInfo]) -> str | None:
+    """Return what is wrong with the list of members as a whole; None for nothing."""
+    names = [info.filename for info in infos]
+    if len(infos) > MOST_MEMBERS:
+        return f"found {len(infos):,} members, expected at most {MOST_MEMBERS:,}"
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        return f"found member '{twice[0]}' twice"
+    if len({name.casefold() for name in names}) < len(names):
+        return "found two members whose names differ in capitals only"
+    if (size := sum(info.file_size for info in infos)) > MOST_BYTES:
+        return f"found members of {size:,} bytes, expected at most {MOST_BYTES:,}"
+    return None
+
+
+def _why_not(info: zipfile.ZipInfo) -> str | None:
+    """Return what is wrong with a member; None for nothing."""
+    name = info.filename
+    if not MEMBER_NAME.fullmatch(name) or info.orig_filename != name:
+        return f"found a member '{name[:120]}', which no bundle has"
+    if info.external_attr != _MODE:
+        return f"member '{name}': found a link or another kind of file, expected a regular file"
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        return f"member '{name}': found compression {info.compress_type}, expected none or deflate"
+    if info.file_size > MOST_RATIO * max(1, info.compress_size):
+        ratio = info.file_size / max(1, info.compress_size)
+        return f"member '{name}': found {ratio:,.0f} times its compressed size, expected {MOST_RATIO}"
+    return None
+
+
+def _why_not_dense(infos: list[zipfile.ZipInfo], content: bytes) -> str | None:
+    """Return where the archive has other bytes than its members and the headers that `bundle` writes; None: nowhere.
+
+    The members follow each other, then comes the list of them, then the end, and each field has its one right value.
+    """
+    place, listed = 0, b""
+    for info in infos:
+        header = _header_of(info)
+        if info.header_offset != place or content[place : place + len(header)] != header:
+            return (
+                f"the header of member '{info.filename}' differs from the archive's list, or other bytes are before it"
+            )
+        place += len(header) + info.compress_size
+        listed += _entry_of(info)
+    if content[place:] != listed + _end_of(len(infos), len(listed), place):
+        return "found bytes that belong to no member"
+    return None
+
+
+def _read(info: zipfile.ZipInfo, content: bytes, origin: str) -> bytes:
+    """Return a member, whose header was checked. It cannot become longer than the list says."""
+    begin = info.header_offset + len(_header_of(info))
+    packed = found = content[begin : begin + info.compress_size]
+    is_whole = True
+    if info.compress_type == zipfile.ZIP_DEFLATED:
+        inflating = zlib.decompressobj(-zlib.MAX_WBITS)
+        try:
+            found = inflating.decompress(packed, info.file_size + 1)
+        except zlib.error:
+            is_whole = False
+        is_whole = is_whole and inflating.eof and not inflating.unused_data
+    if not is_whole or len(found) != info.file_size or zlib.crc32(found) != info.CRC:
+        raise GateFailed(f"{origin}: refused: member '{info.filename}' is damaged, or has another size than listed")
+    return found
+
+
+def _header_of(info: zipfile.ZipInfo) -> bytes:
+    """Return the header before a member, in which every field has its only value."""
+    name = info.filename.encode()
+    sizes = (info.CRC, info.compress_size, info.file_size, len(name), 0)
+    return _HEADER.pack(b"PK\3\4", _VERSION, 0, 0, info.compress_type, 0, _DATE, *sizes) + name
+
+
+def _entry_of(info: zipfile.ZipInfo) -> bytes:
+    """Return the entry of a member in the archive's list, without extra fields and comment."""
+    name = info.filename.encode()
+    sizes = (info.CRC, info.compress_size, info.file_size, len(name), 0, 0, 0, 0)
+    start = (b"PK\1\2", _VERSION, _UNIX, _VERSION, 0, 0, info.compress_type, 0, _DATE)
+    return _ENTRY.pack(*start, *sizes, _MODE, info.header_offset) + name
+
+
+def _end_of(count: int, size: int, place: int) -> bytes:
+    """Return the end of an archive: so many members, whose list has a size and a place."""
+    return _END.pack(b"PK\5\6", 0, 0, count, count, size, place, 0)
+
+
+def _is_ended(content: bytes) -> bool:
+    """Return whether an archive ends as a bundle does, with a list of members that is short enough to be read."""
+    if len(content) < _END.size or content[-_END.size - 20 :].startswith(b"PK\6\7"):  # the locator of a larger archive
+        return False
+    mark, *_, size, place, comment = _END.unpack_from(content, len(content) - _END.size)
+    is_at_the_end = mark == b"PK\5\6" and comment == 0 and place + size + _END.size == len(content)
+    return bool(is_at_the_end and size <= MOST_MEMBERS * _LONGEST_ENTRY)

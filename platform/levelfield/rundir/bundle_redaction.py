@@ -1,0 +1,141 @@
+"""Runs without what names people, machines and places, for a bundle. What needs no placeholder keeps its bytes."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import platform
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from levelfield.checkout import checkout
+from levelfield.rundir.bundle_format import FILE_NAME, BundledFile
+from levelfield.rundir.bundle_source import LOGS, ReadFile, ReadRun
+from levelfield.rundir.event_lines import DAMAGED, Event, event_or_none
+from levelfield.rundir.placeholders import Placeholders, json_like, users_in, words_of
+from levelfield.rundir.sealed_files import FILES, sha256_of
+from levelfield.specs.base import dump
+from levelfield.specs.certificate import Certificate, CertificateSubject
+from levelfield.specs.result import AlignmentLayer, SealFinding
+
+
+@dataclass(frozen=True)
+class RedactedRun:
+    """A run as a bundle holds it."""
+
+    name: str
+    files: dict[str, bytes]
+    entries: dict[str, BundledFile]
+    seal: SealFinding
+
+
+def placeholders_of(runs: Sequence[ReadRun]) -> Placeholders:
+    """Return the placeholders for all runs of a bundle: their folders, hosts and users, and those of this machine."""
+    documents = [
+        {name: event_or_none(run.files[name].content) for name in run.files if name.endswith(".json")} for run in runs
+    ]
+    roots = {place: name for each in documents for place, name in _roots(each)}
+    texts = (f.content.decode(errors="replace") for run in runs for n, f in run.files.items() if n.startswith(LOGS))
+    users = {user for text in (*texts, json.dumps(documents, ensure_ascii=False)) for user in users_in(text)}
+    users |= {*_own_names(), *(by for each in documents for by in _by(each.get("reference.json")))}
+    hosts = {platform.node(), *(_host(each.get("provenance.json")) for each in documents)}
+    words = {word for each in documents for word in words_of(each.get("plan.json"))}
+    own = {str(checkout()): "checkout", str(Path.home()): "home"}
+    return Placeholders({**own, **roots}, hosts, users, words)
+
+
+def redacted_run(run: ReadRun, placeholders: Placeholders) -> RedactedRun:
+    """Return the run with placeholders. A file that needs none keeps its bytes."""
+    files: dict[str, bytes] = {}
+    entries = {}
+    for name, file in run.files.items():
+        before = placeholders.counts.total()
+        content = _redacted(name, file.content, placeholders)
+        fits = FILE_NAME.fullmatch(name)
+        entries[name] = BundledFile(
+            original=file.digest,
+            stored=sha256_of(content) if fits else None,
+            replaced=placeholders.counts.total() - before,
+            cut=file.cut,
+        )
+        files |= {name: content} if fits else {}
+    return _with_certificate(RedactedRun(run.name, files, entries, run.seal))
+
+
+def _with_certificate(run: RedactedRun) -> RedactedRun:
+    """Return the run whose redacted certificate has the digest of its own content, also in the plan that names it."""
+    name, plan = "certificate.json", "plan.json"
+    document = event_or_none(run.files.get(name, b""))
+    if document is None or run.entries[name].is_whole:
+        return run
+    with suppress(*DAMAGED):
+        sealed_again = _resealed(document)
+        new, old = sealed_again.digest.encode(), str(document["digest"]).encode()
+        files = {**run.files, name: dump(sealed_again).encode(), plan: run.files[plan].replace(old, new)}
+        stored = {
+            each: run.entries[each].model_copy(update={"stored": sha256_of(files[each])}) for each in (name, plan)
+        }
+        return replace(run, files=files, entries={**run.entries, **stored})
+    return run  # a damaged one, which does not hold before or after
+
+
+def _resealed(document: Event) -> Certificate:
+    layers = tuple(AlignmentLayer.model_validate(each) for each in document["layers"])
+    subject = CertificateSubject.model_validate(document["subject"])
+    kept = {key: each for key, each in document.items() if key not in ("schema", "digest", "subject", "layers")}
+    return Certificate.seal(**kept, subject=subject, layers=layers)
+
+
+def _documents(files: Mapping[str, ReadFile]) -> dict[str, Event]:
+    found = {name: event_or_none(files[name].content) for name in FILES if name.endswith(".json") and name in files}
+    return {name: document for name, document in found.items() if document is not None}
+
+
+def _redacted(name: str, content: bytes, placeholders: Placeholders) -> bytes:
+    if name.endswith(".json"):
+        found = json_like(content, placeholders.value)
+        return _redacted_text(content, placeholders) if found is None else found
+    if name.endswith(".jsonl"):
+        return b"\n".join(_redacted_line(line, placeholders) for line in content.split(b"\n"))
+    text = content.decode("utf-8", "surrogateescape")
+    return placeholders.log(text).encode("utf-8", "surrogateescape")
+
+
+def _redacted_line(line: bytes, placeholders: Placeholders) -> bytes:
+    found = json_like(line, placeholders.value) if line else line
+    return _redacted_text(line, placeholders) if found is None else found
+
+
+def _redacted_text(content: bytes, placeholders: Placeholders) -> bytes:
+    return placeholders.text(content.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+
+
+def _roots(documents: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Return the run's own folders, as its documents name them: the run directory and the checkout."""
+    with suppress(*DAMAGED):
+        yield re.sub("/events/?$", "", documents["job.json"]["events_dir"]), "run"
+    with suppress(*DAMAGED):
+        folder = Path(documents["plan.json"]["implementation"]["folder"])
+        yield str(folder.parents[1]), "checkout"
+
+
+def _host(provenance: Any) -> str:
+    with suppress(*DAMAGED):
+        return str(provenance["machine"]["name"])
+    return ""
+
+
+def _own_names() -> Iterator[str]:
+    with suppress(KeyError, OSError, ImportError):
+        yield getpass.getuser()
+    yield Path.home().name
+
+
+def _by(reference: Any) -> Iterator[str]:
+    """Return who promoted a reference and who recorded its noise."""
+    with suppress(*DAMAGED):
+        yield from (str(each["by"]) for each in (reference, *reference["noise"]) if each.get("by"))

@@ -1,0 +1,65 @@
+"""The templates of docs/nightly: valid by their makers' schemas and tools, and with options that exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from levelfield.cli.arguments import parser_of
+from plans import ROOT
+
+FOLDER = ROOT / "docs" / "nightly"
+SCHEMAS = {"github-actions.yml": "vendor.github-workflows", "gitlab-ci.yml": "vendor.gitlab-ci"}
+UNITS = ("levelfield-nightly.service", "levelfield-nightly.timer")
+TABLES = ("crontab", "scrontab")
+CRON = re.compile(r"(?:(?:\*|\d+)(?:[-/,]\d+)*\s+){5}\S.*")
+
+
+def schema_check(path: Path, schema: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, str(path)]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_ci_template_is_valid_by_its_makers_schema_and_a_broken_one_is_not(name: str, tmp_path: Path) -> None:
+    assert schema_check(FOLDER / name, SCHEMAS[name]).returncode == 0
+    broken = tmp_path / name
+    text = (FOLDER / name).read_text()
+    broken.write_text(text.replace("runs-on:", "runs_on:").replace("script:", "skript:"))
+    assert schema_check(broken, SCHEMAS[name]).returncode == 1
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not on this machine")
+def test_the_units_are_valid_by_systemd_and_a_broken_one_is_not(tmp_path: Path) -> None:
+    def checked(folder: Path) -> subprocess.CompletedProcess[str]:
+        argv = ["systemd-analyze", "verify", *(str(folder / name) for name in UNITS)]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=60)
+
+    for name in UNITS:
+        text = (FOLDER / name).read_text()
+        (tmp_path / name).write_text(text)
+    assert (checked(tmp_path).returncode, checked(tmp_path).stderr) == (0, "")
+    timer = tmp_path / UNITS[1]
+    timer.write_text(timer.read_text().replace("01:00:00", "25:00:00"))
+    assert "Failed to parse calendar" in checked(tmp_path).stderr
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_of_cron_has_five_fields_and_a_command(name: str) -> None:
+    lines = [line for line in (FOLDER / name).read_text().splitlines() if not line.startswith("#")]
+    entries = [line for line in lines if not re.match(r"[A-Z_]+=", line)]
+    assert entries and all(CRON.fullmatch(line) for line in entries)
+    assert not CRON.fullmatch("0 1 * * cd /srv")
+
+
+@pytest.mark.parametrize("name", [*SCHEMAS, UNITS[0], *TABLES])
+def test_the_options_of_a_template_exist(name: str) -> None:
+    text = re.sub(r"\s*\n\s+--", " --", (FOLDER / name).read_text())
+    (line,) = re.findall(r"run_benchmarks\.py (nightly [^\n;>]*)", text)
+    options = parser_of(shlex.split(line))
+    assert (options.suite, options.budget) == ("nightly", 3 * 3600.0)
