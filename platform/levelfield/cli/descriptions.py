@@ -27,6 +27,8 @@ other commands (each has --help):
   compare    ratios of runs with intervals; scaling; case x vendor matrices
   reveal     check withheld values against their commitments
   collect    compute the result of a run again from its raw files
+  nightly    run a suite within a budget, confirm suspicions, end with the gate
+  bisect     the first commit or package version with which a case got worse
   store      results over time: import, export, prune, check
   history    a series night after night: segments, level, what it shows
   gate       compare a night with its levels; 4 when something got worse
