@@ -8,8 +8,8 @@ from typing import Any
 
 from levelfield.compare.findings import WORDS
 from levelfield.site.gathering import SiteContent
+from levelfield.site.history_columns import SeriesRuns, seconds_of
 from levelfield.site.night_findings import NightFinding
-from levelfield.site.series_history import SeriesRuns, seconds_of
 from levelfield.site.series_summary import SeriesSummary
 from levelfield.specs.record import StoreEvent
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from levelfield.site.escaped_data import slug
+from levelfield.site.history_columns import SeriesRuns, seconds_of
 from levelfield.site.night_findings import CALM, NightFinding, finding_of, latest_of_each
 from levelfield.site.results import SeriesEntry, StoredResults
-from levelfield.site.series_history import SeriesRuns, seconds_of
 from levelfield.specs.record import Point, StoreEvent
 
 NIGHTS_SHOWN = 30  # of which the case pages repeat what the gate said

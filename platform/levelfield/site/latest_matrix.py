@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from levelfield.site.series_history import SeriesRuns
+from levelfield.site.history_columns import SeriesRuns
 from levelfield.site.series_summary import SeriesSummary
 
 Summarized = tuple[SeriesRuns, SeriesSummary]
 
 
 @dataclass(frozen=True)
-class MatrixCell:
+class LatestCell:
     """The fastest series of a work on a chip by a framework. more: other series of the same cell.
 
     tokens: tokens/s/device of its latest valid run; None without one, and `word` says how the last run ended.
@@ -30,7 +30,7 @@ class MatrixCell:
 
 
 @dataclass(frozen=True)
-class MatrixRow:
+class LatestRow:
     """One work: two rows differ in what the case fixes. digest: tells rows of one name apart, else empty."""
 
     case: str
@@ -38,7 +38,7 @@ class MatrixRow:
     scale: str
     precision: str
     digest: str
-    cells: tuple[MatrixCell | None, ...]
+    cells: tuple[LatestCell | None, ...]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class LatestMatrix:
     """columns: (vendor, chip, framework)."""
 
     columns: tuple[tuple[str, str, str], ...]
-    rows: tuple[MatrixRow, ...]
+    rows: tuple[LatestRow, ...]
 
     @property
     def empty(self) -> int:
@@ -73,18 +73,18 @@ def _row(
     is_ambiguous: bool,
     columns: Sequence[tuple[str, str, str]],
     cells: Mapping[tuple[str, str, str], Sequence[Summarized]],
-) -> MatrixRow:
+) -> LatestRow:
     case, scale, precision, work, corpus = key
     case_slug = next(runs.case_slug for each in cells.values() for runs, _ in each)
     digest = f"{_short(work)}/{_short(corpus)}" if is_ambiguous else ""
     found = tuple(_cell(cells[column]) if column in cells else None for column in columns)
-    return MatrixRow(case, case_slug, scale, precision, digest, found)
+    return LatestRow(case, case_slug, scale, precision, digest, found)
 
 
-def _cell(series: Sequence[Summarized]) -> MatrixCell:
+def _cell(series: Sequence[Summarized]) -> LatestCell:
     runs, summary = max(series, key=lambda each: (_speed(each[1]), each[1].last))
     s, latest = runs.series, summary.latest
-    return MatrixCell(
+    return LatestCell(
         case_slug=runs.case_slug,
         slug=runs.slug,
         tokens=latest.tokens if latest else None,

@@ -9,7 +9,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.publish.published_rows import Line, published
 from levelfield.report.words import GIB
 from levelfield.site.gathering import SiteContent
-from levelfield.site.series_history import SeriesRuns
+from levelfield.site.history_columns import SeriesRuns
 from levelfield.site.series_summary import SeriesSummary
 
 

@@ -17,9 +17,9 @@ import levelfield
 from levelfield.catalog.registry import Registry
 from levelfield.site.escaped_data import data_script
 from levelfield.site.gathering import gathered
+from levelfield.site.history_columns import SeriesRuns, SurroundingDocuments, history, month_of
 from levelfield.site.results import StoredResults
 from levelfield.site.run_details import month_file
-from levelfield.site.series_history import SeriesRuns, Surroundings, history, month_of
 from levelfield.site.site_manifest import SiteWriter
 from levelfield.site.site_pages import write_pages
 from levelfield.specs.record import Point, RunRecord
@@ -65,7 +65,7 @@ def build_site(
     all.
     """
     writer, content, references = SiteWriter(folder), gathered(results, judged), stored_references(registry)
-    surroundings = Surroundings(results)
+    surroundings = SurroundingDocuments(results)
     changed = {runs.slug for runs in content.series.values() if _write_history(runs, surroundings, writer)}
     months = [month for runs in content.series.values() for month in _changed_months(runs, references, writer)]
     with _rare_collections():
@@ -98,7 +98,7 @@ def stored_references(registry: Registry) -> References:
     return {(each.identity.work, each.identity.corpus): (each.name, list(each.losses)) for each in found}
 
 
-def _write_history(runs: SeriesRuns, surroundings: Surroundings, writer: SiteWriter) -> bool:
+def _write_history(runs: SeriesRuns, surroundings: SurroundingDocuments, writer: SiteWriter) -> bool:
     """Write the history of a series. Return False where it is as it was."""
     name = f"history-{runs.slug}"
     stamp = _stamp(runs, runs.points, "")

@@ -60,6 +60,22 @@ def test_a_store_becomes_pages_and_is_not_changed(tmp_path: Path, capsys: pytest
     assert "0 written again; the others did not change" in capsys.readouterr().out
 
 
+def test_the_gate_judges_the_last_night_of_a_store_for_its_pages(tmp_path: Path) -> None:
+    """Nobody ran the gate: its rule gives words, levels and the smallest detectable change all the same."""
+    given = SeededNights(series=4, nights=20)
+    results = given.results()
+    with Store.open(str(tmp_path / "r.sqlite")) as store:
+        store.add(given.records())
+        night = store.points()[results.series()[0].digest][-1].night or ""
+        store.expect(night, "nightly", {entry.series.label: entry.digest for entry in results.series()})
+    assert main(["report", "--html", str(tmp_path / "site"), "--store", str(tmp_path / "r.sqlite")]) == 0
+    text = pages(tmp_path / "site")
+    assert f"Night {night}: 3 of 4 expected entries ran." in text and "The gate compared" in text
+    assert "Smallest change that the gate can see in one night" in text
+    with Store.open(str(tmp_path / "r.sqlite"), read_only=True) as store:
+        assert store.findings() == [], "pages store nothing"
+
+
 def test_a_store_gives_the_pages_that_its_runs_give(tmp_path: Path) -> None:
     """Nothing is lost or changed between a record and a page by the store."""
     from levelfield.catalog.registry import Registry

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from levelfield.cli.arguments import parser_of
 from levelfield.site.gathering import gathered
-from levelfield.site.results import GivenRuns
-from levelfield.site.run_details import command, month_file
-from levelfield.site.series_history import (
+from levelfield.site.history_columns import (
     SeriesRuns,
-    Surroundings,
+    SurroundingDocuments,
     differences,
     history,
     month_of,
     seconds_of,
 )
+from levelfield.site.results import GivenRuns
+from levelfield.site.run_details import command, month_file
 from levelfield.site.series_summary import summary_of
 from levelfield.specs.base import dump, parse
 from levelfield.specs.record import RunRecord
@@ -32,7 +32,7 @@ def runs_of(records: list[RunRecord], which: int = 0) -> SeriesRuns:
 
 
 def made_history(records: list[RunRecord], which: int = 0) -> dict[str, Any]:
-    return history(runs_of(records, which), Surroundings(GivenRuns(records)))
+    return history(runs_of(records, which), SurroundingDocuments(GivenRuns(records)))
 
 
 BY_ID = {record.run_id: record for record in RECORDS}
@@ -116,6 +116,7 @@ def test_a_time_without_a_zone_is_utc_and_another_zone_is_converted() -> None:
         == seconds_of("2026-11-01T02:30:00+02:00")
     )
     assert month_of("2026-11-01T00:30:00+02:00") == "2026-10"
+    assert seconds_of("1970-01-02T00:00:01Z") == 86401
 
 
 def test_a_run_without_a_readable_time_is_left_out_and_named() -> None:

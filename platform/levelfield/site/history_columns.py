@@ -39,7 +39,7 @@ class DistinctValues:
         return self._places[key]
 
 
-class Surroundings:
+class SurroundingDocuments:
     """Conditions and subjects by their digests, each read once for all series."""
 
     def __init__(self, results: StoredResults) -> None:
@@ -70,7 +70,7 @@ def month_of(began: str) -> str:
     return datetime.fromtimestamp(seconds_of(began), timezone.utc).strftime("%Y-%m")
 
 
-def history(runs: SeriesRuns, surroundings: Surroundings) -> dict[str, Any]:
+def history(runs: SeriesRuns, surroundings: SurroundingDocuments) -> dict[str, Any]:
     """Return the columns, what they refer to, and the segments."""
     kept = {name: DistinctValues() for name in ("words", "nodes", "verdicts", "purposes", "conditions", "subjects")}
     rows = [_row(point, kept, surroundings) for point in runs.points]
@@ -85,7 +85,7 @@ def history(runs: SeriesRuns, surroundings: Surroundings) -> dict[str, Any]:
     }
 
 
-def _row(point: Point, kept: Mapping[str, DistinctValues], surroundings: Surroundings) -> dict[str, Any]:
+def _row(point: Point, kept: Mapping[str, DistinctValues], surroundings: SurroundingDocuments) -> dict[str, Any]:
     """Return a value for each column. What repeats is a place in `kept`."""
     return {
         "run": point.run_id,
@@ -101,7 +101,7 @@ def _row(point: Point, kept: Mapping[str, DistinctValues], surroundings: Surroun
     }
 
 
-def segments(points: Sequence[Point], surroundings: Surroundings) -> list[dict[str, Any]]:
+def segments(points: Sequence[Point], surroundings: SurroundingDocuments) -> list[dict[str, Any]]:
     """Return where the conditions of a node change: the index of the first run under new ones, and what differs."""
     found, place = segments_of(points), {id(point): index for index, point in enumerate(points)}
     return [
