@@ -20,7 +20,7 @@ from levelfield.specs.base import dump, load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import MemoryExpectation, Result
-from recorded_runs import USED_BYTES, break_off, change_steps, edit, fail
+from recorded_runs import USED_BYTES, break_off, change_steps, edit, fail, seal_again
 
 GIB = 2**30
 
@@ -105,6 +105,7 @@ def change_plan(run: RunPaths, kind: str | None = None, expected: int | None = N
     hardware = plan.hardware.model_copy(update={"device_kind": kind or plan.hardware.device_kind})
     memory = plan.expected_memory.model_copy(update={"total_bytes": expected or plan.expected_memory.total_bytes})
     run.plan.write_text(dump(plan.model_copy(update={"hardware": hardware, "expected_memory": memory})))
+    seal_again(run)
 
 
 def test_a_run_of_an_accelerator_is_held_against_what_its_tool_saw(run: RunPaths) -> None:
