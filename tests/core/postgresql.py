@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -40,12 +42,12 @@ def server(template: Path, **settings: str) -> Iterator[str]:
         options = [f"-c{name}={value}" for name, value in {**SETTINGS, **settings}.items()]
         log = (folder / "log").open("wb")
         argv = [str(programs() / "postgres"), "-D", str(data), "-k", str(folder), *options]
-        process = subprocess.Popen(argv, stdout=log, stderr=log, **_as_user())
+        process = subprocess.Popen(argv, stdout=log, stderr=log, preexec_fn=_end_with_the_tests, **_as_user())
         try:
             _wait(folder, process)
             yield f"postgresql://{USER}@/postgres?host={folder}"
         finally:
-            process.send_signal(3)  # SIGQUIT: at once, without a last checkpoint
+            process.send_signal(signal.SIGQUIT)  # at once, without a last checkpoint
             process.wait(30)
             log.close()
     finally:
@@ -66,6 +68,11 @@ def _cluster(template: Path) -> Path:
             shutil.move(folder / "data", template / "data")
             folder.rmdir()
     return template / "data"
+
+
+def _end_with_the_tests() -> None:
+    """Tests that are killed leave no server: the kernel ends it with the process that started it."""
+    ctypes.CDLL(None).prctl(1, signal.SIGQUIT)  # PR_SET_PDEATHSIG, after the change of the user
 
 
 def _as_user() -> dict[str, object]:
