@@ -19,6 +19,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.vendor import Chip
 from plans import PLUGINS, make_plan
+from recorded_runs import seal_again
 
 CORRECTED = """\
 schema: levelfield.chips/1
@@ -207,6 +208,7 @@ def test_a_plan_whose_chip_the_file_does_not_touch_has_no_overlay(
 
 def test_the_result_shows_that_its_peak_is_private(run: RunPaths, private_plan: Plan) -> None:
     run.plan.write_text(dump(private_plan.model_copy(update={"run_id": run.root.name})))
+    seal_again(run)
     result = collect(run)
     assert {u.peak_source for u in result.utilisation if u.value} == {"private (chips.yaml): our own sheet"}
     report = run_report(result, read_plan(run))
