@@ -109,6 +109,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
         made.commit(f"night {number}")
         code, found = made.speed(f"2026-01-{number + 1:02}")
         assert (code, found["word"]) == (0, "new series"), found
+    code, out, err = made.run("baseline", "accept", "tiny", "--why", "first level")
+    assert code == 0 and "is kept for pairs" in out, err
     return made
 
 

@@ -6,11 +6,16 @@ import argparse
 import getpass
 import json
 import re
+from typing import TYPE_CHECKING
 
 from levelfield.cli.history_chart import event_lines
 from levelfield.cli.store_options import store_argument
-from levelfield.errors import UsageError
+from levelfield.errors import RunFailed, UsageError
+from levelfield.report.words import wrapped
 from levelfield.specs.record import StoreEvent
+
+if TYPE_CHECKING:
+    from levelfield.store.database import Store
 
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
@@ -61,9 +66,24 @@ def _state(options: argparse.Namespace) -> int:
             event = baselines.note(found.digest, who, options.why, at)
         for each in (event, *others):
             store.add_event(each)
-    more = [f"and the same change in {len(others)} other series"] if others else []
+        kept = _kept_build(store, event) if event.kind == "baseline" else []
+    more = [*kept, *([f"and the same change in {len(others)} other series"] if others else [])]
     print("\n".join([found.series.label, *event_lines([event]), *more]))
     return 0
+
+
+def _kept_build(store: Store, event: StoreEvent) -> list[str]:
+    """Check the accepted build out, so that pairs can run it later, and say so. A repository may lose its commit."""
+    from levelfield.run.builds import build_of
+
+    subject = store.record(event.runs[-1]).subject
+    if subject.commit is None or subject.is_dirty is not False:
+        return ["no pairs can run this build: it had files that no commit has"]
+    try:
+        build = build_of(subject.commit, say=lambda text: None)
+    except RunFailed as error:
+        return [wrapped(f"no pairs can run this build: {error}", 2)]
+    return [f"the build {build} is kept for pairs"]
 
 
 def _list(options: argparse.Namespace) -> int:

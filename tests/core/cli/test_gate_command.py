@@ -156,6 +156,7 @@ def test_accepting_a_level_ends_the_regression(command: Command, url: str, store
         code = command("gate", "--night", night(NIGHTS + number))[0]
     assert code == 4
     code, out, _ = command("baseline", "accept", series[7:17], "--why", "a fix costs 10 %", "--who", "ann")
+    assert "no pairs can run this build: it had files that no commit has" in out
     assert code == 0 and "baseline by ann: a fix costs 10 %" in " ".join(out.split())
     assert command("gate", "--night", night(NIGHTS + 3))[0] == 0
     assert "a fix costs 10 %" in command("baseline", "list")[1]
