@@ -45,7 +45,7 @@ def scaled(q, k, v, **more):
     return right(q, k, v, scale=job.model.hidden_size**-0.5, **more)
 attention.functional = SimpleNamespace(scaled_dot_product_attention=scaled)
 """,
-        "first step",
+        "gradients",
         "layers.0",
     ),
     Fault(
