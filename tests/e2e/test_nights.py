@@ -125,6 +125,7 @@ def slower(project: Project) -> tuple[str, str]:
 def test_a_slower_commit_is_a_regression_in_its_night_by_pairs(project: Project, slower: tuple[str, str]) -> None:
     code, found = project.speed("2026-01-20")
     assert (code, found["word"]) == (4, "regression"), found
+    assert project.run("gate", "--night", "2026-01-20", "--suite", "one")[1].startswith("compared 1 of 1 series")
     assert found["pairs"] >= 3 and -0.9 < found["change"] < -0.6, found
     pairs = [p for p in runs_of(project) if p["purpose"].startswith("confirm")]
     assert [p["purpose"] for p in pairs][:4] == ["confirm-a", "confirm-b", "confirm-b", "confirm-a"]

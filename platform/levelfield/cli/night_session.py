@@ -44,6 +44,7 @@ from levelfield.studies.nightly import NightRun, NightTools, fresh_state, run_en
 
 MOST_PAIRS = 7
 QUARANTINE_HOURS = 12
+CONTROLS, CONTROL_PAUSE_SECONDS = 4, 10.0
 
 
 @dataclass
@@ -73,7 +74,7 @@ class NightSession:
             state = read_state(path) or fresh_state(night, suite, _now(), work)
             session = cls(options, night, suite, store, runs, registry, terminal, work, state)
             session.save(state)
-            store.expect(night, suite, {f"{suite}/{run.name}": run.series for run in work})
+            store.expect(night, suite, {run.name: run.series for run in work})
             yield session
 
     def save(self, state: NightState) -> None:
@@ -134,6 +135,11 @@ class NightSession:
         """Measure the machine, and return why it is out of line; None where it is in line."""
         path = control_file(platform.node())
         rates, earlier = control_rates(), read_controls(path)
+        for _ in range(CONTROLS - 1):  # a short dip is not the machine
+            if out_of_line(earlier, rates):
+                time.sleep(CONTROL_PAUSE_SECONDS)
+                again = control_rates()
+                rates = {name: max(rate, again[name]) for name, rate in rates.items()}
         why = out_of_line(earlier, rates)
         keep_control(path, rates)
         if why:

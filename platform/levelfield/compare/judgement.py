@@ -16,6 +16,7 @@ from levelfield.compare.trigger import DRIFT_NIGHTS, Rule, Suspicion, detectable
 from levelfield.measure.student import t_quantile
 
 STALE_DAYS = 14
+MOST_NAMED = 100  # pairs: a larger number only says that the noise is large
 _SEEN_BY: dict[Rule, str] = {
     "tonight": "tonight alone is beyond the level",
     "sum of nights": "the nights together are beyond the accepted level",
@@ -162,6 +163,8 @@ def _pairs_detail(found: Examination, ruling: PairRuling) -> str:
         off = change_of(ruling.first - found.expected_first.cost, found.figure)
         return f"node {short(found.tonight.node)}: the accepted build is {off:+.1%} off its level too, by {counted}"
     if ruling.word in ("inconclusive", "more pairs"):
+        if (ruling.more or 0) > MOST_NAMED:
+            return f"too noisy: 1 % would need more than {MOST_NAMED} further pairs, after {ruling.pairs}"
         return f"about {ruling.more} more pairs, after {ruling.pairs}"
     return f"against the last accepted build, by {counted}"
 
