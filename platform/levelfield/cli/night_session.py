@@ -21,6 +21,10 @@ from levelfield.cli.plugins import registry_of
 from levelfield.cli.stored_nights import gate_input
 from levelfield.cli.terminal import Terminal
 from levelfield.compare.examination import Examination
+from levelfield.compare.level import level_of
+from levelfield.compare.pairs import MOST_PAIRS
+from levelfield.compare.segments import in_history, observations
+from levelfield.compare.trigger import detectable
 from levelfield.errors import RunFailed, UsageError
 from levelfield.plan.request import UserRequest
 from levelfield.run import certification, scheduler
@@ -42,7 +46,6 @@ from levelfield.studies.night_order import Candidate, expected_seconds, is_other
 from levelfield.studies.night_state import NightState, PairRun, durations, read_state, state_path, write_state
 from levelfield.studies.nightly import NightRun, NightTools, fresh_state, run_entries
 
-MOST_PAIRS = 7
 QUARANTINE_HOURS = 12
 CONTROLS, CONTROL_PAUSE_SECONDS = 4, 10.0
 
@@ -220,7 +223,7 @@ def _work(
                 name,
                 expected_seconds(lasted, name),
                 _is_new(store, points.get(series[name], ()), job.plan),
-                None,
+                _detectable(points.get(series[name], ())),
                 nights_unseen(points.get(series[name], ()), nights),
             ),
         )
@@ -231,6 +234,13 @@ def _work(
 def _name(plan: Plan) -> str:
     name = plan.entry.name if plan.entry else plan.asked
     return name if plan.repeats == 1 else f"{name} ({plan.repeat})"
+
+
+def _detectable(points: Sequence[Point]) -> float | None:
+    """Return the least change of tokens/s that one night of the series shows; None for a young series."""
+    nights = observations(in_history(points), "tokens_per_second_per_device")
+    level = level_of(nights, nights[-1].node) if nights else None
+    return detectable(level) if level else None
 
 
 def _is_new(store: Store, points: Sequence[Point], plan: Plan) -> bool:

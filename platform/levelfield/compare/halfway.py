@@ -16,7 +16,7 @@ from levelfield.compare.segments import cost_of
 from levelfield.measure.student import t_quantile
 from levelfield.specs.record import Gated
 
-FEWEST_PAIRS, MOST_PAIRS = 2, 7
+FEWEST_PAIRS = 2
 ALPHA = 0.01
 LEAST_ERROR = 1e-4  # of a mean: equal differences are rounding
 

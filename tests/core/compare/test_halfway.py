@@ -6,7 +6,8 @@ import math
 import random
 
 import pytest
-from levelfield.compare.halfway import MOST_PAIRS, HalfwayTest, Side
+from levelfield.compare.halfway import HalfwayTest, Side
+from levelfield.compare.pairs import MOST_PAIRS
 
 EFFECT = math.log(1.1)  # the bad end is 10 % slower
 

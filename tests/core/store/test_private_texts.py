@@ -38,5 +38,5 @@ def test_every_text_of_a_value_is_taken() -> None:
 
 
 def test_public_words_and_nobody_are_no_names() -> None:
-    private = PrivateTexts(["torch", "localhost"], ["torch"], ["/home/root/x", "/home/user/y"])
+    private = PrivateTexts(["torch", "localhost"], ["torch"], [f"/home/{name}/x" for name in ("root", "user")])
     assert private.text("torch on localhost as root or user") == "torch on localhost as root or user"
