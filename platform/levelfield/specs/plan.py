@@ -13,6 +13,7 @@ from levelfield.specs.case import Scale, Work
 from levelfield.specs.certificate import CertificateUsed
 from levelfield.specs.chips import OverlayUsed
 from levelfield.specs.container import ContainerPlan
+from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.layout import Layout
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.selector import Selector
@@ -146,7 +147,8 @@ class Plan(Document):
     something else sets the layout. deviations: the differences from the request. entry: the suite's entry that
     this run is. refusal: the reason why the machine cannot run it. notices: what is known about the machine that does
     not change the plan, such as a maker's tool that gave no answer; each as a sentence. certificate: the certificate
-    that an aligned run needs; None where it needs none.
+    that an aligned run needs; None where it needs none. launch: how other machines are reached; None: this
+    machine's own processes or containers.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -184,6 +186,7 @@ class Plan(Document):
     refusal: str | None = None
     notices: tuple[str, ...] = ()
     certificate: CertificateUsed | None = None
+    launch: LaunchPlan | None = Field(default=None, json_schema_extra=LATER)
     platform_version: str
 
     @property
