@@ -13,7 +13,6 @@ import argparse
 import os
 import signal
 import sys
-import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,6 +30,7 @@ from levelfield.node.host_counters import host_counters
 from levelfield.node.node_checks import Refusal, check_code, check_environment, check_port
 from levelfield.node.node_facts import node_facts, tool_output
 from levelfield.node.node_record import NodeRecord
+from levelfield.node.platform_line import PlatformLine, Stop
 from levelfield.node.rank_processes import Ranks
 from levelfield.node.sampling import Sampler
 from levelfield.node.written_files import write_files, write_json
@@ -49,18 +49,7 @@ class Ending(NamedTuple):
     evidence: str | None = None
 
 
-class Stop:
-    """The first reason to end from outside, from whichever thread it comes."""
-
-    def __init__(self) -> None:
-        self._set, self.reason = threading.Event(), ""
-
-    def request(self, reason: str) -> None:
-        self.reason = self.reason or reason
-        self._set.set()
-
-    def wait(self, seconds: float) -> bool:
-        return self._set.wait(seconds)
+FAULT = Ending("fault", 1, "the node's own part failed; see its log")
 
 
 class NodeAgent:
@@ -73,7 +62,7 @@ class NodeAgent:
 
     def run(self) -> int:
         """Do the work, and return the exit code. Every rank has ended then that SIGKILL ends."""
-        ending = Ending("fault", 1, "the node's own part failed; see its log")
+        ending: Ending | None = None
         locks = DeviceLocks(())
         with ExitStack() as stack:
             try:
@@ -89,6 +78,7 @@ class NodeAgent:
                 self._ranks.stop()
                 ends = self._ranks.ends()
                 locks.keep([end["process"] for end in ends if "process" in end])
+                ending = ending or FAULT
                 self._record.write("ended", cause=ending.cause, evidence=ending.evidence, ends=ends)
         return ending.code
 
@@ -109,15 +99,13 @@ class NodeAgent:
         return Ending(refusal.cause, code, refusal.evidence)
 
     def _locks(self, stack: ExitStack) -> DeviceLocks:
-        locks = self._work.part("locks")
-        folder = Path(locks.get("folder") or lock_folder())
-        devices = locks.get("devices", ())
-        return DeviceLocks([stack.enter_context(device_locked(folder, d, self._work.run_id)) for d in devices])
+        devices, run = self._work.content.get("locks", ()), self._work.run_id
+        return DeviceLocks([stack.enter_context(device_locked(lock_folder(), device, run)) for device in devices])
 
     def _trained(self) -> Ending:
         node = self._work.node_rank
         write_files(self._work.root, self._work.part("files"))
-        facts = node_facts(node, self._work.part("facts").get("commands", {}))
+        facts = node_facts(node, self._work.part("facts"))
         expected = self._work.part("expected")
         identity = {"code": expected.get("code"), "environment": {"digest": expected.get("environment")}}
         write_json(self._work.root / f"nodes/node{node}.facts.json", {**facts, **identity})
@@ -131,6 +119,8 @@ class NodeAgent:
             sampler.end()
 
     def _supervised(self) -> Ending:
+        if self._stop.wait(0):
+            return Ending("stopped", 3, self._stop.reason)
         for process in self._work.processes:
             environment = self._work.environment(process, os.environ)
             self._ranks.start(process["rank"], list(process["argv"]), environment, process["log"])
@@ -158,29 +148,6 @@ class NodeAgent:
         end = next(end for end in self._ranks.ends() if end["rank"] == failed)
         what = f"signal {end['signal']}" if end["signal"] is not None else f"exit code {end['exit_code']}"
         return Ending("rank-failed", 1, f"rank {failed} ended with {what}")
-
-
-class PlatformLine:
-    """The line to the platform: it sends a line each second. Its end, or a long silence, stops this node."""
-
-    def __init__(self, stop: Stop, limit_seconds: float) -> None:
-        self._stop, self._limit = stop, limit_seconds
-        self._lines, self._seen = 0, (0, 0.0)
-        threading.Thread(target=self._read, daemon=True, name="platform").start()
-
-    def silent(self, watched: float) -> str | None:
-        """Return the evidence of a silence that is too long, in seconds that this process has watched."""
-        if self._lines != self._seen[0]:
-            self._seen = self._lines, watched
-        silence = watched - self._seen[1]
-        if silence > self._limit:
-            return f"the platform sent nothing for {silence:.0f} s (limit {self._limit:g} s)"
-        return None
-
-    def _read(self) -> None:
-        while sys.stdin.buffer.readline(65536):
-            self._lines += 1
-        self._stop.request("standard input was closed: the platform ended, or its connection did")
 
 
 def _sampler(work: Assignment) -> Sampler:
@@ -224,8 +191,11 @@ def _run(work: Assignment, options: argparse.Namespace, stop: Stop) -> int:
     _keep_errors(work.root / f"logs/node{work.node_rank}.log")
     if not options.stream:
         return agent.run()
-    broken = lambda: stop.request("standard output was closed: the receiver is gone")  # noqa: E731
-    stream = FileStream(work.root, work.node_rank, work.ranks(), os.dup(sys.stdout.fileno()), broken)
+
+    def broken() -> None:
+        stop.request("standard output was closed: the receiver is gone")
+
+    stream = FileStream(work.root, work.node_rank, work.ranks(), sys.stdout.fileno(), broken)
     stream.start()
     code = 1
     try:
