@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -275,7 +276,7 @@ def test_samples_stand_in_the_nodes_own_file(node: Node, tmp_path: Path) -> None
     lines = [json.loads(line) for line in (node.root / "telemetry/node0.raw.jsonl").read_text().splitlines()]
     assert [line.get("before") for line in lines[:2]] == [True, True] and "before" not in lines[-1]
     assert lines[0]["outputs"] == [] and lines[1]["outputs"][0]["text"] == "41 W\n" and len(lines) > 3
-    assert all(b["host"]["busy_seconds"] >= a["host"]["busy_seconds"] for a, b in zip(lines, lines[1:], strict=False))
+    assert all(b["host"]["busy_seconds"] >= a["host"]["busy_seconds"] for a, b in pairwise(lines))
 
 
 def test_a_tool_that_hangs_does_not_hold_up_the_end(node: Node, tmp_path: Path) -> None:
