@@ -1,7 +1,7 @@
 """Receives the frames of one node into the run directory (node/stream_frames.py).
 
-A node is another machine, and may send anything. Only a closed list of names is written, each at its expected offset and
-up to its limit. Everything else is a broken stream of that node.
+A node is another machine, and may send anything. Only a closed list of names is written, each at its expected offset
+and up to its limit. Everything else is a broken stream of that node.
 """
 
 from __future__ import annotations
