@@ -7,8 +7,10 @@ from pathlib import Path
 
 from levelfield.measure.final_weights import final_weight_reasons
 from levelfield.measure.gradients import gradient_reasons
+from levelfield.measure.node_clocks import node_clock_reasons
 from levelfield.measure.platform_clock import platform_clock_reasons
 from levelfield.measure.validity import check
+from levelfield.rundir.node_parts import node_parts
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -78,11 +80,24 @@ def _without_outcome(raw: RawRecords) -> Status:
 def _validity(plan: Plan, raw: RawRecords) -> Status:
     reasons = [str(r) for r in check(raw.steps, raw.weights, plan.work, plan.tuning.layout)]
     reasons += [f"clock: {r}" for r in platform_clock_reasons(raw.steps, raw.seen, plan.work.window)]
+    reasons += [f"clock: {r}" for r in _between_nodes(plan, raw)]
     reasons += [f"gradients: {r}" for r in gradient_reasons(raw.gradients, raw.steps, plan.work)]
     reasons += [f"final weights: {r}" for r in final_weight_reasons(raw.final, plan.work, plan.tuning.layout)]
-    reasons += [f"raw files: {sentence}" for sentence in raw.broken]
+    reasons += [f"raw files: {sentence}" for sentence in (*raw.broken, *_of_no_node(plan, raw))]
     reasons += [f"rank {rank} did not write its end" for rank in range(plan.world_size) if rank not in raw.ended]
     return Status(word="invalid", reasons=tuple(reasons)) if reasons else Status(word="valid")
+
+
+def _of_no_node(plan: Plan, raw: RawRecords) -> list[str]:
+    nodes = [each.node for each in raw.telemetry if each.node is not None and each.node >= plan.hardware.nodes]
+    return [f"telemetry/node{node}.jsonl: the run has {plan.hardware.nodes} node(s)" for node in nodes]
+
+
+def _between_nodes(plan: Plan, raw: RawRecords) -> list[str]:
+    window = plan.work.window
+    named = {part.name: part.window_ns(window) for part in node_parts(plan, raw) if part.name is not None}
+    known = {name: found for name, found in named.items() if found is not None}
+    return node_clock_reasons(known, window.last_step - window.first_step + 1)
 
 
 def _failed(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
