@@ -11,11 +11,10 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 from levelfield.contracts.command import end_tools
-from levelfield.contracts.plausibility import plausible
+from levelfield.contracts.plausibility import plausible_samples
 from levelfield.contracts.vendor import Device, Vendor
 from levelfield.run.host_load import host_counters
 
@@ -90,18 +89,8 @@ class Sampler:
 
         wall_ns: the time of day, for readers; no figure is computed from it."""
         before = time.monotonic_ns()
-        line = _samples(self._vendor, devices) if devices else {"samples": []}
+        line = plausible_samples(self._vendor, devices) if devices else {"samples": []}
         line = {"time_ns": (before + time.monotonic_ns()) // 2, "wall_ns": time.time_ns(), **line}
         is_before = not self._started.is_set()
         host = host_counters(self._are_children or is_before)
         return {**line, **({"before": True} if is_before else {}), **({"host": host} if host else {})}
-
-
-def _samples(vendor: Vendor, devices: Sequence[Device]) -> dict[str, object]:
-    try:
-        samples = vendor.sample(devices)
-        known = {device.index: device for device in devices}
-        kept = [plausible(vendor.spec, known[s.index], s) if s.index in known else s for s in samples]
-        return {"samples": [asdict(sample) for sample in kept]}
-    except Exception as error:  # an adapter may raise anything, and the run must go on
-        return {"samples": [], "error": f"{type(error).__name__}: {error}"}
