@@ -10,6 +10,7 @@ import math
 
 from levelfield.judge.certification import certificate_finding, with_certificate
 from levelfield.judge.disturbance import disturbance, disturbed
+from levelfield.judge.node_ends import missing_warnings, node_results
 from levelfield.judge.node_figures import device_load, energy, memory
 from levelfield.judge.other_use import other_use
 from levelfield.judge.recomputation import repeated
@@ -53,7 +54,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
     around = disturbance(plan, raw, parts)
     status = under_seal(disturbed(judge(plan, raw, paths), around), seal)
     throughput, why_none = _throughput(plan, raw, status)
-    used = other_use(plan, parts)
+    used, nodes = other_use(plan, parts), node_results(plan, raw, parts)
     identity, version = _identity(plan, raw), _framework_version(plan, raw)
     recompute = repeated(plan.tuning.recompute, raw.frameworks.get(0))
     alignment = unless_tampered(judged(plan.work.training.steps, raw, identity, _reference(paths)), seal)
@@ -99,10 +100,18 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         deviations=plan.deviations,
         entry=plan.entry,
         runtime=plan.runtime,
-        warnings=(*plan.notices, *raw.warnings, *used.warnings, *_loaded(raw), *seal_warnings(status, seal)),
+        warnings=(
+            *plan.notices,
+            *raw.warnings,
+            *used.warnings,
+            *_loaded(raw),
+            *missing_warnings(nodes),
+            *seal_warnings(status, seal),
+        ),
         allowed=plan.container.allowed if plan.container else (),
         inherited=raw.inherited,
         origin=origin_of(raw.provenance, plan.implementation.rests_on),
+        machines=nodes,
         seal=seal,
     )
 

@@ -30,7 +30,7 @@ from levelfield.run.provenance import provenance
 from levelfield.run.telemetry import watching
 from levelfield.rundir import directory, run_state
 from levelfield.rundir.follower import Follower, Progress
-from levelfield.rundir.node_readings import read_nodes
+from levelfield.rundir.node_readings import read_nodes, read_software
 from levelfield.rundir.seal import sealed
 from levelfield.specs.base import Document, dump
 from levelfield.specs.certificate import Certificate
@@ -183,6 +183,7 @@ def _execute(
         outcome = replace(launcher.execute(request, watch), seen=follower.seen)
     with suppress(OSError):  # a full disk: what the nodes recorded stays, and the result says which node was not read
         read_nodes(paths, plan, vendor)
+        read_software(paths, plan, vendor)
     return corpus.judged(outcome, listener.say)
 
 

@@ -13,7 +13,7 @@ from levelfield.contracts.command import Ask, CommandOutput
 from levelfield.contracts.node_commands import NOT_REPLAYABLE, answers_of, replayed
 from levelfield.contracts.plausibility import plausible_samples
 from levelfield.contracts.vendor import Device, Vendor
-from levelfield.rundir.directory import write_atomically
+from levelfield.rundir.directory import write_atomically, write_json
 from levelfield.rundir.event_lines import Event, event_or_none
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -29,6 +29,27 @@ def read_nodes(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
         except FileNotFoundError:
             continue
         write_atomically(paths.node_telemetry(node), "".join(_lines(recorded, plan, vendor)))
+
+
+def read_software(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
+    """Write the versions that each node's facts show. Raises OSError for a full disk."""
+    for node in range(plan.hardware.nodes):
+        try:
+            facts = event_or_none(paths.node_facts(node).read_bytes())
+        except FileNotFoundError:
+            continue
+        tools = (facts or {}).get("tools")
+        adapter = replayed(vendor, answers_of(tools.values() if isinstance(tools, dict) else ()))
+        if adapter is not None:
+            write_json(paths.node_software(node), _versions(adapter))
+
+
+def _versions(adapter: Vendor) -> dict[str, str]:
+    """Return the versions without the kernel, which is that of the machine where the adapter runs."""
+    try:
+        return {name: text for name, text in adapter.software().items() if name != "kernel"}
+    except Exception as error:  # an adapter may raise anything
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
 class _Replay:

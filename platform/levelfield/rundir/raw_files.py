@@ -32,8 +32,8 @@ _DIGITS = 6  # of a node's number
 class RawRecords:
     """All raw records of a run. `broken`: lines that are not events, as sentences.
 
-    telemetry: by machine. node_facts: what the agent of each node found there. seen: the windows by the platform's
-    clock.
+    telemetry: by machine. node_facts, node_software: what each node is and has. node_ends: how its part ended.
+    seen: the windows by the platform's clock.
     """
 
     steps: tuple[StepRecord, ...] = ()
@@ -46,6 +46,8 @@ class RawRecords:
     ended: frozenset[int] = frozenset()
     telemetry: tuple[NodeTelemetry, ...] = ()
     node_facts: dict[int, Event] = field(default_factory=dict)
+    node_software: dict[int, Event] = field(default_factory=dict)
+    node_ends: dict[int, Event] = field(default_factory=dict)
     seen: dict[int, WindowSighting] = field(default_factory=dict)
     outcome: Event = field(default_factory=dict)
     broken: tuple[str, ...] = ()
@@ -100,7 +102,9 @@ def read_raw(paths: RunPaths) -> RawRecords:
         frameworks={rank: e for rank, e in pairs if e.get("event") == "framework"},
         ended=frozenset(rank for rank, e in pairs if e.get("event") == "end"),
         telemetry=telemetry,
-        node_facts=dict(_node_facts(paths)),
+        node_facts=dict(_node_documents(paths, "facts")),
+        node_software=dict(_node_documents(paths, "software")),
+        node_ends=_node_ends(outcome),
         seen=dict(_sightings(outcome, broken)),
         outcome=outcome,
         broken=tuple(broken),
@@ -215,11 +219,18 @@ def _inherited(provenance: Event) -> dict[str, str]:
     return {str(name): str(text) for name, text in found.items()} if isinstance(found, dict) else {}
 
 
-def _node_facts(paths: RunPaths) -> Iterator[tuple[int, Event]]:
-    for path in sorted(paths.nodes.glob("node*.facts.json")):
-        node = path.name.removeprefix("node").removesuffix(".facts.json")
+def _node_documents(paths: RunPaths, kind: str) -> Iterator[tuple[int, Event]]:
+    for path in sorted(paths.nodes.glob(f"node*.{kind}.json")):
+        node = path.name.removeprefix("node").removesuffix(f".{kind}.json")
         if node.isdecimal() and node.isascii() and len(node) <= _DIGITS:
             yield int(node), _json(path)
+
+
+def _node_ends(outcome: Event) -> dict[int, Event]:
+    """Return how each node's part ended, by its rank. Of two ends of one node the first one counts."""
+    listed = outcome.get("nodes")
+    ends = [end for end in listed if isinstance(end, dict)] if isinstance(listed, list) else []
+    return {end["node_rank"]: end for end in reversed(ends) if type(end.get("node_rank")) is int}
 
 
 def _json(path: Path) -> Event:

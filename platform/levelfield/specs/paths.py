@@ -62,6 +62,10 @@ class RunPaths:
         """What a node's agent found of its machine."""
         return self.nodes / f"node{node}.facts.json"
 
+    def node_software(self, node: int) -> Path:
+        """The versions that the vendor's adapter read in a node's facts."""
+        return self.nodes / f"node{node}.software.json"
+
     @property
     def image(self) -> Path:
         """For a run in containers: the Dockerfile, and the log of the build if the run built the image."""
