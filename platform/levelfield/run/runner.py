@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -30,6 +30,7 @@ from levelfield.run.provenance import provenance
 from levelfield.run.telemetry import watching
 from levelfield.rundir import directory, run_state
 from levelfield.rundir.follower import Follower, Progress
+from levelfield.rundir.node_readings import read_nodes, read_software
 from levelfield.rundir.seal import sealed
 from levelfield.specs.base import Document, dump
 from levelfield.specs.certificate import Certificate
@@ -182,6 +183,9 @@ def _execute(
 
     with _sampled_here(plan, vendor, paths):
         outcome = replace(launcher.execute(request, watch), seen=follower.seen)
+    with suppress(OSError):  # a full disk: what the nodes recorded stays, and the result says which node was not read
+        read_nodes(paths, plan, vendor)
+        read_software(paths, plan, vendor)
     return corpus.judged(outcome, listener.say)
 
 
