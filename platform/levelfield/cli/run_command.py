@@ -10,7 +10,7 @@ from pathlib import Path
 
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.stored_references import reference_of
-from levelfield.cli import dry_run
+from levelfield.cli import dry_run, launch_options
 from levelfield.cli.flagperf_options import checked, with_files
 from levelfield.cli.plugins import registry_of
 from levelfield.cli.store_options import intake
@@ -122,6 +122,7 @@ def _request(options: argparse.Namespace) -> UserRequest:
         allow=_allowed(options.allow),
         hardware=_hardware(options.assume_hardware, options.dry_run),
         derivation=_derivation(options),
+        launch=launch_options.launch_of(options),
     )
 
 

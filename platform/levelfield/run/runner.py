@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -24,7 +24,7 @@ from levelfield.plan.peak import with_peak
 from levelfield.report.markdown import run_report
 from levelfield.run import peak_probe
 from levelfield.run.corpus_watch import CorpusWatch
-from levelfield.run.device_locks import DeviceInUse, devices_locked
+from levelfield.run.device_locks import DeviceInUse, DeviceLocks, devices_locked
 from levelfield.run.launchers import means
 from levelfield.run.provenance import provenance
 from levelfield.run.telemetry import watching
@@ -144,7 +144,7 @@ def _attempt(
         directory.write_status(paths, "environment", "running")
     runtime, launcher = means(plan)
     try:
-        with devices_locked(plan) as locks, runtime.in_use(plan, listener.say) as ready:
+        with _locked_here(plan) as locks, runtime.in_use(plan, listener.say) as ready:
             plan = with_peak(plan, peak_probe.peaks_for(plan, machine, ready, listener.say))
             outcome = _execute(plan, vendor, paths, listener, ready, launcher)
             locks.keep([end.process for end in outcome.ends if end.process is not None])
@@ -178,10 +178,21 @@ def _execute(
         for progress in follower.read():
             listener.step(plan, progress)
 
-    are_children = plan.runtime != "docker"
-    with watching(vendor, _devices(plan, vendor), paths.telemetry, are_children):
+    with _sampled_here(plan, vendor, paths):
         outcome = replace(launcher.execute(request, watch), seen=follower.seen)
     return corpus.judged(outcome, listener.say)
+
+
+def _locked_here(plan: Plan) -> AbstractContextManager[DeviceLocks]:
+    """Lock the devices of this machine. Where a launcher reaches other nodes, each node locks its own."""
+    return nullcontext(DeviceLocks(())) if plan.launch else devices_locked(plan)
+
+
+def _sampled_here(plan: Plan, vendor: Vendor, paths: RunPaths) -> AbstractContextManager[None]:
+    """Sample the devices of this machine. Where a launcher reaches other nodes, each node samples its own."""
+    if plan.launch:
+        return nullcontext()
+    return watching(vendor, _devices(plan, vendor), paths.telemetry, are_children=plan.runtime != "docker")
 
 
 @contextmanager
