@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from levelfield.catalog.machine import devices_of
-from levelfield.contracts.execution import Launcher, Outcome, ReadyRuntime
+from levelfield.contracts.execution import Launcher, NodesNotReady, Outcome, ReadyRuntime
 from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import CorpusError, RunFailed, UsageError
 from levelfield.judge.collector import collect
@@ -153,6 +153,8 @@ def _attempt(
         return Outcome("device-taken", (), str(error))
     except CorpusError as error:
         return Outcome("corpus", (), str(error))
+    except NodesNotReady as error:
+        return Outcome(error.cause, (), " ".join(str(error).split()), nodes=error.nodes)
     except RunFailed as error:
         return Outcome("environment", (), " ".join(str(error).split()))
     except KeyboardInterrupt:
