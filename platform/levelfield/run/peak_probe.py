@@ -94,12 +94,19 @@ def _conditions(plan: Plan, before: HostCounters | None) -> PeakMeasurement:
 
 def _peaks(found: dict[str, dict[str, float]], beside: PeakMeasurement) -> dict[str, StoredPeak]:
     """Return TFLOP/s by dtype, without rates that are NaN, infinite, zero or negative. Raises for other content."""
-    values = {dtype: (float(answer["tflops"]), answer.get("median")) for dtype, answer in found.items()}
+    rates = {dtype: float(answer["tflops"]) for dtype, answer in found.items()}
     return {
-        dtype: StoredPeak(best, beside.model_copy(update={"spread": _spread(best, median)}))
-        for dtype, (best, median) in values.items()
+        dtype: StoredPeak(best, beside.model_copy(update=_details(best, found[dtype])))
+        for dtype, best in rates.items()
         if math.isfinite(best) and best > 0
     }
+
+
+def _details(best: float, answer: dict[str, float]) -> dict[str, float | None]:
+    """Return what the probe measured beside the rate: its spread, and the ratio of two libraries' products."""
+    ratio = answer.get("onednn_over_mkl")
+    is_ratio = isinstance(ratio, (int, float)) and math.isfinite(ratio) and ratio > 0
+    return {"spread": _spread(best, answer.get("median")), "onednn_over_mkl": ratio if is_ratio else None}
 
 
 def _spread(best: float, median: float | None) -> float | None:

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 from levelfield.cli.main import main
-from levelfield.plan.peak import MeasuredPeaks, peak_of, why_again
+from levelfield.plan.peak import MeasuredPeaks, peak_of, why_again, with_peak
 from levelfield.run import peak_probe
 from levelfield.run.runtimes.process_runtime import ProcessRuntime
-from levelfield.specs.plan import PeakMeasurement, Plan
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import PeakMeasurement, Plan, job_of
 from plans import PLUGINS
 
 Make = Callable[..., Plan]
@@ -202,6 +203,31 @@ def test_the_spread_is_the_medians_distance(plan: Plan, monkeypatch: pytest.Monk
     monkeypatch.setenv("FAKE_PEAK", answer)
     spreads = [m.spread for m in measure(plan).measurements.values()]
     assert spreads == ([0.25] if "1.5" in answer else [None] if "3.0" in answer else [])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "products", "said"),
+    [
+        ("1.31", "onednn", "float32 products by oneDNN (oneDNN has 1.31 times MKL's rate)"),
+        ("0.94", "mkl", "float32 products by MKL (oneDNN has 0.94 times MKL's rate)"),
+        *((wrong, None, None) for wrong in ("0", "-1", "NaN", "Infinity", '"fast"', "null")),
+    ],
+)
+def test_the_faster_library_of_products_reaches_the_job(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, ratio: str, products: str | None, said: str | None
+) -> None:
+    monkeypatch.setenv("FAKE_PEAK", f'{{"fp32": {{"tflops": 2.0, "median": 1.9, "onednn_over_mkl": {ratio}}}}}')
+    measure(plan)
+    host = plan.model_copy(update={"hardware": plan.hardware.model_copy(update={"device_kind": "cpu"})})
+    used = with_peak(host, peak_probe.known_peaks(plan, "here"))
+    assert job_of(used, RunPaths(Path("/"))).get("products") == products
+    assert ("float32 products" in used.peak.source) is (said is not None) and (said or "") in used.peak.source
+
+
+def test_a_chip_has_no_choice_of_products(plan: Plan) -> None:
+    faster = {"fp32": now(onednn_over_mkl=1.3)}
+    used = with_peak(plan, MeasuredPeaks({"fp32": 1.0}, "a probe", faster))
+    assert used.peak.measurement and "products" not in job_of(used, RunPaths(Path("/")))
 
 
 @pytest.mark.parametrize(
