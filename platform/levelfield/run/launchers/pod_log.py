@@ -79,7 +79,7 @@ class PodLog:
         try:
             frame = json.loads(line)
             offset = self._stream.received.get(frame.get("file"))
-            return offset is None and "end" not in frame or offset is not None and int(frame["at"]) < offset
+            return (offset is None and "end" not in frame) or (offset is not None and int(frame["at"]) < offset)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return False  # the receiver names the fault
 
