@@ -27,6 +27,12 @@ _WORDS_OF_CAUSES: dict[str, tuple[Word, str | None, str]] = {
     "unsupported": ("unsupported", None, "this machine cannot run it"),
     "hang": ("timeout", "hang", "the run hung"),
     "corpus": ("failed", "corpus", "the corpus is not the one that was checked"),
+    "node-lost": ("failed", "node-lost", "a node, or the connection to it, was lost"),
+    "node-differs": ("failed", "node-differs", "a node has other code or another environment"),
+    "unreachable": ("failed", "unreachable", "a node could not be reached"),
+    "cancelled": ("failed", "cancelled", "somebody else cancelled the run"),
+    "preempted": ("failed", "preempted", "the engine gave the nodes to another job"),
+    "time-limit": ("timeout", "time-limit", "the engine's time limit ended the run"),
 }
 
 
