@@ -22,7 +22,7 @@ from levelfield.plan.permissions import refuse_unknown
 from levelfield.plan.request import UserRequest
 from levelfield.report.tables import as_json
 from levelfield.run import certification, runner, scheduler
-from levelfield.rundir.directory import default_runs, find_run
+from levelfield.rundir.directory import default_runs, find_run, read_plan
 from levelfield.specs.base import parse
 from levelfield.specs.derivation import Derivation
 from levelfield.specs.hardware import NamedHardware, read_hardware
@@ -73,7 +73,9 @@ def _attached(options: argparse.Namespace, terminal: Terminal) -> Result:
     if options.case or options.suite or options.dry_run:
         raise UsageError("--attach: found --case, --suite or --dry-run beside it; it takes up one run that was started")
     runs = _runs(options)
-    result = runner.attach(find_run(runs, options.attach), terminal.listener())
+    paths = find_run(runs, options.attach)
+    vendor = registry_of(options).vendor(read_plan(paths).hardware.vendor)
+    result = runner.attach(paths, vendor, terminal.listener())
     terminal.finished(result, runs)
     return result
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -30,6 +30,7 @@ from levelfield.run.provenance import provenance
 from levelfield.run.telemetry import watching
 from levelfield.rundir import directory, run_state
 from levelfield.rundir.follower import Follower, Progress
+from levelfield.rundir.node_readings import read_nodes, read_software
 from levelfield.rundir.seal import sealed
 from levelfield.specs.base import Document, dump
 from levelfield.specs.certificate import Certificate
@@ -78,7 +79,7 @@ def run(
     return result
 
 
-def attach(paths: RunPaths, listener: Listener) -> Result:
+def attach(paths: RunPaths, vendor: Vendor, listener: Listener) -> Result:
     """Watch a run whose platform was killed and that an engine goes on with, until its end. Return its result.
 
     The window as the platform saw it is not known. Raises UsageError for a run that no engine has.
@@ -96,6 +97,7 @@ def attach(paths: RunPaths, listener: Listener) -> Result:
         request = launcher.request(plan, paths, runtime)
         directory.write_status(paths, "running", "running")
         outcome = again(request, _watch(plan, follower, listener))
+        _read_nodes(plan, vendor, paths)
         result = _finished(paths, corpus.judged(outcome, listener.say))
     listener.recorded(paths)
     return result
@@ -200,7 +202,15 @@ def _execute(
     follower = Follower(paths.events, plan)
     with _sampled_here(plan, vendor, paths):
         outcome = speaking(launcher, listener.say).execute(request, _watch(plan, follower, listener))
+    _read_nodes(plan, vendor, paths)
     return corpus.judged(replace(outcome, seen=_seen(plan, follower)), listener.say)
+
+
+def _read_nodes(plan: Plan, vendor: Vendor, paths: RunPaths) -> None:
+    """Read what the nodes recorded. On a full disk that stays, and the result says which node was not read."""
+    with suppress(OSError):
+        read_nodes(paths, plan, vendor)
+        read_software(paths, plan, vendor)
 
 
 def _watch(plan: Plan, follower: Follower, listener: Listener) -> Watch:
