@@ -52,7 +52,7 @@ end-to-end: $(STAMP)
 	$(PYTEST) -m "e2e and $(NEW)" tests/e2e
 
 framework-free: $(STAMP)
-	$(PYTEST) -n 4 -m "not e2e and not containers and not machines and $(NEW)" --ignore=tests/models
+	$(PYTEST) -n 3 -m "not e2e and not containers and not machines and $(NEW)" --ignore=tests/models
 
 environments: $(STAMP)
 	PYTHONPATH=platform $(PY) tests/environments.py
