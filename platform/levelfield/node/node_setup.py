@@ -43,9 +43,6 @@ def main() -> int:
         header = json.loads(sys.stdin.buffer.readline())
         folder = own_folder(Path(header["folder"]))
         bring(folder / "code", header["code"])
-        if header.get("wheels"):
-            bring(folder / "wheels", header["wheels"])
-        threading.Thread(target=_end_with_platform, daemon=True).start()
         python = environment(folder, header)
         answer(ready={"hostname": socket.gethostname(), "python": sys.version.split()[0], "environment": python})
         return 0
@@ -110,6 +107,9 @@ def environment(folder: Path, header: Mapping[str, Any]) -> str | None:
     place.parent.mkdir(exist_ok=True)
     with _locked(place.with_name(place.name + ".lock")):
         if _made_from(place) != wanted["digest"]:
+            if header.get("wheels"):
+                bring(folder / "wheels", header["wheels"])
+            threading.Thread(target=_end_with_platform, daemon=True).start()
             _make(place, wanted, _source(folder, header))
     return _version(str(place / "bin" / "python"))
 

@@ -24,8 +24,11 @@ from levelfield.specs.plan import Plan
 
 AT_ONCE = 64  # connections that are made at the same time
 POLL_SECONDS = 0.1
-SOURCES_NEEDED = ("no wheels were carried over: set LEVELFIELD_WHEELS to a folder that `wheels fetch DIR` made on a "
-                  "machine with network, and they are brought to every node")  # fmt: skip
+SOURCES_NEEDED = (
+    "where the node reaches no index, set LEVELFIELD_WHEELS to a folder that `wheels fetch DIR` made: its wheels are "
+    "brought to every node"
+)
+INCOMPLETE = "the wheels of LEVELFIELD_WHEELS were brought; make them again with `wheels fetch DIR`"
 
 Say = Callable[[str], None]
 
@@ -136,8 +139,9 @@ class NodeSetup:
             raise self.failed("environment", "failed", f"{self.name}: {self._explained(_printable(str(value)))}")
 
     def _explained(self, error: str) -> str:
-        lacks_source = "pip install" in error and "wheels" not in self._cargo.contents
-        return f"{error}; {SOURCES_NEEDED}" if lacks_source else error
+        if "pip install" not in error:
+            return error
+        return f"{error}; {INCOMPLETE if 'wheels' in self._cargo.contents else SOURCES_NEEDED}"
 
     def _ended(self) -> None:
         """Raises NodesNotReady where the connection ended before the node was ready."""
