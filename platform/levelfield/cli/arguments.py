@@ -228,6 +228,11 @@ def _run(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|FILE",
         help="how these machines are reached (default: ~/.config/levelfield/site.yaml, if it exists)",
     )
+    where.add_argument(
+        "--attach",
+        metavar="RUN",
+        help="watch a run whose platform was killed while its job goes on, such as one of Slurm, and collect it",
+    )
     where.add_argument("--base-image", metavar="IMAGE", help=_BASE_IMAGE)
     where.add_argument("--offline", action="store_true", help="fetch neither wheels nor images from a network")
     where.add_argument(

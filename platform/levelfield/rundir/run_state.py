@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.errors import StillRunning
+from levelfield.node.process_identity import ProcessIdentity, identity_from, is_alive
 from levelfield.rundir.directory import find_run, write_status
-from levelfield.rundir.process_identity import ProcessIdentity, identity_from, is_alive
 from levelfield.rundir.seal import seal_finding
 from levelfield.specs.paths import RunPaths
 

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from levelfield.contracts.command import ask
 from levelfield.contracts.vendor import Device, Sample
+from levelfield.node import sampling
 from levelfield.run import telemetry
 from levelfield.run.telemetry import watching
 from levelfield.rundir.raw_files import RawRecords, read_raw
@@ -49,7 +50,7 @@ def watched(tool: Tool, paths: RunPaths, readings: int = 1) -> RawRecords:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "INTERVAL_SECONDS", 0.01)
-    monkeypatch.setattr(telemetry, "BEFORE_SECONDS", 0.02)
+    monkeypatch.setattr(sampling, "BEFORE_SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -119,8 +120,8 @@ def test_values_that_cannot_be_right_are_null_with_what_was_found(paths: RunPath
 def test_a_tool_that_still_runs_at_the_end_is_ended_with_what_it_started(
     paths: RunPaths, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(telemetry, "LEAVE_SECONDS", 0.2)
-    monkeypatch.setattr(telemetry, "FIRST_SECONDS", 0.2)
+    monkeypatch.setattr(sampling, "LEAVE_SECONDS", 0.2)
+    monkeypatch.setattr(sampling, "FIRST_SECONDS", 0.2)
 
     def sample() -> Sequence[Sample]:
         ask(["/bin/sh", "-c", f"sleep 60 & echo $! > {tmp_path}/child; wait"], 60)
@@ -157,8 +158,8 @@ def test_a_tool_that_raises_leaves_a_reason_and_is_asked_again(paths: RunPaths) 
 
 
 def test_a_tool_that_hangs_does_not_hold_up_the_end(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telemetry, "LEAVE_SECONDS", 0.05)
-    monkeypatch.setattr(telemetry, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(sampling, "LEAVE_SECONDS", 0.05)
+    monkeypatch.setattr(sampling, "FIRST_SECONDS", 0.05)
     free, asked, answered = threading.Event(), threading.Event(), threading.Event()
 
     def sample() -> Sequence[Sample]:

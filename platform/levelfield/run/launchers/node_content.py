@@ -8,6 +8,7 @@ from typing import Any
 
 from levelfield.contracts.execution import PORT_CHOSEN_AT_START, NodeSource, NodeWork, ProcessWork, Request
 from levelfield.run.launchers.local import request_of
+from levelfield.run.runtimes.environments import STAMP
 from levelfield.run.runtimes.node_runtime import launch_of
 from levelfield.run.runtimes.process_runtime import REMOVED_VARIABLES
 from levelfield.specs.launch import rendezvous_port
@@ -51,7 +52,7 @@ def node_content(plan: Plan, paths: RunPaths, request: Request, node: NodeWork, 
             "interval_seconds": SAMPLE_SECONDS,
         },
         "facts": {name: command.model_dump(mode="json") for name, command in launch.facts.items()},
-        "expected": {"code": code, "environment": plan.environment.digest or None},
+        "expected": _expected(plan, code),
         "inherit": sorted(secrets_of(plan)),
         "removed": list(request.removed_variables),
     }
@@ -60,6 +61,17 @@ def node_content(plan: Plan, paths: RunPaths, request: Request, node: NodeWork, 
 def secrets_of(plan: Plan) -> dict[str, str]:
     """Return the user's variables that look like secrets. They reach a node outside of every file of the run."""
     return {name: value for name, value in plan.tuning.environment.items() if is_secret(name, value)}
+
+
+def _expected(plan: Plan, code: str | None) -> dict[str, str | None]:
+    """Return what a node checks before it trains: the digests of its code and of its environment, and their places."""
+    made = plan.environment.folder
+    return {
+        "code": code,
+        "folder": plan.implementation.folder,
+        "environment": plan.environment.digest if made else None,
+        "stamp": f"{made}/{STAMP}" if made else None,
+    }
 
 
 def _public(process: ProcessWork) -> Mapping[str, Any]:
