@@ -150,6 +150,7 @@ def result_lines(result: Result) -> list[str]:
         lines += [f"         flagged: {flag}" for flag in step.flags]
     if result.disturbance:
         lines += [f"         flagged: {flag}" for flag in result.disturbance.flags]
+    lines += [f"waited   {sentence}" for sentence in words.pace_lines(result)]
     if mfu:
         peak = f"of {mfu.peak_tflops:.4g} TFLOP/s" if mfu.peak_tflops else ""
         lines.append(f"MFU      {words.percent(mfu)} {mfu.formula} {peak}".rstrip())
