@@ -26,6 +26,7 @@ from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range
 from levelfield.measure.validity import loss_curve, tokens_checksum
 from levelfield.measure.weights import weight_checksums
 from levelfield.rundir.directory import read_plan
+from levelfield.rundir.preflight_file import preflight_sentence
 from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.rundir.seal import seal_finding
 from levelfield.rundir.system_facts import origin_of
@@ -108,6 +109,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         warnings=(*plan.notices, *raw.warnings, *used.warnings, *_loaded(raw), *seal_warnings(status, seal)),
         allowed=plan.container.allowed if plan.container else (),
         inherited=raw.inherited,
+        preflight=preflight_sentence(paths.preflight),
         origin=origin_of(raw.provenance, plan.implementation.rests_on),
         seal=seal,
     )
