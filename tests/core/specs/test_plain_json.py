@@ -8,7 +8,6 @@ import random
 import struct
 
 import pytest
-
 from levelfield.rundir.event_lines import event_of
 from levelfield.specs.plain_json import MOST_LEVELS, plain_json
 
