@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import math
 
+import onednn
 import torch
 import torch.distributed as dist
 from activations import keep_gradients, kept_activations
@@ -20,6 +21,7 @@ from recompute import repeats
 
 def train(job, recorder):
     """Train as `job` says. Raises Unsupported, CorpusError, NonFinite and what the framework raises."""
+    onednn.choose(getattr(job, "products", None))
     device = open_device(job)
     name, details = describe(device)
     recorder.framework("torch", torch.__version__, name, {**details, "repeats": repeats(job)})

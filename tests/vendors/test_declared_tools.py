@@ -10,12 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 from declared_specs import CSV, KEYED, LIST, MX, NPU, recorded, spec_of
-from levelfield.contracts import command
 from levelfield.contracts.command import CommandOutput, ask
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.readings import SAMPLED
 from levelfield.contracts.vendor import Device, DeviceList
 from levelfield.errors import DocumentError
+from levelfield.node import bounded_command as command
 
 MIB = 2**20
 Script = Callable[[str, str], None]

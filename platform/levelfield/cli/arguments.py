@@ -197,7 +197,7 @@ def _run(parser: argparse.ArgumentParser) -> None:
         help='with --dry-run: plan for this hardware, such as "4x8 V100-SXM2-16GB" (nodes x devices)',
     )
     how.add_argument(
-        "--hosts", type=Path, metavar="FILE", help="FlagPerf's cluster_conf.py: its HOSTS are the nodes of the plan"
+        "--hosts", type=Path, metavar="FILE", help="hosts.yaml, or FlagPerf's cluster_conf.py: the nodes of the plan"
     )
     how.add_argument(
         "--python", metavar="PATH", help="train with this Python; default: an environment that Levelfield makes"
@@ -219,6 +219,19 @@ def _run(parser: argparse.ArgumentParser) -> None:
         choices=("process", "docker", "inside"),
         default="process",
         help="process: a Python environment; docker: a container; inside: this machine is a container",
+    )
+    where.add_argument(
+        "--launcher", metavar="NAME", help="ssh, slurm, kubernetes, or a site's own: runs on other machines"
+    )
+    where.add_argument(
+        "--site",
+        metavar="NAME|FILE",
+        help="how these machines are reached (default: ~/.config/levelfield/site.yaml, if it exists)",
+    )
+    where.add_argument(
+        "--attach",
+        metavar="RUN",
+        help="watch a run whose platform was killed while its job goes on, such as one of Slurm, and collect it",
     )
     where.add_argument("--base-image", metavar="IMAGE", help=_BASE_IMAGE)
     where.add_argument("--offline", action="store_true", help="fetch neither wheels nor images from a network")

@@ -37,10 +37,16 @@ def show(plans: Sequence[Plan], runs: Path, as_json: bool) -> int:
     if as_json:
         print(json.dumps([_everything(plan, runs) for plan in plans], indent=2, ensure_ascii=False))
     else:
-        alone = ["\n".join(wrapped(line, 13) for line in _lines(p, runs)) for p in plans if p.entry is None]
+        alone = [_text(p, runs) for p in plans if p.entry is None]
         tables = ["\n".join(suites.planned(listed)) for listed in suites.by_suite(plans)]
         print("\n\n".join([*alone, *tables]))
     return 0
+
+
+def _text(plan: Plan, runs: Path) -> str:
+    """Return the plan in lines that fit the terminal. What a launcher sends is not broken: it is shown as it is."""
+    request, paths = _request(plan, runs)
+    return "\n".join([*(wrapped(line, 13) for line in _lines(plan, request, paths)), *_submissions(request)])
 
 
 def explain(plans: Sequence[Plan], registry: Registry, dry_run: bool) -> int:
@@ -86,8 +92,7 @@ def _everything(plan: Plan, runs: Path) -> dict[str, object]:
     }
 
 
-def _lines(plan: Plan, runs: Path) -> Iterator[str]:
-    request, paths = _request(plan, runs)
+def _lines(plan: Plan, request: Request, paths: RunPaths) -> Iterator[str]:
     hardware, training, memory = plan.hardware, plan.work.training, plan.expected_memory
     yield f"case         {plan.case} ({plan.scale}: {plan.scale_reason})"
     yield f"work         {plan.parameters:,} parameters, {training.steps} steps of {training.tokens_per_step:,} tokens"
@@ -127,6 +132,17 @@ def _lines(plan: Plan, runs: Path) -> Iterator[str]:
                 f"             {name}={shlex.quote(value)}" for name, value in sorted(process.environment.items())
             )
     yield f"             removed variables: {' '.join(request.removed_variables) or 'every variable of this host'}"
+
+
+def _submissions(request: Request) -> Iterator[str]:
+    """Return what a launcher gives to its engine, byte for byte: files, command and standard input."""
+    for each in request.submissions:
+        for name, text in each.files.items():
+            yield f"file {name}:"
+            yield from text.splitlines()
+        yield f"submit {each.name}: {shlex.join(each.argv)}"
+        if each.stdin is not None:
+            yield f"standard input: {each.stdin.rstrip()}"
 
 
 def _age_of_peak(plan: Plan) -> Iterator[str]:

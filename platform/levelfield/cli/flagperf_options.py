@@ -6,9 +6,10 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from levelfield.cli.launch_options import hosts_of
 from levelfield.errors import UsageError
 from levelfield.plan.request import Entry, Suggestion
-from levelfield.publish.flagperf_files import Strategy, read_hosts, read_strategy
+from levelfield.publish.flagperf_files import Strategy, read_strategy
 from levelfield.run.scheduler import Job
 from levelfield.specs.selector import parse_selector
 
@@ -18,11 +19,13 @@ def with_files(entries: Sequence[Entry], options: argparse.Namespace) -> tuple[l
 
     The command line's own choices win over the file. Raises UsageError for entries of suites, and for a wrong file.
     """
-    if (options.strategy or options.hosts) and any(entry.suite for entry in entries):
+    launched = any(entry.request.launch for entry in entries)
+    if (options.strategy or (options.hosts and not launched)) and any(entry.suite for entry in entries):
         raise UsageError("--strategy and --hosts: found a --suite, whose entries have their own; give --case only")
     found = list(entries)
     if options.hosts:
-        found = [_on(entry, len(read_hosts(options.hosts)), options) for entry in found]
+        hosts = hosts_of(options.hosts)
+        found = [_launched(entry, len(hosts)) if launched else _on(entry, len(hosts), options) for entry in found]
     strategy = read_strategy(options.strategy) if options.strategy else None
     if strategy:
         suggestion = Suggestion(strategy.choice, f"file {strategy.path.name}")
@@ -38,6 +41,11 @@ def checked(jobs: Iterator[Job], strategy: Strategy | None) -> Iterator[Job]:
     return iter(listed)
 
 
+def _launched(entry: Entry, nodes: int) -> Entry:
+    """Return the entry on all hosts, where its case string names a chip and no number of nodes."""
+    return replace(entry, text=f"{entry.text}:{nodes}") if len(entry.text.split(":")) == 3 else entry
+
+
 def _on(entry: Entry, nodes: int, options: argparse.Namespace) -> Entry:
     """Return the entry on so many nodes, where its case string names none."""
     parts = entry.text.split(":")
@@ -46,7 +54,7 @@ def _on(entry: Entry, nodes: int, options: argparse.Namespace) -> Entry:
         raise UsageError(f"--hosts {options.hosts}: found {nodes} hosts, expected {said} as in --case '{entry.text}'")
     if nodes > 1 and not options.dry_run:
         raise UsageError(
-            f"--hosts {options.hosts}: found {nodes} hosts; runs use one machine, add --dry-run for a plan"
+            f"--hosts {options.hosts}: found {nodes} hosts; add --launcher ssh to run on them, or --dry-run for a plan"
         )
     if said is None and len(parts) < 3 and nodes > 1:
         raise UsageError(f"--hosts {options.hosts}: --case '{entry.text}' names no chip; write case:framework:chip")

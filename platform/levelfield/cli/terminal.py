@@ -157,6 +157,7 @@ def result_lines(result: Result) -> list[str]:
     lines.append(f"memory   {words.gib(memory)} ({name}), expected {words.expectation(result)}")
     lines += [f"         remark: {remark}" for remark in words.memory_remarks(result)]
     lines.append(f"loss     {words.number(result.loss.first, 4)} -> {words.number(result.loss.tail_mean, 4)}")
+    lines += words.node_lines(result)
     lines += [f"warning  {warning}" for warning in result.warnings]
     lines.append(f"aligned  {result.alignment.verdict}: {result.alignment.reason}")
     return [words.wrapped(line, 9) for line in lines]

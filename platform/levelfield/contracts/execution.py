@@ -10,16 +10,22 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+from levelfield.errors import RunFailed
 from levelfield.specs.container import ContainerOptions
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.variables import masked
 
 PORT_CHOSEN_AT_START = "{port}"
+FIRST_NODE = "{first_node}"  # in a rank's variables: the address of node 0, where only the engine knows it
 Watch = Callable[[], None]
 Cause = Literal[
     "exited", "rank-failed", "hang", "interrupted", "launch-error", "environment", "engine", "device-taken",
-    "unsupported", "corpus",
+    "unsupported", "corpus", "node-lost", "node-differs", "unreachable", "cancelled", "preempted", "time-limit",
+]  # fmt: skip
+NodeWord = Literal[
+    "ended", "failed", "stopped", "lost", "differs", "unreachable", "device-taken", "cancelled", "preempted",
+    "time-limit",
 ]  # fmt: skip
 
 
@@ -57,7 +63,7 @@ class ContainerWork:
 @dataclass(frozen=True)
 class NodeWork:
     """The work of one node. In a container, the first process reads `file` for the processes to start, and writes
-    to `ends` how each rank ended."""
+    to `ends` how each rank ended. name: of the host, where it is known before the start."""
 
     node_rank: int
     address: str
@@ -65,6 +71,7 @@ class NodeWork:
     container: ContainerWork | None = None
     file: str | None = None
     ends: str | None = None
+    name: str | None = None
 
     def public(self) -> NodeWork:
         """Return the same work without the values of variables that look like secrets."""
@@ -74,8 +81,25 @@ class NodeWork:
 
 
 @dataclass(frozen=True)
+class Submission:
+    """What a launcher gives to its engine: exactly this, and --dry-run prints it.
+
+    name: of the node or of the job. files: text by name, written before the command runs. stdin: the text for its
+    standard input, without secrets; the secrets of the plan are added when it is sent.
+    """
+
+    name: str
+    argv: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    stdin: str | None = None
+
+
+@dataclass(frozen=True)
 class Request:
-    """All processes of a run. MASTER_PORT is `{port}` until the start chooses a free port."""
+    """All processes of a run. MASTER_PORT is `{port}` until the start chooses a free port.
+
+    submissions: what a launcher of many machines gives to its engine; none for this machine's own processes.
+    """
 
     launcher: str
     runtime: str
@@ -85,6 +109,7 @@ class Request:
     step_seconds: float
     heartbeat_seconds: float
     removed_variables: tuple[str, ...] = ()
+    submissions: tuple[Submission, ...] = ()
 
     def public(self) -> Request:
         """Return the request as files and prints show it."""
@@ -92,7 +117,11 @@ class Request:
 
     def to_dict(self) -> dict[str, Any]:
         """The content of request.json, without secrets."""
-        return asdict(self.public())
+        content = asdict(self.public())
+        for node in content["nodes"]:
+            if node["name"] is None:
+                del node["name"]
+        return content if self.submissions else {k: v for k, v in content.items() if k != "submissions"}
 
 
 @dataclass(frozen=True)
@@ -115,6 +144,17 @@ class ProcessEnd:
 
 
 @dataclass(frozen=True)
+class NodeEnd:
+    """How the part of a run on one node ended. detail: the evidence. missing: which evidence of the node is missing."""
+
+    node_rank: int
+    name: str
+    word: NodeWord
+    detail: str | None = None
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Outcome:
     """How a run ended, with its processes' ends and a line of evidence.
 
@@ -122,7 +162,10 @@ class Outcome:
     `hang`: no heartbeat or no step in time; `interrupted`: by the user; `launch-error`: nothing could be started;
     `environment`: it could not be prepared; `engine`: the connection to the container engine failed;
     `device-taken`: another run uses a device; `unsupported`: this machine cannot run it; `corpus`: the corpus is not
-    the one that the plan was made for.
+    the one that the plan was made for; `node-lost`: a node or the connection to it went away; `node-differs`: a node
+    has other code or another environment; `unreachable`: a node could not be reached; `cancelled`, `preempted`,
+    `time-limit`: an engine ended the run, by another's request, for another job, or at its limit.
+    nodes: how each node's part ended, for a launcher of many machines.
     oom_kills: how many processes of the run the kernel killed for memory; oom_evidence: how that is known.
     warnings: sentences for the result.
     seen: the window as the platform saw it, by rank (rundir/follower.py); the platform fills it in.
@@ -135,6 +178,7 @@ class Outcome:
     oom_evidence: str | None = None
     warnings: tuple[str, ...] = ()
     seen: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
+    nodes: tuple[NodeEnd, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The content of outcome.json."""
@@ -143,7 +187,16 @@ class Outcome:
         extra |= {"oom_evidence": self.oom_evidence} if self.oom_evidence else {}
         ends = [end.to_dict() for end in self.ends]
         content = {"cause": self.cause, "ends": ends, "evidence": self.evidence, "extra": extra}
-        return {**content, **({"seen": self.seen} if self.seen else {})}
+        nodes = [{**asdict(node), "missing": list(node.missing)} for node in self.nodes]
+        return {**content, **({"seen": self.seen} if self.seen else {}), **({"nodes": nodes} if nodes else {})}
+
+
+class NodesNotReady(RunFailed):
+    """A node of a run cannot be prepared. cause: of the outcome; nodes: how the node's part ended."""
+
+    def __init__(self, cause: Cause, evidence: str, nodes: tuple[NodeEnd, ...]) -> None:
+        super().__init__(evidence)
+        self.cause, self.nodes = cause, nodes
 
 
 class NodeSource(Protocol):
@@ -189,4 +242,12 @@ class Launcher(Protocol):
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
         """Run until the end and call `watch` a few times a second. No process stays that SIGKILL can end."""
+        ...
+
+
+class RemoteLauncher(Launcher, Protocol):
+    """A launcher that reaches other machines. Its plan has `launch`."""
+
+    def runtime(self, plan: Plan) -> Runtime:
+        """Return the surroundings of the nodes' processes, without side effect."""
         ...

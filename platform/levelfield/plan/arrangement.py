@@ -60,7 +60,8 @@ def arrange(decision: Decision, scale: Scale) -> Arrangement:
         if decision.selector.devices is None:
             place = replace(place, devices=most_devices(place, fixed))
         default = default_layout(place, scale, fixed, choice.fields)
-    tuning, origins = _tuning(choice.with_defaults(default), default.layout, found, place.world)
+    processes = place.devices if decision.request.launch else place.world  # that share the cores of a host
+    tuning, origins = _tuning(choice.with_defaults(default), default.layout, found, processes)
     return Arrangement(scale, work, tuning, nodes, place.devices, origins, written is None, default.estimates)
 
 

@@ -18,6 +18,8 @@ def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:
     """Return the devices of the arrangement: idle ones, while there are enough. Raises UsageError where they are
     absent and not assumed."""
     found, nodes, devices = decision.found, arrangement.nodes, arrangement.devices_per_node
+    if decision.request.launch:
+        return _elsewhere(found, nodes, devices)
     assumed = _are_absent(decision, nodes, devices)
     if assumed and not decision.request.assume:
         raise UsageError(_absent(found, nodes, devices))
@@ -33,6 +35,28 @@ def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:
         visible=_visible(found, devices),
         environment=found.vendor.environment,
         assumed=assumed,
+        overlay=found.overlay,
+    )
+
+
+def _elsewhere(found: Selection, nodes: int, devices: int) -> Hardware:
+    """Return devices of machines that a launcher reaches. What a node has is checked there before the training.
+
+    A host's memory and cores are taken to be those of this machine, until the nodes report theirs.
+    """
+    variable, indices = found.vendor.visible_devices_variable, tuple(range(devices))
+    return Hardware(
+        vendor=found.vendor.name,
+        device_kind=found.vendor.device_kind,
+        chip=found.chip,
+        description=found.chip.name,
+        nodes=nodes,
+        devices_per_node=devices,
+        device_indices=() if found.vendor.is_host else indices,
+        memory_bytes_per_device=found.memory_of_device(devices) if found.vendor.is_host else found.chip.memory_bytes,
+        visible={variable: ",".join(map(str, indices))} if variable else {},
+        environment=found.vendor.environment,
+        assumed=False,
         overlay=found.overlay,
     )
 
@@ -68,8 +92,9 @@ def _visible(found: Selection, devices: int) -> dict[str, str]:
 def _absent(found: Selection, nodes: int, devices: int) -> str:
     if nodes > 1:
         return (
-            f"found one node, expected {nodes}: the local launcher reaches only this machine. --dry-run shows the "
-            "plan; with vendor cpu, --runtime docker starts a container for each node"
+            f"found one node, expected {nodes}: the local launcher reaches only this machine. --launcher ssh, slurm or "
+            "kubernetes reaches others (docs/many-machines.md); --dry-run shows the plan; with vendor cpu, --runtime "
+            "docker starts a container for each node"
         )
     why = f": {found.problem}" if found.problem else ""
     return (

@@ -13,6 +13,7 @@ from levelfield.plan.decision import Decision
 from levelfield.plan.reduced_layout import reduced
 from levelfield.plan.request import Entry, RequestedScale, Suggestion
 from levelfield.specs.hardware import WITHHELD, NamedHardware
+from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.layout import Layout, parse_layout
 from levelfield.specs.selector import Selector, parse_selector
 from levelfield.specs.tuning import TuningChoice
@@ -26,6 +27,8 @@ def place(registry: Registry, entry: Entry, refusal: str | None = None) -> Decis
     """
     selector, request = _selector(entry), entry.request
     named = request.hardware or entry.hardware
+    if request.launch:
+        selector = _elsewhere(entry, selector, request.launch, named)
     if named is None:
         return _decided(registry, entry, selector, refusal)
     _refuse_second_name(selector, named)
@@ -37,6 +40,8 @@ def place(registry: Registry, entry: Entry, refusal: str | None = None) -> Decis
     if request.hardware is not None:
         found = replace(on_it.found, devices=(), problem=None, notices=())
         return _assumed(replace(on_it, found=found), "asked for with --assume-hardware")
+    if request.launch:
+        return _assumed(on_it, f"on the hardware that the suite names, {named}")
     if _is_here(on_it.found, named):
         return on_it
     if request.assume and on_it.scale != "smoke":
@@ -53,6 +58,8 @@ def _selector(entry: Entry) -> Selector:
 def _decided(registry: Registry, entry: Entry, selector: Selector, refusal: str | None) -> Decision:
     """Return the decision from the entry alone."""
     found = lookup.find(registry, selector, check=refusal is None)
+    if entry.request.launch and not found.vendor.is_host:  # the devices of this machine have no part in the run
+        found = replace(found, devices=(), problem=None, notices=(), busy={})
     scale = _scale(entry)
     by_suite = entry.suite is not None and scale != entry.request.scale
     return Decision(
@@ -66,6 +73,22 @@ def _decided(registry: Registry, entry: Entry, selector: Selector, refusal: str 
         suite=entry.suite,
         refusal=refusal,
     )
+
+
+def _elsewhere(entry: Entry, selector: Selector, launch: LaunchPlan, named: NamedHardware | None) -> Selector:
+    """Return the selector with the devices of a launcher's hosts. Raises UsageError without a chip, or hosts."""
+    if named is None and selector.target is None:
+        raise UsageError(
+            f"--launcher {launch.launcher}: --case '{entry.text}' names no vendor or chip; other machines are not "
+            "searched for devices: write case:framework:chip:nodes:devices"
+        )
+    nodes = named.nodes if named else selector.nodes
+    if launch.hosts and len(launch.hosts) < nodes:
+        raise UsageError(f"--hosts: found {len(launch.hosts)} hosts, expected {nodes} as in '{entry.text}'")
+    slots = [host.slots for host in launch.hosts[:nodes] if host.slots]
+    if named or selector.devices or not slots:
+        return selector
+    return selector.model_copy(update={"devices": min(slots)})
 
 
 def _scale(entry: Entry) -> RequestedScale:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from levelfield.specs.derivation import Derivation
 from levelfield.specs.hardware import NamedHardware
+from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.plan import RuntimeName
 from levelfield.specs.suite import EntryUsed
 from levelfield.specs.tuning import TuningChoice
@@ -23,7 +24,8 @@ class UserRequest:
     capture_step: the step whose tensors are written. offline: nothing is fetched from a network. base_image,
     container_memory_bytes, allow: for runtime docker; allow: what a vendor's container may be given beyond the closed
     list.
-    hardware: the value of --assume-hardware. derivation: changes that make a derived case.
+    hardware: the value of --assume-hardware. derivation: changes that make a derived case. launch: how other machines
+    are reached, with all hosts of the site; None for this machine alone.
     """
 
     scale: RequestedScale = "auto"
@@ -41,6 +43,7 @@ class UserRequest:
     allow: tuple[str, ...] = ()
     hardware: NamedHardware | None = None
     derivation: Derivation = field(default_factory=Derivation)
+    launch: LaunchPlan | None = None
 
 
 @dataclass(frozen=True)

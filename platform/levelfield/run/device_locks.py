@@ -1,50 +1,16 @@
-"""Locks the devices of a run, against all users of the machine.
-
-A lock is a kernel lock on a file for each device. The kernel releases it when the process ends, however it ends. A rank
-that SIGKILL does not end still holds the device then: the file names its process, and the device stays locked until
-that process has ended.
-"""
+"""Locks the devices of a run on this machine (node/device_files.py), against all users of the machine."""
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import os
-import stat
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from io import FileIO
-from pathlib import Path
 
 from levelfield.errors import RunFailed
-from levelfield.rundir.process_identity import identity_from, identity_of, is_alive
+from levelfield.node.device_files import DeviceInUse, DeviceLocks, device_locked, lock_folder
 from levelfield.specs.plan import Plan
 
-HELD = "held by "  # begins a line of the file: the identity of a process that could not be ended
-MOST_BYTES = 4096  # of a lock's content
-_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe with no reader must not block
-
-
-class DeviceInUse(Exception):
-    """A device is in use. The message names the device and the run."""
-
-
-class DeviceLocks:
-    """The locks of a run."""
-
-    def __init__(self, files: Sequence[FileIO]) -> None:
-        self._files = files
-
-    def keep(self, processes: Sequence[int]) -> None:
-        """Keep the devices locked until these processes of this machine have ended."""
-        found = [identity for identity in map(identity_of, processes) if identity]
-        for file in self._files:
-            _write(file, "".join(f"\n{HELD}{identity.to_text()}" for identity in found))
-
-
-def lock_folder() -> Path:
-    return Path(os.environ.get("LEVELFIELD_LOCKS") or Path(tempfile.gettempdir()) / "levelfield-devices")
+__all__ = ["DeviceInUse", "DeviceLocks", "devices_locked"]
 
 
 @contextmanager
@@ -60,97 +26,12 @@ def devices_locked(plan: Plan) -> Iterator[DeviceLocks]:
 
 @contextmanager
 def _locked(device: str, run_id: str) -> Iterator[FileIO]:
-    try:
-        descriptor = _opened(lock_folder() / f"{device}.lock")
-    except OSError as error:
-        raise RunFailed(
-            f"device {device} cannot be locked: {error.filename}: {error.strerror}; set LEVELFIELD_LOCKS to a folder "
-            "that all users of the machine can write"
-        ) from None
-    with FileIO(descriptor, "r+") as file:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DeviceInUse(_in_use(device, _run_of(_content(file)))) from None
-        if holder := _holder(_content(file)):
-            raise DeviceInUse(_in_use(device, holder))
-        file.truncate(0)
-        file.seek(0)
-        _write(file, f"run {run_id} (process {os.getpid()})")
+            file = stack.enter_context(device_locked(lock_folder(), device, run_id))
+        except OSError as error:
+            raise RunFailed(
+                f"device {device} cannot be locked: {error.filename}: {error.strerror}; set LEVELFIELD_LOCKS to a "
+                "folder that all users of the machine can write"
+            ) from None
         yield file
-
-
-def _content(file: FileIO) -> str:
-    return file.read(MOST_BYTES).decode(errors="replace")
-
-
-def _write(file: FileIO, text: str) -> None:
-    """Write what the next run is told. On a full disk it is told less: the kernel's lock holds without it."""
-    with suppress(OSError):
-        file.write(text.encode())
-
-
-def _in_use(device: str, holder: str) -> str:
-    return (
-        f"device {device} is in use by {holder}; wait for its end, or choose others by the vendor's "
-        "visible-devices variable"
-    )
-
-
-def _run_of(content: str) -> str:
-    """Return the first line of a lock's content without control characters: anybody may have written it."""
-    first = content.partition("\n")[0][:200]
-    return "".join(c for c in first if c.isprintable()).strip() or "another run"
-
-
-def _holder(content: str) -> str | None:
-    """Return the process that still runs after its run has ended, because SIGKILL did not end it. None without one."""
-    for line in content.splitlines()[1:]:
-        identity = identity_from(line.removeprefix(HELD))
-        if identity and is_alive(identity):
-            return (
-                f"process {identity.process}, which SIGKILL did not end (see its state in "
-                f"/proc/{identity.process}/status); it belongs to {_run_of(content)}"
-            )
-    return None
-
-
-def _opened(path: Path) -> int:
-    """Return a descriptor of the file. Every user can read and write it, whoever made it.
-
-    The folder is shared, so another user may have put anything there: no link is followed, and only a plain file with
-    one name is taken. Nothing is changed that this process did not make.
-    """
-    folder = _folder(path.parent)
-    try:
-        with suppress(FileExistsError):  # another run made it first
-            _make_file(path.name, folder)
-        descriptor = os.open(path.name, _FLAGS, dir_fd=folder)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    finally:
-        os.close(folder)
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "found no plain file with one name", str(path))
-    return descriptor
-
-
-def _make_file(name: str, folder: int) -> None:
-    """Make the file for all users. Raises FileExistsError for one that is there, with whatever owner and kind."""
-    descriptor = os.open(name, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
-    os.fchmod(descriptor, 0o666)
-    os.close(descriptor)
-
-
-def _folder(path: Path) -> int:
-    """Return a descriptor of the folder, which is made for all users where it is absent."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError):
-        path.mkdir()
-        path.chmod(0o1777)
-    try:
-        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError as error:
-        raise OSError(error.errno, "found no folder, or a link to one", str(path)) from error

@@ -1,28 +1,17 @@
-"""Telemetry of a run: appends the vendor's raw samples once a second. Its errors do not stop the run.
-
-The first lines are written before the training starts (`before`), and the last one after it has ended. Each line also
-has the load of the host's processors.
-"""
+"""Telemetry of a run: appends the vendor's raw samples once a second. Its errors do not stop the run."""
 
 from __future__ import annotations
 
-import json
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
-from levelfield.contracts.command import end_tools
-from levelfield.contracts.plausibility import plausible
+from levelfield.contracts.plausibility import plausible_samples
 from levelfield.contracts.vendor import Device, Vendor
+from levelfield.node.sampling import Sampler
 from levelfield.run.host_load import host_counters
 
 INTERVAL_SECONDS = 1.0
-BEFORE_SECONDS = 0.3  # of the host's load before the training: thirty ticks of the kernel's clock on each core
-FIRST_SECONDS = 10.0  # the longest wait for the first reading; a slower tool does not delay the training further
-LEAVE_SECONDS = 4.0  # the longest wait for a slow tool at the end of a run, before the tool is ended
 
 
 @contextmanager
@@ -32,76 +21,16 @@ def watching(vendor: Vendor, devices: Sequence[Device], path: Path, are_children
     The block begins after the first reading. A tool that still runs at the end is ended. are_children: whether the
     training's processes are descendants of this one.
     """
-    sampler = Sampler(vendor, devices, path, are_children)
+    sampler = Sampler(
+        path,
+        INTERVAL_SECONDS,
+        reading=lambda: plausible_samples(vendor, devices) if devices else {"samples": []},
+        empty={"samples": []},
+        host=lambda is_before: host_counters(are_children or is_before),
+    )
     sampler.start()
     try:
         sampler.wait_for_first_reading()
         yield
     finally:
         sampler.end()
-
-
-class Sampler:
-    """The thread that samples, and the signals between it and the run."""
-
-    def __init__(self, vendor: Vendor, devices: Sequence[Device], path: Path, are_children: bool) -> None:
-        self._vendor, self._devices, self._path, self._are_children = vendor, devices, path, are_children
-        self._first, self._started, self._stop, self._left = (threading.Event() for _ in range(4))
-        self._writing = threading.Lock()  # nothing is written after the end: the file is sealed then
-        self._thread = threading.Thread(target=self._sample_until_stopped, daemon=True, name="telemetry")
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def wait_for_first_reading(self) -> None:
-        self._first.wait(FIRST_SECONDS)
-        self._started.set()
-
-    def end(self) -> None:
-        """Take the last reading. A tool that hangs is ended after a while, and its reading is not written."""
-        self._stop.set()
-        self._thread.join(LEAVE_SECONDS)
-        if self._thread.is_alive():
-            with self._writing:
-                self._left.set()
-            end_tools(self._thread.ident or 0)
-
-    def _sample_until_stopped(self) -> None:
-        try:
-            with self._path.open("a", encoding="utf-8", buffering=1) as file:
-                file.write(json.dumps(self._line(())) + "\n")
-                time.sleep(BEFORE_SECONDS)
-                while not self._left.is_set():
-                    is_last, line = self._stop.is_set(), self._line(self._devices)
-                    with self._writing:
-                        if not self._left.is_set():
-                            file.write(json.dumps(line) + "\n")
-                    self._first.set()
-                    if is_last:
-                        return
-                    self._stop.wait(INTERVAL_SECONDS)
-        except OSError:
-            return  # a full disk: the run's own files report it, and the samples so far stay
-        finally:
-            self._first.set()
-
-    def _line(self, devices: Sequence[Device]) -> dict[str, object]:
-        """Return one line of samples. Its time is the middle of the reading, on the clock of the events.
-
-        wall_ns: the time of day, for readers; no figure is computed from it."""
-        before = time.monotonic_ns()
-        line = _samples(self._vendor, devices) if devices else {"samples": []}
-        line = {"time_ns": (before + time.monotonic_ns()) // 2, "wall_ns": time.time_ns(), **line}
-        is_before = not self._started.is_set()
-        host = host_counters(self._are_children or is_before)
-        return {**line, **({"before": True} if is_before else {}), **({"host": host} if host else {})}
-
-
-def _samples(vendor: Vendor, devices: Sequence[Device]) -> dict[str, object]:
-    try:
-        samples = vendor.sample(devices)
-        known = {device.index: device for device in devices}
-        kept = [plausible(vendor.spec, known[s.index], s) if s.index in known else s for s in samples]
-        return {"samples": [asdict(sample) for sample in kept]}
-    except Exception as error:  # an adapter may raise anything, and the run must go on
-        return {"samples": [], "error": f"{type(error).__name__}: {error}"}

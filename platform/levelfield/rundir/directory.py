@@ -11,7 +11,7 @@ from typing import Any
 
 from levelfield.checkout import checkout
 from levelfield.errors import UnknownName, UsageError
-from levelfield.rundir.process_identity import own_identity
+from levelfield.node.process_identity import own_identity
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.errors import StillRunning
+from levelfield.node.process_identity import ProcessIdentity, identity_from, is_alive
 from levelfield.rundir.directory import find_run, write_status
-from levelfield.rundir.process_identity import ProcessIdentity, identity_from, is_alive
 from levelfield.rundir.seal import seal_finding
 from levelfield.specs.paths import RunPaths
 
@@ -88,7 +88,7 @@ def _goes_on(paths: RunPaths, platform: ProcessIdentity) -> bool:
 
 def _times(paths: RunPaths) -> dict[Path, tuple[int, int]]:
     found = {}
-    for path in (paths.telemetry, *paths.events.glob("*")):
+    for path in (paths.telemetry, *paths.telemetry_folder.glob("*"), *paths.events.glob("*")):
         with suppress(OSError):
             found[path] = path.stat().st_mtime_ns, path.stat().st_size
     return found

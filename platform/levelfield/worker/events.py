@@ -108,6 +108,10 @@ class Recorder:
             rows.append([name, list(shape), [list(bound) for bound in bounds_of(shape, slices)], sums])
         self._write({"event": "final_weights", "parameters": rows})
 
+    def measured(self, name: str, values: Fields) -> None:
+        """Record what a preflight measured. A training never calls this."""
+        self._write({"event": "measured", "name": name, "values": values})
+
     def error(self, error_class: str, message: str, type_name: str) -> None:
         """Record the error that stops this process; faults.classify gives its `error_class`."""
         self._write({"event": "error", "class": error_class, "message": message, "type": type_name})

@@ -158,7 +158,7 @@ def test_hosts_are_the_nodes_of_the_plan(tmp_path: Path, capsys: pytest.CaptureF
     assert plan["hardware"]["nodes"] == 2
     hosts = ("--hosts", path)
     assert "found 2 hosts, expected 4" in wrong(capsys, "--case", "gpt3_6.7B:paddle:A100:4:8", *hosts, "--dry-run")
-    assert "add --dry-run" in wrong(capsys, "--case", "gpt3_6.7B:paddle:A100", *hosts)
+    assert "or --dry-run" in wrong(capsys, "--case", "gpt3_6.7B:paddle:A100", *hosts)
     assert "names no chip" in wrong(capsys, "--case", "gpt3_6.7B:paddle", *hosts, "--dry-run")
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from levelfield.contracts import command
 from levelfield.contracts.command import ask, completed
+from levelfield.node import bounded_command as command
 from levelfield.plan.interpreters import _refusal
 from levelfield.run import provenance
 from levelfield.run.runtimes.process_runtime import ProcessRuntime

@@ -15,9 +15,10 @@ from tempfile import TemporaryDirectory
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.errors import RunFailed
-from levelfield.run import device_locks
-from levelfield.run.device_locks import HELD, DeviceInUse, DeviceLocks, _locked, devices_locked
-from levelfield.rundir.process_identity import own_identity
+from levelfield.node import device_files
+from levelfield.node.device_files import HELD
+from levelfield.node.process_identity import own_identity
+from levelfield.run.device_locks import DeviceInUse, DeviceLocks, _locked, devices_locked
 from levelfield.specs.plan import Plan
 from plans import PLUGINS, make_plan
 
@@ -159,7 +160,7 @@ def test_a_full_disk_locks_as_well(folder: Path, monkeypatch: pytest.MonkeyPatch
     class FullFile(FileIO):
         write = full  # type: ignore[assignment]
 
-    monkeypatch.setattr(device_locks, "FileIO", FullFile)
+    monkeypatch.setattr(device_files, "FileIO", FullFile)
     with _locked("fake-0", "first") as file:
         DeviceLocks([file]).keep([os.getpid()])
         with pytest.raises(DeviceInUse, match="device fake-0 is in use by another run"), _locked("fake-0", "second"):

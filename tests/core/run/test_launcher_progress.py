@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from levelfield.contracts.execution import Request
-from levelfield.run.launchers.liveness import LONGEST_LOOK, Liveness
+from levelfield.node.heartbeat_watch import LONGEST_LOOK
+from levelfield.run.launchers.liveness import Liveness
 from levelfield.worker.heartbeat import _touch
 
 NOW = 1_700_000_000.0

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 from levelfield.errors import StillRunning
-from levelfield.rundir import directory, run_state
-from levelfield.rundir.process_identity import (
+from levelfield.node.process_identity import (
     ProcessIdentity,
     identity_from,
     identity_of,
     is_alive,
     own_identity,
 )
+from levelfield.rundir import directory, run_state
 from levelfield.specs.paths import RunPaths
 
 

@@ -208,9 +208,10 @@ def test_the_worker_needs_the_standard_library_and_numpy_only():
     assert {name for name in loaded if not name.startswith("_")} == set()
 
 
-def test_the_worker_keeps_to_python_3_8():
+@pytest.mark.parametrize("room", ["worker", "node"])
+def test_what_runs_on_nodes_keeps_to_python_3_8(room):
     pytest.importorskip("vermin")
     main = "from vermin import main; main()"
-    command = [sys.executable, "-c", main, "-t=3.8-", "--violations", "--no-tips", str(PLATFORM / "levelfield/worker")]
+    command = [sys.executable, "-c", main, "-t=3.8-", "--violations", "--no-tips", str(PLATFORM / "levelfield" / room)]
     found = subprocess.run(command, capture_output=True, text=True)
     assert found.returncode == 0, found.stdout

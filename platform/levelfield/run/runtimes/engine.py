@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from levelfield.errors import RunFailed
-from levelfield.rundir import process_identity
+from levelfield.node import process_identity
 
 if TYPE_CHECKING:  # the SDK loads slowly, and most commands need no engine
     from docker import DockerClient

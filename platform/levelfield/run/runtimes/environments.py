@@ -21,6 +21,7 @@ from levelfield.rundir.directory import write_error, write_json
 from levelfield.specs.plan import EnvironmentPlan
 
 Say = Callable[[str], None]
+STAMP = "levelfield-environment.json"  # in an environment's folder: what it was made from
 
 
 @contextmanager
@@ -56,7 +57,7 @@ def is_ready(plan: EnvironmentPlan) -> bool:
 
 
 def _stamp(folder: Path) -> Path:
-    return folder / "levelfield-environment.json"
+    return folder / STAMP
 
 
 @contextmanager

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+
 from levelfield.checkout import checkout
 from levelfield.contracts.execution import PORT_CHOSEN_AT_START, ProcessWork
 from levelfield.specs.paths import RunPaths
@@ -20,12 +23,32 @@ def ranks_of(plan: Plan, node_rank: int) -> range:
     return range(node_rank * per_node, (node_rank + 1) * per_node)
 
 
-def rank_work(plan: Plan, paths: RunPaths, rank: int, address: str, visible: dict[str, str]) -> ProcessWork:
-    """Return the work of one rank: its complete argv and all its variables. `address`: of rank 0."""
+@dataclass(frozen=True)
+class NodeFolders:
+    """The folders of a node. code: has platform/. implementation: of the framework. python: an executable."""
+
+    code: Path
+    implementation: str
+    python: str
+
+
+def folders_here(plan: Plan) -> NodeFolders:
+    """Return the folders of this machine."""
+    return NodeFolders(checkout(), plan.implementation.folder, plan.environment.python)
+
+
+def rank_work(
+    plan: Plan, paths: RunPaths, rank: int, address: str, visible: dict[str, str], folders: NodeFolders | None = None
+) -> ProcessWork:
+    """Return the work of one rank: its complete argv and all its variables. `address`: of rank 0.
+
+    paths: of the run on the rank's node. folders: of that node; by default this machine's.
+    """
+    folders = folders or folders_here(plan)
     per_node = plan.hardware.devices_per_node
     values = {
-        "python": plan.environment.python,
-        "folder": plan.implementation.folder,
+        "python": folders.python,
+        "folder": folders.implementation,
         "rank": rank,
         "local_rank": rank % per_node,
         "node_rank": rank // per_node,
@@ -43,7 +66,7 @@ def rank_work(plan: Plan, paths: RunPaths, rank: int, address: str, visible: dic
             **plan.hardware.environment,
             **plan.tuning.environment,
         }
-        | {"LEVELFIELD_JOB": str(paths.job), "PYTHONPATH": str(checkout() / "platform")},
+        | {"LEVELFIELD_JOB": str(paths.job), "PYTHONPATH": str(folders.code / "platform")},
         log=str(paths.logs / f"rank{rank}.log"),
     )
 

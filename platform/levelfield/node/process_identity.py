@@ -71,4 +71,5 @@ def is_alive(identity: ProcessIdentity) -> bool | None:
 
 def _place() -> tuple[str, str, str]:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return platform.node(), boot, str(Path("/proc/self/ns/pid").readlink())
+    namespace = os.readlink("/proc/self/ns/pid")
+    return platform.node(), boot, namespace

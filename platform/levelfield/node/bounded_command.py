@@ -1,0 +1,174 @@
+"""Runs a vendor's tool. It may be missing, slow or failing, or print another encoding; `ask` never raises.
+
+A command has a time limit and a limit on its output. The wait for a killed one is bounded too: what hangs in a driver
+or on a file server does not end by SIGKILL. `end_tools` ends the tools that a thread still runs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Callable, Iterator, NamedTuple, Sequence
+
+LEAVE_SECONDS = 1.0  # the time for a killed tool to end; a tool that hangs in its driver never ends
+MOST_BYTES = 4 * 2**20  # of each stream; the longest real output, JSON of 64 devices, is a tenth of it
+_PART_BYTES = 65536
+
+
+class CommandOutput(NamedTuple):
+    """The output of a tool; None when there is no readable output, and `reason` gives the cause.
+
+    absent: this machine does not have the tool. Every other cause is a fault of a tool that is here.
+    """
+
+    text: str | None
+    reason: str = ""
+    absent: bool = False
+
+
+Ask = Callable[[Sequence[str], float], CommandOutput]
+_running: dict[subprocess.Popen[bytes], int] = {}  # each running tool, and the thread that waits for it
+_guard = threading.Lock()
+
+
+class _TooMuch(subprocess.SubprocessError):
+    """The tool printed more than MOST_BYTES."""
+
+
+def ask(argv: Sequence[str], timeout_seconds: float) -> CommandOutput:
+    """Run a tool from PATH in the C locale and return its output. After `timeout_seconds` the tool is killed."""
+    try:
+        process = _start(argv, {**os.environ, "LC_ALL": "C"})
+    except (OSError, ValueError) as error:
+        why = f"{argv[0]} cannot be started: {getattr(error, 'strerror', None) or error}"
+        return CommandOutput(None, why, absent=not _is_here(argv[0]))
+    with _ended_in_any_case(process):
+        try:
+            printed, complaint = _output(process, time.monotonic() + timeout_seconds)
+        except subprocess.TimeoutExpired:
+            return CommandOutput(None, f"{argv[0]} did not answer within {timeout_seconds:g} s")
+        except _TooMuch:
+            return CommandOutput(None, f"{argv[0]} printed more than {MOST_BYTES} bytes")
+    return _answer(argv[0], process.returncode, printed, complaint)
+
+
+def completed(
+    argv: Sequence[str], timeout_seconds: float, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Return a command that has ended, with its output. Raises OSError, and SubprocessError when it takes too long.
+
+    In contrast to subprocess.run it also returns when SIGKILL does not end the command.
+    """
+    process = _start(argv, environment)
+    with _ended_in_any_case(process):
+        printed, complaint = _output(process, time.monotonic() + timeout_seconds)
+    return subprocess.CompletedProcess(argv, process.returncode, _text(printed), _text(complaint))
+
+
+def _text(printed: bytes) -> str:
+    return printed.decode(errors="replace")
+
+
+def _start(argv: Sequence[str], environment: dict[str, str] | None) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,
+    )
+
+
+def end_tools(thread: int) -> None:
+    """End every tool that `ask` runs in this thread (its identifier). `ask` then returns there, with a reason."""
+    with _guard:
+        for process, owner in _running.items():
+            if owner == thread:
+                _kill(process)
+
+
+def _is_here(name: str) -> bool:
+    """Return whether PATH has a file of this name. Folders that this user may not read do not count."""
+    folders = [""] if os.sep in name else os.get_exec_path()
+    return any(os.access(Path(folder) / name, os.F_OK) for folder in folders)
+
+
+@contextmanager
+def _ended_in_any_case(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """List the tool as running in the block. After it the tool and all processes that it started are ended."""
+    with _guard:
+        _running[process] = threading.get_ident()
+    try:
+        yield
+    finally:
+        with _guard:
+            del _running[process]
+        if process.returncode is None:
+            _kill(process)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LEAVE_SECONDS)
+        for stream in _streams(process):
+            stream.close()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill the tool and all processes that it started: they share a session."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _streams(process: subprocess.Popen[bytes]) -> list[IO[bytes]]:
+    return [stream for stream in (process.stdout, process.stderr) if stream]
+
+
+def _output(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, bytes]:
+    """Return both streams when the tool has closed them and ended. Raises TimeoutExpired or _TooMuch."""
+    kept = {stream: bytearray() for stream in _streams(process)}
+    with selectors.DefaultSelector() as open_streams:
+        for stream in kept:
+            open_streams.register(stream, selectors.EVENT_READ)
+        while open_streams.get_map():
+            for key, _ in open_streams.select(_left(process, deadline)):
+                part = os.read(key.fd, _PART_BYTES)
+                if not part:
+                    open_streams.unregister(key.fileobj)
+                kept[key.fileobj] += part  # type: ignore[index]
+                if len(kept[key.fileobj]) > MOST_BYTES:  # type: ignore[index]
+                    raise _TooMuch
+    process.wait(_left(process, deadline))
+    printed, complaint = kept.values()
+    return bytes(printed), bytes(complaint)
+
+
+def _left(process: subprocess.Popen[bytes], deadline: float) -> float:
+    """Return the seconds until the deadline. Raises TimeoutExpired after it."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise subprocess.TimeoutExpired(process.args, 0)
+    return left
+
+
+def _answer(name: str, code: int, printed: bytes, complaint: bytes) -> CommandOutput:
+    if code != 0:
+        said = (complaint.strip() or printed.strip()).decode(errors="replace").partition("\n")[0][:120]
+        return CommandOutput(None, f"{name} ended with exit code {code}" + (f": {said}" if said else ""))
+    try:
+        return CommandOutput(printed.decode())
+    except UnicodeDecodeError as error:
+        return CommandOutput(None, f"{name} printed no UTF-8 text: byte {error.start}")
+
+
+@atexit.register
+def _end_all() -> None:
+    """End what a daemon thread still runs when the platform ends."""
+    with _guard:
+        for process in _running:
+            _kill(process)

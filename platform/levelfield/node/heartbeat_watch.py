@@ -1,0 +1,60 @@
+"""How long ranks have been silent, from the files that their workers touch. It compares no clocks.
+
+Only changes of a file count, in seconds that this process has watched. The file's own time has no part in it: the clock
+of a file server may differ, and a clock may be set while a run goes on.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Callable, Iterable, Tuple
+
+LONGEST_LOOK = 1.0  # seconds that one look counts at most: a process that stood still has not watched
+Beat = Tuple[int, bytes]
+
+
+class WatchedTime:
+    """The seconds that this process has watched. now: a monotonic clock."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now, self._looked, self._watched = now, now(), 0.0
+
+    def look(self) -> float:
+        """Count the time since the last look, and return the sum."""
+        before, self._looked = self._looked, self._now()
+        self._watched += min(self._looked - before, LONGEST_LOOK)
+        return self._watched
+
+
+class HeartbeatWatch:
+    """The heartbeats below a folder of events, against a limit in seconds."""
+
+    def __init__(self, events: Path, limit_seconds: float) -> None:
+        self._events, self._limit = events, limit_seconds
+        self._beats: dict[int, tuple[Beat, float]] = {}
+
+    def silent(self, alive: Iterable[int], watched: float) -> str | None:
+        """Return the evidence of the first rank that is silent for too long. alive: ranks that have not ended."""
+        for rank in alive:
+            silence = self._silence(rank, watched)
+            if silence is not None and silence > self._limit:
+                return f"rank {rank} gave no heartbeat for {silence:.0f} s (limit {self._limit:g} s)"
+        return None
+
+    def _silence(self, rank: int, watched: float) -> float | None:
+        beat = _beat(self._events / f"rank{rank}.alive")
+        if beat is None:
+            return None  # not started yet: the limit of the first step covers this
+        if rank not in self._beats or self._beats[rank][0] != beat:
+            self._beats[rank] = beat, watched
+        return watched - self._beats[rank][1]
+
+
+def _beat(path: Path) -> Beat | None:
+    """Return what changes with every heartbeat: the file's time and its count. None before the first one."""
+    try:
+        with path.open("rb") as file:  # opened each time: a client of a file server then asks for the newest state
+            return os.fstat(file.fileno()).st_mtime_ns, file.read(32)
+    except OSError:
+        return None

@@ -1,0 +1,89 @@
+"""The thread that samples: one line each interval, until it is ended. Its errors do not stop the run.
+
+The first lines are written before the training starts (`before`), and the last one after it has ended. Each line also
+has the load of the host's processors.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any, Callable, Mapping
+
+from levelfield.node.bounded_command import end_tools
+
+BEFORE_SECONDS = 0.3  # of the host's load before the training: thirty ticks of the kernel's clock on each core
+FIRST_SECONDS = 10.0  # the longest wait for the first reading; a slower tool does not delay the training further
+LEAVE_SECONDS = 4.0  # the longest wait for a slow tool at the end of a run, before the tool is ended
+
+Reading = Mapping[str, object]
+
+
+class Sampler:
+    """The thread that samples, and the signals between it and the run.
+
+    reading: returns what the tools show now. empty: the reading of no tool, for the line before the first one.
+    host: returns the host's counters, or None; its argument is whether the training has not started.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        interval_seconds: float,
+        reading: Callable[[], Reading],
+        empty: Reading,
+        host: Callable[[bool], Any],
+    ) -> None:
+        self._path, self._interval = path, interval_seconds
+        self._reading, self._empty, self._host = reading, empty, host
+        self._first, self._started, self._stop, self._left = (threading.Event() for _ in range(4))
+        self._writing = threading.Lock()  # nothing is written after the end: the file is sealed then
+        self._thread = threading.Thread(target=self._sample_until_stopped, daemon=True, name="telemetry")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wait_for_first_reading(self) -> None:
+        self._first.wait(FIRST_SECONDS)
+        self._started.set()
+
+    def end(self) -> None:
+        """Take the last reading. A tool that hangs is ended after a while, and its reading is not written."""
+        self._stop.set()
+        self._thread.join(LEAVE_SECONDS)
+        if self._thread.is_alive():
+            with self._writing:
+                self._left.set()
+            end_tools(self._thread.ident or 0)
+
+    def _sample_until_stopped(self) -> None:
+        try:
+            with self._path.open("a", encoding="utf-8", buffering=1) as file:
+                file.write(json.dumps(self._line(lambda: self._empty)) + "\n")
+                time.sleep(BEFORE_SECONDS)
+                while not self._left.is_set():
+                    is_last, line = self._stop.is_set(), self._line(self._reading)
+                    with self._writing:
+                        if not self._left.is_set():
+                            file.write(json.dumps(line) + "\n")
+                    self._first.set()
+                    if is_last:
+                        return
+                    self._stop.wait(self._interval)
+        except OSError:
+            return  # a full disk: the run's own files report it, and the samples so far stay
+        finally:
+            self._first.set()
+
+    def _line(self, reading: Callable[[], Reading]) -> dict[str, object]:
+        """Return one line of samples. Its time is the middle of the reading, on the clock of the events.
+
+        wall_ns: the time of day, for readers; no figure is computed from it."""
+        before = time.monotonic_ns()
+        found = reading()
+        line = {"time_ns": (before + time.monotonic_ns()) // 2, "wall_ns": time.time_ns(), **found}
+        is_before = not self._started.is_set()
+        host = self._host(is_before)
+        return {**line, **({"before": True} if is_before else {}), **({"host": host} if host else {})}

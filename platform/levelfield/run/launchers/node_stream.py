@@ -1,0 +1,122 @@
+"""Receives the frames of one node into the run directory (node/stream_frames.py).
+
+A node is another machine, and may send anything. Only a closed list of names is written, each at its expected offset
+and up to its limit. Everything else is a broken stream of that node.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from levelfield.node.stream_frames import MOST_FILE_BYTES, MOST_LINE_BYTES, appended_files, heartbeat_files
+
+_MOST_BEAT_BYTES = 20
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class BrokenStream(Exception):
+    """A node sent something else than its frames. The message gives what was found."""
+
+
+class NodeStream:
+    """The frames of one node so far. frames: how many came. code: the exit code of the last frame, None before it.
+
+    received: how many bytes of each file came, by name; given: what an earlier stream of this node received.
+    """
+
+    def __init__(
+        self, root: Path, node_rank: int, ranks: Iterable[int], received: Mapping[str, int] | None = None
+    ) -> None:
+        self.ranks = list(ranks)
+        self._root = root
+        self.received = {**dict.fromkeys(appended_files(node_rank, self.ranks), 0), **(received or {})}
+        self._heartbeats = frozenset(heartbeat_files(self.ranks))
+        self._rest = b""
+        self.frames, self.code = 0, None
+
+    frames: int
+    code: int | None
+
+    def receive(self, part: bytes) -> None:
+        """Take the next bytes of the node. Raises BrokenStream, and OSError where a file cannot be written here."""
+        *lines, self._rest = (self._rest + part).split(b"\n")
+        for line in lines:
+            self._take(line)
+        if len(self._rest) > MOST_LINE_BYTES:
+            raise BrokenStream(f"found a frame of more than {MOST_LINE_BYTES} bytes")
+
+    def is_complete(self) -> bool:
+        return self.code is not None
+
+    def _take(self, line: bytes) -> None:
+        if len(line) > MOST_LINE_BYTES:
+            raise BrokenStream(f"found a frame of {len(line)} bytes, expected at most {MOST_LINE_BYTES}")
+        if self.code is not None:
+            raise BrokenStream("found a frame after the last one")
+        frame = _frame(line)
+        self.frames += 1
+        if frame.keys() == {"beat"}:
+            _whole(frame, "beat")
+        elif frame.keys() == {"end"}:
+            self.code = _whole(frame, "end")
+        elif frame.keys() in ({"file", "at", "data"}, {"file", "at", "base64"}):
+            self._write(frame)
+        else:
+            raise BrokenStream(f"found a frame with the keys {', '.join(sorted(frame))[:200]!r}")
+
+    def _write(self, frame: Mapping[str, Any]) -> None:
+        name, offset, content = frame["file"], _whole(frame, "at"), _content(frame)
+        if isinstance(name, str) and name in self._heartbeats:
+            if offset != 0 or len(content) > _MOST_BEAT_BYTES:
+                raise BrokenStream(f"{name}: found {len(content)} bytes at {offset}, expected a count at 0")
+            return self._put(name, content, 0)
+        if not isinstance(name, str) or name not in self.received:
+            raise BrokenStream(f"found the file {str(name)[:200]!r}, which is none of this node")
+        if offset != self.received[name]:
+            raise BrokenStream(f"{name}: found offset {offset}, expected {self.received[name]}")
+        if offset + len(content) > MOST_FILE_BYTES:
+            raise BrokenStream(f"{name}: found more than {MOST_FILE_BYTES} bytes")
+        self._put(name, content, offset)
+        self.received[name] += len(content)
+
+    def _put(self, name: str, content: bytes, offset: int) -> None:
+        path = self._root / name
+        path.parent.mkdir(exist_ok=True)
+        descriptor = os.open(path, _FLAGS, 0o666)
+        try:
+            while content:
+                written = os.pwrite(descriptor, content, offset)
+                content, offset = content[written:], offset + written
+            os.utime(descriptor)  # a heartbeat changes also where it repeats its count
+        finally:
+            os.close(descriptor)
+
+
+def _frame(line: bytes) -> Mapping[str, Any]:
+    try:
+        found = json.loads(line.decode("ascii"))
+    except (ValueError, RecursionError):
+        raise BrokenStream(f"found {line[:80]!r}, expected a frame as JSON") from None
+    if not isinstance(found, dict):
+        raise BrokenStream(f"found {type(found).__name__}, expected a frame as a JSON object")
+    return found
+
+
+def _whole(frame: Mapping[str, Any], key: str) -> int:
+    found = frame[key]
+    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+        raise BrokenStream(f"key '{key}': found {str(found)[:40]!r}, expected a whole number from 0")
+    return found
+
+
+def _content(frame: Mapping[str, Any]) -> bytes:
+    key = "data" if "data" in frame else "base64"
+    try:
+        return frame[key].encode() if key == "data" else base64.b64decode(frame[key], validate=True)
+    except (ValueError, TypeError, AttributeError):
+        raise BrokenStream(f"{str(frame['file'])[:200]!r}: key '{key}' holds no such text") from None

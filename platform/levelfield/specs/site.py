@@ -1,0 +1,188 @@
+"""A site's description: how its machines are reached. And a list of hosts for ssh.
+
+A site file holds what every run at a site needs once: the launcher, partition and account, folders, interface,
+environment. No secret stands in it: keys come from the user's ssh agent, tokens from the user's own configuration.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from levelfield.specs.base import Document, Value
+from levelfield.specs.variables import TuningVariables, is_secret
+
+# One word without a space, a control character or a leading dash, which a program would read as an option.
+_WORD = re.compile(r"[A-Za-z0-9_.:/@%+=,\[\]{}][A-Za-z0-9_.:/@%+=,\[\]{}-]*")
+_OPTION = re.compile(r"--[a-z][a-z0-9-]*(=[A-Za-z0-9_.:/@%+=,*\[\]{}-]*)?")
+FIRST_PORT, LAST_PORT = 1024, 65535
+
+
+def _word(text: str) -> str:
+    if not _WORD.fullmatch(text):
+        raise ValueError(f"found {text!r}, expected one word of letters, digits and _.:/@%+=,[]-, without a space")
+    return text
+
+
+def _option(text: str) -> str:
+    if not _OPTION.fullmatch(text):
+        raise ValueError(f"found {text!r}, expected an option such as --switches=1")
+    return text
+
+
+def _absolute(text: str) -> str:
+    if not text.startswith("/"):
+        raise ValueError(f"found {text!r}, expected a path from the root")
+    return _word(text)
+
+
+def _public(found: dict[str, str]) -> dict[str, str]:
+    """Return the variables. Raises ValueError for one that looks like a secret: a site file is shared."""
+    for name, value in found.items():
+        if is_secret(name, value):
+            raise ValueError(f"{name} looks like a secret; give it with --env, which no file keeps")
+    return found
+
+
+Word = Annotated[str, AfterValidator(_word)]
+Option = Annotated[str, AfterValidator(_option)]
+AbsoluteFolder = Annotated[str, AfterValidator(_absolute)]
+PublicVariables = Annotated[TuningVariables, AfterValidator(_public)]
+Port = Annotated[int, Field(ge=FIRST_PORT, le=LAST_PORT)]
+
+
+class Host(Value):
+    """A machine that ssh reaches. name: as ssh_config knows it. address: where other nodes reach it; default: name.
+
+    user, port: of ssh; default: those of ssh_config. slots: its devices. interface: for the collectives. python: the
+    interpreter that starts the node's part and makes the environment.
+    """
+
+    name: Word
+    address: Word | None = None
+    user: Word | None = None
+    port: int | None = Field(default=None, ge=1, le=LAST_PORT)
+    slots: int | None = Field(default=None, ge=1)
+    interface: Word | None = None
+    python: Word = "python3"
+
+    @property
+    def reached_at(self) -> str:
+        """The address of the host for other nodes."""
+        return self.address or self.name
+
+
+class HostsFile(Document):
+    """The hosts of a run, the first node first."""
+
+    KIND: ClassVar[str] = "hosts"
+
+    hosts: tuple[Host, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _are_different(self) -> HostsFile:
+        names = [host.name for host in self.hosts]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"hosts: found {', '.join(twice)} more than once, expected each name once")
+        return self
+
+
+class SshSite(Value):
+    """Reaching hosts by ssh. config: an ssh_config beside the user's. folder: on each node, for code, environments and
+    runs; {user} is the user's name. engine: what starts the nodes' parts; auto: mpirun where it is found, else ssh."""
+
+    command: tuple[Word, ...] = ("ssh",)
+    config: Word | None = None
+    engine: Literal["auto", "mpirun", "ssh"] = "ssh"
+    folder: AbsoluteFolder = "/var/tmp/levelfield-{user}"
+    connect_seconds: int = Field(default=20, ge=1, le=600)
+
+
+class SlurmSite(Value):
+    """Reaching nodes by Slurm. gres: such as gpu:{devices}. minutes: the time limit. options: further ones of sbatch.
+
+    container: what starts `--runtime docker` there; image: its image.
+    """
+
+    partition: Word | None = None
+    account: Word | None = None
+    qos: Word | None = None
+    constraint: Word | None = None
+    reservation: Word | None = None
+    minutes: int | None = Field(default=None, ge=1)
+    gres: Word | None = None
+    exclusive: bool = False
+    options: tuple[Option, ...] = ()
+    container: Literal["none", "pyxis", "apptainer"] = "none"
+    image: Word | None = None
+
+
+class Toleration(Value):
+    """A taint of a cluster's nodes that the pods accept. The keys are Kubernetes' own."""
+
+    key: Word | None = None
+    operator: Literal["Exists", "Equal"] = "Exists"
+    value: Word | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+
+
+class KubernetesSite(Value):
+    """Reaching nodes by Kubernetes. kind: the object that is created. context: of the user's kubeconfig.
+
+    devices: the resource that is one device, such as nvidia.com/gpu. resources: further ones of each pod, such as
+    rdma/hca. queue: of Kueue. claim: a volume that all pods and this machine share, at claim_folder; without one the
+    files are streamed through the pods' logs. runtime_ref: the ClusterTrainingRuntime of a TrainJob.
+    """
+
+    kind: Literal["trainjob", "jobset", "job"] = "job"
+    namespace: Word = "default"
+    context: Word | None = None
+    image: Word | None = None
+    queue: Word | None = None
+    service_account: Word | None = None
+    node_selector: dict[Word, Word] = Field(default_factory=dict)
+    tolerations: tuple[Toleration, ...] = ()
+    devices: Word | None = None
+    resources: dict[Word, int] = Field(default_factory=dict)
+    shared_memory_bytes: int | None = Field(default=None, ge=1)
+    claim: Word | None = None
+    claim_folder: AbsoluteFolder | None = None
+    host_network: bool = False
+    runtime_ref: Word = "torch-distributed"
+
+    @model_validator(mode="after")
+    def _claim_has_a_folder(self) -> KubernetesSite:
+        if (self.claim is None) != (self.claim_folder is None):
+            raise ValueError("claim and claim_folder: found one of them, expected both or none")
+        return self
+
+
+class Site(Document):
+    """How a site's machines are reached. launcher: the default of its runs. hosts: a hosts file, for ssh.
+
+    shared: a folder that every node sees at the same path. interface: of the network between nodes. ports: the first
+    and the last port for the rendezvous; below the kernel's own range. python: the interpreter on the nodes. modules:
+    environment modules to load. environment: variables of every rank.
+    """
+
+    KIND: ClassVar[str] = "site"
+
+    launcher: Word | None = None
+    shared: AbsoluteFolder | None = None
+    interface: Word | None = None
+    ports: tuple[Port, Port] = (23000, 31999)
+    python: Word | None = None
+    modules: tuple[Word, ...] = ()
+    environment: PublicVariables = Field(default_factory=dict)
+    hosts: Word | None = None
+    ssh: SshSite = Field(default_factory=SshSite)
+    slurm: SlurmSite = Field(default_factory=SlurmSite)
+    kubernetes: KubernetesSite = Field(default_factory=KubernetesSite)
+
+    @model_validator(mode="after")
+    def _ports_are_ordered(self) -> Site:
+        if self.ports[0] > self.ports[1]:
+            raise ValueError(f"ports: found {list(self.ports)}, expected the first port before the last")
+        return self

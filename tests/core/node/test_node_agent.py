@@ -1,0 +1,323 @@
+"""The node's own part, as a process with real ranks: each way to end has its word, and leaves no process behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents import AGENT, BEATING, SLEEP, Node, frames, received, wait_until
+from levelfield.node.device_files import device_locked
+from levelfield.plan.implementation_identity import code_digest
+
+MODELS = AGENT.parents[3] / "models"
+
+
+def test_ranks_that_end_well_give_zero(node: Node) -> None:
+    assert node.run(node.work("print('one')", "print('two')")) == 0
+    assert [(node.root / f"logs/rank{rank}.log").read_text() for rank in (0, 1)] == ["one\n", "two\n"]
+    last = node.ended()
+    assert last["cause"] == "exited"
+    assert last["ends"][1] == {"rank": 1, "exit_code": 0, "signal": None, "stopped_by_us": False}
+
+
+def test_a_failed_rank_ends_the_others(node: Node) -> None:
+    assert node.run(node.work(SLEEP, "raise SystemExit(9)")) == 1
+    last = node.ended()
+    assert (last["cause"], last["evidence"]) == ("rank-failed", "rank 1 ended with exit code 9")
+    assert [end["stopped_by_us"] for end in last["ends"]] == [True, False]
+    assert node.ranks() == []
+
+
+def test_a_killed_rank_is_named_with_its_signal(node: Node) -> None:
+    assert node.run(node.work("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")) == 1
+    assert node.ended()["evidence"] == "rank 0 ended with signal 9"
+
+
+def test_a_rank_without_a_heartbeat_is_a_hang(node: Node) -> None:
+    limits = {"start_seconds": 60, "step_seconds": 60, "heartbeat_seconds": 1}
+    process = node.start(node.work(BEATING, BEATING, limits=limits))
+    assert wait_until(lambda: all((node.root / f"events/rank{rank}.alive").exists() for rank in (0, 1)))
+    frozen = next(each for each in node.ranks() if "rank1.alive" in " ".join(each.cmdline()))
+    frozen.send_signal(signal.SIGSTOP)
+    assert process.wait(30) == 7
+    assert node.ended()["cause"] == "hang" and "rank 1 gave no heartbeat" in node.ended()["evidence"]
+    assert node.ranks() == []
+
+
+def test_the_end_of_standard_input_ends_the_ranks(node: Node) -> None:
+    process = node.start(node.work(SLEEP))
+    assert wait_until(node.ranks) and process.stdin
+    process.stdin.close()
+    assert process.wait(30) == 3
+    assert node.ended()["cause"] == "stopped" and "standard input was closed" in node.ended()["evidence"]
+    assert node.ranks() == []
+
+
+def test_a_platform_that_falls_silent_ends_the_ranks(node: Node) -> None:
+    """A network that is cut closes no connection: the node ends by itself."""
+    limits = {"start_seconds": 60, "step_seconds": 60, "heartbeat_seconds": 60, "platform_seconds": 1}
+    process = node.start(node.work(SLEEP, limits=limits))
+    assert process.wait(30) == 3
+    assert "the platform sent nothing for" in node.ended()["evidence"] and node.ranks() == []
+
+
+def test_a_platform_that_sends_is_not_silent(node: Node) -> None:
+    limits = {"start_seconds": 60, "step_seconds": 60, "heartbeat_seconds": 60, "platform_seconds": 1.5}
+    process = node.start(node.work("import time; time.sleep(3)", limits=limits))
+    assert process.stdin
+    while process.poll() is None:
+        with_line = process.stdin
+        try:
+            with_line.write(b"\n")
+            with_line.flush()
+        except BrokenPipeError:
+            break
+        wait_until(lambda: process.poll() is not None, 0.2)
+    assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_from_outside_ends_the_ranks(node: Node, number: int) -> None:
+    process = node.start(node.work(SLEEP))
+    assert wait_until(node.ranks)
+    process.send_signal(number)
+    assert process.wait(30) == 3
+    assert node.ended()["evidence"] == f"signal {number:d} from outside" and node.ranks() == []
+
+
+@pytest.mark.drill
+def test_workers_of_a_killed_agent_end_as_orphans(node: Node) -> None:
+    platform = str(AGENT.parents[2])
+    worker = f"import sys, time\nsys.path.insert(0, {platform!r})\n"
+    worker += "from levelfield.worker.heartbeat import start_heartbeat\n"
+    worker += "start_heartbeat('events/rank{rank}.alive')\ntime.sleep(600)\n"
+    work = node.work(worker)
+    work["processes"][0]["argv"].remove("-S")  # the worker needs numpy
+    process = node.start(work)
+    assert wait_until((node.root / "events/rank0.alive").exists)
+    process.kill()
+    assert wait_until(lambda: node.running() == [])
+    assert [line["event"] for line in node.record()] == ["started", "ranks-started"]  # no last word
+
+
+def test_a_rank_that_cannot_start_is_a_launch_error(node: Node) -> None:
+    work = node.work(SLEEP, SLEEP)
+    work["processes"][1]["argv"] = ["/nothing/python"]
+    assert node.run(work) == 1
+    assert (node.ended()["cause"], node.ended()["evidence"]) == (
+        "launch-error",
+        "/nothing/python: No such file or directory",
+    )
+    assert node.ranks() == []
+
+
+def test_a_full_disk_ends_the_work_and_not_the_node(node: Node) -> None:
+    """Only what fits is written: the facts do not, so no rank starts."""
+    process = node.start(
+        node.work(SLEEP), "--stream", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (400, 400))
+    )
+    assert process.stdout
+    printed = process.stdout.read()
+    assert process.wait(30) == 1 and frames(printed)[-1] == {"end": 1}
+    assert node.ended()["cause"] == "launch-error" and "File too large" in node.ended()["evidence"]
+
+
+# ---- checks before the start
+
+
+def test_other_code_is_refused_before_any_rank_starts(node: Node) -> None:
+    folder = str(MODELS / "torch")
+    right = code_digest(MODELS / "torch")
+    assert node.run(node.work("pass", expected={"code": right, "folder": folder})) == 0
+    assert node.run(node.work("open('ran', 'w')", expected={"code": "sha256:" + "0" * 64, "folder": folder})) == 4
+    refused = node.record()[-2]
+    assert (refused["event"], refused["cause"]) == ("refused", "node-differs")
+    assert f"found {right[:19]}, expected sha256:000000000000" in refused["evidence"]
+    assert not (node.root / "ran").exists()
+
+
+def test_a_changed_file_changes_the_nodes_digest(node: Node, tmp_path: Path) -> None:
+    own = tmp_path / "models" / "own"
+    own.mkdir(parents=True)
+    (own / "train.py").write_text("1")
+    expected = {"code": code_digest(own), "folder": str(own)}
+    assert node.run(node.work("pass", expected=expected)) == 0
+    (own / "train.py").write_text("2")
+    assert node.run(node.work("pass", expected=expected)) == 4
+    assert node.run(node.work("pass", expected={**expected, "folder": str(tmp_path / "absent")})) == 4
+
+
+@pytest.mark.parametrize("stamp", ["absent", "{", '{"digest": "other"}', "[]", "7"])
+def test_another_environment_is_refused(node: Node, tmp_path: Path, stamp: str) -> None:
+    path = tmp_path / "stamp.json"
+    if stamp != "absent":
+        path.write_text(stamp)
+    expected = {"environment": "sha256:right", "stamp": str(path)}
+    assert node.run(node.work("pass", expected=expected)) == 4
+    assert "the environment differs" in node.ended()["evidence"]
+    path.write_text('{"digest": "sha256:right"}')
+    assert node.run(node.work("pass", expected=expected)) == 0
+
+
+def test_a_taken_port_is_refused_on_the_first_node_only(node: Node) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert node.run(node.work("pass", port=port)) == 5
+        assert f"port {port} of this node is taken" in node.ended()["evidence"]
+        assert node.run(node.work("pass", port=port, node_rank=1)) == 0
+
+
+def test_a_taken_device_is_refused_with_its_holder(node: Node, tmp_path: Path) -> None:
+    with device_locked(tmp_path / "locks", "fake-0", "another_run"):
+        assert node.run(node.work("pass", locks=["fake-1", "fake-0"])) == 6
+    assert "device fake-0 is in use by run another_run" in node.ended()["evidence"]
+    assert node.run(node.work("pass", locks=["fake-1", "fake-0"])) == 0
+
+
+# ---- variables
+
+
+def test_variables_are_filled_and_secrets_come_from_outside(node: Node) -> None:
+    work = node.work(
+        "import os, json; print(json.dumps({k: os.environ.get(k) for k in ('A', 'B', 'TOKEN', 'OWN', 'GONE')}))",
+        port=23456,
+        inherit=["TOKEN", "OWN"],
+        secrets={"TOKEN": "from the line"},
+        removed=["GONE"],
+    )
+    work["processes"][0]["environment"] = {"A": "{first_node}:{port}", "B": "plain", "TOKEN": "***"}
+    assert node.run(work, environment={"OWN": "from outside", "GONE": "x"}) == 0
+    found = json.loads((node.root / "logs/rank0.log").read_text())
+    expected = {"A": "10.0.0.1:23456", "B": "plain", "TOKEN": "from the line", "OWN": "from outside", "GONE": None}
+    assert found == expected
+    kept = [path for path in node.root.rglob("*") if path.is_file() and path.name != "rank0.log"]
+    assert kept and not any(b"from the line" in path.read_bytes() for path in kept)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"schema": "levelfield.node/9"}, "key 'schema'"),
+        ({"run_id": 7}, "key 'run_id': found int, expected str"),
+        ({"node_rank": True}, "key 'node_rank'"),
+        ({"limits": {}}, "key 'start_seconds': found NoneType, expected a number"),
+        ({"processes": ["x"]}, "expected objects"),
+        ({"files": {"../outside": "x"}}, "found '../outside'"),
+        ({"files": {"/outside": "x"}}, "found '/outside'"),
+    ],
+)
+def test_work_that_cannot_be_read_names_the_key(node: Node, changed: dict[str, Any], said: str) -> None:
+    process = node.start(node.work("pass", **changed), stderr=subprocess.PIPE)
+    _, complaint = process.communicate(timeout=30)
+    assert process.returncode == 2 and said in complaint.decode() and not node.root.exists()
+
+
+def test_a_placeholder_without_a_value_is_refused(node: Node) -> None:
+    work = node.work("pass", first_node=None)
+    work["processes"][0]["environment"] = {"MASTER_ADDR": "{first_node}"}
+    assert node.run(work, stderr=subprocess.DEVNULL) == 2
+
+
+def test_a_file_gives_the_work_of_the_engines_rank(node: Node, tmp_path: Path) -> None:
+    work = node.work("import os; print(os.environ['MASTER_ADDR'])", node_rank=3, first_node=None)
+    work["processes"][0]["environment"] = {"MASTER_ADDR": "{first_node}"}
+    (tmp_path / "node3.json").write_text(json.dumps(work))
+    argv = [sys.executable, str(AGENT), "run", str(tmp_path / "node{node_rank}.json"), "--first-node", "c1"]
+    done = subprocess.run(argv, env={**os.environ, "SLURM_NODEID": "3"}, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0 and (node.root / "logs/rank0.log").read_text() == "c1\n"
+    assert node.record(3)[-1]["cause"] == "exited"
+
+
+# ---- facts, samples and frames
+
+
+def tool(folder: Path, name: str, body: str) -> str:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_facts_have_the_host_and_the_tools(node: Node, tmp_path: Path) -> None:
+    commands = {
+        "good": {"argv": [tool(tmp_path, "good", "echo 'driver 1'")], "timeout_seconds": 5},
+        "hangs": {"argv": [tool(tmp_path, "hangs", "sleep 60")], "timeout_seconds": 0.3},
+        "binary": {"argv": [tool(tmp_path, "binary", "printf '\\377\\376'")], "timeout_seconds": 5},
+        "absent": {"argv": ["no-such-tool-here"], "timeout_seconds": 5},
+    }
+    assert node.run(node.work("pass", facts=commands)) == 0
+    facts = json.loads((node.root / "nodes/node0.facts.json").read_text())
+    assert facts["hostname"] == socket.gethostname() and facts["memory_bytes"] > 2**20
+    assert facts["usable_cores"] == len(os.sched_getaffinity(0))
+    tools = facts["tools"]
+    assert tools["good"]["text"] == "driver 1\n"
+    assert "did not answer within 0.3 s" in tools["hangs"]["reason"]
+    assert "printed no UTF-8 text" in tools["binary"]["reason"]
+    assert tools["absent"]["absent"] and "text" not in tools["absent"]
+
+
+def test_samples_stand_in_the_nodes_own_file(node: Node, tmp_path: Path) -> None:
+    samples = {
+        "commands": [{"argv": [tool(tmp_path, "smi", "echo 41 W")], "timeout_seconds": 5}],
+        "interval_seconds": 0.1,
+    }
+    assert node.run(node.work("import time; time.sleep(0.6)", samples=samples)) == 0
+    lines = [json.loads(line) for line in (node.root / "telemetry/node0.raw.jsonl").read_text().splitlines()]
+    assert [line.get("before") for line in lines[:2]] == [True, True] and "before" not in lines[-1]
+    assert lines[0]["outputs"] == [] and lines[1]["outputs"][0]["text"] == "41 W\n" and len(lines) > 3
+    assert all(b["host"]["busy_seconds"] >= a["host"]["busy_seconds"] for a, b in pairwise(lines))
+
+
+def test_a_tool_that_hangs_does_not_hold_up_the_end(node: Node, tmp_path: Path) -> None:
+    started = tool(tmp_path, "smi", f"test -f {tmp_path}/first && sleep 600; touch {tmp_path}/first; echo 1")
+    samples = {"commands": [{"argv": [started], "timeout_seconds": 300}], "interval_seconds": 0.1}
+    assert node.run(node.work("import time; time.sleep(0.5)", samples=samples)) == 0
+    assert wait_until(lambda: node.running() == [])
+
+
+def test_the_frames_are_the_files(node: Node) -> None:
+    script = (
+        "import sys; b = sys.stdout.buffer; b.write('\u00e9'.encode() * 20001); b.write(bytes(range(256)));"
+        "b.write(b'\\x01' * 30000); open('events/rank0.jsonl', 'w').write('{}\\n');"
+        "open('events/rank0.alive', 'w').write('7')"
+    )
+    process = node.start(node.work(script), "--stream")
+    assert process.stdout
+    printed = process.stdout.read()
+    found = frames(printed)
+    assert process.wait(30) == 0 and found[-1] == {"end": 0} and any("beat" in frame for frame in found)
+    assert max(map(len, printed.splitlines(keepends=True))) <= 64 * 1024
+    names = {frame["file"] for frame in found if "file" in frame} - {"events/rank0.alive"}
+    assert names == {
+        "events/rank0.jsonl", "logs/rank0.log", "nodes/node0.facts.json", "nodes/node0.record.jsonl",
+        "telemetry/node0.raw.jsonl",
+    }  # fmt: skip
+    for name in names:
+        assert received(found, name) == (node.root / name).read_bytes()
+    assert {"file": "events/rank0.alive", "at": 0, "data": "7"} in found
+
+
+def test_a_receiver_that_goes_away_ends_the_ranks(node: Node) -> None:
+    process = node.start(node.work(SLEEP), "--stream")
+    assert wait_until(node.ranks) and process.stdout
+    process.stdout.close()
+    assert process.wait(30) == 3 and "the receiver is gone" in node.ended()["evidence"]
+
+
+def test_a_receiver_that_stops_reading_does_not_hold_up_the_ranks(node: Node) -> None:
+    script = "print('x' * 2000000)\nopen('done', 'w')"
+    process = node.start(node.work(script), "--stream")
+    assert wait_until((node.root / "done").exists)
+    assert wait_until(lambda: node.record()[-1]["event"] == "ended")
+    assert process.wait(30) == 0  # after the bounded wait for the receiver

@@ -1,0 +1,150 @@
+"""A node's frames: what a right one sends arrives, and nothing else reaches the run directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from levelfield.node import stream_frames
+from levelfield.node.stream_frames import MOST_LINE_BYTES, PART_BYTES, file_frame, frame_line
+from levelfield.run.launchers import node_stream
+from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
+
+NAME = "events/rank2.jsonl"
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> NodeStream:
+    return NodeStream(tmp_path / "run", 1, [2, 3])
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+def file(**changed: Any) -> bytes:
+    return frame_line({"file": NAME, "at": 0, "data": "x", **changed})
+
+
+def test_frames_in_any_parts_become_the_files(stream: NodeStream, root: Path) -> None:
+    sent = b"".join(
+        [
+            file(data="one\n"),
+            frame_line({"beat": 1}),
+            file(at=4, data="zwei é\n"),
+            frame_line({"file": "logs/node1.log", "at": 0, "base64": "//4="}),
+            frame_line({"end": 3}),
+        ]
+    )
+    for byte in sent:
+        stream.receive(bytes([byte]))
+    assert (root / NAME).read_text() == "one\nzwei é\n" and (root / "logs/node1.log").read_bytes() == b"\xff\xfe"
+    assert stream.code == 3 and stream.is_complete() and stream.frames == 5
+
+
+def test_a_heartbeat_replaces_the_last_one(stream: NodeStream, root: Path) -> None:
+    path = root / "events/rank3.alive"
+    stream.receive(frame_line({"file": "events/rank3.alive", "at": 0, "data": "7"}))
+    before = path.stat().st_mtime_ns
+    stream.receive(frame_line({"file": "events/rank3.alive", "at": 0, "data": "12"}))
+    assert path.read_text() == "12" and path.stat().st_mtime_ns > before
+
+
+WRONG = {
+    "not JSON": b"hello\n",
+    "not an object": b"[1]\n",
+    "not ASCII": b'{"beat": "\xff"}\n',
+    "a motd": b"Welcome to host1!\n",
+    "nested": b"[" * 60000 + b"\n",
+    "a huge number": b'{"beat":' + b"9" * 5000 + b"}\n",
+    "nan": b'{"beat": NaN}\n',
+    "a negative beat": frame_line({"beat": -1}),
+    "a beat that is a word": frame_line({"beat": "1"}),
+    "a beat that is a truth": frame_line({"beat": True}),
+    "no keys": frame_line({}),
+    "an unknown key": frame_line({"beat": 1, "more": 2}),
+    "data twice": file(base64="eA=="),
+    "no data": frame_line({"file": NAME, "at": 0}),
+    "another node's rank": file(file="events/rank0.jsonl"),
+    "another node's record": file(file="nodes/node0.record.jsonl"),
+    "the plan": file(file="plan.json"),
+    "the result": file(file="result.json"),
+    "a folder above": file(file="events/../../outside"),
+    "above by name": file(file="../outside"),
+    "from the root": file(file="/tmp/outside"),
+    "another spelling": file(file="events//rank2.jsonl"),
+    "an empty name": file(file=""),
+    "no name": file(file=None),
+    "a list as name": file(file=[NAME]),
+    "a gap": file(at=1),
+    "an offset before the start": file(at=-1),
+    "an offset with a point": file(at=0.0),
+    "data of another kind": file(data=7),
+    "a lone surrogate": b'{"file":"events/rank2.jsonl","at":0,"data":"\\ud800"}\n',
+    "wrong base64": frame_line({"file": NAME, "at": 0, "base64": "*"}),
+    "a heartbeat elsewhere": frame_line({"file": "events/rank2.alive", "at": 5, "data": "1"}),
+    "a long heartbeat": frame_line({"file": "events/rank2.alive", "at": 0, "data": "1" * 21}),
+    "a long line": b"x" * (MOST_LINE_BYTES + 1),
+    "a long whole line": b'{"beat":' + b" " * MOST_LINE_BYTES + b"1}\n",
+    "an exit code of a word": frame_line({"end": "0"}),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_anything_else_is_a_broken_stream(stream: NodeStream, root: Path, what: str) -> None:
+    with pytest.raises(BrokenStream):
+        stream.receive(WRONG[what])
+    assert [path for path in root.parent.rglob("*") if path.is_file()] == []
+
+
+def test_a_part_that_repeats_or_follows_the_end_is_broken(stream: NodeStream, root: Path) -> None:
+    stream.receive(file(data="ab"))
+    with pytest.raises(BrokenStream, match="found offset 0, expected 2"):
+        stream.receive(file(data="ab"))
+    stream.receive(frame_line({"end": 0}))
+    with pytest.raises(BrokenStream, match="after the last one"):
+        stream.receive(frame_line({"beat": 1}))
+    assert (root / NAME).read_text() == "ab"
+
+
+def test_a_truncated_stream_is_not_complete(stream: NodeStream, root: Path) -> None:
+    stream.receive(file(data="ab") + file(at=2, data="cd")[:-1])
+    assert not stream.is_complete() and (root / NAME).read_text() == "ab"
+
+
+def test_a_file_has_a_limit(stream: NodeStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_stream, "MOST_FILE_BYTES", 10)
+    stream.receive(file(data="x" * 10))
+    with pytest.raises(BrokenStream, match="found more than 10 bytes"):
+        stream.receive(file(at=10))
+
+
+def test_a_link_in_the_run_directory_is_not_followed(stream: NodeStream, root: Path, tmp_path: Path) -> None:
+    (root / "events").mkdir()
+    (root / NAME).symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="symbolic link"):
+        stream.receive(file())
+    assert not (tmp_path / "victim").exists()
+
+
+@given(st.binary(max_size=3 * PART_BYTES))
+def test_every_content_fits_into_frames_and_arrives(content: bytes) -> None:
+    offset, found = 0, b""
+    while offset < len(content):
+        frame, size = file_frame(NAME, offset, content[offset : offset + PART_BYTES])
+        assert len(frame) <= MOST_LINE_BYTES and size > 0
+        found += node_stream._content(json.loads(frame))
+        offset += size
+    assert found == content
+
+
+@pytest.mark.parametrize("text", ["\x00" * PART_BYTES, "\U0001f600" * (PART_BYTES // 4), "\u00e9" * (PART_BYTES // 2)])
+def test_the_longest_frames_are_short_enough(text: str) -> None:
+    frame, size = file_frame(NAME, stream_frames.MOST_FILE_BYTES, text.encode())
+    assert len(frame) <= MOST_LINE_BYTES and size == len(text.encode())

@@ -1,0 +1,83 @@
+"""Site files, hosts files, and the port of a rendezvous."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from levelfield.errors import DocumentError
+from levelfield.specs.base import parse
+from levelfield.specs.launch import rendezvous_port
+from levelfield.specs.site import Host, HostsFile, Site
+
+
+def site(**content: Any) -> Site:
+    return parse(Site, {"schema": "levelfield.site/1", **content}, "site.yaml")
+
+
+def test_an_empty_site_has_defaults() -> None:
+    found = site()
+    assert (found.launcher, found.ports, found.ssh.command) == (None, (23000, 31999), ("ssh",))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"partition": "x"}, "unknown key"),
+        ({"slurm": {"partition": "a b"}}, "slurm.partition"),
+        ({"slurm": {"partition": "a\n#SBATCH --wrap=x"}}, "slurm.partition"),
+        ({"slurm": {"options": ["-p x"]}}, "slurm.options"),
+        ({"slurm": {"options": ["--comment=a\nrm"]}}, "slurm.options"),
+        ({"slurm": {"account": "--uid=0"}}, "slurm.account"),
+        ({"shared": "scratch"}, "a path from the root"),
+        ({"ports": [9000, 8000]}, "the first port before the last"),
+        ({"ports": [80, 8000]}, "ports"),
+        ({"environment": {"HF_TOKEN": "abc"}}, "looks like a secret"),
+        ({"environment": {"MASTER_ADDR": "x"}}, "cannot be set here"),
+        ({"ssh": {"command": ["-oProxyCommand=x"]}}, "ssh.command"),
+        ({"kubernetes": {"claim": "data"}}, "expected both or none"),
+    ],
+)
+def test_a_wrong_site_is_refused_with_its_key(content: dict[str, Any], said: str) -> None:
+    with pytest.raises(DocumentError, match=r"site\.yaml") as raised:
+        site(**content)
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "said"),
+    [
+        ([], "hosts"),
+        ([{"name": "a"}, {"name": "a"}], "expected each name once"),
+        ([{"name": "-oProxyCommand=touch"}], "hosts.0.name"),
+        ([{"name": "a", "port": 70000}], "hosts.0.port"),
+        ([{"name": "a", "slots": 0}], "hosts.0.slots"),
+    ],
+)
+def test_a_wrong_hosts_file_is_refused(hosts: list[dict[str, Any]], said: str) -> None:
+    with pytest.raises(DocumentError) as raised:
+        parse(HostsFile, {"schema": "levelfield.hosts/1", "hosts": hosts}, "hosts.yaml")
+    assert said in str(raised.value)
+
+
+def test_a_host_is_reached_at_its_address_else_by_its_name() -> None:
+    assert [h.reached_at for h in (Host(name="a", address="10.0.0.1"), Host(name="b"))] == ["10.0.0.1", "b"]
+
+
+def test_the_port_is_a_function_of_the_run_within_the_range() -> None:
+    ports = [rendezvous_port(f"run{n}", (23000, 23009)) for n in range(200)]
+    assert set(ports) == set(range(23000, 23010))
+    assert rendezvous_port("run1", (23000, 23009)) == ports[1]
+    assert rendezvous_port("run1", (25000, 25000)) == 25000
+
+
+def test_every_shipped_site_file_can_be_read() -> None:
+    folder = Path(__file__).parents[3] / "configs" / "sites"
+    assert [load_site(path) for path in folder.glob("*.yaml")]
+
+
+def load_site(path: Path) -> Site:
+    from levelfield.specs.base import load
+
+    return load(Site, path)
