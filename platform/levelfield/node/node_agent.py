@@ -36,6 +36,7 @@ from levelfield.node.sampling import Sampler
 from levelfield.node.written_files import write_files, write_json
 
 WRONG_WORK, DIFFERS, NO_RENDEZVOUS, DEVICE_TAKEN = 2, 4, 5, 6
+RESOLVE_SECONDS = 20.0
 MOST_WORK_BYTES = 64 * 2**20
 Fields = Dict[str, Any]
 
@@ -96,8 +97,16 @@ class NodeAgent:
         if self._work.node_rank == 0:
             refusal = check_port(port) if port is not None else None
         else:
-            refusal = check_name(first) if first is not None else None
+            refusal = self._name_refusal(first) if first is not None else None
         return self._refused(refusal, NO_RENDEZVOUS) if refusal else None
+
+    def _name_refusal(self, first: str) -> Refusal | None:
+        """Return why the first node's name is not usable. In a cluster a name may come a little after its node."""
+        seconds = self._work.part("limits").get("resolve_seconds", RESOLVE_SECONDS)
+        deadline = time.monotonic() + seconds
+        while (refusal := check_name(first)) and time.monotonic() < deadline and not self._stop.wait(1.0):
+            pass
+        return refusal
 
     def _refused(self, refusal: Refusal, code: int) -> Ending:
         self._record.write("refused", cause=refusal.cause, evidence=refusal.evidence)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from levelfield.node import node_setup
 from levelfield.node.code_digest import SOURCES, code_digest
-from levelfield.run.launchers.code_archive import code_archive
+from levelfield.run.launchers.code_archive import code_archive, wheels_archive
 from levelfield.run.launchers.connection import Connection, wait_for_output
 from levelfield.run.launchers.ssh_errors import explained
 from levelfield.run.launchers.ssh_places import LOADER, ssh_argv
@@ -35,7 +35,8 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.mark.parametrize("name", ["torch", "megatron", "paddle"])
 def test_the_unpacked_code_has_the_plans_digest(name: str, tmp_path: Path) -> None:
     content = code_archive(ROOT / "models" / name)
-    node_setup.unpack(content, hashlib.sha256(content).hexdigest(), tmp_path / "code")
+    (tmp_path / "code.tar").write_bytes(content)
+    node_setup.unpack(tmp_path / "code.tar", tmp_path / "code")
     done = subprocess.run(
         [sys.executable, "-c", _DIGEST, str(tmp_path / "code"), name], capture_output=True, text=True, check=True
     )
@@ -61,6 +62,15 @@ def test_the_same_code_is_the_same_archive_whatever_its_times(tmp_path: Path) ->
     assert code_archive(own) == before
     (own / "model.py").write_text("# another")
     assert code_archive(own) != before
+
+
+def test_the_wheels_of_a_folder_are_archived_and_nothing_else(tmp_path: Path) -> None:
+    path = wheel(tmp_path)
+    (tmp_path / "notes.txt").write_text("x")
+    with tarfile.open(fileobj=io.BytesIO(bytes(wheels_archive(tmp_path)))) as found:
+        assert found.getnames() == [path.name]
+        member = found.extractfile(path.name)
+        assert member is not None and member.read() == path.read_bytes()
 
 
 # ---- the commands
@@ -229,6 +239,16 @@ def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
     given = {"name": None, "python": "/nothing/python"}
     found = Setup(header(tmp_path / "node", announced("code", CODE), environment=given), {"code": CODE})
     assert found.error == "the interpreter /nothing/python cannot be started: No such file or directory"
+
+
+def test_a_connection_that_ends_within_an_archive_leaves_none(tmp_path: Path) -> None:
+    short = CODE[: len(CODE) // 2]
+    given = header(tmp_path / "node", announced("code", CODE))
+    program = Path(node_setup.__file__).read_bytes()
+    text = b"%d\n%s%s\n%s" % (len(program), program, json.dumps(given).encode(), short)
+    done = subprocess.run([sys.executable, "-c", LOADER], input=text, capture_output=True)
+    assert done.returncode == 1 and b"before the end of the code" in done.stdout
+    assert [path.suffix for path in (tmp_path / "node/code").iterdir()] == [".lock"]
 
 
 @pytest.mark.thorough
