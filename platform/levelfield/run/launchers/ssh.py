@@ -115,7 +115,14 @@ def _supervised(request: Request, nodes: Sequence[NodeRun], watch: Watch) -> Out
     except KeyboardInterrupt:
         supervision.cause, supervision.evidence = "interrupted", "interrupted by the user"
         supervision.stop()
-    return Outcome(supervision.cause, _ends(nodes), supervision.evidence)
+    kills = [node.memory_kills() for node in nodes]
+    return Outcome(
+        supervision.cause,
+        _ends(nodes),
+        supervision.evidence,
+        oom_kills=sum(number for number, _ in kills),
+        oom_evidence="; ".join(said for _, said in kills if said) or None,
+    )
 
 
 def _ends(nodes: Sequence[NodeRun]) -> tuple[ProcessEnd, ...]:
