@@ -49,7 +49,7 @@ def slurm(slurm_cluster: Cluster) -> Iterator[Cluster]:
     assert idle_nodes(slurm_cluster, 60), "a node is not idle"
     before = set(jobs_of())
     yield slurm_cluster
-    left = jobs_left(before, SECONDS)
+    left = jobs_left(before, 60)  # a node that was lost is given time to come back
     if left:
         subprocess.run(["scancel", *left], check=False, timeout=SECONDS)
     assert left == []
