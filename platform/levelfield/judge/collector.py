@@ -13,6 +13,7 @@ from levelfield.judge.disturbance import disturbance, disturbed
 from levelfield.judge.node_ends import missing_warnings, node_results
 from levelfield.judge.node_figures import device_load, energy, memory
 from levelfield.judge.other_use import other_use
+from levelfield.judge.rank_pace import rank_pace
 from levelfield.judge.recomputation import repeated
 from levelfield.judge.sealing import Redaction, seal_warnings, under_seal, unless_tampered
 from levelfield.judge.status import judge
@@ -24,6 +25,7 @@ from levelfield.measure.validity import loss_curve, tokens_checksum
 from levelfield.measure.weights import weight_checksums
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.node_parts import node_parts
+from levelfield.rundir.preflight_file import preflight_sentence
 from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.rundir.seal import seal_finding
 from levelfield.rundir.system_facts import origin_of
@@ -110,7 +112,9 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         ),
         allowed=plan.container.allowed if plan.container else (),
         inherited=raw.inherited,
+        preflight=preflight_sentence(paths.preflight),
         origin=origin_of(raw.provenance, plan.implementation.rests_on),
+        pace=rank_pace(plan, raw),
         machines=nodes,
         seal=seal,
     )
