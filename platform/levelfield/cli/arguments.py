@@ -239,6 +239,11 @@ def _run(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="measure that first, and train nothing where others use a device or the processors",
     )
+    where.add_argument(
+        "--attach",
+        metavar="RUN",
+        help="watch a run whose platform was killed while its job goes on, such as one of Slurm, and collect it",
+    )
     where.add_argument("--base-image", metavar="IMAGE", help=_BASE_IMAGE)
     where.add_argument("--offline", action="store_true", help="fetch neither wheels nor images from a network")
     where.add_argument(

@@ -80,7 +80,7 @@ class GradientShare:
 
 @dataclass(frozen=True)
 class Reading:
-    """One reading of one device by the vendor's tool. `device` is unique over all nodes (`0/3`).
+    """One reading of one device by the vendor's tool. `device`: its index on its node.
 
     utilisation: 0 to 1. before: it was taken before the training started. reasons: why values are None.
     """

@@ -74,7 +74,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         entry=decision.suite,
         refusal=decision.refusal,
         notices=(*found.notices, *use_notices(found, hardware)),
-        launch=launch_of(decision.request.launch, hardware.nodes),
+        launch=launch_of(decision.request.launch, hardware.nodes, found.adapter),
         preflight=preflight_of(decision.request, hardware.nodes),
         platform_version=levelfield.__version__,
     )

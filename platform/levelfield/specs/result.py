@@ -39,7 +39,7 @@ class Status(Value):
     reasons: tuple[str, ...] = Field(default=(), description="Why the word is not `valid`; empty for a valid run.")
     failure: str | None = Field(
         default=None,
-        description="Class of the failure, for example `oom`, `killed`, `hang`, `disturbed` or `environment`.",
+        description="Class of the failure, for example `oom`, `killed`, `hang`, `node`, `cancelled` or `environment`.",
     )
     evidence: str | None = Field(
         default=None, description="The line that shows the failure, and the steps done by then."
@@ -358,6 +358,23 @@ class SealFinding(Value):
     digest: str | None = Field(default=None, description="Digest of the raw files as they are.")
 
 
+class NodeResult(Value):
+    """One node of a run over several machines."""
+
+    node: int = Field(description="Number of the node, from 0.", json_schema_extra={"unit": "node number"})
+    name: str | None = Field(description="Its host's name; null when it never told it.")
+    word: str | None = Field(
+        description="How its part ended: `ended`, `failed`, `stopped`, `lost`, `differs`, `unreachable`, "
+        "`device-taken`, `cancelled`, `preempted` or `time-limit`. Null when nothing is known."
+    )
+    detail: str | None = Field(description="The evidence for that, as a sentence.")
+    missing: tuple[str, ...] = Field(description="Which evidence of the node did not arrive; empty when all did.")
+    kernel: str | None = Field(description="Its operating system's kernel.")
+    software: dict[str, str] = Field(description="Driver and libraries of the vendor, as its tools name them there.")
+    cores: int | None = Field(description="Cores that the run may use there.", json_schema_extra=COUNT)
+    memory_bytes: int | None = Field(description="Memory of the host.", json_schema_extra=BYTES)
+
+
 class Result(Document):
     """What a run came to: result.json."""
 
@@ -458,6 +475,9 @@ class Result(Document):
     )
     origin: Origin | None = Field(
         default=None, description="What the run was made with; null for results of an earlier version."
+    )
+    machines: tuple[NodeResult, ...] = Field(
+        default=(), description="Each node, and how its part ended; empty for a run on the platform's machine alone."
     )
     seal: SealFinding | None = Field(
         default=None, description="Whether the raw files are as sealed; null for results of an earlier version."

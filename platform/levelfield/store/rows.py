@@ -27,6 +27,7 @@ _OF_SERIES = (
     *("label", "work", "corpus", "scale", "framework", "vendor", "chip", "device_is", "precision", "runtime"),
     *("nodes", "devices", "micro_batch", "accumulation", "recompute"),
 )
+_MOST_RECENT = 1000  # values that are known by identity
 
 
 def run_row(record: RunRecord, number: int, places: Mapping[str, int]) -> dict[str, Any]:
@@ -102,11 +103,19 @@ class Digests:
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
+        self._recent: dict[int, tuple[Value, str]] = {}
 
     def of(self, value: Value) -> str:
+        recent = self._recent.get(id(value))
+        return recent[1] if recent and recent[0] is value else self._remembered(value)
+
+    def _remembered(self, value: Value) -> str:
         key = value.model_dump_json()
         if key not in self._known:
             self._known[key] = value.fingerprint()
+        if len(self._recent) >= _MOST_RECENT:
+            self._recent.clear()
+        self._recent[id(value)] = value, self._known[key]
         return self._known[key]
 
 

@@ -82,7 +82,7 @@ def record_of(
         window=result.window,
         step_seconds=_step_seconds(plan, raw),
         losses=_losses(raw),
-        telemetry=telemetry_summary(raw, plan.work.window),
+        telemetry=telemetry_summary(plan, raw),
         result=_result(result, private),
     )
 

@@ -1,0 +1,65 @@
+"""The first program of a pod: it unpacks Levelfield's code, waits for the first node's name, and becomes the node's part.
+
+    python3 start.py --code FILE --folder DIR --work FILE [--first-node NAME] [--stream]
+
+A name of the cluster's DNS appears a moment after its pod. The ranks get the address, because some frameworks take no
+name. It needs only the standard library of Python 3.8.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import tarfile
+import time
+from pathlib import Path
+from typing import List, Optional
+
+RESOLVE_SECONDS = 300.0
+RETRY_SECONDS = 1.0
+NO_ADDRESS = 8  # the exit code where the first node's name has no address
+
+
+def main(arguments: List[str]) -> int:
+    """Become the node's part. Return an exit code only where that is not possible."""
+    options = _options(arguments)
+    code = Path(options.folder) / "code"
+    with tarfile.open(options.code) as archive:
+        archive.extractall(code)
+    agent = str(code / "platform" / "levelfield" / "node" / "node_agent.py")
+    given = [sys.executable, agent, "run", options.work, *(["--stream"] if options.stream else [])]
+    if options.first_node:
+        address = address_of(options.first_node, RESOLVE_SECONDS)
+        if address is None:
+            print(f"levelfield: {options.first_node}: found no address for {RESOLVE_SECONDS:g} s", file=sys.stderr)
+            return NO_ADDRESS
+        given += ["--first-node", address]
+    sys.stdout.flush()
+    os.execv(sys.executable, given)
+
+
+def address_of(name: str, limit_seconds: float) -> Optional[str]:
+    """Return the address of a name as soon as it has one; None after the limit."""
+    deadline = time.monotonic() + limit_seconds
+    while True:
+        try:
+            return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+        except OSError:
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(RETRY_SECONDS)
+
+
+def _options(arguments: List[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="start.py")
+    for name in ("--code", "--folder", "--work"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("--first-node")
+    parser.add_argument("--stream", action="store_true")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

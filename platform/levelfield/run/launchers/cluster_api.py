@@ -1,0 +1,184 @@
+"""Requests to a cluster's API, with the official client's configuration, certificates and tokens.
+
+Bodies are sent as the manifest has them: no model of the client changes or drops a key.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from levelfield.errors import UsageError
+
+PACKAGE = "kubernetes==37.0.2"
+CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 30.0
+MOST_LINE_BYTES = 4 * 2**20  # the API's objects have less than 2 MiB
+_CREATED_AT = {  # apiVersion and kind: the path below the namespace
+    ("v1", "ConfigMap"): "configmaps",
+    ("v1", "Secret"): "secrets",
+    ("v1", "Service"): "services",
+    ("batch/v1", "Job"): "jobs",
+    ("jobset.x-k8s.io/v1alpha2", "JobSet"): "jobsets",
+    ("trainer.kubeflow.org/v1alpha1", "TrainJob"): "trainjobs",
+}
+Fields = dict[str, Any]
+
+
+class ClusterRefusal(Exception):
+    """The cluster answered with an error. status: of HTTP. The message is the cluster's own."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{message} ({status})")
+        self.status = status
+
+
+class ClusterSilence(Exception):
+    """The cluster gave no answer, or the connection to it broke."""
+
+
+class ClusterApi:
+    """One cluster, as a context of the user's kubeconfig reaches it."""
+
+    def __init__(self, context: str | None, connections: int = 16) -> None:
+        """Read the configuration. Raises UsageError where there is none, or where the client is not installed."""
+        try:
+            from kubernetes import client, config
+        except ImportError:
+            raise UsageError(
+                f"--launcher kubernetes needs the package kubernetes: pip install '{PACKAGE}' into the Python that "
+                "runs Levelfield"
+            ) from None
+        settings = client.Configuration()
+        try:
+            config.load_config(context=context, client_configuration=settings)
+        except (config.ConfigException, OSError, ValueError) as error:
+            named = f"context {context}" if context else "the current context"
+            said = " ".join(str(error).split())
+            raise UsageError(f"kubeconfig: {named}: {said}; `kubectl config get-contexts` lists them") from None
+        settings.connection_pool_maxsize = connections
+        self._client = client.ApiClient(settings)
+
+    @property
+    def address(self) -> str:
+        return str(self._client.configuration.host)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def get(self, path: str, **query: object) -> Fields:
+        return self._answer("GET", path, query)
+
+    def create(self, document: Mapping[str, Any]) -> Fields:
+        """Create an object. Return it as the cluster has it."""
+        return self._answer("POST", collection_of(document), body=document)
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Fields:
+        return self._answer("POST", path, body=body)
+
+    def patch(self, path: str, body: Mapping[str, Any]) -> Fields:
+        return self._answer("PATCH", path, body=body, kind="application/merge-patch+json")
+
+    def delete(self, path: str) -> bool:
+        """Delete an object with everything that it owns. Return whether it was there."""
+        try:
+            self._answer("DELETE", path, {"propagationPolicy": "Foreground"})
+        except ClusterRefusal as error:
+            if error.status != 404:
+                raise
+            return False
+        return True
+
+    def lines(self, path: str, silence_seconds: float, **query: object) -> Iterator[bytes]:
+        """Return the lines of an endless answer, such as a log. It ends where the server ends it.
+
+        Raises ClusterSilence when nothing comes for so long, or when the connection breaks.
+        """
+        import urllib3
+
+        response = self._open("GET", path, query, silence_seconds=silence_seconds)
+        rest = b""
+        try:
+            for part in response.stream(amt=None):
+                *whole, rest = (rest + part).split(b"\n")
+                yield from whole
+                if len(rest) > MOST_LINE_BYTES:
+                    raise ClusterSilence(f"found a line of more than {MOST_LINE_BYTES} bytes")
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise ClusterSilence(_said(error)) from None
+        finally:
+            response.close()
+        if rest:
+            yield rest
+
+    def _answer(
+        self, method: str, path: str, query: Mapping[str, object] | None = None, body: Any = None, kind: str = ""
+    ) -> Fields:
+        import urllib3
+
+        response = self._open(method, path, query or {}, body, kind)
+        try:
+            content = json.loads(response.data or b"{}")
+        except urllib3.exceptions.HTTPError as error:
+            raise ClusterSilence(_said(error)) from None
+        except ValueError:
+            raise ClusterSilence(f"{self.address}: the answer is no JSON") from None
+        finally:
+            response.release_conn()
+        return content if isinstance(content, dict) else {}
+
+    def _open(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object],
+        body: Any = None,
+        kind: str = "",
+        silence_seconds: float = ANSWER_SECONDS,
+    ) -> Any:
+        """Return the answer before its content is read. Raises ClusterRefusal and ClusterSilence."""
+        import urllib3
+
+        pairs = [(name, str(value).lower() if isinstance(value, bool) else value) for name, value in query.items()]
+        headers = {"Accept": "application/json, */*", **({"Content-Type": kind or "application/json"} if body else {})}
+        call = self._client.param_serialize(
+            method, path, query_params=pairs, header_params=headers, body=body, auth_settings=["BearerToken"]
+        )
+        try:
+            answer = self._client.call_api(*call, _request_timeout=(CONNECT_SECONDS, silence_seconds)).response
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise ClusterSilence(_said(error)) from None
+        except Exception as error:  # the client's own errors: of certificates, and of what a plugin for tokens raises
+            raise ClusterSilence(f"{type(error).__name__}: {_said(error)}") from None
+        if answer.status >= 400:
+            raise ClusterRefusal(answer.status, _message(answer))
+        return answer
+
+
+def collection_of(document: Mapping[str, Any]) -> str:
+    """Return the path of the collection that has objects of this kind, in the document's namespace."""
+    version, kind = document["apiVersion"], document["kind"]
+    root = "/api/v1" if version == "v1" else f"/apis/{version}"
+    return f"{root}/namespaces/{document['metadata']['namespace']}/{_CREATED_AT[version, kind]}"
+
+
+def path_of(document: Mapping[str, Any]) -> str:
+    return f"{collection_of(document)}/{document['metadata']['name']}"
+
+
+def kinds() -> Sequence[tuple[str, str]]:
+    """Return every apiVersion and kind that a run may create."""
+    return list(_CREATED_AT)
+
+
+def _message(answer: Any) -> str:
+    """Return the message of an error: that of the API's Status object, else the first of the text."""
+    text = answer.data.decode(errors="replace")
+    try:
+        return " ".join(str(json.loads(text)["message"]).split())[:500]
+    except (ValueError, KeyError, TypeError):
+        return " ".join(text.split())[:200] or str(answer.reason)
+
+
+def _said(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,0 +1,197 @@
+"""One run on a cluster, from the first object created to the last one deleted."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from levelfield.contracts.execution import Cause, NodeWork, Outcome, Request, Watch
+from levelfield.errors import UsageError
+from levelfield.run.launchers.cluster_api import ClusterApi, ClusterRefusal, ClusterSilence
+from levelfield.run.launchers.cluster_ends import ends_of_nodes, node_ends
+from levelfield.run.launchers.cluster_job import GONE_SECONDS, ClusterJob, Sayings, wait_for
+from levelfield.run.launchers.cluster_objects import RUN_LABEL
+from levelfield.run.launchers.liveness import Liveness
+from levelfield.run.launchers.pod_log import PodLog
+from levelfield.run.launchers.pod_states import PodState
+from levelfield.run.launchers.pod_watch import PodWatch
+
+POLL_SECONDS = 0.3
+JOB_SECONDS = 5.0  # between two readings of the main object
+SETTLE_SECONDS = 5.0  # after a first failure: for other pods' reasons, and the rest of the logs
+
+
+def run_on_cluster(request: Request, watch: Watch) -> Outcome:
+    """Run the request's manifest and return how it ended. What was created is deleted before it returns."""
+    job = ClusterJob(request)
+    try:
+        api = ClusterApi(job.context, connections=len(request.nodes) + 8)
+    except UsageError as error:
+        return Outcome("launch-error", (), str(error), nodes=node_ends(request, {}, "unreachable", None))
+    try:
+        return ClusterRun(request, job, api).run(watch)
+    finally:
+        api.close()
+
+
+class ClusterRun:
+    """The watch over one run's pods and files, until one cause ends it."""
+
+    def __init__(self, request: Request, job: ClusterJob, api: ClusterApi) -> None:
+        self._request, self._job, self._api = request, job, api
+        self._pods = PodWatch(api, job.namespace, f"{RUN_LABEL}={job.name}")
+        self._streams = "--stream" in next(iter(request.submissions[0].files.values()))
+        self._root = Path(request.events_dir).parent
+        self._logs: dict[int, PodLog] = {}
+        self._liveness: Liveness | None = None
+        self._looked = 0.0
+        self._sayings = Sayings()
+
+    def run(self, watch: Watch) -> Outcome:
+        """Create, watch, delete. The first cause is the outcome's, whatever follows from it."""
+        for name in ("events", "logs", "nodes", "telemetry"):
+            (self._root / name).mkdir(parents=True, exist_ok=True)
+        cause: tuple[Cause, str | None]
+        try:
+            self._job.create(self._api)
+            self._pods.start()
+            cause = self._watched(watch)
+        except ClusterRefusal as error:
+            cause = "launch-error", f"the cluster refused: {error}"
+        except ClusterSilence as error:
+            cause = "unreachable", f"the cluster at {self._api.address} gave no answer: {error}"
+        except KeyboardInterrupt:
+            cause = "interrupted", "interrupted by the user"
+        states = self._pods.states()
+        left = self._ended(watch)
+        return self._outcome(*cause, {**self._pods.states(), **states}, left)
+
+    def _watched(self, watch: Watch) -> tuple[Cause, str | None]:
+        """Watch until the run ends. Return its cause and the evidence."""
+        while True:
+            watch()
+            states = self._pods.states()
+            self._follow(states)
+            self._sayings.say(self._progress(states))
+            if len(states) == len(self._request.nodes) and all(state.word == "ended" for state in states.values()):
+                wait_for(self._logs_are_complete, GONE_SECONDS)
+                watch()
+                return "exited", None
+            if cause := self._cause(states):
+                return cause
+            time.sleep(POLL_SECONDS)
+
+    def _cause(self, states: dict[int, PodState]) -> tuple[Cause, str | None] | None:
+        """Return why the run ends now, or None."""
+        if self._pods.refusal:
+            return "launch-error", f"the pods cannot be watched: {self._pods.refusal}"
+        if self._pods.first_failure:
+            return self._failure(self._pods.first_failure)
+        for node, log in self._logs.items():
+            if log.fault:
+                return "node-lost", f"{self._called(node)}: {log.fault}"
+        if evidence := self._hang(states):
+            return "hang", evidence
+        return self._job_state(states)
+
+    def _failure(self, failed: PodState) -> tuple[Cause, str | None]:
+        """Return the cause of a pod's failure. A deleted pod has the cause of its job, where that has one."""
+        if failed.cause == "cancelled":
+            wait_for(lambda: self._job_failure() is not None, SETTLE_SECONDS, 0.5)
+            if found := self._job_failure():
+                return found if found[0] != "rank-failed" else ("cancelled", found[1])
+            if self._is_suspended():
+                return "preempted", f"{self._called(failed.node_rank)}: its queue suspended the run"
+        wait_for(lambda: all(log.is_complete or log.silence for log in self._logs.values()), SETTLE_SECONDS)
+        return failed.cause or "rank-failed", f"{self._called(failed.node_rank)}: {failed.says}"
+
+    def _job_failure(self) -> tuple[Cause, str] | None:
+        try:
+            return self._job.state(self._api)
+        except ClusterSilence:
+            return None
+
+    def _is_suspended(self) -> bool:
+        try:
+            return self._job.waits(self._api)
+        except (ClusterSilence, ClusterRefusal):
+            return False
+
+    def _job_state(self, states: dict[int, PodState]) -> tuple[Cause, str | None] | None:
+        """Return the failure of the main object itself. Its pods may still give a better reason."""
+        if time.monotonic() - self._looked < JOB_SECONDS:
+            return None
+        self._looked = time.monotonic()
+        found = self._job_failure()
+        if found and found[0] == "rank-failed":
+            wait_for(lambda: self._pods.first_failure is not None, SETTLE_SECONDS)
+            first = self._pods.first_failure
+            return self._failure(first) if first and first.cause != "cancelled" else found
+        return found
+
+    def _hang(self, states: dict[int, PodState]) -> str | None:
+        """Return the evidence of a hang. Nothing is watched while pods are pending or the cluster is silent."""
+        running = [node for node, state in states.items() if state.phase == "running"]
+        if self._liveness is None:
+            if len(running) == len(self._request.nodes):
+                self._liveness = Liveness(self._request)
+            return None
+        if self._pods.silence or any(self._logs[node].silence for node in running if node in self._logs):
+            return None
+        alive = [work.rank for node in running for work in self._request.nodes[node].processes]
+        return self._liveness.hang(alive)
+
+    def _follow(self, states: dict[int, PodState]) -> None:
+        """Begin to receive the files of each node whose pod has started."""
+        for node, state in states.items():
+            if self._streams and node not in self._logs and state.phase != "pending":
+                ranks = [work.rank for work in self._request.nodes[node].processes]
+                log = PodLog(self._api, self._job.namespace, state.pod, self._root, node, ranks)
+                self._logs[node] = log
+                log.start()
+
+    def _logs_are_complete(self) -> bool:
+        return all(log.is_complete or log.fault for log in self._logs.values())
+
+    def _progress(self, states: dict[int, PodState]) -> list[str]:
+        """Return what the run waits for, for the terminal: each reason once, with the number of its pods."""
+        if self._pods.silence:
+            return [f"the cluster does not answer, and its state is unknown: {self._pods.silence}"]
+        waiting = [state.says for state in states.values() if state.phase == "pending"]
+        absent = len(self._request.nodes) - len(states)
+        waiting += ["waits for its queue or its controller: no pod yet"] * absent
+        return [f"{count} of {len(self._request.nodes)} pods: {says}" for says, count in Counter(waiting).items()]
+
+    def _ended(self, watch: Watch) -> list[str]:
+        """Delete everything and wait for the pods and the rest of their logs. Return what may be left."""
+        left = self._job.delete(self._api)
+        if self._pods.states() and not left:
+            if not wait_for(lambda: not self._pods.left(), GONE_SECONDS):
+                left.append(f"pods of {self._job.name} were still there after {GONE_SECONDS:g} s")
+        wait_for(self._logs_are_complete, 0.0 if left else SETTLE_SECONDS)
+        for log in self._logs.values():
+            log.stop()
+        self._pods.stop()
+        watch()
+        return left
+
+    def _outcome(self, cause: Cause, evidence: str | None, states: dict[int, PodState], left: list[str]) -> Outcome:
+        killed = sum(state.out_of_memory for state in states.values())
+        told = "the kubelet reports that a container ran out of memory (OOMKilled)" if killed else None
+        faults = {node: log.fault for node, log in self._logs.items() if log.fault}
+        nodes = node_ends(self._request, states, _word_of_others(cause), self._root)
+        nodes = tuple(replace(each, detail=faults.get(each.node_rank, each.detail)) for each in nodes)
+        return Outcome(
+            cause, ends_of_nodes(self._request, self._root), evidence, killed, told, tuple(left), nodes=nodes
+        )
+
+    def _called(self, node: int) -> str:
+        work: NodeWork = self._request.nodes[node]
+        return work.name or f"node{node}"
+
+
+def _word_of_others(cause: Cause) -> str:
+    """Return the word of a node that did not end by itself."""
+    return {"time-limit": "time-limit", "cancelled": "cancelled", "preempted": "preempted"}.get(cause, "stopped")

@@ -1,0 +1,140 @@
+"""Launcher `kubernetes`: each node is a pod of a Job, a JobSet or a TrainJob. The cluster places them."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from levelfield.contracts.execution import NodeSource, NodeWork, Outcome, Request, Submission, Watch
+from levelfield.errors import UsageError
+from levelfield.node import pod_start
+from levelfield.run.launchers.carried_code import carried_code
+from levelfield.run.launchers.cluster_objects import ClusterRun, first_pod, object_name, objects_of
+from levelfield.run.launchers.node_content import node_content, request_for_nodes, secrets_of
+from levelfield.run.launchers.pod_template import PodNeeds
+from levelfield.run.runtimes.node_runtime import launch_of
+from levelfield.run.runtimes.pod_runtime import CODE, LOCAL, PodRuntime, image_of, python_of
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan, job_of
+from levelfield.specs.site import KubernetesSite
+
+MANIFEST = "manifest.yaml"
+SPARE_SECONDS = 3600  # that the cluster's own limit leaves for images, environments and the end
+_WIDE = 10**9  # columns: no line of the manifest is folded
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes a text of several lines as it is, between the keys."""
+
+
+def _text(dumper: yaml.SafeDumper, found: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", found, style="|" if "\n" in found else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+class KubernetesLauncher:
+    """Launches each node as a pod. Its files are streamed through the pods' logs, or stand on a shared claim."""
+
+    name = "kubernetes"
+
+    def runtime(self, plan: Plan) -> PodRuntime:
+        return PodRuntime(plan)
+
+    def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request:
+        """Return the manifest with every rank of every node. Pure. Raises UsageError for a site file that lacks a part."""
+        _check(plan, paths)
+        site, inside = launch_of(plan).site.kubernetes, _paths_inside(plan, paths)
+        found = request_for_nodes(plan, inside, self.name, runtime)
+        first = first_pod(plan.run_id, site)
+        nodes = tuple(replace(node, address=first if node.node_rank == 0 else node.address) for node in found.nodes)
+        works = {f"node{node.node_rank}.json": _work(plan, paths, found, node) for node in found.nodes}
+        documents = objects_of(_cluster_run(plan, works))
+        text = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=_WIDE, allow_unicode=True)
+        context = ("--context", site.context) if site.context else ()
+        sent = Submission(object_name(plan.run_id), ("kubectl", *context, "create", "-f", MANIFEST), {MANIFEST: text})
+        return replace(found, nodes=nodes, events_dir=str(paths.events), submissions=(sent,))
+
+    def execute(self, request: Request, watch: Watch) -> Outcome:
+        """Create the objects and watch their pods until the end. They are deleted before it returns or raises."""
+        # imported here: the client loads in a second, and a dry run does without it
+        from levelfield.run.launchers.cluster_run import run_on_cluster
+
+        return run_on_cluster(request, watch)
+
+
+def _check(plan: Plan, paths: RunPaths) -> None:
+    """Raises UsageError for what the plan needs and the site's file lacks."""
+    site = launch_of(plan).site.kubernetes
+    if image_of(plan) is None and site.kind != "trainjob":
+        raise UsageError(
+            "kubernetes.image: found none, expected an image with Python 3.8 or newer and "
+            f"{plan.implementation.framework}; give it in the site's file (docs/many-machines.md)"
+        )
+    if site.kind == "trainjob" and site.host_network:
+        raise UsageError("kubernetes.host_network: a TrainJob has no such field; use kind: jobset or kind: job")
+    if site.claim_folder and Path(site.claim_folder) not in paths.root.parents:
+        raise UsageError(
+            f"kubernetes.claim_folder: found the run in {paths.root.parent}, expected it below {site.claim_folder}, "
+            f"which all pods and this machine share; give --runs {site.claim_folder}/runs"
+        )
+    if site.claim is None and (plan.capture_step is not None or plan.save_weights):
+        raise UsageError(
+            "kubernetes.claim: found none, and weights and captured tensors are too large for a pod's log; name a "
+            "volume that the pods and this machine share"
+        )
+
+
+def _paths_inside(plan: Plan, paths: RunPaths) -> RunPaths:
+    """Return the run's paths as the pods see them: on the shared claim the same, else in a folder of the pod."""
+    return paths if launch_of(plan).site.kubernetes.claim else RunPaths(LOCAL / "run")
+
+
+def _work(plan: Plan, paths: RunPaths, request: Request, node: NodeWork) -> str:
+    """Return one node's JSON. The kubelet gives the devices to one pod only, so no lock of the node is taken."""
+    inside = _paths_inside(plan, paths)
+    content: dict[str, Any] = node_content(plan, inside, request, node, plan.implementation.rests_on)
+    folder = CODE / "models" / Path(plan.implementation.folder).name
+    content["expected"] = {**content["expected"], "folder": str(folder)}
+    content["locks"] = []
+    if inside.root != paths.root:
+        content["files"] = {"job.json": json.dumps(job_of(plan, inside), indent=2) + "\n"}
+    return json.dumps(content)
+
+
+def _cluster_run(plan: Plan, works: dict[str, str]) -> ClusterRun:
+    site = launch_of(plan).site.kubernetes
+    return ClusterRun(
+        run_id=plan.run_id,
+        site=site,
+        nodes=plan.hardware.nodes,
+        needs=_needs(plan, site),
+        works=works,
+        code=carried_code(Path(plan.implementation.folder)),
+        start=Path(pod_start.__file__).read_text(encoding="utf-8"),
+        deadline_seconds=_deadline(plan),
+    )
+
+
+def _needs(plan: Plan, site: KubernetesSite) -> PodNeeds:
+    return PodNeeds(
+        site=site,
+        image=image_of(plan),
+        python=python_of(plan),
+        devices=plan.hardware.devices_per_node,
+        first_node=first_pod(plan.run_id, site),
+        secret=f"{object_name(plan.run_id)}-secrets",
+        secrets=tuple(sorted(secrets_of(plan))),
+    )
+
+
+def _deadline(plan: Plan) -> int:
+    """Return the seconds after which the cluster ends the run by itself: more than the case's own limits allow."""
+    limits = plan.work.limits
+    return math.ceil(limits.start_seconds + plan.work.training.steps * limits.step_seconds) + SPARE_SECONDS
