@@ -230,6 +230,11 @@ def _run(parser: argparse.ArgumentParser) -> None:
         help="how these machines are reached (default: ~/.config/levelfield/site.yaml, if it exists)",
     )
     where.add_argument(
+        "--attach",
+        metavar="RUN",
+        help="watch a run whose platform was killed while its job goes on, such as one of Slurm, and collect it",
+    )
+    where.add_argument(
         "--preflight",
         action=argparse.BooleanOptionalAction,
         help="measure the nodes and their collectives before the training (default: with several named hosts)",
@@ -238,11 +243,6 @@ def _run(parser: argparse.ArgumentParser) -> None:
         "--quiet-machine",
         action="store_true",
         help="measure that first, and train nothing where others use a device or the processors",
-    )
-    where.add_argument(
-        "--attach",
-        metavar="RUN",
-        help="watch a run whose platform was killed while its job goes on, such as one of Slurm, and collect it",
     )
     where.add_argument("--base-image", metavar="IMAGE", help=_BASE_IMAGE)
     where.add_argument("--offline", action="store_true", help="fetch neither wheels nor images from a network")

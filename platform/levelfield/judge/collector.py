@@ -13,6 +13,7 @@ from levelfield.judge.disturbance import disturbance, disturbed
 from levelfield.judge.node_ends import missing_warnings, node_results
 from levelfield.judge.node_figures import device_load, energy, memory
 from levelfield.judge.other_use import other_use
+from levelfield.judge.rank_pace import rank_pace
 from levelfield.judge.recomputation import repeated
 from levelfield.judge.sealing import Redaction, seal_warnings, under_seal, unless_tampered
 from levelfield.judge.status import judge
@@ -113,6 +114,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         inherited=raw.inherited,
         preflight=preflight_sentence(paths.preflight),
         origin=origin_of(raw.provenance, plan.implementation.rests_on),
+        pace=rank_pace(plan, raw),
         machines=nodes,
         seal=seal,
     )

@@ -94,6 +94,22 @@ def node_lines(result: Result) -> list[str]:
     return [f"{'nodes' if place == 0 else '':8} {line}" for place, line in enumerate(lines)]
 
 
+def _of_node(name: str) -> str:
+    return "'s ranks" if name.startswith("node") else ""
+
+
+def pace_lines(result: Result) -> tuple[str, ...]:
+    """Return a sentence for each node and rank that the others waited for."""
+    if result.pace is None:
+        return ()
+    steps = result.pace.steps
+    return tuple(
+        f"{each.name}{_of_node(each.name)} took {each.excess:.1%} longer before the exchange (slowest in "
+        f"{each.slowest_in} of {steps} steps); the others waited {each.waited_seconds * 1000:,.1f} ms in each"
+        for each in result.pace.stragglers
+    )
+
+
 def status(result: Result) -> str:
     failure = result.status.failure
     return f"{result.status.word} ({failure})" if failure and failure != result.status.word else result.status.word

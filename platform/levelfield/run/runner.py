@@ -163,12 +163,7 @@ def _attempt(
     copies: Mapping[Path, Document | None],
 ) -> Outcome:
     """copies: the documents that the run is judged by, and where they are written; None: there is none."""
-    with _written_before_training(paths):
-        for path, document in copies.items():
-            if document is not None:
-                directory.write_atomically(path, dump(document))
-        directory.write_atomically(paths.plan, dump(plan))
-        directory.write_status(paths, "environment", "running")
+    _write_inputs(plan, paths, copies)
     runtime, launcher = means(plan)
     try:
         with _locked_here(plan) as locks, runtime.in_use(plan, listener.say) as ready:
@@ -187,6 +182,15 @@ def _attempt(
         return Outcome("environment", (), " ".join(str(error).split()))
     except KeyboardInterrupt:
         return Outcome("interrupted", (), "interrupted before the training started")
+
+
+def _write_inputs(plan: Plan, paths: RunPaths, copies: Mapping[Path, Document | None]) -> None:
+    with _written_before_training(paths):
+        for path, document in copies.items():
+            if document is not None:
+                directory.write_atomically(path, dump(document))
+        directory.write_atomically(paths.plan, dump(plan))
+        directory.write_status(paths, "environment", "running")
 
 
 def _before_training(

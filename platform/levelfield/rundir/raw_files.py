@@ -149,6 +149,7 @@ def _step(rank: int, event: Event) -> StepRecord:
         loss_scale=number_or_none(event.get("loss_scale")),
         skipped=bool(event.get("skipped")),
         memory={kind: whole_or_none(size) for kind, size in dict(event.get("memory") or {}).items()},
+        before_exchange_seconds=number_or_none(event.get("before_exchange_seconds")),
     )
 
 

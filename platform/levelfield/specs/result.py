@@ -358,6 +358,32 @@ class SealFinding(Value):
     digest: str | None = Field(default=None, description="Digest of the raw files as they are.")
 
 
+class Straggler(Value):
+    """A node or a rank that the others wait for."""
+
+    name: str = Field(description="The node, or `rank` with its number.")
+    ranks: tuple[int, ...] = Field(description="Its ranks.", json_schema_extra={"unit": "rank number"})
+    excess: float = Field(
+        description="Its own work before the exchange over the others' median, minus 1, in the median step.",
+        json_schema_extra=RATIO,
+    )
+    waited_seconds: float = Field(
+        description="What the others waited for it, in the median step.", json_schema_extra=SECONDS
+    )
+    slowest_in: int = Field(description="Steps in which it was the slowest.", json_schema_extra=COUNT)
+    chance: float = Field(
+        description="Probability that any rank or node is the slowest so often by chance.", json_schema_extra=RATIO
+    )
+
+
+class RankPace(Value):
+    """Who waited for whom, by how long each rank worked before a step's first exchange."""
+
+    steps: int = Field(description="Steps of the window with a time of every rank.", json_schema_extra=COUNT)
+    stragglers: tuple[Straggler, ...] = Field(description="Nodes, then ranks; empty when none was found.")
+    unchecked: str | None = Field(default=None, description="Why none was looked for.")
+
+
 class NodeResult(Value):
     """One node of a run over several machines."""
 
@@ -475,6 +501,9 @@ class Result(Document):
     )
     origin: Origin | None = Field(
         default=None, description="What the run was made with; null for results of an earlier version."
+    )
+    pace: RankPace | None = Field(
+        default=None, description="Who waited for whom; null where the training does not record it."
     )
     machines: tuple[NodeResult, ...] = Field(
         default=(), description="Each node, and how its part ended; empty for a run on the platform's machine alone."
