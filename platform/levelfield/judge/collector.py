@@ -112,6 +112,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         allowed=plan.container.allowed if plan.container else (),
         inherited=raw.inherited,
         origin=origin_of(raw.provenance, plan.implementation.rests_on),
+        predicted_rate=plan.predicted[0].tokens_per_second if plan.predicted else None,
         pace=rank_pace(plan, raw),
         machines=nodes,
         seal=seal,
