@@ -150,6 +150,8 @@ def _request(options: argparse.Namespace) -> UserRequest:
         hardware=_hardware(options.assume_hardware, options.dry_run),
         derivation=_derivation(options),
         launch=launch_options.launch_of(options),
+        preflight=options.preflight,
+        quiet_machine=options.quiet_machine,
     )
 
 

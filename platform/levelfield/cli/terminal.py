@@ -170,6 +170,7 @@ def result_lines(result: Result) -> list[str]:
     lines += [f"         remark: {remark}" for remark in words.memory_remarks(result)]
     lines.append(f"loss     {words.number(result.loss.first, 4)} -> {words.number(result.loss.tail_mean, 4)}")
     lines += words.node_lines(result)
+    lines += [f"before   {result.preflight}"] if result.preflight else []
     lines += [f"warning  {warning}" for warning in result.warnings]
     lines.append(f"aligned  {result.alignment.verdict}: {result.alignment.reason}")
     return [words.wrapped(line, 9) for line in lines]

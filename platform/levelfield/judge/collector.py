@@ -25,6 +25,7 @@ from levelfield.measure.validity import loss_curve, tokens_checksum
 from levelfield.measure.weights import weight_checksums
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.node_parts import node_parts
+from levelfield.rundir.preflight_file import preflight_sentence
 from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.rundir.seal import seal_finding
 from levelfield.rundir.system_facts import origin_of
@@ -111,6 +112,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         ),
         allowed=plan.container.allowed if plan.container else (),
         inherited=raw.inherited,
+        preflight=preflight_sentence(paths.preflight),
         origin=origin_of(raw.provenance, plan.implementation.rests_on),
         predicted_rate=plan.predicted[0].tokens_per_second if plan.predicted else None,
         pace=rank_pace(plan, raw),

@@ -124,6 +124,7 @@ def limits() -> Fields:
     facts["threads_per_core"] = _text("/sys/devices/system/cpu/smt/active")
     facts["processor_quota"] = _text("/sys/fs/cgroup/cpu.max")
     facts["kernel"] = platform.release()
+    facts["hostname"] = platform.node()
     facts["usable_cores"] = len(os.sched_getaffinity(0))
     return {"facts": facts}
 

@@ -1,4 +1,4 @@
-"""The first program of a pod: it unpacks Levelfield's code, waits for the first node's name, and becomes the node's part.
+"""The first program of a pod: it unpacks Levelfield's code, finds the first node, and becomes the node's own part.
 
     python3 start.py --code FILE --folder DIR --work FILE [--first-node NAME] [--stream]
 
@@ -15,14 +15,13 @@ import sys
 import tarfile
 import time
 from pathlib import Path
-from typing import List, Optional
 
 RESOLVE_SECONDS = 300.0
 RETRY_SECONDS = 1.0
 NO_ADDRESS = 8  # the exit code where the first node's name has no address
 
 
-def main(arguments: List[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Become the node's part. Return an exit code only where that is not possible."""
     options = _options(arguments)
     code = Path(options.folder) / "code"
@@ -40,7 +39,7 @@ def main(arguments: List[str]) -> int:
     os.execv(sys.executable, given)
 
 
-def address_of(name: str, limit_seconds: float) -> Optional[str]:
+def address_of(name: str, limit_seconds: float) -> str | None:
     """Return the address of a name as soon as it has one; None after the limit."""
     deadline = time.monotonic() + limit_seconds
     while True:
@@ -52,7 +51,7 @@ def address_of(name: str, limit_seconds: float) -> Optional[str]:
             time.sleep(RETRY_SECONDS)
 
 
-def _options(arguments: List[str]) -> argparse.Namespace:
+def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="start.py")
     for name in ("--code", "--folder", "--work"):
         parser.add_argument(name, required=True)

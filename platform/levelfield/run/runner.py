@@ -26,11 +26,13 @@ from levelfield.run import peak_probe
 from levelfield.run.corpus_watch import CorpusWatch
 from levelfield.run.device_locks import DeviceInUse, DeviceLocks, devices_locked
 from levelfield.run.launchers import means, speaking
+from levelfield.run.preflight_run import preflight_in
 from levelfield.run.provenance import provenance
 from levelfield.run.telemetry import watching
 from levelfield.rundir import directory, run_state
 from levelfield.rundir.follower import Follower, Progress
 from levelfield.rundir.node_readings import read_nodes, read_software
+from levelfield.rundir.preflight_file import sentence_of
 from levelfield.rundir.seal import sealed
 from levelfield.specs.base import Document, dump
 from levelfield.specs.certificate import Certificate
@@ -161,15 +163,12 @@ def _attempt(
     copies: Mapping[Path, Document | None],
 ) -> Outcome:
     """copies: the documents that the run is judged by, and where they are written; None: there is none."""
-    with _written_before_training(paths):
-        for path, document in copies.items():
-            if document is not None:
-                directory.write_atomically(path, dump(document))
-        directory.write_atomically(paths.plan, dump(plan))
-        directory.write_status(paths, "environment", "running")
+    _write_inputs(plan, paths, copies)
     runtime, launcher = means(plan)
     try:
         with _locked_here(plan) as locks, runtime.in_use(plan, listener.say) as ready:
+            if refused := _before_training(plan, vendor, paths, listener, ready, launcher):
+                return refused
             plan = with_peak(plan, peak_probe.peaks_for(plan, machine, ready, listener.say))
             outcome = _execute(plan, vendor, paths, listener, ready, launcher)
             locks.keep([end.process for end in outcome.ends if end.process is not None])
@@ -184,6 +183,32 @@ def _attempt(
         return Outcome("environment", (), " ".join(str(error).split()))
     except KeyboardInterrupt:
         return Outcome("interrupted", (), "interrupted before the training started")
+
+
+def _write_inputs(plan: Plan, paths: RunPaths, copies: Mapping[Path, Document | None]) -> None:
+    with _written_before_training(paths):
+        for path, document in copies.items():
+            if document is not None:
+                directory.write_atomically(path, dump(document))
+        directory.write_atomically(paths.plan, dump(plan))
+        directory.write_status(paths, "environment", "running")
+
+
+def _before_training(
+    plan: Plan, vendor: Vendor, paths: RunPaths, listener: Listener, ready: ReadyRuntime, launcher: Launcher
+) -> Outcome | None:
+    """Run the plan's preflight and write its report. Return why the training must not start, or None."""
+    if plan.preflight is None:
+        return None
+    report = preflight_in(plan, vendor, paths.root.parent, ready, launcher, listener.say)
+    directory.write_atomically(paths.preflight, dump(report))
+    listener.say(f"preflight: {sentence_of(report)}")
+    for finding in report.findings:
+        listener.say(finding.sentence)
+    if plan.preflight.quiet and report.others:
+        said = "; ".join(finding.sentence for finding in report.others)
+        return Outcome("device-taken", (), f"{said}; a quiet machine was asked for")
+    return None
 
 
 def _execute(

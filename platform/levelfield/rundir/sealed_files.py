@@ -14,7 +14,8 @@ from levelfield.specs.paths import RunPaths
 
 OUTCOME = "outcome.json"  # holds the seal, and is sealed besides it
 FILES = (
-    "certificate.json", "job.json", "plan.json", "provenance.json", "reference.json", "request.json", "telemetry.jsonl",
+    "certificate.json", "job.json", "plan.json", "preflight.json", "provenance.json", "reference.json",
+    "request.json", "telemetry.jsonl",
 )  # fmt: skip
 FOLDERS = {
     "events": ".jsonl",

@@ -94,6 +94,11 @@ class RunPaths:
         return self.root / "reference.json"
 
     @property
+    def preflight(self) -> Path:
+        """What the nodes and their process group reached before the training, where that was measured."""
+        return self.root / "preflight.json"
+
+    @property
     def certificate(self) -> Path:
         """The certificate that the plan names, copied at the start."""
         return self.root / "certificate.json"

@@ -149,6 +149,17 @@ class PredictedLayout(Value):
     tokens_per_second: float
 
 
+class PreflightPlan(Value):
+    """What is measured before the training. short: less time for each check. pairs: messages between every two nodes.
+
+    quiet: others on a device or on the processors refuse the run.
+    """
+
+    short: bool = True
+    pairs: bool = False
+    quiet: bool = False
+
+
 class Plan(Document):
     """Everything about one run before it starts.
 
@@ -157,7 +168,7 @@ class Plan(Document):
     this run is. refusal: the reason why the machine cannot run it. notices: what is known about the machine that does
     not change the plan, such as a maker's tool that gave no answer; each as a sentence. certificate: the certificate
     that an aligned run needs; None where it needs none. launch: how other machines are reached; None: this
-    machine's own processes or containers.
+    machine's own processes or containers. preflight: what is measured before the training; None: nothing.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -196,6 +207,7 @@ class Plan(Document):
     notices: tuple[str, ...] = ()
     certificate: CertificateUsed | None = None
     launch: LaunchPlan | None = Field(default=None, json_schema_extra=LATER)
+    preflight: PreflightPlan | None = Field(default=None, json_schema_extra=LATER)
     platform_version: str
 
     @property

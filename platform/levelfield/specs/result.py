@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, JsonValue
 
-from levelfield.specs.base import Document, Value
+from levelfield.specs.base import LATER, Document, Value
 from levelfield.specs.case import Precision, Scale
 from levelfield.specs.layout import Layout
 from levelfield.specs.suite import EntryUsed
@@ -492,6 +492,12 @@ class Result(Document):
         default={},
         description="Variables by name that the training inherited from the user's shell and that can change it. "
         "A value that looks like a secret is masked.",
+    )
+    preflight: str | None = Field(
+        default=None,
+        description="What the nodes reached before the training, in a sentence; null where that was not measured. See "
+        "preflight.md.",
+        json_schema_extra=LATER,
     )
     origin: Origin | None = Field(
         default=None, description="What the run was made with; null for results of an earlier version."

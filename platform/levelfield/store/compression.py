@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 MOST_BYTES = 64 * 2**20  # of one unpacked value
 _LEVEL = 6  # with Z_FILTERED, which does not link three equal digits of two numbers: a sixth fewer bytes
@@ -53,12 +53,15 @@ def unpacked_numbers(data: bytes) -> tuple[float | None, ...]:
     count, rest = divmod(len(content), size)
     if rest:
         raise ValueError(f"damaged bytes: found {len(content)}, expected a multiple of {size}")
-    found: array[Any] = array(letter, b"".join(content[place::count] for place in range(count)))
+    whole = bytearray(len(content))
+    for place in range(size):
+        whole[place::size] = content[place * count : (place + 1) * count]
+    found: array[Any] = array(letter, bytes(whole))
     if sys.byteorder == "big":
         found.byteswap()
     if form == b"n":
-        return tuple(value / _NS for value in found)
-    return tuple(None if math.isnan(value) else value for value in found)
+        return tuple([value / _NS for value in found])
+    return tuple([None if value != value else value for value in found])
 
 
 def packed_json(content: Any, dictionary: bytes = b"") -> bytes:
@@ -70,7 +73,7 @@ def packed_json(content: Any, dictionary: bytes = b"") -> bytes:
 
 
 def unpacked_json(data: bytes, dictionary: bytes = b"") -> Any:
-    return json.loads(inflated(data, dictionary))
+    return from_json(inflated(data, dictionary))
 
 
 def _smallest(values: list[float]) -> tuple[bytes, array[Any]]:

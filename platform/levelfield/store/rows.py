@@ -75,10 +75,13 @@ def subject_row(subject: Subject, digest: str) -> dict[str, Any]:
 
 
 def record_from(row: Row[Any], around: Mapping[str, Value], sample: bytes) -> RunRecord:
-    """Return the record of a row of `run` joined with `raw`. around: its series, conditions and subject."""
+    """Return the record of a row of `run` joined with `raw`. around: its series, conditions and subject.
+
+    The result was read from JSON, so it is JSON: it is not validated value by value, which takes longest.
+    """
     found = row._mapping
     result, telemetry = unpacked_json(found["documents"], sample)
-    return RunRecord(
+    record = RunRecord(
         **{name: found[name] for name in _PLAIN},
         **{name: around[name] for name in _SURROUNDINGS},
         node=found["node"],
@@ -86,8 +89,9 @@ def record_from(row: Row[Any], around: Mapping[str, Value], sample: bytes) -> Ru
         step_seconds=unpacked_numbers(found["steps"]),
         losses=unpacked_numbers(found["losses"]),
         telemetry=telemetry,
-        result=result,
+        result={} if isinstance(result, dict) else result,
     )
+    return record.model_copy(update={"result": result})
 
 
 def point_from(values: Iterable[Any]) -> Point:

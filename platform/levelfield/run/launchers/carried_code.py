@@ -10,9 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from levelfield.checkout import checkout
-from levelfield.plan.implementation_identity import shared_folders
-
-_SUFFIXES = (".py", ".yaml", ".json")
+from levelfield.node.code_digest import shared_folders, sources
 
 
 @cache
@@ -36,11 +34,6 @@ def _files(implementation: Path) -> Iterator[tuple[str, Path]]:
     package = platform / "levelfield"
     yield "platform/levelfield/__init__.py", package / "__init__.py"
     for folder in (package / "worker", package / "node"):
-        yield from ((f"platform/{path.relative_to(platform).as_posix()}", path) for path in _sources(folder))
+        yield from ((f"platform/{path.relative_to(platform).as_posix()}", path) for path in sources(folder))
     for folder in (implementation, *shared_folders(implementation)):
-        yield from ((f"models/{path.relative_to(folder.parent).as_posix()}", path) for path in _sources(folder))
-
-
-def _sources(folder: Path) -> Iterator[Path]:
-    found = (path for path in folder.rglob("*") if path.is_file() and path.suffix in _SUFFIXES)
-    return (path for path in found if "__pycache__" not in path.parts)
+        yield from ((f"models/{path.relative_to(folder.parent).as_posix()}", path) for path in sources(folder))

@@ -6,13 +6,16 @@ Bodies are sent as the manifest has them: no model of the client changes or drop
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from levelfield.errors import UsageError
 
 PACKAGE = "kubernetes==37.0.2"
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 30.0
+PART_BYTES = 65536
 MOST_LINE_BYTES = 4 * 2**20  # the API's objects have less than 2 MiB
 _CREATED_AT = {  # apiVersion and kind: the path below the namespace
     ("v1", "ConfigMap"): "configmaps",
@@ -51,7 +54,7 @@ class ClusterApi:
             ) from None
         settings = client.Configuration()
         try:
-            config.load_config(context=context, client_configuration=settings)
+            _load(config, settings, context)
         except (config.ConfigException, OSError, ValueError) as error:
             named = f"context {context}" if context else "the current context"
             said = " ".join(str(error).split())
@@ -64,7 +67,7 @@ class ClusterApi:
         return str(self._client.configuration.host)
 
     def close(self) -> None:
-        self._client.close()
+        self._client.close()  # type: ignore[no-untyped-call]
 
     def get(self, path: str, **query: object) -> Fields:
         return self._answer("GET", path, query)
@@ -90,7 +93,7 @@ class ClusterApi:
         return True
 
     def lines(self, path: str, silence_seconds: float, **query: object) -> Iterator[bytes]:
-        """Return the lines of an endless answer, such as a log. It ends where the server ends it.
+        """Return the whole lines of an endless answer, such as a log. It ends where the server or the network ends it.
 
         Raises ClusterSilence when nothing comes for so long, or when the connection breaks.
         """
@@ -99,7 +102,7 @@ class ClusterApi:
         response = self._open("GET", path, query, silence_seconds=silence_seconds)
         rest = b""
         try:
-            for part in response.stream(amt=None):
+            while part := response.read1(PART_BYTES):
                 *whole, rest = (rest + part).split(b"\n")
                 yield from whole
                 if len(rest) > MOST_LINE_BYTES:
@@ -108,8 +111,6 @@ class ClusterApi:
             raise ClusterSilence(_said(error)) from None
         finally:
             response.close()
-        if rest:
-            yield rest
 
     def _answer(
         self, method: str, path: str, query: Mapping[str, object] | None = None, body: Any = None, kind: str = ""
@@ -153,6 +154,15 @@ class ClusterApi:
         if answer.status >= 400:
             raise ClusterRefusal(answer.status, _message(answer))
         return answer
+
+
+def _load(config: Any, settings: Any, context: str | None) -> None:
+    """Read the user's kubeconfig, or without one the account of the pod that this process runs in."""
+    path = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+    if context is None and "KUBERNETES_SERVICE_HOST" in os.environ and not Path(path).exists():
+        config.load_incluster_config(client_configuration=settings)
+    else:
+        config.load_kube_config(config_file=path, context=context, client_configuration=settings)
 
 
 def collection_of(document: Mapping[str, Any]) -> str:

@@ -61,10 +61,9 @@ class ClusterJob:
         while self._created:
             document = self._created.pop()
             if why := _deleted(api, path_of(document)):
-                what = f"{document['kind'].lower()} {document['metadata']['name']}"
-                left.append(
-                    f"{what} could not be deleted: {why}; run `kubectl -n {self.namespace} delete {what.replace(' ', '/')}`"
-                )
+                what = f"{document['kind'].lower()}/{document['metadata']['name']}"
+                command = f"kubectl -n {self.namespace} delete {what}"
+                left.append(f"{what} could not be deleted: {why}; run `{command}`")
         return left
 
     def state(self, api: ClusterApi) -> tuple[Cause, str] | None:

@@ -23,7 +23,7 @@ _REPLICATED = "node"  # the job of a JobSet; also the name that TrainJob's runti
 
 
 @dataclass(frozen=True)
-class ClusterRun:
+class JobManifest:
     """What the objects are made from. works: each node's JSON, by file name. deadline_seconds: the cluster's limit."""
 
     run_id: str
@@ -53,7 +53,7 @@ def first_pod(run_id: str, site: KubernetesSite) -> str:
     return f"{host}.{name}"
 
 
-def objects_of(run: ClusterRun) -> list[Fields]:
+def objects_of(run: JobManifest) -> list[Fields]:
     """Return all objects in the order in which they are created; the last one runs the pods."""
     service = [_service(run)] if run.site.kind == "job" else []
     kinds = {"job": _job, "jobset": _jobset, "trainjob": _trainjob}
@@ -76,12 +76,12 @@ def divided(works: Mapping[str, str]) -> list[dict[str, str]]:
     return parts
 
 
-def _metadata(run: ClusterRun, name: str, **labels: str) -> Fields:
+def _metadata(run: JobManifest, name: str, **labels: str) -> Fields:
     own = {"app.kubernetes.io/managed-by": "levelfield", RUN_LABEL: run.name}
     return {"name": name, "namespace": run.site.namespace, "labels": {**own, **labels}}
 
 
-def _code(run: ClusterRun) -> Fields:
+def _code(run: JobManifest) -> Fields:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -92,14 +92,14 @@ def _code(run: ClusterRun) -> Fields:
     }
 
 
-def _works(run: ClusterRun) -> Iterator[Fields]:
+def _works(run: JobManifest) -> Iterator[Fields]:
     parts = divided(run.works)
     for name, part in zip(work_names(len(parts), run.name), parts, strict=True):
         metadata = _metadata(run, name)
         yield {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "immutable": True, "data": part}
 
 
-def _service(run: ClusterRun) -> Fields:
+def _service(run: JobManifest) -> Fields:
     """Return the headless Service that gives each pod its DNS name, also before it is ready."""
     return {
         "apiVersion": "v1",
@@ -109,15 +109,15 @@ def _service(run: ClusterRun) -> Fields:
     }
 
 
-def _queue(run: ClusterRun) -> dict[str, str]:
+def _queue(run: JobManifest) -> dict[str, str]:
     return {QUEUE_LABEL: run.site.queue} if run.site.queue else {}
 
 
-def _volumes(run: ClusterRun) -> list[Fields]:
+def _volumes(run: JobManifest) -> list[Fields]:
     return pod_template.volumes(run.needs, f"{run.name}-code", work_names(len(divided(run.works)), run.name))
 
 
-def _indexed(run: ClusterRun, subdomain: str | None) -> Fields:
+def _indexed(run: JobManifest, subdomain: str | None) -> Fields:
     """Return the spec of an Indexed Job: one pod for each node, all at once, none started again."""
     pod = pod_template.pod_spec(run.needs, _volumes(run)) | ({"subdomain": subdomain} if subdomain else {})
     return {
@@ -137,7 +137,7 @@ _FIRST_FAILURE_ENDS: Sequence[Fields] = [
 ]
 
 
-def _job(run: ClusterRun) -> Fields:
+def _job(run: JobManifest) -> Fields:
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -146,7 +146,7 @@ def _job(run: ClusterRun) -> Fields:
     }
 
 
-def _jobset(run: ClusterRun) -> Fields:
+def _jobset(run: JobManifest) -> Fields:
     replicated = {"name": _REPLICATED, "replicas": 1, "template": {"spec": _indexed(run, None)}}
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -161,7 +161,7 @@ def _jobset(run: ClusterRun) -> Fields:
     }
 
 
-def _trainjob(run: ClusterRun) -> Fields:
+def _trainjob(run: JobManifest) -> Fields:
     """Return a TrainJob of Kubeflow's Trainer 2.2 or newer. Its runtime has the JobSet; the patch has the rest."""
     container = pod_template.container(run.needs)
     patched = {"name": CONTAINER, "volumeMounts": container["volumeMounts"]}
@@ -170,7 +170,7 @@ def _trainjob(run: ClusterRun) -> Fields:
     pod = {**pod_template.placing(run.needs), "volumes": _volumes(run), "containers": [patched]}
     template = {"metadata": {"labels": {RUN_LABEL: run.name}}, "spec": pod}
     replicated = {"name": _REPLICATED, "template": {"spec": {"template": template}}}
-    trainer = {
+    trainer: Fields = {
         "numNodes": run.nodes,
         **{k: container[k] for k in ("image", "command", "args", "env") if k in container},
     }

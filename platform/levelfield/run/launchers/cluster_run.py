@@ -167,9 +167,8 @@ class ClusterRun:
     def _ended(self, watch: Watch) -> list[str]:
         """Delete everything and wait for the pods and the rest of their logs. Return what may be left."""
         left = self._job.delete(self._api)
-        if self._pods.states() and not left:
-            if not wait_for(lambda: not self._pods.left(), GONE_SECONDS):
-                left.append(f"pods of {self._job.name} were still there after {GONE_SECONDS:g} s")
+        if self._pods.states() and not left and not wait_for(lambda: not self._pods.left(), GONE_SECONDS):
+            left.append(f"pods of {self._job.name} were still there after {GONE_SECONDS:g} s")
         wait_for(self._logs_are_complete, 0.0 if left else SETTLE_SECONDS)
         for log in self._logs.values():
             log.stop()

@@ -14,7 +14,7 @@ from levelfield.contracts.execution import NodeSource, NodeWork, Outcome, Reques
 from levelfield.errors import UsageError
 from levelfield.node import pod_start
 from levelfield.run.launchers.carried_code import carried_code
-from levelfield.run.launchers.cluster_objects import ClusterRun, first_pod, object_name, objects_of
+from levelfield.run.launchers.cluster_objects import JobManifest, first_pod, object_name, objects_of
 from levelfield.run.launchers.node_content import node_content, request_for_nodes, secrets_of
 from levelfield.run.launchers.pod_template import PodNeeds
 from levelfield.run.runtimes.node_runtime import launch_of
@@ -48,14 +48,14 @@ class KubernetesLauncher:
         return PodRuntime(plan)
 
     def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request:
-        """Return the manifest with every rank of every node. Pure. Raises UsageError for a site file that lacks a part."""
+        """Return the manifest with every rank of every node. Pure. Raises UsageError where the site's file lacks it."""
         _check(plan, paths)
         site, inside = launch_of(plan).site.kubernetes, _paths_inside(plan, paths)
         found = request_for_nodes(plan, inside, self.name, runtime)
         first = first_pod(plan.run_id, site)
         nodes = tuple(replace(node, address=first if node.node_rank == 0 else node.address) for node in found.nodes)
         works = {f"node{node.node_rank}.json": _work(plan, paths, found, node) for node in found.nodes}
-        documents = objects_of(_cluster_run(plan, works))
+        documents = objects_of(_manifest_of(plan, works))
         text = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=_WIDE, allow_unicode=True)
         context = ("--context", site.context) if site.context else ()
         sent = Submission(object_name(plan.run_id), ("kubectl", *context, "create", "-f", MANIFEST), {MANIFEST: text})
@@ -101,16 +101,16 @@ def _work(plan: Plan, paths: RunPaths, request: Request, node: NodeWork) -> str:
     inside = _paths_inside(plan, paths)
     content: dict[str, Any] = node_content(plan, inside, request, node, plan.implementation.rests_on)
     folder = CODE / "models" / Path(plan.implementation.folder).name
-    content["expected"] = {**content["expected"], "folder": str(folder)}
+    content["expected"] |= {"folder": str(folder), "environment": None, "stamp": None}  # the image's own
     content["locks"] = []
     if inside.root != paths.root:
         content["files"] = {"job.json": json.dumps(job_of(plan, inside), indent=2) + "\n"}
     return json.dumps(content)
 
 
-def _cluster_run(plan: Plan, works: dict[str, str]) -> ClusterRun:
+def _manifest_of(plan: Plan, works: dict[str, str]) -> JobManifest:
     site = launch_of(plan).site.kubernetes
-    return ClusterRun(
+    return JobManifest(
         run_id=plan.run_id,
         site=site,
         nodes=plan.hardware.nodes,

@@ -81,11 +81,6 @@ class NodeRun:
         """Return the record's last line where the node wrote one."""
         return next((line for line in self.record() if line.get("event") == "ended"), None)
 
-    def alive(self) -> list[int]:
-        """Return the ranks that have not ended, as far as this node said."""
-        gone = {line.get("rank") for line in self.record() if line.get("event") == "rank-ended"}
-        return [p.rank for p in self.work.processes if p.rank not in gone] if self.is_open else []
-
     def ends(self) -> tuple[ProcessEnd, ...]:
         """Return how each rank ended. One of a lost node has no values."""
         said = (self.last_word() or {}).get("ends", ())

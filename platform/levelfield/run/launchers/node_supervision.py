@@ -31,7 +31,8 @@ class Supervision:
         """Watch until all nodes have ended, or one ends badly, or the run hangs. Raises KeyboardInterrupt."""
         while any(node.is_open for node in self._nodes):
             self._turn()
-            if self.cause == "exited" and (evidence := self._liveness.hang(self._alive())):
+            # each node watches its ranks' heartbeats itself: here they would stop with the connection
+            if self.cause == "exited" and (evidence := self._liveness.hang([])):
                 self._decide("hang", evidence)
             if self.cause != "exited":
                 break
@@ -92,6 +93,3 @@ class Supervision:
     def _decide(self, cause: Cause, evidence: str | None) -> None:
         if self.cause == "exited":
             self.cause, self.evidence = cause, evidence
-
-    def _alive(self) -> list[int]:
-        return [rank for node in self._nodes for rank in node.alive()]

@@ -48,23 +48,26 @@ class PodLog:
     def _follow(self) -> None:
         while not (self._ending.is_set() or self.is_complete or self.fault):
             try:
-                for line in self._api.lines(self._path, SILENCE_SECONDS, follow=True, container="node"):
-                    self._take(line)
-                    self.silence = None
-                    if self._ending.is_set() or self.is_complete:
-                        return
+                self._connected()
             except ClusterSilence as error:
                 self.silence = str(error)
             except ClusterRefusal as error:
-                if error.status in (401, 403, 404):
-                    self.fault = f"its log cannot be read: {error}"
                 self.silence = str(error)  # among others 400: the container has not started yet
+                self.fault = f"its log cannot be read: {error}" if error.status in (401, 403, 404) else None
             except BrokenStream as error:
                 self.fault = f"its stream is broken: {error}"
             except OSError as error:
                 self.fault = f"its files cannot be written: {error.filename}: {error.strerror}"
             self._repeats = True
             self._ending.wait(RETRY_SECONDS)
+
+    def _connected(self) -> None:
+        """Receive over one connection, until it ends."""
+        for line in self._api.lines(self._path, SILENCE_SECONDS, follow=True, container="node"):
+            self._take(line)
+            self.silence = None
+            if self._ending.is_set() or self.is_complete:
+                return
 
     def _take(self, line: bytes) -> None:
         if not line.startswith(b"{"):

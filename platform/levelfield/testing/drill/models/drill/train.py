@@ -1,12 +1,14 @@
 """A simulated training: real batches, initial weights and events, and a computed loss that falls.
 
-DRILL_FAULT breaks it on purpose, on the last rank at step 3: `killed` or `nan`.
+DRILL_FAULT breaks it on purpose, on the last rank at step 3: `killed`, `nan` or `waits`, which takes ten minutes. Ranks
+of several nodes first meet at the rendezvous.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ from levelfield.worker import Batches, Initializer, Recorder, coordinates, learn
 
 FAULT_STEP = 3
 STEP_SECONDS = 0.01
+MEETING_SECONDS = 30.0
 
 
 def main(job: SimpleNamespace, recorder: Recorder) -> None:
@@ -24,6 +27,7 @@ def main(job: SimpleNamespace, recorder: Recorder) -> None:
         (name, spec.shape, None, initializer.array(name, spec.shape, std=spec.std, fill=spec.fill))
         for name, spec in initializer.parameters(job.model).items()
     )
+    rendezvous(job)
     recorder.begin()
     for batch in Batches(job, coordinates(job).data):
         time.sleep(STEP_SECONDS)
@@ -39,11 +43,42 @@ def main(job: SimpleNamespace, recorder: Recorder) -> None:
         )
 
 
+def rendezvous(job: SimpleNamespace) -> None:
+    """Meet the ranks of the other nodes where the variables of the launcher say: rank 0 listens there."""
+    own = int(os.environ.get("LOCAL_WORLD_SIZE", job.world_size))
+    if own == job.world_size:
+        return
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if job.rank == 0:
+        with socket.create_server(("", port)) as server:
+            server.settimeout(MEETING_SECONDS)
+            met = [server.accept()[0] for _ in range(job.world_size - own)]
+            for connection in met:
+                connection.close()
+    elif job.rank >= own:
+        join(address, port)
+
+
+def join(address: str, port: int) -> None:
+    """Connect to rank 0, which may start later, and wait until it has met every rank."""
+    deadline = time.monotonic() + MEETING_SECONDS
+    while True:
+        try:
+            with socket.create_connection((address, port), MEETING_SECONDS) as connection:
+                connection.recv(1)
+                return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
 def meet(job: SimpleNamespace, step: int) -> None:
-    """Wait until every rank is at this step, as the collectives of a real training do."""
-    folder = Path(job.events_dir)
+    """Wait until every rank of this node is at this step, as the collectives of a real training do."""
+    folder, own = Path(job.events_dir), int(os.environ.get("LOCAL_WORLD_SIZE", job.world_size))
     (folder / f"rank{job.rank}.step").write_text(str(step))
-    while any(reached(folder / f"rank{rank}.step") < step for rank in range(job.world_size)):
+    first = job.rank // own * own
+    while any(reached(folder / f"rank{rank}.step") < step for rank in range(first, first + own)):
         time.sleep(0.001)
 
 
@@ -56,10 +91,12 @@ def reached(path: Path) -> int:
 
 
 def loss(job: SimpleNamespace, step: int) -> float:
-    """Return the loss of a step. At the step of the fault, kill this process or return NaN."""
+    """Return the loss of a step. At the step of the fault, kill this process, wait, or return NaN."""
     fault = os.environ.get("DRILL_FAULT") if step == FAULT_STEP and job.rank == job.world_size - 1 else None
     if fault == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "waits":
+        time.sleep(600)
     return float("nan") if fault == "nan" else float(4.0 * 0.9**step)
 
 

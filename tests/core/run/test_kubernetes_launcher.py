@@ -1,0 +1,346 @@
+"""The launcher for Kubernetes with the real client, a simulated API, and pods whose command really runs here."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from levelfield.catalog.registry import Registry
+from levelfield.contracts.execution import Outcome, Request
+from levelfield.run.launchers import cluster_run, pod_log, pod_watch
+from levelfield.run.launchers.kubernetes import KubernetesLauncher
+from levelfield.specs.launch import LaunchPlan
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+from levelfield.specs.site import KubernetesSite, Site
+from levelfield.testing.rehearsal import DRILL
+from plans import make_plan
+from simulated_cluster import Kubelet, SimulatedCluster, served
+
+SECRET = "a-value-that-stays-secret"
+RUNNING = {"phase": "Running", "containerStatuses": [{"state": {"running": {}}}]}
+
+
+class Cluster:
+    """A simulated cluster for one run of the drill, and what the launcher made of it."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.mark = folder, uuid.uuid4().hex
+        self.kubelet = Kubelet(folder / "pods", self.mark)
+        self.api = SimulatedCluster(self.kubelet.play)
+        self.paths = RunPaths(folder / "runs" / "a-run")
+        self.paths.root.mkdir(parents=True)
+        self._monkeypatch = monkeypatch
+
+    def plan(self, fault: str = "none", nodes: int = 2, **site: Any) -> Plan:
+        registry = Registry([DRILL, DRILL / "hosts"])
+        given = {"namespace": "benchmarks", "image": "example.org/image:1", **site}
+        launch = LaunchPlan(launcher="kubernetes", site=Site(kubernetes=KubernetesSite(**given)))
+        environment = {"DRILL_FAULT": fault, "DRILL_TOKEN": SECRET}
+        plan = make_plan(registry, f"drill:drill:drill:{nodes}:1", scale="smoke", environment=environment, assume=True)
+        return plan.model_copy(update={"launch": launch})
+
+    def request(self, plan: Plan) -> Request:
+        launcher = KubernetesLauncher()
+        return launcher.request(plan, self.paths, launcher.runtime(plan))
+
+    def execute(self, plan: Plan, watch: Callable[[], None] = lambda: None) -> Outcome:
+        with served(self.api, self.folder) as config:
+            self._monkeypatch.setenv("KUBECONFIG", str(config))
+            return KubernetesLauncher().execute(self.request(plan), watch)
+
+    def steps(self, rank: int) -> list[int]:
+        lines = (self.paths.events / f"rank{rank}.jsonl").read_text().splitlines()
+        return [event["step"] for event in map(json.loads, lines) if event["event"] == "step"]
+
+    def left(self) -> list[psutil.Process]:
+        deadline = time.monotonic() + 5
+        while found := list(self._running()):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        return found
+
+    def _running(self) -> Iterator[psutil.Process]:
+        for process in psutil.process_iter():
+            try:
+                if (
+                    process.status() != psutil.STATUS_ZOMBIE
+                    and process.environ().get("LEVELFIELD_TEST_MARK") == self.mark
+                ):
+                    yield process
+            except psutil.Error:
+                continue
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.setattr(cluster_run, "SETTLE_SECONDS", 1.0)
+    monkeypatch.setattr(pod_log, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(pod_watch, "RETRY_SECONDS", 0.1)
+    found = Cluster(tmp_path, monkeypatch)
+    yield found
+    for process in found.left():
+        process.kill()
+
+
+def played(*statuses: dict[str, Any], then: Callable[[SimulatedCluster], None] = lambda api: None) -> Any:
+    """Return a play in which the pods get these statuses, in order, and nothing runs."""
+
+    def play(api: SimulatedCluster) -> None:
+        for index, status in enumerate(statuses):
+            api.pod(index, status, "ADDED")
+        then(api)
+
+    return play
+
+
+def test_a_run_on_two_nodes_ends_with_all_its_evidence_here(cluster: Cluster) -> None:
+    outcome = cluster.execute(cluster.plan())
+    assert outcome.cause == "exited", outcome
+    assert [node.word for node in outcome.nodes] == ["ended", "ended"]
+    assert [(end.rank, end.exit_code) for end in outcome.ends] == [(0, 0), (1, 0)]
+    assert all(node.missing == () for node in outcome.nodes), outcome.nodes
+    assert cluster.steps(0) == cluster.steps(1) == list(range(1, 13))
+    assert cluster.api.objects == {} and cluster.left() == []
+
+
+def test_exactly_the_printed_manifest_is_sent(cluster: Cluster) -> None:
+    import yaml
+
+    plan = cluster.plan()
+    (sent,) = cluster.request(plan).submissions
+    cluster.execute(plan)
+    created = [body for method, path, body in cluster.api.requests if method == "POST" and body["kind"] != "Secret"]
+    assert created == list(yaml.safe_load_all(sent.files["manifest.yaml"]))
+    owned = [body for method, path, body in cluster.api.requests if method == "PATCH"]
+    assert {body["metadata"]["ownerReferences"][0]["kind"] for body in owned} == {"Job"}
+
+
+def test_a_secret_reaches_the_rank_and_no_file(cluster: Cluster) -> None:
+    plan = cluster.plan()
+    request = cluster.request(plan)
+    assert SECRET not in json.dumps([dict(each.files) for each in request.submissions])
+    assert SECRET not in json.dumps(request.to_dict())
+    cluster.execute(plan)
+    assert [secret["stringData"] for secret in cluster.api.secrets] == [{"DRILL_TOKEN": SECRET}]
+    texts = [path.read_bytes() for path in cluster.paths.root.rglob("*") if path.is_file()]
+    assert len(texts) > 8 and not any(SECRET.encode() in text for text in texts)
+
+
+def test_broken_connections_and_an_expired_watch_lose_nothing(cluster: Cluster) -> None:
+    cluster.api.broken_logs, cluster.api.broken_watches, cluster.api.expired = 4, 3, 2
+    outcome = cluster.execute(cluster.plan())
+    assert outcome.cause == "exited" and all(node.missing == () for node in outcome.nodes), outcome
+    assert cluster.api.broken_logs == 0 and cluster.api.broken_watches == 0 and cluster.api.expired == 0
+    assert cluster.steps(0) == cluster.steps(1) == list(range(1, 13))
+
+
+def test_a_killed_rank_is_the_cause_and_the_other_node_is_stopped(cluster: Cluster) -> None:
+    outcome = cluster.execute(cluster.plan("killed"))
+    assert outcome.cause == "rank-failed" and "node1" in str(outcome.evidence)
+    assert outcome.nodes[1].word == "failed" and outcome.ends[1].signal == signal.SIGKILL
+    assert cluster.steps(1) == [1, 2]
+    assert cluster.api.objects == {} and cluster.left() == []
+
+
+def test_an_interrupt_deletes_the_job_and_ends_every_process(cluster: Cluster) -> None:
+    raised: list[bool] = []
+
+    def watch() -> None:
+        if not raised and (cluster.paths.events / "rank1.jsonl").exists() and cluster.steps(1)[-1:] == [2]:
+            raised.append(True)
+            raise KeyboardInterrupt
+
+    outcome = cluster.execute(cluster.plan("waits"), watch)
+    assert outcome.cause == "interrupted"
+    assert {node.word for node in outcome.nodes} <= {"stopped", "ended"}
+    assert cluster.api.objects == {} and cluster.left() == []
+    assert all("last word" not in node.missing for node in outcome.nodes), outcome.nodes
+
+
+def test_a_step_that_never_ends_is_a_hang(cluster: Cluster) -> None:
+    plan = cluster.plan("waits")
+    limits = plan.work.limits.model_copy(update={"step_seconds": 2.0})
+    outcome = cluster.execute(plan.model_copy(update={"work": plan.work.model_copy(update={"limits": limits})}))
+    assert outcome.cause == "hang" and "no step was finished" in str(outcome.evidence)
+    assert cluster.api.objects == {} and cluster.left() == []
+
+
+@pytest.mark.parametrize(
+    ("status", "cause", "word", "said"),
+    [
+        (
+            {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."},
+            "node-lost",
+            "lost",
+            "low on resource",
+        ),
+        (
+            {
+                **RUNNING,
+                "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}],
+            },
+            "preempted",
+            "preempted",
+            "PreemptionByScheduler",
+        ),
+        ({"phase": "Failed", "reason": "NodeLost", "message": "Node is gone"}, "node-lost", "lost", "Node is gone"),
+        ({"phase": "Failed", "reason": "DeadlineExceeded"}, "time-limit", "time-limit", "DeadlineExceeded"),
+        (
+            {"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]},
+            "launch-error",
+            "unreachable",
+            "ImagePullBackOff",
+        ),
+        (
+            {"phase": "Failed", "containerStatuses": [{"state": {"terminated": {"exitCode": 4, "reason": "Error"}}}]},
+            "node-differs",
+            "differs",
+            "differs",
+        ),
+        (
+            {
+                "phase": "Failed",
+                "containerStatuses": [{"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}],
+            },
+            "rank-failed",
+            "failed",
+            "OOMKilled",
+        ),
+    ],
+)
+def test_what_the_cluster_does_to_a_pod_has_its_word(
+    cluster: Cluster, status: dict[str, Any], cause: str, word: str, said: str
+) -> None:
+    cluster.api = SimulatedCluster(played(RUNNING, status))
+    outcome = cluster.execute(cluster.plan())
+    assert (outcome.cause, outcome.nodes[1].word) == (cause, word), outcome
+    assert said in str(outcome.evidence) and "node1" in str(outcome.evidence)
+    assert outcome.nodes[0].word == "stopped" and "last word" in outcome.nodes[0].missing
+    assert outcome.oom_kills == (1 if "OOMKilled" in said else 0)
+    assert cluster.api.objects == {}
+
+
+def test_a_job_that_somebody_else_deletes_is_cancelled(cluster: Cluster) -> None:
+    def delete(api: SimulatedCluster) -> None:
+        time.sleep(0.3)
+        path = next(path for path in api.objects if "/jobs/" in path)
+        api.deleted(path)
+
+    cluster.api = SimulatedCluster(played(RUNNING, RUNNING, then=delete))
+    outcome = cluster.execute(cluster.plan())
+    assert outcome.cause == "cancelled" and "deleted by somebody else" in str(outcome.evidence)
+    assert [node.word for node in outcome.nodes] == ["cancelled", "cancelled"]
+    assert cluster.api.objects == {}
+
+
+def test_the_job_s_own_limit_is_its_word(cluster: Cluster) -> None:
+    def expire(api: SimulatedCluster) -> None:
+        failed = {
+            "type": "Failed",
+            "status": "True",
+            "reason": "DeadlineExceeded",
+            "message": "Job was active too long",
+        }
+        api.main()["status"] = {"conditions": [failed]}
+        for index in range(2):
+            api.pod(index, RUNNING, "DELETED")
+
+    cluster.api = SimulatedCluster(played(RUNNING, RUNNING, then=expire))
+    outcome = cluster.execute(cluster.plan())
+    assert outcome.cause == "time-limit" and "active too long" in str(outcome.evidence)
+
+
+def test_a_queue_that_suspends_a_running_job_has_preempted_it(cluster: Cluster) -> None:
+    def suspend(api: SimulatedCluster) -> None:
+        api.main()["spec"]["suspend"] = True
+        for index in range(2):
+            api.pod(index, RUNNING, "DELETED")
+
+    cluster.api = SimulatedCluster(played(RUNNING, RUNNING, then=suspend))
+    assert cluster.execute(cluster.plan()).cause == "preempted"
+
+
+@pytest.mark.parametrize(
+    ("refused", "status", "message"),
+    [(("POST", "/jobs"), 403, "jobs.batch is forbidden"), (("POST", "/configmaps"), 403, "configmaps is forbidden")],
+)
+def test_a_refusal_is_the_evidence_and_nothing_is_left(
+    cluster: Cluster, refused: tuple[str, str], status: int, message: str
+) -> None:
+    cluster.api.refusals[refused] = status, message
+    outcome = cluster.execute(cluster.plan())
+    assert outcome.cause == "launch-error" and f"{message} ({status})" in str(outcome.evidence)
+    assert cluster.api.objects == {}
+
+
+def test_an_object_of_another_run_is_not_deleted(cluster: Cluster) -> None:
+    plan = cluster.plan()
+    name = cluster.request(plan).submissions[0].name
+    taken = f"/apis/batch/v1/namespaces/benchmarks/jobs/{name}"
+    cluster.api.objects[taken] = {"kind": "Taken", "metadata": {"name": name}}
+    outcome = cluster.execute(plan)
+    assert outcome.cause == "launch-error" and "already exists (409)" in str(outcome.evidence)
+    assert list(cluster.api.objects) == [taken]
+
+
+def test_a_cluster_that_does_not_answer_is_unreachable(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = cluster.plan()
+    request = cluster.request(plan)
+    with served(cluster.api, cluster.folder) as config:
+        monkeypatch.setenv("KUBECONFIG", str(config))
+    outcome = KubernetesLauncher().execute(request, lambda: None)
+    assert outcome.cause == "unreachable" and "127.0.0.1" in str(outcome.evidence)
+
+
+def test_a_log_that_is_no_frames_ends_the_run_and_names_the_node(cluster: Cluster) -> None:
+    def lie(api: SimulatedCluster) -> None:
+        name = api.main()["metadata"]["name"]
+        frame = b'{"file": "../../escape", "at": 0, "data": "x"}\n'
+        api.logs[f"{name}-1-abcde"] = lambda: iter([b"a line of the container\n", frame])
+
+    def play(api: SimulatedCluster) -> None:
+        lie(api)
+        played(RUNNING, RUNNING)(api)
+
+    cluster.api = SimulatedCluster(play)
+    outcome = cluster.execute(cluster.plan())
+    assert outcome.cause == "node-lost" and "node1: its stream is broken" in str(outcome.evidence)
+    assert (cluster.paths.logs / "pod1.log").read_bytes() == b"a line of the container\n"
+
+
+def test_an_object_that_cannot_be_deleted_is_named_with_the_command(cluster: Cluster) -> None:
+    plan = cluster.plan()
+    name = cluster.request(plan).submissions[0].name
+    cluster.api.refusals["DELETE", f"/jobs/{name}"] = 403, "jobs.batch is forbidden"
+    outcome = cluster.execute(plan)
+    assert outcome.cause == "exited"
+    assert f"run `kubectl -n benchmarks delete job/{name}`" in outcome.warnings[0]
+
+
+def test_waiting_is_said_with_its_reason(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    full = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/3 nodes: Insufficient\x1b[31m",
+    }
+    pending = {"phase": "Pending", "conditions": [full]}
+
+    def interrupt(api: SimulatedCluster) -> None:
+        threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    cluster.api = SimulatedCluster(played(pending, pending, then=interrupt))
+    assert cluster.execute(cluster.plan()).cause == "interrupted"
+    said = capsys.readouterr().err
+    assert said.count("2 of 2 pods: Unschedulable: 0/3 nodes") == 1 and "\x1b" not in said
