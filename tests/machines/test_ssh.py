@@ -54,7 +54,7 @@ def test_two_machines_train_and_what_was_shown_was_sent(fleet: Fleet, tmp_path: 
     plan = load(Plan, run / "plan.json")
     runtime, launcher = means(plan)
     shown = launcher.request(plan, RunPaths(run), runtime).public().submissions
-    sent = {json.loads(text)["name"]: (argv, text) for argv, text in _runs_in(tmp_path)}
+    sent = {json.loads(text)["name"]: (argv, text) for argv, text in _runs_in(tmp_path, plan.run_id)}
     for submission in shown:
         argv, text = sent[submission.name]
         assert argv == list(submission.argv[1:])
@@ -68,12 +68,13 @@ def test_two_machines_train_and_what_was_shown_was_sent(fleet: Fleet, tmp_path: 
     assert all(len((run / f"telemetry/node{k}.raw.jsonl").read_text().splitlines()) >= 3 for k in (0, 1))
 
 
-def _runs_in(folder: Path) -> Iterator[tuple[list[str], str]]:
-    """The argv and the first line of standard input of every connection that carried a node."""
+def _runs_in(folder: Path, run_id: str) -> Iterator[tuple[list[str], str]]:
+    """The argv and the first line of standard input of every connection that carried a node of the run."""
     for path in folder.glob("sent.*.argv"):
         argv = path.read_text().split("\0")[:-1]
-        if "node_agent.py" in argv[-1]:
-            yield argv, path.with_suffix(".stdin").read_text().splitlines(keepends=True)[0]
+        line = path.with_suffix(".stdin").read_text().partition("\n")[0]
+        if "node_agent.py" in argv[-1] and json.loads(line)["run_id"] == run_id:
+            yield argv, line + "\n"
 
 
 @pytest.mark.thorough
@@ -83,9 +84,10 @@ def test_without_secrets_the_bytes_are_the_same(fleet: Fleet, tmp_path: Path) ->
     recorder.chmod(0o755)
     fleet.write(command=[str(recorder)])
     assert fleet.run(*fleet.command("--steps", "30")).returncode == 0
-    request = json.loads((fleet.only_run() / "request.json").read_text())
+    run = fleet.only_run()
+    request = json.loads((run / "request.json").read_text())
     shown = {each["name"]: (each["argv"][1:], each["stdin"]) for each in request["submissions"]}
-    assert shown == {json.loads(text)["name"]: (argv, text) for argv, text in _runs_in(tmp_path)}
+    assert shown == {json.loads(text)["name"]: (argv, text) for argv, text in _runs_in(tmp_path, run.name)}
 
 
 # ---- faults during the training: the word, the node, no process left, the finished steps kept
@@ -271,6 +273,38 @@ def test_a_first_node_without_a_known_name_is_refused(fleet: Fleet) -> None:
     fleet.run(*fleet.command())
     assert fleet.outcome()["cause"] == "launch-error"
     assert "the first node's name no-such-name does not resolve here" in fleet.outcome()["evidence"]
+
+
+def test_a_full_disk_of_a_node_is_named(fleet: Fleet) -> None:
+    """A file system of one node of 100 kB: the code does not fit."""
+    host, place = fleet.cluster.hosts[1], "/var/tmp/levelfield-small"
+    mount = f"mkdir -p {place} && mount -t tmpfs -o size=100k,mode=700 small {place}"
+    subprocess.run([*fleet.cluster.ssh, host, mount], check=True)
+    try:
+        fleet.write(folder=place)
+        done = fleet.run(*fleet.command())
+    finally:
+        subprocess.run([*fleet.cluster.ssh, host, f"umount {place}"], check=True)
+    assert done.returncode == 3
+    said = fleet.outcome()["evidence"]
+    assert said.startswith(f"{host}: {place}") and "No space left on device; free some space on the node" in said
+
+
+@pytest.mark.thorough
+def test_clocks_an_hour_apart_change_nothing(fleet: Fleet, tmp_path: Path) -> None:
+    """The second node has another monotonic clock, as after another boot, in its ranks and in its own part."""
+    shifted = tmp_path / "python"
+    shifted.write_text(
+        f'#!/bin/sh\nexec unshare --time --monotonic 3600 --boottime 3600 --fork --kill-child {sys.executable} "$@"\n'
+    )
+    shifted.chmod(0o755)
+    second = fleet.cluster.hosts[1]
+    fleet.write(lambda host: {**host, "python": str(shifted)} if host["name"] == second else host)
+    done = fleet.run(*fleet.command("--steps", "200"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    facts = [json.loads((fleet.only_run() / f"nodes/node{k}.facts.json").read_text()) for k in (0, 1)]
+    assert facts[1]["monotonic_ns"] - facts[0]["monotonic_ns"] > 3500e9
+    assert fleet.result()["status"]["word"] == "valid"
 
 
 # ---- a real training, with folders of each node's own

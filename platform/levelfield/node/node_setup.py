@@ -39,8 +39,8 @@ class SetupError(Exception):
 
 def main() -> int:
     """Prepare the node that the first line of standard input describes. Return the exit code."""
+    header = json.loads(sys.stdin.buffer.readline())
     try:
-        header = json.loads(sys.stdin.buffer.readline())
         folder = own_folder(Path(header["folder"]))
         bring(folder / "code", header["code"])
         python = environment(folder, header)
@@ -49,7 +49,7 @@ def main() -> int:
     except SetupError as error:
         answer(error=str(error))
     except OSError as error:
-        answer(error=f"{error.filename or 'the node'}: {error.strerror}{_room(error)}")
+        answer(error=f"{error.filename or header['folder']}: {error.strerror}{_room(error)}")
     return 1
 
 

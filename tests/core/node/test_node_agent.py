@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 from agents import AGENT, BEATING, SLEEP, Node, frames, received, wait_until
 from levelfield.node.device_files import device_locked
+from levelfield.node.memory_kills import MemoryKillWatch
 from levelfield.plan.implementation_identity import code_digest
+from live_groups import control_group
 
 MODELS = AGENT.parents[3] / "models"
 
@@ -40,6 +42,19 @@ def test_a_failed_rank_ends_the_others(node: Node) -> None:
 def test_a_killed_rank_is_named_with_its_signal(node: Node) -> None:
     assert node.run(node.work("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")) == 1
     assert node.ended()["evidence"] == "rank 0 ended with signal 9"
+
+
+def test_a_rank_that_the_kernel_kills_for_memory_is_told(node: Node) -> None:
+    limit = str(64 * 2**20)
+    first = {"memory.limit_in_bytes": limit, "memory.memsw.limit_in_bytes": limit}
+    with control_group("memory", first, {"memory.max": limit, "memory.swap.max": "0"}) as group:
+        if MemoryKillWatch()._log is None:
+            pytest.skip("the kernel's log does not tell this machine's processes")
+        join = f"open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
+        assert node.run(node.work(join + "parts = [bytes([1]) * 2**20 for _ in range(4096)]", SLEEP)) == 1
+    last = node.ended()
+    assert (last["evidence"], last["oom_kills"]) == ("rank 0 ended with signal 9", 1)
+    assert "the kernel's log names process" in last["oom_evidence"]
 
 
 def test_a_rank_without_a_heartbeat_is_a_hang(node: Node) -> None:
