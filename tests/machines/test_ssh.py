@@ -136,6 +136,7 @@ def test_a_cancelled_agent_is_a_cancelled_run(fleet: Fleet) -> None:
     assert fleet.outcome()["cause"] == "cancelled" and "signal 15 from outside" in fleet.outcome()["evidence"]
 
 
+@pytest.mark.thorough
 def test_an_interrupt_ends_both_nodes(fleet: Fleet) -> None:
     process = fleet.begun()
     process.send_signal(signal.SIGINT)
@@ -208,14 +209,15 @@ def test_an_unknown_host_key_is_refused_and_not_learned(fleet: Fleet, tmp_path: 
     assert known.read_text() == ""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("changed", "ssh", "cause", "said"),
     [
         ({"name": "no-such-host"}, {}, "unreachable", "its name does not resolve"),
-        pytest.param({"port": 1}, {}, "unreachable", "it cannot be reached", marks=pytest.mark.thorough),
-        pytest.param({"user": "nobody"}, {}, "unreachable", "permission denied", marks=pytest.mark.thorough),
+        ({"port": 1}, {}, "unreachable", "it cannot be reached"),
+        ({"user": "nobody"}, {}, "unreachable", "permission denied"),
         ({"python": "/nothing/python3"}, {}, "environment", "its Python cannot be started"),
-        pytest.param({}, {"folder": "/proc/levelfield"}, "environment", "/proc/levelfield", marks=pytest.mark.thorough),
+        ({}, {"folder": "/proc/levelfield"}, "environment", "/proc/levelfield"),
     ],
 )
 def test_a_node_that_cannot_be_prepared_is_named(
@@ -240,6 +242,7 @@ def test_an_old_python_is_named_with_its_version(fleet: Fleet) -> None:
     assert "its Python is too old: found 3." in fleet.outcome()["evidence"]
 
 
+@pytest.mark.thorough
 def test_a_node_with_other_code_is_refused_before_training(fleet: Fleet) -> None:
     assert fleet.run(*fleet.command("--steps", "30")).returncode == 0
     (code,) = [path for path in (fleet.folder / "code").iterdir() if path.is_dir()]
@@ -275,6 +278,7 @@ def test_a_first_node_without_a_known_name_is_refused(fleet: Fleet) -> None:
     assert "the first node's name no-such-name does not resolve here" in fleet.outcome()["evidence"]
 
 
+@pytest.mark.thorough
 def test_a_full_disk_of_a_node_is_named(fleet: Fleet) -> None:
     """A file system of one node of 100 kB: the code does not fit."""
     host, place = fleet.cluster.hosts[1], "/var/tmp/levelfield-small"

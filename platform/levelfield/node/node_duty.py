@@ -70,7 +70,7 @@ class NodeDuty:
                 ending = ending or FAULT
                 kills = self._kills.found(self._ranks.processes())
                 killed = {"oom_kills": kills.number, "oom_evidence": kills.evidence} if kills.number else {}
-                self._record.write("ended", cause=ending.cause, evidence=ending.evidence, ends=ends, **killed)
+                self._record.write_last("ended", cause=ending.cause, evidence=ending.evidence, ends=ends, **killed)
         return ending.code
 
     def _refusal(self) -> Ending | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -9,22 +10,47 @@ import time
 from pathlib import Path
 from typing import Any
 
+RESERVED_BYTES = 64 * 1024  # for the last word: ends of 1,024 ranks, with what they are told beside
+
 
 class NodeRecord:
-    """Appends to a file. On a full disk a line is lost, and the run's end is not held up."""
+    """Appends to a file. On a full disk a line is lost, but not the last one: its space is reserved from the start."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self._file = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         self._size = os.fstat(self._file).st_size
         self._guard = threading.Lock()
+        self._reserve = path.with_suffix(".reserve")
+        _fill(self._reserve)
 
     def write(self, event: str, **fields: Any) -> None:
         line = (json.dumps({"time_ns": time.monotonic_ns(), "event": event, **fields}) + "\n").encode()
-        with self._guard:
-            try:
-                if os.write(self._file, line) == len(line):
-                    self._size += len(line)
-                    return
-            except OSError:
-                pass
-            os.ftruncate(self._file, self._size)  # no reader sees a part of a line
+        with self._guard, contextlib.suppress(OSError):
+            if os.write(self._file, line) == len(line):
+                self._size += len(line)
+            else:
+                os.ftruncate(self._file, self._size)  # no reader sees a part of a line
+
+    def write_last(self, event: str, **fields: Any) -> None:
+        """Write the last line, with the space that is free on the disk. The reserved space is given up for it."""
+        free = _free_bytes(self._reserve.parent)
+        with contextlib.suppress(OSError):
+            self._reserve.unlink()
+        self.write(event, **fields, disk_free_bytes=free)
+
+
+def _fill(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            os.write(descriptor, bytes(RESERVED_BYTES))
+        finally:
+            os.close(descriptor)
+
+
+def _free_bytes(folder: Path) -> int | None:
+    try:
+        found = os.statvfs(str(folder))
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize

@@ -146,6 +146,21 @@ def test_a_full_disk_ends_the_work_and_not_the_node(node: Node) -> None:
     assert node.ended()["cause"] == "launch-error" and "File too large" in node.ended()["evidence"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="to mount a small file system needs root")
+def test_a_disk_that_gets_full_takes_no_last_word(node: Node) -> None:
+    """The rank fills the disk of its node. How it ended is recorded, and that the disk was full."""
+    node.root.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "small", str(node.root)], check=True)
+    try:
+        fill = "file = open('events/rank0.jsonl', 'w')\nwhile True:\n    file.write('x' * 4096)\n    file.flush()\n"
+        assert node.run(node.work(fill)) == 1
+        last = node.ended()
+    finally:
+        subprocess.run(["umount", str(node.root)], check=True)
+    assert last["cause"] == "rank-failed" and last["ends"][0]["exit_code"] == 1
+    assert last["disk_free_bytes"] < 4096
+
+
 # ---- checks before the start
 
 

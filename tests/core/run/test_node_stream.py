@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from levelfield.contracts.execution import NodeEnd, NodeWork, ProcessWork
 from levelfield.node import stream_frames
+from levelfield.node.heartbeat_watch import WatchedTime
 from levelfield.node.stream_frames import MOST_LINE_BYTES, PART_BYTES, file_frame, frame_line
 from levelfield.run.launchers import node_stream
+from levelfield.run.launchers.connection import Connection
+from levelfield.run.launchers.node_run import NodeRun
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
 
 NAME = "events/rank2.jsonl"
@@ -148,3 +153,60 @@ def test_every_content_fits_into_frames_and_arrives(content: bytes) -> None:
 def test_the_longest_frames_are_short_enough(text: str) -> None:
     frame, size = file_frame(NAME, stream_frames.MOST_FILE_BYTES, text.encode())
     assert len(frame) <= MOST_LINE_BYTES and size == len(text.encode())
+
+
+# ---- the record of a node, which another machine wrote
+
+
+def node_run(root: Path, *lines: object) -> NodeRun:
+    process = ProcessWork(2, ("train",), {}, "log")
+    connection = Connection("host1", ["true"])
+    while not connection.has_ended():
+        time.sleep(0.01)
+    found = NodeRun(NodeWork(1, "10.0.0.1", (process,), name="host1"), root, connection, WatchedTime(time.monotonic))
+    text = "".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines)
+    found.stream.receive(frame_line({"file": "nodes/node1.record.jsonl", "at": 0, "data": text}))
+    found.is_open = False
+    connection.end()
+    return found
+
+
+END = {"rank": 2, "exit_code": None, "signal": 9, "stopped_by_us": False}
+LAST = {"event": "ended", "cause": "rank-failed", "evidence": "rank 2 ended with signal 9", "ends": [END]}
+
+
+def test_the_last_word_of_a_node_is_its_end(root: Path) -> None:
+    cause, end = node_run(root, {"event": "started"}, LAST).finding() or (None, None)
+    assert (cause, end) == ("rank-failed", NodeEnd(1, "host1", "failed", "host1: rank 2 was ended by SIGKILL"))
+    full = {**LAST, "disk_free_bytes": 0}
+    _, end = node_run(root, full).finding() or (None, None)
+    assert end and "the disk of its run's folder is full (0 bytes free)" in str(end.detail)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "not JSON\n", "[" * 9999 + "\n", "[]\n", {"event": "ended"}, {"event": "ended", "cause": ["x"], "ends": 7},
+        {**LAST, "cause": "valid"}, {"event": "ended", "cause": "nothing", "ends": [{"rank": 2}]},
+        {"event": "ended", "cause": None, "ends": [{**END, "exit_code": "0"}]},
+    ],
+)  # fmt: skip
+def test_a_record_that_says_no_known_end_is_a_lost_node(root: Path, line: object) -> None:
+    found = node_run(root, line)
+    finding = found.finding()
+    assert finding and finding[0] == "node-lost" and finding[1].word == "lost"
+    assert all(isinstance(end.rank, int) for end in found.ends())
+
+
+@pytest.mark.parametrize(("number", "kills"), [(1, 1), (0, 0), (-1, 0), ("1", 0), (True, 0), (None, 0), (1.5, 0)])
+def test_memory_kills_are_a_number_of_the_node(root: Path, number: object, kills: int) -> None:
+    found = node_run(root, {**LAST, "oom_kills": number, "oom_evidence": "the log\x1b[31m"})
+    assert found.memory_kills()[0] == kills
+    assert (found.memory_kills()[1] or "host1: the log[31m") == "host1: the log[31m"
+
+
+def test_a_node_without_a_last_word_is_lost(root: Path) -> None:
+    found = node_run(root, {"event": "started"})
+    cause, end = found.finding() or (None, None)
+    assert (cause, end and end.word) == ("node-lost", "lost")
+    assert found.ends()[0].exit_code is None and found.ends()[0].signal is None

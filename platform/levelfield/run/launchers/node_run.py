@@ -14,6 +14,7 @@ from levelfield.run.launchers.local import ends_of, evidence_of
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
 from levelfield.run.launchers.ssh_errors import explained
 
+FULL_BYTES = 2**20
 # What the node's last word means for the run, and for the node.
 _MEANINGS: Mapping[str, tuple[Cause, NodeWord]] = {
     "exited": ("exited", "ended"),
@@ -110,7 +111,7 @@ class NodeRun:
     def _evidence(self, last: Mapping[str, Any]) -> str | None:
         failed = [end for end in self.ends() if (end.signal or end.exit_code) and not end.stopped_by_us]
         if last.get("cause") == "rank-failed" and failed:
-            return f"{self.name}: {evidence_of(self.ends(), failed[0].rank)}"
+            return f"{self.name}: {evidence_of(self.ends(), failed[0].rank)}{_disk(last)}"
         said = last.get("evidence")
         return f"{self.name}: {_printable(str(said))}" if said else None
 
@@ -151,6 +152,13 @@ def _ends(said: Any) -> tuple[ProcessEnd, ...]:
 def _is_end(end: ProcessEnd) -> bool:
     numbers = (end.exit_code, end.signal, end.process)
     return isinstance(end.rank, int) and all(n is None or isinstance(n, int) for n in numbers)
+
+
+def _disk(last: Mapping[str, Any]) -> str:
+    """Return a remark where the node's disk was full at its end."""
+    free = last.get("disk_free_bytes")
+    is_full = isinstance(free, int) and free < FULL_BYTES
+    return f"; the disk of its run's folder is full ({free} bytes free)" if is_full else ""
 
 
 def _printable(text: str) -> str:
