@@ -218,6 +218,7 @@ def test_an_unknown_host_key_is_refused_and_not_learned(fleet: Fleet, tmp_path: 
         ({"user": "nobody"}, {}, "unreachable", "permission denied"),
         ({"python": "/nothing/python3"}, {}, "environment", "its Python cannot be started"),
         ({}, {"folder": "/proc/levelfield"}, "environment", "/proc/levelfield"),
+        ({}, {"command": ["/nothing/ssh"]}, "environment", "/nothing/ssh cannot be started here"),
     ],
 )
 def test_a_node_that_cannot_be_prepared_is_named(

@@ -12,6 +12,7 @@ from typing import Any
 
 from levelfield import installer
 from levelfield.contracts.execution import NodeEnd, NodesNotReady
+from levelfield.errors import RunFailed
 from levelfield.node import node_setup
 from levelfield.run.launchers.code_archive import code_archive, wheels_archive
 from levelfield.run.launchers.connection import Connection, wait_for_output
@@ -60,11 +61,15 @@ def cargo_of(plan: Plan) -> Cargo:
 
 def prepare(plan: Plan, say: Say) -> None:
     """Prepare all nodes of a plan. Raises NodesNotReady with the first node that cannot be prepared."""
-    cargo, nodes = cargo_of(plan), range(plan.hardware.nodes)
+    try:
+        cargo, nodes = cargo_of(plan), range(plan.hardware.nodes)
+    except OSError as error:
+        raise RunFailed(f"what the nodes need cannot be packed: {error.filename}: {error.strerror}") from None
     ready: list[NodeSetup] = []
     for first in range(0, len(nodes), AT_ONCE):
-        part = [NodeSetup(plan, node, cargo) for node in nodes[first : first + AT_ONCE]]
+        part: list[NodeSetup] = []
         try:
+            part += (NodeSetup(plan, node, cargo) for node in nodes[first : first + AT_ONCE])
             _until_ready(part, say)
         finally:
             for each in part:
@@ -98,7 +103,11 @@ class NodeSetup:
         places = places_of(plan, node_rank)
         self.name = places.host.name
         argv = ssh_argv(launch_of(plan), places.host, [places.host.python, "-c", LOADER])
-        self.connection = Connection(self.name, argv)
+        try:
+            self.connection = Connection(self.name, argv)
+        except OSError as error:
+            why = f"{self.name}: {argv[0]} cannot be started here: {error.strerror}; install OpenSSH's client"
+            raise self.failed("environment", "failed", why) from None
         program = Path(node_setup.__file__).read_bytes()
         header = json.dumps(setup_header(plan, places, cargo)).encode()
         self.connection.send(b"%d\n%s%s\n" % (len(program), program, header))
