@@ -99,6 +99,7 @@ def played(*statuses: dict[str, Any], then: Callable[[SimulatedCluster], None] =
     def play(api: SimulatedCluster) -> None:
         for index, status in enumerate(statuses):
             api.pod(index, status, "ADDED")
+        api.is_seen()
         then(api)
 
     return play
@@ -233,7 +234,6 @@ def test_what_the_cluster_does_to_a_pod_has_its_word(
 
 def test_a_job_that_somebody_else_deletes_is_cancelled(cluster: Cluster) -> None:
     def delete(api: SimulatedCluster) -> None:
-        time.sleep(0.3)
         path = next(path for path in api.objects if "/jobs/" in path)
         api.deleted(path)
 

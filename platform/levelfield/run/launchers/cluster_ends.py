@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from levelfield.contracts.execution import NodeEnd, NodeWord, NodeWork, ProcessEnd, Request
 from levelfield.run.launchers.pod_states import PodState
@@ -14,9 +14,11 @@ _END_KEYS = {"rank", "exit_code", "signal", "stopped_by_us", "process", "state"}
 _LAST_BYTES = 256 * 1024  # of a record: its last line has the ends of at most some hundred ranks
 
 
-def node_ends(request: Request, states: Mapping[int, PodState], others: str, root: Path | None) -> tuple[NodeEnd, ...]:
+def node_ends(
+    request: Request, states: Mapping[int, PodState], others: NodeWord, root: Path | None
+) -> tuple[NodeEnd, ...]:
     """Return the end of each node. others: the word of a node that has none of its own."""
-    return tuple(_node_end(node, states.get(node.node_rank), cast(NodeWord, others), root) for node in request.nodes)
+    return tuple(_node_end(node, states.get(node.node_rank), others, root) for node in request.nodes)
 
 
 def ends_of_nodes(request: Request, root: Path) -> tuple[ProcessEnd, ...]:
@@ -57,7 +59,8 @@ def _node_end(node: NodeWork, state: PodState | None, others: NodeWord, root: Pa
         return NodeEnd(node.node_rank, name, "unreachable", "no pod was created", missing)
     where = f"{state.says} (pod {state.pod}{f' on {state.machine}' if state.machine else ''})"
     pending: NodeWord = "unreachable" if others == "stopped" else others
-    word = state.word or (pending if state.phase == "pending" else others)
+    own = None if state.word == "cancelled" else state.word  # a deleted pod: its job says why
+    word = own or (pending if state.phase == "pending" else others)
     return NodeEnd(node.node_rank, name, word, where, missing)
 
 

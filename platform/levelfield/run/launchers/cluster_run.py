@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from levelfield.contracts.execution import Cause, NodeWork, Outcome, Request, Watch
+from levelfield.contracts.execution import Cause, NodeWord, NodeWork, Outcome, Request, Watch
 from levelfield.errors import UsageError
 from levelfield.run.launchers.cluster_api import ClusterApi, ClusterRefusal, ClusterSilence
 from levelfield.run.launchers.cluster_ends import ends_of_nodes, node_ends
@@ -180,7 +181,7 @@ class ClusterRun:
         killed = sum(state.out_of_memory for state in states.values())
         told = "the kubelet reports that a container ran out of memory (OOMKilled)" if killed else None
         faults = {node: log.fault for node, log in self._logs.items() if log.fault}
-        nodes = node_ends(self._request, states, _word_of_others(cause), self._root)
+        nodes = node_ends(self._request, states, _word_of_others(cause, states), self._root)
         nodes = tuple(replace(each, detail=faults.get(each.node_rank, each.detail)) for each in nodes)
         return Outcome(
             cause, ends_of_nodes(self._request, self._root), evidence, killed, told, tuple(left), nodes=nodes
@@ -191,6 +192,9 @@ class ClusterRun:
         return work.name or f"node{node}"
 
 
-def _word_of_others(cause: Cause) -> str:
-    """Return the word of a node that did not end by itself."""
-    return {"time-limit": "time-limit", "cancelled": "cancelled", "preempted": "preempted"}.get(cause, "stopped")
+def _word_of_others(cause: Cause, states: Mapping[int, PodState]) -> NodeWord:
+    """Return the word of a node whose pod has none of its own: the whole job's, or stopped for another pod."""
+    words: dict[Cause, NodeWord] = {"time-limit": "time-limit", "cancelled": "cancelled", "preempted": "preempted"}
+    word = words.get(cause, "stopped")
+    is_of_one = word != "cancelled" and any(state.word == word for state in states.values())
+    return "stopped" if is_of_one else word
