@@ -20,7 +20,7 @@ endif
 # No run of a test or a benchmark goes into the store of the developer's own results.
 export LEVELFIELD_STORE := none
 
-.PHONY: test computing waiting quick lint environments framework-free each-framework on-the-engine end-to-end bench gpu-check matrix host-runs thorough drills clean
+.PHONY: test computing waiting quick lint environments framework-free each-framework on-the-engine on-machines end-to-end bench gpu-check matrix host-runs thorough drills clean
 
 # Two lanes, for two cores. Installing packages, whole runs and the container engine mostly wait: they run beside the tests
 # that compute. The engine's tests come last: what ends a rank by a signal must not run beside a container that runs out
@@ -36,6 +36,7 @@ waiting: $(STAMP)
 	$(MAKE) --no-print-directory lint
 	$(MAKE) --no-print-directory environments
 	$(MAKE) --no-print-directory end-to-end
+	$(MAKE) --no-print-directory on-machines
 	$(MAKE) --no-print-directory on-the-engine
 
 each-framework: $(STAMP)
@@ -44,19 +45,23 @@ each-framework: $(STAMP)
 on-the-engine: $(STAMP)
 	$(PYTEST) -m "containers and $(NEW)" tests/containers
 
+on-machines: $(STAMP)
+	$(PYTEST) -m "machines and $(NEW)" tests/machines
+
 end-to-end: $(STAMP)
 	$(PYTEST) -m "e2e and $(NEW)" tests/e2e
 
 framework-free: $(STAMP)
-	$(PYTEST) -n 4 -m "not e2e and not containers and $(NEW)" --ignore=tests/models
+	$(PYTEST) -n 3 -m "not e2e and not containers and not machines and $(NEW)" --ignore=tests/models
 
 environments: $(STAMP)
 	PYTHONPATH=platform $(PY) tests/environments.py
 
 # What make test leaves out: further runs of the same kinds.
 thorough: $(STAMP)
-	$(PYTEST) -n 2 -m "thorough and not containers"
+	$(PYTEST) -n 2 -m "thorough and not containers and not machines"
 	$(PYTEST) -m "thorough and containers" tests/containers
+	$(PYTEST) -m "thorough and machines" tests/machines
 
 quick: $(STAMP)
 	$(PYTEST) -n 2 -m "$(NEW)" tests/core tests/vendors

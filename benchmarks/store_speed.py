@@ -10,6 +10,7 @@ number changed.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import random
@@ -190,7 +191,7 @@ def provenance() -> dict[str, Any]:
     machine = {"name": "node-17", "os": "Linux 1", "kernel": "6.1", "processor": "a processor", "usable_cores": 2}
     return {
         "time": "2026-01-02T03:04:05+00:00",
-        "source": {"commit": "0" * 40, "changed_files": []},
+        "source": {"commit": hashlib.sha1(b"a commit").hexdigest(), "changed_files": []},
         "environment_packages": {f"package{number}": f"1.{number}" for number in range(30)},
         "machine": {**machine, "memory_bytes": 2**34, "network": []},
         "vendor_software": {"kernel": "Linux 6.1", "libc": "glibc 2.36"},
@@ -224,7 +225,7 @@ def varied(first: RunRecord, series: int, night: int, generator: random.Random) 
             "began": f"{began}+00:00",
             "night": began[:10],
             "series": first.series.model_copy(update=own),
-            "node": f"sha256:{series % 7:064x}",
+            "node": f"sha256:{hashlib.sha256(bytes([series % 7])).hexdigest()}",
             "step_seconds": steps,
             "losses": tuple(single((loss or 0) * generator.gauss(1, 1e-4)) for loss in first.losses),
             "telemetry": {name: value * generator.gauss(1, 0.01) for name, value in first.telemetry.items()},

@@ -5,10 +5,11 @@ With CI=true a skip that a machine could have avoided fails the run.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,19 @@ def own_device_locks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LEVELFIELD_LOCKS", str(tmp_path_factory.mktemp("locks")))
         yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Of several processes one collects first. It compiles all tests, and the others read what it compiled."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    with Path(__file__).open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        return (yield)
 
 
 def skip_reasons(config: pytest.Config) -> Counter[str]:

@@ -9,6 +9,7 @@ from activations import keep_gradients, kept_activations
 from configuration import check
 from device import describe, memory, open_device, process_group
 from engine import open_engine
+from exchange import own_work
 from levelfield.worker import Capture, Initializer, coordinates, learning_rate, train_steps
 from partition import save, squared_norm, whole_gradients, whole_parameters
 from recompute import repeats
@@ -40,6 +41,7 @@ class ZeroTrainer:
         # without ZeRO and in float32 the engine drops the norm that it clips by
         self.unkept = self.stage == 0 and job.training.precision == "fp32"
         self.random = bool(job.model.hidden_dropout or job.model.attention_dropout)
+        self.own_work = own_work(job, device, first_exchanging_stage=2)
 
     def weights(self):
         """(name, whole shape, slices, float32 values): every rank says all of it, gathered where it has a part."""
@@ -60,6 +62,7 @@ class ZeroTrainer:
         self.loss = self.gradients(batch)
         self.take_evidence(batch.step)
         self.engine.step()
+        self.own_work.exchanged()
 
     def gradients(self, batch):
         """Forward and backward over all micro-batches. Returns the global batch's mean loss."""
@@ -70,12 +73,12 @@ class ZeroTrainer:
                 self.engine.step()  # between micro-batches it only counts
             kept = kept_activations(self.model, self.capture) if keep and not micro else contextlib.nullcontext()
             with kept:
-                total += self.backward(inputs[micro], targets[micro])
+                total += self.backward(inputs[micro], targets[micro], last=micro == self.job.accumulation - 1)
         if self.job.world_size > 1:
             dist.all_reduce(total)
         return total / self.job.layout.data
 
-    def backward(self, inputs, targets):
+    def backward(self, inputs, targets, last):
         """One micro-batch's share of the mean loss.
 
         The model's loss wants its factors inside and a gradient of one (head_loss). Under ZeRO the engine multiplies
@@ -84,6 +87,8 @@ class ZeroTrainer:
         divides by the accumulation what comes straight from the model.
         """
         loss = self.engine(inputs, targets, self.scale / self.job.accumulation)
+        if last:
+            self.own_work.reaches_exchange()
         self.engine.backward(loss / (self.scale if self.stage else 1.0), scale_wrt_gas=False)
         return loss.detach() / self.scale
 
@@ -119,4 +124,5 @@ class ZeroTrainer:
             "memory": memory(self.device),
             "loss_scale": self.scale if self.scaled else None,
             "skipped": skipped,
+            "before_exchange_seconds": self.own_work.seconds(),
         }

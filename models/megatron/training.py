@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from cpu import stand_in_for_cuda
 from device import describe, memory, open_device
+from exchange import own_work
 from levelfield.worker import Capture, Initializer, coordinates, learning_rate, train_steps
 from megatron.core import __version__ as megatron_version
 from megatron.core.pipeline_parallel import get_forward_backward_func
@@ -49,6 +50,7 @@ class Trainer:
         self.parameters = Weights(job, place, self.chunks, inner, known)
         self.parameters.fill(initializer)
         self.run_schedule = get_forward_backward_func()
+        self.own_work, self.left = own_work(job, device, first_exchanging_stage=2), 0
         self.positions = torch.arange(job.training.sequence_length, device=device).expand(job.tuning.micro_batch, -1)
 
     def weights(self):
@@ -74,6 +76,7 @@ class Trainer:
         for chunk in self.wrapped:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
+        self.left = self.job.accumulation
         losses = self.run_schedule(
             forward_step_func=self.forward,
             data_iterator=[micro_batches(batch) for _ in self.wrapped],
@@ -89,7 +92,15 @@ class Trainer:
     def forward(self, upcoming, model):
         """The next micro-batch for Megatron's schedule: a model chunk's output, and what makes a loss of the last's."""
         inputs, targets = (tensor.to(self.device, non_blocking=True) for tensor in next(upcoming))
-        return model(inputs, self.positions, None, labels=targets), mean_loss
+        return model(inputs, self.positions, None, labels=targets), self.mean_loss
+
+    def mean_loss(self, losses):
+        """(loss, what to keep of it) of a micro-batch. The last one's backward pass begins to reduce gradients."""
+        found = mean_loss(losses)
+        self.left -= 1
+        if self.left == 0:
+            self.own_work.reaches_exchange()
+        return found
 
     def reduce(self, losses):
         """The mean loss of the global batch, on every rank; `losses`: of the micro-batches, on a last stage."""
@@ -104,8 +115,10 @@ class Trainer:
     def finish(self, batch):
         """Clip and step, or skip the step where fp16 overflowed; what to record of it."""
         rate, scale = learning_rate(self.job.training.schedule, batch.step), self.loss_scale
+        spent = self.own_work.seconds()
         set_rates(self.optimizer, rate, self.job.training.optimizer.weight_decay)
         done, norm, _ = self.optimizer.step()
+        self.own_work.exchanged()
         owner = self.place.tensor == 0 and self.place.pipeline == 0
         return {
             "loss": self.loss.item(),
@@ -116,6 +129,7 @@ class Trainer:
             "memory": memory(self.device),
             "loss_scale": scale if self.job.training.precision == "fp16" else None,
             "skipped": not done,
+            "before_exchange_seconds": spent,
         }
 
 

@@ -7,7 +7,7 @@ import paddle
 import paddle.distributed as dist
 from device import describe, memory, open_device
 from evidence import Evidence
-from levelfield.worker import coordinates, learning_rate, train_steps
+from levelfield.worker import OwnWork, coordinates, learning_rate, train_steps
 from parallelize import build
 from parameters import as_arrays, save
 from precision import LossScale, auto_cast
@@ -36,6 +36,9 @@ class Trainer:
         scaling = job.training.loss_scale if job.training.precision == "fp16" else None
         self.loss_scale = LossScale(scaling, distributed=job.world_size > 1)
         self.random = bool(job.model.hidden_dropout or job.model.attention_dropout)
+        layout = job.layout
+        replicas = layout.data > 1 and layout.pipeline == 1 and layout.sharding_stage == 0
+        self.own_work = OwnWork(replicas and job.device == "cpu")  # the host runs ahead of any other device
 
     def launch(self, batch):
         """Forward, backward, clipping and the optimizer's step."""
@@ -51,6 +54,7 @@ class Trainer:
             self.total = step(inputs, targets).reshape([]).astype("float64")
         if self.job.world_size > 1:
             dist.all_reduce(self.total)
+            self.own_work.exchanged()
 
     def pipelined(self, inputs, targets):
         """The whole step by fleet's schedule, which leaves the loss of this rank's data on every stage."""
@@ -64,6 +68,8 @@ class Trainer:
         for micro in range(count):
             with self.communication(last=micro == count - 1):
                 loss = self.loss(self.runner(inputs[micro]), targets[micro]) / count
+                if micro == count - 1:
+                    self.own_work.reaches_exchange()
                 self.loss_scale.backward(loss)
             self.evidence.first_micro_batch_done()
             total += loss.detach()
@@ -90,6 +96,7 @@ class Trainer:
             "memory": memory(self.job),
             "loss_scale": self.scale,
             "skipped": norm is None,
+            "before_exchange_seconds": self.own_work.seconds(),
         }
 
     def gradient_squares(self):

@@ -1,19 +1,30 @@
 """A linear layer's products by oneDNN, on a processor in float32.
 
-torch takes its float32 products from MKL there and only those of bfloat16 from oneDNN; on processors of other makers
-than MKL's oneDNN is faster in two of a layer's three products (benchmarks/products.py).
+torch takes its float32 products from MKL there and only those of bfloat16 from oneDNN. Which is faster in two of a
+layer's three products depends on the processor: peak.py measures both, and the job names the faster one.
 """
 
 import torch
 from torch.distributed.tensor import DTensor
 
-AVAILABLE = torch.backends.mkldnn.is_available()
+_used = torch.backends.mkldnn.is_available()
+
+
+def choose(products):
+    """Take float32 products from `onednn` or `mkl`; None: from oneDNN where torch has it."""
+    global _used
+    _used = torch.backends.mkldnn.is_available() and products != "mkl"
+
+
+def used():
+    """Whether oneDNN computes the float32 products of a processor."""
+    return _used
 
 
 def applies(x, weight):
-    """Whether `product` and `OneDnnLinear` may be used: plain float32 tensors on a processor."""
+    """Whether `product` and `OneDnnLinear` are used: for plain float32 tensors on a processor."""
     plain = not isinstance(weight, DTensor) and x.dtype == weight.dtype == torch.float32
-    return AVAILABLE and plain and x.device.type == "cpu"
+    return _used and plain and x.device.type == "cpu"
 
 
 # an operation of its own: torch.compile knows oneDNN's only for weights that never change

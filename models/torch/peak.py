@@ -4,6 +4,7 @@
 
 prints one line of JSON: {"fp32": {"tflops": best, "median": of the best shape, "shape": [m, k, n], "repeats": n}}.
 A product of [m, k] and [k, n] is 2 m k n operations. Shapes take turns, so that a slow moment hits none alone.
+For fp32 on a processor "onednn_over_mkl" is added: the rate of a layer's products by oneDNN, over that by MKL.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import json
 import statistics
 import time
 
+import onednn
 import torch
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -18,6 +20,8 @@ SHAPES = {
     "cpu": [(512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (2048, 512, 2048), (2048, 768, 3072)],
     "accelerator": [(4096, 4096, 4096), (8192, 8192, 8192), (16384, 4096, 4096), (8192, 4096, 16384)],
 }
+LAYERS = [(1024, 512, 512), (1024, 512, 2048), (1024, 2048, 512), (1024, 768, 3072)]  # tokens, inputs, outputs
+LAYER_SHARE = 0.25  # of the seconds
 
 
 def main():
@@ -54,7 +58,29 @@ def measure(device, dtype, seconds):
             rates[shape].append(2 * shape[0] * shape[1] * shape[2] / duration(device, run) / 1e12)
     shape = max(rates, key=lambda key: max(rates[key]))
     best = rates[shape]
-    return {"tflops": max(best), "median": statistics.median(best), "shape": list(shape), "repeats": len(best)}
+    found = {"tflops": max(best), "median": statistics.median(best), "shape": list(shape), "repeats": len(best)}
+    is_chosen = device == "cpu" and dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    return {**found, **({"onednn_over_mkl": onednn_over_mkl(seconds * LAYER_SHARE)} if is_chosen else {})}
+
+
+def onednn_over_mkl(seconds):
+    """The rate of oneDNN over that of MKL, for forward and input gradient of some layers. They take turns."""
+    pairs = [pair for shape in LAYERS for pair in layer_products(*shape)]
+    times = [([], []) for _ in pairs]
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times[0][0]) < 2:  # the first one sets up kernels and memory
+        for pair, measured in zip(pairs, times, strict=True):
+            for run, durations in zip(pair, measured, strict=True):
+                durations.append(duration("cpu", run))
+    by_mkl, by_onednn = (sum(statistics.median(measured[i][1:]) for measured in times) for i in (0, 1))
+    return by_mkl / by_onednn
+
+
+def layer_products(tokens, inputs, outputs):
+    """(by MKL, by oneDNN) for a layer's forward product and for its input's gradient."""
+    x, weight, gradient = torch.randn(tokens, inputs), torch.randn(outputs, inputs), torch.randn(tokens, outputs)
+    yield (lambda: x @ weight.t()), (lambda: onednn.product(x, weight))
+    yield (lambda: gradient @ weight), (lambda: onednn.product(gradient, weight.t()))
 
 
 def product(device, dtype, shape):

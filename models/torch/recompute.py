@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 from levelfield.worker import Unsupported
-from onednn import AVAILABLE
+from onednn import used
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 _SAVED = [
@@ -46,7 +46,7 @@ def repeats(job):
 
 def by_onednn(job):
     """Whether OneDnnLinear computes the products of the blocks."""
-    return AVAILABLE and job.device == "cpu" and job.training.precision == "fp32" and job.layout.tensor == 1
+    return used() and job.device == "cpu" and job.training.precision == "fp32" and job.layout.tensor == 1
 
 
 def compile_blocks(model):

@@ -4,11 +4,13 @@ import contextlib
 import hashlib
 import math
 
+import onednn
 import torch
 import torch.distributed as dist
 from activations import keep_gradients, kept_activations
 from data_parallel import micro_batch_context
 from device import describe, memory, open_device, process_group
+from exchange import own_work
 from levelfield.worker import Capture, Initializer, coordinates, learning_rate, train_steps
 from mesh import Grid
 from optimizer import LocalAdamW, LossScale, clip_divisor
@@ -20,6 +22,7 @@ from recompute import repeats
 
 def train(job, recorder):
     """Train as `job` says. Raises Unsupported, CorpusError, NonFinite and what the framework raises."""
+    onednn.choose(getattr(job, "products", None))
     device = open_device(job)
     name, details = describe(device)
     recorder.framework("torch", torch.__version__, name, {**details, "repeats": repeats(job)})
@@ -45,6 +48,7 @@ class Trainer:
         self.optimizer = LocalAdamW(self.model, job.training, job.layout.data * job.layout.tensor, ends)
         self.loss_scale = LossScale(job.training.loss_scale if job.training.precision == "fp16" else None)
         self.random = bool(job.model.hidden_dropout or job.model.attention_dropout)
+        self.own_work = own_work(job, device, first_exchanging_stage=1)  # FSDP2 gathers parameters from stage 1 on
 
     def weights(self):
         """(name, whole shape, slices, float32 values) of what this rank holds."""
@@ -89,6 +93,8 @@ class Trainer:
             kept = kept_activations(self.model, self.capture) if keep and not micro else contextlib.nullcontext()
             with micro_batch_context(self.runner, stage, last=micro == count - 1), kept:
                 loss = self.runner(inputs[micro], targets[micro], scale)
+                if micro == count - 1:
+                    self.own_work.reaches_exchange()
                 loss.backward()
             total += loss.detach()
         return total
@@ -99,6 +105,7 @@ class Trainer:
         figures = torch.stack((loss[0].double() / shares, self.squares.sum()))
         if self.job.world_size > 1:
             dist.all_reduce(figures)
+            self.own_work.exchanged()
         return figures
 
     def gradient_squares(self):
@@ -123,6 +130,7 @@ class Trainer:
             "memory": memory(self.device),
             "loss_scale": scale if scaled else None,
             "skipped": scaled and not finite,
+            "before_exchange_seconds": self.own_work.seconds(),
         }
 
 

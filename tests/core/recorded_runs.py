@@ -96,7 +96,7 @@ def _write_telemetry(paths: RunPaths, plan: Plan) -> None:
 def edit(path: Path, change: Callable[[list[Event]], list[Event]]) -> None:
     """Rewrite a file of JSON lines by a function over all its objects, and seal its run again."""
     tamper(path, change)
-    run = RunPaths(path.parent if path.parent.name != "events" else path.parents[1])
+    run = RunPaths(path.parents[1] if path.parent.name in ("events", "telemetry") else path.parent)
     if run.outcome.exists():
         seal_again(run)
 

@@ -1,10 +1,12 @@
-"""The Python of each other framework's environment for the cpu."""
+"""The Python of each framework for the cpu: this one for torch, those of their environments for the others."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
@@ -14,9 +16,10 @@ from levelfield.run.runtimes.environments import environment_in_use
 
 @contextlib.contextmanager
 def interpreters() -> Iterator[Callable[[str], Path]]:
-    """Framework to its Python; made on first use as for a run, and in use until the block ends.
+    """Framework to its Python; an environment is made on first use as for a run, and in use until the block ends.
 
-    Several processes may ask at once: one makes it, the others wait.
+    Several processes may need it at once: one makes it, the others wait. This Python has the torch of torch's
+    environment, and one process with torch imported is enough (warm.py); tests/e2e runs that environment.
     """
     registry = Registry()
     with contextlib.ExitStack() as in_use:
@@ -24,6 +27,8 @@ def interpreters() -> Iterator[Callable[[str], Path]]:
         @functools.cache
         def interpreter(framework: str) -> Path:
             implementation, _folder = registry.implementation(framework)
+            if framework == "torch" and version("torch").partition("+")[0] == implementation.version:
+                return Path(sys.executable)
             plan = environment_of(implementation, "cpu", implementation.requirements["cpu"].packages, None, "process")
             in_use.enter_context(environment_in_use(plan, print))
             return Path(plan.python)

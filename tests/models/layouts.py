@@ -46,6 +46,11 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def shallow(model: dict[str, Any]) -> dict[str, Any]:
+    """The model with two layers: a first and a last one, where no more stages divide them."""
+    return {**model, "layers": 2}
+
+
 @dataclass(frozen=True)
 class Variant:
     """One way to run the work: the layout, and what else differs from one process with accumulation."""

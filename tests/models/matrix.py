@@ -159,12 +159,12 @@ def left_to_thorough(runs: Iterable[Asked]) -> list[Asked]:
     return [*[asked for asked in listed if asked.variant.ranks > 2][::2], *slow]
 
 
-def difference(asked: Asked, python: Path | None, reference: Curve) -> Difference:
+def difference(asked: Asked, python: Path | None, reference: Curve, model: dict[str, Any] | None = None) -> Difference:
     """Of one run from torch's curve in one process in float32, in as many steps. Raises RuntimeError for a rank that
-    fails."""
+    fails. model: the one of `reference`, if it is not the family's."""
     scale = {"loss_scale": {"initial": 256.0, "growth_interval": 1000}} if asked.precision == "fp16" else {}
     steps = len(reference.losses)
-    job = job_of(MODELS[asked.family], asked.variant, steps, precision=asked.precision, **scale)
+    job = job_of(model or MODELS[asked.family], asked.variant, steps, precision=asked.precision, **scale)
     return compare(train(job, script_of(asked.framework), python), reference)
 
 
@@ -266,7 +266,8 @@ INTRODUCTION = """# Frameworks: what works where
 Made by `make matrix`, which trains the small GPT and Llama of `tests/models/layouts.py` for 40 steps with every
 framework in every layout below and writes `models/<framework>/tested.json`; this page follows from these files and
 from what each `implementation.yaml` declares. `list frameworks` prints the table too. The tests run a part of the
-same runs: each layout in one of the two families and in 5 steps, and one layout of each framework in all 40.
+same runs: each layout in one of the two families, in 3 steps and with two layers where stages do not need four, and
+one layout of each framework with four layers in all 40.
 
 A run passes in fp32 when it is within 1e-6 of torch's loss in one process at step 1, 1e-5 at every step, 1e-4 in the
 global gradient norm and in each parameter's (steps 1, 2 and 10), and when initial weights and all tokens have the

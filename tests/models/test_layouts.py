@@ -8,7 +8,7 @@ from dataclasses import replace
 import layouts
 import matrix as matrix_module
 import pytest
-from layouts import LONG_STEPS, MODELS, SINGLE, compare, first_steps, job_of, planted, script_of, train
+from layouts import LONG_STEPS, MODELS, SINGLE, compare, first_steps, job_of, planted, script_of, shallow, train
 from levelfield.catalog.registry import Registry
 from levelfield.specs.base import load
 from levelfield.specs.tested import LayoutRuns
@@ -38,9 +38,13 @@ LATER = left_to_thorough(reduced())
 @pytest.mark.parametrize(
     "asked", [pytest.param(a, marks=[pytest.mark.thorough] if a in LATER else []) for a in reduced()], ids=str
 )
-def test_same_curve_as_torch_in_one_process(asked, reference, interpreter_of):
-    steps = LONG_STEPS if asked in LONG else STEPS
-    found = difference(asked, interpreter_of(asked.framework), first_steps(reference(asked.family), steps))
+def test_same_curve_as_torch_in_one_process(asked, torch_of, interpreter_of):
+    """In few steps, and with two layers where no more stages divide them; the long runs have all of both."""
+    whole, model = asked in LONG, MODELS[asked.family]
+    if not whole and asked.variant.layout.get("pipeline", 1) == 1:
+        model = shallow(model)
+    right = torch_of(job_of(model, SINGLE, LONG_STEPS if whole else STEPS))
+    found = difference(asked, interpreter_of(asked.framework), right, model)
     assert found.within(), found
 
 
@@ -62,7 +66,7 @@ def test_same_curve_as_torch_in_one_process(asked, reference, interpreter_of):
 def test_learned_positions_biases_and_a_tied_head_in_llama(framework, name, interpreter_of, torch_of):
     """What FlagPerf's command trains."""
     changes = {"positions": "learned", "rope_base": None, "bias": True, "tied_embeddings": True}
-    model = {**MODELS["llama"], **changes}
+    model = {**shallow(MODELS["llama"]), **changes}
     curve = train(job_of(model, VARIANTS[name], STEPS), script_of(framework), interpreter_of(framework))
     found = compare(curve, torch_of(job_of(model, SINGLE, STEPS)))
     assert found.within(), found
@@ -103,16 +107,17 @@ def test_five_layers_over_two_stages(framework, interpreter_of, torch_of):
         ("paddle", "PP2"),
         ("megatron", "TP2 sequence parallel"),
         ("oneflow", SINGLE.name),
-        ("oneflow", "DP2 x TP2"),
+        ("oneflow", "TP2"),
+        pytest.param("oneflow", "DP2 x TP2", marks=pytest.mark.thorough),  # four ranks wait busily for each other
         ("oneflow", "PP2"),
     ],
 )
-def test_dropout_changes_the_curve_and_repeats_itself(framework, name, interpreter_of, reference):
-    model = {**MODELS["gpt"], "hidden_dropout": 0.1, "attention_dropout": 0.1}
+def test_dropout_changes_the_curve_and_repeats_itself(framework, name, interpreter_of, torch_of):
+    model = {**shallow(MODELS["gpt"]), "hidden_dropout": 0.1, "attention_dropout": 0.1}
     job, run = job_of(model, VARIANTS[name], STEPS), (script_of(framework), interpreter_of(framework))
     curve = train(job, *run)
     assert train(job, *run) == curve
-    assert not compare(curve, first_steps(reference("gpt"), STEPS)).loss < 1e-5
+    assert not compare(curve, torch_of(job_of(shallow(MODELS["gpt"]), SINGLE, STEPS))).loss < 1e-5
 
 
 # ---- the curves that others are compared with

@@ -51,6 +51,28 @@ def test_onednn_is_left_alone_where_it_does_not_apply():
     assert not applies(x.to("meta"), weight)
 
 
+@pytest.mark.parametrize(("products", "by_onednn"), [("onednn", True), ("mkl", False), (None, True)])
+def test_the_job_chooses_the_library(products, by_onednn):
+    import onednn
+
+    onednn.choose(products)
+    try:
+        expected = by_onednn and torch.backends.mkldnn.is_available()
+        assert onednn.used() is expected
+        assert onednn.applies(torch.zeros(1, 4), torch.zeros(4, 4)) is expected
+    finally:
+        onednn.choose(None)
+
+
+def test_the_probe_compares_the_libraries():
+    import peak
+
+    ratio = peak.onednn_over_mkl(0.0)
+    assert 0.05 < ratio < 20
+    for by_mkl, by_onednn in peak.layer_products(8, 16, 24):
+        assert torch.allclose(by_mkl(), by_onednn(), rtol=1e-5, atol=1e-5)
+
+
 def gradients(tied: bool):
     """Name to gradient of a GPT with a tied head, by one table of gradients or by autograd's sum of two."""
     from attention import choose_attention

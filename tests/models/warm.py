@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import gc
 import hashlib
 import importlib
 import json
@@ -122,6 +123,8 @@ def import_all():
             importlib.import_module(module)
     for path in (path for place in site.getsitepackages() for name in LIBRARIES for path in Path(place).glob(name)):
         ctypes.CDLL(str(path))
+    gc.collect()
+    gc.freeze()  # no rank looks through a framework's objects for garbage, which would copy their memory too
 
 
 def answer(client):

@@ -183,16 +183,12 @@ NAMED = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("label", [label for labels in NAMED.values() for label in labels])
-def test_everything_that_the_docs_name_is_replaced_in_every_form(label: str, form: str) -> None:
-    text = FORMS[form].format(label=label, word="AB12-CD34.9")
-    made = redacted({"a.txt": text}, {})["a.txt"]
-    assert (
-        "AB12" not in made
-        and len(made) == len(text)
-        and label in made
-        and made.count("45.00 W") == text.count("45.00 W")
-    )
+def test_everything_that_the_docs_name_is_replaced_in_every_form(form: str) -> None:
+    for label in (label for labels in NAMED.values() for label in labels):
+        text = FORMS[form].format(label=label, word="AB12-CD34.9")
+        made = redacted({"a.txt": text}, {})["a.txt"]
+        assert "AB12" not in made and len(made) == len(text) and label in made, (label, made)
+        assert made.count("45.00 W") == text.count("45.00 W"), (label, made)
 
 
 def test_the_docs_name_what_the_code_replaces() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-import pytest
 import yaml
 from acme_folder import VENDOR
 from levelfield.contracts.formats import texts
@@ -36,9 +35,10 @@ def keys() -> Iterator[str]:
     yield from get_args(PeakDtype)
 
 
-@pytest.mark.parametrize("key", list(keys()))
-def test_every_key_is_on_the_page(key: str) -> None:
-    assert f"`{key}`" in PAGE[PAGE.index("## 8. Every key") :]
+def test_every_key_is_on_the_page() -> None:
+    described, named = PAGE[PAGE.index("## 8. Every key") :], list(keys())
+    assert len(named) > 50
+    assert [key for key in named if f"`{key}`" not in described] == []
 
 
 def test_links_and_bandwidth_are_a_chip_s() -> None:

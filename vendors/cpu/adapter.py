@@ -13,12 +13,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+from levelfield.contracts.command import Ask
 from levelfield.contracts.control_groups import control_groups, core_quota, file_text
 from levelfield.contracts.declared import DeclaredVendor
-from levelfield.contracts.vendor import Device, Sample
+from levelfield.contracts.node_commands import NodeCommands
+from levelfield.contracts.vendor import Device, Sample, Vendor
+from levelfield.specs.launch import NodeCommand
 from levelfield.specs.vendor import VendorFile
 
 _SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
+_KERNEL = ("cat", "/proc/stat", "/proc/meminfo")
+_ZONE = "/sys/class/powercap/intel-rapl:"
+_PACKAGES = tuple(
+    ("cat", f"{_ZONE}{n}/name", f"{_ZONE}{n}/max_energy_range_uj", f"{_ZONE}{n}/energy_uj") for n in range(4)
+)  # more sockets than four are not read
+_NO_FILE = "No such file"
 _NO_POWER = "powercap counts energy; power is the difference of two readings of it"
 
 
@@ -59,6 +68,13 @@ class Adapter(DeclaredVendor):
             "cores": core_text(self._root),
         }
 
+    def node_commands(self) -> NodeCommands:
+        """The kernel's own files on each node, one command for each package of RAPL that there may be."""
+        return NodeCommands(tuple(NodeCommand(argv=argv, timeout_seconds=2.0) for argv in (_KERNEL, *_PACKAGES)))
+
+    def replayed(self, ask: Ask) -> Vendor:
+        return RecordedHost(self.spec, ask)
+
     def _sample(self, device: Device) -> Sample:
         reasons = {"power_watts": _NO_POWER}
         joules, why_no_energy = self._energy.read()
@@ -78,9 +94,75 @@ class Adapter(DeclaredVendor):
         now = psutil.cpu_times()
         idle, whole = now.idle + getattr(now, "iowait", 0.0), sum(now) - getattr(now, "guest", 0.0)
         before, self._times = self._times, (idle, whole)
-        if before is None or not whole > before[1]:
+        return busy_part(before, (idle, whole))
+
+
+def busy_part(before: tuple[float, float] | None, now: tuple[float, float]) -> float | None:
+    """The part of the time that was not idle, between two readings of idle and whole time; None without two."""
+    if before is None or not now[1] > before[1]:
+        return None
+    return min(1.0, max(0.0, 1 - (now[0] - before[0]) / (now[1] - before[1])))
+
+
+class RecordedHost(DeclaredVendor):
+    """A host whose kernel files another node printed. Its memory is the whole machine's, without control groups."""
+
+    def __init__(self, spec: VendorFile, ask: Ask) -> None:
+        super().__init__(spec, ask)
+        self._times: tuple[float, float] | None = None
+        self._last: dict[tuple[str, ...], int] = {}
+        self._microjoules = 0
+
+    def sample(self, devices: Sequence[Device]) -> Sequence[Sample]:
+        answer = self._ask(_KERNEL, 0)
+        rows = dict(_row(line) for line in (answer.text or "").splitlines() if len(line.split()) > 1)
+        joules, why_no_energy = self._energy()
+        used, busy = _used_bytes(rows), self._busy(rows.get("cpu", []))
+        why = answer.reason or "the kernel's files hold no such value"
+        reasons = {"power_watts": _NO_POWER, "temperature_celsius": "sensors of another node are not read"}
+        reasons |= {"energy_joules": why_no_energy} if joules is None else {}
+        reasons |= {"memory_used_bytes": why} if used is None else {}
+        reasons |= {"utilisation": answer.reason or "no earlier reading to compare with"} if busy is None else {}
+        return [Sample(d.index, None, joules, used, busy, reasons=reasons) for d in devices]
+
+    def _busy(self, ticks: Sequence[int]) -> float | None:
+        """Of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal; the guests' are within user's."""
+        if len(ticks) < 8:
             return None
-        return min(1.0, max(0.0, 1 - (idle - before[0]) / (whole - before[1])))
+        now = (float(ticks[3] + ticks[4]), float(sum(ticks[:8])))
+        before, self._times = self._times, now
+        return busy_part(before, now)
+
+    def _energy(self) -> tuple[float | None, str]:
+        """Joules of all packages since the first reading, as EnergyCounter counts them."""
+        packages = 0
+        for argv in _PACKAGES:
+            answer = self._ask(argv, 0)
+            if answer.text is None and _NO_FILE in answer.reason:
+                continue
+            name, *counts = (answer.text or "").split()[:3] or [""]
+            if not name.startswith("package") or len(counts) != 2 or not all(map(_is_whole, counts)):
+                return None, f"{argv[-1]} cannot be read on the node: {answer.reason or 'found no counter'}"
+            span, now = map(int, counts)
+            self._microjoules += risen(self._last.get(argv, now), now, span)
+            self._last[argv] = now
+            packages += 1
+        return (self._microjoules / 1e6, "") if packages else (None, "the node shows no RAPL package to powercap")
+
+
+def _row(line: str) -> tuple[str, list[int]]:
+    """A line of /proc/stat or /proc/meminfo by its name, with its whole numbers."""
+    name, *values = line.split()
+    return name.rstrip(":"), [int(value) for value in values if _is_whole(value)]
+
+
+def _used_bytes(rows: dict[str, list[int]]) -> int | None:
+    total, available = (rows.get(name, []) for name in ("MemTotal", "MemAvailable"))
+    return (total[0] - available[0]) * 1024 if total and available and total[0] >= available[0] else None
+
+
+def _is_whole(text: str) -> bool:
+    return text.isascii() and text.isdigit()
 
 
 class EnergyCounter:
@@ -179,4 +261,4 @@ def temperature() -> float | None:
 def _number(path: Path) -> int | None:
     """A file that holds one whole number; None where it is missing, unreadable or holds a word (`max`)."""
     text = file_text(path)
-    return int(text) if text.isascii() and text.isdigit() else None
+    return int(text) if _is_whole(text) else None

@@ -14,10 +14,12 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from levelfield.contracts.command import CommandOutput, ask
+from levelfield.contracts.command import Ask, CommandOutput, ask
 from levelfield.contracts.declared import DeclaredVendor
+from levelfield.contracts.node_commands import NodeCommands
 from levelfield.contracts.readings import Read, chip_named, hides_all, number, sample_of, shown, take, without
-from levelfield.contracts.vendor import Device, DeviceList, Sample
+from levelfield.contracts.vendor import Device, DeviceList, Sample, Vendor
+from levelfield.specs.launch import NodeCommand
 from levelfield.specs.vendor import VendorFile
 
 MEBIBYTE = 2**20
@@ -102,6 +104,14 @@ class Adapter(DeclaredVendor):
         found |= self._tool.versions() if self._tool else {"driver": "not found"}
         partitioned = [gpu.position for gpu in self._gpus().gpus if gpu.partitioned]
         return found | ({"in MIG mode, left out": _listed(partitioned)} if partitioned else {})
+
+    def node_commands(self) -> NodeCommands:
+        """nvidia-smi on each node, also where NVML is: an output can be read elsewhere, and a library cannot."""
+        command = NodeCommand(argv=smi_argv("nvidia-smi"), timeout_seconds=SMI_TIMEOUT_SECONDS)
+        return NodeCommands((command,), {**super().node_commands().facts, "nvidia-smi": command})
+
+    def replayed(self, ask: Ask) -> Vendor:
+        return Adapter(self.spec, Smi(lambda: ask(smi_argv("nvidia-smi"), SMI_TIMEOUT_SECONDS)))
 
     def _gpus(self) -> GpuList:
         return self._tool.gpus() if self._tool else GpuList(())
@@ -306,8 +316,11 @@ def find_smi() -> Smi | None:
 
 def ask_smi(tool: str) -> CommandOutput:
     """What nvidia-smi prints, in the C locale, within five seconds."""
-    argv = [tool, f"--query-gpu={','.join(SMI_FIELDS)}", "--format=csv,noheader,nounits"]
-    return ask(argv, SMI_TIMEOUT_SECONDS)
+    return ask(smi_argv(tool), SMI_TIMEOUT_SECONDS)
+
+
+def smi_argv(tool: str) -> tuple[str, ...]:
+    return (tool, f"--query-gpu={','.join(SMI_FIELDS)}", "--format=csv,noheader,nounits")
 
 
 def parse(output: str) -> list[dict[str, str]]:

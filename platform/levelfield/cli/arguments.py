@@ -35,6 +35,7 @@ COMMANDS = (
     "align",
     "curves",
     "diagnose",
+    "preflight",
     "references",
     "audit",
     "vendor",
@@ -227,6 +228,21 @@ def _run(parser: argparse.ArgumentParser) -> None:
         "--site",
         metavar="NAME|FILE",
         help="how these machines are reached (default: ~/.config/levelfield/site.yaml, if it exists)",
+    )
+    where.add_argument(
+        "--attach",
+        metavar="RUN",
+        help="watch a run whose platform was killed while its job goes on, such as one of Slurm, and collect it",
+    )
+    where.add_argument(
+        "--preflight",
+        action=argparse.BooleanOptionalAction,
+        help="measure the nodes and their collectives before the training (default: with several named hosts)",
+    )
+    where.add_argument(
+        "--quiet-machine",
+        action="store_true",
+        help="measure that first, and train nothing where others use a device or the processors",
     )
     where.add_argument("--base-image", metavar="IMAGE", help=_BASE_IMAGE)
     where.add_argument("--offline", action="store_true", help="fetch neither wheels nor images from a network")
@@ -479,6 +495,7 @@ _BUILDERS = {
     "align": _align,
     "curves": _described_by("curves"),
     "diagnose": _diagnose,
+    "preflight": _described_by("preflight"),
     "references": _references,
     "audit": _described_by("audit"),
     "vendor": _vendor,

@@ -38,6 +38,7 @@ other commands (each has --help):
   align      compare a run's training with a reference, layer by layer
   curves     compare loss curves of runs that share no weights
   diagnose   find the first step and tensor in which two frameworks differ
+  preflight  measure nodes and their collectives, name one out of line
   references list references, promote a run to one, record its noise
   audit      compute published figures again from their own rows
   vendor     add a vendor's chips: create a folder, check it, record tools

@@ -21,8 +21,8 @@ from levelfield.errors import INTERRUPTED, GateFailed, RunFailed, UsageError
 from levelfield.plan.permissions import refuse_unknown
 from levelfield.plan.request import UserRequest
 from levelfield.report.tables import as_json
-from levelfield.run import certification, scheduler
-from levelfield.rundir.directory import default_runs
+from levelfield.run import certification, runner, scheduler
+from levelfield.rundir.directory import default_runs, find_run, read_plan
 from levelfield.specs.base import parse
 from levelfield.specs.derivation import Derivation
 from levelfield.specs.hardware import NamedHardware, read_hardware
@@ -43,6 +43,8 @@ def execute(options: argparse.Namespace) -> int:
     differs from its reference, 130 when interrupted.
     """
     terminal = Terminal(quiet=options.quiet or options.json, recorded=intake(options))
+    if options.attach:
+        return _ended([_attached(options, terminal)], options, terminal)
     registry = registry_of(options)
     work = scheduler.entries(registry, options.case, options.suite, _request(options))
     work, strategy = with_files(chosen(work, options.entry, options.framework), options)
@@ -54,12 +56,28 @@ def execute(options: argparse.Namespace) -> int:
         known = [certification.foreseen(registry, job, options.no_certificate) for job in stored]
         return dry_run.show([scheduler.planned(job) for job in known], _runs(options), as_json=options.json)
     certify = _certify(options, registry, terminal)
-    results = run_jobs(jobs, _runs(options), terminal, partial(reference_of, registry), certify)
+    return _ended(run_jobs(jobs, _runs(options), terminal, partial(reference_of, registry), certify), options, terminal)
+
+
+def _ended(results: list[Result], options: argparse.Namespace, terminal: Terminal) -> int:
+    """Print the results and return the exit code."""
     if options.json:
         print(as_json(results), end="")
     else:
         terminal.summary(results, _runs(options))
     return exit_code(results)
+
+
+def _attached(options: argparse.Namespace, terminal: Terminal) -> Result:
+    """Return the result of a run whose platform was killed, once its job has ended."""
+    if options.case or options.suite or options.dry_run:
+        raise UsageError("--attach: found --case, --suite or --dry-run beside it; it takes up one run that was started")
+    runs = _runs(options)
+    paths = find_run(runs, options.attach)
+    vendor = registry_of(options).vendor(read_plan(paths).hardware.vendor)
+    result = runner.attach(paths, vendor, terminal.listener())
+    terminal.finished(result, runs)
+    return result
 
 
 def _certify(options: argparse.Namespace, registry: Registry, terminal: Terminal) -> Certify:
@@ -123,6 +141,8 @@ def _request(options: argparse.Namespace) -> UserRequest:
         hardware=_hardware(options.assume_hardware, options.dry_run),
         derivation=_derivation(options),
         launch=launch_options.launch_of(options),
+        preflight=options.preflight,
+        quiet_machine=options.quiet_machine,
     )
 
 

@@ -150,6 +150,7 @@ def result_lines(result: Result) -> list[str]:
         lines += [f"         flagged: {flag}" for flag in step.flags]
     if result.disturbance:
         lines += [f"         flagged: {flag}" for flag in result.disturbance.flags]
+    lines += [f"waited   {sentence}" for sentence in words.pace_lines(result)]
     if mfu:
         peak = f"of {mfu.peak_tflops:.4g} TFLOP/s" if mfu.peak_tflops else ""
         lines.append(f"MFU      {words.percent(mfu)} {mfu.formula} {peak}".rstrip())
@@ -157,6 +158,8 @@ def result_lines(result: Result) -> list[str]:
     lines.append(f"memory   {words.gib(memory)} ({name}), expected {words.expectation(result)}")
     lines += [f"         remark: {remark}" for remark in words.memory_remarks(result)]
     lines.append(f"loss     {words.number(result.loss.first, 4)} -> {words.number(result.loss.tail_mean, 4)}")
+    lines += words.node_lines(result)
+    lines += [f"before   {result.preflight}"] if result.preflight else []
     lines += [f"warning  {warning}" for warning in result.warnings]
     lines.append(f"aligned  {result.alignment.verdict}: {result.alignment.reason}")
     return [words.wrapped(line, 9) for line in lines]

@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from levelfield.contracts.command import Ask, ask
+from levelfield.contracts.node_commands import NodeCommands
 from levelfield.contracts.patterns import first_match
 from levelfield.contracts.readings import Read, chip_named, hides_all, sample_of, shown, take, without
 from levelfield.contracts.tool_records import Parsed, Record, parse
-from levelfield.contracts.vendor import ContainerOptions, Device, DeviceList, Sample, container_options
+from levelfield.contracts.vendor import ContainerOptions, Device, DeviceList, Sample, Vendor, container_options
+from levelfield.specs.launch import NodeCommand
 from levelfield.specs.tool import FieldName, Tool, VersionCommand
 from levelfield.specs.vendor import VendorFile
 
@@ -59,6 +61,18 @@ class DeclaredVendor:
         found = {"kernel": f"{platform.system()} {platform.release()}"}
         return found | {name: self._version(command) for name, command in self.spec.software.items()}
 
+    def node_commands(self) -> NodeCommands:
+        """Return the monitor, which is repeated, and the commands of discovery and software, which run once."""
+        monitor, discovery = self.spec.monitor, self.spec.discovery
+        tools = {"discovery": discovery.tool if discovery else None, "monitor": monitor}
+        facts = {name: _node_command(tool) for name, tool in tools.items() if tool}
+        facts |= {name: _node_command(command) for name, command in self.spec.software.items()}
+        return NodeCommands((_node_command(monitor),) if monitor else (), facts)
+
+    def replayed(self, ask: Ask) -> Vendor | None:
+        """Return this vendor over recorded answers; None for a subclass, whose own code may read this machine."""
+        return DeclaredVendor(self.spec, ask, self._root) if type(self) is DeclaredVendor else None
+
     def _records(self, tool: Tool) -> Parsed:
         answer = self._ask(tool.command, tool.timeout_seconds)
         if answer.text is not None:
@@ -95,6 +109,10 @@ class DeclaredVendor:
         if match is None:
             return f"unreadable: nothing in {command.command[0]}'s output matches {command.pattern}"
         return str((match[1] if match.re.groups else match[0]) or "unreadable: an empty text")
+
+
+def _node_command(tool: Tool | VersionCommand) -> NodeCommand:
+    return NodeCommand(argv=tool.command, timeout_seconds=tool.timeout_seconds)
 
 
 def _device(spec: VendorFile, index: int, records: Sequence[Record]) -> Device:

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+from levelfield.errors import RunFailed
 from levelfield.specs.container import ContainerOptions
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -188,6 +189,14 @@ class Outcome:
         content = {"cause": self.cause, "ends": ends, "evidence": self.evidence, "extra": extra}
         nodes = [{**asdict(node), "missing": list(node.missing)} for node in self.nodes]
         return {**content, **({"seen": self.seen} if self.seen else {}), **({"nodes": nodes} if nodes else {})}
+
+
+class NodesNotReady(RunFailed):
+    """A node of a run cannot be prepared. cause: of the outcome; nodes: how the node's part ended."""
+
+    def __init__(self, cause: Cause, evidence: str, nodes: tuple[NodeEnd, ...]) -> None:
+        super().__init__(evidence)
+        self.cause, self.nodes = cause, nodes
 
 
 class NodeSource(Protocol):

@@ -5,12 +5,12 @@ The checks of `vendor check` look at recordings; these look at the same faults o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from levelfield.contracts.readings import LEAST_WATTS
-from levelfield.contracts.vendor import Device, DeviceList, Sample
+from levelfield.contracts.vendor import Device, DeviceList, Sample, Vendor
 from levelfield.specs.vendor import Chip, VendorFile
 
 MEMORY_TOLERANCE = 0.03  # below the difference of MB and MiB (4.9 %), above the share that drivers reserve (1 %)
@@ -39,6 +39,17 @@ def plausible(spec: VendorFile, device: Device, sample: Sample) -> Sample:
     faults = {field: why for field, why in _faults(spec, device, sample) if getattr(sample, field) is not None}
     nulls: dict[str, Any] = dict.fromkeys(faults)
     return replace(sample, **nulls, reasons={**sample.reasons, **faults}) if faults else sample
+
+
+def plausible_samples(vendor: Vendor, devices: Sequence[Device]) -> dict[str, object]:
+    """Return what a line of telemetry holds: the samples of now, or the error of an adapter, which may be any."""
+    try:
+        samples = vendor.sample(devices)
+        known = {device.index: device for device in devices}
+        kept = [plausible(vendor.spec, known[s.index], s) if s.index in known else s for s in samples]
+        return {"samples": [asdict(sample) for sample in kept]}
+    except Exception as error:  # an adapter may raise anything, and the run must go on
+        return {"samples": [], "error": f"{type(error).__name__}: {error}"}
 
 
 def _faults(spec: VendorFile, device: Device, sample: Sample) -> Iterator[tuple[str, str]]:

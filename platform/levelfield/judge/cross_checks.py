@@ -14,7 +14,8 @@ from typing import Any
 
 from levelfield.catalog.registry import Registry
 from levelfield.errors import LevelfieldError
-from levelfield.rundir.event_lines import DAMAGED, Event
+from levelfield.rundir.event_lines import DAMAGED, Event, whole
+from levelfield.rundir.node_parts import NodePart, node_parts
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
@@ -64,41 +65,74 @@ def cross_checked(run: RunFacts, known: Registry) -> CrossChecked:
 
 
 def _clocks(plan: Plan, raw: RawRecords, provenance: Event | None) -> Iterator[Contradiction | str]:
-    """Hold the events against telemetry, which the platform wrote on the same clock, and both against provenance."""
-    read = sorted({*(r.time_ns for r in raw.readings), *(r.time_ns for r in raw.host), *(t for t, _ in raw.wall_clock)})
-    ranks = range(plan.hardware.devices_per_node)  # of the node that telemetry is of
-    ends = [*(r.end_ns for r in raw.steps if r.rank in ranks), *(t for r, t in raw.begins.items() if r in ranks)]
-    if not ends:
-        return
-    if not read:
-        yield "there is no telemetry, so nothing is held against the clock of the events"
-        return
-    if not (read[0] - min(ends)) / NANOSECONDS <= EARLY_SECONDS:
-        yield Contradiction("events: first time", _seconds(min(ends)), f"telemetry begins at {_seconds(read[0])}")
-    if not (min(ends) - read[-1]) / NANOSECONDS <= LATE_SECONDS:
-        yield Contradiction("events: first time", _seconds(min(ends)), f"telemetry ends at {_seconds(read[-1])}")
-    elif not (late := (max(ends) - read[-1]) / NANOSECONDS) <= LATE_SECONDS:
-        yield f"telemetry ends {late:.0f} s before the events, so their end is not held against its clock"
-    yield from _time_of_day(plan, raw, provenance)
-
-
-def _time_of_day(plan: Plan, raw: RawRecords, provenance: Event | None) -> Iterator[Contradiction | str]:
+    """Hold each machine's events against its telemetry, which has the same clock, and both against provenance."""
     started = _moment((provenance or {}).get("time"))
     if started is None:
         yield "provenance.json has no time of the start"
-        return
-    if (stamp := _STAMP.match(plan.run_id)) and not _of_stamp(stamp[1]) <= started + LATE_SECONDS:
+    elif (stamp := _STAMP.match(plan.run_id)) and not _of_stamp(stamp[1]) <= started + LATE_SECONDS:
         yield Contradiction("provenance.json: time", _day(started), f"the run id was made at {stamp[1]}")
-    if not raw.wall_clock:
-        yield "telemetry has no time of day, so nothing is held against the time in provenance.json"
+    for part in node_parts(plan, raw):
+        yield from _clock(part, raw)
+        yield from _time_of_day(part, started)
+        yield from _facts(part, raw)
+
+
+def _clock(part: NodePart, raw: RawRecords) -> Iterator[Contradiction | str]:
+    telemetry = part.read
+    times = (*(r.time_ns for r in telemetry.readings), *(r.time_ns for r in telemetry.host))
+    read = sorted({*times, *(time for time, _ in telemetry.wall_clock)})
+    ends = [*(r.end_ns for r in part.steps), *(t for r, t in raw.begins.items() if r in part.ranks)]
+    if not ends:
         return
-    (first_ns, first_wall), (last_ns, last_wall) = min(raw.wall_clock), max(raw.wall_clock)
+    if not read:
+        yield part.said("there is no telemetry, so nothing is held against the clock of the events")
+        return
+    field = part.said("events: first time")
+    if not (read[0] - min(ends)) / NANOSECONDS <= EARLY_SECONDS:
+        yield Contradiction(field, _seconds(min(ends)), f"telemetry begins at {_seconds(read[0])}")
+    if not (min(ends) - read[-1]) / NANOSECONDS <= LATE_SECONDS:
+        yield Contradiction(field, _seconds(min(ends)), f"telemetry ends at {_seconds(read[-1])}")
+    elif not (late := (max(ends) - read[-1]) / NANOSECONDS) <= LATE_SECONDS:
+        yield part.said(f"telemetry ends {late:.0f} s before the events, so their end is not held against its clock")
+
+
+def _time_of_day(part: NodePart, started: float | None) -> Iterator[Contradiction | str]:
+    """Hold telemetry against the start, which the platform's machine noted. Other machines may show another day."""
+    if started is None:
+        return
+    if not part.read.wall_clock:
+        yield part.said("telemetry has no time of day, so nothing is held against the time in provenance.json")
+        return
+    (first_ns, first_wall), (last_ns, last_wall) = min(part.read.wall_clock), max(part.read.wall_clock)
     if not -LATE_SECONDS <= first_wall / NANOSECONDS - started <= START_SECONDS:
         began = _day(first_wall / NANOSECONDS)
-        yield Contradiction("provenance.json: time", _day(started), f"telemetry begins at {began}")
+        if part.name is None:
+            yield Contradiction("provenance.json: time", _day(started), f"telemetry begins at {began}")
+        else:
+            yield part.said(f"telemetry begins at {began} by that node's time of day; the run at {_day(started)}")
     apart = abs((last_wall - first_wall) - (last_ns - first_ns))
     if not apart <= max(DRIFT * (last_ns - first_ns), 2 * NANOSECONDS):
-        yield f"the time of day was set during the run: it moved {apart / NANOSECONDS:.1f} s against the other clock"
+        moved = f"{apart / NANOSECONDS:.1f} s against the other clock"
+        yield part.said(f"the time of day was set during the run: it moved {moved}")
+
+
+def _facts(part: NodePart, raw: RawRecords) -> Iterator[Contradiction]:
+    """Hold a node's telemetry against its facts: both have the two clocks, which are as far apart in each.
+
+    Two machines that were started within a minute of each other cannot be told apart so.
+    """
+    facts = raw.node_facts.get(part.telemetry.node) if part.telemetry and part.telemetry.node is not None else None
+    if not facts or not part.read.wall_clock:
+        return
+    try:
+        noted = whole(facts["wall_ns"]) - whole(facts["monotonic_ns"])
+    except DAMAGED:
+        return
+    time_ns, wall_ns = min(part.read.wall_clock)
+    apart = abs((wall_ns - time_ns) - noted) / NANOSECONDS
+    if not apart <= LATE_SECONDS:
+        found = f"they are {apart:.0f} s from those in nodes/{part.name}.facts.json: it is another machine's"
+        yield Contradiction(f"telemetry/{part.name}.jsonl: clocks", _seconds(time_ns), found)
 
 
 def _plan(plan: Plan) -> Iterator[Contradiction]:

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from levelfield.measure.disturbance import OUTLIER, StepOutliers, is_disturbed, step_outliers
 from levelfield.measure.other_use import HostUse, host_use
 from levelfield.measure.raw_facts import NANOSECONDS, Reading
-from levelfield.measure.throughput import StepSpan, WindowError, spans, step_times
+from levelfield.measure.throughput import StepSpan, WindowError, clock_rank, spans, step_times
+from levelfield.rundir.node_parts import NodePart, part_of
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Disturbance, ReadingAround, SlowestStep, Status
@@ -30,18 +31,19 @@ class DisturbanceFound(NamedTuple):
     reason: str | None
 
 
-def disturbance(plan: Plan, raw: RawRecords) -> DisturbanceFound | None:
+def disturbance(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> DisturbanceFound | None:
     """Return what outlying steps cost the window; None when the window is not complete."""
     first, last = plan.work.window.first_step, plan.work.window.last_step
+    rank = clock_rank(raw.steps, first, last)
     try:
-        steps = spans(step_times(raw.steps, first, last), raw.begins.get(0), first, last, plan.world_size)
+        steps = spans(step_times(raw.steps, first, last), raw.begins.get(rank), first, last, plan.world_size)
     except WindowError:
         return None
     found, whole = step_outliers(steps), StepSpan(0, steps[0].begin_ns, steps[-1].end_ns)
-    unexplained = [span for span in found.outliers if not found.is_explained(span, _host(raw, span))]
+    unexplained = [span for span in found.outliers if not _is_explained(found, span, parts)]
     lost, limit = found.lost_part(unexplained), plan.work.window.disturbance_limit
     figures = Disturbance(
-        slowest=_slowest(raw, found, whole),
+        slowest=_slowest(part_of(parts, rank), found, whole),
         outliers=len(found.outliers),
         lost=found.lost_part(found.outliers),
         unexplained=lost,
@@ -52,6 +54,18 @@ def disturbance(plan: Plan, raw: RawRecords) -> DisturbanceFound | None:
     )
     figures = figures.model_copy(update={"flags": tuple(_flags(figures))})
     return DisturbanceFound(figures, _reason(figures) if is_disturbed(lost, whole.seconds, limit) else None)
+
+
+def _is_explained(found: StepOutliers, span: StepSpan, parts: Sequence[NodePart]) -> bool:
+    """Return whether other programs on one of the machines explain a step: all ranks wait for the slowest machine."""
+    if len(parts) == 1:
+        return found.is_explained(span, _host(parts[0], span))
+    own = ((part, part.ends.get(span.step - 1), part.ends.get(span.step)) for part in parts)
+    return any(
+        found.is_explained(span, host_use(part.read.host, begin, end))
+        for part, begin, end in own
+        if begin is not None and end is not None and begin < end
+    )
 
 
 def disturbed(status: Status, found: DisturbanceFound | None) -> Status:
@@ -85,15 +99,15 @@ def _described(slowest: SlowestStep) -> str:
     return f"step {slowest.step} lasted {slowest.seconds:.3g} s, {slowest.over_median:.1f} times the median{at}"
 
 
-def _slowest(raw: RawRecords, found: StepOutliers, window: StepSpan) -> SlowestStep:
+def _slowest(part: NodePart, found: StepOutliers, window: StepSpan) -> SlowestStep:
     span = found.slowest
     return SlowestStep(
         step=span.step,
         seconds=span.seconds,
         over_median=found.over_median(span),
         after_seconds=(span.begin_ns - window.begin_ns) / NANOSECONDS,
-        began=_time_of_day(raw, span.begin_ns),
-        telemetry=(*_of_host(raw, span, window), *_of_devices(raw, span, window)),
+        began=_time_of_day(part, span.begin_ns),
+        telemetry=(*_of_host(part, span, window), *_of_devices(part, span, window)),
     )
 
 
@@ -102,9 +116,9 @@ def _platform_seconds(raw: RawRecords) -> tuple[float, float] | None:
     return (max(0.0, seen.least_seconds), seen.most_seconds) if seen else None
 
 
-def _time_of_day(raw: RawRecords, time_ns: int) -> str | None:
+def _time_of_day(part: NodePart, time_ns: int) -> str | None:
     """Return the time of day in UTC, by the reading of both clocks that is nearest."""
-    nearest = min(raw.wall_clock, key=lambda pair: abs(pair[0] - time_ns), default=None)
+    nearest = min(part.read.wall_clock, key=lambda pair: abs(pair[0] - time_ns), default=None)
     if nearest is None:
         return None
     try:
@@ -114,24 +128,26 @@ def _time_of_day(raw: RawRecords, time_ns: int) -> str | None:
     return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def _host(raw: RawRecords, span: StepSpan) -> HostUse:
-    return host_use(raw.host, span.begin_ns, span.end_ns)
+def _host(part: NodePart, span: StepSpan) -> HostUse:
+    if part.why_silent:
+        return HostUse(None, None, part.said(part.why_silent))
+    return host_use(part.read.host, span.begin_ns, span.end_ns)
 
 
-def _of_host(raw: RawRecords, span: StepSpan, window: StepSpan) -> Iterator[ReadingAround]:
-    step, whole = _host(raw, span), _host(raw, window)
+def _of_host(part: NodePart, span: StepSpan, window: StepSpan) -> Iterator[ReadingAround]:
+    step, whole = _host(part, span), _host(part, window)
     yield _around("other programs", "cores", step.other_cores, whole.other_cores, step.reason)
     yield _around("this run", "cores", step.own_cores, whole.own_cores, step.reason)
 
 
-def _of_devices(raw: RawRecords, span: StepSpan, window: StepSpan) -> Iterator[ReadingAround]:
+def _of_devices(part: NodePart, span: StepSpan, window: StepSpan) -> Iterator[ReadingAround]:
     rows: tuple[tuple[str, str, Callable[[Reading], float | None], Summary], ...] = (
         ("power", "W", lambda r: r.power_watts, fmean),
         ("load", "1", lambda r: r.utilisation, fmean),
         ("temperature", "degrees Celsius", lambda r: r.temperature_celsius, max),
     )
     for what, unit, read, summary in rows:
-        step, whole = (_over(raw.readings, read, summary, s) for s in (span, window))
+        step, whole = (_over(part.read.readings, read, summary, s) for s in (span, window))
         if whole is not None or step is not None:  # a tool that has no such value says so elsewhere
             yield _around(what, unit, step, whole, "no reading fell into the step")
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+from levelfield.judge.node_ends import node_evidence, rank_named
 from levelfield.measure.final_weights import final_weight_reasons
 from levelfield.measure.gradients import gradient_reasons
+from levelfield.measure.node_clocks import node_clock_reasons
 from levelfield.measure.platform_clock import platform_clock_reasons
 from levelfield.measure.validity import check
+from levelfield.rundir.node_parts import node_parts
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -27,6 +30,12 @@ _WORDS_OF_CAUSES: dict[str, tuple[Word, str | None, str]] = {
     "unsupported": ("unsupported", None, "this machine cannot run it"),
     "hang": ("timeout", "hang", "the run hung"),
     "corpus": ("failed", "corpus", "the corpus is not the one that was checked"),
+    "node-lost": ("failed", "node", "a node went away, or the connection to it"),
+    "node-differs": ("not-run", "node", "a node has other code or another environment"),
+    "unreachable": ("not-run", "node", "a node could not be reached"),
+    "cancelled": ("failed", "cancelled", "somebody else cancelled the job"),
+    "preempted": ("failed", "preempted", "the engine took the nodes for another job"),
+    "time-limit": ("timeout", "time limit", "the engine's time limit ended the job"),
 }
 
 
@@ -62,9 +71,11 @@ def _unkillable(held: list[str], cause: str, raw: RawRecords) -> Status:
 
 
 def _evidence(raw: RawRecords) -> str:
-    """Return the launcher's evidence, and the number of finished steps."""
+    """Return the launcher's evidence, the nodes that ended badly, and the number of finished steps."""
     said = raw.outcome.get("evidence") if raw.outcome["cause"] != "interrupted" else None
-    return "; ".join(part for part in (said, _steps_done(raw) if raw.steps_done or not said else None) if part)
+    nodes = node_evidence(raw)
+    done = _steps_done(raw) if raw.steps_done or not (said or nodes) else None
+    return "; ".join(part for part in (said, nodes, done) if part)
 
 
 def _without_outcome(raw: RawRecords) -> Status:
@@ -78,23 +89,36 @@ def _without_outcome(raw: RawRecords) -> Status:
 def _validity(plan: Plan, raw: RawRecords) -> Status:
     reasons = [str(r) for r in check(raw.steps, raw.weights, plan.work, plan.tuning.layout)]
     reasons += [f"clock: {r}" for r in platform_clock_reasons(raw.steps, raw.seen, plan.work.window)]
+    reasons += [f"clock: {r}" for r in _between_nodes(plan, raw)]
     reasons += [f"gradients: {r}" for r in gradient_reasons(raw.gradients, raw.steps, plan.work)]
     reasons += [f"final weights: {r}" for r in final_weight_reasons(raw.final, plan.work, plan.tuning.layout)]
-    reasons += [f"raw files: {sentence}" for sentence in raw.broken]
+    reasons += [f"raw files: {sentence}" for sentence in (*raw.broken, *_of_no_node(plan, raw))]
     reasons += [f"rank {rank} did not write its end" for rank in range(plan.world_size) if rank not in raw.ended]
     return Status(word="invalid", reasons=tuple(reasons)) if reasons else Status(word="valid")
+
+
+def _of_no_node(plan: Plan, raw: RawRecords) -> list[str]:
+    nodes = [each.node for each in raw.telemetry if each.node is not None and each.node >= plan.hardware.nodes]
+    return [f"telemetry/node{node}.jsonl: the run has {plan.hardware.nodes} node(s)" for node in nodes]
+
+
+def _between_nodes(plan: Plan, raw: RawRecords) -> list[str]:
+    window = plan.work.window
+    named = {part.name: part.window_ns(window) for part in node_parts(plan, raw) if part.name is not None}
+    known = {name: found for name, found in named.items() if found is not None}
+    return node_clock_reasons(known, window.last_step - window.first_step + 1)
 
 
 def _failed(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
     """Return the first cause: a rank killed from outside, else a worker's first error, else the end of a log."""
     killed = [e for e in raw.outcome.get("ends", ()) if e.get("signal") and not e.get("stopped_by_us")]
     if killed:
-        return _killed(killed[0], raw)
+        return _killed(killed[0], plan, raw)
     if raw.errors:
         rank, error = _first_error(raw)
         failure, message = str(error.get("class")), str(error.get("message"))
         word = _WORDS_OF_CLASSES.get(failure, "failed")
-        evidence = f"rank {rank}: {error.get('type')}: {message}"
+        evidence = f"{rank_named(plan, raw, rank)}: {error.get('type')}: {message}"
         return Status.model_validate(
             {
                 "word": word,
@@ -119,9 +143,9 @@ def _first_error(raw: RawRecords) -> tuple[int, dict[str, object]]:
     return ordered[0]
 
 
-def _killed(end: dict[str, int], raw: RawRecords) -> Status:
+def _killed(end: dict[str, int], plan: Plan, raw: RawRecords) -> Status:
     name = signal.Signals(end["signal"]).name if end["signal"] in set(signal.Signals) else f"signal {end['signal']}"
-    evidence = f"rank {end['rank']} was ended by {name}; {_steps_done(raw)}"
+    evidence = f"{rank_named(plan, raw, end['rank'])} was ended by {name}; {_steps_done(raw)}"
     if end["signal"] == signal.SIGKILL and raw.oom_kills:
         evidence = f"{evidence}; {raw.oom_evidence}" if raw.oom_evidence else evidence
         return Status(word="oom", failure="oom", reasons=("the kernel killed a rank for memory",), evidence=evidence)
@@ -133,7 +157,7 @@ def _from_log(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
     rank = next((e["rank"] for e in raw.outcome.get("ends", ()) if e.get("exit_code")), 0)
     line = last_line(paths.logs / f"rank{rank}.log")
     failure = "environment" if line and line.startswith(("ModuleNotFoundError", "ImportError")) else "error"
-    evidence = f"rank {rank}: {line or raw.outcome.get('evidence')}"
+    evidence = f"{rank_named(plan, raw, rank)}: {line or raw.outcome.get('evidence')}"
     reasons = ("a rank ended with an error", *_advice(failure, plan))
     return Status(word="failed", failure=failure, reasons=reasons, evidence=evidence)
 

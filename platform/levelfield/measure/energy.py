@@ -6,8 +6,8 @@ Boundary: the chip (what its counter or power reading covers). Host, network and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -68,6 +68,23 @@ def energy(
         return EnergyUse(None, None, None, each, f"device {missing[0].device}: {missing[0].reason}")
     joules = math.fsum(e.joules for e in each if e.joules is not None)
     return EnergyUse(joules, joules / tokens, joules * NANOSECONDS / (end_ns - begin_ns), each, None)
+
+
+def over_nodes(nodes: Mapping[str, EnergyUse]) -> EnergyUse:
+    """Return the energy of several nodes, each measured over the window on its own clock, with the same tokens.
+
+    When one node has no energy there is no sum: the reason names the first such node.
+    """
+    each = tuple(replace(d, device=f"{name}/{d.device}") for name, use in nodes.items() for d in use.per_device)
+    missing = {name: use.reason for name, use in nodes.items() if use.joules is None}
+    if missing or not nodes:
+        first = next((f"{name}: {reason}" for name, reason in missing.items()), "no node")
+        return EnergyUse(None, None, None, each, first)
+    joules, per_token, watts = (
+        math.fsum(getattr(use, figure) for use in nodes.values())
+        for figure in ("joules", "joules_per_token", "mean_watts")
+    )
+    return EnergyUse(joules, per_token, watts, each, None)
 
 
 def _device_energy(

@@ -64,6 +64,36 @@ def memory(
     return MemoryPeaks(used, fraction, capacity, allocated, reserved, process, seen, held)
 
 
+def over_nodes(nodes: Mapping[str, MemoryPeaks]) -> MemoryPeaks:
+    """Return the figures of the fullest device and rank over several nodes.
+
+    A figure that one node lacks is unknown: the largest may be there. The reason names the node.
+    """
+    used, allocated, reserved, process = (
+        _fullest({name: getattr(peaks, figure) for name, peaks in nodes.items()}, names_device=figure == "used")
+        for figure in ("used", "allocated", "reserved", "process")
+    )
+    of = nodes[used.where.partition("/")[0]] if used.where else None
+    return MemoryPeaks(
+        used,
+        of.used_fraction if of else None,
+        of.capacity_bytes if of else None,
+        allocated,
+        reserved,
+        process,
+        {f"{name}/{device}": peak for name, peaks in nodes.items() for device, peak in peaks.per_device.items()},
+        {rank: peak for peaks in nodes.values() for rank, peak in peaks.per_rank.items()},
+    )
+
+
+def _fullest(peaks: Mapping[str, MemoryPeak], names_device: bool) -> MemoryPeak:
+    unknown = next(((name, peak.reason) for name, peak in peaks.items() if peak.peak_bytes is None), None)
+    if unknown or not peaks:
+        return MemoryPeak(None, None, f"{unknown[0]}: {unknown[1]}" if unknown else "no node")
+    name = max(peaks, key=lambda n: peaks[n].peak_bytes or 0)
+    return MemoryPeak(peaks[name].peak_bytes, f"{name}/{peaks[name].where}" if names_device else peaks[name].where)
+
+
 def _worst_rank(held: Mapping[int, Mapping[str, int | None]], kind: str) -> MemoryPeak:
     return _worst({str(rank): peaks[kind] for rank, peaks in held.items()}, "rank", "the framework")
 

@@ -25,6 +25,7 @@ class StepRecord:
     tokens_checksum: of the tokens that the rank read, below 2**64; None on ranks that read no data.
     skipped: the optimizer did not step because the scaled gradients overflowed (fp16 only).
     memory: bytes by kind (`allocated_peak_bytes`, `reserved_peak_bytes`, `process_peak_bytes`); None where unknown.
+    before_exchange_seconds: from the end of the last exchange to this step's first one; None where it is not measured.
     """
 
     rank: int
@@ -38,6 +39,7 @@ class StepRecord:
     loss_scale: float | None = None
     skipped: bool = False
     memory: dict[str, int | None] = field(default_factory=dict)
+    before_exchange_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class GradientShare:
 
 @dataclass(frozen=True)
 class Reading:
-    """One reading of one device by the vendor's tool. `device` is unique over all nodes (`0/3`).
+    """One reading of one device by the vendor's tool. `device`: its index on its node.
 
     utilisation: 0 to 1. before: it was taken before the training started. reasons: why values are None.
     """

@@ -74,6 +74,12 @@ def step_times(records: Iterable[StepRecord], first_step: int, last_step: int) -
     return tuple(StepEnd(r.step, r.end_ns, tokens[r.step]) for r in ranks[slowest])
 
 
+def clock_rank(records: Iterable[StepRecord], first_step: int, last_step: int) -> int:
+    """Return the rank whose clock `step_times` uses; 0 without any record."""
+    ranks = by_rank(records)
+    return _slowest(ranks, first_step, last_step) if ranks else 0
+
+
 def steps_from_start(
     records: Iterable[StepRecord], begins: Mapping[int, int], first_step: int, last_step: int
 ) -> tuple[float, ...]:

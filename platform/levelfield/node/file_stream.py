@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Callable, Iterable
+from typing import Callable, Iterable, Mapping
 
 from levelfield.node.stream_frames import (
     BEAT_SECONDS,
@@ -23,12 +23,20 @@ LEAVE_SECONDS = 10.0  # the longest wait for a receiver that has stopped reading
 
 
 class FileStream:
-    """The frames of one node. broken: called once when the receiver is gone."""
+    """The frames of one node. broken: called once when the receiver is gone. offsets: what it has already, by name."""
 
-    def __init__(self, root: Path, node: int, ranks: Iterable[int], output: int, broken: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        node: int,
+        ranks: Iterable[int],
+        output: int,
+        broken: Callable[[], None],
+        offsets: Mapping[str, int] | None = None,
+    ) -> None:
         ranks = list(ranks)
         self._root, self._output, self._broken = root, output, broken
-        self._sent = {name: 0 for name in appended_files(node, ranks)}
+        self._sent = {name: (offsets or {}).get(name, 0) for name in appended_files(node, ranks)}
         self._beats = {name: b"" for name in heartbeat_files(ranks)}
         self._ending, self._code = threading.Event(), 0
         self._thread = threading.Thread(target=self._send_until_ended, daemon=True, name="frames")
@@ -36,11 +44,11 @@ class FileStream:
     def start(self) -> None:
         self._thread.start()
 
-    def end(self, code: int) -> None:
-        """Send what is left and the exit code, and wait a bounded time."""
+    def end(self, code: int, wait_seconds: float | None = LEAVE_SECONDS) -> None:
+        """Send what is left and the exit code, and wait: a bounded time, or None for any."""
         self._code = code
         self._ending.set()
-        self._thread.join(LEAVE_SECONDS)
+        self._thread.join(wait_seconds)
 
     def _send_until_ended(self) -> None:
         count, next_beat = 0, time.monotonic()

@@ -27,7 +27,7 @@ from levelfield.node.device_files import DeviceInUse, DeviceLocks, device_locked
 from levelfield.node.file_stream import FileStream
 from levelfield.node.heartbeat_watch import HeartbeatWatch, WatchedTime
 from levelfield.node.host_counters import host_counters
-from levelfield.node.node_checks import Refusal, check_code, check_environment, check_port
+from levelfield.node.node_checks import Refusal, check_code, check_environment, check_name, check_port
 from levelfield.node.node_facts import node_facts, tool_output
 from levelfield.node.node_record import NodeRecord
 from levelfield.node.platform_line import PlatformLine, Stop
@@ -35,14 +35,15 @@ from levelfield.node.rank_processes import Ranks
 from levelfield.node.sampling import Sampler
 from levelfield.node.written_files import write_files, write_json
 
-WRONG_WORK, DIFFERS, PORT_TAKEN, DEVICE_TAKEN = 2, 4, 5, 6
+WRONG_WORK, DIFFERS, NO_RENDEZVOUS, DEVICE_TAKEN = 2, 4, 5, 6
 MOST_WORK_BYTES = 64 * 2**20
 Fields = Dict[str, Any]
 
 
 class Ending(NamedTuple):
     """How the node's work ended. code: 0 all ranks ended with 0; 1 a rank failed or could not start; 3 stopped from
-    outside; 4 code or environment differ; 5 the port is taken; 6 a device is taken; 7 no heartbeat in time."""
+    outside; 4 code or environment differ; 5 the port is taken, or the first node has no address
+    here; 6 a device is taken; 7 no heartbeat in time."""
 
     cause: str
     code: int
@@ -58,6 +59,7 @@ class NodeAgent:
     def __init__(self, assignment: Assignment, stop: Stop, platform: PlatformLine | None) -> None:
         self._work, self._stop, self._platform = assignment, stop, platform
         self._ranks = Ranks()
+        self._noted: set[int] = set()
         self._record = NodeRecord(assignment.root / f"nodes/node{assignment.node_rank}.record.jsonl")
 
     def run(self) -> int:
@@ -90,9 +92,12 @@ class NodeAgent:
             refusal = check(expected)
             if refusal:
                 return self._refused(refusal, code)
-        port = self._work.content.get("port")
-        refusal = check_port(port) if self._work.node_rank == 0 and port is not None else None
-        return self._refused(refusal, PORT_TAKEN) if refusal else None
+        port, first = self._work.content.get("port"), self._work.content.get("first_node")
+        if self._work.node_rank == 0:
+            refusal = check_port(port) if port is not None else None
+        else:
+            refusal = check_name(first) if first is not None else None
+        return self._refused(refusal, NO_RENDEZVOUS) if refusal else None
 
     def _refused(self, refusal: Refusal, code: int) -> Ending:
         self._record.write("refused", cause=refusal.cause, evidence=refusal.evidence)
@@ -128,6 +133,7 @@ class NodeAgent:
         clock = WatchedTime(lambda: time.monotonic())
         heartbeats = HeartbeatWatch(self._work.events, self._work.heartbeat_seconds)
         while alive := self._ranks.alive():
+            self._note_ends()
             if self._ranks.failed() is not None:
                 break
             watched = clock.look()
@@ -140,7 +146,15 @@ class NodeAgent:
                 return Ending("stopped", 3, self._stop.reason)
         return self._ended()
 
+    def _note_ends(self) -> None:
+        """Record each rank that has ended: it gives no heartbeat any more."""
+        for end in self._ranks.ends():
+            if (end["exit_code"], end["signal"]) != (None, None) and end["rank"] not in self._noted:
+                self._noted.add(end["rank"])
+                self._record.write("rank-ended", **end)
+
     def _ended(self) -> Ending:
+        self._note_ends()
         failed = self._ranks.failed()
         if failed is None:
             return Ending("exited", 0)

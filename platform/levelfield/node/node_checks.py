@@ -56,5 +56,15 @@ def check_port(port: int) -> Refusal | None:
     return None
 
 
+def check_name(address: str) -> Refusal | None:
+    """Check that this node knows the address of the first one."""
+    try:
+        socket.getaddrinfo(address, None)
+    except OSError as error:
+        why = f"the first node's name {address} does not resolve here: {error.strerror}; give its address"
+        return Refusal("name-unknown", why)
+    return None
+
+
 def _short(digest: str) -> str:
     return digest[:19] if digest.startswith("sha256:") else digest

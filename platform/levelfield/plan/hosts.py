@@ -1,10 +1,16 @@
-"""The hosts of a plan: the first ones of the site's list, as many as the plan has nodes."""
+"""The hosts of a plan: the first ones of the site's list, as many as the plan has nodes, and what each runs."""
 
 from __future__ import annotations
 
+from levelfield.contracts.node_commands import recorded_commands
+from levelfield.contracts.vendor import Vendor
 from levelfield.specs.launch import LaunchPlan
 
 
-def launch_of(asked: LaunchPlan | None, nodes: int) -> LaunchPlan | None:
-    """Return how the plan's nodes are reached; None for this machine alone."""
-    return asked and asked.model_copy(update={"hosts": asked.hosts[:nodes]})
+def launch_of(asked: LaunchPlan | None, nodes: int, vendor: Vendor) -> LaunchPlan | None:
+    """Return how the plan's nodes are reached, and what each runs for the vendor; None for this machine alone."""
+    if asked is None:
+        return None
+    commands = recorded_commands(vendor)
+    recorded = {"samples": commands.samples, "facts": dict(commands.facts)}
+    return asked.model_copy(update={"hosts": asked.hosts[:nodes], **recorded})

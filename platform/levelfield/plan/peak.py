@@ -75,7 +75,17 @@ def conditions(measurement: PeakMeasurement) -> str:
     """Return beside what a peak was measured."""
     others, spread = measurement.other_cores, measurement.spread
     use = "unknown use by others" if others is None else f"others used {others:.2f} of {measurement.cores} cores"
-    return use if spread is None else f"{use}, the median was {spread:.0%} below the best"
+    said = use if spread is None else f"{use}, the median was {spread:.0%} below the best"
+    return said + _library(measurement)
+
+
+def _library(measurement: PeakMeasurement) -> str:
+    """Return which library computes float32 products, and how the other one compares."""
+    ratio = measurement.onednn_over_mkl
+    if ratio is None:
+        return ""
+    name = {"onednn": "oneDNN", "mkl": "MKL"}[measurement.products or "onednn"]
+    return f"; float32 products by {name} (oneDNN has {ratio:.2f} times MKL's rate)"
 
 
 def _said(measurement: PeakMeasurement | None) -> str:

@@ -25,7 +25,8 @@ class UserRequest:
     container_memory_bytes, allow: for runtime docker; allow: what a vendor's container may be given beyond the closed
     list.
     hardware: the value of --assume-hardware. derivation: changes that make a derived case. launch: how other machines
-    are reached, with all hosts of the site; None for this machine alone.
+    are reached, with all hosts of the site; None for this machine alone. preflight: whether the nodes are measured
+    before the training; None: where there are several machines. quiet_machine: others on the machines refuse the run.
     """
 
     scale: RequestedScale = "auto"
@@ -44,6 +45,8 @@ class UserRequest:
     hardware: NamedHardware | None = None
     derivation: Derivation = field(default_factory=Derivation)
     launch: LaunchPlan | None = None
+    preflight: bool | None = None
+    quiet_machine: bool = False
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from levelfield.plan.hosts import launch_of
 from levelfield.plan.implementation_identity import implementation_used, version_deviations
 from levelfield.plan.peak import MeasuredPeaks, peak_of
 from levelfield.plan.permissions import refuse_choice_of_devices
+from levelfield.plan.preflight_choice import preflight_of
 from levelfield.plan.scale import choose_scale, footprint_of
 from levelfield.plan.unsupported import refuse_unsupported
 from levelfield.predict import layout_rules
@@ -73,7 +74,8 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         entry=decision.suite,
         refusal=decision.refusal,
         notices=(*found.notices, *use_notices(found, hardware)),
-        launch=launch_of(decision.request.launch, hardware.nodes),
+        launch=launch_of(decision.request.launch, hardware.nodes, found.adapter),
+        preflight=preflight_of(decision.request, hardware.nodes),
         platform_version=levelfield.__version__,
     )
 

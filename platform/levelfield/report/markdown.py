@@ -22,7 +22,13 @@ def run_report(result: Result, plan: Plan) -> str:
     environment.filters["code"] = code
     template = environment.get_template("run.md.j2")
     return template.render(
-        r=result, plan=plan, number=words.number, gib=words.gib, percent=words.percent, status=words.status
+        r=result,
+        plan=plan,
+        number=words.number,
+        gib=words.gib,
+        percent=words.percent,
+        status=words.status,
+        pace_lines=words.pace_lines,
     )
 
 

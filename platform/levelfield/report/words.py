@@ -13,6 +13,7 @@ NONE = "-"
 
 
 WIDTH = 80
+MOST_NODES = 8  # in the report of one run; report.md has all
 
 
 def wrapped(line: str, indent: int) -> str:
@@ -80,6 +81,33 @@ def memory_remarks(result: Result) -> tuple[str, ...]:
     """Return the remark on memory that is far from the estimate, if there is one."""
     found = result.memory.expectation
     return (found.remark,) if found and found.remark else ()
+
+
+def node_lines(result: Result) -> list[str]:
+    """Return a line for each node that did not just end; without any, how many ended."""
+    bad = [each for each in result.machines if each.word not in ("ended", "stopped")]
+    named = [
+        f"node{n.node} ({n.name or 'no name'}) {n.word or 'unknown'}{f': {n.detail}' if n.detail else ''}" for n in bad
+    ]
+    good = [f"{len(result.machines) - len(bad)} of {len(result.machines)} ended"] if result.machines else []
+    lines = [*good, *named[:MOST_NODES], *([f"and {len(bad) - MOST_NODES} more"] if len(bad) > MOST_NODES else [])]
+    return [f"{'nodes' if place == 0 else '':8} {line}" for place, line in enumerate(lines)]
+
+
+def _of_node(name: str) -> str:
+    return "'s ranks" if name.startswith("node") else ""
+
+
+def pace_lines(result: Result) -> tuple[str, ...]:
+    """Return a sentence for each node and rank that the others waited for."""
+    if result.pace is None:
+        return ()
+    steps = result.pace.steps
+    return tuple(
+        f"{each.name}{_of_node(each.name)} took {each.excess:.1%} longer before the exchange (slowest in "
+        f"{each.slowest_in} of {steps} steps); the others waited {each.waited_seconds * 1000:,.1f} ms in each"
+        for each in result.pace.stragglers
+    )
 
 
 def status(result: Result) -> str:

@@ -43,7 +43,10 @@ def cache_folder() -> Path:
 
 
 def known_peaks(plan: Plan, machine: str) -> MeasuredPeaks:
-    """Return the stored peaks of this machine, framework and device; empty without an earlier probe."""
+    """Return the stored peaks of this machine, framework and device; empty without an earlier probe.
+
+    Where ssh reaches the nodes, the first host is the machine.
+    """
     found = _known(_path(plan, machine))
     return _measured(plan, found) if found else MeasuredPeaks()
 
@@ -51,6 +54,8 @@ def known_peaks(plan: Plan, machine: str) -> MeasuredPeaks:
 def peaks_for(plan: Plan, machine: str, runtime: ReadyRuntime, say: Callable[[str], None]) -> MeasuredPeaks:
     """Return stored peaks. Measure first where the chip has no published peak and the stored one is missing, old or
     doubtful, or with --probe."""
+    if plan.launch and not plan.launch.hosts:
+        return MeasuredPeaks(how=f"launcher {plan.launch.launcher} measures no peak on its nodes")
     known, precision = known_peaks(plan, machine), plan.work.training.precision
     if precision in plan.hardware.chip.peaks and not plan.probe_peak:
         return known
@@ -74,8 +79,9 @@ def measure_peaks(
     if not plan.implementation.peak_probe:
         return MeasuredPeaks(how=f"{plan.implementation.framework} has no probe")
     once = f"again ({SECONDS_PER_DTYPE:g} s): {why}" if why else f"once ({SECONDS_PER_DTYPE:g} s)"
-    say(f"measuring this machine's {precision} matmul peak{' ' if why else ', '}{once}")
-    before = host_counters(are_children=plan.runtime != "docker")
+    where = plan.launch.hosts[0].name if plan.launch else "this machine"
+    say(f"measuring {where}'s {precision} matmul peak{' ' if why else ', '}{once}")
+    before = _counters(plan)
     try:
         argv = [*_argv(plan), "--dtype", precision, "--seconds", str(SECONDS_PER_DTYPE)]
         printed = runtime.output(plan, argv, {"OMP_NUM_THREADS": str(usable_cores())}, LIMIT_SECONDS)
@@ -86,20 +92,32 @@ def measure_peaks(
     return _measured(plan, kept) if precision in peaks else MeasuredPeaks(how=f"the probe gave no {precision} rate")
 
 
+def _counters(plan: Plan) -> HostCounters | None:
+    """Return this machine's load, which says nothing about the nodes of a launcher."""
+    return None if plan.launch else host_counters(are_children=plan.runtime != "docker")
+
+
 def _conditions(plan: Plan, before: HostCounters | None) -> PeakMeasurement:
-    after = host_counters(are_children=plan.runtime != "docker")
+    after = _counters(plan)
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return PeakMeasurement(at=now, other_cores=cores_of_others(before, after), cores=after["cores"] if after else None)
 
 
 def _peaks(found: dict[str, dict[str, float]], beside: PeakMeasurement) -> dict[str, StoredPeak]:
     """Return TFLOP/s by dtype, without rates that are NaN, infinite, zero or negative. Raises for other content."""
-    values = {dtype: (float(answer["tflops"]), answer.get("median")) for dtype, answer in found.items()}
+    rates = {dtype: float(answer["tflops"]) for dtype, answer in found.items()}
     return {
-        dtype: StoredPeak(best, beside.model_copy(update={"spread": _spread(best, median)}))
-        for dtype, (best, median) in values.items()
+        dtype: StoredPeak(best, beside.model_copy(update=_details(best, found[dtype])))
+        for dtype, best in rates.items()
         if math.isfinite(best) and best > 0
     }
+
+
+def _details(best: float, answer: dict[str, float]) -> dict[str, float | None]:
+    """Return what the probe measured beside the rate: its spread, and the ratio of two libraries' products."""
+    ratio = answer.get("onednn_over_mkl")
+    is_ratio = isinstance(ratio, (int, float)) and math.isfinite(ratio) and ratio > 0
+    return {"spread": _spread(best, answer.get("median")), "onednn_over_mkl": ratio if is_ratio else None}
 
 
 def _spread(best: float, median: float | None) -> float | None:
@@ -120,7 +138,8 @@ def _argv(plan: Plan) -> list[str]:
 
 def _measured(plan: Plan, peaks: dict[str, StoredPeak]) -> MeasuredPeaks:
     """Return the peaks per device. A host that is divided into shares has its peak divided too."""
-    shares = 1 if plan.hardware.device_indices else plan.world_size
+    on_the_host = plan.hardware.devices_per_node if plan.launch else plan.world_size  # containers share one host
+    shares = 1 if plan.hardware.device_indices else on_the_host
     name = f"{plan.implementation.framework} {plan.implementation.version}"
     return MeasuredPeaks(
         tflops={dtype: peak.tflops / shares for dtype, peak in peaks.items()},
@@ -159,8 +178,9 @@ def _stored(content: dict[str, Any]) -> StoredPeak:
 
 
 def _path(plan: Plan, machine: str) -> Path:
+    hosts = plan.launch.hosts if plan.launch else ()
     parts = (
-        machine,
+        hosts[0].name if hosts else machine,
         plan.hardware.description,
         plan.implementation.framework,
         plan.implementation.version,

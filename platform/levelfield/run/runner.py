@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
 from levelfield.catalog.machine import devices_of
-from levelfield.contracts.execution import Launcher, Outcome, ReadyRuntime
+from levelfield.contracts.execution import Launcher, NodesNotReady, Outcome, ReadyRuntime, Watch
 from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import CorpusError, RunFailed, UsageError
 from levelfield.judge.collector import collect
@@ -25,11 +25,14 @@ from levelfield.report.markdown import run_report
 from levelfield.run import peak_probe
 from levelfield.run.corpus_watch import CorpusWatch
 from levelfield.run.device_locks import DeviceInUse, DeviceLocks, devices_locked
-from levelfield.run.launchers import means
+from levelfield.run.launchers import means, speaking
+from levelfield.run.preflight_run import preflight_in
 from levelfield.run.provenance import provenance
 from levelfield.run.telemetry import watching
 from levelfield.rundir import directory, run_state
 from levelfield.rundir.follower import Follower, Progress
+from levelfield.rundir.node_readings import read_nodes, read_software
+from levelfield.rundir.preflight_file import sentence_of
 from levelfield.rundir.seal import sealed
 from levelfield.specs.base import Document, dump
 from levelfield.specs.certificate import Certificate
@@ -74,6 +77,30 @@ def run(
     if plan.peak.tflops is None and _exceeds_its_peak(result):
         peak_probe.forget_peaks(plan, machine)
         listener.say("the run was faster than the measured peak; the next run measures the peak again")
+    listener.recorded(paths)
+    return result
+
+
+def attach(paths: RunPaths, vendor: Vendor, listener: Listener) -> Result:
+    """Watch a run whose platform was killed and that an engine goes on with, until its end. Return its result.
+
+    The window as the platform saw it is not known. Raises UsageError for a run that no engine has.
+    """
+    run_state.refuse_running(paths)
+    if paths.outcome.exists():
+        return finish(paths)
+    plan = directory.read_plan(paths)
+    runtime, launcher = means(plan)
+    again = getattr(speaking(launcher, listener.say), "attach", None)
+    if again is None:
+        raise UsageError(f"{plan.run_id}: its launcher '{launcher.name}' leaves nothing to attach to; `collect` it")
+    with run_state.ending(paths), _interrupted_once():
+        corpus, follower = CorpusWatch(plan.corpus), Follower(paths.events, plan)
+        request = launcher.request(plan, paths, runtime)
+        directory.write_status(paths, "running", "running")
+        outcome = again(request, _watch(plan, follower, listener))
+        _read_nodes(plan, vendor, paths)
+        result = _finished(paths, corpus.judged(outcome, listener.say))
     listener.recorded(paths)
     return result
 
@@ -136,15 +163,12 @@ def _attempt(
     copies: Mapping[Path, Document | None],
 ) -> Outcome:
     """copies: the documents that the run is judged by, and where they are written; None: there is none."""
-    with _written_before_training(paths):
-        for path, document in copies.items():
-            if document is not None:
-                directory.write_atomically(path, dump(document))
-        directory.write_atomically(paths.plan, dump(plan))
-        directory.write_status(paths, "environment", "running")
+    _write_inputs(plan, paths, copies)
     runtime, launcher = means(plan)
     try:
         with _locked_here(plan) as locks, runtime.in_use(plan, listener.say) as ready:
+            if refused := _before_training(plan, vendor, paths, listener, ready, launcher):
+                return refused
             plan = with_peak(plan, peak_probe.peaks_for(plan, machine, ready, listener.say))
             outcome = _execute(plan, vendor, paths, listener, ready, launcher)
             locks.keep([end.process for end in outcome.ends if end.process is not None])
@@ -153,10 +177,38 @@ def _attempt(
         return Outcome("device-taken", (), str(error))
     except CorpusError as error:
         return Outcome("corpus", (), str(error))
+    except NodesNotReady as error:
+        return Outcome(error.cause, (), " ".join(str(error).split()), nodes=error.nodes)
     except RunFailed as error:
         return Outcome("environment", (), " ".join(str(error).split()))
     except KeyboardInterrupt:
         return Outcome("interrupted", (), "interrupted before the training started")
+
+
+def _write_inputs(plan: Plan, paths: RunPaths, copies: Mapping[Path, Document | None]) -> None:
+    with _written_before_training(paths):
+        for path, document in copies.items():
+            if document is not None:
+                directory.write_atomically(path, dump(document))
+        directory.write_atomically(paths.plan, dump(plan))
+        directory.write_status(paths, "environment", "running")
+
+
+def _before_training(
+    plan: Plan, vendor: Vendor, paths: RunPaths, listener: Listener, ready: ReadyRuntime, launcher: Launcher
+) -> Outcome | None:
+    """Run the plan's preflight and write its report. Return why the training must not start, or None."""
+    if plan.preflight is None:
+        return None
+    report = preflight_in(plan, vendor, paths.root.parent, ready, launcher, listener.say)
+    directory.write_atomically(paths.preflight, dump(report))
+    listener.say(f"preflight: {sentence_of(report)}")
+    for finding in report.findings:
+        listener.say(finding.sentence)
+    if plan.preflight.quiet and report.others:
+        said = "; ".join(finding.sentence for finding in report.others)
+        return Outcome("device-taken", (), f"{said}; a quiet machine was asked for")
+    return None
 
 
 def _execute(
@@ -173,14 +225,32 @@ def _execute(
     corpus = CorpusWatch(plan.corpus)
     listener.say(f"training {plan.work.training.steps} steps on {plan.world_size} device(s)")
     follower = Follower(paths.events, plan)
+    with _sampled_here(plan, vendor, paths):
+        outcome = speaking(launcher, listener.say).execute(request, _watch(plan, follower, listener))
+    _read_nodes(plan, vendor, paths)
+    return corpus.judged(replace(outcome, seen=_seen(plan, follower)), listener.say)
+
+
+def _read_nodes(plan: Plan, vendor: Vendor, paths: RunPaths) -> None:
+    """Read what the nodes recorded. On a full disk that stays, and the result says which node was not read."""
+    with suppress(OSError):
+        read_nodes(paths, plan, vendor)
+        read_software(paths, plan, vendor)
+
+
+def _watch(plan: Plan, follower: Follower, listener: Listener) -> Watch:
+    """Return what a launcher calls again and again: it passes finished steps to the listener."""
 
     def watch() -> None:
         for progress in follower.read():
             listener.step(plan, progress)
 
-    with _sampled_here(plan, vendor, paths):
-        outcome = replace(launcher.execute(request, watch), seen=follower.seen)
-    return corpus.judged(outcome, listener.say)
+    return watch
+
+
+def _seen(plan: Plan, follower: Follower) -> dict[str, dict[str, tuple[int, int]]]:
+    """Return when the window's ends arrived. A file server or a connection may deliver an event much later: nothing."""
+    return {} if plan.launch else follower.seen
 
 
 def _locked_here(plan: Plan) -> AbstractContextManager[DeviceLocks]:

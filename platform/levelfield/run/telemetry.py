@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
-from levelfield.contracts.plausibility import plausible
+from levelfield.contracts.plausibility import plausible_samples
 from levelfield.contracts.vendor import Device, Vendor
 from levelfield.node.sampling import Sampler
 from levelfield.run.host_load import host_counters
@@ -25,7 +24,7 @@ def watching(vendor: Vendor, devices: Sequence[Device], path: Path, are_children
     sampler = Sampler(
         path,
         INTERVAL_SECONDS,
-        reading=lambda: _samples(vendor, devices) if devices else {"samples": []},
+        reading=lambda: plausible_samples(vendor, devices) if devices else {"samples": []},
         empty={"samples": []},
         host=lambda is_before: host_counters(are_children or is_before),
     )
@@ -35,13 +34,3 @@ def watching(vendor: Vendor, devices: Sequence[Device], path: Path, are_children
         yield
     finally:
         sampler.end()
-
-
-def _samples(vendor: Vendor, devices: Sequence[Device]) -> dict[str, object]:
-    try:
-        samples = vendor.sample(devices)
-        known = {device.index: device for device in devices}
-        kept = [plausible(vendor.spec, known[s.index], s) if s.index in known else s for s in samples]
-        return {"samples": [asdict(sample) for sample in kept]}
-    except Exception as error:  # an adapter may raise anything, and the run must go on
-        return {"samples": [], "error": f"{type(error).__name__}: {error}"}

@@ -16,7 +16,7 @@ from levelfield.checkout import checkout
 from levelfield.rundir.bundle_format import FILE_NAME, BundledFile
 from levelfield.rundir.bundle_source import LOGS, ReadFile, ReadRun
 from levelfield.rundir.event_lines import DAMAGED, Event, event_or_none
-from levelfield.rundir.placeholders import Placeholders, json_like, users_in, words_of
+from levelfield.rundir.placeholders import Placeholders, hosts_in, json_like, users_in, words_of
 from levelfield.rundir.sealed_files import FILES, sha256_of
 from levelfield.specs.base import dump
 from levelfield.specs.certificate import Certificate, CertificateSubject
@@ -43,7 +43,8 @@ def placeholders_of(runs: Sequence[ReadRun]) -> Placeholders:
     users = {user for text in (*texts, json.dumps(documents, ensure_ascii=False)) for user in users_in(text)}
     users |= {*_own_names(), *(by for each in documents for by in _by(each.get("reference.json")))}
     hosts = {platform.node(), *(_host(each.get("provenance.json")) for each in documents)}
-    words = {word for each in documents for word in words_of(each.get("plan.json"))}
+    hosts |= {host for each in documents for document in each.values() for host in hosts_in(document)}
+    words = {word for each in documents for word in words_of(_without_launch(each.get("plan.json")))}
     own = {str(checkout()): "checkout", str(Path.home()): "home"}
     return Placeholders({**own, **roots}, hosts, users, words)
 
@@ -121,6 +122,11 @@ def _roots(documents: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     with suppress(*DAMAGED):
         folder = Path(documents["plan.json"]["implementation"]["folder"])
         yield str(folder.parents[1]), "checkout"
+
+
+def _without_launch(plan: Any) -> Any:
+    """Return a plan without the names and addresses of the machines that it was to run on."""
+    return {key: each for key, each in plan.items() if key != "launch"} if isinstance(plan, dict) else plan
 
 
 def _host(provenance: Any) -> str:

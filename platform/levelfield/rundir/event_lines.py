@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pydantic_core import from_json
+
 Event = dict[str, Any]
 # What a wrong type, a missing key or a number without bounds raises in code that expects an event.
 DAMAGED = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
@@ -12,14 +14,24 @@ LARGEST = 2**64  # of a whole number: times in ns, bytes, checksums
 
 
 def event_of(line: bytes | str) -> Event:
-    """Return the JSON object of a line. Raises ValueError for anything else."""
+    """Return the JSON object of a line. Raises ValueError for anything else.
+
+    pydantic's parser takes half the time of json's, and refuses more. What it refuses is left to json's.
+    """
     try:
-        found = json.loads(line)
-    except RecursionError:
-        raise ValueError("nested too deep") from None
+        found = from_json(line)
+    except (TypeError, ValueError):  # TypeError: of half a pair of characters
+        found = _by_json(line)
     if not isinstance(found, dict):
         raise ValueError(f"found {type(found).__name__}, expected an object")
     return found
+
+
+def _by_json(line: bytes | str) -> Any:
+    try:
+        return json.loads(line)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
 
 
 def event_or_none(content: bytes | str) -> Event | None:

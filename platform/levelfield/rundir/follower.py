@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -29,7 +30,7 @@ class Follower:
 
     def __init__(self, events: Path, plan: Plan) -> None:
         self._events, self._plan = events, plan
-        self._offsets: dict[Path, int] = {}
+        self._offsets: dict[str, int] = {}
         self._ends: dict[int, int] = {}
         self._losses: dict[int, float] = {}
         self._memory: int | None = None
@@ -45,19 +46,21 @@ class Follower:
         shown them and the one that did, on this process's monotonic clock.
         """
         before, looking_ns = max(self._ends, default=-1), time.monotonic_ns()
-        for path in self._events.glob("rank*.jsonl"):
-            for event in self._new_events(path):
-                self._take(event, path)
+        for name, size in event_file_sizes(self._events).items():
+            if size != self._offsets.get(name, 0):  # else nothing was written since
+                path = self._events / name
+                for event in self._new_events(path):
+                    self._take(event, path)
         self._looked_ns = looking_ns
         return [self._progress(step) for step in sorted(self._ends) if step > max(before, 0)]
 
     def _new_events(self, path: Path) -> list[Event]:
         with path.open("rb") as file:
-            file.seek(self._offsets.get(path, 0))
+            file.seek(self._offsets.get(path.name, 0))
             lines, newline, _ = file.read().rpartition(b"\n")
         if not newline:
             return []
-        self._offsets[path] = self._offsets.get(path, 0) + len(lines) + 1
+        self._offsets[path.name] = self._offsets.get(path.name, 0) + len(lines) + 1
         return list(_events(lines.split(b"\n")))
 
     def _take(self, event: Event, path: Path) -> None:
@@ -93,6 +96,27 @@ class Follower:
         if first not in self._ends or step <= first or self._ends[step] <= self._ends[first]:
             return None
         return (self._ends[step] - self._ends[first]) / 1e9 / (step - first)
+
+
+def event_file_sizes(events: Path) -> dict[str, int]:
+    """Return the bytes of each rank's file of events, by name; nothing while the folder is absent.
+
+    Each file is opened: a client of a file server then asks for the newest state, and a mere stat may be a minute old.
+    """
+    try:
+        with os.scandir(events) as found:
+            names = [e.name for e in found if e.name.startswith("rank") and e.name.endswith(".jsonl")]
+    except FileNotFoundError:
+        return {}
+    return {name: _size(f"{events}/{name}") for name in names}
+
+
+def _size(path: str) -> int:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
 
 
 def _events(lines: Iterable[bytes]) -> Iterator[Event]:

@@ -24,12 +24,29 @@ _PRIVATE_KEY = re.compile(r"-{5}BEGIN [A-Z ]*PRIVATE KEY-{5}.*?(?:-{5}END [A-Z ]
 _ASSIGNED = re.compile(r"\b([A-Za-z_]\w*)=(?:\"[^\"\n]{4,}\"|'[^'\n]{4,}'|[^\s\"']{4,})")
 _HOME = re.compile(r"/(?:home|Users)/([^\s/\"'`:;,\\]+)")
 _NO_NAME = ("root", "localhost", "")
+_HOST_KEYS = ("name", "hostname", "address", "first_node")
+_NAMES_NOBODY = re.compile(
+    r"node[0-9]*|127\..*|::1|\{.*\}|"
+)  # a node's number, this machine, and what is filled in later
 _SHORTEST = 3  # a shorter name is part of too many words
 
 
 def users_in(text: str) -> set[str]:
     """Return the names of users that paths of a text show."""
     return set(_HOME.findall(text))
+
+
+def hosts_in(value: Any, key: str = "") -> set[str]:
+    """Return the names and addresses of machines in a JSON value: of its nodes, and of the hosts of its launch."""
+    if isinstance(value, list):
+        return {host for each in value for host in hosts_in(each, key)}
+    if not isinstance(value, dict):
+        return set()
+    found = {host for name, each in value.items() for host in hosts_in(each, name)}
+    if key != "hosts" and not ("node_rank" in value and value.keys() & {"name", "hostname"}):
+        return found
+    listed = [*(value.get(name) for name in _HOST_KEYS), *(value.get("addresses") or ())]
+    return found | {text for text in listed if isinstance(text, str) and not _NAMES_NOBODY.fullmatch(text)}
 
 
 class Placeholders:

@@ -12,18 +12,28 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.measure.platform_clock import Sighting, WindowSighting
-from levelfield.measure.raw_facts import FinalSlice, GradientShare, HostReading, Reading, StepRecord, WeightSlice
+from levelfield.measure.raw_facts import FinalSlice, GradientShare, StepRecord, WeightSlice
 from levelfield.rundir.event_lines import DAMAGED, Event, event_of, whole
 from levelfield.rundir.system_facts import system_of
+from levelfield.rundir.telemetry_files import (
+    NodeTelemetry,
+    number_or_none,
+    read_lines,
+    read_telemetry,
+    whole_or_none,
+)
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import System
+
+_DIGITS = 6  # of a node's number
 
 
 @dataclass(frozen=True)
 class RawRecords:
     """All raw records of a run. `broken`: lines that are not events, as sentences.
 
-    wall_clock: pairs of the monotonic clock and the time of day, in ns. seen: the windows by the platform's clock.
+    telemetry: by machine. node_facts, node_software: what each node is and has. node_ends: how its part ended.
+    seen: the windows by the platform's clock.
     """
 
     steps: tuple[StepRecord, ...] = ()
@@ -34,10 +44,10 @@ class RawRecords:
     errors: dict[int, Event] = field(default_factory=dict)
     frameworks: dict[int, Event] = field(default_factory=dict)
     ended: frozenset[int] = frozenset()
-    readings: tuple[Reading, ...] = ()
-    host: tuple[HostReading, ...] = ()
-    wall_clock: tuple[tuple[int, int], ...] = ()
-    telemetry_reasons: dict[str, str] = field(default_factory=dict)
+    telemetry: tuple[NodeTelemetry, ...] = ()
+    node_facts: dict[int, Event] = field(default_factory=dict)
+    node_software: dict[int, Event] = field(default_factory=dict)
+    node_ends: dict[int, Event] = field(default_factory=dict)
     seen: dict[int, WindowSighting] = field(default_factory=dict)
     outcome: Event = field(default_factory=dict)
     broken: tuple[str, ...] = ()
@@ -70,15 +80,17 @@ class RawRecords:
     @property
     def steps_done(self) -> int:
         """The number of steps that every rank finished, among ranks with any event."""
-        ranks = {r.rank for r in self.steps} | set(self.frameworks)
-        return min((max((r.step for r in self.steps if r.rank == rank), default=0) for rank in ranks), default=0)
+        done = dict.fromkeys(self.frameworks, 0)
+        for record in self.steps:
+            done[record.rank] = max(done.get(record.rank, 0), record.step)
+        return min(done.values(), default=0)
 
 
 def read_raw(paths: RunPaths) -> RawRecords:
     """Read a run directory. A missing file gives an empty part."""
     broken: list[str] = []
     pairs = [(rank, event) for rank, path in _event_files(paths, broken) for event in read_lines(path, broken)]
-    telemetry = list(read_lines(paths.telemetry, broken))
+    telemetry = read_telemetry(paths, broken)
     outcome, provenance = _outcome(paths.outcome), _json(paths.provenance)
     return RawRecords(
         steps=tuple(_records(pairs, "step", _step, broken)),
@@ -89,10 +101,10 @@ def read_raw(paths: RunPaths) -> RawRecords:
         errors={rank: e for rank, e in pairs if e.get("event") == "error"},
         frameworks={rank: e for rank, e in pairs if e.get("event") == "framework"},
         ended=frozenset(rank for rank, e in pairs if e.get("event") == "end"),
-        readings=tuple(r for line in telemetry for r in _readings(line, broken)),
-        host=tuple(r for line in telemetry for r in _host_reading(line, broken)),
-        wall_clock=tuple(pair for line in telemetry for pair in _wall_clock(line, broken)),
-        telemetry_reasons=_telemetry_reasons(telemetry),
+        telemetry=telemetry,
+        node_facts=dict(_node_documents(paths, "facts")),
+        node_software=dict(_node_documents(paths, "software")),
+        node_ends=_node_ends(outcome),
         seen=dict(_sightings(outcome, broken)),
         outcome=outcome,
         broken=tuple(broken),
@@ -114,21 +126,6 @@ def _event_files(paths: RunPaths, broken: list[str]) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def read_lines(path: Path, broken: list[str]) -> Iterator[Event]:
-    """Return the JSON objects of a file, one per line. Other lines go to `broken`; an incomplete last line does not."""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError:
-        return
-    for number, line in enumerate(lines[:-1], start=1):  # after the last newline: nothing, or an incomplete line
-        try:
-            event = event_of(line)
-        except ValueError:
-            broken.append(f"{path.name} line {number}: not an event: {line[:60]!r}")
-            continue
-        yield event
-
-
 def _records(pairs: list[tuple[int, Event]], kind: str, build: Any, broken: list[str]) -> Iterator[Any]:
     for rank, event in pairs:
         if event.get("event") != kind:
@@ -144,14 +141,15 @@ def _step(rank: int, event: Event) -> StepRecord:
         rank=rank,
         step=whole(event["step"]),
         end_ns=whole(event["end_ns"]),
-        loss=_number(event["loss"]),
-        grad_norm=_number(event["grad_norm"]),
+        loss=number_or_none(event["loss"]),
+        grad_norm=number_or_none(event["grad_norm"]),
         tokens=whole(event["tokens"]),
-        tokens_checksum=_whole(event.get("tokens_checksum")),
-        learning_rate=_number(event.get("learning_rate")),
-        loss_scale=_number(event.get("loss_scale")),
+        tokens_checksum=whole_or_none(event.get("tokens_checksum")),
+        learning_rate=number_or_none(event.get("learning_rate")),
+        loss_scale=number_or_none(event.get("loss_scale")),
         skipped=bool(event.get("skipped")),
-        memory={kind: _whole(size) for kind, size in dict(event.get("memory") or {}).items()},
+        memory={kind: whole_or_none(size) for kind, size in dict(event.get("memory") or {}).items()},
+        before_exchange_seconds=number_or_none(event.get("before_exchange_seconds")),
     )
 
 
@@ -185,46 +183,6 @@ def _gradients(rank: int, event: Event) -> list[GradientShare]:
     return [GradientShare(rank, whole(event["step"]), name, float(square)) for name, square in event["squares"].items()]
 
 
-def _number(value: Any) -> float | None:
-    """Return a number. Events hold values that JSON lacks as words: "nan", "inf", "-inf"."""
-    return None if value is None else float(value)
-
-
-def _whole(value: Any) -> int | None:
-    return None if value is None else whole(value)
-
-
-def _readings(line: Event, broken: list[str]) -> list[Reading]:
-    try:
-        is_before = bool(line.get("before"))
-        return [_reading(whole(line["time_ns"]), sample, is_before) for sample in line["samples"]]
-    except DAMAGED as error:
-        broken.append(f"telemetry.jsonl: a reading is damaged: {type(error).__name__} {error}")
-        return []
-
-
-def _host_reading(line: Event, broken: list[str]) -> list[HostReading]:
-    if line.get("host") is None:
-        return []
-    try:
-        host = line["host"]
-        own, is_before = _number(host["own_seconds"]), bool(line.get("before"))
-        return [HostReading(whole(host["time_ns"]), float(host["busy_seconds"]), own, whole(host["cores"]), is_before)]
-    except DAMAGED as error:
-        broken.append(f"telemetry.jsonl: a reading of the host is damaged: {type(error).__name__} {error}")
-        return []
-
-
-def _wall_clock(line: Event, broken: list[str]) -> list[tuple[int, int]]:
-    if line.get("wall_ns") is None:
-        return []
-    try:
-        return [(whole(line["time_ns"]), whole(line["wall_ns"]))]
-    except DAMAGED as error:
-        broken.append(f"telemetry.jsonl: a time of day is damaged: {type(error).__name__} {error}")
-        return []
-
-
 def _sightings(outcome: Event, broken: list[str]) -> Iterator[tuple[int, WindowSighting]]:
     """Return the window as the platform saw it, by rank; without ranks whose window it did not see whole."""
     try:
@@ -234,33 +192,6 @@ def _sightings(outcome: Event, broken: list[str]) -> Iterator[tuple[int, WindowS
                 yield int(rank), WindowSighting(begin, end)
     except DAMAGED as error:
         broken.append(f"outcome.json: key 'seen' is damaged: {type(error).__name__} {error}")
-
-
-def _reading(time_ns: int, sample: Event, is_before: bool) -> Reading:
-    return Reading(
-        device=str(sample["index"]),
-        time_ns=time_ns,
-        power_watts=_number(sample.get("power_watts")),
-        energy_joules=_number(sample.get("energy_joules")),
-        memory_used_bytes=_whole(sample.get("memory_used_bytes")),
-        utilisation=_number(sample.get("utilisation")),
-        temperature_celsius=_number(sample.get("temperature_celsius")),
-        before=is_before,
-        reasons={str(name): str(why) for name, why in dict(sample.get("reasons") or {}).items()},
-    )
-
-
-def _telemetry_reasons(telemetry: list[Event]) -> dict[str, str]:
-    """Return the last reason of the vendor's tool for each figure that it could not read."""
-    found: dict[str, str] = {}
-    for line in telemetry:
-        samples = line.get("samples")
-        for sample in samples if isinstance(samples, list) else ():
-            reasons = sample.get("reasons") if isinstance(sample, dict) else None
-            found.update({str(k): str(v) for k, v in reasons.items()} if isinstance(reasons, dict) else {})
-        if "error" in line:
-            found["tool"] = str(line["error"])
-    return found
 
 
 def _outcome(path: Path) -> Event:
@@ -287,6 +218,20 @@ def _inherited(provenance: Event) -> dict[str, str]:
     """Return the variables that the training took from the user's shell, as the provenance has them."""
     found = provenance.get("inherited")
     return {str(name): str(text) for name, text in found.items()} if isinstance(found, dict) else {}
+
+
+def _node_documents(paths: RunPaths, kind: str) -> Iterator[tuple[int, Event]]:
+    for path in sorted(paths.nodes.glob(f"node*.{kind}.json")):
+        node = path.name.removeprefix("node").removesuffix(f".{kind}.json")
+        if node.isdecimal() and node.isascii() and len(node) <= _DIGITS:
+            yield int(node), _json(path)
+
+
+def _node_ends(outcome: Event) -> dict[int, Event]:
+    """Return how each node's part ended, by its rank. Of two ends of one node the first one counts."""
+    listed = outcome.get("nodes")
+    ends = [end for end in listed if isinstance(end, dict)] if isinstance(listed, list) else []
+    return {end["node_rank"]: end for end in reversed(ends) if type(end.get("node_rank")) is int}
 
 
 def _json(path: Path) -> Event:

@@ -88,7 +88,7 @@ def _goes_on(paths: RunPaths, platform: ProcessIdentity) -> bool:
 
 def _times(paths: RunPaths) -> dict[Path, tuple[int, int]]:
     found = {}
-    for path in (paths.telemetry, *paths.events.glob("*")):
+    for path in (paths.telemetry, *paths.telemetry_folder.glob("*"), *paths.events.glob("*")):
         with suppress(OSError):
             found[path] = path.stat().st_mtime_ns, path.stat().st_size
     return found

@@ -23,9 +23,15 @@ KEY = "seal"  # of outcome.json
 FACTS = " without names"  # behind the name of a file: its second digest
 VARIABLES = ("environment", "variables", "inherited")  # keys of mappings of environment variables
 DEVICE = re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")  # the identity of a device
-_NAMING = (KEY, "by", "evidence", "extra")  # keys with sentences, or with the name of a user
+_NAMING = (KEY, "by", "evidence", "extra", "submissions")  # keys with sentences, or with the name of a user
 # The same, below a key: a bundle whose certificate names a folder has the digests of the certificate without it.
-_NAMING_BELOW = (("machine", "name"), ("certificate", "digest"), ("", "digest"))
+_NAMING_BELOW = (
+    *(("machine", "name"), ("certificate", "digest"), ("", "digest")),
+    *(("launch", "hosts"), ("launch", "site")),
+)
+# Of an object with the rank of a node and its name: how the machine is called and reached, and sentences about it.
+_NAMING_NODE = ("name", "hostname", "address", "addresses", "first_node", "boot_id", "detail")
+_SAID = ("text", "reason")  # by a command
 _NAMED = 3  # files in a reason
 
 
@@ -102,10 +108,19 @@ def _unnamed(value: Any, key: str = "") -> Any:
     if isinstance(value, dict):
         kept = {name: each for name, each in value.items() if name not in _NAMING and not _is_name(name)}
         kept = {name: each for name, each in kept.items() if (key, name) not in _NAMING_BELOW}
+        naming = _naming(kept)
+        kept = {name: each for name, each in kept.items() if name not in naming}
         return sorted(kept) if key in VARIABLES else {name: _unnamed(each, name) for name, each in kept.items()}
     if isinstance(value, list):
         return [_unnamed(each) for each in value]
     return None if isinstance(value, str) and _is_name(value) else value
+
+
+def _naming(value: dict[str, Any]) -> tuple[str, ...]:
+    """Return the keys of an object that name a machine: of a node, and of a command with its output."""
+    if "node_rank" in value and value.keys() & {"name", "hostname"}:
+        return _NAMING_NODE
+    return _SAID if "argv" in value else ()
 
 
 def _is_name(text: str) -> bool:

@@ -14,9 +14,16 @@ from levelfield.specs.paths import RunPaths
 
 OUTCOME = "outcome.json"  # holds the seal, and is sealed besides it
 FILES = (
-    "certificate.json", "job.json", "plan.json", "provenance.json", "reference.json", "request.json", "telemetry.jsonl",
+    "certificate.json", "job.json", "plan.json", "preflight.json", "provenance.json", "reference.json",
+    "request.json", "telemetry.jsonl",
 )  # fmt: skip
-FOLDERS = {"events": ".jsonl", "image": "", "logs": "", "nodes": ""}  # with the ending of their sealed files
+FOLDERS = {
+    "events": ".jsonl",
+    "image": "",
+    "logs": "",
+    "nodes": "",
+    "telemetry": "",
+}  # with the ending of their sealed files
 # What no figure rests on: tensors that are large, and what is computed from the sealed files.
 LEFT_OUT = ("capture", "weights", "status.json", "result.json", "report.md")
 _PART_BYTES = 2**20

@@ -9,13 +9,20 @@ import json
 import math
 from typing import Any, NoReturn
 
-MOST_LEVELS = 32
-MOST_DIGITS = 25  # of a whole number; 2**64 has 20
+from levelfield.specs.plain_json import MOST_DIGITS, MOST_LEVELS, plain_json
+
 LONGEST_LINE = 2**20  # bytes of a line of a .jsonl file
 
 
 def strict_json(content: bytes | str) -> Any:
     """Return the value of a JSON text. Raises ValueError, with what was found, for what is refused."""
+    try:
+        return plain_json(content) if isinstance(content, bytes) else _checked(content)
+    except ValueError:
+        return _checked(content)  # it says what was found, and takes what only looks like something refused
+
+
+def _checked(content: bytes | str) -> Any:
     try:
         found = json.loads(
             content, object_pairs_hook=_object, parse_constant=_constant, parse_float=_finite, parse_int=_whole

@@ -19,11 +19,11 @@ def system_of(provenance: Event) -> System | None:
         return None
     network, software = machine.get("network"), provenance.get("vendor_software")
     return System(
-        os=_text(machine.get("os")),
-        kernel=_text(machine.get("kernel")),
-        processor=_text(machine.get("processor")),
-        network=tuple(filter(None, map(_text, network))) if isinstance(network, list) else (),
-        software=_texts(software),
+        os=clipped(machine.get("os")),
+        kernel=clipped(machine.get("kernel")),
+        processor=clipped(machine.get("processor")),
+        network=tuple(filter(None, map(clipped, network))) if isinstance(network, list) else (),
+        software=clipped_texts(software),
         engine=_engine(provenance.get("engine")),
     )
 
@@ -36,21 +36,22 @@ def origin_of(provenance: Event, implementation: str | None) -> Origin:
     return Origin(
         implementation=implementation,
         packages=f"sha256:{hashlib.sha256(listed).hexdigest()}" if isinstance(packages, dict) else None,
-        image=_text(image.get("id")) if isinstance(image, dict) else None,
-        machine=_text(machine.get("identity")) if isinstance(machine, dict) else None,
+        image=clipped(image.get("id")) if isinstance(image, dict) else None,
+        machine=clipped(machine.get("identity")) if isinstance(machine, dict) else None,
     )
 
 
-def _text(value: Any) -> str | None:
+def clipped(value: Any) -> str | None:
+    """Return a text of a bounded length; None for anything else."""
     return value[:LONGEST] if isinstance(value, str) and value else None
 
 
-def _texts(values: Any) -> dict[str, str]:
+def clipped_texts(values: Any) -> dict[str, str]:
     """Return the texts of a mapping, by name."""
     found = values.items() if isinstance(values, dict) else ()
-    return {str(name)[:LONGEST]: text for name, value in found if (text := _text(value))}
+    return {str(name)[:LONGEST]: text for name, value in found if (text := clipped(value))}
 
 
 def _engine(value: Any) -> str | None:
-    version = _text(value.get("Version")) if isinstance(value, dict) else None
+    version = clipped(value.get("Version")) if isinstance(value, dict) else None
     return f"docker {version}" if version else None

@@ -12,6 +12,8 @@ import math
 import re
 from typing import Any
 
+from pydantic_core import to_json
+
 DIGITS = 10  # of a name's digest: 40 bits, enough for a million names
 _UNSAFE = re.compile(r"[^a-z0-9]+")
 _READABLE = 40
@@ -26,12 +28,25 @@ def slug(name: str) -> str:
 
 def data_script(name: str, value: Any) -> str:
     """Return the script that gives `value` to the pages under this name. NaN and infinity become null."""
-    try:
-        content = json.dumps(value, separators=(",", ":"), allow_nan=False)  # ASCII alone: U+2028 is escaped, too
-    except ValueError:
-        content = json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
+    content = _json(value)
     quoted = content.replace("\\", "\\\\").replace("'", "\\'").replace("<", "\\u003c")
     return f"levelfield.data('{name}','{quoted}');\n"
+
+
+def _json(value: Any) -> str:
+    """Return JSON of ASCII alone, so that U+2028 is escaped, too."""
+    try:
+        content = to_json(value, inf_nan_mode="null").decode()  # in a fifth of the time of json's
+    except ValueError:  # of half a pair of characters
+        content = ""
+    return content if content.isascii() and content else _escaped(value)
+
+
+def _escaped(value: Any) -> str:
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
 
 
 def _finite(value: Any) -> Any:

@@ -89,8 +89,11 @@ def _facts(result: Any, paths: Mapping[str, Sequence[str]]) -> dict[str, Any]:
 
 def _at(content: Any, path: Sequence[str]) -> Any:
     """Return the value at a path of result.json; None where a part of the path is absent."""
-    for part in path:
-        content = content.get(part) if isinstance(content, dict) else None
+    try:
+        for part in path:
+            content = content[part]
+    except (LookupError, TypeError):
+        return None
     return content
 
 

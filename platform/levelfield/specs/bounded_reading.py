@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from levelfield.errors import DocumentError
+from levelfield.specs.plain_json import plain_json
 
 MOST_BYTES = 64 * 2**20  # of a file; the largest of the repository has 60 KB
 MOST_LEVELS = 100  # of nested lists and mappings; the interpreter's own stack ends some hundreds deeper
@@ -25,7 +26,7 @@ def read_mapping(path: Path) -> Any:
     text = _text(path)
     try:
         if path.suffix == ".json":
-            return json.loads(text, object_pairs_hook=_object_without_duplicates, parse_int=_whole_number)
+            return _json(text)
         _check_events(text)
         return yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError) as error:
@@ -33,6 +34,13 @@ def read_mapping(path: Path) -> Any:
         raise DocumentError(f"{path}: not valid {kind}: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise DocumentError(f"{path}: found lists and mappings nested too deep, expected few levels") from None
+
+
+def _json(text: str) -> Any:
+    try:
+        return plain_json(text.encode())
+    except ValueError:
+        return json.loads(text, object_pairs_hook=_object_without_duplicates, parse_int=_whole_number)
 
 
 def _text(path: Path) -> str:

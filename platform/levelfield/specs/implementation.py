@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from levelfield.specs.base import Document, Value
+from levelfield.specs.base import LATER, Document, Value
 from levelfield.specs.case import Family, Precision
 from levelfield.specs.refusable import Refusable
 from levelfield.specs.vendor import HOST_KIND, NAME
@@ -67,16 +67,18 @@ class Requirements(Value):
 class Launch(Value):
     """The argv of one process. The platform starts one process for each device.
 
+    preflight: the argv of one process of a preflight, which measures the collectives; empty where none is written.
     Placeholders in braces: python, folder, rank, local_rank, node_rank, world_size.
     """
 
     argv: tuple[str, ...] = Field(min_length=1)
     environment: dict[str, str] = Field(default_factory=dict)
     peak_probe: tuple[str, ...] = ()
+    preflight: tuple[str, ...] = Field(default=(), json_schema_extra=LATER)
 
     @model_validator(mode="after")
     def _known_placeholders(self) -> Launch:
-        for text in (*self.argv, *self.environment.values(), *self.peak_probe):
+        for text in (*self.argv, *self.environment.values(), *self.peak_probe, *self.preflight):
             unknown = set(re.findall(r"\{(\w*)\}", text)) - PLACEHOLDERS
             if unknown:
                 raise ValueError(f"unknown placeholder {sorted(unknown)} in '{text}'; known: {sorted(PLACEHOLDERS)}")

@@ -37,13 +37,34 @@ class RunPaths:
         return self.root / "telemetry.jsonl"
 
     @property
+    def telemetry_folder(self) -> Path:
+        """For a run whose nodes each have a sampler: node<k>.jsonl and node<k>.raw.jsonl, in place of `telemetry`."""
+        return self.root / "telemetry"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 
     @property
     def nodes(self) -> Path:
-        """For each node's container: the processes to start, and how its ranks ended."""
+        """For each node: its work, the facts about its machine, and how its ranks ended."""
         return self.root / "nodes"
+
+    def node_telemetry(self, node: int) -> Path:
+        """What the vendor's adapter read on a node, on that node's clock."""
+        return self.telemetry_folder / f"node{node}.jsonl"
+
+    def node_raw_telemetry(self, node: int) -> Path:
+        """What the vendor's tools printed on a node."""
+        return self.telemetry_folder / f"node{node}.raw.jsonl"
+
+    def node_facts(self, node: int) -> Path:
+        """What a node's agent found of its machine."""
+        return self.nodes / f"node{node}.facts.json"
+
+    def node_software(self, node: int) -> Path:
+        """The versions that the vendor's adapter read in a node's facts."""
+        return self.nodes / f"node{node}.software.json"
 
     @property
     def image(self) -> Path:
@@ -71,6 +92,11 @@ class RunPaths:
     def reference(self) -> Path:
         """The reference that the run is compared with, copied at the start."""
         return self.root / "reference.json"
+
+    @property
+    def preflight(self) -> Path:
+        """What the nodes and their process group reached before the training, where that was measured."""
+        return self.root / "preflight.json"
 
     @property
     def certificate(self) -> Path:

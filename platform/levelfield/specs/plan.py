@@ -56,12 +56,21 @@ class PeakMeasurement(Value):
     """When a peak was measured, in UTC, and beside what. Null: not known.
 
     spread: the best rate less the median, over the best. other_cores: cores that other programs used, of `cores`.
+    onednn_over_mkl: on a processor, the rate of a layer's float32 products by oneDNN, over that by MKL.
     """
 
     at: str
     spread: float | None = None
     other_cores: float | None = None
     cores: int | None = None
+    onednn_over_mkl: float | None = Field(default=None, gt=0, json_schema_extra=LATER)
+
+    @property
+    def products(self) -> Literal["onednn", "mkl"] | None:
+        """The faster library for a layer's float32 products on this processor; None where it was not measured."""
+        if self.onednn_over_mkl is None:
+            return None
+        return "onednn" if self.onednn_over_mkl >= 1 else "mkl"
 
 
 class PeakUsed(Value):
@@ -140,6 +149,17 @@ class PredictedLayout(Value):
     tokens_per_second: float
 
 
+class PreflightPlan(Value):
+    """What is measured before the training. short: less time for each check. pairs: messages between every two nodes.
+
+    quiet: others on a device or on the processors refuse the run.
+    """
+
+    short: bool = True
+    pairs: bool = False
+    quiet: bool = False
+
+
 class Plan(Document):
     """Everything about one run before it starts.
 
@@ -148,7 +168,7 @@ class Plan(Document):
     this run is. refusal: the reason why the machine cannot run it. notices: what is known about the machine that does
     not change the plan, such as a maker's tool that gave no answer; each as a sentence. certificate: the certificate
     that an aligned run needs; None where it needs none. launch: how other machines are reached; None: this
-    machine's own processes or containers.
+    machine's own processes or containers. preflight: what is measured before the training; None: nothing.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -187,6 +207,7 @@ class Plan(Document):
     notices: tuple[str, ...] = ()
     certificate: CertificateUsed | None = None
     launch: LaunchPlan | None = Field(default=None, json_schema_extra=LATER)
+    preflight: PreflightPlan | None = Field(default=None, json_schema_extra=LATER)
     platform_version: str
 
     @property
@@ -222,8 +243,16 @@ def job_of(plan: Plan, paths: RunPaths) -> dict[str, Any]:
         "device": plan.access.device,
         "backend": plan.access.backend,
         "preload": list(plan.access.preload),
+        **_products(plan),
         "gradient_steps": list(plan.work.evidence.gradient_steps),
         "capture": None if plan.capture_step is None else {"step": plan.capture_step, "folder": str(paths.capture)},
         "events_dir": str(paths.events),
         "save_weights_dir": str(paths.weights) if plan.save_weights else None,
     }
+
+
+def _products(plan: Plan) -> dict[str, str]:
+    """Return the library for float32 products on a processor, where the probe of the peak has measured it."""
+    measurement = plan.peak.measurement
+    chosen = measurement.products if measurement and plan.hardware.is_host else None
+    return {"products": chosen} if chosen else {}

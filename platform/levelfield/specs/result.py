@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, JsonValue
 
-from levelfield.specs.base import Document, Value
+from levelfield.specs.base import LATER, Document, Value
 from levelfield.specs.case import Precision, Scale
 from levelfield.specs.layout import Layout
 from levelfield.specs.suite import EntryUsed
@@ -39,7 +39,7 @@ class Status(Value):
     reasons: tuple[str, ...] = Field(default=(), description="Why the word is not `valid`; empty for a valid run.")
     failure: str | None = Field(
         default=None,
-        description="Class of the failure, for example `oom`, `killed`, `hang`, `disturbed` or `environment`.",
+        description="Class of the failure, for example `oom`, `killed`, `hang`, `node`, `cancelled` or `environment`.",
     )
     evidence: str | None = Field(
         default=None, description="The line that shows the failure, and the steps done by then."
@@ -358,6 +358,49 @@ class SealFinding(Value):
     digest: str | None = Field(default=None, description="Digest of the raw files as they are.")
 
 
+class Straggler(Value):
+    """A node or a rank that the others wait for."""
+
+    name: str = Field(description="The node, or `rank` with its number.")
+    ranks: tuple[int, ...] = Field(description="Its ranks.", json_schema_extra={"unit": "rank number"})
+    excess: float = Field(
+        description="Its own work before the exchange over the others' median, minus 1, in the median step.",
+        json_schema_extra=RATIO,
+    )
+    waited_seconds: float = Field(
+        description="What the others waited for it, in the median step.", json_schema_extra=SECONDS
+    )
+    slowest_in: int = Field(description="Steps in which it was the slowest.", json_schema_extra=COUNT)
+    chance: float = Field(
+        description="Probability that any rank or node is the slowest so often by chance.", json_schema_extra=RATIO
+    )
+
+
+class RankPace(Value):
+    """Who waited for whom, by how long each rank worked before a step's first exchange."""
+
+    steps: int = Field(description="Steps of the window with a time of every rank.", json_schema_extra=COUNT)
+    stragglers: tuple[Straggler, ...] = Field(description="Nodes, then ranks; empty when none was found.")
+    unchecked: str | None = Field(default=None, description="Why none was looked for.")
+
+
+class NodeResult(Value):
+    """One node of a run over several machines."""
+
+    node: int = Field(description="Number of the node, from 0.", json_schema_extra={"unit": "node number"})
+    name: str | None = Field(description="Its host's name; null when it never told it.")
+    word: str | None = Field(
+        description="How its part ended: `ended`, `failed`, `stopped`, `lost`, `differs`, `unreachable`, "
+        "`device-taken`, `cancelled`, `preempted` or `time-limit`. Null when nothing is known."
+    )
+    detail: str | None = Field(description="The evidence for that, as a sentence.")
+    missing: tuple[str, ...] = Field(description="Which evidence of the node did not arrive; empty when all did.")
+    kernel: str | None = Field(description="Its operating system's kernel.")
+    software: dict[str, str] = Field(description="Driver and libraries of the vendor, as its tools name them there.")
+    cores: int | None = Field(description="Cores that the run may use there.", json_schema_extra=COUNT)
+    memory_bytes: int | None = Field(description="Memory of the host.", json_schema_extra=BYTES)
+
+
 class Result(Document):
     """What a run came to: result.json."""
 
@@ -450,8 +493,20 @@ class Result(Document):
         description="Variables by name that the training inherited from the user's shell and that can change it. "
         "A value that looks like a secret is masked.",
     )
+    preflight: str | None = Field(
+        default=None,
+        description="What the nodes reached before the training, in a sentence; null where that was not measured. See "
+        "preflight.md.",
+        json_schema_extra=LATER,
+    )
     origin: Origin | None = Field(
         default=None, description="What the run was made with; null for results of an earlier version."
+    )
+    pace: RankPace | None = Field(
+        default=None, description="Who waited for whom; null where the training does not record it."
+    )
+    machines: tuple[NodeResult, ...] = Field(
+        default=(), description="Each node, and how its part ended; empty for a run on the platform's machine alone."
     )
     seal: SealFinding | None = Field(
         default=None, description="Whether the raw files are as sealed; null for results of an earlier version."

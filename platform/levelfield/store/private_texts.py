@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import JsonValue
+from pydantic_core import to_json
 
 from levelfield.specs.variables import masked
 
@@ -47,11 +48,18 @@ class PrivateTexts:
 
     def value(self, value: JsonValue) -> Any:
         """Return a JSON value with all its texts as `text` gives them. Keys stay."""
+        written = to_json(value).decode()
+        has_none = (
+            "\\" not in written and not _PATH.search(written) and not (self._names and self._names.search(written))
+        )
+        return value if has_none else self._replaced(value)
+
+    def _replaced(self, value: JsonValue) -> Any:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
-            return {key: self.value(each) for key, each in value.items()}
-        return [self.value(each) for each in value] if isinstance(value, list) else value
+            return {key: self._replaced(each) for key, each in value.items()}
+        return [self._replaced(each) for each in value] if isinstance(value, list) else value
 
     def variables(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Return variables with masked secrets, and a digest in place of a value that holds a private word."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json, to_json
+
 from levelfield.errors import DocumentError
 from levelfield.rundir.strict_json import strict_json
-from levelfield.specs.base import Document, parse
-from levelfield.specs.record import RunRecord, StoreEvent
+from levelfield.specs.base import Document, Value, parse
+from levelfield.specs.record import Conditions, RunRecord, Series, StoreEvent, Subject
 from levelfield.store.statement_lines import StatedExpectation, StatedFinding, Statement
 from levelfield.store.storable import check_texts, storable, with_storable_numbers
 
@@ -18,6 +22,8 @@ MOST_BYTES = 16 * 2**20  # of one line; the record of a run with 100,000 steps h
 _KINDS: dict[str, type[Document]] = {
     kind.schema_name(): kind for kind in (RunRecord, StoreEvent, StatedExpectation, StatedFinding)
 }
+_AROUND: dict[str, type[Value]] = {"series": Series, "conditions": Conditions, "subject": Subject}
+_LONGEST_AROUND = 20_000  # bytes of one that is remembered
 Line = RunRecord | Statement
 
 
@@ -60,13 +66,29 @@ def document_of(line: bytes, origin: str) -> Line:
     """
     content = _object(line, origin)
     if isinstance(result := content.get("result"), dict):
-        found = _parsed({**content, "result": {}}, origin)
+        found = _parsed({**content, **_surroundings(content), "result": {}}, origin)
         if isinstance(found, RunRecord):
             check = storable if b"\\u" in line else with_storable_numbers
             return check(found.model_copy(update={"result": result}), origin)
     document = _parsed(content, origin)
     check_texts(document, origin)
     return document
+
+
+def _surroundings(content: Mapping[str, Any]) -> dict[str, Value]:
+    """Return the series, conditions and subject, which come again with most lines. What is wrong is left out."""
+    found = {}
+    for name, kind in _AROUND.items():
+        text = to_json(content.get(name))
+        if len(text) < _LONGEST_AROUND:
+            with suppress(ValueError):
+                found[name] = _known(kind, text)
+    return found
+
+
+@lru_cache(maxsize=1000)
+def _known(kind: type[Value], text: bytes) -> Value:
+    return kind.model_validate(from_json(text))
 
 
 def _parsed(content: dict[str, Any], origin: str) -> Line:

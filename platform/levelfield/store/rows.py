@@ -27,6 +27,7 @@ _OF_SERIES = (
     *("label", "work", "corpus", "scale", "framework", "vendor", "chip", "device_is", "precision", "runtime"),
     *("nodes", "devices", "micro_batch", "accumulation", "recompute"),
 )
+_MOST_RECENT = 1000  # values that are known by identity
 
 
 def run_row(record: RunRecord, number: int, places: Mapping[str, int]) -> dict[str, Any]:
@@ -74,10 +75,13 @@ def subject_row(subject: Subject, digest: str) -> dict[str, Any]:
 
 
 def record_from(row: Row[Any], around: Mapping[str, Value], sample: bytes) -> RunRecord:
-    """Return the record of a row of `run` joined with `raw`. around: its series, conditions and subject."""
+    """Return the record of a row of `run` joined with `raw`. around: its series, conditions and subject.
+
+    The result was read from JSON, so it is JSON: it is not validated value by value, which takes longest.
+    """
     found = row._mapping
     result, telemetry = unpacked_json(found["documents"], sample)
-    return RunRecord(
+    record = RunRecord(
         **{name: found[name] for name in _PLAIN},
         **{name: around[name] for name in _SURROUNDINGS},
         node=found["node"],
@@ -85,8 +89,9 @@ def record_from(row: Row[Any], around: Mapping[str, Value], sample: bytes) -> Ru
         step_seconds=unpacked_numbers(found["steps"]),
         losses=unpacked_numbers(found["losses"]),
         telemetry=telemetry,
-        result=result,
+        result={} if isinstance(result, dict) else result,
     )
+    return record.model_copy(update={"result": result})
 
 
 def point_from(values: Iterable[Any]) -> Point:
@@ -102,11 +107,19 @@ class Digests:
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
+        self._recent: dict[int, tuple[Value, str]] = {}
 
     def of(self, value: Value) -> str:
+        recent = self._recent.get(id(value))
+        return recent[1] if recent and recent[0] is value else self._remembered(value)
+
+    def _remembered(self, value: Value) -> str:
         key = value.model_dump_json()
         if key not in self._known:
             self._known[key] = value.fingerprint()
+        if len(self._recent) >= _MOST_RECENT:
+            self._recent.clear()
+        self._recent[id(value)] = value, self._known[key]
         return self._known[key]
 
 

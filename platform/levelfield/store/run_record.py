@@ -20,7 +20,6 @@ from levelfield.errors import DocumentError
 from levelfield.measure.throughput import steps_from_start
 from levelfield.measure.validity import loss_curve
 from levelfield.rundir.directory import read_plan
-from levelfield.rundir.event_lines import DAMAGED, event_of
 from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.rundir.seal import seal_finding
 from levelfield.rundir.system_facts import system_of
@@ -54,7 +53,7 @@ def record_of(
     plan, result, raw = read_plan(paths), result or load(Result, paths.result), raw or read_raw(paths)
     if result.run_id != plan.run_id:
         raise DocumentError(f"{paths.result}: key 'run_id': found '{result.run_id}', expected '{plan.run_id}'")
-    provenance, status = _json(paths.provenance), result.status
+    provenance, status = raw.provenance, result.status
     private = _private(plan, provenance)
     palm = next((u for u in result.utilisation if u.kind == "MFU" and u.formula.startswith("palm/")), None)
     return RunRecord(
@@ -82,7 +81,7 @@ def record_of(
         window=result.window,
         step_seconds=_step_seconds(plan, raw),
         losses=_losses(raw),
-        telemetry=telemetry_summary(raw, plan.work.window),
+        telemetry=telemetry_summary(plan, raw),
         result=_result(result, private),
     )
 
@@ -231,10 +230,3 @@ def _digest(content: JsonValue) -> str:
 
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return event_of(path.read_text(encoding="utf-8"))
-    except (OSError, *DAMAGED):
-        return {}

@@ -14,6 +14,7 @@ from .faults import CorpusError, JobError, NonFinite, StorageError, Unsupported,
 from .init import Initializer
 from .job import coordinates, load_job
 from .loop import train_steps
+from .own_work import OwnWork
 from .parameters import ParameterSpec
 from .process import run
 from .schedule import learning_rate
@@ -26,6 +27,7 @@ __all__ = [
     "Initializer",
     "JobError",
     "NonFinite",
+    "OwnWork",
     "ParameterSpec",
     "Recorder",
     "StorageError",

@@ -77,17 +77,21 @@ class Recorder:
         memory: Fields | None = None,
         loss_scale: float | None = None,
         skipped: bool = False,
+        before_exchange_seconds: float | None = None,
     ) -> None:
         """Record that step `step`, counted from 1, has ended now.
 
         loss: the mean over the whole global batch, unscaled; None on a rank that does not have it.
         tokens: the targets that this rank counts; of ranks with equal data only one counts them.
         memory: allocated_peak_bytes and reserved_peak_bytes.
+        before_exchange_seconds: how long this rank worked by itself, as OwnWork measures it; None where it does not.
         Raises NonFinite, after writing the event, when the loss is NaN or infinite.
         """
         event = {"event": "step", "step": step, "end_ns": time.monotonic_ns()}
         event.update(loss=_number(loss), grad_norm=_number(grad_norm), tokens=tokens, learning_rate=learning_rate)
         event.update(tokens_checksum=tokens_checksum, memory=memory, loss_scale=_number(loss_scale), skipped=skipped)
+        if before_exchange_seconds is not None:
+            event["before_exchange_seconds"] = _number(before_exchange_seconds)
         self._write(event)
         if loss is not None and not math.isfinite(loss):
             raise NonFinite(f"step {step}: the loss is {float(loss)}")
@@ -107,6 +111,10 @@ class Recorder:
             sums = [_number(value) for value in sketch_slice(name, array, shape, slices)]
             rows.append([name, list(shape), [list(bound) for bound in bounds_of(shape, slices)], sums])
         self._write({"event": "final_weights", "parameters": rows})
+
+    def measured(self, name: str, values: Fields) -> None:
+        """Record what a preflight measured. A training never calls this."""
+        self._write({"event": "measured", "name": name, "values": values})
 
     def error(self, error_class: str, message: str, type_name: str) -> None:
         """Record the error that stops this process; faults.classify gives its `error_class`."""

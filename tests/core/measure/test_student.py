@@ -34,10 +34,10 @@ def test_quantiles_agree_with_the_table_of_the_curves(degrees: int, expected: fl
     assert t_quantile(0.05, degrees) == pytest.approx(expected, abs=6e-5)
 
 
-@pytest.mark.parametrize("degrees", [1, 2, 3, 4, 7, 30, 199, 200, 201, 5000])
 @pytest.mark.parametrize("tail", [1e-5, 0.001, 0.05, 0.4])
-def test_a_quantile_has_its_tail(degrees: int, tail: float) -> None:
-    assert tail_probability(t_quantile(tail, degrees), degrees) == pytest.approx(tail, rel=1e-6)
+def test_a_quantile_has_its_tail(tail: float) -> None:
+    for degrees in (1, 2, 3, 4, 7, 30, 199, 200, 201, 5000):
+        assert tail_probability(t_quantile(tail, degrees), degrees) == pytest.approx(tail, rel=1e-6), degrees
 
 
 def test_the_tails_are_symmetric_and_end_in_the_normal_distribution() -> None:

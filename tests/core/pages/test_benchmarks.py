@@ -13,7 +13,7 @@ from plans import ROOT
 FOLDER = ROOT / "benchmarks"
 NO_FRAMEWORK = (
     *("startup", "corpus_opening", "initial_weights", "planner_speed"),
-    *("comparison_coverage", "gate_power", "gate_speed", "site_speed", "store_speed"),
+    *("comparison_coverage", "gate_power", "gate_speed", "launch_cost", "many_nodes", "site_speed", "store_speed"),
 )
 WITH_FRAMEWORK = ("products", "platform_overhead", "torch_against_transformers", "container_cost")
 # What these three write is compared with their fit in tests/core/predict.

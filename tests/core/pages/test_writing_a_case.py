@@ -47,9 +47,10 @@ def test_the_examples_load_and_one_is_planned(tmp_path: Path, capsys: pytest.Cap
     assert "my_llama" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("key", [*keys(Case), *keys(Extension)])
-def test_every_key_is_on_the_page(key: str) -> None:
-    assert f"`{key.removeprefix('tuning.')}`" in PAGE
+def test_every_key_is_on_the_page() -> None:
+    of_case, of_extension = list(keys(Case)), list(keys(Extension))
+    assert len(of_case) > 40 and len(of_extension) > 3
+    assert [key for key in of_case + of_extension if f"`{key.removeprefix('tuning.')}`" not in PAGE] == []
 
 
 def test_no_key_on_the_page_was_invented() -> None:

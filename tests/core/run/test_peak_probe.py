@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 from levelfield.cli.main import main
-from levelfield.plan.peak import MeasuredPeaks, peak_of, why_again
+from levelfield.plan.peak import MeasuredPeaks, peak_of, why_again, with_peak
 from levelfield.run import peak_probe
 from levelfield.run.runtimes.process_runtime import ProcessRuntime
-from levelfield.specs.plan import PeakMeasurement, Plan
+from levelfield.specs.launch import LaunchPlan
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import PeakMeasurement, Plan, job_of
+from levelfield.specs.site import Host, Site
 from plans import PLUGINS
 
 Make = Callable[..., Plan]
@@ -205,6 +208,31 @@ def test_the_spread_is_the_medians_distance(plan: Plan, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
+    ("ratio", "products", "said"),
+    [
+        ("1.31", "onednn", "float32 products by oneDNN (oneDNN has 1.31 times MKL's rate)"),
+        ("0.94", "mkl", "float32 products by MKL (oneDNN has 0.94 times MKL's rate)"),
+        *((wrong, None, None) for wrong in ("0", "-1", "NaN", "Infinity", '"fast"', "null")),
+    ],
+)
+def test_the_faster_library_of_products_reaches_the_job(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, ratio: str, products: str | None, said: str | None
+) -> None:
+    monkeypatch.setenv("FAKE_PEAK", f'{{"fp32": {{"tflops": 2.0, "median": 1.9, "onednn_over_mkl": {ratio}}}}}')
+    measure(plan)
+    host = plan.model_copy(update={"hardware": plan.hardware.model_copy(update={"device_kind": "cpu"})})
+    used = with_peak(host, peak_probe.known_peaks(plan, "here"))
+    assert job_of(used, RunPaths(Path("/"))).get("products") == products
+    assert ("float32 products" in used.peak.source) is (said is not None) and (said or "") in used.peak.source
+
+
+def test_a_chip_has_no_choice_of_products(plan: Plan) -> None:
+    faster = {"fp32": now(onednn_over_mkl=1.3)}
+    used = with_peak(plan, MeasuredPeaks({"fp32": 1.0}, "a probe", faster))
+    assert used.peak.measurement and "products" not in job_of(used, RunPaths(Path("/")))
+
+
+@pytest.mark.parametrize(
     "measurement", ["x", {}, {"at": "yesterday"}, {"at": "2026-11-22T12:00:00"}, {"at": NOW.isoformat(), "more": 1}]
 )
 def test_a_damaged_measurement_is_no_peak(plan: Plan, measurement: object) -> None:
@@ -222,3 +250,28 @@ def test_the_dry_run_shows_age_and_doubt(
     assert main(["--case", "tiny:fake:F1:1:2", "--scale", "smoke", "--dry-run", "--plugins", str(PLUGINS)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "measured 3 days ago the run measures it again: other programs used 1.50 of 2 cores" in said
+
+
+# -- on machines that a launcher reaches
+
+
+def launched(plan: Plan, *hosts: str) -> Plan:
+    """The plan as a host's shares on two nodes with two devices each."""
+    hardware = {"device_kind": "cpu", "device_indices": (), "nodes": 2, "devices_per_node": 2}
+    launch = LaunchPlan(launcher="any", site=Site(), hosts=tuple(Host(name=host) for host in hosts))
+    changed = plan.hardware.model_copy(update=hardware)
+    return plan.model_copy(update={"hardware": changed, "launch": launch})
+
+
+def test_a_peak_of_nodes_is_that_of_the_first_host_and_divided_among_its_devices(plan: Plan) -> None:
+    said: list[str] = []
+    found = peak_probe.peaks_for(launched(plan, "a", "b"), "here", ProcessRuntime(), said.append)
+    assert found.tflops == {"fp32": 1.0} and found.measurements["fp32"].other_cores is None
+    assert said == ["measuring a's fp32 matmul peak, once (3 s)"]
+    assert peak_probe.known_peaks(launched(plan, "a", "c"), "elsewhere").tflops == {"fp32": 1.0}
+    assert peak_probe.known_peaks(launched(plan, "b", "a"), "here") == MeasuredPeaks()
+
+
+def test_no_peak_is_measured_where_the_nodes_are_not_known(plan: Plan) -> None:
+    found = peak_probe.peaks_for(launched(plan), "here", ProcessRuntime(), lambda text: None)
+    assert found.tflops == {} and "launcher any measures no peak on its nodes" in found.how

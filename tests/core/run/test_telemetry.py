@@ -63,8 +63,8 @@ def test_readings_are_kept_with_the_time_in_their_middle(paths: RunPaths) -> Non
     raw = watched(
         Tool(lambda: [Sample(0, power_watts=50.0, memory_used_bytes=7), Sample(1, energy_joules=3.0)]), paths, 3
     )
-    assert len(raw.readings) >= 6 and raw.broken == ()
-    first, second = raw.readings[:2]
+    assert len(raw.telemetry[0].readings) >= 6 and raw.broken == ()
+    first, second = raw.telemetry[0].readings[:2]
     assert (first.device, first.power_watts, first.memory_used_bytes, first.energy_joules) == ("0", 50.0, 7, None)
     assert (second.device, second.energy_joules, second.power_watts) == ("1", 3.0, None)
     assert before <= first.time_ns == second.time_ns <= time.monotonic_ns()
@@ -75,16 +75,20 @@ def test_a_reading_is_taken_before_the_block_and_one_after_it(paths: RunPaths, m
     with watching(Tool(lambda: [Sample(0, power_watts=50.0)]), DEVICES, paths.telemetry):  # type: ignore[arg-type]
         begin = time.monotonic_ns()
         end = time.monotonic_ns()
-    first, last = read_raw(paths).readings
+    first, last = read_raw(paths).telemetry[0].readings
     assert (first.before, last.before) == (True, False)
     assert first.time_ns < begin and end < last.time_ns
 
 
 def test_the_hosts_counters_are_in_every_line_and_tell_own_processes_apart(paths: RunPaths) -> None:
     raw = watched(Tool(lambda: [Sample(0, power_watts=50.0)]), paths, 3)
-    assert len(raw.host) >= 4 and [r.before for r in raw.host[:2]] == [True, True] and not raw.host[-1].before
-    assert all(r.own_seconds is not None and r.own_seconds > 0 and r.cores >= 1 for r in raw.host)
-    assert all(b.busy_seconds >= a.busy_seconds for a, b in pairwise(raw.host))
+    assert (
+        len(raw.telemetry[0].host) >= 4
+        and [r.before for r in raw.telemetry[0].host[:2]] == [True, True]
+        and not raw.telemetry[0].host[-1].before
+    )
+    assert all(r.own_seconds is not None and r.own_seconds > 0 and r.cores >= 1 for r in raw.telemetry[0].host)
+    assert all(b.busy_seconds >= a.busy_seconds for a, b in pairwise(raw.telemetry[0].host))
 
 
 def test_a_containers_processes_are_no_children_and_their_time_is_not_known(paths: RunPaths) -> None:
@@ -92,7 +96,9 @@ def test_a_containers_processes_are_no_children_and_their_time_is_not_known(path
     with watching(tool, DEVICES, paths.telemetry, are_children=False):  # type: ignore[arg-type]
         for _ in range(2):
             assert tool.read.acquire(timeout=30)
-    before, after = ([r.own_seconds for r in read_raw(paths).host if r.before is flag] for flag in (True, False))
+    before, after = (
+        [r.own_seconds for r in read_raw(paths).telemetry[0].host if r.before is flag] for flag in (True, False)
+    )
     assert None not in before and set(after) == {None}
 
 
@@ -102,7 +108,7 @@ def test_values_that_cannot_be_right_are_null_with_what_was_found(paths: RunPath
         Sample(1, power_watts=0.0, memory_used_bytes=2**30),
     ]
     raw = watched(Tool(lambda: lies), paths)
-    first, second = raw.readings[:2]
+    first, second = raw.telemetry[0].readings[:2]
     assert (first.power_watts, first.memory_used_bytes) == (None, None)
     assert first.reasons == {
         "power_watts": "found 0.5 W, expected at least 5 W of an accelerator",
@@ -139,7 +145,7 @@ def _lives(pid: int) -> bool:
 
 def test_the_reason_of_a_missing_value_is_kept(paths: RunPaths) -> None:
     raw = watched(Tool(lambda: [Sample(0, reasons={"power_watts": "not supported by this card"})]), paths)
-    assert raw.telemetry_reasons == {"power_watts": "not supported by this card"}
+    assert raw.telemetry[0].reasons == {"power_watts": "not supported by this card"}
 
 
 def test_a_tool_that_raises_leaves_a_reason_and_is_asked_again(paths: RunPaths) -> None:
@@ -147,7 +153,7 @@ def test_a_tool_that_raises_leaves_a_reason_and_is_asked_again(paths: RunPaths) 
         raise OSError("driver gone")
 
     raw = watched(Tool(sample), paths, readings=3)
-    assert raw.readings == () and raw.telemetry_reasons == {"tool": "OSError: driver gone"}
+    assert raw.telemetry[0].readings == () and raw.telemetry[0].reasons == {"tool": "OSError: driver gone"}
     assert len(paths.telemetry.read_text().splitlines()) >= 2
 
 
@@ -171,7 +177,7 @@ def test_a_tool_that_hangs_does_not_hold_up_the_end(paths: RunPaths, monkeypatch
 def test_a_value_that_json_cannot_say_does_not_stop_the_readings(paths: RunPaths) -> None:
     values = iter([float("nan"), 1.0, 2.0, 3.0])
     raw = watched(Tool(lambda: [Sample(0, energy_joules=next(values, 4.0))]), paths, readings=4)
-    assert [r.energy_joules for r in raw.readings][-1] in (3.0, 4.0)
+    assert [r.energy_joules for r in raw.telemetry[0].readings][-1] in (3.0, 4.0)
 
 
 def test_a_file_that_cannot_be_written_ends_the_readings_only(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def test_a_whole_run_is_read(run: RunPaths) -> None:
     assert [(r.rank, r.step) for r in raw.steps] == [(rank, step) for rank in (0, 1) for step in range(1, 13)]
     assert raw.ended == {0, 1} and set(raw.begins) == {0, 1} and set(raw.frameworks) == {0, 1}
     assert len(raw.weights) == 2 * 36 and raw.errors == {} and raw.broken == ()
-    assert raw.outcome["cause"] == "exited" and len(raw.readings) == 2 * 7
+    assert raw.outcome["cause"] == "exited" and len(raw.telemetry[0].readings) == 2 * 7
 
 
 def test_an_empty_folder_gives_empty_parts(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_damaged_reading_is_named(run: RunPaths, line: Event) -> None:
     append(run.telemetry, json.dumps(line).encode() + b"\n")
     raw = read_raw(run)
     assert len(raw.broken) == 1 and raw.broken[0].startswith("telemetry.jsonl: a reading is damaged")
-    assert len(raw.readings) == 14
+    assert len(raw.telemetry[0].readings) == 14
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", "3"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,12 @@ def means(plan: Plan) -> tuple[Runtime, Launcher]:
 
         return DockerRuntime(), ContainerLauncher()
     return InsideRuntime() if plan.runtime == "inside" else ProcessRuntime(), LocalLauncher()
+
+
+def speaking(launcher: Launcher, say: Callable[[str], None]) -> Launcher:
+    """Return the launcher with a place for its sentences, such as those about a queue; not all have any."""
+    saying: Callable[[Callable[[str], None]], Launcher] | None = getattr(launcher, "saying", None)
+    return saying(say) if saying else launcher
 
 
 def launcher_code(name: str, plugins: Sequence[Path]) -> str | None:

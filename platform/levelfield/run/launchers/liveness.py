@@ -6,10 +6,12 @@ Only changes of the files count, in seconds that this process has watched (node/
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from levelfield.contracts.execution import Request
 from levelfield.node.heartbeat_watch import HeartbeatWatch, WatchedTime
+from levelfield.rundir.follower import event_file_sizes
 
 
 class Liveness:
@@ -33,11 +35,11 @@ class Liveness:
         return self._heartbeats.silent(alive, self._watched) or self._no_progress()
 
     def _no_progress(self) -> str | None:
-        sizes = {p: p.stat().st_size for p in self._events.glob("rank*.jsonl")}
+        sizes = event_file_sizes(self._events)
         if sum(sizes.values()) != self._written:
             self._written = sum(sizes.values())
             self._last_progress = self._watched
-            self._started = self._started_steps(sizes)
+            self._started = self._started or self._has_steps(sizes)
         limit = self._request.step_seconds if self._started else self._request.start_seconds
         waited = self._watched - self._last_progress
         if waited <= limit:
@@ -45,5 +47,5 @@ class Liveness:
         what = "step" if self._started else "first step"
         return f"no {what} was finished for {waited:.0f} s (limit {limit:g} s)"
 
-    def _started_steps(self, sizes: dict[Path, int]) -> bool:
-        return self._started or any(b'"event":"step"' in path.read_bytes() for path in sizes)
+    def _has_steps(self, names: Iterable[str]) -> bool:
+        return any(b'"event":"step"' in (self._events / name).read_bytes() for name in names)

@@ -1,7 +1,7 @@
 """Receives the frames of one node into the run directory (node/stream_frames.py).
 
-A node is another machine, and may send anything. Only a closed list of names is written, each at its expected offset and
-up to its limit. Everything else is a broken stream of that node.
+A node is another machine, and may send anything. Only a closed list of names is written, each at its expected offset
+and up to its limit. Everything else is a broken stream of that node.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ class BrokenStream(Exception):
 
 
 class NodeStream:
-    """The frames of one node so far. beats: how many bytes of frames came, so that a silence shows.
+    """The frames of one node so far. frames: how many came. code: the exit code of the last frame, None before it.
 
-    code: the exit code of the last frame, or None while there may be more.
+    received: how many bytes of each file came, by name; given: what an earlier stream of this node received.
     """
 
-    def __init__(self, root: Path, node_rank: int, ranks: Iterable[int]) -> None:
-        ranks = list(ranks)
+    def __init__(
+        self, root: Path, node_rank: int, ranks: Iterable[int], received: Mapping[str, int] | None = None
+    ) -> None:
+        self.ranks = list(ranks)
         self._root = root
-        self.received = dict.fromkeys(appended_files(node_rank, ranks), 0)
-        self._heartbeats = frozenset(heartbeat_files(ranks))
+        self.received = {**dict.fromkeys(appended_files(node_rank, self.ranks), 0), **(received or {})}
+        self._heartbeats = frozenset(heartbeat_files(self.ranks))
         self._rest = b""
         self.frames, self.code = 0, None
 

@@ -1,0 +1,239 @@
+"""Which node of a preflight is out of line: with its peers, with its own earlier preflights, or by what is missing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from levelfield.measure.other_use import HOST_LIMIT, device_sentence, in_use
+from levelfield.measure.peer_comparison import (
+    FEWEST_EARLIER,
+    PeerFinding,
+    PeerReading,
+    compare_earlier,
+    compare_peers,
+)
+from levelfield.rundir.preflight_events import CHECKS, PRODUCT, PreflightFacts
+from levelfield.specs.preflight_report import Fact, NodeReport, PairReport, PreflightFinding, PreflightWord, Rate
+
+FIGURES = tuple(figure for figures in CHECKS.values() for figure in figures)
+# Facts that a training needs equal on all nodes, by the check that reads them.
+SETTINGS = {
+    "limits": (
+        "processor", "governor", "threads_per_core", "kernel", "usable_cores", "locked_memory", "open_files",
+        "processor_quota",
+    ),
+    "memory": ("transparent_huge_pages", "huge_pages"),
+}  # fmt: skip
+MOST_DRIFT_PPM = 1000.0  # a kernel corrects a clock by 500 ppm at most; a clock that is being set runs faster
+MOST_APART_SECONDS = 60.0  # of a node's time of day and this machine's, beside the time of the launch itself
+Earlier = Mapping[str, Sequence[Mapping[str, float]]]  # rates of earlier preflights by node, the oldest first
+NANOSECONDS = 1e9
+
+
+class DeviceState(NamedTuple):
+    """What a vendor's tool shows of a device before the preflight starts on it. load: 0 to 1."""
+
+    node: str
+    device: str
+    used_bytes: int | None
+    memory_bytes: int | None
+    load: float | None
+
+
+def findings(
+    facts: PreflightFacts, earlier: Earlier, launched_ns: tuple[int, int], devices: Sequence[DeviceState] = ()
+) -> list[PreflightFinding]:
+    """Return everything that is out of line, and remarks. launched_ns: this machine's time of day around the launch."""
+    found = [*_missing(facts.nodes), *_wrong(facts), *_slower_than_earlier(facts.nodes, earlier)]
+    for figure, readings in _readings(facts.nodes).items():
+        found += [_of_peers(figure, each, len(readings)) for each in compare_peers(readings)]
+    return [
+        *found,
+        *_of_pairs(facts.pairs),
+        *_others(facts.nodes),
+        *_clocks(facts.nodes, launched_ns),
+        *_settings(facts.nodes),
+    ]
+
+
+def word_of(found: Sequence[PreflightFinding], nodes: Sequence[NodeReport], earlier: Earlier) -> PreflightWord:
+    """Return the word of a preflight that ended by itself."""
+    kinds = {finding.kind for finding in found}
+    if "wrong" in kinds:
+        return "failed"
+    if kinds & {"slow", "fast", "differ"}:
+        return "out of line"
+    if "missing" in kinds:
+        return "incomplete"
+    alone = len(nodes) < 2 and all(len(earlier.get(node.name, ())) < FEWEST_EARLIER for node in nodes)
+    return "not compared" if alone else "in line"
+
+
+def rates_kept(node: NodeReport) -> dict[str, float]:
+    """Return the rates of a node that later preflights are compared with."""
+    return {figure: rate.value for figure, rate in node.rates.items() if rate.value is not None}
+
+
+def _readings(nodes: Sequence[NodeReport]) -> dict[str, dict[str, PeerReading]]:
+    """Return the readings of each figure by node. Of products, the devices of all nodes are peers."""
+    found: dict[str, dict[str, PeerReading]] = {}
+    for node in nodes:
+        for figure, rate in node.rates.items():
+            if rate.value is not None:
+                device = figure.removeprefix(PRODUCT) if figure.startswith(f"{PRODUCT} ") else ""
+                name = f"{node.name} device{device}" if device else node.name
+                found.setdefault(PRODUCT if device else figure, {})[name] = _reading(rate)
+    return found
+
+
+def _reading(rate: Rate) -> PeerReading:
+    return PeerReading(rate.value or 0.0, rate.spread or 0.0)
+
+
+def _missing(nodes: Sequence[NodeReport]) -> Iterator[PreflightFinding]:
+    for node in nodes:
+        for check, reason in node.missing.items():
+            yield PreflightFinding(
+                kind="missing", nodes=(node.name,), figure=check, sentence=f"{node.name}: no {check} check: {reason}"
+            )
+        for figure in FIGURES if "node" not in node.missing else ():
+            rate = node.rates.get(figure)
+            if rate is None and any(figure in CHECKS[check] for check in node.missing):
+                continue
+            if rate is None or rate.value is None:
+                why = rate.reason if rate else "the check did not give it"
+                yield PreflightFinding(
+                    kind="missing", nodes=(node.name,), figure=figure, sentence=f"{node.name}: no {figure}: {why}"
+                )
+    yield from _missing_products(nodes)
+
+
+def _missing_products(nodes: Sequence[NodeReport]) -> Iterator[PreflightFinding]:
+    """Return the nodes without a rate of products that others have, and those whose probe gave none."""
+    have = {node.name: [f for f in node.rates if f.split()[0] == PRODUCT] for node in nodes}
+    for node in nodes:
+        whys = [node.rates[figure].reason for figure in have[node.name] if node.rates[figure].value is None]
+        if any(have.values()) and not have[node.name]:
+            whys = ["the rank did not record it"]
+        for why in whys:
+            sentence = f"{node.name}: no {PRODUCT} rate: {why}"
+            yield PreflightFinding(kind="missing", nodes=(node.name,), figure=PRODUCT, sentence=sentence)
+
+
+def _wrong(facts: PreflightFacts) -> Iterator[PreflightFinding]:
+    names = tuple(node.name for node in facts.nodes)
+    for row in facts.collectives:
+        if row.wrong is not None:
+            sentence = f"{row.operation} of {row.bytes} bytes gave wrong values: {row.wrong}"
+            yield PreflightFinding(kind="wrong", nodes=names, figure=row.operation, sentence=sentence)
+    for pair in facts.pairs:
+        if pair.wrong is not None:
+            sentence = f"{pair.members[0]} and {pair.members[1]}: a message came back wrong: {pair.wrong}"
+            yield PreflightFinding(kind="wrong", nodes=pair.members, figure="pair", sentence=sentence)
+
+
+def _slower_than_earlier(nodes: Sequence[NodeReport], earlier: Earlier) -> Iterator[PreflightFinding]:
+    for node in nodes:
+        for figure, rate in node.rates.items():
+            known = [rates[figure] for rates in earlier.get(node.name, ()) if figure in rates]
+            found = compare_earlier(rate.value, known, rate.spread or 0.0) if rate.value is not None else None
+            if found:
+                sentence = (
+                    f"{node.name}: {figure} is {1 - found.ratio:.0%} below the median of its {len(known)} earlier "
+                    f"preflights; at most {1 - found.limit:.0%} is in line"
+                )
+                yield PreflightFinding(kind="slow", nodes=(node.name,), figure=figure, sentence=sentence)
+
+
+def _of_peers(figure: str, found: PeerFinding, peers: int) -> PreflightFinding:
+    """Return the sentence about nodes that differ from their peers."""
+    names = ", ".join(found.nodes)
+    if found.word == "differ" and peers == 2:
+        said = f"{found.nodes[0]} and {found.nodes[1]}: {figure} differs by {1 - found.ratio:.0%} (at most "
+        said += f"{1 - found.limit:.0%} is in line); two nodes do not show which one is at fault"
+    elif found.word == "differ":
+        said = f"{names}: {figure} is {1 - found.ratio:.0%} below the other nodes; neither group is clearly the larger"
+    elif found.word == "slow":
+        said = f"{names}: {figure} is {1 - found.ratio:.0%} below the median of {peers} nodes; at most "
+        said += f"{1 - found.limit:.0%} is in line"
+    else:
+        said = f"{names}: {figure} is {found.ratio:.3g} times the median of {peers} nodes; at most "
+        said += f"{found.limit:.3g} times is in line; look for other hardware, or a wrong unit"
+    return PreflightFinding(kind=found.word, nodes=found.nodes, figure=figure, sentence=said)
+
+
+def _of_pairs(pairs: Sequence[PairReport]) -> Iterator[PreflightFinding]:
+    """Return the members whose best pair is out of line, else the pairs: a member is as good as its best link."""
+    largest = max((pair.bytes for pair in pairs), default=0)
+    big = [pair for pair in pairs if pair.bytes == largest]
+    best: dict[str, PeerReading] = {}
+    for pair in big:
+        for member in pair.members:
+            rate = max(pair.bytes_per_second, best[member].value if member in best else 0.0)
+            best[member] = PeerReading(rate)
+    found = compare_peers(best) if len(best) > 2 else []
+    yield from (_of_peers("messages in pairs", each, len(best)) for each in found)
+    if not found and len(big) > 2:
+        links = {f"{pair.members[0]} to {pair.members[1]}": PeerReading(pair.bytes_per_second) for pair in big}
+        yield from (_of_peers("messages", each, len(big)) for each in compare_peers(links) if each.word == "slow")
+
+
+def _used_devices(devices: Sequence[DeviceState]) -> Iterator[PreflightFinding]:
+    """Return the devices that others use."""
+    for node, device, used, memory, load in devices:
+        if in_use(used, memory, load):
+            sentence = f"{node}: {device_sentence(device, used, memory, load, 'before the preflight')}"
+            yield PreflightFinding(kind="others", nodes=(node,), figure="device", sentence=sentence)
+
+
+def _others(nodes: Sequence[NodeReport]) -> Iterator[PreflightFinding]:
+    """Return the nodes whose processors other programs use."""
+    for node in nodes:
+        load = node.facts.get("load", {})
+        used, cores = load.get("other_cores"), load.get("cores")
+        if isinstance(used, (int, float)) and isinstance(cores, int) and not used <= HOST_LIMIT * cores:
+            sentence = f"{node.name}: other programs used {used:.2f} of {cores} cores (limit: {HOST_LIMIT * cores:.2g})"
+            yield PreflightFinding(kind="others", nodes=(node.name,), figure="load", sentence=sentence)
+
+
+def _clocks(nodes: Sequence[NodeReport], launched_ns: tuple[int, int]) -> Iterator[PreflightFinding]:
+    """Return clocks that run wrong, are not kept by a time service, or are far from this machine's."""
+    for node in nodes:
+        drift = node.facts.get("clock", {}).get("drift_ppm")
+        said = []
+        if isinstance(drift, (int, float)) and not abs(drift) <= MOST_DRIFT_PPM:
+            said.append(f"ran {drift:+.0f} ppm from its monotonic clock in a second")
+        apart = _apart_seconds(node, launched_ns)
+        if not abs(apart) <= MOST_APART_SECONDS:
+            said.append(f"is {apart:+.0f} s from this machine's")
+        if said:
+            sentence = f"{node.name}: the time of day {' and '.join(said)}; no figure is computed from it"
+            yield PreflightFinding(kind="clock", nodes=(node.name,), figure="clock", sentence=sentence)
+
+
+def _apart_seconds(node: NodeReport, launched_ns: tuple[int, int]) -> float:
+    """Return how far a node's checks lie outside of the launch, both by the time of day; 0 where they lie inside."""
+    if node.wall_ns is None:
+        return 0.0
+    early, late = node.wall_ns[0] - launched_ns[0], node.wall_ns[1] - launched_ns[1]
+    return (min(early, 0) + max(late, 0)) / NANOSECONDS
+
+
+def _settings(nodes: Sequence[NodeReport]) -> Iterator[PreflightFinding]:
+    """Return the settings that are not the same on all nodes."""
+    for check, names in SETTINGS.items():
+        for name in names:
+            given = {node.name: node.facts[check].get(name) for node in nodes if check in node.facts}
+            if len(set(given.values())) > 1:
+                yield _setting(name, given)
+
+
+def _setting(name: str, given: Mapping[str, Fact]) -> PreflightFinding:
+    common, number = Counter(given.values()).most_common(1)[0]
+    known = number > len(given) / 2
+    odd = tuple(node for node, value in given.items() if value != common or not known)
+    shown = ", ".join(f"{node}: {given[node]}" for node in odd[:4])
+    most = f"; the others: {common}" if known else ""
+    return PreflightFinding(kind="setting", nodes=odd, figure=name, sentence=f"{name} differs: {shown}{most}")

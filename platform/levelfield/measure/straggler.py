@@ -1,0 +1,113 @@
+"""Which rank or node the others wait for, from how long each worked by itself in each step.
+
+All ranks do the same work between the last exchange of one step and the first of the next, so without a straggler each
+is the slowest equally often. A rank that is the slowest in more steps than chance allows, and by a noticeable part, is
+one. The test is exact (binomial, with Bonferroni's correction over ranks and nodes), and one slow step moves nothing:
+the part is a median. Its false alarms stay below FALSE_ALARMS where a rank's noise in one step tells nothing about the
+next. A program beside one rank for the whole window is found as well: the others did wait for that rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+FALSE_ALARMS = 0.01  # of all runs without a straggler
+NOTICEABLE = 0.03  # beyond the others; less is not worth a search
+FEWEST_STEPS = 10  # the slowest of two ranks by chance in all of nine steps: 1 in 256 runs, which is above the limit
+
+Times = Mapping[int, Mapping[int, float]]  # seconds by rank and step
+
+
+@dataclass(frozen=True)
+class Slowness:
+    """A rank or a node that the others wait for. excess: its time over the others' median, minus 1, in the median step.
+
+    waited_seconds: the same difference in seconds: what the others waited in the median step. slowest_in: steps.
+    chance: the probability that any of them is the slowest so often by chance alone.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    excess: float
+    waited_seconds: float
+    slowest_in: int
+    chance: float
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What was found over some steps. unchecked: why nothing could be looked for."""
+
+    steps: int
+    found: tuple[Slowness, ...] = ()
+    unchecked: str | None = None
+
+
+def stragglers(times: Times, nodes: Mapping[str, Sequence[int]]) -> Pace:
+    """Return the nodes and ranks that the others wait for. nodes: the ranks of each, by name.
+
+    A step counts only where every rank has a time that is above zero. A node whose ranks are slow together is named as
+    a node, and its ranks are not named again.
+    """
+    steps = _common_steps(times)
+    if len(times) < 2 or len(steps) < FEWEST_STEPS:
+        why = "one rank waits for nobody" if len(times) < 2 else f"{len(steps)} steps have a time of every rank"
+        return Pace(len(steps), (), why if len(times) < 2 else f"{why}, at least {FEWEST_STEPS} are needed")
+    members = {name: tuple(rank for rank in ranks if rank in times) for name, ranks in nodes.items()}
+    members = {name: ranks for name, ranks in members.items() if ranks}
+    whole = {name: [median(times[rank][step] for rank in ranks) for step in steps] for name, ranks in members.items()}
+    slow = _slow(whole, members) if len(members) > 1 else []
+    named = {rank for each in slow for rank in each.ranks}
+    single = {f"rank {rank}": [own[step] for step in steps] for rank, own in times.items()}
+    ranks = _slow(single, {f"rank {rank}": (rank,) for rank in times})
+    return Pace(len(steps), (*slow, *(each for each in ranks if not named.issuperset(each.ranks))))
+
+
+def _common_steps(times: Times) -> list[int]:
+    shared = set.intersection(*(set(own) for own in times.values())) if times else set()
+    return sorted(step for step in shared if all(_is_time(own[step]) for own in times.values()))
+
+
+def _is_time(seconds: float) -> bool:
+    return math.isfinite(seconds) and seconds > 0
+
+
+def _slow(series: Mapping[str, Sequence[float]], ranks: Mapping[str, tuple[int, ...]]) -> list[Slowness]:
+    """Return those that are the slowest too often and by enough, the slowest first."""
+    names = list(series)
+    counts = dict.fromkeys(names, 0)
+    for values in zip(*series.values(), strict=True):
+        counts[names[values.index(max(values))]] += 1
+    steps = len(next(iter(series.values())))
+    found = []
+    for name in names:
+        chance = min(1.0, len(names) * at_least(counts[name], steps, 1 / len(names)))
+        if chance <= FALSE_ALARMS / 2:  # ranks and nodes are two looks
+            excess, waited = _beyond(series, name)
+            if excess >= NOTICEABLE:
+                found.append(Slowness(name, ranks[name], excess, waited, counts[name], chance))
+    return sorted(found, key=lambda each: -each.excess)
+
+
+def _beyond(series: Mapping[str, Sequence[float]], name: str) -> tuple[float, float]:
+    """Return by what part, and by how many seconds, one is beyond the others' median, in the median step."""
+    others = [median(values) for values in zip(*(v for n, v in series.items() if n != name), strict=True)]
+    pairs = list(zip(series[name], others, strict=True))
+    return median(own / other - 1 for own, other in pairs), median(own - other for own, other in pairs)
+
+
+def at_least(count: int, trials: int, probability: float) -> float:
+    """Return the probability of at least so many successes of a binomial distribution."""
+    if count <= 0:
+        return 1.0
+    logs = (_log_term(k, trials, probability) for k in range(count, trials + 1))
+    return min(1.0, math.fsum(map(math.exp, logs)))
+
+
+def _log_term(count: int, trials: int, probability: float) -> float:
+    """Return the logarithm of the probability of exactly so many: the coefficients themselves exceed every float."""
+    ways = math.lgamma(trials + 1) - math.lgamma(count + 1) - math.lgamma(trials - count + 1)
+    return ways + count * math.log(probability) + (trials - count) * math.log1p(-probability)

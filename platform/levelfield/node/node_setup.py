@@ -1,0 +1,211 @@
+"""Prepares a node: brings the code of a run, and makes the framework's environment, each once. One file, no imports.
+
+The platform sends this file over ssh, then one JSON line with what the node needs. The answers are JSON lines:
+
+    {"need": "code"}        the platform sends the archive's bytes, as many as announced
+    {"say": "..."}          progress
+    {"error": "..."}        the node cannot be prepared; exit code 1
+    {"ready": {...}}        the node is prepared: the versions of its Pythons
+
+It ends all that it started when its standard input closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tarfile
+import threading
+from pathlib import Path
+from typing import Any, Iterator, Mapping, Sequence
+
+STAMP = "levelfield-environment.json"  # as run/runtimes/environments.py writes it
+_running: list[subprocess.Popen[str]] = []
+
+
+class SetupError(Exception):
+    """The node cannot be prepared. The message names the path or the command."""
+
+
+def main() -> int:
+    """Prepare the node that the first line of standard input describes. Return the exit code."""
+    try:
+        header = json.loads(sys.stdin.buffer.readline())
+        folder = own_folder(Path(header["folder"]))
+        bring(folder / "code", header["code"])
+        if header.get("wheels"):
+            bring(folder / "wheels", header["wheels"])
+        threading.Thread(target=_end_with_platform, daemon=True).start()
+        python = environment(folder, header)
+        answer(ready={"hostname": socket.gethostname(), "python": sys.version.split()[0], "environment": python})
+        return 0
+    except SetupError as error:
+        answer(error=str(error))
+    except OSError as error:
+        answer(error=f"{error.filename or 'the node'}: {error.strerror}{_room(error)}")
+    return 1
+
+
+def answer(**content: Any) -> None:
+    sys.stdout.write(json.dumps(content) + "\n")
+    sys.stdout.flush()
+
+
+def own_folder(path: Path) -> Path:
+    """Make the folder for this user alone. Raises SetupError for one that others could change."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = os.lstat(str(path))
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise SetupError(f"{path}: found a link, or a folder that others own or can write; name another as ssh.folder")
+    return path
+
+
+def bring(folder: Path, archive: Mapping[str, Any]) -> None:
+    """Unpack an archive from the platform to folder/name, in one step; nothing where it is already there."""
+    target = folder / archive["name"]
+    folder.mkdir(exist_ok=True)
+    with _locked(folder / (archive["name"] + ".lock")):
+        if target.is_dir():
+            return
+        answer(need=archive["kind"])
+        part = folder / (archive["name"] + ".part")
+        shutil.rmtree(str(part), ignore_errors=True)
+        unpack(_exactly(archive["bytes"]), archive["sha256"], part)
+        part.rename(target)
+
+
+def unpack(content: bytes, expected: str, target: Path) -> None:
+    """Unpack plain files and nothing else. Raises SetupError for a damaged archive."""
+    found = hashlib.sha256(content).hexdigest()
+    if found != expected:
+        raise SetupError(f"{target}: the archive arrived with sha256 {found[:12]}, expected {expected[:12]}")
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        for member in archive:
+            if not member.isfile() or member.name.startswith("/") or ".." in member.name.split("/"):
+                raise SetupError(f"{target}: found the member {member.name!r}, expected plain files below it")
+            path = target / member.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            source = archive.extractfile(member)
+            assert source is not None
+            with source, path.open("wb") as file:
+                shutil.copyfileobj(source, file)
+
+
+def environment(folder: Path, header: Mapping[str, Any]) -> str | None:
+    """Make the framework's environment, or take the one that is there. Return the version of its Python."""
+    wanted = header["environment"]
+    if not wanted.get("name"):
+        return _version(wanted["python"])
+    place = folder / "environments" / wanted["name"]
+    place.parent.mkdir(exist_ok=True)
+    with _locked(place.with_name(place.name + ".lock")):
+        if _made_from(place) != wanted["digest"]:
+            _make(place, wanted, _source(folder, header))
+    return _version(str(place / "bin" / "python"))
+
+
+def _source(folder: Path, header: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables that make pip install from the wheels that were brought, where there are some."""
+    if not header.get("wheels"):
+        return {}
+    return {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": (folder / "wheels" / header["wheels"]["name"]).as_uri()}
+
+
+def _make(place: Path, wanted: Mapping[str, Any], source: Mapping[str, str]) -> None:
+    answer(say=f"making {place} with Python {sys.version.split()[0]}: {', '.join(wanted['requirements'])}")
+    _run([sys.executable, "-m", "venv", "--clear", str(place)], {})
+    pip = [str(place / "bin/python"), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
+    if wanted["requirements"]:
+        _run([*pip, *wanted["requirements"]], source)
+    part = place / (STAMP + ".part")
+    part.write_text(json.dumps({"digest": wanted["digest"], "requirements": wanted["requirements"]}) + "\n")
+    part.replace(place / STAMP)
+
+
+def _made_from(place: Path) -> str | None:
+    try:
+        return str(json.loads((place / STAMP).read_text())["digest"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _version(python: str) -> str:
+    """Return the version of an interpreter. Raises SetupError where it cannot be started."""
+    try:
+        code = "import sys; print(sys.version.split()[0])"
+        done = subprocess.run([python, "-I", "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    except OSError as error:
+        raise SetupError(f"the interpreter {python} cannot be started: {error.strerror}") from None
+    if done.returncode != 0:
+        raise SetupError(f"the interpreter {python} ended with exit code {done.returncode}")
+    return done.stdout.strip()
+
+
+def _run(argv: Sequence[str], variables: Mapping[str, str]) -> None:
+    """Run an installer and report each package. Raises SetupError with its last lines."""
+    process = subprocess.Popen(
+        list(argv),
+        env={**os.environ, **variables},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    _running.append(process)
+    lines = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.append(line.rstrip())
+        if line.startswith(("Collecting", "Installing", "Building")):
+            answer(say=line.partition(" (from ")[0].rstrip()[:120])
+    if process.wait() != 0:
+        last = "; ".join(text for text in lines if text)[-600:] if lines else "no output"
+        raise SetupError(f"{' '.join(argv[1:4])} ended with exit code {process.returncode}: {last}")
+
+
+def _exactly(size: int) -> bytes:
+    content = sys.stdin.buffer.read(size)
+    if len(content) != size:
+        raise SetupError(f"the connection ended after {len(content)} of {size} bytes")
+    return content
+
+
+def _end_with_platform() -> None:
+    """End what runs here when the platform's side closes."""
+    while sys.stdin.buffer.read(4096):
+        pass
+    for process in _running:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+    os._exit(1)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _room(error: OSError) -> str:
+    if error.errno != 28:  # ENOSPC
+        return ""
+    return "; free some space on the node, or name another folder as ssh.folder in the site's file"
+
+
+if __name__ in ("__main__", "node_setup"):
+    with contextlib.suppress(BrokenPipeError):
+        code = main()
+    os._exit(code)

@@ -1,0 +1,39 @@
+"""The code that a node's part and a training need, as an archive that is the same for the same code."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import levelfield
+from levelfield.node.code_digest import shared_folders, sources
+
+
+def code_archive(implementation: Path) -> bytes:
+    """Return platform/levelfield/{worker,node}, and models/ with the implementation and the folders that it imports.
+
+    It has no times, owners or modes of this machine.
+    """
+    output = io.BytesIO()
+    with tarfile.open(fileobj=output, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, path in sorted(_members(implementation)):
+            content = path.read_bytes()
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), 0o644
+            archive.addfile(member, io.BytesIO(content))
+    return output.getvalue()
+
+
+def _members(implementation: Path) -> Iterator[tuple[str, Path]]:
+    package = Path(levelfield.__file__).parent
+    yield "platform/levelfield/__init__.py", package / "__init__.py"
+    for room in ("worker", "node"):
+        yield from _below(f"platform/levelfield/{room}", package / room)
+    for folder in (implementation, *shared_folders(implementation)):
+        yield from _below(f"models/{folder.name}", folder)
+
+
+def _below(name: str, folder: Path) -> Iterator[tuple[str, Path]]:
+    return ((f"{name}/{path.relative_to(folder).as_posix()}", path) for path in sources(folder))

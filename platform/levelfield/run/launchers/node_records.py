@@ -1,0 +1,122 @@
+"""What each node's own part wrote about its end, in the files of a run directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from levelfield.contracts.execution import NodeEnd, NodeWord, NodeWork, ProcessEnd, Request
+from levelfield.run.launchers.local import ends_of
+
+MOST_BYTES = 4 * 2**20  # of a record; the longest real one is some kilobytes
+_WORDS: dict[str, NodeWord] = {
+    "exited": "ended", "stopped": "stopped", "node-differs": "differs", "device-taken": "device-taken",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LastRecord:
+    """The last record of a node. cause: None where it is missing. name: the host's own, where the node wrote it.
+
+    missing: which evidence of the node is not there. ends: of all its ranks; what is unknown has no values.
+    """
+
+    node_rank: int
+    name: str
+    cause: str | None
+    evidence: str | None
+    ends: tuple[ProcessEnd, ...]
+    missing: tuple[str, ...]
+
+    @property
+    def end(self) -> NodeEnd:
+        """The end of the node's part, by its own record alone."""
+        word = "lost" if self.cause is None else _WORDS.get(self.cause, "failed")
+        detail = self.evidence or ("it wrote no last record" if self.cause is None else None)
+        return NodeEnd(self.node_rank, self.name, word, detail, self.missing)
+
+
+def last_records(request: Request, names: Sequence[str] = ()) -> list[LastRecord]:
+    """Return the last record of each node. names: of the hosts by node rank, as the engine knows them."""
+    root = Path(request.events_dir).parent
+    return [_last_record(root, node, names) for node in request.nodes]
+
+
+def have_ended(request: Request) -> bool:
+    """Return whether every node has written its last record."""
+    return not alive_ranks(request)
+
+
+def alive_ranks(request: Request) -> list[int]:
+    """Return the ranks of the nodes that have not written their last record."""
+    root = Path(request.events_dir).parent
+    open_nodes = (node for node in request.nodes if _ended(_record_file(root, node)) is None)
+    return [process.rank for node in open_nodes for process in node.processes]
+
+
+def stopped(record: LastRecord) -> LastRecord:
+    """Return the record of a node that the launcher itself ended: an unknown end of a rank is the launcher's doing."""
+    ends = (e if (e.exit_code, e.signal) != (None, None) else replace(e, stopped_by_us=True) for e in record.ends)
+    return replace(record, ends=tuple(ends))
+
+
+def _last_record(root: Path, node: NodeWork, names: Sequence[str]) -> LastRecord:
+    rank = node.node_rank
+    last = _ended(_record_file(root, node))
+    known = names[rank] if rank < len(names) else node.name or f"node{rank}"
+    return LastRecord(
+        node_rank=rank,
+        name=_hostname(root / "nodes" / f"node{rank}.facts.json") or known,
+        cause=str(last["cause"]) if last else None,
+        evidence=str(last["evidence"]) if last and last.get("evidence") else None,
+        ends=_ends(node, last.get("ends") if last else None),
+        missing=_missing(root, rank, last is None),
+    )
+
+
+def _record_file(root: Path, node: NodeWork) -> Path:
+    return root / "nodes" / f"node{node.node_rank}.record.jsonl"
+
+
+def _ended(path: Path) -> dict[str, Any] | None:
+    """Return the last line `ended` of a record; None where there is none, or where it is damaged."""
+    for line in reversed(_text(path).splitlines()):
+        with suppress(ValueError):
+            found = json.loads(line)
+            if isinstance(found, dict) and found.get("event") == "ended" and "cause" in found:
+                return found
+    return None
+
+
+def _hostname(path: Path) -> str | None:
+    with suppress(ValueError):
+        found = json.loads(_text(path))
+        return str(found["hostname"]) if isinstance(found, dict) and found.get("hostname") else None
+    return None
+
+
+def _ends(node: NodeWork, listed: Any) -> tuple[ProcessEnd, ...]:
+    """Return how each rank of the node ended. A rank that did not start, or whose end is unknown, has no values."""
+    known: dict[int, ProcessEnd] = {}
+    with suppress(TypeError):
+        known = {end.rank: end for end in ends_of(listed or [])}
+    return tuple(known.get(p.rank, ProcessEnd(p.rank, None, None, False)) for p in node.processes)
+
+
+def _missing(root: Path, rank: int, no_record: bool) -> tuple[str, ...]:
+    files = {"facts": f"nodes/node{rank}.facts.json", "telemetry": f"telemetry/node{rank}.raw.jsonl"}
+    absent = [name for name, file in files.items() if not (root / file).is_file()]
+    return tuple(["last record"] * no_record + absent)
+
+
+def _text(path: Path) -> str:
+    """Return a file's text, or an empty one. It is opened each time: a client of a file server then asks for news."""
+    try:
+        with path.open("rb") as file:
+            return file.read(MOST_BYTES).decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,136 @@
+"""Launcher `ssh`: one node's part for each host, over plain OpenSSH.
+
+Each connection carries one node: its work on standard input, its files back on standard output. The end of standard
+input ends the ranks of that node. So nothing stays on a node when the platform ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from levelfield.contracts.execution import (
+    NodeEnd,
+    NodeSource,
+    NodeWork,
+    Outcome,
+    ProcessEnd,
+    Request,
+    Submission,
+    Watch,
+)
+from levelfield.node.heartbeat_watch import WatchedTime
+from levelfield.run.launchers.connection import Connection
+from levelfield.run.launchers.liveness import Liveness
+from levelfield.run.launchers.node_content import node_content, request_for_nodes
+from levelfield.run.launchers.node_run import NodeRun
+from levelfield.run.launchers.node_supervision import Supervision
+from levelfield.run.launchers.ssh_fetch import fetch, missing_of
+from levelfield.run.launchers.ssh_places import moved, places_of, ssh_argv
+from levelfield.run.launchers.ssh_runtime import SshRuntime
+from levelfield.run.runtimes.node_runtime import launch_of
+from levelfield.rundir.directory import write_atomically
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan, job_of
+from levelfield.specs.variables import is_secret
+
+LEAST_SILENCE_SECONDS = 30.0  # ssh itself gives a host up after fifteen
+
+
+class SshLauncher:
+    """Launches each node's part by ssh."""
+
+    name = "ssh"
+
+    def runtime(self, plan: Plan) -> SshRuntime:
+        return SshRuntime(plan)
+
+    def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request:
+        """One command of ssh for each host, with the node's work for its standard input. Pure."""
+        request = request_for_nodes(plan, paths, self.name, runtime)
+        return replace(request, submissions=tuple(_submission(plan, request, node) for node in request.nodes))
+
+    def execute(self, request: Request, watch: Watch) -> Outcome:
+        """Start all nodes and wait. No process is left on a node that can be reached, and none here."""
+        root = Path(request.events_dir).parent
+        nodes: list[NodeRun] = []
+        try:
+            _write_work(root, request)
+            clock = WatchedTime(time.monotonic)
+            for node, sent in zip(request.nodes, request.submissions, strict=True):
+                nodes.append(NodeRun(node, root, Connection(sent.name, sent.argv), clock))
+                nodes[-1].connection.send(_with_secrets(sent, node).encode())
+            outcome = _supervised(request, nodes, watch)
+            return replace(outcome, nodes=_collected(root, request, nodes))
+        except OSError as error:
+            evidence = f"{error.filename or 'ssh'}: {error.strerror}"
+            return Outcome("launch-error", _ends(nodes), evidence)
+        finally:
+            for each in nodes:
+                each.connection.end()
+
+
+def _submission(plan: Plan, request: Request, node: NodeWork) -> Submission:
+    places = places_of(plan, node.node_rank)
+    there = replace(request, events_dir=str(places.run.events))
+    own = moved(plan, places)
+    content = {
+        **node_content(own, places.run, there, node, plan.implementation.rests_on),
+        "files": {"job.json": json.dumps(job_of(plan, places.run), indent=2) + "\n"},
+    }
+    argv = ssh_argv(launch_of(plan), places.host, [places.host.python, places.agent, "run", "-", "--stream"])
+    return Submission(places.host.name, argv, stdin=json.dumps(content) + "\n")
+
+
+def _write_work(root: Path, request: Request) -> None:
+    """Keep each node's work, without secrets. Raises OSError."""
+    (root / "nodes").mkdir(exist_ok=True)
+    for node, sent in zip(request.nodes, request.submissions, strict=True):
+        content = json.loads(sent.stdin or "{}")
+        write_atomically(root / f"nodes/node{node.node_rank}.json", json.dumps(content, indent=2) + "\n")
+
+
+def _with_secrets(sent: Submission, node: NodeWork) -> str:
+    """Return what is sent: the submission's text as it is, or with the secrets of its node."""
+    found = {name: value for work in node.processes for name, value in work.environment.items()}
+    secrets = {name: value for name, value in found.items() if is_secret(name, value)}
+    if not secrets:
+        return sent.stdin or ""
+    return json.dumps({**json.loads(sent.stdin or "{}"), "secrets": secrets}) + "\n"
+
+
+def _supervised(request: Request, nodes: Sequence[NodeRun], watch: Watch) -> Outcome:
+    silence = max(request.heartbeat_seconds, LEAST_SILENCE_SECONDS)
+    supervision = Supervision(nodes, Liveness(request), silence, watch)
+    try:
+        supervision.run()
+    except KeyboardInterrupt:
+        supervision.cause, supervision.evidence = "interrupted", "interrupted by the user"
+        supervision.stop()
+    return Outcome(supervision.cause, _ends(nodes), supervision.evidence)
+
+
+def _ends(nodes: Sequence[NodeRun]) -> tuple[ProcessEnd, ...]:
+    return tuple(end for node in nodes for end in node.ends())
+
+
+def _collected(root: Path, request: Request, nodes: Sequence[NodeRun]) -> tuple[NodeEnd, ...]:
+    """Return how each node ended, after what is missing was fetched."""
+    return tuple(_end_of(root, node, sent) for node, sent in zip(nodes, request.submissions, strict=True))
+
+
+def _end_of(root: Path, node: NodeRun, sent: Submission) -> NodeEnd:
+    finding = node.finding()
+    assert finding is not None, "a node is collected after its end"
+    end = finding[1]
+    if node.stream.is_complete() or end.word == "unreachable":
+        return end
+    work = json.loads(sent.stdin or "{}")
+    argv = (*sent.argv[:-1], sent.argv[-1].replace("node_agent.py run - --stream", "node_fetch.py"))
+    again = fetch(Connection(sent.name, argv), root, node.work.node_rank, Path(work["root"]), node.stream)
+    node.stream.received.update(again.received)
+    missing = missing_of(node.work.node_rank, again.received, again.is_complete())
+    return replace(end, missing=missing)

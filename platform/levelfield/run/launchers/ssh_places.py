@@ -1,0 +1,122 @@
+"""The places of a run on a node that ssh reaches, and the commands that reach it. Pure."""
+
+from __future__ import annotations
+
+import getpass
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from levelfield.run.runtimes.node_runtime import launch_of
+from levelfield.run.runtimes.rank_work import NodeFolders
+from levelfield.specs.launch import LaunchPlan
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+from levelfield.specs.site import Host
+
+# What every connection has, whatever the user's ssh_config says. Host keys are checked and never written.
+_OPTIONS = (
+    "BatchMode=yes",
+    "StrictHostKeyChecking=yes",
+    "UpdateHostKeys=no",
+    "ClearAllForwardings=yes",
+    "ForwardAgent=no",
+    "ForwardX11=no",
+    "RequestTTY=no",
+    "RemoteCommand=none",
+    "PermitLocalCommand=no",
+    "ServerAliveInterval=5",
+    "ServerAliveCountMax=3",
+)
+# Reads a program from standard input and runs it. An old Python says its version and stops before it reads one.
+LOADER = (
+    'import sys;v=sys.version_info;v<(3,8)and sys.exit("levelfield: found Python %d.%d"%v[:2]);i=sys.stdin.buffer;'
+    'exec(compile(i.read(int(i.readline())),"node_setup.py","exec"),{"__name__":"node_setup"})'
+)
+
+
+@dataclass(frozen=True)
+class NodePlaces:
+    """The folders of one node. environment: its folder, or None where an interpreter is given."""
+
+    host: Host
+    folder: Path
+    code: Path
+    environment: Path | None
+    python: str
+    run: RunPaths
+
+    @property
+    def agent(self) -> str:
+        return str(self.code / "platform/levelfield/node/node_agent.py")
+
+    @property
+    def fetch(self) -> str:
+        return str(self.code / "platform/levelfield/node/node_fetch.py")
+
+
+def places_of(plan: Plan, node_rank: int) -> NodePlaces:
+    """Return the places of a run on one of its nodes."""
+    launch = launch_of(plan)
+    host = launch.hosts[node_rank]
+    folder = Path(launch.site.ssh.folder.replace("{user}", host.user or getpass.getuser()))
+    made = environment_name(plan)
+    environment = folder / "environments" / made if made else None
+    python = str(environment / "bin" / "python") if environment else launch.site.python or plan.environment.python
+    return NodePlaces(
+        host=host,
+        folder=folder,
+        code=folder / "code" / code_name(plan),
+        environment=environment,
+        python=python,
+        run=RunPaths(folder / "runs" / plan.run_id),
+    )
+
+
+def code_name(plan: Plan) -> str:
+    """Return the folder of the code below code/: the beginning of its digest."""
+    return _short(plan.implementation.rests_on or plan.implementation.digest)
+
+
+def environment_name(plan: Plan) -> str | None:
+    """Return the folder of the environment below environments/; None where an interpreter is given."""
+    if not plan.environment.folder or launch_of(plan).site.python:
+        return None
+    return f"{plan.environment.name}-{_short(plan.environment.digest)}"
+
+
+def moved(plan: Plan, places: NodePlaces) -> Plan:
+    """Return the plan with the folders of a node."""
+    implementation = str(places.code / "models" / Path(plan.implementation.folder).name)
+    environment = {"folder": str(places.environment or ""), "python": places.python}
+    return plan.model_copy(
+        update={
+            "implementation": plan.implementation.model_copy(update={"folder": implementation}),
+            "environment": plan.environment.model_copy(update=environment),
+        }
+    )
+
+
+def node_folders(plan: Plan, places: NodePlaces) -> NodeFolders:
+    return NodeFolders(places.code, moved(plan, places).implementation.folder, places.python)
+
+
+def ssh_argv(launch: LaunchPlan, host: Host, command: list[str]) -> tuple[str, ...]:
+    """Return the argv of ssh that runs a command on a host. The host's shell gets it quoted."""
+    site = launch.site.ssh
+    config = ("-F", site.config) if site.config else ()
+    options = (*_OPTIONS, f"ConnectTimeout={site.connect_seconds}")
+    named = [word for option in options for word in ("-o", option)]
+    reached = (*(("-p", str(host.port)) if host.port else ()), *(("-l", host.user) if host.user else ()))
+    return (*site.command, *config, *named, *reached, host.name, _remote(launch, command))
+
+
+def _remote(launch: LaunchPlan, command: list[str]) -> str:
+    modules = launch.site.modules
+    if not modules:
+        return f"exec {shlex.join(command)}"
+    return shlex.join(["bash", "-lc", f"module load {shlex.join(modules)} && exec {shlex.join(command)}"])
+
+
+def _short(digest: str) -> str:
+    return digest.removeprefix("sha256:")[:16]

@@ -1,0 +1,98 @@
+"""The machines of a run: which ranks, telemetry and devices each has, and its window on its own clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from levelfield.measure.raw_facts import StepRecord, by_rank
+from levelfield.rundir.raw_files import RawRecords
+from levelfield.rundir.telemetry_files import NodeTelemetry
+from levelfield.specs.case import Window
+from levelfield.specs.plan import Plan
+
+NO_TELEMETRY = "left no telemetry"
+
+
+@dataclass(frozen=True)
+class NodePart:
+    """One machine's part of a run. name: of its node, or None for the platform's machine, which has all nodes.
+
+    ranks: those on it, whose events and telemetry have one clock. steps: their records. ends: by step, when the first
+    of these ranks ended it. telemetry: None where the node left none. indices: its devices, as its telemetry names
+    them.
+    """
+
+    name: str | None
+    ranks: range
+    steps: tuple[StepRecord, ...]
+    ends: Mapping[int, int]
+    telemetry: NodeTelemetry | None
+    indices: tuple[str, ...]
+
+    @property
+    def read(self) -> NodeTelemetry:
+        """The telemetry; without any reading where there is none."""
+        return self.telemetry or NodeTelemetry()
+
+    def window_ns(self, window: Window) -> tuple[int, int] | None:
+        """Return begin and end of the window on this machine's clock; None when the run ended before."""
+        begin, end = self.ends.get(window.first_step - 1), self.ends.get(window.last_step)
+        return None if begin is None or end is None or not begin < end else (begin, end)
+
+    def device(self, index: str) -> str:
+        """Return the name of a device among those of the whole run."""
+        return index if self.name is None else f"{self.name}/{index}"
+
+    def said(self, sentence: str) -> str:
+        """Return a sentence that names the node."""
+        return sentence if self.name is None else f"{self.name}: {sentence}"
+
+    @property
+    def why_silent(self) -> str | None:
+        """Why nothing was read here; None where there is telemetry, and for the platform's machine."""
+        return NO_TELEMETRY if self.name is not None and self.telemetry is None else None
+
+    def said_by_tool(self, *figures: str) -> str | None:
+        """Return why the vendor's tool did not read the first of these figures that it has a reason for."""
+        return next((self.read.reasons[name] for name in figures if self.read.reasons.get(name)), None)
+
+
+def node_parts(plan: Plan, raw: RawRecords) -> tuple[NodePart, ...]:
+    """Return the machines of a run, in order. Each node is one, or all nodes are on the platform's own machine.
+
+    The platform's machine writes telemetry.jsonl, and a node telemetry/node<k>.jsonl.
+    """
+    own, steps = next((each for each in raw.telemetry if each.node is None), None), by_rank(raw.steps)
+    if own is not None or (plan.hardware.nodes == 1 and not raw.telemetry):
+        return (_part(plan, None, range(plan.world_size), steps, own),)
+    each, size = {t.node: t for t in raw.telemetry}, plan.hardware.devices_per_node
+    ranks = [range(node * size, (node + 1) * size) for node in range(plan.hardware.nodes)]
+    return tuple(_part(plan, f"node{k}", those, steps, each.get(k)) for k, those in enumerate(ranks))
+
+
+def part_of(parts: Sequence[NodePart], rank: int) -> NodePart:
+    """Return the machine of a rank; the first one for a rank that the plan does not have."""
+    return next((part for part in parts if rank in part.ranks), parts[0])
+
+
+def _part(
+    plan: Plan,
+    name: str | None,
+    ranks: range,
+    steps: Mapping[int, tuple[StepRecord, ...]],
+    read: NodeTelemetry | None,
+) -> NodePart:
+    ends = {record.step: record.end_ns for record in steps.get(ranks.start, ())}
+    own = tuple(record for rank in ranks for record in steps.get(rank, ()))
+    return NodePart(name, ranks, own, ends, read, _indices(plan, name, read))
+
+
+def _indices(plan: Plan, name: str | None, read: NodeTelemetry | None) -> tuple[str, ...]:
+    """Return the devices of a machine. A host that is divided into shares is one device."""
+    hardware = plan.hardware
+    if hardware.device_indices:
+        return tuple(map(str, hardware.device_indices))
+    if name is not None and not hardware.is_host:
+        return tuple(map(str, range(hardware.devices_per_node)))
+    return tuple(sorted({reading.device for reading in read.readings})) if read and read.readings else ("0",)

@@ -1,0 +1,162 @@
+"""What the samplers of a run wrote: telemetry.jsonl, or telemetry/node<k>.jsonl for each node.
+
+All times of one file are on the clock of one machine. Nothing compares the times of two files, with one exception: no
+two machines read at the same nanosecond again and again, so a file that does is a copy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from levelfield.measure.raw_facts import HostReading, Reading
+from levelfield.rundir.event_lines import DAMAGED, Event, event_of, whole
+from levelfield.specs.paths import RunPaths
+
+_OF_NODE = re.compile(r"node(0|[1-9][0-9]{0,5})\.jsonl", re.ASCII)
+_RAW = ".raw.jsonl"  # what the tools printed on a node; the other file is made from it
+_COPIED = 0.5  # of the lines of a file
+
+
+@dataclass(frozen=True)
+class NodeTelemetry:
+    """What one machine's sampler read, on that machine's clock. wall_clock: pairs with the time of day, in ns.
+
+    node: None for the platform's own machine. reasons: the last one of the vendor's tool, by figure.
+    """
+
+    node: int | None = None
+    readings: tuple[Reading, ...] = ()
+    host: tuple[HostReading, ...] = ()
+    wall_clock: tuple[tuple[int, int], ...] = ()
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+def read_telemetry(paths: RunPaths, broken: list[str]) -> tuple[NodeTelemetry, ...]:
+    """Return the telemetry by machine; nothing for a machine without a file. Damaged lines are added to `broken`."""
+    files = _node_files(paths, broken)
+    if not files:
+        return (_telemetry(None, paths.telemetry, broken),) if paths.telemetry.exists() else ()
+    if paths.telemetry.exists():
+        broken.append("telemetry.jsonl: found beside telemetry/; a run has one of the two")
+    found = tuple(_telemetry(node, path, broken) for node, path in files)
+    broken += _copies(found)
+    return found
+
+
+def _node_files(paths: RunPaths, broken: list[str]) -> list[tuple[int, Path]]:
+    found = []
+    for path in sorted(paths.telemetry_folder.glob("*")):
+        if match := _OF_NODE.fullmatch(path.name):
+            found.append((int(match[1]), path))
+        elif not path.name.endswith(_RAW):
+            broken.append(f"telemetry/{path.name}: not the telemetry of a node")
+    return sorted(found)
+
+
+def _telemetry(node: int | None, path: Path, broken: list[str]) -> NodeTelemetry:
+    name = path.name if node is None else f"{path.parent.name}/{path.name}"
+    lines = list(read_lines(path, broken, name))
+    return NodeTelemetry(
+        node,
+        tuple(r for line in lines for r in _readings(line, broken, name)),
+        tuple(r for line in lines for r in _host_reading(line, broken, name)),
+        tuple(pair for line in lines for pair in _wall_clock(line, broken, name)),
+        _reasons(lines),
+    )
+
+
+def _copies(found: Iterable[NodeTelemetry]) -> Iterator[str]:
+    """Return a sentence for each node whose readings are those of another node."""
+    first: dict[int, int] = {}
+    for each in found:
+        times = {time for time, _ in each.wall_clock} or {reading.time_ns for reading in each.readings}
+        owners = [first[time] for time in times if time in first]
+        if owners and len(owners) >= _COPIED * len(times):
+            yield f"telemetry/node{each.node}.jsonl: its readings have the times of node{owners[0]}'s: it is a copy"
+        first |= {time: each.node or 0 for time in times if time not in first}
+
+
+def read_lines(path: Path, broken: list[str], name: str | None = None) -> Iterator[Event]:
+    """Return the JSON objects of a file, one per line. Other lines go to `broken`; an incomplete last line does not."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError:
+        return
+    for number, line in enumerate(lines[:-1], start=1):  # after the last newline: nothing, or an incomplete line
+        try:
+            event = event_of(line)
+        except ValueError:
+            broken.append(f"{name or path.name} line {number}: not an event: {line[:60]!r}")
+            continue
+        yield event
+
+
+def _readings(line: Event, broken: list[str], name: str) -> list[Reading]:
+    try:
+        is_before = bool(line.get("before"))
+        return [_reading(whole(line["time_ns"]), sample, is_before) for sample in line["samples"]]
+    except DAMAGED as error:
+        broken.append(f"{name}: a reading is damaged: {type(error).__name__} {error}")
+        return []
+
+
+def _host_reading(line: Event, broken: list[str], name: str) -> list[HostReading]:
+    if line.get("host") is None:
+        return []
+    try:
+        host = line["host"]
+        own, is_before = number_or_none(host["own_seconds"]), bool(line.get("before"))
+        return [HostReading(whole(host["time_ns"]), float(host["busy_seconds"]), own, whole(host["cores"]), is_before)]
+    except DAMAGED as error:
+        broken.append(f"{name}: a reading of the host is damaged: {type(error).__name__} {error}")
+        return []
+
+
+def _wall_clock(line: Event, broken: list[str], name: str) -> list[tuple[int, int]]:
+    if line.get("wall_ns") is None:
+        return []
+    try:
+        return [(whole(line["time_ns"]), whole(line["wall_ns"]))]
+    except DAMAGED as error:
+        broken.append(f"{name}: a time of day is damaged: {type(error).__name__} {error}")
+        return []
+
+
+def _reading(time_ns: int, sample: Event, is_before: bool) -> Reading:
+    return Reading(
+        device=str(sample["index"]),
+        time_ns=time_ns,
+        power_watts=number_or_none(sample.get("power_watts")),
+        energy_joules=number_or_none(sample.get("energy_joules")),
+        memory_used_bytes=whole_or_none(sample.get("memory_used_bytes")),
+        utilisation=number_or_none(sample.get("utilisation")),
+        temperature_celsius=number_or_none(sample.get("temperature_celsius")),
+        before=is_before,
+        reasons={str(name): str(why) for name, why in dict(sample.get("reasons") or {}).items()},
+    )
+
+
+def number_or_none(value: Any) -> float | None:
+    """Return a number. Events hold values that JSON lacks as words: "nan", "inf", "-inf"."""
+    return None if value is None else float(value)
+
+
+def whole_or_none(value: Any) -> int | None:
+    return None if value is None else whole(value)
+
+
+def _reasons(telemetry: list[Event]) -> dict[str, str]:
+    """Return the last reason of the vendor's tool for each figure that it could not read."""
+    found: dict[str, str] = {}
+    for line in telemetry:
+        samples = line.get("samples")
+        for sample in samples if isinstance(samples, list) else ():
+            reasons = sample.get("reasons") if isinstance(sample, dict) else None
+            found.update({str(k): str(v) for k, v in reasons.items()} if isinstance(reasons, dict) else {})
+        if "error" in line:
+            found["tool"] = str(line["error"])
+    return found

@@ -1,0 +1,111 @@
+"""The report of a preflight: what each node and the process group reached, and which node is out of line."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from levelfield.specs.base import Document, Value
+
+PreflightWord = Literal["in line", "not compared", "out of line", "incomplete", "failed"]
+FindingKind = Literal["slow", "fast", "differ", "missing", "wrong", "others", "clock", "setting"]
+Fact = str | int | float | bool | None
+# They do not make a node out of line: a preflight is said to find them, and --quiet-machine refuses for `others`.
+REMARKS: tuple[FindingKind, ...] = ("others", "clock", "setting")
+
+
+class Rate(Value):
+    """A rate of a node. value: the median of the repeats; None with the reason. spread: 1.4826 times their median
+    absolute deviation, over the median."""
+
+    unit: str
+    value: float | None = None
+    best: float | None = None
+    spread: float | None = None
+    repeats: int = Field(default=0, ge=0)
+    reason: str | None = None
+
+
+class NodeReport(Value):
+    """What a node reached. name: of the host, as it is compared with earlier preflights. facts: by check, as printed.
+
+    rates: by figure. missing: the checks that gave nothing, each with the reason.
+    """
+
+    node_rank: int = Field(ge=0)
+    name: str
+    rates: dict[str, Rate] = Field(default_factory=dict)
+    facts: dict[str, dict[str, Fact]] = Field(default_factory=dict)
+    missing: dict[str, str] = Field(default_factory=dict)
+    wall_ns: tuple[int, int] | None = None
+
+
+class CollectiveReport(Value):
+    """A collective of all ranks at one size. seconds: of the slowest rank, the median of the blocks. bytes: of the
+    whole message. wrong: the first wrong value, as the rank found it; None when every rank had the right ones."""
+
+    operation: str
+    bytes: int = Field(ge=1)
+    ranks: int = Field(ge=2)
+    seconds: float = Field(gt=0)
+    best_seconds: float = Field(gt=0)
+    algorithm_bytes_per_second: float
+    bus_bytes_per_second: float
+    wrong: str | None = None
+
+
+class PairReport(Value):
+    """A message between two ranks, one way. members: the names of their nodes, or of their devices."""
+
+    ranks: tuple[int, int]
+    members: tuple[str, str]
+    bytes: int = Field(ge=1)
+    seconds: float = Field(gt=0)
+    bytes_per_second: float
+    wrong: str | None = None
+
+
+class PreflightFinding(Value):
+    """Something that is not as it should be, with the nodes that it is about. figure: the rate or the check."""
+
+    kind: FindingKind
+    nodes: tuple[str, ...]
+    figure: str
+    sentence: str
+
+
+class PreflightReport(Document):
+    """A preflight. launcher: how the nodes were reached. evidence: why it ended early. groups: what is not measured."""
+
+    KIND: ClassVar[str] = "preflight"
+
+    run_id: str
+    at: str
+    launcher: str
+    framework: str
+    short: bool
+    word: PreflightWord
+    evidence: str | None = None
+    backend: str | None = None
+    nodes: tuple[NodeReport, ...] = ()
+    barrier_seconds: float | None = None
+    collectives: tuple[CollectiveReport, ...] = ()
+    collectives_missing: str | None = None
+    pairs: tuple[PairReport, ...] = ()
+    findings: tuple[PreflightFinding, ...] = ()
+
+    @property
+    def remarks(self) -> tuple[PreflightFinding, ...]:
+        """The findings that do not make a node out of line."""
+        return tuple(finding for finding in self.findings if finding.kind in REMARKS)
+
+    @property
+    def faults(self) -> tuple[PreflightFinding, ...]:
+        """The other findings."""
+        return tuple(finding for finding in self.findings if finding.kind not in REMARKS)
+
+    @property
+    def others(self) -> tuple[PreflightFinding, ...]:
+        """The findings that others use a device or the processors."""
+        return tuple(finding for finding in self.findings if finding.kind == "others")

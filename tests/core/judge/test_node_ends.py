@@ -1,0 +1,170 @@
+"""How each node's part ended: the run's word names the node, finished steps stay, and what is missing is said."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from levelfield.cli.terminal import result_lines
+from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, Outcome, ProcessEnd
+from levelfield.judge.collector import collect
+from levelfield.report.markdown import run_report
+from levelfield.rundir.directory import read_plan, write_json
+from levelfield.rundir.node_readings import read_software
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.result import Result, Status
+from node_runs import spread
+from recorded_runs import break_off, seal_again
+
+DETAIL = "the connection ended after 12 s"
+
+
+def ended(run: RunPaths, cause: Cause, word: NodeWord, detail: str | None = DETAIL, **more: Any) -> Result:
+    """The result of a run on two nodes, of which node1 ended so."""
+    spread(run)
+    break_off(run, last_step=4)
+    ends = (ProcessEnd(0, None, 15, True), ProcessEnd(1, None, None, True))
+    nodes = (NodeEnd(0, "rack-0", "stopped"), NodeEnd(1, "rack-1", word, detail, **more))
+    write_json(run.outcome, Outcome(cause, ends, "the launcher's line", nodes=nodes).to_dict())
+    seal_again(run)
+    return collect(run)
+
+
+WORDS: list[tuple[Cause, NodeWord, str, str | None, str]] = [
+    ("node-lost", "lost", "failed", "node", "a node went away, or the connection to it"),
+    ("node-differs", "differs", "not-run", "node", "a node has other code or another environment"),
+    ("unreachable", "unreachable", "not-run", "node", "a node could not be reached"),
+    ("cancelled", "cancelled", "failed", "cancelled", "somebody else cancelled the job"),
+    ("preempted", "preempted", "failed", "preempted", "the engine took the nodes for another job"),
+    ("time-limit", "time-limit", "timeout", "time limit", "the engine's time limit ended the job"),
+    ("device-taken", "device-taken", "not-run", None, "a device is in use"),
+    ("hang", "failed", "timeout", "hang", "the run hung"),
+]
+
+
+@pytest.mark.parametrize(("cause", "node_word", "word", "failure", "reason"), WORDS)
+def test_the_word_and_the_node(
+    run: RunPaths, cause: Cause, node_word: NodeWord, word: str, failure: str | None, reason: str
+) -> None:
+    result = ended(run, cause, node_word)
+    status = result.status
+    assert (status.word, status.failure, status.reasons) == (word, failure, (reason,))
+    evidence = f"the launcher's line; node1 (rack-1): {node_word}: {DETAIL}; 4 steps were finished"
+    assert status.evidence == evidence
+    assert (result.steps_done, result.throughput) == (4, None)
+    assert result.loss.first is not None, "what was finished is kept"
+
+
+def test_every_cause_of_the_contract_has_a_word(run: RunPaths) -> None:
+    for cause in Cause.__args__:  # type: ignore[attr-defined]
+        write_json(run.outcome, Outcome(cause, (ProcessEnd(1, 1, None, False),), "x").to_dict())
+        seal_again(run)
+        assert (collect(run).status.word == "valid") == (cause == "exited"), cause
+
+
+def test_a_rank_that_failed_has_its_node_beside_it(run: RunPaths) -> None:
+    spread(run)
+    break_off(run, 4, {"class": "oom", "message": "out of memory", "type": "OutOfMemoryError"})
+    ends = (ProcessEnd(0, None, 15, True), ProcessEnd(1, 1, None, False))
+    nodes = (NodeEnd(0, "rack-0", "stopped"), NodeEnd(1, "rack-1", "failed"))
+    write_json(run.outcome, Outcome("rank-failed", ends, "x", nodes=nodes).to_dict())
+    seal_again(run)
+    status = collect(run).status
+    assert status.word == "oom"
+    assert status.evidence == "rank 1 on node1 (rack-1): OutOfMemoryError: out of memory; 4 steps were finished"
+
+
+def test_a_killed_rank_has_its_node_beside_it(run: RunPaths) -> None:
+    spread(run)
+    break_off(run, 4)
+    nodes = (NodeEnd(0, "rack-0", "stopped"), NodeEnd(1, "rack-1", "failed"))
+    outcome = Outcome("rank-failed", (ProcessEnd(1, None, 9, False),), "x", nodes=nodes)
+    write_json(run.outcome, outcome.to_dict())
+    seal_again(run)
+    assert (collect(run).status.evidence or "").startswith("rank 1 on node1 (rack-1) was ended by SIGKILL")
+
+
+def test_what_each_node_was_is_in_the_result_and_in_the_reports(run: RunPaths) -> None:
+    spread(run)
+    for node in (0, 1):
+        write_json(run.node_software(node), {"driver": "535.1"})
+    nodes = (NodeEnd(0, "rack-0", "ended"), NodeEnd(1, "rack-1", "ended"))
+    ends = (ProcessEnd(0, 0, None, False), ProcessEnd(1, 0, None, False))
+    write_json(run.outcome, Outcome("exited", ends, nodes=nodes).to_dict())
+    seal_again(run)
+    result = collect(run)
+    assert result.status == Status(word="valid")
+    second = result.machines[1]
+    assert (second.node, second.name, second.word, second.missing) == (1, "rack-1", "ended", ())
+    assert (second.kernel, second.cores, second.memory_bytes) == ("6.1.0", 4, 2**34)
+    assert second.software == {"driver": "535.1"}
+    report = run_report(result, read_plan(run))
+    assert "| 1 | rack-1 | ended | 6.1.0 | driver 535.1 | 4 | 16.00 GiB | - |" in report
+    assert "nodes    2 of 2 ended" in result_lines(result)
+
+
+def test_missing_evidence_is_a_warning_and_in_the_report(run: RunPaths) -> None:
+    spread(run)
+    run.node_telemetry(1).unlink()
+    run.node_facts(1).unlink()
+    nodes = (NodeEnd(0, "rack-0", "ended"), NodeEnd(1, "rack-1", "ended", missing=("log", "telemetry")))
+    ends = (ProcessEnd(0, 0, None, False), ProcessEnd(1, 0, None, False))
+    write_json(run.outcome, Outcome("exited", ends, nodes=nodes).to_dict())
+    seal_again(run)
+    result = collect(run)
+    assert result.machines[1].missing == ("log", "telemetry", "facts")
+    assert "node1 (rack-1): its log, telemetry, facts did not arrive" in result.warnings
+    assert result.machines[1].kernel is None and result.machines[1].cores is None
+
+
+def test_a_run_on_this_machine_has_no_nodes(run: RunPaths) -> None:
+    result = collect(run)
+    assert result.machines == () and "| node |" not in run_report(result, read_plan(run))
+    assert not [line for line in result_lines(result) if line.startswith("nodes")]
+
+
+HOSTILE: dict[str, Any] = {
+    "no list": {"0": "ended"},
+    "a list of words": ["ended", None, 5],
+    "a rank that is a word": [{"node_rank": "1", "word": "lost"}],
+    "a rank that is true": [{"node_rank": True, "word": "lost"}],
+    "texts of any type": [{"node_rank": 1, "name": 5, "word": ["x"], "detail": {}, "missing": "abc"}],
+    "a node that is not there": [{"node_rank": 10**30, "name": "x", "word": "lost"}],
+    "an endless name": [{"node_rank": 1, "name": "x" * 10**6, "word": "lost", "detail": "\x1b[2J" * 10}],
+    "nothing": [],
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_damaged_list_of_nodes_ends_nothing(run: RunPaths, name: str) -> None:
+    spread(run)
+    outcome = json.loads(run.outcome.read_text())
+    write_json(run.outcome, {**outcome, "cause": "node-lost", "nodes": HOSTILE[name]})
+    seal_again(run)
+    result = collect(run)
+    assert result.status.word == "failed" and len(result.status.evidence or "") < 1000
+    assert len(result.machines) in (0, 2)
+    assert run_report(result, read_plan(run)) and result_lines(result)
+
+
+@pytest.mark.parametrize(
+    "facts", ["[]", '{"kernel": 5, "usable_cores": "many", "memory_bytes": -1}', "{", '{"tools": 5}']
+)
+def test_damaged_facts_are_unknown(run: RunPaths, facts: str) -> None:
+    spread(run)
+    run.node_facts(1).write_text(facts)
+    seal_again(run)
+    found = collect(run).machines[1]
+    assert (found.kernel, found.cores, found.memory_bytes, found.software) == (None, None, None, {})
+
+
+def test_the_software_of_a_node_is_read_by_the_vendors_adapter(run: RunPaths, registry: Any) -> None:
+    spread(run)
+    plan, vendor = read_plan(run), registry.vendor("amd")
+    name, command = next(iter(vendor.spec.software.items()))
+    tools = {name: {"argv": list(command.command), "text": "driver version: 6.7.8"}}
+    run.node_facts(0).write_text(json.dumps({"node_rank": 0, "tools": tools}))
+    read_software(run, plan, vendor)
+    written = json.loads(run.node_software(0).read_text())
+    assert name in written and "kernel" not in written

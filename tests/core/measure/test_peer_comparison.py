@@ -1,0 +1,149 @@
+"""Which node is out of line: planted slow nodes, noise alone, and what no limit may accept."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+
+import numpy as np
+import pytest
+from levelfield.measure.peer_comparison import (
+    EARLIER_MULTIPLES,
+    FEWEST_EARLIER,
+    MANY_PEERS,
+    MULTIPLES,
+    NORMAL,
+    PeerReading,
+    compare_earlier,
+    compare_peers,
+    multiple,
+    spread_of,
+)
+
+TRIALS = 400
+
+
+def readings(values: object, spread: float = 0.0) -> dict[str, PeerReading]:
+    return {f"n{at}": PeerReading(float(value), spread) for at, value in enumerate(values)}  # type: ignore[arg-type]
+
+
+def noisy(seed: int, nodes: int, noise: float, first: float = 1.0) -> np.ndarray:
+    """Rates of TRIALS preflights, the first node's multiplied."""
+    values = np.exp(np.random.default_rng(seed).normal(0, noise, (TRIALS, nodes))) * 1e9
+    values[:, 0] *= first
+    return values
+
+
+def share_named(values: np.ndarray, node: str) -> float:
+    """How often a node is named alone."""
+    found = [compare_peers(readings(row)) for row in values]
+    return sum(any(each.nodes == (node,) for each in one) for one in found) / len(values)
+
+
+def share_with_findings(values: np.ndarray) -> float:
+    return sum(bool(compare_peers(readings(row))) for row in values) / len(values)
+
+
+@pytest.mark.parametrize("nodes", [3, 4, 8, 32])
+def test_a_node_at_half_speed_is_named_where_nodes_differ_by_one_percent(nodes: int) -> None:
+    assert share_named(noisy(1, nodes, 0.01, first=0.5), "n0") > 0.98
+
+
+@pytest.mark.parametrize("nodes", [4, 8, 32])
+def test_a_node_with_a_fifth_less_is_named(nodes: int) -> None:
+    assert share_named(noisy(2, nodes, 0.01, first=0.8), "n0") > 0.98
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 5, 6, 8, 32])
+@pytest.mark.parametrize("noise", [0.001, 0.01])
+def test_nodes_that_differ_by_a_percent_are_in_line(nodes: int, noise: float) -> None:
+    assert share_with_findings(noisy(3, nodes, noise)) == 0
+
+
+@pytest.mark.parametrize("nodes", [3, 4, 5, 6, 8, 16, 32])
+def test_nodes_that_differ_by_three_percent_seldom_give_a_finding(nodes: int) -> None:
+    assert share_with_findings(noisy(4, nodes, 0.03)) < 0.02
+
+
+@pytest.mark.parametrize("nodes", [6, 8, 16, 32])
+def test_many_nodes_that_differ_by_ten_percent_seldom_give_a_finding(nodes: int) -> None:
+    assert share_with_findings(noisy(5, nodes, 0.10)) < 0.03
+
+
+def test_two_nodes_are_both_named_and_neither_is_blamed() -> None:
+    [found] = compare_peers(readings([100.0, 60.0]))
+    assert (found.word, found.nodes, found.ratio) == ("differ", ("n1", "n0"), pytest.approx(0.6))
+
+
+def test_all_nodes_slow_are_in_line_with_each_other() -> None:
+    assert compare_peers(readings([50.0] * 8)) == []
+
+
+def test_one_node_alone_is_compared_with_nothing() -> None:
+    assert compare_peers(readings([1.0])) == []
+
+
+def test_a_wrong_unit_shows_as_a_node_that_is_too_fast() -> None:
+    [found] = compare_peers(readings([31e9, 30.5e9, 30.8e9 * 1000, 30.9e9]))
+    assert (found.word, found.nodes) == ("fast", ("n2",)) and found.ratio == pytest.approx(1000, rel=0.02)
+    [found] = compare_peers(readings([31e9, 30.5e9, 30.8, 30.9e9]))
+    assert (found.word, found.nodes) == ("slow", ("n2",))
+
+
+def test_two_groups_are_named_without_a_guess() -> None:
+    [found] = compare_peers(readings([100.0, 101.0, 60.0, 61.0]))
+    assert (found.word, found.nodes) == ("differ", ("n2", "n3"))
+
+
+def test_what_the_repeats_within_nodes_explain_is_no_finding() -> None:
+    values = [100.0, 101.0, 99.0, 70.0]
+    assert [each.nodes for each in compare_peers(readings(values))] == [("n3",)]
+    assert compare_peers(readings(values, spread=0.1)) == []
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, -1.0])
+def test_no_rate_that_cannot_be_is_compared(value: float) -> None:
+    with pytest.raises(ValueError, match="expected a finite one above zero"):
+        compare_peers(readings([1.0, 1.0, value]))
+    with pytest.raises(ValueError, match="expected a finite one above zero"):
+        compare_earlier(value, [1.0] * FEWEST_EARLIER)
+    with pytest.raises(ValueError, match="expected a finite one above zero"):
+        compare_earlier(1.0, [1.0] * FEWEST_EARLIER + [value])
+
+
+def test_a_slow_node_is_found_beside_its_own_earlier_rates() -> None:
+    earlier = [100.0, 101.0, 99.0, 100.5, 99.5, 100.2, 100.1]
+    found = compare_earlier(60.0, earlier)
+    assert found is not None and found.ratio == pytest.approx(0.6, rel=0.01)
+    assert compare_earlier(99.0, earlier) is None
+    assert compare_earlier(160.0, earlier) is None
+    assert compare_earlier(60.0, earlier[: FEWEST_EARLIER - 1]) is None
+    assert compare_earlier(60.0, earlier, spread=0.2) is None
+
+
+@pytest.mark.parametrize("nodes", sorted(MULTIPLES))
+def test_the_multiples_are_those_of_a_simulation(nodes: int) -> None:
+    values = np.random.default_rng(6).normal(size=(20_000, nodes))
+    away = np.abs(values - np.median(values, axis=1, keepdims=True))
+    exceeded = np.mean(away.max(axis=1) > MULTIPLES[nodes] * NORMAL * np.median(away, axis=1))
+    stated = 0.10 if nodes < MANY_PEERS else 0.01
+    assert 0.5 * stated < exceeded < 1.5 * stated
+
+
+@pytest.mark.parametrize("number", sorted(EARLIER_MULTIPLES))
+def test_the_multiples_of_earlier_values_are_those_of_a_simulation(number: int) -> None:
+    values = np.random.default_rng(7).normal(size=(40_000, number + 1))
+    earlier, new = values[:, :-1], values[:, -1]
+    middle = np.median(earlier, axis=1)
+    deviation = NORMAL * np.median(np.abs(earlier - middle[:, None]), axis=1)
+    assert 0.003 < np.mean(middle - new > EARLIER_MULTIPLES[number] * deviation) < 0.007
+
+
+def test_between_two_numbers_the_multiple_of_the_lower_one_counts() -> None:
+    assert multiple(MULTIPLES, 9) == MULTIPLES[8]
+    assert multiple(MULTIPLES, 1000) == MULTIPLES[max(MULTIPLES)]
+
+
+def test_the_spread_of_repeats_is_relative_and_robust() -> None:
+    values = [100.0, 101.0, 99.0, 100.0, 1000.0]
+    assert spread_of(values) == pytest.approx(NORMAL * 1.0 / median(values))

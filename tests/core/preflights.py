@@ -1,0 +1,80 @@
+"""Preflights as ranks record them: good ones, to be broken."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from levelfield.specs.paths import RunPaths
+
+GOOD: dict[str, tuple[str, str, float]] = {
+    "memory copy": ("copy", "B/s", 30e9),
+    "integer loop": ("integers", "1/s", 12e6),
+    "hash": ("hashes", "B/s", 3e9),
+    "disk write": ("disk", "B/s", 900e6),
+    "disk read": ("disk", "B/s", 700e6),
+}
+FACTS: dict[str, dict[str, Any]] = {
+    "clock": {"drift_ppm": 3.0, "synchronized": True},
+    "load": {"other_cores": 0.0, "cores": 8},
+    "memory": {"total_bytes": 2**36, "available_bytes": 2**35, "transparent_huge_pages": "madvise"},
+    "limits": {"open_files": 1024, "locked_memory": "unlimited", "hostname": "here", "usable_cores": 8},
+}
+Values = dict[str, Any]
+
+
+def node_values(number: int, factor: float = 1.0, figures: Sequence[str] = tuple(GOOD)) -> Values:
+    """The values of a node's event. factor: of the rates of `figures`."""
+    checks: dict[str, Any] = {name: {"facts": dict(facts)} for name, facts in FACTS.items()}
+    for figure, (check, unit, rate) in GOOD.items():
+        middle = rate * (factor if figure in figures else 1.0)
+        values = [middle * 29 / 30, middle, middle * 31 / 30]
+        checks.setdefault(check, {"rates": {}}).setdefault("rates", {})[figure] = {"unit": unit, "values": values}
+    return {"node": number, "wall_ns": [5 * 10**9, 6 * 10**9], "seconds": 4.0, "checks": checks}
+
+
+def changed(values: Values, check: str, **facts: object) -> Values:
+    """The same with other facts of a check."""
+    found = copy.deepcopy(values)
+    found["checks"][check]["facts"].update(facts)
+    return found
+
+
+def write_preflight(
+    paths: RunPaths,
+    nodes: Sequence[Values],
+    ranks: int,
+    products_of_each: bool = False,
+    products: Sequence[float] = (),
+    pairs: Sequence[tuple[list[int], int, float]] = (),
+) -> None:
+    """Write the events of a preflight. ranks: of all nodes together. products: TFLOP/s by node."""
+    paths.events.mkdir(exist_ok=True)
+    per_node = ranks // len(nodes)
+    for rank in range(ranks):
+        node = rank // per_node
+        events: list[tuple[str, Values]] = []
+        if rank % per_node == 0:
+            events.append(("node", nodes[node]))
+        if products_of_each or rank % per_node == 0:
+            best = products[node] if products else 1.0
+            events.append(("matmul", {"precision": "fp32", "tflops": best, "median": best * 0.98, "repeats": 9}))
+        if ranks > 1:
+            events += _of_the_group(rank, ranks)
+        events += [
+            ("pair", {"ranks": both, "bytes": size, "seconds": [seconds], "wrong": None})
+            for both, size, seconds in pairs
+            if both[0] == rank
+        ]
+        lines = [json.dumps({"event": "measured", "name": name, "values": values}) for name, values in events]
+        (paths.events / f"rank{rank}.jsonl").write_text("\n".join([*lines, '{"event": "end"}']) + "\n")
+
+
+def _of_the_group(rank: int, ranks: int) -> list[tuple[str, Values]]:
+    seconds = [0.001, 0.002, 0.003] if rank == 0 else [0.002, 0.002, 0.002]
+    operations = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+    rows = [{"operation": name, "bytes": 2**20, "seconds": seconds, "wrong": None} for name in operations]
+    joined = ("joined", {"backend": "gloo", "ranks": ranks})
+    return [joined, ("barrier", {"seconds": [1e-4] * 3}), *(("collective", row) for row in rows)]

@@ -1,0 +1,333 @@
+"""Preflights of planted nodes: who is named, which word it gets, what is kept, and what refuses a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from levelfield.contracts.execution import Outcome, ProcessEnd, Request
+from levelfield.contracts.vendor import Device, Sample
+from levelfield.run import preflight_run
+from levelfield.run.launchers.local import LocalLauncher
+from levelfield.run.preflight_history import earlier_rates, history_file, keep_rates
+from levelfield.run.preflight_run import plan_of, preflight, preflight_in
+from levelfield.run.runtimes.process_runtime import ProcessRuntime
+from levelfield.rundir.preflight_file import preflight_sentence, sentence_of
+from levelfield.specs.base import dump
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan, PreflightPlan
+from levelfield.specs.preflight_report import PreflightReport
+from preflights import changed, node_values, write_preflight
+
+PlanFor = Callable[..., Plan]
+Values = dict[str, Any]
+
+
+class PlantedLauncher(LocalLauncher):
+    """Writes what planted nodes would have recorded, and starts nothing."""
+
+    def __init__(self, nodes: Sequence[Values], outcome: Outcome | None = None, **written: Any) -> None:
+        self._nodes, self._outcome, self._written = nodes, outcome or Outcome("exited"), written
+        self.requests: list[Request] = []
+
+    def execute(self, request: Request, watch: Callable[[], None]) -> Outcome:
+        self.requests.append(request)
+        root = Path(request.events_dir).parent
+        ranks = int(request.nodes[0].processes[0].environment["WORLD_SIZE"])
+        watch()
+        if self._nodes:
+            write_preflight(RunPaths(root), self._nodes, ranks, **self._written)
+        watch()
+        return self._outcome
+
+
+class PlantedVendor:
+    """A vendor whose tool shows these samples."""
+
+    def __init__(self, samples: Sequence[Sample] = ()) -> None:
+        self._samples = samples
+
+    def devices(self) -> list[Device]:
+        return [Device(sample.index, "F1", "planted", 2**34) for sample in self._samples]
+
+    def sample(self, devices: Sequence[Device]) -> Sequence[Sample]:
+        return self._samples
+
+
+@pytest.fixture(autouse=True)
+def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    # the events are of 1970, as are the launches
+    monkeypatch.setattr(preflight_run.time, "time_ns", iter(range(5 * 10**9, 10**12, 10**9)).__next__)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def of(plan_for: PlanFor, tmp_path: Path) -> Callable[..., PreflightReport]:
+    """of(nodes, ...): the report of a preflight of these planted nodes."""
+
+    def run(nodes: Sequence[Values], **given: Any) -> PreflightReport:
+        devices, samples = given.pop("devices", 1), given.pop("samples", ())
+        plan = plan_for(f"tiny:fake:F1:{given.pop('planned', len(nodes))}:{devices}", assume=True)
+        held = {"device_indices": tuple(each.index for each in samples), "memory_bytes_per_device": 2**34}
+        plan = plan.model_copy(update={"hardware": plan.hardware.model_copy(update=held if samples else {})})
+        launcher, vendor = PlantedLauncher(nodes, **given), PlantedVendor(samples)
+        return preflight_in(plan, vendor, tmp_path / "runs", ProcessRuntime(), launcher, lambda text: None)  # type: ignore[arg-type]
+
+    return run
+
+
+Of = Callable[..., PreflightReport]
+
+
+def nodes(number: int, **planted: float) -> list[Values]:
+    """Nodes whose rates differ by a thousandth each, and planted factors by node."""
+    return [node_values(k, planted.get(f"node{k}", 1.0) * (1 + k / 1000)) for k in range(number)]
+
+
+def named(report: PreflightReport) -> set[tuple[str, tuple[str, ...]]]:
+    return {(finding.kind, finding.nodes) for finding in report.faults}
+
+
+def test_nodes_that_agree_are_in_line(of: Of) -> None:
+    report = of(nodes(4))
+    assert (report.word, report.findings) == ("in line", ())
+    assert len(report.collectives) == 4 and report.backend == "gloo"
+
+
+@pytest.mark.parametrize("number", [4, 8])
+def test_a_slow_node_is_named_in_every_figure_that_it_is_slow_in(of: Of, number: int) -> None:
+    report = of(nodes(number, node2=0.6))
+    assert report.word == "out of line" and named(report) == {("slow", ("node2",))}
+    assert {finding.figure for finding in report.faults} == {
+        "memory copy", "integer loop", "hash", "disk write", "disk read",
+    }  # fmt: skip
+    assert "node2: memory copy is 40% below the median of" in report.faults[0].sentence
+
+
+def test_of_two_nodes_both_are_named(of: Of) -> None:
+    report = of(nodes(2, node1=0.6))
+    assert named(report) == {("differ", ("node1", "node0"))}
+    assert "two nodes do not show which one is at fault" in report.faults[0].sentence
+
+
+def test_all_nodes_slow_are_found_by_their_earlier_preflights(of: Of) -> None:
+    for _ in range(7):
+        assert of(nodes(4)).word == "in line"
+    report = of(nodes(4, node0=0.5, node1=0.5, node2=0.5, node3=0.5))
+    assert report.word == "out of line"
+    assert named(report) == {("slow", (f"node{k}",)) for k in range(4)}
+    assert "50% below the median of its 7 earlier preflights" in report.faults[0].sentence
+
+
+def test_one_node_without_earlier_preflights_is_compared_with_nothing(of: Of) -> None:
+    words = [of(nodes(1), devices=2).word for _ in range(6)]
+    assert words == ["not compared"] * 5 + ["in line"]
+
+
+def test_slow_products_are_named(of: Of) -> None:
+    report = of(nodes(4), products=[1.0, 1.01, 0.99, 0.4])
+    assert named(report) == {("slow", ("node3",))} and report.faults[0].figure == "matmul"
+
+
+def test_a_slow_device_is_named_with_its_node(of: Of) -> None:
+    report = of(nodes(2), devices=2, products_of_each=True)
+    assert report.word == "in line" and "matmul 0" in report.nodes[0].rates
+
+
+def test_a_missing_check_is_never_in_line(of: Of) -> None:
+    planted = nodes(4)
+    planted[1]["checks"]["disk"] = {"reason": "no answer within 10 s"}
+    report = of(planted)
+    assert report.word == "incomplete" and named(report) == {("missing", ("node1",))}
+    assert report.faults[0].sentence == "node1: no disk check: no answer within 10 s"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -3.0])
+def test_a_rate_that_cannot_be_is_missing_and_not_compared(of: Of, value: float) -> None:
+    planted = nodes(4)
+    planted[3]["checks"]["copy"]["rates"]["memory copy"]["values"][1] = value
+    report = of(planted)
+    assert report.word == "incomplete" and named(report) == {("missing", ("node3",))}
+
+
+def test_another_unit_is_missing_and_a_wrong_scale_is_out_of_line(of: Of) -> None:
+    planted = nodes(4)
+    planted[3]["checks"]["copy"]["rates"]["memory copy"]["unit"] = "GB/s"
+    assert of(planted).word == "incomplete"
+    planted = nodes(4)
+    rate = planted[3]["checks"]["copy"]["rates"]["memory copy"]
+    rate["values"] = [value / 1e9 for value in rate["values"]]
+    assert named(of(planted)) == {("slow", ("node3",))}
+
+
+def test_a_node_that_records_nothing_is_missing(of: Of) -> None:
+    planted = nodes(4)
+    planted[2] = {"node": 2, "reason": "the node's checks failed: timed out"}
+    report = of(planted)
+    assert report.word == "incomplete" and named(report) == {("missing", ("node2",))}
+
+
+def test_a_node_without_products_is_missing_where_others_have_them(of: Of, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = of(nodes(4), products=[1.0, 1.0, 1.0, float("nan")])
+    assert named(report) == {("missing", ("node3",))} and report.faults[0].figure == "matmul"
+
+
+def test_load_of_others_is_a_remark(of: Of) -> None:
+    planted = nodes(4)
+    planted[1] = changed(planted[1], "load", other_cores=3.2)
+    report = of(planted)
+    assert report.word == "in line" and [finding.nodes for finding in report.others] == [("node1",)]
+    planted[1] = changed(planted[1], "load", other_cores=0.7)
+    assert of(planted).others == ()
+
+
+def test_a_foreign_process_on_a_device_is_a_remark(of: Of) -> None:
+    used = Sample(0, memory_used_bytes=2**33, utilisation=0.9)
+    report = of(nodes(1), samples=[used])
+    assert [finding.figure for finding in report.others] == ["device"]
+    assert "others use device 0: 8.0 GiB" in report.others[0].sentence
+    assert of(nodes(1), samples=[Sample(0, memory_used_bytes=2**20, utilisation=0.0)]).others == ()
+
+
+@pytest.mark.parametrize(
+    ("check", "facts", "says"),
+    [
+        ("clock", {"drift_ppm": 5000.0}, "ran +5000 ppm from its monotonic clock"),
+        ("limits", {"open_files": 256}, "open_files differs: node1: 256; the others: 1024"),
+        ("limits", {"locked_memory": 65536}, "locked_memory differs: node1: 65536; the others: unlimited"),
+        ("memory", {"transparent_huge_pages": "never"}, "transparent_huge_pages differs"),
+    ],
+)
+def test_settings_that_differ_are_remarks(of: Of, check: str, facts: dict[str, object], says: str) -> None:
+    planted = nodes(4)
+    planted[1] = changed(planted[1], check, **facts)
+    report = of(planted)
+    assert report.word == "in line" and any(says in finding.sentence for finding in report.remarks)
+
+
+def test_a_clock_an_hour_off_is_a_remark(of: Of) -> None:
+    planted = nodes(4)
+    planted[2]["wall_ns"] = [value + 3600 * 10**9 for value in planted[2]["wall_ns"]]
+    [remark] = of(planted).remarks
+    assert remark.nodes == ("node2",) and "is +3600 s from this machine's" in remark.sentence
+
+
+def test_a_node_with_slow_links_is_named_by_its_best_pair(of: Of) -> None:
+    rates = {(0, 1): 10.0, (0, 2): 10.1, (0, 3): 4.0, (1, 2): 9.9, (1, 3): 4.1, (2, 3): 4.0}
+    pairs = [(list(both), 2**20, 2**20 / rate / 1e9) for both, rate in rates.items()]
+    report = of(nodes(4), pairs=pairs)
+    assert named(report) == {("slow", ("node3",))} and report.faults[0].figure == "messages in pairs"
+
+
+def test_a_slow_link_between_good_nodes_is_named_as_a_link(of: Of) -> None:
+    rates = {(0, 1): 10.0, (0, 2): 10.1, (0, 3): 10.0, (1, 2): 3.0, (1, 3): 9.95, (2, 3): 10.05}
+    pairs = [(list(both), 2**20, 2**20 / rate / 1e9) for both, rate in rates.items()]
+    assert named(of(nodes(4), pairs=pairs)) == {("slow", ("node1 to node2",))}
+
+
+def test_wrong_values_of_a_collective_are_a_failure(of: Of, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = [{**node_values(0)}]
+    report = of(wrong, devices=2)
+    assert report.word == "not compared"
+    launcher = PlantedLauncher.execute
+
+    def spoiled(self: PlantedLauncher, request: Request, watch: Callable[[], None]) -> Outcome:
+        outcome = launcher(self, request, watch)
+        path = Path(request.events_dir) / "rank1.jsonl"
+        path.write_text(path.read_text().replace('"wrong": null', '"wrong": "element 0 of 8: found nan, expected 3"'))
+        return outcome
+
+    monkeypatch.setattr(PlantedLauncher, "execute", spoiled)
+    report = of(wrong, devices=2)
+    assert report.word == "failed" and "found nan, expected 3" in report.faults[0].sentence
+
+
+def test_a_launch_that_fails_keeps_its_folder_and_says_why(of: Of, tmp_path: Path) -> None:
+    ends = (ProcessEnd(0, 1, None, False),)
+    report = of(nodes(4), outcome=Outcome("rank-failed", ends, "rank 0 ended with exit code 1"))
+    assert report.word == "failed" and "rank 0 ended with exit code 1" in str(report.evidence)
+    [folder] = (tmp_path / "runs" / "preflights").iterdir()
+    assert (folder / "preflight.json").is_file() and (folder / "request.json").is_file()
+    assert earlier_rates("node0", "x") == [] and not list((tmp_path / "data").rglob("*.jsonl")), "nothing is learned"
+
+
+def test_a_preflight_that_ended_leaves_no_folder(of: Of, tmp_path: Path) -> None:
+    of(nodes(4))
+    assert list((tmp_path / "runs" / "preflights").iterdir()) == []
+
+
+def test_the_launch_is_that_of_the_run_with_another_program(plan_for: PlanFor, tmp_path: Path) -> None:
+    plan = plan_for("tiny:fake:F1:1:2", assume=True, environment={"A": "1"})
+    launcher = PlantedLauncher(nodes(1))
+    preflight_in(plan, PlantedVendor(), tmp_path, ProcessRuntime(), launcher, lambda text: None)  # type: ignore[arg-type]
+    measured = launcher.requests[0].nodes[0].processes
+    trained = LocalLauncher().request(plan, RunPaths(tmp_path / "run"), ProcessRuntime()).nodes[0].processes
+    for one, other in zip(measured, trained, strict=True):
+        different = {name for name in one.environment if one.environment[name] != other.environment.get(name)}
+        assert different == {"LEVELFIELD_JOB"} and set(one.environment) == set(other.environment)
+        assert one.argv[1:] == ("-m", "levelfield.worker.preflight", "--short") and one.argv[0] == other.argv[0]
+
+
+def test_options_reach_the_program(plan_for: PlanFor) -> None:
+    plan = plan_for("tiny:fake:F1:1:2", assume=True)
+    asked = plan.model_copy(update={"preflight": PreflightPlan(short=False, pairs=True)})
+    assert plan_of(asked).implementation.argv[-1] == "--pairs" and "--short" not in plan_of(asked).implementation.argv
+
+
+def test_nodes_run_their_checks_by_the_local_launcher(plan_for: PlanFor, tmp_path: Path) -> None:
+    """Without a program for collectives the ranks still check their node, once, by real processes."""
+    import sys
+
+    plan = plan_for("tiny:fake:F1:1:2", assume=True, python=sys.executable)
+    said: list[str] = []
+    report = preflight_in(plan, PlantedVendor(), tmp_path, ProcessRuntime(), LocalLauncher(), said.append)  # type: ignore[arg-type]
+    assert report.evidence is None and report.word in ("not compared", "incomplete")
+    assert report.nodes[0].rates["memory copy"].value and report.nodes[0].facts["limits"]["hostname"]
+    assert report.collectives_missing == "fake has no program for them"
+    assert "preflight: the node's checks are done" in said
+
+
+def test_an_environment_that_cannot_be_made_is_a_report(
+    plan_for: PlanFor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from levelfield.errors import RunFailed
+
+    class Broken(ProcessRuntime):
+        def in_use(self, plan: Plan, say: Callable[[str], None]) -> Any:
+            raise RunFailed("no index was reached")
+
+    monkeypatch.setattr(preflight_run, "means", lambda plan: (Broken(), LocalLauncher()))
+    report = preflight(plan_for("tiny:fake:F1:1:2", assume=True), PlantedVendor(), tmp_path, lambda text: None)  # type: ignore[arg-type]
+    assert (report.word, report.evidence) == ("failed", "no index was reached")
+
+
+def test_damaged_lines_of_earlier_preflights_count_for_nothing(history: Path) -> None:
+    keep_rates("n", "kind", {"hash": 1.0})
+    path = history_file("n", "kind")
+    path.write_text(path.read_text() + '{"hash": NaN}\n{"hash": -1}\n[]\n{\n{"hash": "x"}\n' + "\0\n")
+    assert earlier_rates("n", "kind") == [{"hash": 1.0}]
+    assert earlier_rates("n", "other") == [] and earlier_rates("m", "kind") == []
+
+
+def test_only_the_newest_preflights_are_kept(history: Path) -> None:
+    for number in range(60):
+        keep_rates("n", "kind", {"hash": number + 1.0})
+    kept = earlier_rates("n", "kind")
+    assert len(kept) == 50 and kept[-1] == {"hash": 60.0}
+
+
+def test_the_sentence_of_a_run(of: Of, tmp_path: Path) -> None:
+    assert sentence_of(of(nodes(4))) == "in line: 4 node(s); all_reduce up to 0.786 GB/s bus bandwidth"
+    slow = sentence_of(of(nodes(4, node1=0.5)))
+    assert slow.startswith("out of line: 4 node(s)") and "3 more in preflight.json" in slow
+    path = tmp_path / "preflight.json"
+    assert preflight_sentence(path) is None
+    path.write_text("{")
+    assert preflight_sentence(path) == "preflight.json is damaged"
+    path.write_text(dump(of(nodes(2))))
+    assert json.loads(path.read_text())["schema"] == "levelfield.preflight/1"
+    assert preflight_sentence(path) == "in line: 2 node(s); all_reduce up to 0.524 GB/s bus bandwidth"

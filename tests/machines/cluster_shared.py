@@ -1,0 +1,77 @@
+"""What tests of many machines share: the machines' names and files, and questions to Slurm."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The machines of `.ci/cluster`. folder: of its daemons' files."""
+
+    ssh_config: Path
+    hosts: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path:
+        return self.ssh_config.parent
+
+    @property
+    def ssh(self) -> tuple[str, ...]:
+        return ("ssh", "-F", str(self.ssh_config))
+
+    @property
+    def switch(self) -> str:
+        """The network namespace of the bridge: a host's end of it is called v-HOST."""
+        return self.hosts[0].removesuffix("host1") + "sw"
+
+    def process(self, daemon: str) -> int:
+        """Return the process number of a daemon: `slurmctld`, `slurmd.HOST`, `sshd.HOST`."""
+        return int((self.folder / "run" / f"{daemon}.pid").read_text())
+
+    def own(self, host: str, path: str) -> Path:
+        """Return where this machine sees a path below one of a host's own folders."""
+        return self.folder / host / path.lstrip("/")
+
+
+def cluster_at(ssh_config: Path) -> Cluster:
+    words = [line.split() for line in ssh_config.read_text().splitlines()]
+    return Cluster(ssh_config, tuple(w[1] for w in words if w[:1] == ["Host"] and w[1] != "*"))
+
+
+def answer(*argv: str) -> str:
+    """Return what a command of Slurm printed; an empty text where it failed."""
+    try:
+        return subprocess.run(argv, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def idle_nodes(cluster: Cluster, seconds: float) -> bool:
+    """Return whether all nodes are idle, now or within some seconds."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = answer("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split()
+        if set(found) == set(cluster.hosts):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+
+
+def jobs_of(states: str = "PENDING,RUNNING,COMPLETING") -> list[str]:
+    """Return the numbers of all jobs in these states."""
+    return answer("squeue", "-h", "-t", states, "-o", "%i").split()
+
+
+def jobs_left(before: set[str], seconds: float) -> list[str]:
+    """Return the jobs beside these that have not ended within some seconds."""
+    deadline = time.monotonic() + seconds
+    while left := sorted(set(jobs_of()) - before):
+        if time.monotonic() > deadline:
+            return left
+        time.sleep(0.2)
+    return []

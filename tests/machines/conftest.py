@@ -1,0 +1,54 @@
+"""Two machines with ssh and Slurm for the tests that need them, and what they must not keep of them.
+
+LEVELFIELD_TEST_HOSTS names an ssh_config whose hosts are the machines, SLURM_CONF the cluster's; `.ci/cluster up` gives
+both. Without them these tests are skipped by name, which CI forbids.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster_shared import Cluster, cluster_at, idle_nodes, jobs_left, jobs_of
+
+HINT = "`.ci/cluster up` starts them and prints the variables to set"
+SECONDS = 20  # that a question to a host or to Slurm may take
+
+
+@pytest.fixture(scope="session")
+def hosts() -> Cluster:
+    """Return the machines, each of which was reached by ssh."""
+    named = os.environ.get("LEVELFIELD_TEST_HOSTS", "")
+    if not named or not Path(named).exists():
+        pytest.skip(f"no test machines: LEVELFIELD_TEST_HOSTS='{named}'; {HINT}")
+    cluster = cluster_at(Path(named))
+    for host in cluster.hosts:
+        done = subprocess.run([*cluster.ssh, host, "true"], capture_output=True, text=True, timeout=SECONDS)
+        if done.returncode != 0:
+            pytest.skip(f"the test machine {host} does not answer: {done.stderr.strip()}; {HINT}")
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster(hosts: Cluster) -> Cluster:
+    """Return the machines, all of which are nodes of a Slurm that answers."""
+    if not os.environ.get("SLURM_CONF"):
+        pytest.skip(f"no test cluster: SLURM_CONF is not set; {HINT}")
+    if not idle_nodes(hosts, SECONDS):
+        pytest.skip(f"Slurm does not show {', '.join(hosts.hosts)} as idle; {HINT}")
+    return hosts
+
+
+@pytest.fixture
+def slurm(slurm_cluster: Cluster) -> Iterator[Cluster]:
+    """The same, for a test: the nodes are idle when it begins, and no job of it is left soon after its end."""
+    assert idle_nodes(slurm_cluster, 60), "a node is not idle"
+    before = set(jobs_of())
+    yield slurm_cluster
+    left = jobs_left(before, SECONDS)
+    if left:
+        subprocess.run(["scancel", *left], check=False, timeout=SECONDS)
+    assert left == []

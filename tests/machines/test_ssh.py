@@ -1,0 +1,289 @@
+"""The launcher ssh on two machines: what is sent, what comes back, and each fault with its word."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_shared import Cluster
+from driving import SHORT
+from fleet import Fleet, wait_until
+from levelfield.node.device_files import device_locked
+from levelfield.run.launchers import means
+from levelfield.specs.base import load
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+
+pytestmark = pytest.mark.machines
+RECORDER = """#!/bin/bash
+set -o pipefail
+mine={folder}/sent.$$
+printf '%s\\0' "$@" > $mine.argv
+tee $mine.stdin | ssh "$@"
+"""
+
+
+@pytest.fixture
+def fleet(hosts: Cluster, tmp_path: Path) -> Iterator[Fleet]:
+    found = Fleet(hosts, tmp_path, tmp_path / "node")
+    yield found
+    found.stop()
+    assert found.nothing_is_left()
+
+
+# ---- a whole run
+
+
+def test_two_machines_train_and_what_was_shown_was_sent(fleet: Fleet, tmp_path: Path) -> None:
+    recorder = tmp_path / "record"
+    recorder.write_text(RECORDER.format(folder=tmp_path))
+    recorder.chmod(0o755)
+    fleet.write(command=[str(recorder)])
+    done = fleet.run(*fleet.command("--steps", "30", "--env", "API_TOKEN=verysecret"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert fleet.result()["status"]["word"] == "valid" and fleet.words() == ["ended", "ended"]
+
+    run = fleet.only_run()
+    plan = load(Plan, run / "plan.json")
+    runtime, launcher = means(plan)
+    shown = launcher.request(plan, RunPaths(run), runtime).public().submissions
+    sent = {json.loads(text)["name"]: (argv, text) for argv, text in _runs_in(tmp_path)}
+    for submission in shown:
+        argv, text = sent[submission.name]
+        assert argv == list(submission.argv[1:])
+        content = json.loads(text)
+        assert content.pop("secrets") == {"API_TOKEN": "verysecret"}
+        assert json.dumps(content) + "\n" == submission.stdin
+    kept = [path for path in (*run.rglob("*"), *fleet.folder.rglob("*")) if path.is_file()]
+    assert len(kept) > 20 and not [path for path in kept if b"verysecret" in path.read_bytes()]
+    facts = [json.loads((run / f"nodes/node{k}.facts.json").read_text()) for k in (0, 1)]
+    assert [each["hostname"] for each in facts] == list(fleet.cluster.hosts)
+    assert all(len((run / f"telemetry/node{k}.raw.jsonl").read_text().splitlines()) >= 3 for k in (0, 1))
+
+
+def _runs_in(folder: Path) -> Iterator[tuple[list[str], str]]:
+    """The argv and the first line of standard input of every connection that carried a node."""
+    for path in folder.glob("sent.*.argv"):
+        argv = path.read_text().split("\0")[:-1]
+        if "node_agent.py" in argv[-1]:
+            yield argv, path.with_suffix(".stdin").read_text().splitlines(keepends=True)[0]
+
+
+@pytest.mark.thorough
+def test_without_secrets_the_bytes_are_the_same(fleet: Fleet, tmp_path: Path) -> None:
+    recorder = tmp_path / "record"
+    recorder.write_text(RECORDER.format(folder=tmp_path))
+    recorder.chmod(0o755)
+    fleet.write(command=[str(recorder)])
+    assert fleet.run(*fleet.command("--steps", "30")).returncode == 0
+    request = json.loads((fleet.only_run() / "request.json").read_text())
+    shown = {each["name"]: (each["argv"][1:], each["stdin"]) for each in request["submissions"]}
+    assert shown == {json.loads(text)["name"]: (argv, text) for argv, text in _runs_in(tmp_path)}
+
+
+# ---- faults during the training: the word, the node, no process left, the finished steps kept
+
+
+def test_a_killed_rank_is_named_with_its_node(fleet: Fleet) -> None:
+    process = fleet.begun()
+    os.kill(fleet.rank(1), signal.SIGKILL)
+    said = fleet.ended(process)
+    assert process.returncode == 3, said
+    host = fleet.cluster.hosts[1]
+    outcome = fleet.outcome()
+    assert (outcome["cause"], outcome["evidence"]) == ("rank-failed", f"{host}: rank 1 was ended by SIGKILL")
+    assert fleet.words() == ["stopped", "failed"]
+    _kept_its_steps(fleet)
+
+
+@pytest.mark.thorough
+def test_a_killed_agent_is_a_lost_node(fleet: Fleet) -> None:
+    process = fleet.begun()
+    os.kill(fleet.agent(1), signal.SIGKILL)
+    said = fleet.ended(process)
+    assert process.returncode == 3, said
+    assert fleet.outcome()["cause"] == "node-lost" and fleet.cluster.hosts[1] in fleet.outcome()["evidence"]
+    assert fleet.words() == ["stopped", "lost"]
+    _kept_its_steps(fleet)
+
+
+def test_a_killed_connection_is_a_lost_node_whose_files_are_fetched(fleet: Fleet) -> None:
+    process = fleet.begun()
+    (connection,) = fleet.processes("node_agent.py", "ssh ", fleet.cluster.hosts[0])
+    os.kill(connection, signal.SIGKILL)
+    said = fleet.ended(process)
+    assert process.returncode == 3, said
+    lost = fleet.outcome()["nodes"][0]
+    assert fleet.outcome()["cause"] == "node-lost" and (lost["word"], lost["missing"]) == ("lost", [])
+    assert fleet.record(0)[-1]["cause"] == "stopped"  # its last word, which the connection did not bring
+    _kept_its_steps(fleet)
+
+
+@pytest.mark.thorough
+def test_a_cancelled_agent_is_a_cancelled_run(fleet: Fleet) -> None:
+    process = fleet.begun()
+    os.kill(fleet.agent(0), signal.SIGTERM)
+    fleet.ended(process)
+    assert fleet.outcome()["cause"] == "cancelled" and "signal 15 from outside" in fleet.outcome()["evidence"]
+
+
+def test_an_interrupt_ends_both_nodes(fleet: Fleet) -> None:
+    process = fleet.begun()
+    process.send_signal(signal.SIGINT)
+    fleet.ended(process)
+    assert process.returncode == 130 and fleet.words() == ["stopped", "stopped"]
+    assert fleet.result()["status"]["failure"] == "interrupted"
+    _kept_its_steps(fleet)
+
+
+@pytest.mark.thorough
+def test_a_suspended_rank_is_a_hang(fleet: Fleet) -> None:
+    process = fleet.begun()
+    os.kill(fleet.rank(1), signal.SIGSTOP)
+    said = fleet.ended(process)
+    assert fleet.result()["status"]["word"] == "timeout", said
+    assert "rank 1 gave no heartbeat" in fleet.outcome()["evidence"]
+
+
+@pytest.mark.drill
+def test_a_killed_platform_leaves_nothing_on_the_nodes(fleet: Fleet) -> None:
+    process = fleet.begun()
+    ranks = [fleet.rank(node) for node in (0, 1)]
+    process.kill()
+    process.communicate(timeout=30)
+    assert wait_until(lambda: not [pid for pid in ranks if Path(f"/proc/{pid}").exists()])
+    assert fleet.nothing_is_left()
+
+
+@pytest.mark.thorough
+def test_a_cut_network_is_a_lost_node_and_its_ranks_end(fleet: Fleet) -> None:
+    process = fleet.begun()
+    ranks = [fleet.rank(node) for node in (0, 1)]
+    host, switch = fleet.cluster.hosts[1], fleet.cluster.switch
+    subprocess.run(["ip", "-n", switch, "link", "set", f"v-{host}", "down"], check=True)
+    try:
+        said = fleet.ended(process)
+        assert process.returncode == 3, said
+        lost = fleet.outcome()["nodes"][1]
+        assert fleet.outcome()["cause"] == "node-lost" and lost["word"] == "lost"
+        assert host in fleet.outcome()["evidence"] and any("record" in name for name in lost["missing"])
+        # The node's own part ends its rank by itself: its platform is silent for too long.
+        assert wait_until(lambda: not [pid for pid in ranks if Path(f"/proc/{pid}").exists()], 90)
+    finally:
+        subprocess.run(["ip", "-n", switch, "link", "set", f"v-{host}", "up"], check=True)
+
+
+def _kept_its_steps(fleet: Fleet) -> None:
+    for rank in (0, 1):
+        text = (fleet.only_run() / f"events/rank{rank}.jsonl").read_text()
+        assert text.count('"event":"step"') >= 5
+    assert fleet.nothing_is_left()
+
+
+# ---- faults before the training
+
+
+def test_an_unknown_host_key_is_refused_and_not_learned(fleet: Fleet, tmp_path: Path) -> None:
+    config = tmp_path / "ssh_config"
+    known = tmp_path / "known_hosts"
+    known.write_text("")
+    text = fleet.cluster.ssh_config.read_text()
+    config.write_text("\n".join(line for line in text.splitlines() if "KnownHosts" not in line))
+    # Even a user's own setting that learns keys does not weaken the check.
+    config.write_text(config.read_text().replace("StrictHostKeyChecking yes", "StrictHostKeyChecking no"))
+    config.write_text(config.read_text() + f"\n  UserKnownHostsFile {known}\n  GlobalKnownHostsFile none\n")
+    fleet.write(config=str(config))
+    done = fleet.run(*fleet.command())
+    assert done.returncode == 3
+    assert fleet.outcome()["cause"] == "unreachable" and "its host key is not known" in fleet.outcome()["evidence"]
+    assert known.read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("changed", "ssh", "cause", "said"),
+    [
+        ({"name": "no-such-host"}, {}, "unreachable", "its name does not resolve"),
+        pytest.param({"port": 1}, {}, "unreachable", "it cannot be reached", marks=pytest.mark.thorough),
+        pytest.param({"user": "nobody"}, {}, "unreachable", "permission denied", marks=pytest.mark.thorough),
+        ({"python": "/nothing/python3"}, {}, "environment", "its Python cannot be started"),
+        pytest.param({}, {"folder": "/proc/levelfield"}, "environment", "/proc/levelfield", marks=pytest.mark.thorough),
+    ],
+)
+def test_a_node_that_cannot_be_prepared_is_named(
+    fleet: Fleet, changed: dict[str, Any], ssh: dict[str, Any], cause: str, said: str
+) -> None:
+    broken = fleet.cluster.hosts[1]
+    fleet.write(lambda host: {**host, **changed} if host["name"] == broken else host, **ssh)
+    done = fleet.run(*fleet.command())
+    assert done.returncode == 3, done.stdout + done.stderr
+    outcome = fleet.outcome()
+    assert outcome["cause"] == cause and said in outcome["evidence"], outcome
+    assert outcome["ends"] == [] and len(outcome["nodes"]) == 1
+
+
+@pytest.mark.thorough
+def test_an_old_python_is_named_with_its_version(fleet: Fleet) -> None:
+    old = next(iter(sorted(Path("~/.pyenv/versions").expanduser().glob("3.[67].*/bin/python"))), None)
+    if old is None:
+        pytest.skip("no Python older than 3.10 lies in ~/.pyenv/versions")
+    fleet.write(lambda host: {**host, "python": str(old)})
+    fleet.run(*fleet.command())
+    assert "its Python is too old: found 3." in fleet.outcome()["evidence"]
+
+
+def test_a_node_with_other_code_is_refused_before_training(fleet: Fleet) -> None:
+    assert fleet.run(*fleet.command("--steps", "30")).returncode == 0
+    (code,) = [path for path in (fleet.folder / "code").iterdir() if path.is_dir()]
+    with (code / "models/fake/train.py").open("a") as file:
+        file.write("# changed on the node\n")
+    for path in fleet.runs.glob("*/plan.json"):
+        path.parent.rename(fleet.runs.parent / path.parent.name)
+    done = fleet.run(*fleet.command("--steps", "30"))
+    assert done.returncode == 3
+    assert fleet.outcome()["cause"] == "node-differs" and "the code differs" in fleet.outcome()["evidence"]
+    assert "differs" in fleet.words()
+    assert not list((fleet.only_run() / "events").iterdir())
+
+
+@pytest.mark.thorough
+def test_a_taken_device_is_refused_with_its_holder(fleet: Fleet, tmp_path: Path) -> None:
+    """The locks of the test machines are their own folders."""
+    host = fleet.cluster.hosts[1]
+    folder = fleet.cluster.own(host, "/tmp/levelfield-devices")
+    with device_locked(folder, "fake-0", "another_run"):
+        done = fleet.run(*fleet.command())
+    assert done.returncode == 3
+    outcome = fleet.outcome()
+    assert outcome["cause"] == "device-taken" and f"{host}: device fake-0 is in use by run another_run" in str(outcome)
+    assert fleet.words() == ["stopped", "device-taken"]
+
+
+@pytest.mark.thorough
+def test_a_first_node_without_a_known_name_is_refused(fleet: Fleet) -> None:
+    fleet.write(lambda host: {**host, "address": "no-such-name"})
+    fleet.run(*fleet.command())
+    assert fleet.outcome()["cause"] == "launch-error"
+    assert "the first node's name no-such-name does not resolve here" in fleet.outcome()["evidence"]
+
+
+# ---- a real training, with folders of each node's own
+
+
+@pytest.mark.thorough
+def test_a_real_training_gives_the_same_as_one_machine(hosts: Cluster, tmp_path: Path) -> None:
+    """The same losses, tokens and weights as two ranks of one machine, and the environment given."""
+    python = Path(".venvs/torch-cpu/bin/python").absolute()
+    fleet = Fleet(hosts, tmp_path, Path("/var/tmp/levelfield-test"))
+    given = ("--python", str(python), *SHORT)
+    there = fleet.run("--case", "gpt3_6.7B:torch:cpu:2:1", *given, "--site", str(tmp_path / "site.json"))
+    assert there.returncode == 0, there.stdout + there.stderr
+    result = fleet.result()
+    assert result["status"]["word"] == "valid" and "aligned" in there.stdout, there.stdout
+    assert fleet.nothing_is_left() and sys.executable
