@@ -22,7 +22,6 @@ from levelfield.contracts.execution import Request
 from levelfield.errors import UsageError
 from levelfield.node import pod_start
 from levelfield.node.code_digest import code_digest
-from levelfield.run.launchers.carried_code import carried_code
 from levelfield.run.launchers.cluster_objects import MOST_DATA_BYTES, divided, object_name
 from levelfield.run.launchers.kubernetes import KubernetesLauncher
 from levelfield.specs.launch import LaunchPlan
@@ -215,19 +214,16 @@ def test_many_nodes_need_several_configmaps() -> None:
 
 
 def test_the_carried_code_is_the_code_of_the_plan(tmp_path: Path) -> None:
-    folder = DRILL / "models" / "drill"
-    held = carried_code(folder)
+    held = base64.b64decode(documents_of(request_for())[0]["binaryData"]["code.tar.gz"])
     with tarfile.open(fileobj=io.BytesIO(held)) as archive:
         archive.extractall(tmp_path, filter="data")
     script = "import sys; from pathlib import Path; from levelfield.node.code_digest import code_digest; "
     script += "print(code_digest(Path(sys.argv[1])))"
     argv = [sys.executable, "-c", script, str(tmp_path / "models" / "drill")]
-    done = subprocess.run(
-        argv, env={"PYTHONPATH": str(tmp_path / "platform")}, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == code_digest(folder)
-    carried_code.cache_clear()
-    assert carried_code(folder) == held and len(base64.b64encode(held)) < MOST_DATA_BYTES
+    own = {"PYTHONPATH": str(tmp_path / "platform")}
+    done = subprocess.run(argv, env=own, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == code_digest(DRILL / "models" / "drill")
+    assert len(base64.b64encode(held)) < MOST_DATA_BYTES
 
 
 def test_a_first_node_without_an_address_ends_the_pod(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
