@@ -12,6 +12,7 @@ from levelfield.run.launchers.liveness import Liveness
 from levelfield.run.launchers.node_run import NodeRun
 
 POLL_SECONDS = 0.1
+PACE_SECONDS = 1e-4  # for each node: of a thousand, one sends at any time, and a turn looks at all of them
 LINE_SECONDS = 1.0  # between the lines that show a node that the platform is there
 # A node that is stopped ends its ranks, writes its last word and sends the rest.
 STOP_SECONDS = SETTLE_SECONDS + TERMINATE_SECONDS + KILL_SECONDS + 10.0
@@ -59,6 +60,7 @@ class Supervision:
     def _turn(self) -> None:
         """Take what came from every node, and keep the first cause."""
         wait_for_output([node.connection for node in self._nodes if node.is_open], POLL_SECONDS)
+        time.sleep(len(self._nodes) * PACE_SECONDS)
         self._send_lines()
         for node in self._nodes:
             if node.is_open:

@@ -7,6 +7,7 @@ input ends the ranks of that node. So nothing stays on a node when the platform 
 from __future__ import annotations
 
 import json
+import resource
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,6 +39,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
 from levelfield.specs.variables import is_secret
 
+FILES_OF_A_NODE = 4  # three pipes, and one that is being written
 LEAST_SILENCE_SECONDS = 30.0  # ssh itself gives a host up after fifteen
 
 
@@ -65,6 +67,7 @@ class SshLauncher:
         nodes: list[NodeRun] = []
         try:
             _write_work(root, request)
+            _allow_files(FILES_OF_A_NODE * len(request.nodes))
             clock = WatchedTime(time.monotonic)
             for node, sent in zip(request.nodes, request.submissions, strict=True):
                 nodes.append(NodeRun(node, root, Connection(sent.name, sent.argv), clock))
@@ -96,6 +99,14 @@ def _write_work(root: Path, request: Request) -> None:
     for node, sent in zip(request.nodes, request.submissions, strict=True):
         content = json.loads(sent.stdin or "{}")
         write_atomically(root / f"nodes/node{node.node_rank}.json", json.dumps(content, indent=2) + "\n")
+
+
+def _allow_files(count: int) -> None:
+    """Raise this process's limit of open files, as far as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(soft + count, hard) if hard != resource.RLIM_INFINITY else soft + count
+    if soft != resource.RLIM_INFINITY and wanted > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _with_secrets(sent: Submission, node: NodeWork) -> str:
