@@ -17,6 +17,7 @@ import pytest
 from agents import AGENT, BEATING, SLEEP, Node, frames, received, wait_until
 from levelfield.node.device_files import device_locked
 from levelfield.node.memory_kills import MemoryKillWatch
+from levelfield.node.node_record import NodeRecord
 from levelfield.plan.implementation_identity import code_digest
 from live_groups import control_group
 
@@ -159,6 +160,22 @@ def test_a_disk_that_gets_full_takes_no_last_word(node: Node) -> None:
         subprocess.run(["umount", str(node.root)], check=True)
     assert last["cause"] == "rank-failed" and last["ends"][0]["exit_code"] == 1
     assert last["disk_free_bytes"] < 4096
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="to mount a small file system needs root")
+def test_only_the_last_line_of_a_record_is_written_to_a_full_disk(tmp_path: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "small", str(tmp_path)], check=True)
+    try:
+        record = NodeRecord(tmp_path / "node0.record.jsonl")
+        with pytest.raises(OSError, match="No space left"), (tmp_path / "filler").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        record.write("lost", text="x" * 9000)
+        record.write_last("ended", text="y" * 9000)
+        lines = [json.loads(line) for line in (tmp_path / "node0.record.jsonl").read_text().splitlines()]
+    finally:
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+    assert [(line["event"], line["text"], line["disk_free_bytes"]) for line in lines] == [("ended", "y" * 9000, 0)]
 
 
 # ---- checks before the start
