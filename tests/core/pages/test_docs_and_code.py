@@ -20,7 +20,10 @@ ENDINGS = ("py", "yaml", "json", "md", "j2", "toml", "svg")
 # Files of others: of FlagPerf, and of the invented vendor of docs/writing-a-vendor.md.
 FOREIGN = re.compile(r"config/.*|(recorded|vendors/acme|DIR)/.*")
 # Options of pip, of pytest, of container engines and of that vendor's tool.
-FOREIGN_OPTIONS = {"--no-deps", "--durations", "--gpus", "--query"}
+FOREIGN_OPTIONS = {
+    *("--container-image", "--deadline", "--no-requeue", "--switches"),  # of Slurm
+    *("--durations", "--gpus", "--no-deps", "--query"),
+}
 # What a library calls: validators of pydantic, hooks of pytest, functions at exit. Then what only tools of a developer
 # use: the files of `make host-runs`, the count of benchmarks/.
 CALLED_BY_LIBRARIES = ("model_validator", "model_serializer", "field_serializer", "atexit.register")
@@ -47,7 +50,9 @@ def test_a_file_that_a_page_names_is_there() -> None:
 
 def test_an_option_that_a_page_names_is_there() -> None:
     sources = [*(PLATFORM / "cli").glob("*.py"), *ROOT.glob("benchmarks/*.py"), *ROOT.glob("tests/models/*.py")]
-    known = set(re.findall(r'"(--[a-z][a-z-]*)"', "".join(path.read_text() for path in sources))) | {"--help"}
+    text = "".join(path.read_text() for path in sources)
+    known = set(re.findall(r'"(--[a-z][a-z-]*)"', text)) | {"--help"}
+    known |= {f"--no-{name}" for name in re.findall(r'"--([a-z-]+)",\s+action=argparse\.BooleanOptionalAction', text)}
     named = {(page.name, o) for page, text in page_texts() for o in re.findall(r"(?<=[` ])--[a-z][a-z-]+", text)}
     assert len(named) > 60
     assert [(page, o) for page, o in sorted(named) if o not in known | FOREIGN_OPTIONS] == []
