@@ -88,7 +88,7 @@ def timed(seconds: dict[str, float], name: str, act: Callable[[], Any]) -> Any:
 
 
 def planned(nodes: int) -> Plan:
-    launch = LaunchPlan(launcher="slurm", site=Site(shared="/shared"))
+    launch = LaunchPlan(launcher="slurm", site=Site())
     asked = UserRequest(scale="smoke", repeat=1, launch=launch, derivation=Derivation(global_batch=nodes))
     (job,) = jobs(Registry(), [Entry(f"{CASE}:{nodes}:1", asked)], None)
     return job.plan

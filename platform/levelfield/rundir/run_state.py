@@ -44,7 +44,8 @@ def state_words(paths: RunPaths) -> str:
     if "phase" not in status or "state" not in status:
         return "unreadable status.json"
     if (platform := _platform_of(status)) and is_alive(platform) is False:
-        return f"{status['phase']}: the platform was killed; `collect` gives the result"
+        how = "--attach goes on with its job" if has_job(paths) else "`collect` gives the result"
+        return f"{status['phase']}: the platform was killed; {how}"
     if (status["phase"], status["state"]) == ("done", "valid") and (seal := seal_finding(paths)).word != "sealed":
         return f"done: {seal.word}"
     return f"{status['phase']}: {status['state']}"
@@ -60,6 +61,11 @@ def settle(runs: Path) -> None:
                 _write_end(paths)
 
 
+def has_job(paths: RunPaths) -> bool:
+    """Return whether an engine has a job of the run, which may go on without the platform."""
+    return (paths.nodes / "engine.json").exists() and not paths.outcome.exists()
+
+
 @contextmanager
 def ending(paths: RunPaths) -> Iterator[None]:
     """Correct the status where an error ends the block: this process lives on, and the run does not."""
@@ -72,7 +78,8 @@ def ending(paths: RunPaths) -> Iterator[None]:
 
 
 def _write_end(paths: RunPaths) -> None:
-    reason = "the platform ended before it wrote a result; `collect` computes it from the files"
+    how = "--attach goes on with its job" if has_job(paths) else "`collect` computes it from the files"
+    reason = f"the platform ended before it wrote a result; {how}"
     write_status(paths, "ended", "failed", reason=reason)
 
 

@@ -20,7 +20,10 @@ ENDINGS = ("py", "yaml", "json", "md", "j2", "toml", "svg")
 # Files of others: of FlagPerf, and of the invented vendor of docs/writing-a-vendor.md.
 FOREIGN = re.compile(r"config/.*|(recorded|vendors/acme|DIR)/.*")
 # Options of pip, of pytest, of container engines and of that vendor's tool.
-FOREIGN_OPTIONS = {"--no-deps", "--durations", "--gpus", "--query"}
+FOREIGN_OPTIONS = {
+    *("--container-image", "--deadline", "--no-requeue", "--switches"),  # of Slurm
+    *("--durations", "--gpus", "--no-deps", "--query"),
+}
 # What a library calls: validators of pydantic, hooks of pytest, functions at exit. Then what only tools of a developer
 # use: the files of `make host-runs`, the count of benchmarks/.
 CALLED_BY_LIBRARIES = ("model_validator", "model_serializer", "field_serializer", "atexit.register")

@@ -116,6 +116,7 @@ def test_a_rank_that_somebody_sent_sigterm_to_is_a_failure(run: Path) -> None:
         ("node-differs", "node-differs"),
         ("device-taken", "device-taken"),
         ("port-taken", "launch-error"),
+        ("name-unknown", "launch-error"),
         ("launch-error", "launch-error"),
         ("fault", "launch-error"),
         ("hang", "hang"),

@@ -17,7 +17,7 @@ RUNNING, DONE = "RUNNING|None|alpha,beta\n", "COMPLETED|None|alpha,beta\n"
 
 @pytest.fixture
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlantedSlurm:
-    for name in ("STEP_SECONDS", "QUICKEST", "HANG_SECONDS", "RECORD_SECONDS"):
+    for name in ("STEP_SECONDS", "QUICKEST", "SLOWEST", "RECORD_SECONDS"):
         monkeypatch.setattr(slurm_watch, name, 0.01)
     return PlantedSlurm(tmp_path / "slurm", monkeypatch)
 
@@ -32,9 +32,9 @@ def run(tmp_path: Path) -> Path:
 class Watched:
     """A watch that keeps what is said, and does something at each of its looks."""
 
-    def __init__(self, run: Path, heartbeat: float = 30, **at: object) -> None:
+    def __init__(self, run: Path, heartbeat: float = 30, limit: float = 60, **at: object) -> None:
         nodes = tuple(NodeWork(k, "", (ProcessWork(k, ("train",), {}, f"rank{k}.log"),)) for k in (0, 1))
-        request = Request("slurm", "process", nodes, str(run / "events"), 60, 60, heartbeat)
+        request = Request("slurm", "process", nodes, str(run / "events"), limit, limit, heartbeat)
         self.said: list[str] = []
         self.looks = 0
         self._at = at
@@ -122,32 +122,45 @@ def test_a_job_that_cannot_be_cancelled_is_named(
     assert found.warnings == ("Slurm job 12 may still be there: Slurm did not answer; `scancel 12`",)
 
 
-@pytest.mark.parametrize(("pulse", "cause"), [(True, "hang"), (False, "node-lost")])
-def test_a_silent_rank_hangs_and_a_silent_node_is_lost(
-    run: Path, planted: PlantedSlurm, pulse: bool, cause: str
-) -> None:
-    """Rank 0 gives heartbeats. The node of rank 1 writes telemetry all the same, or it does not."""
+class Beating(Watched):
+    """Rank 0 gives a sign at each look; rank 1 and its node give one while `signs` holds."""
 
-    class Beating(Watched):
-        def _look(self) -> None:
-            super()._look()
-            (run / "events" / "rank0.alive").write_text(str(self.looks))
-            for node in (0, 1) if pulse else (0,):
-                with (run / f"telemetry/node{node}.raw.jsonl").open("a") as file:
-                    file.write("{}\n")
+    def __init__(self, run: Path, signs: tuple[str, ...], heartbeat: float) -> None:
+        super().__init__(run, heartbeat)
+        self._run, self._signs = run, ("events/rank0.alive", *signs)
 
+    def _look(self) -> None:
+        super()._look()
+        for name in self._signs:
+            (self._run / name).write_text("x" * self.looks)
+
+
+def limited(run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch, *signs: str) -> Outcome:
+    monkeypatch.setattr(slurm_watch, "STOP_SECONDS", 0.2)
     for rank in (0, 1):
         (run / f"events/rank{rank}.alive").write_text("0")
-    planted.says("squeue", *[RUNNING] * 400, "CANCELLED|None|alpha,beta\n")
+    planted.says("squeue", *[RUNNING] * 40, "CANCELLED|None|alpha,beta\n")
     planted.says("sinfo", "beta|allocated*|Not responding\n")
-    planted.says("scancel", "")
-    watched = Beating(run, heartbeat=0.5)
-    slurm_watch.STOP_SECONDS, before = 0.2, slurm_watch.STOP_SECONDS
-    try:
-        found = watched.outcome()
-    finally:
-        slurm_watch.STOP_SECONDS = before
-    assert found.cause == cause
-    assert "rank 1 gave no heartbeat" in str(found.evidence)
-    if not pulse:
-        assert str(found.evidence).startswith("no sign of beta (Slurm shows it as allocated* (Not responding)): ")
+    return Beating(run, signs, heartbeat=0.4).outcome()
+
+
+def test_a_node_without_any_sign_is_lost(run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = limited(run, planted, monkeypatch)
+    assert found.cause == "node-lost"
+    assert str(found.evidence).startswith("no sign of beta (Slurm shows it as allocated* (Not responding)) for ")
+    assert planted.calls("scancel") == [["12"]]
+
+
+@pytest.mark.parametrize("sign", ["events/rank1.alive", "telemetry/node1.raw.jsonl", "nodes/node1.record.jsonl"])
+def test_a_node_with_any_sign_is_not(
+    run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch, sign: str
+) -> None:
+    found = limited(run, planted, monkeypatch, sign)
+    assert (found.cause, found.evidence) == ("cancelled", "Slurm job 12: CANCELLED")
+
+
+def test_no_step_in_time_is_a_hang(run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_watch, "STOP_SECONDS", 0.2)
+    planted.says("squeue", RUNNING)
+    found = Watched(run, limit=0.2).outcome()
+    assert (found.cause, str(found.evidence)[:28]) == ("hang", "no first step was finished f")

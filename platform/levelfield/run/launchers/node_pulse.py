@@ -1,45 +1,54 @@
-"""Signs of life of the nodes' own parts, from files that grow every second. It compares no clocks.
+"""Signs of life of nodes, from files that grow or change every second. It compares no clocks.
 
-A rank that is silent on a node whose own part still writes hangs. Where both are silent, the node is lost.
+Each node watches its own ranks, and records when one hangs. Only a node that gives no sign at all is seen from outside.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
-from levelfield.contracts.execution import Request
+from levelfield.contracts.execution import NodeWork, Request
 from levelfield.node.heartbeat_watch import WatchedTime
 
-FILES = ("telemetry/node{}.raw.jsonl", "nodes/node{}.record.jsonl")
+Sign = tuple[tuple[int, int], ...]
 
 
 class NodePulse:
-    """How long each node's part has written nothing, in seconds that this process has watched."""
+    """How long each node has given no sign, in seconds that this process has watched.
+
+    A sign is a reading of its tools, a line of its record, or a heartbeat of its first rank: a tool may hang.
+    """
 
     def __init__(self, request: Request) -> None:
-        self._root = Path(request.events_dir).parent
-        self._nodes = {p.rank: node.node_rank for node in request.nodes for p in node.processes}
-        self._limit = request.heartbeat_seconds
+        self._root, self._limit = Path(request.events_dir).parent, request.heartbeat_seconds
         self._clock = WatchedTime(lambda: time.monotonic())
-        self._sizes: dict[int, tuple[tuple[int, ...], float]] = {}
+        self._signs: dict[int, tuple[Sign, float]] = {}
 
-    def look(self, ranks: list[int]) -> list[int]:
-        """Return the nodes of these ranks whose own part is silent for longer than a heartbeat may be missing."""
-        watched, silent = self._clock.look(), []
-        for node in sorted({self._nodes[rank] for rank in ranks}):
-            sizes = tuple(_size(self._root / file.format(node)) for file in FILES)
-            if node not in self._sizes or self._sizes[node][0] != sizes:
-                self._sizes[node] = sizes, watched
-            if watched - self._sizes[node][1] > self._limit:
-                silent.append(node)
-        return silent
+    def silent(self, nodes: list[NodeWork]) -> dict[int, float]:
+        """Return the nodes without a sign for longer than a heartbeat may be missing, and for how many seconds."""
+        watched, found = self._clock.look(), {}
+        for node in nodes:
+            sign = self._sign(node)
+            if node.node_rank not in self._signs or self._signs[node.node_rank][0] != sign:
+                self._signs[node.node_rank] = sign, watched
+            seconds = watched - self._signs[node.node_rank][1]
+            if seconds > self._limit:
+                found[node.node_rank] = seconds
+        return found
+
+    def _sign(self, node: NodeWork) -> Sign:
+        rank, first = node.node_rank, node.processes[0].rank
+        names = (f"telemetry/node{rank}.raw.jsonl", f"nodes/node{rank}.record.jsonl", f"events/rank{first}.alive")
+        return tuple(_state(self._root / name) for name in names)
 
 
-def _size(path: Path) -> int:
-    """Return a file's size. It is opened: a client of a file server then asks for the newest one."""
+def _state(path: Path) -> tuple[int, int]:
+    """Return a file's size and time. It is opened: a client of a file server then asks for the newest ones."""
     try:
         with path.open("rb") as file:
-            return file.seek(0, 2)
+            found = os.fstat(file.fileno())
+            return found.st_size, found.st_mtime_ns
     except OSError:
-        return 0
+        return -1, 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -46,16 +47,25 @@ def last_records(request: Request, names: Sequence[str] = ()) -> list[LastRecord
     return [_last_record(root, node, names) for node in request.nodes]
 
 
-def have_ended(request: Request) -> bool:
-    """Return whether every node has written its last record."""
-    return not alive_ranks(request)
+class OpenNodes:
+    """The nodes that have not written their last record. A record that did not grow is not read again."""
 
+    def __init__(self, request: Request) -> None:
+        self._root, self._nodes = Path(request.events_dir).parent, list(request.nodes)
+        self._sizes: dict[int, int] = {}
 
-def alive_ranks(request: Request) -> list[int]:
-    """Return the ranks of the nodes that have not written their last record."""
-    root = Path(request.events_dir).parent
-    open_nodes = (node for node in request.nodes if _ended(_record_file(root, node)) is None)
-    return [process.rank for node in open_nodes for process in node.processes]
+    def left(self) -> list[NodeWork]:
+        """Return the nodes that are still open."""
+        self._nodes = [node for node in self._nodes if not self._has_ended(node)]
+        return self._nodes
+
+    def _has_ended(self, node: NodeWork) -> bool:
+        file = _record_file(self._root, node)
+        size = _size(file)
+        if size == self._sizes.get(node.node_rank, 0):
+            return False
+        self._sizes[node.node_rank] = size
+        return _ended(file) is not None
 
 
 def by_engine(record: LastRecord, *signals: int) -> LastRecord:
@@ -83,6 +93,15 @@ def _last_record(root: Path, node: NodeWork, names: Sequence[str]) -> LastRecord
         ends=_ends(node, last.get("ends") if last else None),
         missing=_missing(root, rank, last is None),
     )
+
+
+def _size(path: Path) -> int:
+    """Return a file's size. It is opened: a client of a file server then asks for the newest one."""
+    try:
+        with path.open("rb") as file:
+            return file.seek(0, os.SEEK_END)
+    except OSError:
+        return 0
 
 
 def _record_file(root: Path, node: NodeWork) -> Path:

@@ -30,6 +30,7 @@ _NODE_CAUSES: dict[str, Cause] = {
     "node-differs": "node-differs",
     "device-taken": "device-taken",
     "port-taken": "launch-error",
+    "name-unknown": "launch-error",
     "launch-error": "launch-error",
     "fault": "launch-error",
     "hang": "hang",

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from levelfield.contracts.execution import Outcome, Request, Watch
 from levelfield.run.launchers.liveness import Liveness
+from levelfield.run.launchers.look_pace import pause_after
 from levelfield.run.launchers.node_pulse import NodePulse
-from levelfield.run.launchers.node_records import alive_ranks, have_ended, last_records
+from levelfield.run.launchers.node_records import OpenNodes, last_records
 from levelfield.run.launchers.slurm_commands import (
     ENDED,
     FORGOTTEN,
@@ -24,8 +25,7 @@ from levelfield.run.launchers.slurm_commands import (
 )
 from levelfield.run.launchers.slurm_outcome import Intent, outcome_of
 
-STEP_SECONDS = 0.3  # between two looks at the files
-HANG_SECONDS = 0.9  # between two looks at the heartbeats: Liveness counts a second of each at most
+STEP_SECONDS = 0.3  # between two looks at a job that ends
 QUICKEST, SLOWEST = 0.5, 10.0  # seconds between two questions to Slurm: the longer it takes, the fewer they are
 PATIENCE_SECONDS = 300.0  # with a controller that does not answer, once every node has written its last record
 STOP_SECONDS = 120.0  # for the end of a cancelled job; Slurm's own KillWait is 30 s by default
@@ -53,7 +53,7 @@ class JobWatch:
         self._state = UNKNOWN
         self._answered = self._began
         self._liveness: Liveness | None = None
-        self._pulse, self._next_hang = NodePulse(request), 0.0
+        self._pulse, self._open = NodePulse(request), OpenNodes(request)
         self._said = ""
 
     def until_end(self) -> Outcome:
@@ -71,13 +71,14 @@ class JobWatch:
     def _intent(self) -> Intent | None:
         """Return why the platform has to end the job; None once it has ended by itself."""
         while True:
+            began = time.process_time()
             self._watch()
             self._look()
             if self._state.is_ended or self._is_given_up():
                 return None
             if why := self._hopeless() or self._hang():
                 return why
-            time.sleep(STEP_SECONDS)
+            time.sleep(pause_after(time.process_time() - began))
 
     def _look(self) -> None:
         """Ask Slurm for the state when it is time, and say what changed about a job that waits."""
@@ -105,7 +106,7 @@ class JobWatch:
 
     def _is_given_up(self) -> bool:
         """Return whether the training is over by the nodes' records, and Slurm has not answered for long."""
-        return time.monotonic() - self._answered > PATIENCE_SECONDS and have_ended(self._request)
+        return time.monotonic() - self._answered > PATIENCE_SECONDS and not self._open.left()
 
     def _hopeless(self) -> Intent | None:
         if not self._state.is_waiting or self._state.reason not in _HOPELESS:
@@ -114,25 +115,28 @@ class JobWatch:
         return Intent("launch-error", f"Slurm job {self._job.number} waits forever ({reason}): {_HOPELESS[reason]}")
 
     def _hang(self) -> Intent | None:
-        """Return the evidence of a hang. The limits count from the start of the job, and while a rank lives."""
+        """Return why the run cannot go on: a node without a sign, or no step. Limits count from the job's start.
+
+        Each node watches the heartbeats of its own ranks, and ends them.
+        """
         if self._state.word != "RUNNING":
             return None
         self._liveness = self._liveness or Liveness(self._request)
-        if time.monotonic() < self._next_hang:
+        nodes = self._open.left()
+        if not nodes:
             return None
-        self._next_hang = time.monotonic() + HANG_SECONDS
-        alive = alive_ranks(self._request)
-        silent, evidence = self._pulse.look(alive), self._liveness.hang(alive) if alive else None
-        if evidence is None:
-            return None
-        return Intent("node-lost", self._lost(silent, evidence)) if silent else Intent("hang", evidence)
+        if silent := self._pulse.silent(nodes):
+            return Intent("node-lost", self._lost(silent))
+        evidence = self._liveness.hang([])
+        return Intent("hang", evidence) if evidence else None
 
-    def _lost(self, silent: list[int], evidence: str) -> str:
-        """Return what is known about nodes whose ranks and whose own part are silent."""
-        names = [record.name for record in last_records(self._request, self._state.nodes) if record.node_rank in silent]
-        shown = node_states(names)
-        named = (f"{name}{f' (Slurm shows it as {shown[name]})' if name in shown else ''}" for name in names)
-        return f"no sign of {', '.join(named)}: {evidence}"
+    def _lost(self, silent: dict[int, float]) -> str:
+        """Return what is known about nodes that give no sign."""
+        records = [r for r in last_records(self._request, self._state.nodes) if r.node_rank in silent]
+        shown = node_states([record.name for record in records])
+        named = (f"{r.name} (Slurm shows it as {shown[r.name]})" if r.name in shown else r.name for r in records)
+        limit = self._request.heartbeat_seconds
+        return f"no sign of {', '.join(named)} for {max(silent.values()):.0f} s (limit {limit:g} s)"
 
     def _stopped(self, intent: Intent) -> Outcome:
         """Cancel the job, and wait until Slurm has ended all of it."""
@@ -149,7 +153,7 @@ class JobWatch:
 
     def _outcome(self, intent: Intent | None) -> Outcome:
         deadline = time.monotonic() + RECORD_SECONDS
-        while not have_ended(self._request) and time.monotonic() < deadline:
+        while self._open.left() and time.monotonic() < deadline:
             time.sleep(STEP_SECONDS)
         self._watch()
         outcome = outcome_of(self._request, self._job, self._with_user(), intent)

@@ -1,0 +1,107 @@
+"""The launcher around its job: what is written before the submission, lost answers, and runs to take up again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from levelfield.cli.main import main
+from levelfield.contracts.execution import NodeWork, ProcessWork, Request, Submission
+from levelfield.errors import UsageError
+from levelfield.run.launchers import slurm_watch
+from levelfield.run.launchers.slurm import SlurmLauncher
+from planted_slurm import PlantedSlurm, ended
+
+REFUSED = (1, "sbatch: error: Batch job submission failed: Requested node configuration is not available\n")
+LOST = (1, "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n")
+DONE = "COMPLETED|None|alpha\n"
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlantedSlurm:
+    for name in ("STEP_SECONDS", "QUICKEST", "SLOWEST", "RECORD_SECONDS"):
+        monkeypatch.setattr(slurm_watch, name, 0.01)
+    return PlantedSlurm(tmp_path / "slurm", monkeypatch)
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> Request:
+    root = tmp_path / "run"
+    for folder in ("events", "nodes", "logs"):
+        (root / folder).mkdir(parents=True)
+    work = ProcessWork(0, ("train",), {"RANK": "0", "HF_TOKEN": "verysecret"}, "rank0.log")
+    files = {"nodes/job.sbatch": "#!/bin/bash\n", "nodes/node0.json": "{}\n"}
+    sent = Submission("levelfield.run", ("sbatch", "--parsable", str(root / "nodes/job.sbatch")), files)
+    (root / "nodes/node0.record.jsonl").write_text(ended("exited", (0, 0, None)))
+    return Request("slurm", "process", (NodeWork(0, "", (work,)),), str(root / "events"), 60, 60, 30, (), (sent,))
+
+
+def look() -> None:
+    """Nothing is shown."""
+
+
+def test_files_and_number_are_written_and_the_secret_is_not(
+    planted: PlantedSlurm, request_: Request, tmp_path: Path
+) -> None:
+    planted.says("sbatch", "12;alpha\n")
+    planted.says("squeue", DONE)
+    assert SlurmLauncher().execute(request_, look).cause == "exited"
+    nodes = tmp_path / "run" / "nodes"
+    assert (nodes / "job.sbatch").read_text() == "#!/bin/bash\n" and (nodes / "node0.json").read_text() == "{}\n"
+    found = json.loads((nodes / "engine.json").read_text())
+    assert (found["schema"], found["engine"], found["job"], found["cluster"]) == (
+        "levelfield.engine/1", "slurm", "12", "alpha"
+    )  # fmt: skip
+    assert "HF_TOKEN=verysecret" in planted.environment("sbatch")
+    assert not [p for p in (tmp_path / "run").rglob("*") if p.is_file() and "verysecret" in p.read_text()]
+    assert all("--clusters=alpha" in call for call in planted.calls("squeue"))
+
+
+def test_a_refused_job_is_a_failed_launch_even_where_slurm_keeps_it(planted: PlantedSlurm, request_: Request) -> None:
+    planted.says("sbatch", REFUSED)
+    planted.says("squeue", "12\n", "FAILED|BadConstraints|\n")
+    found = SlurmLauncher().execute(request_, look)
+    assert found.cause == "launch-error" and "Requested node configuration is not available" in str(found.evidence)
+
+
+def test_a_job_whose_answer_was_lost_is_found_and_watched(
+    planted: PlantedSlurm, request_: Request, tmp_path: Path
+) -> None:
+    planted.says("sbatch", LOST)
+    planted.says("squeue", "12\n", "RUNNING|None|alpha\n", DONE)
+    assert SlurmLauncher().execute(request_, look).cause == "exited"
+    assert json.loads((tmp_path / "run/nodes/engine.json").read_text())["job"] == "12"
+
+
+def test_a_folder_that_cannot_be_written_is_named(planted: PlantedSlurm, request_: Request, tmp_path: Path) -> None:
+    (tmp_path / "run" / "nodes" / "node0.record.jsonl").unlink()
+    (tmp_path / "run" / "nodes").rmdir()
+    (tmp_path / "run" / "nodes").write_text("no folder")
+    found = SlurmLauncher().execute(request_, look)
+    assert found.cause == "launch-error" and str(tmp_path / "run/nodes") in str(found.evidence)
+    assert planted.calls("sbatch") == []
+
+
+def test_attach_says_which_job_it_watches(planted: PlantedSlurm, request_: Request, tmp_path: Path) -> None:
+    (tmp_path / "run/nodes/engine.json").write_text('{"job": "12", "cluster": null}')
+    planted.says("squeue", DONE)
+    said: list[str] = []
+    assert SlurmLauncher().saying(said.append).attach(request_, look).cause == "exited"
+    assert said == ["attached to Slurm job 12"] and planted.calls("sbatch") == []
+
+
+@pytest.mark.parametrize("engine", [None, "", "[]", '{"job": "12; rm -rf"}', '{"job": 12}'])
+def test_attach_without_a_job_is_refused(
+    planted: PlantedSlurm, request_: Request, tmp_path: Path, engine: str | None
+) -> None:
+    if engine is not None:
+        (tmp_path / "run/nodes/engine.json").write_text(engine)
+    with pytest.raises(UsageError, match="found no job of Slurm"):
+        SlurmLauncher().attach(replace(request_), look)
+
+
+def test_attach_stands_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--attach", "latest", "--case", "gpt3_6.7B:torch"]) == 2
+    assert "--attach: found --case, --suite or --dry-run beside it" in " ".join(capsys.readouterr().err.split())
