@@ -29,12 +29,19 @@ def quick(name: str, *more: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", NO_FRAMEWORK)
+# Their figures are read below; `make thorough` runs them once more for what they print.
+WITH_FIGURES = ("corpus_opening", "initial_weights", "store_speed")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.thorough] if n in WITH_FIGURES else []) for n in NO_FRAMEWORK],
+)
 def test_a_benchmark_runs_and_prints_figures(name: str) -> None:
     assert any(character.isdigit() for character in quick(name))
 
 
-@pytest.mark.parametrize("name", ["corpus_opening", "initial_weights", "store_speed"])
+@pytest.mark.parametrize("name", WITH_FIGURES)
 def test_its_figures_are_positive_numbers(name: str) -> None:
     figures = json.loads(quick(name, "--json"))
     assert figures and all(value > 0 for value in figures.values())
