@@ -118,7 +118,7 @@ def _lines(plan: Plan, request: Request, paths: RunPaths) -> Iterator[str]:
     yield f"environment  {_place(plan)}"
     if plan.environment.lacking:
         yield f"             CANNOT BE MADE here: {plan.environment.lacking}"
-    yield from _preflight(plan)
+    yield from _preflight(plan, paths)
     yield f"run          {paths.root}"
     yield "files        plan.json request.json job.json provenance.json events/ telemetry.jsonl logs/"
     yield "             outcome.json status.json result.json report.md"
@@ -136,12 +136,13 @@ def _lines(plan: Plan, request: Request, paths: RunPaths) -> Iterator[str]:
     yield f"             removed variables: {' '.join(request.removed_variables) or 'every variable of this host'}"
 
 
-def _preflight(plan: Plan) -> Iterator[str]:
+def _preflight(plan: Plan, paths: RunPaths) -> Iterator[str]:
     """Return what runs before the training: the same launch with another program."""
     if plan.preflight is None:
         return
+    request, _ = _request(plan_of(plan), paths.root.parent)
     ranks = f"{plan.hardware.nodes} x {plan.hardware.devices_per_node} ranks"
-    yield f"before it    a preflight of {ranks}: {shlex.join(plan_of(plan).implementation.argv)}"
+    yield f"before it    a preflight of {ranks}: {shlex.join(request.nodes[0].processes[0].argv)}"
     if plan.preflight.quiet:
         yield "             no training beside others on a device or on the processors"
 

@@ -14,7 +14,8 @@ from levelfield.measure.peer_comparison import (
     compare_earlier,
     compare_peers,
 )
-from levelfield.rundir.preflight_events import CHECKS, PRODUCT, PreflightFacts
+from levelfield.rundir.preflight_events import PreflightFacts
+from levelfield.rundir.preflight_nodes import CHECKS, PRODUCT
 from levelfield.specs.preflight_report import Fact, NodeReport, PairReport, PreflightFinding, PreflightWord, Rate
 
 FIGURES = tuple(figure for figures in CHECKS.values() for figure in figures)
@@ -28,7 +29,8 @@ SETTINGS = {
 }  # fmt: skip
 MOST_DRIFT_PPM = 1000.0  # a kernel corrects a clock by 500 ppm at most; a clock that is being set runs faster
 MOST_APART_SECONDS = 60.0  # of a node's time of day and this machine's, beside the time of the launch itself
-Earlier = Mapping[str, Sequence[Mapping[str, float]]]  # rates of earlier preflights by node, the oldest first
+Rates = Mapping[str, float]
+Earlier = Mapping[str, Sequence[Rates]]  # rates of earlier preflights by node, the oldest first
 NANOSECONDS = 1e9
 
 
@@ -137,15 +139,24 @@ def _wrong(facts: PreflightFacts) -> Iterator[PreflightFinding]:
 
 def _slower_than_earlier(nodes: Sequence[NodeReport], earlier: Earlier) -> Iterator[PreflightFinding]:
     for node in nodes:
-        for figure, rate in node.rates.items():
-            known = [rates[figure] for rates in earlier.get(node.name, ()) if figure in rates]
-            found = compare_earlier(rate.value, known, rate.spread or 0.0) if rate.value is not None else None
-            if found:
-                sentence = (
-                    f"{node.name}: {figure} is {1 - found.ratio:.0%} below the median of its {len(known)} earlier "
-                    f"preflights; at most {1 - found.limit:.0%} is in line"
-                )
-                yield PreflightFinding(kind="slow", nodes=(node.name,), figure=figure, sentence=sentence)
+        values = rates_kept(node)
+        spreads = {figure: node.rates[figure].spread or 0.0 for figure in values}
+        yield from slower_than_earlier(node.name, values, earlier.get(node.name, ()), spreads)
+
+
+def slower_than_earlier(
+    name: str, values: Rates, earlier: Sequence[Rates], spreads: Rates | None = None
+) -> Iterator[PreflightFinding]:
+    """Return a finding for each rate that lies below its earlier values. spreads: of the repeats, by figure."""
+    for figure, value in values.items():
+        known = [rates[figure] for rates in earlier if figure in rates]
+        found = compare_earlier(value, known, (spreads or {}).get(figure, 0.0))
+        if found:
+            sentence = (
+                f"{name}: {figure} is {1 - found.ratio:.0%} below the median of its {len(known)} earlier preflights; "
+                f"at most {1 - found.limit:.0%} is in line"
+            )
+            yield PreflightFinding(kind="slow", nodes=(name,), figure=figure, sentence=sentence)
 
 
 def _of_peers(figure: str, found: PeerFinding, peers: int) -> PreflightFinding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from levelfield.report.escapes import one_line
 from levelfield.report.words import NONE, WIDTH, wrapped
 from levelfield.specs.preflight_report import NodeReport, PairReport, PreflightReport
 
@@ -17,13 +18,14 @@ _UNITS = {"B/s": ("GB/s", 1e9), "1/s": ("10^6/s", 1e6), "FLOP/s": ("TFLOP/s", 1e
 def preflight_lines(report: PreflightReport) -> list[str]:
     """Return the report in lines of at most 80 columns."""
     kind = "short preflight" if report.short else "preflight"
-    lines = [f"{kind} of {len(report.nodes)} node(s) by {report.launcher}, {report.framework}", f"{report.word}"]
+    of = f" of {len(report.nodes)} node(s)" if report.nodes else ""
+    lines = [f"{kind}{of} by {report.launcher}, {report.framework}", f"{report.word}"]
     if report.evidence:
         lines.append(report.evidence)
     lines += [f"! {finding.sentence}" for finding in report.faults]
     lines += [f"remark: {finding.sentence}" for finding in report.remarks]
     tables = [*_rates(report.nodes), *_collectives(report), *_pairs(report.pairs)]
-    return [*(wrapped(line, 2) for line in lines), *(line[:WIDTH] for line in tables)]
+    return [*(wrapped(one_line(line), 2) for line in lines), *(line[:WIDTH] for line in tables)]
 
 
 def _rates(nodes: Sequence[NodeReport]) -> Iterator[str]:
@@ -32,7 +34,7 @@ def _rates(nodes: Sequence[NodeReport]) -> Iterator[str]:
         shown = nodes[first : first + _PER_TABLE]
         figures = list(dict.fromkeys(figure for node in shown for figure in node.rates))
         yield ""
-        yield f"{'median of repeats':<24}" + "".join(f"{node.name[:10]:>11}" for node in shown)
+        yield f"{'median of repeats':<24}" + "".join(f"{one_line(node.name)[:10]:>11}" for node in shown)
         for figure in figures:
             unit = next(node.rates[figure].unit for node in shown if figure in node.rates)
             name, scale = _UNITS.get(unit, (unit, 1.0))
@@ -47,17 +49,18 @@ def _value(node: NodeReport, figure: str, scale: float) -> str:
 
 
 def _collectives(report: PreflightReport) -> Iterator[str]:
-    yield ""
     if report.collectives_missing:
-        yield f"collectives: not measured: {report.collectives_missing}"
+        yield from ("", f"collectives: not measured: {one_line(report.collectives_missing)}")
+    if not report.collectives:
         return
-    ranks = report.collectives[0].ranks if report.collectives else 0
+    yield ""
+    ranks = report.collectives[0].ranks
     barrier = f", barrier {_time(report.barrier_seconds)}" if report.barrier_seconds else ""
-    yield f"collectives of {ranks} ranks by {report.backend}{barrier}; GB/s"
+    yield f"collectives of {ranks} ranks by {one_line(str(report.backend))[:20]}{barrier}; GB/s"
     yield f"{'':<16}{'size':>10}{'time':>12}{'algorithm':>12}{'bus':>10}  values"
     for row in report.collectives:
         yield (
-            f"{row.operation:<16}{size(row.bytes):>10}{_time(row.seconds):>12}"
+            f"{one_line(row.operation)[:15]:<16}{size(row.bytes):>10}{_time(row.seconds):>12}"
             f"{row.algorithm_bytes_per_second / _GIGA:>12.4g}{row.bus_bytes_per_second / _GIGA:>10.4g}  "
             f"{'right' if row.wrong is None else 'WRONG'}"
         )
@@ -72,7 +75,7 @@ def _pairs(pairs: Sequence[PairReport]) -> Iterator[str]:
     ordered = sorted(pairs, key=lambda pair: (-pair.bytes, pair.bytes_per_second))
     for pair in ordered[:_SHOWN_PAIRS]:
         yield (
-            f"{' to '.join(pair.members)[:33]:<34}{size(pair.bytes):>10}{_time(pair.seconds):>12}"
+            f"{one_line(' to '.join(pair.members))[:33]:<34}{size(pair.bytes):>10}{_time(pair.seconds):>12}"
             f"{pair.bytes_per_second / _GIGA:>10.4g}  {'right' if pair.wrong is None else 'WRONG'}"
         )
     if len(pairs) > _SHOWN_PAIRS:

@@ -18,7 +18,15 @@ from levelfield.catalog.machine import devices_of
 from levelfield.contracts.execution import Launcher, Outcome, ReadyRuntime
 from levelfield.contracts.vendor import Vendor
 from levelfield.errors import RunFailed
-from levelfield.judge.node_comparison import DeviceState, Earlier, findings, rates_kept, word_of
+from levelfield.judge.group_comparison import GROUP, group_rates
+from levelfield.judge.node_comparison import (
+    DeviceState,
+    Earlier,
+    findings,
+    rates_kept,
+    slower_than_earlier,
+    word_of,
+)
 from levelfield.judge.status import last_line
 from levelfield.run.device_locks import DeviceInUse, DeviceLocks, devices_locked
 from levelfield.run.launchers import LOCAL, means, speaking
@@ -121,13 +129,18 @@ def _progress(plan: Plan, paths: RunPaths, say: Say) -> Callable[[], None]:
 def _report(plan: Plan, paths: RunPaths, launched: _Launched, devices: Sequence[DeviceState]) -> PreflightReport:
     facts = read_preflight(paths, plan)
     kind = _kind(plan)
-    earlier: Earlier = {node.name: earlier_rates(_identity(plan, node.name), kind) for node in facts.nodes}
+    names = [_identity(plan, node.name) for node in facts.nodes]
+    group, rates = " ".join(sorted(names)), group_rates(facts)
+    earlier: Earlier = {node.name: earlier_rates(name, kind) for node, name in zip(facts.nodes, names, strict=True)}
     found = findings(facts, earlier, launched.wall_ns, devices)
+    found += slower_than_earlier(GROUP, rates, earlier_rates(group, f"{kind}\0group"))
     evidence = _evidence(launched.outcome, paths)
     word: PreflightWord = "failed" if evidence else word_of(found, facts.nodes, earlier)
     if evidence is None:
-        for node in facts.nodes:
-            keep_rates(_identity(plan, node.name), kind, rates_kept(node))
+        for node, name in zip(facts.nodes, names, strict=True):
+            keep_rates(name, kind, rates_kept(node))
+        if rates:
+            keep_rates(group, f"{kind}\0group", rates)
     return PreflightReport(
         **_head(plan),
         word=word,

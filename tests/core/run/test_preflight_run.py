@@ -124,6 +124,20 @@ def test_all_nodes_slow_are_found_by_their_earlier_preflights(of: Of) -> None:
     assert "50% below the median of its 7 earlier preflights" in report.faults[0].sentence
 
 
+def test_a_slow_network_is_found_by_earlier_preflights_of_the_same_nodes(of: Of) -> None:
+    """Two good nodes with a slow link: no peer shows it."""
+    pairs = [([0, 1], 2**20, 0.001)]
+    for _ in range(6):
+        assert of(nodes(2), pairs=pairs).word == "in line"
+    report = of(nodes(2), pairs=[([0, 1], 2**20, 0.01)])
+    assert named(report) == {("slow", ("all nodes together",))}
+    assert "messages of 1048576 bytes in pairs is 90% below the median of its 6" in report.faults[0].sentence
+    slower = of(nodes(2), pairs=pairs, slower=10.0)
+    assert {finding.figure.split()[0] for finding in slower.faults} == {
+        "all_reduce", "all_gather", "reduce_scatter", "broadcast",
+    }  # fmt: skip
+
+
 def test_one_node_without_earlier_preflights_is_compared_with_nothing(of: Of) -> None:
     words = [of(nodes(1), devices=2).word for _ in range(6)]
     assert words == ["not compared"] * 5 + ["in line"]
