@@ -70,6 +70,12 @@ class SimulatedCluster:
             for each in self._changes:
                 each.put(line)
 
+    def is_seen(self) -> None:
+        """Wait until a watch has sent everything."""
+        while not self._changes or not all(each.empty() for each in self._changes):
+            time.sleep(0.02)
+        time.sleep(0.3)
+
     def created(self, path: str, document: Fields) -> None:
         where = f"{path}/{document['metadata']['name']}"
         kept = {**document, "metadata": {**document["metadata"], "uid": f"uid-{len(self.objects)}"}}

@@ -35,6 +35,7 @@ class Cluster:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.mark = folder, uuid.uuid4().hex
+        self.said: list[str] = []
         self.kubelet = Kubelet(folder / "pods", self.mark)
         self.api = SimulatedCluster(self.kubelet.play)
         self.paths = RunPaths(folder / "runs" / "a-run")
@@ -56,7 +57,7 @@ class Cluster:
     def execute(self, plan: Plan, watch: Callable[[], None] = lambda: None) -> Outcome:
         with served(self.api, self.folder) as config:
             self._monkeypatch.setenv("KUBECONFIG", str(config))
-            return KubernetesLauncher().execute(self.request(plan), watch)
+            return KubernetesLauncher().saying(self.said.append).execute(self.request(plan), watch)
 
     def steps(self, rank: int) -> list[int]:
         lines = (self.paths.events / f"rank{rank}.jsonl").read_text().splitlines()
@@ -99,6 +100,7 @@ def played(*statuses: dict[str, Any], then: Callable[[SimulatedCluster], None] =
     def play(api: SimulatedCluster) -> None:
         for index, status in enumerate(statuses):
             api.pod(index, status, "ADDED")
+        api.is_seen()
         then(api)
 
     return play
@@ -165,7 +167,7 @@ def test_an_interrupt_deletes_the_job_and_ends_every_process(cluster: Cluster) -
     assert outcome.cause == "interrupted"
     assert {node.word for node in outcome.nodes} <= {"stopped", "ended"}
     assert cluster.api.objects == {} and cluster.left() == []
-    assert all("last word" not in node.missing for node in outcome.nodes), outcome.nodes
+    assert all("last record" not in node.missing for node in outcome.nodes), outcome.nodes
 
 
 def test_a_step_that_never_ends_is_a_hang(cluster: Cluster) -> None:
@@ -226,14 +228,13 @@ def test_what_the_cluster_does_to_a_pod_has_its_word(
     outcome = cluster.execute(cluster.plan())
     assert (outcome.cause, outcome.nodes[1].word) == (cause, word), outcome
     assert said in str(outcome.evidence) and "node1" in str(outcome.evidence)
-    assert outcome.nodes[0].word == "stopped" and "last word" in outcome.nodes[0].missing
+    assert outcome.nodes[0].word == "stopped" and "last record" in outcome.nodes[0].missing
     assert outcome.oom_kills == (1 if "OOMKilled" in said else 0)
     assert cluster.api.objects == {}
 
 
 def test_a_job_that_somebody_else_deletes_is_cancelled(cluster: Cluster) -> None:
     def delete(api: SimulatedCluster) -> None:
-        time.sleep(0.3)
         path = next(path for path in api.objects if "/jobs/" in path)
         api.deleted(path)
 
@@ -328,7 +329,7 @@ def test_an_object_that_cannot_be_deleted_is_named_with_the_command(cluster: Clu
     assert f"run `kubectl -n benchmarks delete job/{name}`" in outcome.warnings[0]
 
 
-def test_waiting_is_said_with_its_reason(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_waiting_is_said_with_its_reason(cluster: Cluster) -> None:
     full = {
         "type": "PodScheduled",
         "status": "False",
@@ -342,5 +343,5 @@ def test_waiting_is_said_with_its_reason(cluster: Cluster, capsys: pytest.Captur
 
     cluster.api = SimulatedCluster(played(pending, pending, then=interrupt))
     assert cluster.execute(cluster.plan()).cause == "interrupted"
-    said = capsys.readouterr().err
-    assert said.count("2 of 2 pods: Unschedulable: 0/3 nodes") == 1 and "\x1b" not in said
+    assert [said for said in cluster.said if "2 of 2 pods: Unschedulable: 0/3 nodes" in said] == cluster.said[-1:]
+    assert "\x1b" not in "".join(cluster.said)

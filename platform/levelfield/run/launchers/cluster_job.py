@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -124,13 +123,14 @@ def wait_for(done: Callable[[], bool], seconds: float, step_seconds: float = 0.2
 
 
 class Sayings:
-    """Sentences about the cluster for the terminal, each once until it changes."""
+    """Sentences about the cluster, each once until it changes."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
         self._said: Sequence[str] = ()
 
     def say(self, sentences: Sequence[str]) -> None:
         for sentence in sentences:
             if sentence not in self._said:
-                print(f"kubernetes: {printable(one_line(sentence))}", file=sys.stderr, flush=True)
+                self._say(f"kubernetes: {printable(one_line(sentence))}")
         self._said = tuple(sentences)

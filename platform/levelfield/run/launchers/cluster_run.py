@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from levelfield.contracts.execution import Cause, NodeWork, Outcome, Request, Watch
+from levelfield.contracts.execution import Cause, NodeWord, NodeWork, Outcome, Request, Watch
 from levelfield.errors import UsageError
 from levelfield.run.launchers.cluster_api import ClusterApi, ClusterRefusal, ClusterSilence
-from levelfield.run.launchers.cluster_ends import ends_of_nodes, node_ends
+from levelfield.run.launchers.cluster_ends import node_ends
 from levelfield.run.launchers.cluster_job import GONE_SECONDS, ClusterJob, Sayings, wait_for
 from levelfield.run.launchers.cluster_objects import RUN_LABEL
 from levelfield.run.launchers.liveness import Liveness
@@ -23,15 +24,15 @@ JOB_SECONDS = 5.0  # between two readings of the main object
 SETTLE_SECONDS = 5.0  # after a first failure: for other pods' reasons, and the rest of the logs
 
 
-def run_on_cluster(request: Request, watch: Watch) -> Outcome:
+def run_on_cluster(request: Request, watch: Watch, say: Callable[[str], None]) -> Outcome:
     """Run the request's manifest and return how it ended. What was created is deleted before it returns."""
     job = ClusterJob(request)
     try:
         api = ClusterApi(job.context, connections=len(request.nodes) + 8)
     except UsageError as error:
-        return Outcome("launch-error", (), str(error), nodes=node_ends(request, {}, "unreachable", None))
+        return Outcome("launch-error", (), str(error), nodes=node_ends(request, {}, "unreachable")[0])
     try:
-        return ClusterRun(request, job, api).run(watch)
+        return ClusterRun(request, job, api, say).run(watch)
     finally:
         api.close()
 
@@ -39,7 +40,7 @@ def run_on_cluster(request: Request, watch: Watch) -> Outcome:
 class ClusterRun:
     """The watch over one run's pods and files, until one cause ends it."""
 
-    def __init__(self, request: Request, job: ClusterJob, api: ClusterApi) -> None:
+    def __init__(self, request: Request, job: ClusterJob, api: ClusterApi, say: Callable[[str], None]) -> None:
         self._request, self._job, self._api = request, job, api
         self._pods = PodWatch(api, job.namespace, f"{RUN_LABEL}={job.name}")
         self._streams = "--stream" in next(iter(request.submissions[0].files.values()))
@@ -47,7 +48,7 @@ class ClusterRun:
         self._logs: dict[int, PodLog] = {}
         self._liveness: Liveness | None = None
         self._looked = 0.0
-        self._sayings = Sayings()
+        self._sayings = Sayings(say)
 
     def run(self, watch: Watch) -> Outcome:
         """Create, watch, delete. The first cause is the outcome's, whatever follows from it."""
@@ -140,8 +141,7 @@ class ClusterRun:
             return None
         if self._pods.silence or any(self._logs[node].silence for node in running if node in self._logs):
             return None
-        alive = [work.rank for node in running for work in self._request.nodes[node].processes]
-        return self._liveness.hang(alive)
+        return self._liveness.hang([])  # each node watches its ranks' heartbeats itself
 
     def _follow(self, states: dict[int, PodState]) -> None:
         """Begin to receive the files of each node whose pod has started."""
@@ -180,17 +180,18 @@ class ClusterRun:
         killed = sum(state.out_of_memory for state in states.values())
         told = "the kubelet reports that a container ran out of memory (OOMKilled)" if killed else None
         faults = {node: log.fault for node, log in self._logs.items() if log.fault}
-        nodes = node_ends(self._request, states, _word_of_others(cause), self._root)
+        nodes, ends = node_ends(self._request, states, _word_of_others(cause, states))
         nodes = tuple(replace(each, detail=faults.get(each.node_rank, each.detail)) for each in nodes)
-        return Outcome(
-            cause, ends_of_nodes(self._request, self._root), evidence, killed, told, tuple(left), nodes=nodes
-        )
+        return Outcome(cause, ends, evidence, killed, told, tuple(left), nodes=nodes)
 
     def _called(self, node: int) -> str:
         work: NodeWork = self._request.nodes[node]
         return work.name or f"node{node}"
 
 
-def _word_of_others(cause: Cause) -> str:
-    """Return the word of a node that did not end by itself."""
-    return {"time-limit": "time-limit", "cancelled": "cancelled", "preempted": "preempted"}.get(cause, "stopped")
+def _word_of_others(cause: Cause, states: Mapping[int, PodState]) -> NodeWord:
+    """Return the word of a node whose pod has none of its own: the whole job's, or stopped for another pod."""
+    words: dict[Cause, NodeWord] = {"time-limit": "time-limit", "cancelled": "cancelled", "preempted": "preempted"}
+    word = words.get(cause, "stopped")
+    is_of_one = word != "cancelled" and any(state.word == word for state in states.values())
+    return "stopped" if is_of_one else word

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,8 @@ import yaml
 from levelfield.contracts.execution import NodeSource, NodeWork, Outcome, Request, Submission, Watch
 from levelfield.errors import UsageError
 from levelfield.node import pod_start
-from levelfield.run.launchers.carried_code import carried_code
 from levelfield.run.launchers.cluster_objects import JobManifest, first_pod, object_name, objects_of
+from levelfield.run.launchers.code_archive import code_archive
 from levelfield.run.launchers.node_content import node_content, request_for_nodes, secrets_of
 from levelfield.run.launchers.pod_template import PodNeeds
 from levelfield.run.runtimes.node_runtime import launch_of
@@ -44,6 +47,13 @@ class KubernetesLauncher:
 
     name = "kubernetes"
 
+    def __init__(self, say: Callable[[str], None] = lambda sentence: None) -> None:
+        self._say = say
+
+    def saying(self, say: Callable[[str], None]) -> KubernetesLauncher:
+        """Return the same launcher with a place for its sentences about what the pods wait for."""
+        return KubernetesLauncher(say)
+
     def runtime(self, plan: Plan) -> PodRuntime:
         return PodRuntime(plan)
 
@@ -66,7 +76,7 @@ class KubernetesLauncher:
         # imported here: the client loads in a second, and a dry run does without it
         from levelfield.run.launchers.cluster_run import run_on_cluster
 
-        return run_on_cluster(request, watch)
+        return run_on_cluster(request, watch, self._say)
 
 
 def _check(plan: Plan, paths: RunPaths) -> None:
@@ -116,10 +126,16 @@ def _manifest_of(plan: Plan, works: dict[str, str]) -> JobManifest:
         nodes=plan.hardware.nodes,
         needs=_needs(plan, site),
         works=works,
-        code=carried_code(Path(plan.implementation.folder)),
+        code=_code(plan.implementation.folder),
         start=Path(pod_start.__file__).read_text(encoding="utf-8"),
         deadline_seconds=_deadline(plan),
     )
+
+
+@cache
+def _code(implementation: str) -> bytes:
+    """Return Levelfield's code in as few bytes as a ConfigMap needs. The same code gives the same bytes."""
+    return gzip.compress(code_archive(Path(implementation)), mtime=0)
 
 
 def _needs(plan: Plan, site: KubernetesSite) -> PodNeeds:

@@ -1,0 +1,231 @@
+"""The manifest of each kind against the published schemas and models, with planted faults that they must find."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from kubeflow_trainer_api import models
+from levelfield.catalog.registry import Registry
+from levelfield.contracts.execution import Request
+from levelfield.errors import UsageError
+from levelfield.node import pod_start
+from levelfield.node.code_digest import code_digest
+from levelfield.run.launchers.cluster_objects import MOST_DATA_BYTES, divided, object_name
+from levelfield.run.launchers.kubernetes import KubernetesLauncher
+from levelfield.specs.launch import LaunchPlan
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.site import KubernetesSite, Site
+from levelfield.testing.rehearsal import DRILL
+from plans import make_plan
+
+VERSION = "1.37"
+MODELS = {"TrainJob": models.TrainerV1alpha1TrainJob, "JobSet": models.JobsetV1alpha2JobSet}
+CHECKED = {"ConfigMap", "Service", "Job", "Secret"}
+WHOLE = {
+    "queue": "gpus",
+    "service_account": "trainer",
+    "node_selector": {"gpu": "H100"},
+    "tolerations": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}, {"operator": "Exists"}],
+    "devices": "nvidia.com/gpu",
+    "resources": {"rdma/hca": 1, "cpu": 8},
+    "shared_memory_bytes": 2**30,
+}
+RESTART_POLICIES = {"Never", "OnFailure"}
+Fields = dict[str, Any]
+
+
+def request_for(kind: str = "job", nodes: int = 2, root: str = "/shared/runs/a-run", **site: Any) -> Request:
+    fields = {"namespace": "benchmarks", "image": "example.org/image:1", "kind": kind, **site}
+    launch = LaunchPlan(launcher="kubernetes", site=Site(kubernetes=KubernetesSite.model_validate(fields)))
+    registry = Registry([DRILL, DRILL / "hosts"])
+    given = {"scale": "smoke", "environment": {"A_TOKEN": "s3cret"}, "assume": True}
+    plan = make_plan(registry, f"drill:drill:drill:{nodes}:{4 // nodes}", **given)
+    plan = plan.model_copy(update={"launch": launch})
+    launcher = KubernetesLauncher()
+    return launcher.request(plan, RunPaths(Path(root)), launcher.runtime(plan))
+
+
+def documents_of(request: Request) -> list[Fields]:
+    return list(yaml.safe_load_all(request.submissions[0].files["manifest.yaml"]))
+
+
+def check(document: Fields) -> None:
+    """Check an object by its published schema or model. Raises where it has an unknown kind, key, type or word."""
+    kind = document.get("kind")
+    if kind in MODELS:
+        kept = MODELS[kind].from_dict(copy.deepcopy(document)).to_dict()
+        assert kept == document, f"{kind}: the model drops or changes a key"
+        for template in pod_templates(document):
+            check_pod(template)
+    else:
+        assert kind in CHECKED, f"found the kind {kind!r}: the validator passes what it does not know"
+        kubernetes_validate.validate(document, VERSION, strict=True)
+        if kind == "Job":
+            check_pod(document["spec"]["template"])
+
+
+def check_pod(template: Fields) -> None:
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": template["spec"]}
+    kubernetes_validate.validate(pod, VERSION, strict=True)
+    assert template["spec"]["restartPolicy"] in RESTART_POLICIES
+    mounted = {m["name"] for c in template["spec"]["containers"] for m in c["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in template["spec"]["volumes"]}
+
+
+def pod_templates(document: Fields) -> list[Fields]:
+    if document["kind"] == "JobSet":
+        return [job["template"]["spec"]["template"] for job in document["spec"]["replicatedJobs"]]
+    return []  # a TrainJob has patches of a pod, which the model checks
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "trainjob"])
+@pytest.mark.parametrize("site", [{}, WHOLE, {"claim": "runs", "claim_folder": "/shared"}])
+def test_each_kind_passes_its_published_schema(kind: str, site: Fields) -> None:
+    documents = documents_of(request_for(kind, **site))
+    for document in documents:
+        check(document)
+    assert [d["kind"] for d in documents][-1].lower() == kind
+    assert len({d["metadata"]["name"] for d in documents if d["kind"] == "ConfigMap"}) == 2
+    assert {d["metadata"]["namespace"] for d in documents} == {"benchmarks"}
+
+
+def spec_of(document: Fields) -> Fields:
+    """The spec with the pod template, in a Job or a JobSet."""
+    jobs = document["spec"].get("replicatedJobs")
+    return jobs[0]["template"]["spec"] if jobs else document["spec"]
+
+
+FAULTS: dict[str, Callable[[Fields], Any]] = {
+    "an unknown key": lambda d: spec_of(d).update(completionmode="Indexed"),
+    "a wrong type": lambda d: spec_of(d).update(parallelism="two"),
+    "an unknown key of the pod": lambda d: spec_of(d)["template"]["spec"].update(tolerate=[]),
+    "an unknown word": lambda d: spec_of(d)["template"]["spec"].update(restartPolicy="Sometimes"),
+    "an unknown kind": lambda d: d.update(kind="PyTorchJob"),
+    "a volume that is mounted nowhere": lambda d: spec_of(d)["template"]["spec"]["volumes"].append(
+        {"name": "lost", "emptyDir": {}}
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_checks_find_planted_faults(kind: str, fault: str) -> None:
+    document = documents_of(request_for(kind))[-1]
+    check(document)
+    FAULTS[fault](document)
+    with pytest.raises(Exception, match=r".+"):
+        check(document)
+
+
+@pytest.mark.parametrize("broken", ["runtimeRef", "numNodes", "podSpec"])
+def test_the_checks_find_planted_faults_of_a_trainjob(broken: str) -> None:
+    document = documents_of(request_for("trainjob", **WHOLE))[-1]
+    check(document)
+    job = document["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
+    changes: dict[str, Callable[[], Any]] = {
+        "runtimeRef": lambda: document["spec"].pop("runtimeRef"),
+        "numNodes": lambda: document["spec"]["trainer"].update(numNodes="2"),
+        "podSpec": lambda: job["template"]["spec"]["template"]["spec"].update(hostNetwork=True),
+    }
+    changes[broken]()
+    with pytest.raises((ValueError, AssertionError)):
+        check(document)
+
+
+def test_all_pods_start_together_and_none_again() -> None:
+    spec = documents_of(request_for(nodes=4))[-1]["spec"]
+    assert (spec["completions"], spec["parallelism"], spec["backoffLimit"]) == (4, 4, 0)
+    assert spec["completionMode"] == "Indexed"
+    assert {rule["action"] for rule in spec["podFailurePolicy"]["rules"]} == {"FailJob"}
+    jobset = documents_of(request_for("jobset", nodes=4))[-1]
+    assert jobset["spec"]["failurePolicy"] == {"maxRestarts": 0} and spec_of(jobset)["completions"] == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "host"), [("job", "{}-0.{}"), ("jobset", "{}-node-0-0.{}"), ("trainjob", "{}-node-0-0.{}")]
+)
+def test_the_first_node_has_the_name_of_its_pod(kind: str, host: str) -> None:
+    request = request_for(kind)
+    name = object_name("run-id")
+    assert request.nodes[0].address == host.format(name, name)
+    assert request.nodes[0].address in request.submissions[0].files["manifest.yaml"]
+    assert {p.environment["MASTER_ADDR"] for node in request.nodes for p in node.processes} == {"{first_node}"}
+
+
+def test_names_fit_the_limit_of_a_host_s_name() -> None:
+    name = object_name("20261121T081428Z_flagperf_llama3_8b+derived_megatron_nvidia_02eb2c")
+    assert len(f"{name}-node-0-999-abcde") <= 63 and name == name.lower() and "_" not in name
+    assert name != object_name("20261121T081428Z_flagperf_llama3_8b+derived_megatron_nvidia_02eb2d")
+
+
+def test_the_request_is_equal_twice_and_every_rank_is_in_it() -> None:
+    first, second = request_for(nodes=4), request_for(nodes=4)
+    assert first == second
+    works = [
+        json.loads(text)
+        for d in documents_of(first)
+        if "-work-" in d["metadata"]["name"]
+        for text in d["data"].values()
+    ]
+    assert [process["rank"] for work in works for process in work["processes"]] == list(range(4))
+    assert [work["node_rank"] for work in works] == [0, 1, 2, 3]
+    assert {work["root"] for work in works} == {"/levelfield/local/run"} and "job.json" in works[0]["files"]
+
+
+def test_with_a_claim_the_pods_write_the_run_directory_itself() -> None:
+    request = request_for(claim="runs", claim_folder="/shared")
+    pod = documents_of(request)[-1]["spec"]["template"]["spec"]
+    assert {"name": "runs", "persistentVolumeClaim": {"claimName": "runs"}} in pod["volumes"]
+    assert "--stream" not in pod["containers"][0]["args"]
+    work = json.loads(documents_of(request)[1]["data"]["node0.json"])
+    assert work["root"] == "/shared/runs/a-run" and "files" not in work
+
+
+@pytest.mark.parametrize(
+    ("site", "said"),
+    [
+        ({"image": None}, "kubernetes.image: found none"),
+        ({"kind": "trainjob", "host_network": True}, "a TrainJob has no such field"),
+        ({"claim": "runs", "claim_folder": "/elsewhere"}, "expected it below /elsewhere"),
+    ],
+)
+def test_a_site_file_that_lacks_a_part_is_refused(site: Fields, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        request_for(**{"kind": "job", **site})
+
+
+def test_many_nodes_need_several_configmaps() -> None:
+    works = {f"node{n}.json": "x" * 20_000 for n in range(100)}
+    parts = divided(works)
+    assert len(parts) == 3 and {k: v for part in parts for k, v in part.items()} == works
+    assert all(sum(len(k) + len(v) for k, v in part.items()) <= MOST_DATA_BYTES for part in parts)
+
+
+def test_the_carried_code_is_the_code_of_the_plan(tmp_path: Path) -> None:
+    held = base64.b64decode(documents_of(request_for())[0]["binaryData"]["code.tar.gz"])
+    with tarfile.open(fileobj=io.BytesIO(held)) as archive:
+        archive.extractall(tmp_path, filter="data")
+    script = "import sys; from pathlib import Path; from levelfield.node.code_digest import code_digest; "
+    script += "print(code_digest(Path(sys.argv[1])))"
+    argv = [sys.executable, "-c", script, str(tmp_path / "models" / "drill")]
+    own = {"PYTHONPATH": str(tmp_path / "platform")}
+    done = subprocess.run(argv, env=own, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == code_digest(DRILL / "models" / "drill")
+    assert len(base64.b64encode(held)) < MOST_DATA_BYTES
+
+
+def test_a_first_node_without_an_address_ends_the_pod(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert pod_start.address_of("localhost", 1.0) in ("127.0.0.1", "::1")
+    assert pod_start.address_of("nothing.invalid", 0.0) is None
