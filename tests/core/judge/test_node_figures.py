@@ -231,3 +231,19 @@ def test_the_ranks_and_devices_of_each_node(run: RunPaths) -> None:
     first, second = node_parts(read_plan(run), read_raw(run))
     assert (first.name, list(first.ranks), first.indices) == ("node0", [0], ("0",))
     assert (second.name, list(second.ranks), second.device("0")) == ("node1", [1], "node1/0")
+
+
+def test_the_slowest_step_has_the_telemetry_of_the_node_whose_clock_counts(run: RunPaths) -> None:
+    """The longest window is rank 1's, and on node1 other programs ran."""
+    spread(run)
+    of_node1(run, lambda line: line["host"].update(own_seconds=line["host"]["own_seconds"] / 4))
+    last = read_plan(run).work.window.last_step
+
+    def later(events: list[Event]) -> list[Event]:
+        return [{**e, "end_ns": e["end_ns"] + 1000} if e.get("step", 0) >= last else e for e in events]
+
+    edit(run.events / "rank1.jsonl", later)
+    found = collect(run).disturbance
+    assert found is not None
+    others = found.slowest.telemetry[0]
+    assert others.what == "other programs" and others.in_window == pytest.approx(0.75)
