@@ -22,7 +22,7 @@ def test_the_hosts_are_reached(hosts: Cluster, tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "hosts.json").write_text(
         json.dumps({"schema": "levelfield.hosts/1", "hosts": [{"name": name} for name in hosts.hosts]})
     )
-    site = {"schema": "levelfield.site/1", "ssh": {"command": list(hosts.ssh)}}
+    site = {"schema": "levelfield.site/1", "ssh": {"config": str(hosts.ssh_config)}}
     (tmp_path / "site.json").write_text(json.dumps(site))
     given = ("--launcher", "ssh", "--hosts", str(tmp_path / "hosts.json"), "--site", str(tmp_path / "site.json"))
     found = words(capsys, *given)
