@@ -39,6 +39,7 @@ from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import job_of
 from levelfield.specs.record import RunRecord
+from levelfield.specs.traces import RunTraces
 from levelfield.store.database import Store
 from levelfield.store.record_lines import document_of, line_of
 from levelfield.store.run_record import record_of
@@ -230,9 +231,31 @@ def varied(first: RunRecord, series: int, night: int, generator: random.Random) 
             "losses": tuple(single((loss or 0) * generator.gauss(1, 1e-4)) for loss in first.losses),
             "telemetry": {name: value * generator.gauss(1, 0.01) for name, value in first.telemetry.items()},
             "result": result,
+            "traces": traced(first, generator),
             **figures,
         }
     )
+
+
+def traced(first: RunRecord, generator: random.Random) -> RunTraces | None:
+    """The traces with every reading its own, as exact as a store keeps them."""
+    if first.traces is None:
+        return None
+    devices = [
+        device.model_copy(
+            update={
+                "values": {
+                    name: tuple(
+                        round((each or 0) * generator.gauss(1, 0.01), 3 if name == "utilisation" else 0)
+                        for each in values
+                    )
+                    for name, values in device.values.items()
+                }
+            }
+        )
+        for device in first.traces.device_traces
+    ]
+    return first.traces.model_copy(update={"device_traces": tuple(devices)})
 
 
 def changed(value: Any, generator: random.Random) -> Any:

@@ -80,6 +80,8 @@ def _facts(node: int, ahead_ns: int, wall_ahead_ns: int) -> Event:
         "boot_id": f"{node:08d}-0000-0000-0000-000000000000",
         "monotonic_ns": BEGIN_NS + ahead_ns,
         "wall_ns": WALL_NS + wall_ahead_ns,
-        "interfaces": {"eth0": {"speed": 25000, "mtu": 1500}},
+        "interfaces": {
+            "eth0": {"addresses": [f"10.0.0.{node + 1}"], "address": f"02:42:0a:00:00:0{node + 1}", "speed": 25000}
+        },
         "tools": {"driver": {"argv": ["chip-smi"], "text": "535.1"}},
     }

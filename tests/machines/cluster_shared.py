@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from driving import ROOT
 
 
 @dataclass(frozen=True)
@@ -75,3 +80,35 @@ def jobs_left(before: set[str], seconds: float) -> list[str]:
             return left
         time.sleep(0.2)
     return []
+
+
+# A site of the tests: the nodes' own network, and folders that both nodes see.
+SITE = {"schema": "levelfield.site/1", "launcher": "slurm", "interface": "eth0"}
+PRETENDED = ("--plugins", str(ROOT / "tests/core/plugins"), "--plugins", str(ROOT / "tests/containers/plugins"))
+LONG = ("--case", "long:fake:fake:2:1", *PRETENDED, "--python", sys.executable)  # time to break something
+TINY = ("--case", "tiny:fake:fake:2:1", *PRETENDED, "--python", sys.executable)
+
+
+def site(folder: Path, **slurm: object) -> tuple[str, ...]:
+    """Return the arguments of a site with these settings of Slurm. Its file is written to the folder."""
+    path = folder / "site.json"
+    path.write_text(json.dumps({**SITE, "slurm": slurm}))
+    return ("--site", str(path))
+
+
+def job_of(run: Path) -> str:
+    """Return the number of a run's job."""
+    return str(json.loads((run / "nodes" / "engine.json").read_text())["job"])
+
+
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait until the condition holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not become true"
+        time.sleep(0.1)
+
+
+def restarted() -> None:
+    """Start the daemons of the cluster that a test has ended."""
+    subprocess.run([str(ROOT / ".ci/cluster"), "up"], check=True, capture_output=True, timeout=120)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from cluster_shared import Cluster, cluster_at, idle_nodes, jobs_left, jobs_of
+from driving import Benchmark, trainings
 
 HINT = "`.ci/cluster up` starts them and prints the variables to set"
 SECONDS = 20  # that a question to a host or to Slurm may take
@@ -48,7 +49,21 @@ def slurm(slurm_cluster: Cluster) -> Iterator[Cluster]:
     assert idle_nodes(slurm_cluster, 60), "a node is not idle"
     before = set(jobs_of())
     yield slurm_cluster
-    left = jobs_left(before, SECONDS)
+    left = jobs_left(before, 60)  # a node that was lost is given time to come back
     if left:
         subprocess.run(["scancel", *left], check=False, timeout=SECONDS)
     assert left == []
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def benchmark(slurm: Cluster, tmp_path: Path, cache: Path) -> Iterator[Benchmark]:
+    """Runs in a folder that all nodes see. No process of a training may be left on any node."""
+    found = Benchmark(tmp_path / "runs", cache, LEVELFIELD_LOCKS="/tmp/levelfield-devices")  # a node's own folder
+    yield found
+    found.stop()
+    assert trainings(found.runs) == {}

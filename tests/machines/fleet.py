@@ -46,7 +46,7 @@ class Fleet(Benchmark):
         return next(line[1] for line in words[place:] if line[0] == "HostName")
 
     def command(self, *arguments: str, case: str = "long:fake:F1:2:1") -> tuple[str, ...]:
-        given = ("--case", case, *PRETENDING, "--python", sys.executable)
+        given = ("--case", case, *PRETENDING, "--python", sys.executable, "--no-preflight")
         return (*given, "--site", str(self._place / "site.json"), *arguments)
 
     def begun(self, *arguments: str) -> subprocess.Popen[str]:

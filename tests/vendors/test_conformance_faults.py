@@ -271,8 +271,10 @@ def test_there_is_a_plant_for_every_check() -> None:
 
 
 def test_the_vendor_is_well_before_it_is_broken(tmp_path: Path) -> None:
+    """test_vendor_command.py makes the checks that train, too."""
     write_acme(tmp_path)
-    assert [(f.check, f.status, f.says) for f in check(Subject("acme", [tmp_path])) if f.status != "ok"] == []
+    found = check(Subject("acme", [tmp_path]), fast=True)
+    assert [(f.check, f.status, f.says) for f in found if f.status != "ok"] == []
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: f"{plant.check}: {plant.says}")

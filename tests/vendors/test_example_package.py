@@ -41,10 +41,11 @@ def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_an_installed_vendor_is_listed_and_passes(site: Path) -> None:
+    """Without the checks that train: the package's own tests have all of them."""
     listed = run(site, str(ROOT / "run_benchmarks.py"), "list", "vendors")
     assert listed.returncode == 0 and "acme" in listed.stdout, listed.stderr
-    checked = run(site, str(ROOT / "run_benchmarks.py"), "vendor", "check", "acme")
-    assert checked.returncode == 0 and "acme: all 27 checks that apply are well" in checked.stdout, checked.stdout
+    checked = run(site, str(ROOT / "run_benchmarks.py"), "vendor", "check", "acme", "--fast")
+    assert checked.returncode == 0 and "acme: all 23 checks that apply are well" in checked.stdout, checked.stdout
 
 
 def test_without_the_package_there_is_no_such_vendor(tmp_path: Path) -> None:

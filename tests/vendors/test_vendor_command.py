@@ -96,9 +96,12 @@ def test_the_next_command_can_be_pasted(tmp_path: Path, capsys: Said) -> None:
 # -- check
 
 
-def test_a_whole_vendor_passes(tmp_path: Path, capsys: Said) -> None:
-    write_acme(tmp_path)
-    assert run("check", "acme", "--plugins", tmp_path) == 0
+def test_a_whole_vendor_passes_and_its_folder_may_be_named_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
+) -> None:
+    write_acme(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    assert run("check", "acme", "--plugins", "mine") == 0
     said = capsys.readouterr().out
     assert "acme: all 29 checks that apply are well" in said
     assert all(len(line) <= 80 for line in said.splitlines())
@@ -175,9 +178,3 @@ def test_an_interrupt_in_a_run_ends_the_suite(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("PRESSED", "")
     assert run("check", "acme", "--plugins", tmp_path) == 130
     assert Path.cwd().is_dir() and "levelfield-check-" not in str(Path.cwd())
-
-
-def test_plugins_may_be_named_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_acme(tmp_path / "mine")
-    monkeypatch.chdir(tmp_path)
-    assert run("check", "acme", "--plugins", "mine") == 0

@@ -6,7 +6,7 @@ import math
 import os
 from pathlib import Path
 
-from levelfield.contracts.control_groups import HOST, core_quota
+from levelfield.node.control_groups import HOST, core_quota
 
 
 def usable_cores(root: Path = HOST) -> int:

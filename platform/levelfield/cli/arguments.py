@@ -159,6 +159,14 @@ def _run(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--framework", metavar="NAME", help="run the suites' entries through this framework")
     what.add_argument("--repeat", type=int, metavar="N", help="run each case N times")
     what.add_argument(
+        "--nodes", metavar="N,N,...", help="each case on these numbers of nodes, such as 1,2,4, with a table of scaling"
+    )
+    what.add_argument(
+        "--weak",
+        action="store_true",
+        help="with --nodes: --global-batch is the smallest run's and grows with the nodes",
+    )
+    what.add_argument(
         "--scale",
         choices=("auto", "smoke", "full"),
         default="auto",

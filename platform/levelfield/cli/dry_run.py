@@ -21,6 +21,7 @@ from levelfield.predict.layout_search import predict
 from levelfield.report import suites
 from levelfield.report.words import gib, wrapped
 from levelfield.run.launchers import means
+from levelfield.run.preflight_run import plan_of
 from levelfield.run.runtimes.environments import is_ready
 from levelfield.specs.certificate import CertificateUsed
 from levelfield.specs.paths import RunPaths
@@ -117,6 +118,7 @@ def _lines(plan: Plan, request: Request, paths: RunPaths) -> Iterator[str]:
     yield f"environment  {_place(plan)}"
     if plan.environment.lacking:
         yield f"             CANNOT BE MADE here: {plan.environment.lacking}"
+    yield from _preflight(plan)
     yield f"run          {paths.root}"
     yield "files        plan.json request.json job.json provenance.json events/ telemetry.jsonl logs/"
     yield "             outcome.json status.json result.json report.md"
@@ -132,6 +134,16 @@ def _lines(plan: Plan, request: Request, paths: RunPaths) -> Iterator[str]:
                 f"             {name}={shlex.quote(value)}" for name, value in sorted(process.environment.items())
             )
     yield f"             removed variables: {' '.join(request.removed_variables) or 'every variable of this host'}"
+
+
+def _preflight(plan: Plan) -> Iterator[str]:
+    """Return what runs before the training: the same launch with another program."""
+    if plan.preflight is None:
+        return
+    ranks = f"{plan.hardware.nodes} x {plan.hardware.devices_per_node} ranks"
+    yield f"before it    a preflight of {ranks}: {shlex.join(plan_of(plan).implementation.argv)}"
+    if plan.preflight.quiet:
+        yield "             no training beside others on a device or on the processors"
 
 
 def _submissions(request: Request) -> Iterator[str]:

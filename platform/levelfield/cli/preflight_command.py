@@ -86,7 +86,7 @@ def execute(options: argparse.Namespace) -> int:
 
 def exit_code(report: PreflightReport, quiet_machine: bool) -> int:
     """Return the exit code of a report."""
-    if report.evidence and report.evidence.startswith("interrupted"):
+    if report.was_interrupted:
         return INTERRUPTED
     if report.word == "failed":
         return RunFailed.exit_code

@@ -12,10 +12,12 @@ from levelfield.catalog.registry import Registry
 from levelfield.catalog.stored_references import reference_of
 from levelfield.cli import dry_run, launch_options
 from levelfield.cli.flagperf_options import checked, with_files
+from levelfield.cli.node_series import node_counts, series_entries, series_scaling
 from levelfield.cli.plugins import registry_of
 from levelfield.cli.store_options import intake
 from levelfield.cli.suite_entries import chosen
 from levelfield.cli.terminal import Terminal
+from levelfield.compare import scaling_sheets
 from levelfield.corpus import CorpusFacts
 from levelfield.errors import INTERRUPTED, GateFailed, RunFailed, UsageError
 from levelfield.plan.permissions import refuse_unknown
@@ -47,6 +49,10 @@ def execute(options: argparse.Namespace) -> int:
         return _ended([_attached(options, terminal)], options, terminal)
     registry = registry_of(options)
     work = scheduler.entries(registry, options.case, options.suite, _request(options))
+    if options.nodes:
+        work = series_entries(work, node_counts(options.nodes), options.weak)
+    elif options.weak:
+        raise UsageError("--weak: found no --nodes, expected a series such as --nodes 1,2,4")
     work, strategy = with_files(chosen(work, options.entry, options.framework), options)
     jobs = checked(scheduler.jobs(registry, work, _corpus(options.data, terminal)), strategy)
     if options.explain:
@@ -61,10 +67,13 @@ def execute(options: argparse.Namespace) -> int:
 
 def _ended(results: list[Result], options: argparse.Namespace, terminal: Terminal) -> int:
     """Print the results and return the exit code."""
+    scaled = list(series_scaling(results, _runs(options))) if options.nodes else []
     if options.json:
-        print(as_json(results), end="")
+        values = [scaling_sheets.as_values(found) for found in scaled if not isinstance(found, str)]
+        print(as_json(results, values), end="")
     else:
         terminal.summary(results, _runs(options))
+        terminal.scaled(scaled)
     return exit_code(results)
 
 

@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from levelfield.compare import scaling_sheets
+from levelfield.compare.scaling import Scaling
 from levelfield.report import repeats, suites, tables, words
 from levelfield.report.escapes import one_line
+from levelfield.report.sheets import as_text
 from levelfield.run.runner import Listener
 from levelfield.run.scheduler import Job
 from levelfield.rundir.follower import Progress
@@ -76,6 +79,14 @@ class Terminal:
             print("\n".join([*said, ""]))
         for result in results:
             print(f"run      {one_line(shown(runs / result.run_id))}")
+
+    def scaled(self, found: Sequence[Scaling | str]) -> None:
+        """Print the table of each series, or why there is none."""
+        for each in found:
+            if isinstance(each, str):
+                self.say(each)
+            else:
+                print("\n" + as_text(scaling_sheets.sheets(each)), end="")
 
     @contextmanager
     def bytes_progress(self, what: str) -> Iterator[Callable[[int, int], None]]:

@@ -7,6 +7,7 @@ ratio of the device counts, which is the ratio of tokens/s per device; its inter
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -28,7 +29,8 @@ Kind = Literal["strong", "weak"]
 class ScaledRuns:
     """The runs of one number of devices. speed_up: of all devices; efficiency: of each, against the smallest runs.
 
-    reason: why these runs are not compared.
+    predicted, predicted_efficiency: tokens/s per device by the planner before the runs, and that over the smallest
+    runs' own prediction; None without one. reason: why these runs are not compared.
     """
 
     side: ComparedSide
@@ -37,6 +39,8 @@ class ScaledRuns:
     speed_up: float | None
     efficiency: Ratio | None
     reason: str | None
+    predicted: float | None = None
+    predicted_efficiency: float | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,16 @@ def _row(side: ComparedSide, smallest: ComparedSide, base: SideFigure | None) ->
     efficiency = side_ratio(RATE, rate, base) if base and side is not smallest else None
     times = devices / smallest.first.series.devices
     speed_up = efficiency.value * times if efficiency and efficiency.value is not None else None
-    return ScaledRuns(side, devices, rate, speed_up, efficiency, None)
+    own, first = _predicted(side), _predicted(smallest)
+    expected = own / first if own and first and base and side is not smallest else None
+    return ScaledRuns(side, devices, rate, speed_up, efficiency, None, own, expected)
+
+
+def _predicted(side: ComparedSide) -> float | None:
+    """Return the planner's tokens/s per device of a side; None where its runs have none, or differ."""
+    found = {repr(value): value for value in (at(record.result, "predicted_rate") for record in side.counted)}
+    only = next(iter(found.values())) if len(found) == 1 else None
+    return float(only) if isinstance(only, (int, float)) and 0 < only < math.inf else None
 
 
 _EQUAL: dict[str, Reader] = {
@@ -85,13 +98,13 @@ _EQUAL: dict[str, Reader] = {
 }
 _STRONG: dict[str, Reader] = {"work": lambda r: r.series.work, "tokens of the window": window_tokens}
 _WEAK: dict[str, Reader] = {
-    "case": lambda r: _but_batch(r.series.case),
+    "case": lambda r: without_batch(r.series.case),
     "parameters": lambda r: at(r.result, "parameters"),
     "tokens of the window per device": lambda r: _per_device(r),
 }
 
 
-def _but_batch(case: str) -> str:
+def without_batch(case: str) -> str:
     """Return the name of a derived case without its batch: `gpt+steps20+batch64` to `gpt+steps20`."""
     name, derivation = split_name(case)
     return name + derivation.model_copy(update={"global_batch": None}).suffix

@@ -32,7 +32,12 @@ def sheets(found: Scaling) -> Iterator[Sheet]:
     reasons = [row.efficiency.reason for row in found.rows if row.efficiency]
     missing = [f"{row.devices} devices: not compared: {row.reason}" for row in found.rows if row.reason]
     notes = ("efficiency: tokens/s per device over that of the smallest runs", *dict.fromkeys((*reasons, *missing)))
-    yield Sheet(_KINDS[found.kind], _HEADER, tuple(map(_cells, found.rows)), notes)
+    if not any(row.predicted for row in found.rows):
+        yield Sheet(_KINDS[found.kind], _HEADER, tuple(map(_cells, found.rows)), notes)
+        return
+    rows = tuple((*_cells(row), _predicted(row)) for row in found.rows)
+    notes = (*notes, "predicted: by the planner before the runs, tokens/s per device and efficiency")
+    yield Sheet(_KINDS[found.kind], (*_HEADER, "predicted"), rows, notes)
 
 
 def as_values(found: Scaling) -> dict[str, Any]:
@@ -66,6 +71,13 @@ def _efficiency(found: Ratio | None) -> str:
     return f"{found.value:.3f}" + (f" [{found.low:.3f}, {found.high:.3f}]" if is_known else "")
 
 
+def _predicted(row: ScaledRuns) -> str:
+    if row.predicted is None:
+        return NOTHING
+    ratio = "" if row.predicted_efficiency is None else f" {row.predicted_efficiency:.3f}"
+    return f"{number(row.predicted)}{ratio}"
+
+
 def _row_values(row: ScaledRuns) -> dict[str, Any]:
     return {
         "devices": row.devices,
@@ -74,5 +86,7 @@ def _row_values(row: ScaledRuns) -> dict[str, Any]:
         "tokens_per_second_per_device": list(row.rate.values),
         "speed_up": row.speed_up,
         "efficiency": asdict(row.efficiency) if row.efficiency else None,
+        "predicted_tokens_per_second_per_device": row.predicted,
+        "predicted_efficiency": row.predicted_efficiency,
         "reason": row.reason,
     }

@@ -114,6 +114,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         inherited=raw.inherited,
         preflight=preflight_sentence(paths.preflight),
         origin=origin_of(raw.provenance, plan.implementation.rests_on),
+        predicted_rate=plan.predicted[0].tokens_per_second if plan.predicted else None,
         pace=rank_pace(plan, raw),
         machines=nodes,
         seal=seal,

@@ -52,6 +52,7 @@ def findings(
     return [
         *found,
         *_of_pairs(facts.pairs),
+        *_used_devices(devices),
         *_others(facts.nodes),
         *_clocks(facts.nodes, launched_ns),
         *_settings(facts.nodes),

@@ -60,15 +60,20 @@ def compare_peers(readings: Mapping[str, PeerReading]) -> list[PeerFinding]:
         return []
     logs = {name: logarithm(reading.value) for name, reading in readings.items()}
     noise = SPREADS * median(reading.spread for reading in readings.values())
-    few = max(math.log1p(LEAST_OF_FEW), noise)
+    few = max(below(LEAST_OF_FEW), noise)
     if len(logs) < FEWEST_PEERS:
         return _two(logs, few)
     middle = median(logs.values())
     deviation = NORMAL * median(abs(value - middle) for value in logs.values())
-    least = few if len(logs) < MANY_PEERS else max(math.log1p(LEAST), noise)
+    least = few if len(logs) < MANY_PEERS else max(below(LEAST), noise)
     limit = max(least, multiple(MULTIPLES, len(logs)) * deviation)
     found = _beyond("slow", logs, middle, limit) + _beyond("fast", logs, middle, limit)
     return found or _groups(logs, few)
+
+
+def below(share: float) -> float:
+    """Return how far a rate lies below another, as a logarithm, when it is less by this share of it."""
+    return -math.log1p(-share)
 
 
 def logarithm(value: float) -> float:
@@ -85,7 +90,7 @@ def compare_earlier(value: float, earlier: Sequence[float], spread: float = 0.0)
     logs = [logarithm(each) for each in earlier]
     middle = median(logs)
     deviation = NORMAL * median(abs(each - middle) for each in logs)
-    limit = max(math.log1p(LEAST), SPREADS * spread, multiple(EARLIER_MULTIPLES, len(logs)) * deviation)
+    limit = max(below(LEAST), SPREADS * spread, multiple(EARLIER_MULTIPLES, len(logs)) * deviation)
     difference = logarithm(value) - middle
     if difference >= -limit:
         return None

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import Any, Iterator, Mapping, Sequence
 
 STAMP = "levelfield-environment.json"  # as run/runtimes/environments.py writes it
+PROGRESS_BYTES = 64 * 2**20
 _running: list[subprocess.Popen[str]] = []
 
 
@@ -43,9 +43,6 @@ def main() -> int:
         header = json.loads(sys.stdin.buffer.readline())
         folder = own_folder(Path(header["folder"]))
         bring(folder / "code", header["code"])
-        if header.get("wheels"):
-            bring(folder / "wheels", header["wheels"])
-        threading.Thread(target=_end_with_platform, daemon=True).start()
         python = environment(folder, header)
         answer(ready={"hostname": socket.gethostname(), "python": sys.version.split()[0], "environment": python})
         return 0
@@ -78,18 +75,39 @@ def bring(folder: Path, archive: Mapping[str, Any]) -> None:
         if target.is_dir():
             return
         answer(need=archive["kind"])
-        part = folder / (archive["name"] + ".part")
+        part, content = folder / (archive["name"] + ".part"), folder / (archive["name"] + ".tar")
         shutil.rmtree(str(part), ignore_errors=True)
-        unpack(_exactly(archive["bytes"]), archive["sha256"], part)
+        try:
+            receive(content, archive)
+            unpack(content, part)
+        finally:
+            with contextlib.suppress(OSError):
+                content.unlink()
         part.rename(target)
 
 
-def unpack(content: bytes, expected: str, target: Path) -> None:
-    """Unpack plain files and nothing else. Raises SetupError for a damaged archive."""
-    found = hashlib.sha256(content).hexdigest()
-    if found != expected:
-        raise SetupError(f"{target}: the archive arrived with sha256 {found[:12]}, expected {expected[:12]}")
-    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+def receive(path: Path, archive: Mapping[str, Any]) -> None:
+    """Write an archive from standard input to a file. Raises SetupError for a damaged one."""
+    digest, left, told = hashlib.sha256(), archive["bytes"], 0
+    with path.open("wb") as file:
+        while left:
+            part = sys.stdin.buffer.read(min(left, 2**20))
+            if not part:
+                raise SetupError(f"the connection ended {left} bytes before the end of the {archive['kind']}")
+            file.write(part)
+            digest.update(part)
+            left -= len(part)
+            if archive["bytes"] - left - told >= PROGRESS_BYTES:
+                told = archive["bytes"] - left
+                answer(say=f"received {told >> 20} of {archive['bytes'] >> 20} MiB")
+    if digest.hexdigest() != archive["sha256"]:
+        found, expected = digest.hexdigest()[:12], archive["sha256"][:12]
+        raise SetupError(f"{path}: the archive arrived with sha256 {found}, expected {expected}")
+
+
+def unpack(content: Path, target: Path) -> None:
+    """Unpack plain files and nothing else. Raises SetupError for an archive with anything else."""
+    with tarfile.open(str(content)) as archive:
         for member in archive:
             if not member.isfile() or member.name.startswith("/") or ".." in member.name.split("/"):
                 raise SetupError(f"{target}: found the member {member.name!r}, expected plain files below it")
@@ -110,6 +128,9 @@ def environment(folder: Path, header: Mapping[str, Any]) -> str | None:
     place.parent.mkdir(exist_ok=True)
     with _locked(place.with_name(place.name + ".lock")):
         if _made_from(place) != wanted["digest"]:
+            if header.get("wheels"):
+                bring(folder / "wheels", header["wheels"])
+            threading.Thread(target=_end_with_platform, daemon=True).start()
             _make(place, wanted, _source(folder, header))
     return _version(str(place / "bin" / "python"))
 
@@ -173,13 +194,6 @@ def _run(argv: Sequence[str], variables: Mapping[str, str]) -> None:
     if process.wait() != 0:
         last = "; ".join(text for text in lines if text)[-600:] if lines else "no output"
         raise SetupError(f"{' '.join(argv[1:4])} ended with exit code {process.returncode}: {last}")
-
-
-def _exactly(size: int) -> bytes:
-    content = sys.stdin.buffer.read(size)
-    if len(content) != size:
-        raise SetupError(f"the connection ended after {len(content)} of {size} bytes")
-    return content
 
 
 def _end_with_platform() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from typing import Any, Iterable
 
 MOST_LINE_BYTES = 64 * 1024
@@ -26,7 +25,6 @@ _OF_NODE = (
 )
 _OF_RANK = ("events/rank{rank}.jsonl", "logs/rank{rank}.log")
 _HEARTBEAT = "events/rank{rank}.alive"
-_IS_HEARTBEAT = re.compile(r"events/rank[0-9]+\.alive")
 
 
 def appended_files(node: int, ranks: Iterable[int]) -> list[str]:
@@ -37,10 +35,6 @@ def appended_files(node: int, ranks: Iterable[int]) -> list[str]:
 def heartbeat_files(ranks: Iterable[int]) -> list[str]:
     """Return the names of the files that a frame replaces whole."""
     return [_HEARTBEAT.format(rank=rank) for rank in ranks]
-
-
-def is_heartbeat(name: str) -> bool:
-    return _IS_HEARTBEAT.fullmatch(name) is not None
 
 
 def frame_line(content: dict[str, Any]) -> bytes:

@@ -17,10 +17,13 @@ _NARROW = ("case", "scale", "framework", "layout", "status", "tokens/s/device", 
 Columns = Mapping[str, Callable[[Result], str]]
 
 
-def as_json(results: Sequence[Result]) -> str:
-    """Return every figure of every result as JSON, in full precision, with a summary of each group of repeats."""
+def as_json(results: Sequence[Result], more: Sequence[Mapping[str, object]] = ()) -> str:
+    """Return every figure of every result as JSON, in full precision, with a summary of each group of repeats.
+
+    more: objects behind them, each with its schema.
+    """
     rows = [{"schema": r.schema_name(), **r.model_dump(mode="json")} for r in results]
-    return json.dumps([*rows, *repeats.as_values(results)], indent=2, ensure_ascii=False) + "\n"
+    return json.dumps([*rows, *repeats.as_values(results), *more], indent=2, ensure_ascii=False) + "\n"
 
 
 def as_csv(results: Sequence[Result]) -> str:

@@ -21,11 +21,13 @@ from levelfield.errors import RunFailed
 from levelfield.judge.node_comparison import DeviceState, Earlier, findings, rates_kept, word_of
 from levelfield.judge.status import last_line
 from levelfield.run.device_locks import DeviceInUse, DeviceLocks, devices_locked
-from levelfield.run.launchers import LOCAL, means
+from levelfield.run.launchers import LOCAL, means, speaking
 from levelfield.run.preflight_history import earlier_rates, keep_rates
 from levelfield.rundir import directory
+from levelfield.rundir.node_readings import read_nodes
 from levelfield.rundir.preflight_events import PreflightFacts, measured_by, read_preflight
 from levelfield.rundir.raw_files import read_raw
+from levelfield.rundir.telemetry_files import read_telemetry
 from levelfield.specs.base import dump, load
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.paths import RunPaths
@@ -64,10 +66,10 @@ def preflight_in(
     """
     own = plan_of(plan)
     paths = directory.create(runs / FOLDER, own.run_id)
-    devices = _device_states(own, vendor)
+    here = _device_states(own, vendor)
     say(f"preflight of {own.hardware.nodes} node(s), {own.world_size} rank(s): no training yet")
     launched = _launched(own, paths, ready, launcher, say)
-    report = _report(own, paths, launched, devices)
+    report = _report(own, paths, launched, [*here, *_recorded_states(own, paths, vendor)])
     directory.write_atomically(paths.preflight, dump(report))
     directory.write_status(paths, "done", report.word)
     if report.word != "failed":
@@ -98,7 +100,7 @@ def _launched(plan: Plan, paths: RunPaths, ready: ReadyRuntime, launcher: Launch
     directory.write_json(paths.job, job_of(plan, paths))
     directory.write_json(paths.request, request.to_dict())
     begun = time.time_ns()
-    outcome = launcher.execute(request, _progress(plan, paths, say))
+    outcome = speaking(launcher, say).execute(request, _progress(plan, paths, say))
     directory.write_json(paths.outcome, outcome.to_dict())
     return _Launched(outcome, (begun, time.time_ns()))
 
@@ -120,7 +122,7 @@ def _report(plan: Plan, paths: RunPaths, launched: _Launched, devices: Sequence[
     facts = read_preflight(paths, plan)
     kind = _kind(plan)
     earlier: Earlier = {node.name: earlier_rates(_identity(plan, node.name), kind) for node in facts.nodes}
-    found = findings(facts, earlier, launched.wall_ns, (*devices, *_recorded_devices(plan, paths)))
+    found = findings(facts, earlier, launched.wall_ns, devices)
     evidence = _evidence(launched.outcome, paths)
     word: PreflightWord = "failed" if evidence else word_of(found, facts.nodes, earlier)
     if evidence is None:
@@ -196,7 +198,7 @@ def _device_states(plan: Plan, vendor: Vendor) -> list[DeviceState]:
 
     Shares of the host have no tool, and a launcher's nodes record their own.
     """
-    if plan.launch or not plan.hardware.device_indices:
+    if plan.launch or plan.hardware.is_host:
         return []
     devices = [device for device in devices_of(vendor) if device.index in plan.hardware.device_indices]
     memory = plan.hardware.memory_bytes_per_device
@@ -204,6 +206,14 @@ def _device_states(plan: Plan, vendor: Vendor) -> list[DeviceState]:
     return [DeviceState("node0", str(s.index), s.memory_used_bytes, memory, s.utilisation) for s in samples]
 
 
-def _recorded_devices(plan: Plan, paths: RunPaths) -> list[DeviceState]:
-    """Return what the vendor's tool showed on each node before its ranks started."""
-    return []
+def _recorded_states(plan: Plan, paths: RunPaths, vendor: Vendor) -> list[DeviceState]:
+    """Return what the vendor's tool showed on each node of a launcher before its ranks started."""
+    if plan.launch is None or plan.hardware.is_host:
+        return []
+    read_nodes(paths, plan, vendor)
+    memory = plan.hardware.memory_bytes_per_device
+    return [
+        DeviceState(f"node{each.node}", reading.device, reading.memory_used_bytes, memory, reading.utilisation)
+        for each in read_telemetry(paths, [])
+        for reading in {reading.device: reading for reading in each.readings if reading.before}.values()
+    ]

@@ -167,8 +167,7 @@ def _attempt(
     runtime, launcher = means(plan)
     try:
         with _locked_here(plan) as locks, runtime.in_use(plan, listener.say) as ready:
-            if refused := _before_training(plan, vendor, paths, listener, ready, launcher):
-                return refused
+            _before_training(plan, vendor, paths, listener, ready, launcher)
             plan = with_peak(plan, peak_probe.peaks_for(plan, machine, ready, listener.say))
             outcome = _execute(plan, vendor, paths, listener, ready, launcher)
             locks.keep([end.process for end in outcome.ends if end.process is not None])
@@ -196,19 +195,21 @@ def _write_inputs(plan: Plan, paths: RunPaths, copies: Mapping[Path, Document | 
 
 def _before_training(
     plan: Plan, vendor: Vendor, paths: RunPaths, listener: Listener, ready: ReadyRuntime, launcher: Launcher
-) -> Outcome | None:
-    """Run the plan's preflight and write its report. Return why the training must not start, or None."""
+) -> None:
+    """Run the plan's preflight and write its report. Raises DeviceInUse for others where a quiet machine is asked for,
+    and KeyboardInterrupt for a preflight that the user interrupted."""
     if plan.preflight is None:
-        return None
+        return
     report = preflight_in(plan, vendor, paths.root.parent, ready, launcher, listener.say)
     directory.write_atomically(paths.preflight, dump(report))
+    if report.was_interrupted:
+        raise KeyboardInterrupt
     listener.say(f"preflight: {sentence_of(report)}")
     for finding in report.findings:
         listener.say(finding.sentence)
     if plan.preflight.quiet and report.others:
         said = "; ".join(finding.sentence for finding in report.others)
-        return Outcome("device-taken", (), f"{said}; a quiet machine was asked for")
-    return None
+        raise DeviceInUse(f"{said}; a quiet machine was asked for")
 
 
 def _execute(

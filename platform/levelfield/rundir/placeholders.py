@@ -45,8 +45,19 @@ def hosts_in(value: Any, key: str = "") -> set[str]:
     found = {host for name, each in value.items() for host in hosts_in(each, name)}
     if key != "hosts" and not ("node_rank" in value and value.keys() & {"name", "hostname"}):
         return found
-    listed = [*(value.get(name) for name in _HOST_KEYS), *(value.get("addresses") or ())]
+    listed = [text for each in (value, *_interfaces(value)) for text in _reached_at(each)]
     return found | {text for text in listed if isinstance(text, str) and not _NAMES_NOBODY.fullmatch(text)}
+
+
+def _interfaces(facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the network interfaces of a node's facts, whose addresses name the machine."""
+    found = facts.get("interfaces")
+    return [each for each in found.values() if isinstance(each, dict)] if isinstance(found, dict) else []
+
+
+def _reached_at(value: dict[str, Any]) -> list[Any]:
+    addresses = value.get("addresses")
+    return [*(value.get(name) for name in _HOST_KEYS), *(addresses if isinstance(addresses, list) else ())]
 
 
 class Placeholders:

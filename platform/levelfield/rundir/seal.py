@@ -30,7 +30,7 @@ _NAMING_BELOW = (
     *(("launch", "hosts"), ("launch", "site")),
 )
 # Of an object with the rank of a node and its name: how the machine is called and reached, and sentences about it.
-_NAMING_NODE = ("name", "hostname", "address", "addresses", "first_node", "boot_id", "detail")
+_NAMING_NODE = ("name", "hostname", "address", "addresses", "first_node", "boot_id", "interfaces", "detail")
 _SAID = ("text", "reason")  # by a command
 _NAMED = 3  # files in a reason
 

@@ -10,6 +10,7 @@ from levelfield.compare.findings import WORDS
 from levelfield.site.gathering import SiteContent
 from levelfield.site.history_columns import SeriesRuns, seconds_of
 from levelfield.site.night_findings import NightFinding
+from levelfield.site.scaling_chart import ScalingChart, scaling_charts
 from levelfield.site.series_summary import SeriesSummary
 from levelfield.specs.record import StoreEvent
 
@@ -52,6 +53,7 @@ class CaseView:
     name: str
     slug: str
     series: tuple[SeriesView, ...]
+    scaling: tuple[ScalingChart, ...] = ()
 
     @property
     def runs(self) -> int:
@@ -67,7 +69,8 @@ def case_view(
 ) -> CaseView:
     """Return the view of a case. Events of a node belong to every series that ran on it."""
     views = [_series_view(runs, summaries[runs.digest], content) for runs in series]
-    return CaseView(case, series[0].case_slug, tuple(views))
+    charts = scaling_charts([(view.runs, view.summary) for view in views])
+    return CaseView(case, series[0].case_slug, tuple(views), charts)
 
 
 def _series_view(runs: SeriesRuns, summary: SeriesSummary, content: SiteContent) -> SeriesView:

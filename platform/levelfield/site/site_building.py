@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
@@ -23,6 +21,7 @@ from levelfield.site.run_details import month_file
 from levelfield.site.site_manifest import SiteWriter
 from levelfield.site.site_pages import write_pages
 from levelfield.specs.record import Point, RunRecord
+from levelfield.store.rare_collections import rare_collections
 
 HERE = Path(__file__).parent
 ASSETS = ("page.js", "tables.js", "charts.js", "case.js", "run.js", "compare.js", "style.css", "icon.svg")
@@ -68,7 +67,7 @@ def build_site(
     surroundings = SurroundingDocuments(results)
     changed = {runs.slug for runs in content.series.values() if _write_history(runs, surroundings, writer)}
     months = [month for runs in content.series.values() for month in _changed_months(runs, references, writer)]
-    with _rare_collections():
+    with rare_collections():
         for done, (month, records) in enumerate(_with_records(months, results), start=1):
             value = month_file(month.runs.series, records, month.reference)
             writer.write(_place(month.file), data_script(month.file, value), month.stamp)
@@ -79,17 +78,6 @@ def build_site(
     writer.finish()
     rebuilt = changed | {month.runs.slug for month in months}
     return BuiltSite(content.runs, len(content.series), len(rebuilt), len(writer.stamps), tuple(content.unreadable))
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Let Python search for cycles seldom: records have none, and the search took a sixth of the time."""
-    before = gc.get_threshold()
-    gc.set_threshold(200_000, 20, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 def stored_references(registry: Registry) -> References:

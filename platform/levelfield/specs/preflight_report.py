@@ -96,6 +96,11 @@ class PreflightReport(Document):
     findings: tuple[PreflightFinding, ...] = ()
 
     @property
+    def was_interrupted(self) -> bool:
+        """Whether the user ended the preflight."""
+        return (self.evidence or "").startswith("interrupted")
+
+    @property
     def remarks(self) -> tuple[PreflightFinding, ...]:
         """The findings that do not make a node out of line."""
         return tuple(finding for finding in self.findings if finding.kind in REMARKS)

@@ -10,10 +10,11 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, JsonValue
 
-from levelfield.specs.base import Document, Value
+from levelfield.specs.base import LATER, Document, Value
 from levelfield.specs.case import Precision, Scale
 from levelfield.specs.layout import Layout
 from levelfield.specs.result import Word
+from levelfield.specs.traces import RunTraces
 
 Purpose = Literal["manual", "nightly", "confirm-a", "confirm-b"]
 Evidence = Literal["sealed", "unsealed", "tampered"]
@@ -99,6 +100,7 @@ class RunRecord(Document):
     host's name and of the devices' own identities. verdict: of the alignment. memory_bytes: the device-used peak; on a
     processor the peak of the processes. step_seconds, losses: of every finished step, from step 1. telemetry:
     means and maxima over the window by name and unit, such as `power_watts`. result: the document result.json.
+    traces: readings over time and what each rank did; null for a run that recorded none of it.
     """
 
     KIND: ClassVar[str] = "record"
@@ -129,6 +131,7 @@ class RunRecord(Document):
     losses: tuple[float | None, ...]
     telemetry: dict[str, float]
     result: dict[str, JsonValue]
+    traces: RunTraces | None = Field(default=None, json_schema_extra=LATER)
 
     @property
     def is_comparable(self) -> bool:

@@ -502,6 +502,12 @@ class Result(Document):
     origin: Origin | None = Field(
         default=None, description="What the run was made with; null for results of an earlier version."
     )
+    predicted_rate: float | None = Field(
+        default=None,
+        description="The planner's prediction of the speed, before the run. Null where the planner did not choose the "
+        "layout.",
+        json_schema_extra={"unit": "tokens/s per device"},
+    )
     pace: RankPace | None = Field(
         default=None, description="Who waited for whom; null where the training does not record it."
     )

@@ -21,6 +21,7 @@ from levelfield.store.connections import engine_of, reading, writing
 from levelfield.store.database_errors import explained
 from levelfield.store.insertion import Added, RunInsertion
 from levelfield.store.queries import RecordReader, StoredSeries
+from levelfield.store.rare_collections import rare_collections
 from levelfield.store.schema_upgrade import upgrade
 
 __all__ = ["Added", "Store", "StoredSeries", "default_url"]
@@ -66,8 +67,9 @@ class Store:
     def add(self, records: Iterable[RunRecord]) -> Added:
         """Add records in batches, each in a transaction of its own. A run that is stored already changes nothing."""
         counts, left = Added(), iter(records)
-        while batch := list(islice(left, BATCH)):
-            counts += self._added(batch)
+        with rare_collections():
+            while batch := list(islice(left, BATCH)):
+                counts += self._added(batch)
         return counts
 
     def _added(self, batch: Sequence[RunRecord]) -> Added:

@@ -58,8 +58,9 @@ def row_digest(run: Mapping[str, Any], raw: Mapping[str, Any]) -> bytes:
 
 
 def documents_of(record: RunRecord) -> list[Any]:
-    """Return what is stored as JSON: the result and the telemetry."""
-    return [record.result, record.telemetry]
+    """Return what is stored as JSON: the result, the telemetry, and the traces where there are any."""
+    traces = [record.traces.model_dump(mode="json", exclude_defaults=True)] if record.traces else []
+    return [record.result, record.telemetry, *traces]
 
 
 def series_row(series: Series, digest: str, sample: bytes) -> dict[str, Any]:
@@ -80,7 +81,7 @@ def record_from(row: Row[Any], around: Mapping[str, Value], sample: bytes) -> Ru
     The result was read from JSON, so it is JSON: it is not validated value by value, which takes longest.
     """
     found = row._mapping
-    result, telemetry = unpacked_json(found["documents"], sample)
+    result, telemetry, *traces = unpacked_json(found["documents"], sample)
     record = RunRecord(
         **{name: found[name] for name in _PLAIN},
         **{name: around[name] for name in _SURROUNDINGS},
@@ -89,6 +90,7 @@ def record_from(row: Row[Any], around: Mapping[str, Value], sample: bytes) -> Ru
         step_seconds=unpacked_numbers(found["steps"]),
         losses=unpacked_numbers(found["losses"]),
         telemetry=telemetry,
+        traces=traces[0] if traces else None,
         result={} if isinstance(result, dict) else result,
     )
     return record.model_copy(update={"result": result})

@@ -30,6 +30,7 @@ from levelfield.specs.record import Conditions, Purpose, RunRecord, Series, Subj
 from levelfield.specs.result import Result
 from levelfield.specs.vendor import HOST_SHARE
 from levelfield.store.private_texts import PrivateTexts
+from levelfield.store.run_traces import run_traces
 from levelfield.store.telemetry_summary import telemetry_summary
 
 UNKNOWN = "unknown"  # the node of a run that recorded none
@@ -83,6 +84,7 @@ def record_of(
         losses=_losses(raw),
         telemetry=telemetry_summary(plan, raw),
         result=_result(result, private),
+        traces=run_traces(plan, raw),
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from levelfield.catalog import host_cores
 from levelfield.catalog.host_cores import usable_cores
-from levelfield.contracts.control_groups import core_quota, memory_kills
+from levelfield.node.control_groups import core_quota, memory_kills
 from live_groups import control_group, inside
 
 V2 = {"proc/self/cgroup": "0::/user/job"}
@@ -76,7 +76,7 @@ def test_a_quota_of_the_kernel_is_followed() -> None:
         assert 0.69 < float(inside(folder, "-c", TELL_QUOTA).stdout) < 0.71
 
 
-TELL_QUOTA = "from levelfield.contracts.control_groups import core_quota; print(core_quota())"
+TELL_QUOTA = "from levelfield.node.control_groups import core_quota; print(core_quota())"
 EVENTS = "low 0\nhigh 3\nmax 9\noom 2\noom_kill {}\noom_group_kill 0"
 CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill {}"
 

@@ -110,3 +110,28 @@ def test_the_table_fits_eighty_columns_and_json_is_whole() -> None:
     assert max(map(len, as_text(sheets(found)).splitlines())) <= 80
     values = json.loads(json.dumps(as_values(found), allow_nan=False))
     assert values["rows"][2]["efficiency"]["value"] == pytest.approx(0.9)
+
+
+def predicted(runs: list[RunRecord], rate: float | None) -> list[RunRecord]:
+    return [run.model_copy(update={"result": {**run.result, "predicted_rate": rate}}) for run in runs]
+
+
+def test_the_planners_prediction_stands_beside() -> None:
+    found = scaling([*predicted(on(1, 1000), 1200.0), *predicted(on(2, 980), 1140.0), *on(4, 900)])
+    assert [row.predicted for row in found.rows] == [1200.0, 1140.0, None]
+    assert [row.predicted_efficiency for row in found.rows] == [None, pytest.approx(0.95), None]
+    text = as_text(sheets(found))
+    assert "predicted" in text and "1,140.0 0.950" in text and max(map(len, text.splitlines())) <= 80
+    assert as_values(found)["rows"][1]["predicted_efficiency"] == pytest.approx(0.95)
+
+
+def test_runs_with_two_predictions_have_none() -> None:
+    two = on(2, 980)
+    found = scaling([*predicted(on(1, 1000), 1200.0), *predicted(two[:1], 1.0), *predicted(two[1:], 2.0)])
+    assert found.rows[1].predicted is None and found.rows[1].efficiency is not None
+
+
+@pytest.mark.parametrize("rate", [0.0, -5.0])
+def test_a_prediction_that_is_no_speed_is_none(rate: float) -> None:
+    found = scaling([*predicted(on(1, 1000), rate), *predicted(on(2, 980), 1140.0)])
+    assert found.rows[1].predicted_efficiency is None

@@ -16,7 +16,7 @@ from node_runs import HOUR_NS, lines_of, spread, write_lines
 from plans import PLUGINS
 from recorded_runs import Event, seal_again
 
-HOSTS = ("rack-0", "rack-1", "10.0.0.1", "10.0.0.2", "login.example.org")
+HOSTS = ("rack-0", "rack-1", "10.0.0.1", "10.0.0.2", "02:42:0a:00:00:01", "login.example.org")
 
 
 def on_two(run: RunPaths, **given: int) -> RunPaths:

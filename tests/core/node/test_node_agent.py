@@ -178,6 +178,14 @@ def test_a_taken_port_is_refused_on_the_first_node_only(node: Node) -> None:
         assert node.run(node.work("pass", port=port, node_rank=1)) == 0
 
 
+def test_a_first_node_whose_name_is_unknown_is_refused_on_the_others(node: Node) -> None:
+    limits = {"start_seconds": 60, "step_seconds": 60, "heartbeat_seconds": 60, "resolve_seconds": 0}
+    assert node.run(node.work("pass", first_node="no.such.name.invalid", node_rank=1, limits=limits)) == 5
+    refused = node.record(1)[-1]
+    assert refused["cause"] == "name-unknown" and "no.such.name.invalid does not resolve here" in refused["evidence"]
+    assert node.run(node.work("pass", first_node="no.such.name.invalid")) == 0  # the first one does not look it up
+
+
 def test_a_taken_device_is_refused_with_its_holder(node: Node, tmp_path: Path) -> None:
     with device_locked(tmp_path / "locks", "fake-0", "another_run"):
         assert node.run(node.work("pass", locks=["fake-1", "fake-0"])) == 6
@@ -233,9 +241,9 @@ def test_a_file_gives_the_work_of_the_engines_rank(node: Node, tmp_path: Path) -
     work = node.work("import os; print(os.environ['MASTER_ADDR'])", node_rank=3, first_node=None)
     work["processes"][0]["environment"] = {"MASTER_ADDR": "{first_node}"}
     (tmp_path / "node3.json").write_text(json.dumps(work))
-    argv = [sys.executable, str(AGENT), "run", str(tmp_path / "node{node_rank}.json"), "--first-node", "c1"]
+    argv = [sys.executable, str(AGENT), "run", str(tmp_path / "node{node_rank}.json"), "--first-node", "localhost"]
     done = subprocess.run(argv, env={**os.environ, "SLURM_NODEID": "3"}, stdin=subprocess.DEVNULL)
-    assert done.returncode == 0 and (node.root / "logs/rank0.log").read_text() == "c1\n"
+    assert done.returncode == 0 and (node.root / "logs/rank0.log").read_text() == "localhost\n"
     assert node.record(3)[-1]["cause"] == "exited"
 
 

@@ -47,7 +47,9 @@ def test_a_file_that_a_page_names_is_there() -> None:
 
 def test_an_option_that_a_page_names_is_there() -> None:
     sources = [*(PLATFORM / "cli").glob("*.py"), *ROOT.glob("benchmarks/*.py"), *ROOT.glob("tests/models/*.py")]
-    known = set(re.findall(r'"(--[a-z][a-z-]*)"', "".join(path.read_text() for path in sources))) | {"--help"}
+    text = "".join(path.read_text() for path in sources)
+    known = set(re.findall(r'"(--[a-z][a-z-]*)"', text)) | {"--help"}
+    known |= {f"--no-{name}" for name in re.findall(r'"--([a-z-]+)",\s+action=argparse\.BooleanOptionalAction', text)}
     named = {(page.name, o) for page, text in page_texts() for o in re.findall(r"(?<=[` ])--[a-z][a-z-]+", text)}
     assert len(named) > 60
     assert [(page, o) for page, o in sorted(named) if o not in known | FOREIGN_OPTIONS] == []

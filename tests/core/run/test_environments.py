@@ -8,10 +8,12 @@ import os
 import subprocess
 import sys
 import threading
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import psutil
 import pytest
+from levelfield import installer
 from levelfield.errors import RunFailed, UsageError
 from levelfield.run.runtimes import environments
 from levelfield.run.runtimes.environments import environment_in_use, is_ready
@@ -54,7 +56,7 @@ class Installer:
 
 
 @pytest.fixture
-def installer(monkeypatch: pytest.MonkeyPatch) -> Installer:
+def fake(monkeypatch: pytest.MonkeyPatch) -> Installer:
     found = Installer()
     monkeypatch.setattr(environments, "_run", found)
     return found
@@ -68,13 +70,39 @@ def use(wanted: EnvironmentPlan) -> list[str]:
     return said
 
 
-def test_a_real_environment_is_made_with_what_it_needs_and_only_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pip", ["this Python's", pytest.param("its own", marks=pytest.mark.thorough)])
+def test_a_real_environment_is_made_with_what_it_needs_and_only_once(
+    tmp_path: Path, pip: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installer, "serves_others", lambda: pip != "its own")
     wanted = plan(tmp_path, str(wheel(tmp_path)))
     said = use(wanted)
     assert said[0].startswith("making .venvs/fake-cpu (first use): ") and "fake-cpu is ready after" in said[-1]
-    done = subprocess.run([wanted.python, "-c", "import acme; print(acme.VALUE)"], capture_output=True, text=True)
-    assert done.stdout == "42\n"
+    names = "import acme, importlib.util as i; print(acme.VALUE, i.find_spec('pip') is not None)"
+    done = subprocess.run([wanted.python, "-c", names], capture_output=True, text=True)
+    assert done.stdout == f"42 {pip == 'its own'}\n"
     assert use(wanted) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "serves"),
+    [("22.3", True), ("23.2.1", True), ("26.0.dev1", True), ("22.2.2", False), ("9.0.1", False), ("x", False)],
+)
+def test_an_old_pip_installs_into_its_own_environment_only(
+    found: str, serves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: found)
+    create, install = installer.making("/usr/bin/python3", Path("/e"))
+    assert ("--without-pip" in create, install[0]) == (serves, sys.executable if serves else "/e/bin/python")
+    assert create[0] == "/usr/bin/python3" and create[-1] == "/e" and "install" in install
+
+
+def test_a_python_without_pip_makes_environments_with_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", lacking)
+    assert not installer.serves_others()
 
 
 def test_a_failing_installer_gives_its_last_words_and_leaves_no_environment(
@@ -86,7 +114,8 @@ def test_a_failing_installer_gives_its_last_words_and_leaves_no_environment(
         """The tests' own pip in place of a new environment's, which takes seconds to make."""
         if "venv" in argv:
             return Path(wanted.python).parent.mkdir(parents=True)
-        return real([sys.executable, *argv[1:]], folder, say)
+        words = [word for word in argv[1:] if word not in ("--python", wanted.python)]
+        return real([sys.executable, *words], folder, say)
 
     monkeypatch.setattr(environments, "_run", without_venv)
     with pytest.raises(RunFailed) as caught:
@@ -95,45 +124,45 @@ def test_a_failing_installer_gives_its_last_words_and_leaves_no_environment(
     assert caught.value.exit_code == 3 and not is_ready(wanted)
 
 
-def test_changed_requirements_make_it_again(tmp_path: Path, installer: Installer) -> None:
+def test_changed_requirements_make_it_again(tmp_path: Path, fake: Installer) -> None:
     use(plan(tmp_path, "a==1"))
-    assert use(plan(tmp_path, "a==1")) == [] and installer.made == 1
+    assert use(plan(tmp_path, "a==1")) == [] and fake.made == 1
     assert use(plan(tmp_path, "a==2"))[0] == "making .venvs/fake-cpu (the requirements changed): a==2"
-    assert installer.made == 2 and not is_ready(plan(tmp_path, "a==1"))
+    assert fake.made == 2 and not is_ready(plan(tmp_path, "a==1"))
 
 
 @pytest.mark.parametrize("missing", ["levelfield-environment.json", "bin/python"])
-def test_a_half_made_one_is_made_again(tmp_path: Path, installer: Installer, missing: str) -> None:
+def test_a_half_made_one_is_made_again(tmp_path: Path, fake: Installer, missing: str) -> None:
     wanted = plan(tmp_path, "a==1")
     use(wanted)
     (Path(wanted.folder) / missing).unlink()
     assert not is_ready(wanted)
     use(wanted)
-    assert installer.made == 2
+    assert fake.made == 2
 
 
 @pytest.mark.parametrize("stamp", ["", "{", "[]", "null", '{"digest": null}'])
-def test_a_damaged_stamp_is_none(tmp_path: Path, installer: Installer, stamp: str) -> None:
+def test_a_damaged_stamp_is_none(tmp_path: Path, fake: Installer, stamp: str) -> None:
     wanted = plan(tmp_path, "a==1")
     use(wanted)
     (Path(wanted.folder) / "levelfield-environment.json").write_text(stamp)
     assert not is_ready(wanted)
     use(wanted)
-    assert installer.made == 2
+    assert fake.made == 2
 
 
-def test_an_interrupted_installation_counts_as_none(tmp_path: Path, installer: Installer) -> None:
+def test_an_interrupted_installation_counts_as_none(tmp_path: Path, fake: Installer) -> None:
     wanted = plan(tmp_path, "a==1")
-    installer.fails = True
+    fake.fails = True
     with pytest.raises(KeyboardInterrupt):
         use(wanted)
     assert not is_ready(wanted)
-    installer.fails = False
+    fake.fails = False
     use(wanted)
     assert is_ready(wanted)
 
 
-def test_a_remake_waits_until_the_other_run_has_ended(tmp_path: Path, installer: Installer) -> None:
+def test_a_remake_waits_until_the_other_run_has_ended(tmp_path: Path, fake: Installer) -> None:
     old, new = plan(tmp_path, "a==1"), plan(tmp_path, "a==2")
     said: list[str] = []
     waiting = threading.Event()
@@ -150,13 +179,13 @@ def test_a_remake_waits_until_the_other_run_has_ended(tmp_path: Path, installer:
     with environment_in_use(old, said.append):
         other.start()
         assert waiting.wait(30)
-        assert is_ready(old) and installer.made == 1
+        assert is_ready(old) and fake.made == 1
     other.join(30)
-    assert is_ready(new) and installer.made == 2
+    assert is_ready(new) and fake.made == 2
     assert "waiting for another run that uses fake-cpu" in said
 
 
-def test_two_runs_use_one_environment_together(tmp_path: Path, installer: Installer) -> None:
+def test_two_runs_use_one_environment_together(tmp_path: Path, fake: Installer) -> None:
     wanted = plan(tmp_path, "a==1")
     with environment_in_use(wanted, lambda text: None):
         assert use(wanted) == []
@@ -194,7 +223,7 @@ def test_two_processes_at_once_make_it_once(tmp_path: Path) -> None:
     assert sum("making" in text for text in said) == 1
 
 
-def test_a_killed_maker_frees_the_lock(tmp_path: Path, installer: Installer) -> None:
+def test_a_killed_maker_frees_the_lock(tmp_path: Path, fake: Installer) -> None:
     wanted = plan(tmp_path, "a==1")
     Path(wanted.folder).parent.mkdir()
     holder = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print('held', flush=True); input()"

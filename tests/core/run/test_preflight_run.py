@@ -50,7 +50,7 @@ class PlantedVendor:
     def __init__(self, samples: Sequence[Sample] = ()) -> None:
         self._samples = samples
 
-    def devices(self) -> list[Device]:
+    def devices(self) -> Sequence[Device]:
         return [Device(sample.index, "F1", "planted", 2**34) for sample in self._samples]
 
     def sample(self, devices: Sequence[Device]) -> Sequence[Sample]:
@@ -60,6 +60,7 @@ class PlantedVendor:
 @pytest.fixture(autouse=True)
 def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setattr(preflight_run, "devices_of", lambda vendor: vendor.devices())
     # the events are of 1970, as are the launches
     monkeypatch.setattr(preflight_run.time, "time_ns", iter(range(5 * 10**9, 10**12, 10**9)).__next__)
     return tmp_path / "data"

@@ -21,9 +21,9 @@ from levelfield.cli.main import main
 from levelfield.corpus import CorpusFacts
 from levelfield.errors import RunFailed
 from levelfield.judge.collector import collect
+from levelfield.node.memory_kills import MemoryKills
 from levelfield.plan.decision import Decision
 from levelfield.plan.resolution import resolve
-from levelfield.run.launchers.memory_kills import MemoryKills
 from levelfield.rundir.follower import Follower
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
@@ -78,6 +78,8 @@ def test_a_run_ends_valid_and_leaves_all_that_it_was_given_and_said(train: Run, 
     assert {"provenance.json", "request.json", "events/rank1.jsonl", "logs/rank0.log", "telemetry.jsonl"} <= {
         *json.loads(paths.outcome.read_text())["seal"]["files"]
     }
+    peak = load(Plan, paths.plan).peak
+    assert peak.tflops == 2.0 and peak.source.startswith("measured: best matmul rate of fake 1.2.3")
 
 
 def test_a_run_is_bundled_and_verified_with_all_that_a_real_one_leaves(
@@ -96,13 +98,7 @@ def test_a_run_is_bundled_and_verified_with_all_that_a_real_one_leaves(
         assert not [(each, name) for each in opened.namelist() for name in names if name in opened.read(each)]
 
 
-def test_the_measured_peak_is_in_the_plan_that_is_kept(train: Run, runs: Path) -> None:
-    train()
-    peak = load(Plan, only(runs).plan).peak
-    assert peak.tflops == 2.0 and peak.source.startswith("measured: best matmul rate of fake 1.2.3")
-
-
-def test_runs_of_one_entry_build_one_plan(train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeats_are_runs_of_their_own_from_one_plan(train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[str] = []
 
     def counted(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) -> Plan:
@@ -112,10 +108,11 @@ def test_runs_of_one_entry_build_one_plan(train: Run, runs: Path, monkeypatch: p
     for name, module in list(sys.modules.items()):
         if name.startswith("levelfield.") and getattr(module, "resolve", None) is resolve:
             monkeypatch.setattr(module, "resolve", counted)
-    train()
-    assert built == [only(runs).root.name]
-    _, (*results, _) = train("--repeat", "2")
-    assert len(built) == 2 and [r["repeat"] for r in results] == [1, 2]
+    code, (*results, over) = train("--repeat", "2")
+    assert len(built) == 1 and (runs / built[0]).is_dir()
+    assert code == 0 and [r["repeat"] for r in results] == [1, 2] and len(list(runs.iterdir())) == 2
+    assert over["schema"] == "levelfield.repeats/1" and over["figures"]["loss_tail_mean"]["n"] == 2
+    assert results[0]["identity"] == results[1]["identity"]
 
 
 def test_provenance_says_where_the_run_comes_from(train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,13 +167,6 @@ def test_layouts_start_from_the_same_weights(train: Run) -> None:
     assert len({r["identity"]["initial_weights"] for r in found}) == 1 and found[0]["identity"]["initial_weights"]
 
 
-def test_repeats_are_runs_of_their_own(train: Run, runs: Path) -> None:
-    code, (*results, over) = train("--repeat", "2")
-    assert code == 0 and [r["repeat"] for r in results] == [1, 2] and len(list(runs.iterdir())) == 2
-    assert over["schema"] == "levelfield.repeats/1" and over["figures"]["loss_tail_mean"]["n"] == 2
-    assert results[0]["identity"] == results[1]["identity"]
-
-
 @pytest.mark.parametrize(
     ("fault", "word", "failure", "evidence"),
     [
@@ -221,7 +211,7 @@ def test_a_worker_whose_clock_is_half_as_fast_has_no_figure(train: Run, monkeypa
 def test_a_kill_for_memory_is_oom_and_says_how_that_is_known(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_FAULT", "die")
     found = MemoryKills(1, "the kernel's log names process 7")
-    monkeypatch.setattr("levelfield.run.launchers.memory_kills.MemoryKillWatch.found", lambda watch, processes: found)
+    monkeypatch.setattr("levelfield.node.memory_kills.MemoryKillWatch.found", lambda watch, processes: found)
     code, (result,) = train()
     assert (code, result["status"]["word"]) == (3, "oom")
     assert result["status"]["evidence"].endswith("the kernel's log names process 7")

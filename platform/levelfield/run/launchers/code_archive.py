@@ -1,9 +1,11 @@
-"""The code that a node's part and a training need, as an archive that is the same for the same code."""
+"""What is brought to nodes, as archives: the code, the same for the same code, and wheels."""
 
 from __future__ import annotations
 
 import io
+import mmap
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +26,19 @@ def code_archive(implementation: Path) -> bytes:
             member.size, member.mode = len(content), 0o644
             archive.addfile(member, io.BytesIO(content))
     return output.getvalue()
+
+
+def wheels_archive(folder: Path) -> memoryview:
+    """Return the wheels of a folder. They may be gigabytes: they lie in a file without a name."""
+    with tempfile.TemporaryFile() as output:
+        with tarfile.open(fileobj=output, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+            for path in sorted(each for each in folder.iterdir() if each.suffix in (".whl", ".gz") and each.is_file()):
+                member = tarfile.TarInfo(path.name)
+                member.size, member.mode = path.stat().st_size, 0o644
+                with path.open("rb") as file:
+                    archive.addfile(member, file)
+        output.flush()
+        return memoryview(mmap.mmap(output.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def _members(implementation: Path) -> Iterator[tuple[str, Path]]:

@@ -6,6 +6,7 @@ import os
 import selectors
 import signal
 import subprocess
+from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import IO
@@ -22,7 +23,8 @@ class Connection:
 
     def __init__(self, name: str, argv: Sequence[str]) -> None:
         self.name, self.complaint, self.code = name, "", None
-        self._waiting, self._closing = b"", False
+        self._waiting: deque[memoryview] = deque()
+        self._closing = False
         self.is_at_end = False
         # a session of its own: Ctrl-C in the terminal reaches the platform, which ends the nodes in order
         self._process = subprocess.Popen(
@@ -53,9 +55,9 @@ class Connection:
         assert self._process.stderr is not None
         return self._process.stderr
 
-    def send(self, content: bytes) -> None:
-        """Send after what is waiting. What the other side does not take stays waiting."""
-        self._waiting += content
+    def send(self, content: bytes | memoryview) -> None:
+        """Send after what is waiting. What the other side does not take stays waiting; nothing is copied."""
+        self._waiting.append(memoryview(content))
         self.flush()
 
     @property
@@ -66,11 +68,14 @@ class Connection:
         """Write what the pipe takes, and close standard input when that is requested and all is written."""
         try:
             while self._waiting:
-                self._waiting = self._waiting[os.write(self._stdin.fileno(), self._waiting[:_PART_BYTES]) :]
+                rest = self._waiting[0]
+                self._waiting[0] = rest[os.write(self._stdin.fileno(), rest[:_PART_BYTES]) :]
+                if not len(self._waiting[0]):
+                    self._waiting.popleft()
         except BlockingIOError:
             return
         except (OSError, ValueError):
-            self._waiting = b""
+            self._waiting.clear()
         if self._closing and not self._stdin.closed:
             with suppress(OSError):
                 self._stdin.close()

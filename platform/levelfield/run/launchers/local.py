@@ -18,9 +18,9 @@ from levelfield.contracts.execution import (
     Request,
     Watch,
 )
+from levelfield.node.memory_kills import MemoryKillWatch
 from levelfield.node.rank_processes import POLL_SECONDS, Ranks
 from levelfield.run.launchers.liveness import Liveness
-from levelfield.run.launchers.memory_kills import MemoryKillWatch
 from levelfield.run.runtimes.process_runtime import REMOVED_VARIABLES, inherited
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan

@@ -58,10 +58,17 @@ def alive_ranks(request: Request) -> list[int]:
     return [process.rank for node in open_nodes for process in node.processes]
 
 
-def stopped(record: LastRecord) -> LastRecord:
-    """Return the record of a node that the launcher itself ended: an unknown end of a rank is the launcher's doing."""
-    ends = (e if (e.exit_code, e.signal) != (None, None) else replace(e, stopped_by_us=True) for e in record.ends)
-    return replace(record, ends=tuple(ends))
+def by_engine(record: LastRecord, *signals: int) -> LastRecord:
+    """Return the record of a node that the engine ended: an unknown end of a rank, or one by these, is its doing.
+
+    An engine sends its signals to every process of a node, so that a rank may end before the node's own part does.
+    """
+    own = [e.rank for e in record.ends if e.exit_code is None and e.signal in (None, *signals)]
+    ends = (replace(e, stopped_by_us=True) if e.rank in own else e for e in record.ends)
+    ended = replace(record, ends=tuple(ends))
+    if record.cause != "rank-failed" or any((e.exit_code or e.signal) and not e.stopped_by_us for e in ended.ends):
+        return ended
+    return replace(ended, cause="stopped", evidence="the engine ended its ranks")
 
 
 def _last_record(root: Path, node: NodeWork, names: Sequence[str]) -> LastRecord:

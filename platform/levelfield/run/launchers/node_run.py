@@ -87,6 +87,14 @@ class NodeRun:
         known = {end.rank: end for end in _ends(said)}
         return tuple(known.get(p.rank, ProcessEnd(p.rank, None, None, False)) for p in self.work.processes)
 
+    def memory_kills(self) -> tuple[int, str | None]:
+        """Return how many processes the node's kernel killed for memory, and how that is known."""
+        last = self.last_word() or {}
+        number, said = last.get("oom_kills"), last.get("oom_evidence")
+        if not isinstance(number, int) or isinstance(number, bool) or not number > 0:
+            return 0, None
+        return number, f"{self.name}: {_printable(str(said))}"
+
     def finding(self) -> tuple[Cause, NodeEnd] | None:
         """Return what the node's end means for the run, and its end; None while it is open."""
         if self.is_open:

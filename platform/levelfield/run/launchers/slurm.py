@@ -17,7 +17,7 @@ from levelfield.checkout import checkout
 from levelfield.contracts.execution import FIRST_NODE, NodeSource, Outcome, Request, Runtime, Submission, Watch
 from levelfield.errors import UsageError
 from levelfield.run.launchers.node_content import node_content, request_for_nodes
-from levelfield.run.launchers.slurm_commands import SlurmJob, SubmissionError, find, submit
+from levelfield.run.launchers.slurm_commands import SlurmJob, SubmissionError, find, state_of, submit
 from levelfield.run.launchers.slurm_script import job_name, job_script
 from levelfield.run.launchers.slurm_watch import JobWatch
 from levelfield.run.runtimes.environments import STAMP
@@ -95,7 +95,7 @@ class SlurmLauncher:
     def _after_refusal(self, request: Request, watch: Watch, why: str) -> Outcome:
         """Slurm may have taken a job and not said so, when its answer was lost. Watch that job, else report."""
         job = find(request.submissions[0].name)
-        if job is None:
+        if job is None or state_of(job).is_ended:  # Slurm may keep a job that it refused, as FAILED
             return Outcome("launch-error", (), why)
         _record(root_of(request), job)
         return JobWatch(request, job, watch, self.say).until_end()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pwd
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, Outcome, Request
 from levelfield.run.launchers.local import evidence_of
-from levelfield.run.launchers.node_records import LastRecord, last_records, stopped
+from levelfield.run.launchers.node_records import LastRecord, by_engine, last_records
 from levelfield.run.launchers.slurm_commands import FORGOTTEN, JobState, SlurmJob, failed_steps, node_states
 
 LOG_BYTES = 4096  # of the end of the job's output, for a line of evidence
@@ -45,24 +46,42 @@ class Intent:
 
 def outcome_of(request: Request, job: SlurmJob, state: JobState, intent: Intent | None) -> Outcome:
     """Return how the run ended. intent: why the platform ended the job, if it did."""
-    records = last_records(request, state.nodes)
-    if intent:
-        records = [stopped(record) for record in records]
-    down = {name: said for name, said in node_states(state.nodes).items() if said.startswith(("down", "unk", "fail"))}
-    lost = down if state.word in ("NODE_FAIL", "BOOT_FAIL") else {}
+    records = _attributed(last_records(request, state.nodes), by_slurm=bool(intent) or state.word in _ENGINE_CAUSES)
+    lost = _down(state) if state.word in ("NODE_FAIL", "BOOT_FAIL") else {}
     cause, evidence = _cause(request, job, state, records, lost) if intent is None else (intent.cause, intent.evidence)
     ends = tuple(end for record in records for end in record.ends)
-    nodes = tuple(_node_end(record, cause, lost) for record in records)
-    outcome = Outcome(cause, ends, evidence, nodes=nodes)
+    outcome = Outcome(cause, ends, evidence, nodes=_node_ends(records, cause, lost))
+    if cause == "exited" and state.word in _ENGINE_CAUSES:
+        said = f"Slurm job {job.number} is {_shown(state)}, although every node has ended by itself"
+        return replace(outcome, warnings=(said,))
     if state.word == "OUT_OF_MEMORY":
         return replace(outcome, oom_kills=1, oom_evidence=f"Slurm job {job.number}: OUT_OF_MEMORY")
     return outcome
+
+
+def _attributed(records: Sequence[LastRecord], by_slurm: bool) -> list[LastRecord]:
+    """Return the records with what Slurm's own signals did. by_slurm: the job was ended, from whatever side.
+
+    After the failure of one node, Slurm sends SIGTERM to the processes of the others.
+    """
+    if by_slurm:
+        return [by_engine(record, signal.SIGTERM, signal.SIGKILL) for record in records]
+    signalled = [by_engine(record, signal.SIGTERM) for record in records]
+    causes = {record.cause for record in signalled} - {"stopped", "exited"}
+    return signalled if causes else list(records)
+
+
+def _down(state: JobState) -> dict[str, str]:
+    """Return the job's nodes that Slurm shows as lost, and what it says about each."""
+    return {name: said for name, said in node_states(state.nodes).items() if said.startswith(("down", "unk", "fail"))}
 
 
 def _cause(
     request: Request, job: SlurmJob, state: JobState, records: Sequence[LastRecord], lost: dict[str, str]
 ) -> tuple[Cause, str | None]:
     """Return Slurm's own word where it has one, else what the nodes wrote, else what is missing."""
+    if all(record.cause == "exited" for record in records):
+        return "exited", None
     if state.word in _ENGINE_CAUSES:
         return _ENGINE_CAUSES[state.word], _engine_evidence(job, state, records, lost)
     for word, cause in _NODE_CAUSES.items():
@@ -87,8 +106,6 @@ def _without_failure(
         steps = failed_steps(job)
         ended = f"{said}{f' ({steps})' if steps else ''}"
         return "node-lost", f"{ended}; no last record from {', '.join(silent)}"
-    if all(record.cause == "exited" for record in records):
-        return "exited", None
     return "cancelled", f"{said}; {'; '.join(f'{r.name}: {r.evidence}' for r in records if r.evidence)}"
 
 
@@ -115,6 +132,13 @@ def _user(number: str) -> str:
         return pwd.getpwuid(int(number)).pw_name
     except (KeyError, ValueError):
         return f"user {number}"
+
+
+def _node_ends(records: Sequence[LastRecord], cause: Cause, lost: dict[str, str]) -> tuple[NodeEnd, ...]:
+    """Return how each node's part ended; nothing where none was started."""
+    if cause == "launch-error" and all(record.cause is None for record in records):
+        return ()
+    return tuple(_node_end(record, cause, lost) for record in records)
 
 
 def _node_end(record: LastRecord, cause: Cause, lost: dict[str, str]) -> NodeEnd:

@@ -8,13 +8,17 @@ from dataclasses import replace
 
 from levelfield.contracts.execution import Outcome, Request, Watch
 from levelfield.run.launchers.liveness import Liveness
-from levelfield.run.launchers.node_records import alive_ranks, have_ended
+from levelfield.run.launchers.node_pulse import NodePulse
+from levelfield.run.launchers.node_records import alive_ranks, have_ended, last_records
 from levelfield.run.launchers.slurm_commands import (
+    ENDED,
+    FORGOTTEN,
     UNKNOWN,
     JobState,
     SlurmJob,
     accounted,
     cancel,
+    node_states,
     position,
     state_of,
 )
@@ -49,7 +53,7 @@ class JobWatch:
         self._state = UNKNOWN
         self._answered = self._began
         self._liveness: Liveness | None = None
-        self._next_hang = 0.0
+        self._pulse, self._next_hang = NodePulse(request), 0.0
         self._said = ""
 
     def until_end(self) -> Outcome:
@@ -118,13 +122,23 @@ class JobWatch:
             return None
         self._next_hang = time.monotonic() + HANG_SECONDS
         alive = alive_ranks(self._request)
-        evidence = self._liveness.hang(alive) if alive else None
-        return Intent("hang", evidence) if evidence else None
+        silent, evidence = self._pulse.look(alive), self._liveness.hang(alive) if alive else None
+        if evidence is None:
+            return None
+        return Intent("node-lost", self._lost(silent, evidence)) if silent else Intent("hang", evidence)
+
+    def _lost(self, silent: list[int], evidence: str) -> str:
+        """Return what is known about nodes whose ranks and whose own part are silent."""
+        names = [record.name for record in last_records(self._request, self._state.nodes) if record.node_rank in silent]
+        shown = node_states(names)
+        named = (f"{name}{f' (Slurm shows it as {shown[name]})' if name in shown else ''}" for name in names)
+        return f"no sign of {', '.join(named)}: {evidence}"
 
     def _stopped(self, intent: Intent) -> Outcome:
         """Cancel the job, and wait until Slurm has ended all of it."""
         deadline, again = time.monotonic() + STOP_SECONDS, 0.0
-        while not self._state.is_ended and time.monotonic() < deadline:
+        over = (*ENDED, FORGOTTEN, *(["COMPLETING"] if intent.cause == "node-lost" else []))  # what is lost cannot end
+        while self._state.word not in over and time.monotonic() < deadline:
             if time.monotonic() >= again:
                 cancel(self._job)
                 again = time.monotonic() + AGAIN_SECONDS
@@ -139,7 +153,7 @@ class JobWatch:
             time.sleep(STEP_SECONDS)
         self._watch()
         outcome = outcome_of(self._request, self._job, self._with_user(), intent)
-        if self._state.is_ended:
+        if self._state.is_ended or outcome.cause == "node-lost":
             return outcome
         left = f"Slurm job {self._job.number} may still be there: Slurm did not answer; `scancel {self._job.number}`"
         return replace(outcome, warnings=(*outcome.warnings, left))

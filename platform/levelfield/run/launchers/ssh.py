@@ -22,6 +22,7 @@ from levelfield.contracts.execution import (
     Submission,
     Watch,
 )
+from levelfield.errors import UsageError
 from levelfield.node.heartbeat_watch import WatchedTime
 from levelfield.run.launchers.connection import Connection
 from levelfield.run.launchers.liveness import Liveness
@@ -46,6 +47,11 @@ class SshLauncher:
     name = "ssh"
 
     def runtime(self, plan: Plan) -> SshRuntime:
+        """Return the nodes' surroundings. Raises UsageError for an engine that this launcher does not have."""
+        if launch_of(plan).site.ssh.engine == "mpirun":
+            raise UsageError(
+                "the site's file: key 'ssh.engine': found mpirun, expected ssh: each node has a connection"
+            )
         return SshRuntime(plan)
 
     def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request:
@@ -63,8 +69,7 @@ class SshLauncher:
             for node, sent in zip(request.nodes, request.submissions, strict=True):
                 nodes.append(NodeRun(node, root, Connection(sent.name, sent.argv), clock))
                 nodes[-1].connection.send(_with_secrets(sent, node).encode())
-            outcome = _supervised(request, nodes, watch)
-            return replace(outcome, nodes=_collected(root, request, nodes))
+            return _collected(root, request, nodes, _supervised(request, nodes, watch))
         except OSError as error:
             evidence = f"{error.filename or 'ssh'}: {error.strerror}"
             return Outcome("launch-error", _ends(nodes), evidence)
@@ -110,16 +115,29 @@ def _supervised(request: Request, nodes: Sequence[NodeRun], watch: Watch) -> Out
     except KeyboardInterrupt:
         supervision.cause, supervision.evidence = "interrupted", "interrupted by the user"
         supervision.stop()
-    return Outcome(supervision.cause, _ends(nodes), supervision.evidence)
+    kills = [node.memory_kills() for node in nodes]
+    return Outcome(
+        supervision.cause,
+        _ends(nodes),
+        supervision.evidence,
+        oom_kills=sum(number for number, _ in kills),
+        oom_evidence="; ".join(said for _, said in kills if said) or None,
+    )
 
 
 def _ends(nodes: Sequence[NodeRun]) -> tuple[ProcessEnd, ...]:
     return tuple(end for node in nodes for end in node.ends())
 
 
-def _collected(root: Path, request: Request, nodes: Sequence[NodeRun]) -> tuple[NodeEnd, ...]:
-    """Return how each node ended, after what is missing was fetched."""
-    return tuple(_end_of(root, node, sent) for node, sent in zip(nodes, request.submissions, strict=True))
+def _collected(root: Path, request: Request, nodes: Sequence[NodeRun], outcome: Outcome) -> Outcome:
+    """Return the outcome with how each node ended, after what is missing was fetched."""
+    found: list[NodeEnd] = []
+    try:
+        for node, sent in zip(nodes, request.submissions, strict=True):
+            found.append(_end_of(root, node, sent))
+    except KeyboardInterrupt:
+        outcome = replace(outcome, cause="interrupted", evidence="interrupted by the user while files were fetched")
+    return replace(outcome, ends=_ends(nodes), nodes=tuple(found))
 
 
 def _end_of(root: Path, node: NodeRun, sent: Submission) -> NodeEnd:

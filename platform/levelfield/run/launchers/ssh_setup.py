@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import tarfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ from typing import Any
 from levelfield import installer
 from levelfield.contracts.execution import NodeEnd, NodesNotReady
 from levelfield.node import node_setup
-from levelfield.run.launchers.code_archive import code_archive
+from levelfield.run.launchers.code_archive import code_archive, wheels_archive
 from levelfield.run.launchers.connection import Connection, wait_for_output
 from levelfield.run.launchers.ssh_errors import explained
 from levelfield.run.launchers.ssh_places import LOADER, NodePlaces, code_name, environment_name, places_of, ssh_argv
@@ -24,8 +22,11 @@ from levelfield.specs.plan import Plan
 
 AT_ONCE = 64  # connections that are made at the same time
 POLL_SECONDS = 0.1
-SOURCES_NEEDED = ("no wheels were carried over: set LEVELFIELD_WHEELS to a folder that `wheels fetch DIR` made on a "
-                  "machine with network, and they are brought to every node")  # fmt: skip
+SOURCES_NEEDED = (
+    "where the node reaches no index, set LEVELFIELD_WHEELS to a folder that `wheels fetch DIR` made: its wheels are "
+    "brought to every node"
+)
+INCOMPLETE = "the wheels of LEVELFIELD_WHEELS were brought; make them again with `wheels fetch DIR`"
 
 Say = Callable[[str], None]
 
@@ -35,7 +36,7 @@ class Cargo:
     """What may be brought to a node, by kind: the archive's name on the node, and its bytes."""
 
     names: Mapping[str, str]
-    contents: Mapping[str, bytes]
+    contents: Mapping[str, memoryview]
 
     def announced(self, kind: str) -> dict[str, Any] | None:
         """Return what the node is told of an archive; None without one."""
@@ -48,10 +49,11 @@ class Cargo:
 
 def cargo_of(plan: Plan) -> Cargo:
     """Return the code, and the wheels of LEVELFIELD_WHEELS where an environment is made from them."""
-    names, contents = {"code": code_name(plan)}, {"code": code_archive(Path(plan.implementation.folder))}
+    names = {"code": code_name(plan)}
+    contents = {"code": memoryview(code_archive(Path(plan.implementation.folder)))}
     wheels = installer.wheels_folder()
     if wheels and environment_name(plan):
-        contents["wheels"] = _wheels_archive(wheels)
+        contents["wheels"] = wheels_archive(wheels)
         names["wheels"] = hashlib.sha256(contents["wheels"]).hexdigest()[:16]
     return Cargo(names, contents)
 
@@ -136,8 +138,9 @@ class NodeSetup:
             raise self.failed("environment", "failed", f"{self.name}: {self._explained(_printable(str(value)))}")
 
     def _explained(self, error: str) -> str:
-        lacks_source = "pip install" in error and "wheels" not in self._cargo.contents
-        return f"{error}; {SOURCES_NEEDED}" if lacks_source else error
+        if "pip install" not in error:
+            return error
+        return f"{error}; {INCOMPLETE if 'wheels' in self._cargo.contents else SOURCES_NEEDED}"
 
     def _ended(self) -> None:
         """Raises NodesNotReady where the connection ended before the node was ready."""
@@ -163,17 +166,6 @@ def setup_header(plan: Plan, places: NodePlaces, cargo: Cargo) -> dict[str, Any]
         "wheels": cargo.announced("wheels"),
         "environment": made if name else {"name": None, "python": places.python},
     }
-
-
-def _wheels_archive(folder: Path) -> bytes:
-    output = io.BytesIO()
-    with tarfile.open(fileobj=output, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for path in sorted(each for each in folder.iterdir() if each.suffix in (".whl", ".gz") and each.is_file()):
-            member = tarfile.TarInfo(path.name)
-            member.size, member.mode = path.stat().st_size, 0o644
-            with path.open("rb") as file:
-                archive.addfile(member, file)
-    return output.getvalue()
 
 
 def _printable(text: str) -> str:

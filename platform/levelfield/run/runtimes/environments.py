@@ -102,9 +102,9 @@ def _make(plan: EnvironmentPlan, folder: Path, say: Say) -> None:
     say(f"making {folder.parent.name}/{folder.name} ({why}): {', '.join(plan.requirements)}")
     _stamp(folder).unlink(missing_ok=True)
     started = time.monotonic()
-    _run([plan.made_with or sys.executable, "-m", "venv", "--clear", str(folder)], folder, say)
-    pip = [plan.python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
-    _run([*pip, *plan.requirements], folder, say)
+    create, install = installer.making(plan.made_with or sys.executable, folder)
+    _run(create, folder, say)
+    _run([*install, *plan.requirements], folder, say)
     write_json(_stamp(folder), {"digest": plan.digest, "requirements": plan.requirements})
     say(f"{folder.name} is ready after {time.monotonic() - started:.0f} s")
 

@@ -14,7 +14,8 @@ from levelfield.specs.plan import Plan
 LISTING = (
     "-I",
     "-c",
-    "from importlib.metadata import distributions as d; print(*sorted({f'{x.name}=={x.version}' for x in d()}))",
+    "from importlib.metadata import distributions as d; "
+    "print(*sorted({'%s==%s' % (m['Name'], m['Version']) for m in (x.metadata for x in d())}))",  # each is parsed once
 )
 
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Collection, NamedTuple
 
-from levelfield.contracts.control_groups import HOST, memory_kills
+from levelfield.node.control_groups import HOST, memory_kills
 
 _KILLED = re.compile(rb"Killed process (\d+)")
 _FIRST_NAMESPACE = "pid:[4026531836]"  # its number is fixed (linux/proc_ns.h, PROC_PID_INIT_INO)
@@ -50,7 +49,7 @@ class MemoryKillWatch:
 def _open_log(root: Path) -> FileIO | None:
     """Return the kernel's log, opened behind its last record; None where it does not tell this run's processes."""
     try:
-        if str((root / "proc/self/ns/pid").readlink()) != _FIRST_NAMESPACE:
+        if os.readlink(str(root / "proc/self/ns/pid")) != _FIRST_NAMESPACE:
             return None
         log = FileIO(os.open(root / "dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
         log.seek(0, os.SEEK_END)

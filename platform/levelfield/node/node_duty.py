@@ -1,0 +1,173 @@
+"""The work of one node, from its checks to its last record: what a node's own part does (node_agent.py starts it)."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+from typing import Any, Dict, NamedTuple
+
+from levelfield.node import rank_processes
+from levelfield.node.assignment import Assignment
+from levelfield.node.device_files import DeviceInUse, DeviceLocks, device_locked, lock_folder
+from levelfield.node.heartbeat_watch import HeartbeatWatch, WatchedTime
+from levelfield.node.host_counters import host_counters
+from levelfield.node.memory_kills import MemoryKillWatch
+from levelfield.node.node_checks import Refusal, check_code, check_environment, check_name, check_port
+from levelfield.node.node_facts import node_facts, tool_output
+from levelfield.node.node_record import NodeRecord
+from levelfield.node.platform_line import PlatformLine, Stop
+from levelfield.node.rank_processes import Ranks
+from levelfield.node.sampling import Sampler
+from levelfield.node.written_files import write_files, write_json
+
+DIFFERS, NO_RENDEZVOUS, DEVICE_TAKEN = 4, 5, 6
+RESOLVE_SECONDS = 20.0
+Fields = Dict[str, Any]
+
+
+class Ending(NamedTuple):
+    """How the node's work ended. code: 0 all ranks ended with 0; 1 a rank failed or could not start; 3 stopped from
+    outside; 4 code or environment differ; 5 the port is taken, or the first node has no address
+    here; 6 a device is taken; 7 no heartbeat in time."""
+
+    cause: str
+    code: int
+    evidence: str | None = None
+
+
+FAULT = Ending("fault", 1, "the node's own part failed; see its log")
+
+
+class NodeDuty:
+    """The work of one node, from its checks to its last record."""
+
+    def __init__(self, assignment: Assignment, stop: Stop, platform: PlatformLine | None) -> None:
+        self._work, self._stop, self._platform = assignment, stop, platform
+        self._ranks = Ranks()
+        self._noted: set[int] = set()
+        self._kills = MemoryKillWatch()
+        self._record = NodeRecord(assignment.root / f"nodes/node{assignment.node_rank}.record.jsonl")
+
+    def run(self) -> int:
+        """Do the work, and return the exit code. Every rank has ended then that SIGKILL ends."""
+        ending: Ending | None = None
+        locks = DeviceLocks(())
+        with ExitStack() as stack:
+            try:
+                ending = self._refusal()
+                if ending is None:
+                    locks = self._locks(stack)
+                    ending = self._trained()
+            except DeviceInUse as error:
+                ending = self._refused(Refusal("device-taken", str(error)), DEVICE_TAKEN)
+            except OSError as error:
+                ending = Ending("launch-error", 1, f"{error.filename or 'process'}: {error.strerror}")
+            finally:
+                self._ranks.stop()
+                ends = self._ranks.ends()
+                locks.keep([end["process"] for end in ends if "process" in end])
+                ending = ending or FAULT
+                kills = self._kills.found(self._ranks.processes())
+                killed = {"oom_kills": kills.number, "oom_evidence": kills.evidence} if kills.number else {}
+                self._record.write("ended", cause=ending.cause, evidence=ending.evidence, ends=ends, **killed)
+        return ending.code
+
+    def _refusal(self) -> Ending | None:
+        """Return why this node must not train, or None. Nothing was started yet."""
+        self._record.write("started", node_rank=self._work.node_rank, name=self._work.name, process=os.getpid())
+        expected = self._work.part("expected")
+        for check, code in ((check_code, DIFFERS), (check_environment, DIFFERS)):
+            refusal = check(expected)
+            if refusal:
+                return self._refused(refusal, code)
+        port, first = self._work.content.get("port"), self._work.content.get("first_node")
+        if self._work.node_rank == 0:
+            refusal = check_port(port) if port is not None else None
+        else:
+            refusal = self._name_refusal(first) if first is not None else None
+        return self._refused(refusal, NO_RENDEZVOUS) if refusal else None
+
+    def _name_refusal(self, first: str) -> Refusal | None:
+        """Return why the first node's name is not usable. In a cluster a name may come a little after its node."""
+        seconds = self._work.part("limits").get("resolve_seconds", RESOLVE_SECONDS)
+        deadline = time.monotonic() + seconds
+        while (refusal := check_name(first)) and time.monotonic() < deadline and not self._stop.wait(1.0):
+            pass
+        return refusal
+
+    def _refused(self, refusal: Refusal, code: int) -> Ending:
+        self._record.write("refused", cause=refusal.cause, evidence=refusal.evidence)
+        return Ending(refusal.cause, code, refusal.evidence)
+
+    def _locks(self, stack: ExitStack) -> DeviceLocks:
+        devices, run = self._work.content.get("locks", ()), self._work.run_id
+        return DeviceLocks([stack.enter_context(device_locked(lock_folder(), device, run)) for device in devices])
+
+    def _trained(self) -> Ending:
+        node = self._work.node_rank
+        write_files(self._work.root, self._work.part("files"))
+        facts = node_facts(node, self._work.part("facts"))
+        expected = self._work.part("expected")
+        identity = {"code": expected.get("code"), "environment": {"digest": expected.get("environment")}}
+        write_json(self._work.root / f"nodes/node{node}.facts.json", {**facts, **identity})
+        sampler = _sampler(self._work)
+        sampler.start()
+        try:
+            sampler.wait_for_first_reading()
+            return self._supervised()
+        finally:
+            self._ranks.stop()
+            sampler.end()
+
+    def _supervised(self) -> Ending:
+        if self._stop.wait(0):
+            return Ending("stopped", 3, self._stop.reason)
+        for process in self._work.processes:
+            environment = self._work.environment(process, os.environ)
+            self._ranks.start(process["rank"], list(process["argv"]), environment, process["log"])
+        self._record.write("ranks-started", processes=self._ranks.processes())
+        clock = WatchedTime(lambda: time.monotonic())
+        heartbeats = HeartbeatWatch(self._work.events, self._work.heartbeat_seconds)
+        while alive := self._ranks.alive():
+            self._note_ends()
+            if self._ranks.failed() is not None:
+                break
+            watched = clock.look()
+            if evidence := heartbeats.silent(alive, watched):
+                self._record.write("hang", evidence=evidence)
+                return Ending("hang", 7, evidence)
+            if self._platform and (evidence := self._platform.silent(watched)):
+                self._stop.request(evidence)
+            if self._stop.wait(rank_processes.POLL_SECONDS):
+                return Ending("stopped", 3, self._stop.reason)
+        return self._ended()
+
+    def _note_ends(self) -> None:
+        """Record each rank that has ended: it gives no heartbeat any more."""
+        for end in self._ranks.ends():
+            if (end["exit_code"], end["signal"]) != (None, None) and end["rank"] not in self._noted:
+                self._noted.add(end["rank"])
+                self._record.write("rank-ended", **end)
+
+    def _ended(self) -> Ending:
+        self._note_ends()
+        failed = self._ranks.failed()
+        if failed is None:
+            return Ending("exited", 0)
+        self._ranks.settle()
+        end = next(end for end in self._ranks.ends() if end["rank"] == failed)
+        what = f"signal {end['signal']}" if end["signal"] is not None else f"exit code {end['exit_code']}"
+        return Ending("rank-failed", 1, f"rank {failed} ended with {what}")
+
+
+def _sampler(work: Assignment) -> Sampler:
+    """Return the thread that runs the vendor's tools and reads the host's counters."""
+    samples = work.part("samples")
+    commands = list(samples.get("commands", ()))
+
+    def reading() -> Fields:
+        return {"outputs": [tool_output(list(c["argv"]), c["timeout_seconds"]) for c in commands]}
+
+    path = work.root / f"telemetry/node{work.node_rank}.raw.jsonl"
+    return Sampler(path, samples.get("interval_seconds", 1.0), reading, {"outputs": []}, lambda _: host_counters())

@@ -1,0 +1,136 @@
+"""Raw records of a run into the few numbers that its page draws: telemetry, and the steps and memory of each rank."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from levelfield.measure.raw_facts import Reading, StepRecord, by_rank
+from levelfield.rundir.node_parts import NodePart, node_parts
+from levelfield.rundir.raw_files import RawRecords
+from levelfield.specs.plan import Plan
+from levelfield.specs.traces import (
+    MOST_DEVICES,
+    MOST_PEAKS,
+    MOST_POINTS,
+    MOST_RANKS,
+    DeviceTrace,
+    Quantity,
+    RankPeaks,
+    RankTrace,
+    RunTraces,
+)
+
+_MEBIBYTE = 2**20
+_LONGEST = 40  # of a device's name
+
+
+@dataclass(frozen=True)
+class DeviceReadings:
+    """What was read of one device between the begin and the end of its machine's steps."""
+
+    name: str
+    begin_ns: int
+    end_ns: int
+    readings: Sequence[Reading]
+
+
+# What is read, and the value that is kept: as exact as a chart can show.
+_KEPT: dict[Quantity, Callable[[Reading], float | None]] = {
+    "power_watts": lambda reading: reading.power_watts,
+    "utilisation": lambda reading: reading.utilisation,
+    "memory_used_mebibytes": lambda reading: _divided(reading.memory_used_bytes),
+    "temperature_celsius": lambda reading: reading.temperature_celsius,
+}
+_DIGITS: dict[Quantity, int] = {"utilisation": 3, "memory_used_mebibytes": 0}
+_PEAKS = ("process", "allocated", "reserved")
+
+
+def run_traces(plan: Plan, raw: RawRecords) -> RunTraces | None:
+    """Return the traces; None where there is neither telemetry of the steps nor a rank's memory."""
+    ranks = by_rank(raw.steps)
+    times = {rank: found for rank, steps in ranks.items() if (found := _microseconds(steps, raw.begins.get(rank)))}
+    devices = [found for part in node_parts(plan, raw) for found in _devices(part, raw.begins)]
+    peaks = _peaks(ranks)
+    if not devices and not peaks and len(times) < 2:
+        return None
+    parts = min(MOST_POINTS, max((len(each.readings) for each in devices), default=0))
+    return RunTraces(
+        seconds=round(max((sum(found) for found in times.values()), default=0) / 1e6, 3),
+        parts=parts,
+        devices=len(devices),
+        ranks=len(ranks),
+        device_traces=tuple(DeviceTrace(device=d.name, values=_values(d, parts)) for d in devices[:MOST_DEVICES]),
+        rank_traces=tuple(RankTrace(rank=r, step_microseconds=times[r]) for r in _chosen(times)),
+        rank_peaks=peaks,
+    )
+
+
+def _microseconds(steps: Sequence[StepRecord], begin: int | None) -> tuple[int, ...]:
+    """Return the time of each step, up to the first that is missing or ends before it begins."""
+    ends, found = {record.step: record.end_ns for record in steps}, []
+    for step in range(1, len(ends) + 1):
+        if begin is None or step not in ends or not ends[step] > begin:
+            break
+        found.append(round((ends[step] - begin) / 1000))
+        begin = ends[step]
+    return tuple(found)
+
+
+def _chosen(times: dict[int, tuple[int, ...]]) -> list[int]:
+    """Return the slowest ranks and the fastest one. One rank alone is the record's step_seconds already."""
+    slowest = sorted(times, key=lambda rank: (-sum(times[rank]), rank))
+    kept = slowest if len(slowest) <= MOST_RANKS else [*slowest[: MOST_RANKS - 1], slowest[-1]]
+    return sorted(kept) if len(kept) > 1 else []
+
+
+def _devices(part: NodePart, begins: Mapping[int, int]) -> Iterator[DeviceReadings]:
+    """Return the readings of each device of a machine during its steps, on its own clock."""
+    begin, end = begins.get(part.ranks.start), max(part.ends.values(), default=0)
+    found: dict[str, list[Reading]] = defaultdict(list)
+    for reading in part.read.readings:
+        if begin is not None and not reading.before and begin <= reading.time_ns <= end:
+            found[reading.device].append(reading)
+    return (DeviceReadings(part.device(d)[:_LONGEST], begin or 0, end, r) for d, r in found.items() if begin != end)
+
+
+def _values(device: DeviceReadings, parts: int) -> dict[Quantity, tuple[float | None, ...]]:
+    """Return the mean of each part of the time, by quantity. What was never read is left out."""
+    length = device.end_ns - device.begin_ns
+    places = [min(parts - 1, (reading.time_ns - device.begin_ns) * parts // length) for reading in device.readings]
+    found: dict[Quantity, tuple[float | None, ...]] = {}
+    for name, value_of in _KEPT.items():
+        cells: dict[int, list[float]] = defaultdict(list)
+        for place, reading in zip(places, device.readings, strict=True):
+            if (value := value_of(reading)) is not None and math.isfinite(value):
+                cells[place].append(value)
+        if cells:
+            found[name] = tuple(_mean(cells.get(place), _DIGITS.get(name, 1)) for place in range(parts))
+    return found
+
+
+def _mean(values: Sequence[float] | None, digits: int) -> float | None:
+    return round(sum(values) / len(values), digits) if values else None
+
+
+def _peaks(ranks: dict[int, tuple[StepRecord, ...]]) -> tuple[RankPeaks, ...]:
+    found = [RankPeaks(rank=rank, **dict(_most(steps))) for rank, steps in ranks.items()]
+    known = [each for each in found if _largest(each) > 0]
+    return tuple(sorted(sorted(known, key=lambda e: (-_largest(e), e.rank))[:MOST_PEAKS], key=lambda e: e.rank))
+
+
+def _most(steps: Iterable[StepRecord]) -> Iterator[tuple[str, int]]:
+    steps = tuple(steps)
+    for name in _PEAKS:
+        if sizes := [size for record in steps if (size := record.memory.get(f"{name}_peak_bytes")) is not None]:
+            yield name, round(max(sizes) / _MEBIBYTE)
+
+
+def _largest(peaks: RankPeaks) -> int:
+    return max(value or 0 for value in (peaks.process, peaks.allocated, peaks.reserved))
+
+
+def _divided(size: int | None) -> float | None:
+    return None if size is None else size / _MEBIBYTE

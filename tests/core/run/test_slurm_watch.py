@@ -1,0 +1,153 @@
+"""The watch over a job: what it says about the queue, whom it believes, and when it ends the job itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from levelfield.contracts.execution import NodeWork, Outcome, ProcessWork, Request
+from levelfield.run.launchers import slurm_watch
+from levelfield.run.launchers.slurm_commands import SlurmJob
+from levelfield.run.launchers.slurm_watch import JobWatch
+from planted_slurm import PlantedSlurm, ended
+
+AWAY = (1, "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n")
+RUNNING, DONE = "RUNNING|None|alpha,beta\n", "COMPLETED|None|alpha,beta\n"
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlantedSlurm:
+    for name in ("STEP_SECONDS", "QUICKEST", "HANG_SECONDS", "RECORD_SECONDS"):
+        monkeypatch.setattr(slurm_watch, name, 0.01)
+    return PlantedSlurm(tmp_path / "slurm", monkeypatch)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    for folder in ("events", "nodes", "logs", "telemetry"):
+        (tmp_path / "run" / folder).mkdir(parents=True)
+    return tmp_path / "run"
+
+
+class Watched:
+    """A watch that keeps what is said, and does something at each of its looks."""
+
+    def __init__(self, run: Path, heartbeat: float = 30, **at: object) -> None:
+        nodes = tuple(NodeWork(k, "", (ProcessWork(k, ("train",), {}, f"rank{k}.log"),)) for k in (0, 1))
+        request = Request("slurm", "process", nodes, str(run / "events"), 60, 60, heartbeat)
+        self.said: list[str] = []
+        self.looks = 0
+        self._at = at
+        self._watch = JobWatch(request, SlurmJob("12"), self._look, self.said.append)
+
+    def outcome(self) -> Outcome:
+        return self._watch.until_end()
+
+    def _look(self) -> None:
+        self.looks += 1
+        action = self._at.get(f"look{self.looks}")
+        if callable(action):
+            action()
+
+
+def good(run: Path) -> None:
+    for rank in (0, 1):
+        (run / f"nodes/node{rank}.record.jsonl").write_text(ended("exited", (rank, 0, None)))
+
+
+def test_the_queue_is_told_once_for_each_change(run: Path, planted: PlantedSlurm) -> None:
+    pending = "PENDING|Priority|\n"
+    planted.says(
+        "squeue", pending, "7|gpu\n12|gpu\n", pending, "7|gpu\n12|gpu\n", "PENDING|Resources|\n", "12|gpu\n", DONE
+    )
+    good(run)
+    watched = Watched(run)
+    assert watched.outcome().cause == "exited"
+    assert watched.said == [
+        "Slurm job 12 waits, 1 job before it: Priority",
+        "Slurm job 12 waits, 0 jobs before it: Resources",
+    ]
+
+
+def test_a_controller_that_is_away_is_asked_again(run: Path, planted: PlantedSlurm) -> None:
+    planted.says("squeue", RUNNING, AWAY, AWAY, RUNNING, DONE)
+    good(run)
+    watched = Watched(run)
+    found = watched.outcome()
+    assert (found.cause, found.warnings) == ("exited", ())
+    assert watched.said == ["Slurm does not answer about job 12; its state is not known"]
+
+
+def test_a_controller_that_stays_away_leaves_what_the_nodes_recorded(
+    run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm_watch, "PATIENCE_SECONDS", 0.05)
+    planted.says("squeue", AWAY)
+    good(run)
+    found = Watched(run).outcome()
+    assert found.cause == "exited"
+    assert found.warnings == ("Slurm job 12 may still be there: Slurm did not answer; `scancel 12`",)
+
+
+@pytest.mark.parametrize("reason", sorted(slurm_watch._HOPELESS))
+def test_a_job_that_waits_forever_is_cancelled(run: Path, planted: PlantedSlurm, reason: str) -> None:
+    planted.says("squeue", f"PENDING|{reason}|\n", "12|gpu\n", "CANCELLED|None|\n")
+    found = Watched(run).outcome()
+    assert found.cause == "launch-error" and f"waits forever ({reason}): " in str(found.evidence)
+    assert planted.calls("scancel") == [["12"]]
+
+
+def test_an_interrupt_cancels_the_job_and_waits_for_its_end(run: Path, planted: PlantedSlurm) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    planted.says(
+        "squeue", RUNNING, "COMPLETING|None|alpha,beta\n", "COMPLETING|None|alpha,beta\n", "CANCELLED|None|alpha\n"
+    )
+    found = Watched(run, look2=interrupt).outcome()
+    assert (found.cause, found.warnings) == ("interrupted", ())
+    assert planted.calls("scancel") == [["12"]]
+    assert len(planted.calls("squeue")) == 4
+
+
+def test_a_job_that_cannot_be_cancelled_is_named(
+    run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(slurm_watch, "STOP_SECONDS", 0.05)
+    planted.says("squeue", RUNNING)
+    found = Watched(run, look2=interrupt).outcome()
+    assert found.warnings == ("Slurm job 12 may still be there: Slurm did not answer; `scancel 12`",)
+
+
+@pytest.mark.parametrize(("pulse", "cause"), [(True, "hang"), (False, "node-lost")])
+def test_a_silent_rank_hangs_and_a_silent_node_is_lost(
+    run: Path, planted: PlantedSlurm, pulse: bool, cause: str
+) -> None:
+    """Rank 0 gives heartbeats. The node of rank 1 writes telemetry all the same, or it does not."""
+
+    class Beating(Watched):
+        def _look(self) -> None:
+            super()._look()
+            (run / "events" / "rank0.alive").write_text(str(self.looks))
+            for node in (0, 1) if pulse else (0,):
+                with (run / f"telemetry/node{node}.raw.jsonl").open("a") as file:
+                    file.write("{}\n")
+
+    for rank in (0, 1):
+        (run / f"events/rank{rank}.alive").write_text("0")
+    planted.says("squeue", *[RUNNING] * 400, "CANCELLED|None|alpha,beta\n")
+    planted.says("sinfo", "beta|allocated*|Not responding\n")
+    planted.says("scancel", "")
+    watched = Beating(run, heartbeat=0.5)
+    slurm_watch.STOP_SECONDS, before = 0.2, slurm_watch.STOP_SECONDS
+    try:
+        found = watched.outcome()
+    finally:
+        slurm_watch.STOP_SECONDS = before
+    assert found.cause == cause
+    assert "rank 1 gave no heartbeat" in str(found.evidence)
+    if not pulse:
+        assert str(found.evidence).startswith("no sign of beta (Slurm shows it as allocated* (Not responding)): ")

@@ -1,0 +1,309 @@
+"""The parts of the launcher ssh that need no host: archive, commands, the preparation as a process, the words."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from levelfield.node import node_setup
+from levelfield.node.code_digest import SOURCES, code_digest
+from levelfield.run.launchers.code_archive import code_archive, wheels_archive
+from levelfield.run.launchers.connection import Connection, wait_for_output
+from levelfield.run.launchers.ssh_errors import explained
+from levelfield.run.launchers.ssh_places import LOADER, ssh_argv
+from levelfield.specs.launch import LaunchPlan
+from levelfield.specs.site import Host, Site
+from planted_wheels import wheel
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+# ---- the archive of the code
+
+
+@pytest.mark.parametrize("name", ["torch", "megatron", "paddle"])
+def test_the_unpacked_code_has_the_plans_digest(name: str, tmp_path: Path) -> None:
+    content = code_archive(ROOT / "models" / name)
+    (tmp_path / "code.tar").write_bytes(content)
+    node_setup.unpack(tmp_path / "code.tar", tmp_path / "code")
+    done = subprocess.run(
+        [sys.executable, "-c", _DIGEST, str(tmp_path / "code"), name], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == code_digest(ROOT / "models" / name)
+    assert {path.suffix for path in (tmp_path / "code").rglob("*") if path.is_file()} <= set(SOURCES)
+
+
+_DIGEST = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1] + '/platform')
+from levelfield.node.code_digest import code_digest
+print(code_digest(Path(sys.argv[1], 'models', sys.argv[2])))
+"""
+
+
+def test_the_same_code_is_the_same_archive_whatever_its_times(tmp_path: Path) -> None:
+    own = Path(shutil.copytree(ROOT / "models" / "torch", tmp_path / "models" / "torch"))
+    before = code_archive(own)
+    for path in own.rglob("*.py"):
+        os.utime(path, (1, 1))
+        path.chmod(0o600)
+    assert code_archive(own) == before
+    (own / "model.py").write_text("# another")
+    assert code_archive(own) != before
+
+
+def test_the_wheels_of_a_folder_are_archived_and_nothing_else(tmp_path: Path) -> None:
+    path = wheel(tmp_path)
+    (tmp_path / "notes.txt").write_text("x")
+    with tarfile.open(fileobj=io.BytesIO(bytes(wheels_archive(tmp_path)))) as found:
+        assert found.getnames() == [path.name]
+        member = found.extractfile(path.name)
+        assert member is not None and member.read() == path.read_bytes()
+
+
+# ---- the commands
+
+
+def test_host_keys_are_checked_and_nothing_is_asked_whatever_the_site_says() -> None:
+    site = Site.model_validate({"ssh": {"config": "/etc/mine", "connect_seconds": 7}})
+    argv = ssh_argv(LaunchPlan(launcher="ssh", site=site), Host(name="h1", user="me", port=2222), ["python3", "a b"])
+    options = [argv[i + 1] for i, word in enumerate(argv) if word == "-o"]
+    for wanted in ("StrictHostKeyChecking=yes", "UpdateHostKeys=no", "BatchMode=yes", "ConnectTimeout=7"):
+        assert wanted in options
+    assert not [word for word in options if "KnownHosts" in word]
+    assert argv[:3] == ("ssh", "-F", "/etc/mine") and argv[-6:-1] == ("-p", "2222", "-l", "me", "h1")
+    assert argv[-1] == "exec python3 'a b'"
+
+
+def test_modules_are_loaded_by_a_login_shell() -> None:
+    site = Site.model_validate({"modules": ["cuda/12", "gcc"]})
+    argv = ssh_argv(LaunchPlan(launcher="ssh", site=site), Host(name="h1"), ["python3", "x"])
+    assert argv[-1] == "bash -lc 'module load cuda/12 gcc && exec python3 x'"
+
+
+@pytest.mark.parametrize(
+    ("complaint", "said"),
+    [
+        ("Host key verification failed.", "its host key is not known"),
+        ("No ED25519 host key is known for h and you have requested strict checking.", "its host key is not known"),
+        ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.", "has changed"),
+        ("root@h: Permission denied (publickey).", "permission denied"),
+        ("ssh: Could not resolve hostname h: Name or service not known", "its name does not resolve"),
+        ("ssh: connect to host h port 22: Connection refused", "it cannot be reached"),
+        ("ssh: connect to host h port 22: No route to host", "it cannot be reached"),
+        ("sh: 1: exec: python3: not found", "its Python cannot be started"),
+        ("levelfield: found Python 2.7", "its Python is too old: found 2.7, expected 3.8 or newer"),
+        ("Timeout, server h not responding.", "the connection ended with exit code 255: Timeout, server h"),
+        ("", "h1: the connection ended with exit code 255"),
+    ],
+)
+def test_each_failure_of_ssh_has_its_meaning(complaint: str, said: str) -> None:
+    found = explained("h1", 255, complaint)
+    assert found.startswith("h1: ") and said in found
+
+
+def test_what_a_host_prints_reaches_no_terminal_as_it_is() -> None:
+    found = explained("h1", 1, "fine\n\x1b[31mred\x07 text\u202e\n")
+    assert found.endswith("[31mred text") and found.isprintable()
+
+
+# ---- the preparation of a node, as the process that ssh starts
+
+
+class Setup:
+    """The program of node_setup, started by the loader as a host's shell does."""
+
+    def __init__(self, header: Mapping[str, Any], archives: Mapping[str, bytes]) -> None:
+        self.answers: list[dict[str, Any]] = []
+        program = Path(node_setup.__file__).read_bytes()
+        process = subprocess.Popen([sys.executable, "-c", LOADER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdin and process.stdout
+        process.stdin.write(b"%d\n%s%s\n" % (len(program), program, json.dumps(header).encode()))
+        process.stdin.flush()
+        for line in process.stdout:
+            self.answers.append(json.loads(line))
+            if kind := self.answers[-1].get("need"):
+                process.stdin.write(archives[kind])
+                process.stdin.flush()
+        self.code = process.wait(60)
+        process.stdin.close()
+        process.stdout.close()
+
+    @property
+    def error(self) -> str:
+        assert self.code == 1
+        return str(self.answers[-1]["error"])
+
+    @property
+    def needed(self) -> list[str]:
+        return [answer["need"] for answer in self.answers if "need" in answer]
+
+
+def archive(**files: str) -> bytes:
+    output = io.BytesIO()
+    with tarfile.open(fileobj=output, mode="w") as found:
+        for name, text in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text)
+            found.addfile(member, io.BytesIO(text.encode()))
+    return output.getvalue()
+
+
+def announced(kind: str, content: bytes, **changed: Any) -> dict[str, Any]:
+    digest = hashlib.sha256(content).hexdigest()
+    return {"kind": kind, "name": "abc", "bytes": len(content), "sha256": digest, **changed}
+
+
+def header(folder: Path, code: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    given = {"name": None, "python": sys.executable}
+    return {"folder": str(folder), "code": code, "wheels": None, "environment": given, **more}
+
+
+CODE = archive(**{"platform/a.py": "A = 1\n", "models/x/train.py": "B = 2\n"})
+
+
+def test_code_is_brought_once_and_in_one_step(tmp_path: Path) -> None:
+    given = header(tmp_path / "node", announced("code", CODE))
+    first = Setup(given, {"code": CODE})
+    assert first.needed == ["code"] and first.code == 0
+    assert first.answers[-1]["ready"]["environment"] == sys.version.split()[0]
+    assert (tmp_path / "node/code/abc/models/x/train.py").read_text() == "B = 2\n"
+    assert (tmp_path / "node").stat().st_mode & 0o777 == 0o700
+    assert Setup(given, {}).needed == []
+
+
+def test_the_rest_of_a_killed_attempt_is_replaced(tmp_path: Path) -> None:
+    part = tmp_path / "node/code/abc.part"
+    part.mkdir(parents=True)
+    (tmp_path / "node").chmod(0o700)
+    (part / "old").write_text("x")
+    assert Setup(header(tmp_path / "node", announced("code", CODE)), {"code": CODE}).code == 0
+    assert not (tmp_path / "node/code/abc/old").exists() and not part.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "changed", "said"),
+    [
+        (CODE, {"sha256": "0" * 64}, "expected 000000000000"),
+        (archive(**{"../outside": "x"}), {}, "found the member '../outside'"),
+        (archive(**{"/tmp/levelfield-outside": "x"}), {}, "expected plain files below it"),
+        (archive(**{"a/../../outside": "x"}), {}, "expected plain files below it"),
+    ],
+)
+def test_a_damaged_or_hostile_archive_is_refused(
+    tmp_path: Path, content: bytes, changed: dict[str, Any], said: str
+) -> None:
+    found = Setup(header(tmp_path / "node", announced("code", content, **changed)), {"code": content})
+    assert said in found.error and not (tmp_path / "node/code/abc").exists()
+    assert not (tmp_path / "node/outside").exists() and not (tmp_path / "outside").exists()
+
+
+def test_a_link_in_an_archive_is_refused(tmp_path: Path) -> None:
+    output = io.BytesIO()
+    with tarfile.open(fileobj=output, mode="w") as found:
+        member = tarfile.TarInfo("link")
+        member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        found.addfile(member)
+    content = output.getvalue()
+    assert (
+        "found the member 'link'"
+        in Setup(header(tmp_path / "node", announced("code", content)), {"code": content}).error
+    )
+
+
+def test_a_folder_of_others_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "victim").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "victim")
+    assert "found a link" in Setup(header(tmp_path / "link", announced("code", CODE)), {}).error
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    assert "others own or can write" in Setup(header(tmp_path / "open", announced("code", CODE)), {}).error
+    (tmp_path / "file").write_text("x")
+    assert "File exists" in Setup(header(tmp_path / "file", announced("code", CODE)), {}).error
+    assert list((tmp_path / "victim").iterdir()) == []
+
+
+def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
+    given = {"name": None, "python": "/nothing/python"}
+    found = Setup(header(tmp_path / "node", announced("code", CODE), environment=given), {"code": CODE})
+    assert found.error == "the interpreter /nothing/python cannot be started: No such file or directory"
+
+
+def test_a_connection_that_ends_within_an_archive_leaves_none(tmp_path: Path) -> None:
+    short = CODE[: len(CODE) // 2]
+    given = header(tmp_path / "node", announced("code", CODE))
+    program = Path(node_setup.__file__).read_bytes()
+    text = b"%d\n%s%s\n%s" % (len(program), program, json.dumps(given).encode(), short)
+    done = subprocess.run([sys.executable, "-c", LOADER], input=text, capture_output=True)
+    assert done.returncode == 1 and b"before the end of the code" in done.stdout
+    assert [path.suffix for path in (tmp_path / "node/code").iterdir()] == [".lock"]
+
+
+@pytest.mark.thorough
+def test_an_environment_is_made_once_from_the_brought_wheels(tmp_path: Path) -> None:
+    content = archive_of(wheel(tmp_path))
+    wanted = {"name": "env-1", "digest": "sha256:x", "requirements": ["acme==1.0"]}
+    given = header(tmp_path / "node", announced("code", CODE), wheels=announced("wheels", content), environment=wanted)
+    first = Setup(given, {"code": CODE, "wheels": content})
+    assert first.needed == ["code", "wheels"] and first.code == 0, first.answers
+    python = tmp_path / "node/environments/env-1/bin/python"
+    assert subprocess.check_output([python, "-c", "import acme; print(acme.VALUE)"], text=True) == "42\n"
+    assert Setup(given, {}).needed == []
+    lacking = {**wanted, "name": "env-2", "requirements": ["acme==2.0"]}
+    failed = Setup({**given, "environment": lacking}, {"wheels": content})
+    assert "No matching distribution found for acme==2.0" in failed.error
+    assert not (tmp_path / "node/environments/env-2/levelfield-environment.json").exists()
+
+
+def archive_of(path: Path) -> bytes:
+    output = io.BytesIO()
+    with tarfile.open(fileobj=output, mode="w") as found:
+        found.add(path, arcname=path.name)
+    return output.getvalue()
+
+
+@pytest.mark.parametrize("version", ["2.7", "3.6", "3.7"])
+def test_the_loader_names_an_old_python(version: str) -> None:
+    old = next(iter(sorted(Path("~/.pyenv/versions").expanduser().glob(f"{version}.*/bin/python"))), None)
+    if old is None:
+        pytest.skip("no Python older than 3.10 lies in ~/.pyenv/versions")
+    done = subprocess.run([str(old), "-c", LOADER], input=b"", capture_output=True)
+    assert done.returncode == 1 and f"found Python {version}" in done.stderr.decode()
+
+
+# ---- the process of a connection
+
+
+def test_a_connection_carries_bytes_both_ways_and_its_code() -> None:
+    connection = Connection("h1", ["sh", "-c", "cat; echo oops >&2; exit 9"])
+    connection.send(b"x" * 300_000)
+    found = b""
+    while (part := connection.read()) is not None:
+        found += part
+        connection.flush()
+        if len(found) == 300_000:
+            connection.close_input()
+        wait_for_output([connection], 1)
+    while not connection.has_ended():
+        wait_for_output([connection], 0.05)
+    assert (found, connection.code, connection.complaint) == (b"x" * 300_000, 9, "oops\n")
+    connection.end()
+
+
+def test_a_connection_that_does_nothing_is_ended() -> None:
+    connection = Connection("h1", ["sh", "-c", "trap '' TERM; sleep 600"])
+    assert connection.read() == b"" and not connection.has_ended()
+    connection.end()
+    assert connection.code == -signal.SIGKILL

@@ -1,0 +1,102 @@
+"""Traces follow from the raw files: bounded, on the clock of each machine, and without what was not recorded."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from levelfield.measure.raw_facts import Reading, StepRecord
+from levelfield.rundir.directory import read_plan
+from levelfield.rundir.raw_files import RawRecords, read_raw
+from levelfield.rundir.telemetry_files import NodeTelemetry
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+from levelfield.specs.record import RunRecord
+from levelfield.specs.traces import MOST_PEAKS, MOST_POINTS, MOST_RANKS
+from levelfield.store.database import Store
+from levelfield.store.rows import documents_of
+from levelfield.store.run_traces import run_traces
+from stored_records import changed
+
+SECOND = 10**9
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def plan(recorded: Path) -> Plan:
+    return read_plan(RunPaths(recorded))
+
+
+def raw(ranks: int = 2, steps: int = 4, readings: tuple[Reading, ...] = ()) -> RawRecords:
+    """Rank k takes 1 + k / 1000 s for each step, and k MiB more than rank 0; it begins at second 100."""
+    records = tuple(
+        StepRecord(k, step, 100 * SECOND + step * (SECOND + k * 10**6), memory={"process_peak_bytes": (50 + k) * MIB})
+        for k in range(ranks)
+        for step in range(1, steps + 1)
+    )
+    telemetry = (NodeTelemetry(None, readings),) if readings else ()
+    return RawRecords(steps=records, begins=dict.fromkeys(range(ranks), 100 * SECOND), telemetry=telemetry)
+
+
+def reading(second: float, watts: float | None, device: str = "0", **more) -> Reading:
+    return Reading(device, int((100 + second) * SECOND), power_watts=watts, **more)
+
+
+def test_each_rank_has_its_own_step_times_and_memory(plan: Plan) -> None:
+    found = run_traces(plan, raw())
+    assert found is not None and found.ranks == 2 and found.seconds == 4.004
+    assert [(t.rank, t.step_microseconds) for t in found.rank_traces] == [(0, (1000000,) * 4), (1, (1001000,) * 4)]
+    assert [(p.rank, p.process, p.allocated) for p in found.rank_peaks] == [(0, 50, None), (1, 51, None)]
+
+
+def test_of_many_ranks_the_slowest_the_fastest_and_the_fullest_are_kept(plan: Plan) -> None:
+    found = run_traces(plan, raw(ranks=200))
+    assert found is not None and found.ranks == 200
+    assert [trace.rank for trace in found.rank_traces] == [0, *range(200 - MOST_RANKS + 1, 200)]
+    assert [peak.rank for peak in found.rank_peaks] == list(range(200 - MOST_PEAKS, 200))
+
+
+def test_readings_are_means_of_equal_parts_of_the_steps(plan: Plan) -> None:
+    before = reading(1, 900.0, before=True)
+    readings = (reading(-1, 900.0), before, reading(0.5, 10.0), reading(3.9, 40.0), reading(4.1, 900.0))
+    found = run_traces(plan, raw(ranks=1, readings=readings))
+    assert found is not None and found.parts == 2
+    assert found.device_traces[0].values == {"power_watts": (10.0, 40.0)}
+    many = tuple(reading(i / 100, float(i % 2)) for i in range(400))
+    found = run_traces(plan, raw(ranks=1, readings=many))
+    assert found is not None and found.parts == MOST_POINTS
+    assert all(value == pytest.approx(0.5, abs=0.1) for value in found.device_traces[0].values["power_watts"])
+
+
+def test_memory_is_in_mebibytes_and_what_was_never_read_is_left_out(plan: Plan) -> None:
+    readings = (reading(1, None, memory_used_bytes=3 * 2**30), reading(2, math.nan), reading(3, math.inf))
+    found = run_traces(plan, raw(ranks=1, readings=readings))
+    assert found is not None
+    assert found.device_traces[0].values == {"memory_used_mebibytes": (3072.0, None, None)}
+
+
+def test_a_step_that_is_missing_or_ends_before_it_began_ends_a_rank(plan: Plan) -> None:
+    whole = raw()
+    gap = replace(whole, steps=tuple(r for r in whole.steps if (r.rank, r.step) != (1, 3)))
+    back = replace(whole, steps=tuple(replace(r, end_ns=5) if (r.rank, r.step) == (1, 3) else r for r in whole.steps))
+    for damaged in (gap, back):
+        found = run_traces(plan, damaged)
+        assert found is not None and len(found.rank_traces[1].step_microseconds) == 2
+
+
+def test_a_run_without_telemetry_and_memory_has_no_traces(plan: Plan) -> None:
+    one = raw(ranks=1)
+    assert run_traces(plan, replace(one, steps=tuple(replace(r, memory={}) for r in one.steps))) is None
+    assert run_traces(plan, RawRecords()) is None
+    assert run_traces(plan, replace(raw(), begins={})) is not None  # memory is left
+
+
+def test_a_recorded_run_has_traces_that_a_store_keeps(plan: Plan, recorded: Path, record: RunRecord, url: str) -> None:
+    found = run_traces(plan, read_raw(RunPaths(recorded)))
+    assert found == record.traces and found is not None and len(found.rank_traces) == 2
+    with Store.open(url) as store:
+        store.add([record, bare := changed(record, 5, traces=None)])
+        assert store.record(record.run_id) == record and store.record(bare.run_id) == bare
+    assert len(documents_of(record)) == 3 and len(documents_of(bare)) == 2

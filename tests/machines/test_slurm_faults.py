@@ -1,0 +1,166 @@
+"""What goes wrong with jobs of a real Slurm: each end has its word and names the node, and leaves nothing on a node."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from cluster_shared import LONG, TINY, Cluster, answer, job_of, restarted, site, until
+from driving import Benchmark, finished, trainings
+
+pytestmark = pytest.mark.machines
+
+
+def begun(benchmark: Benchmark, *arguments: str) -> subprocess.Popen[str]:
+    """A long run, once both ranks have done some steps."""
+    process = benchmark.start(*LONG, *arguments)
+    for rank in (0, 1):
+        benchmark.wait_for_step(process, 5, rank)
+    return process
+
+
+def end_of(benchmark: Benchmark, process: subprocess.Popen[str]) -> tuple[int, str, str, dict[str, str]]:
+    """Exit code, class of failure, evidence, and the word of each node. The finished steps are kept."""
+    code = finished(process).returncode
+    result = benchmark.result()
+    assert result["steps_done"] >= 5
+    outcome = json.loads((benchmark.only_run() / "outcome.json").read_text())
+    words = {node["name"]: node["word"] for node in outcome["nodes"]}
+    return code, result["status"]["failure"], result["status"]["evidence"], words
+
+
+def test_a_job_that_another_cancels(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
+    process = begun(benchmark, *site(tmp_path))
+    job = job_of(benchmark.only_run())
+    subprocess.run(["scancel", job], check=True)
+    code, failure, evidence, words = end_of(benchmark, process)
+    assert (code, failure) == (3, "cancelled")
+    assert f"Slurm job {job}: CANCELLED by root" in evidence
+    assert words == dict.fromkeys(slurm.hosts, "cancelled")
+
+
+def test_a_job_that_another_job_takes_the_nodes_of(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
+    process = begun(benchmark, *site(tmp_path))
+    argv = ["sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null"]
+    urgent = subprocess.run([*argv, "--wrap=sleep 30"], check=True, capture_output=True, text=True).stdout.strip()
+    code, failure, evidence, words = end_of(benchmark, process)
+    subprocess.run(["scancel", urgent], check=True)
+    assert (code, failure) == (3, "preempted")
+    assert f"Slurm job {job_of(benchmark.only_run())}: PREEMPTED" in evidence
+    assert words == dict.fromkeys(slurm.hosts, "preempted")
+
+
+def test_a_killed_rank(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
+    process = begun(benchmark, *site(tmp_path))
+    trainings(benchmark.runs)[1].kill()
+    code, failure, evidence, words = end_of(benchmark, process)
+    assert (code, failure) == (3, "killed")
+    assert f"rank 1 on node1 ({slurm.hosts[1]}) was ended by SIGKILL" in evidence
+    assert words == {slurm.hosts[0]: "stopped", slurm.hosts[1]: "failed"}
+
+
+@pytest.mark.thorough
+def test_a_stopped_rank_is_a_hang(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
+    process = begun(benchmark, *site(tmp_path))
+    trainings(benchmark.runs)[1].suspend()
+    code, failure, evidence, words = end_of(benchmark, process)
+    assert (code, failure) == (3, "hang")
+    assert "rank 1 gave no heartbeat" in evidence and words[slurm.hosts[1]] == "failed"
+
+
+def test_a_node_that_gives_no_sign(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
+    """Its daemon and all that it started end at once, as with a power cut, and the platform sees it before Slurm."""
+    process = begun(benchmark, *site(tmp_path))
+    try:
+        lose_second_node(benchmark, slurm)
+        code, failure, evidence, words = end_of(benchmark, process)
+    finally:
+        restarted()
+    assert (code, failure) == (3, "node")
+    assert f"no sign of {slurm.hosts[1]}" in evidence and words[slurm.hosts[1]] == "lost"
+
+
+@pytest.mark.thorough
+def test_a_node_that_slurm_loses(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
+    """Slurm sees it after its own limit, before the case's limits of a heartbeat."""
+    process = benchmark.start(*TINY, "--env", "FAKE_STEP_SECONDS=2", *site(tmp_path))
+    benchmark.wait_for_step(process, 5)
+    try:
+        lose_second_node(benchmark, slurm)
+        code, failure, evidence, words = end_of(benchmark, process)
+    finally:
+        restarted()
+    assert (code, failure) == (3, "node")
+    assert "NODE_FAIL" in evidence and f"{slurm.hosts[1]} is down" in evidence
+    assert words == {slurm.hosts[0]: "stopped", slurm.hosts[1]: "lost"}
+
+
+def lose_second_node(benchmark: Benchmark, slurm: Cluster) -> None:
+    rank = trainings(benchmark.runs)[1]
+    own = ("slurmstepd", "node_agent.py")  # the processes between Slurm's daemon and the rank
+    parents = [each for each in rank.parents() if any(name in " ".join([each.name(), *each.cmdline()]) for name in own)]
+    os.kill(slurm.process(f"slurmd.{slurm.hosts[1]}"), signal.SIGKILL)
+    for each in (*reversed(parents), rank):
+        each.kill()
+
+
+def test_a_controller_that_is_away_for_a_while(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
+    """The job goes on meanwhile, and the run's end is its own."""
+    process = benchmark.start(*TINY, "--env", "FAKE_STEP_SECONDS=0.4", *site(tmp_path))
+    benchmark.wait_for_step(process, 3)
+    try:
+        os.kill(slurm.process("slurmctld"), signal.SIGTERM)
+        benchmark.wait_for_step(process, 15)
+    finally:
+        restarted()
+    done = finished(process)
+    assert (done.returncode, benchmark.result()["status"]["word"]) == (0, "valid"), done.stderr
+    assert "Slurm does not answer about job" in " ".join(done.stderr.split())
+
+
+@pytest.mark.thorough
+def test_the_time_limit(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
+    """One minute is the least, and Slurm looks every half a minute."""
+    process = begun(benchmark, *site(tmp_path, minutes=1))
+    code, failure, evidence, words = end_of(benchmark, process)
+    assert (code, failure) == (3, "time limit")
+    assert f"Slurm job {job_of(benchmark.only_run())}: TIMEOUT" in evidence
+    assert set(words.values()) == {"time-limit"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"partition": "nope"}, "invalid partition specified: nope"),
+        pytest.param({"account": "nobody"}, "Invalid account", marks=pytest.mark.thorough),
+        pytest.param({"gres": "gpu:9"}, "Requested node configuration is not available", marks=pytest.mark.thorough),
+        ({"partition": "short", "minutes": 5}, "waits forever (PartitionTimeLimit): the time limit is over"),
+    ],
+    ids=["partition", "account", "gres", "time-limit"],
+)
+def test_a_job_that_cannot_run(benchmark: Benchmark, tmp_path: Path, settings: dict[str, object], said: str) -> None:
+    done = benchmark.run(*TINY, *site(tmp_path, **settings))
+    assert done.returncode == 3
+    status = benchmark.result()["status"]
+    assert (status["word"], status["failure"]) == ("failed", "launch")
+    assert said in status["evidence"]
+
+
+def test_drained_nodes(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
+    """The job waits, and says for what. An interrupt takes it out of the queue."""
+    nodes = f"nodename={slurm.hosts[0]}"
+    subprocess.run(["scontrol", "update", nodes, "state=drain", "reason=drill"], check=True)
+    try:
+        process = benchmark.start(*TINY, *site(tmp_path))
+        until(lambda: "DRAINED" in answer("squeue", "-h", "-t", "PENDING", "-o", "%r"))
+        subprocess.run(["sleep", "2"], check=True)  # time to look at the queue
+        process.send_signal(signal.SIGINT)
+        done = finished(process)
+    finally:
+        subprocess.run(["scontrol", "update", nodes, "state=resume"], check=True)
+    assert done.returncode == 130
+    assert "Nodes required for job are DOWN, DRAINED" in " ".join(done.stderr.split())
