@@ -125,6 +125,7 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_each_host_is_tried_and_named(
     hosts: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    monkeypatch.setattr(ssh_checks, "ENVIRONMENT_BYTES", 1)
     monkeypatch.setattr(ssh_checks, "LEAST_BYTES", 1)
     found = checked(capsys, *hosts, code=4)
     words, said = of(found, "good")
@@ -140,7 +141,8 @@ def test_each_host_is_tried_and_named(
         ({"old": True, "python": "3.6.8"}, "missing", "Python 3.6.8, expected 3.8 or newer"),
         ({"venv": False}, "missing", "its Python makes no environments"),
         ({"writable": False, "why": "/x: Read-only file system"}, "missing", "Read-only file system"),
-        ({"free": 2**30}, "missing", "1.0 GiB free, expected at least 10"),
+        ({"free": 2**29}, "missing", "0.5 GiB free, expected at least 1"),
+        ({"free": 2**32}, "unknown", "4.0 GiB free; an environment"),
         ({"free": float("nan")}, "unknown", "its free space is not known"),
         ({"time": 3600.0}, "unknown", "s off; runs do not need it"),
         ({"time": float("nan")}, "unknown", "s off; runs do not need it"),

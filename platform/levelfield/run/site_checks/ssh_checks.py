@@ -20,7 +20,8 @@ from levelfield.specs.variables import MASK, SECRET_VALUE
 
 AT_ONCE = 16
 ANSWER_SECONDS = 40.0  # beside the seconds that the connection may take
-LEAST_BYTES = 10 * 2**30  # that an environment with torch for GPUs needs
+LEAST_BYTES = 2**30  # for code, events and logs
+ENVIRONMENT_BYTES = 10 * 2**30  # that an environment with torch for GPUs needs
 MOST_SECONDS_APART = 60.0  # certificates and file servers begin to fail; Levelfield compares no two clocks
 # Runs on the host, with any Python 3. It leaves nothing behind.
 _PROBE = r"""
@@ -110,7 +111,10 @@ def _folder(host: Host, folder: str, found: Mapping[str, Any]) -> SiteFinding:
         return unknown(host.name, f"{folder} can be written; its free space is not known")
     if not free >= LEAST_BYTES:
         do = "free some, or name another folder as ssh.folder"
-        return missing(host.name, f"{folder} has {free / 2**30:.1f} GiB free, expected at least 10", do)
+        return missing(host.name, f"{folder} has {free / 2**30:.1f} GiB free, expected at least 1", do)
+    if not free >= ENVIRONMENT_BYTES:
+        says = f"{folder} has {free / 2**30:.1f} GiB free; an environment with torch for GPUs needs about 10"
+        return unknown(host.name, says)
     return ok(host.name, f"{folder} can be written, {free / 2**30:.0f} GiB free")
 
 
