@@ -67,6 +67,7 @@ class TestExampleOfThePage(LauncherConformance):
         TestExampleOfThePage.plugins = (planted(tmp_path_factory.mktemp("plugins"), example()),)
 
 
+@pytest.mark.thorough  # test_kubernetes_launcher.py runs the same, with more faults
 class TestKubernetes(LauncherConformance):
     launcher: ClassVar[str] = "kubernetes"
 
@@ -104,7 +105,11 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+# Faults that need whole runs; one such fault stays in every run of the tests.
+LONGER = ("the secret stays here", "another cause is given", "ends are missing", "an interrupt is an engine's")
+
+
+@pytest.mark.parametrize("fault", [pytest.param(f, marks=[pytest.mark.thorough] * (f in LONGER)) for f in FAULTS])
 def test_the_suite_finds_planted_faults(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher_subject, "PATIENCE_SECONDS", 0.5)
     before, after, name = FAULTS[fault]
