@@ -39,6 +39,7 @@ other commands (each has --help):
   curves     compare loss curves of runs that share no weights
   diagnose   find the first step and tensor in which two frameworks differ
   preflight  measure nodes and their collectives, name one out of line
+  site       try what a site's file says, and print what is missing
   references list references, promote a run to one, record its noise
   audit      compute published figures again from their own rows
   vendor     add a vendor's chips: create a folder, check it, record tools

@@ -1,11 +1,15 @@
-"""The conformance suite for plugin authors: `vendor check`, or a class for their own tests.
+"""The conformance suites for plugin authors: `vendor check`, or classes for their own tests.
 
-from levelfield.testing import VendorConformance
+from levelfield.testing import LauncherConformance, VendorConformance
 
 class TestAcme(VendorConformance):
     vendor = "acme"
+
+class TestPbs(LauncherConformance):
+    launcher = "pbs"
 """
 
 from levelfield.testing.conformance import VendorConformance
+from levelfield.testing.launcher_conformance import LauncherConformance
 
-__all__ = ["VendorConformance"]
+__all__ = ["LauncherConformance", "VendorConformance"]

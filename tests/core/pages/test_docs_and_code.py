@@ -28,7 +28,7 @@ FOREIGN_OPTIONS = {
 # use: the files of `make host-runs`, the count of benchmarks/.
 CALLED_BY_LIBRARIES = ("model_validator", "model_serializer", "field_serializer", "atexit.register")
 CALLED_BY_HTTP = {"do_GET", "do_HEAD", "log_message"}  # of http.server's handler
-USED_BY_TOOLS = {"HostRuns", "flops_per_step", "pytest_generate_tests", "test_conformance"}
+USED_BY_TOOLS = {"HostRuns", "flops_per_step", "pytest_generate_tests", "test_conformance", "test_launcher"}
 
 
 def page_texts() -> Iterator[tuple[Path, str]]:
@@ -49,7 +49,12 @@ def test_a_file_that_a_page_names_is_there() -> None:
 
 
 def test_an_option_that_a_page_names_is_there() -> None:
-    sources = [*(PLATFORM / "cli").glob("*.py"), *ROOT.glob("benchmarks/*.py"), *ROOT.glob("tests/models/*.py")]
+    sources = [
+        *PLATFORM.glob("cli/*.py"),
+        *PLATFORM.glob("node/*.py"),
+        *ROOT.glob("benchmarks/*.py"),
+        *ROOT.glob("tests/models/*.py"),
+    ]
     text = "".join(path.read_text() for path in sources)
     known = set(re.findall(r'"(--[a-z][a-z-]*)"', text)) | {"--help"}
     known |= {f"--no-{name}" for name in re.findall(r'"--([a-z-]+)",\s+action=argparse\.BooleanOptionalAction', text)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+import yaml
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import Outcome, Request
 from levelfield.run.launchers import cluster_run, pod_log, pod_watch
@@ -106,37 +108,27 @@ def played(*statuses: dict[str, Any], then: Callable[[SimulatedCluster], None] =
     return play
 
 
-def test_a_run_on_two_nodes_ends_with_all_its_evidence_here(cluster: Cluster) -> None:
-    outcome = cluster.execute(cluster.plan())
+def test_a_run_sends_the_printed_manifest_and_brings_all_evidence_without_the_secret(cluster: Cluster) -> None:
+    plan = cluster.plan()
+    request = cluster.request(plan)
+    (sent,) = request.submissions
+    assert SECRET not in sent.files["manifest.yaml"] and SECRET not in json.dumps(request.to_dict())
+    outcome = cluster.execute(plan)
     assert outcome.cause == "exited", outcome
     assert [node.word for node in outcome.nodes] == ["ended", "ended"]
     assert [(end.rank, end.exit_code) for end in outcome.ends] == [(0, 0), (1, 0)]
     assert all(node.missing == () for node in outcome.nodes), outcome.nodes
     assert cluster.steps(0) == cluster.steps(1) == list(range(1, 13))
     assert cluster.api.objects == {} and cluster.left() == []
-
-
-def test_exactly_the_printed_manifest_is_sent(cluster: Cluster) -> None:
-    import yaml
-
-    plan = cluster.plan()
-    (sent,) = cluster.request(plan).submissions
-    cluster.execute(plan)
     created = [body for method, path, body in cluster.api.requests if method == "POST" and body["kind"] != "Secret"]
     assert created == list(yaml.safe_load_all(sent.files["manifest.yaml"]))
     owned = [body for method, path, body in cluster.api.requests if method == "PATCH"]
-    assert {body["metadata"]["ownerReferences"][0]["kind"] for body in owned} == {"Job"}
-
-
-def test_a_secret_reaches_the_rank_and_no_file(cluster: Cluster) -> None:
-    plan = cluster.plan()
-    request = cluster.request(plan)
-    assert SECRET not in json.dumps([dict(each.files) for each in request.submissions])
-    assert SECRET not in json.dumps(request.to_dict())
-    cluster.execute(plan)
+    assert {body["metadata"]["ownerReferences"][0]["kind"] for body in owned} == {"Job"} and len(owned) == 4
     assert [secret["stringData"] for secret in cluster.api.secrets] == [{"DRILL_TOKEN": SECRET}]
     texts = [path.read_bytes() for path in cluster.paths.root.rglob("*") if path.is_file()]
     assert len(texts) > 8 and not any(SECRET.encode() in text for text in texts)
+    told = f"token {hashlib.sha256(SECRET.encode()).hexdigest()}"
+    assert all(told in (cluster.paths.logs / f"rank{rank}.log").read_text() for rank in (0, 1))
 
 
 def test_broken_connections_and_an_expired_watch_lose_nothing(cluster: Cluster) -> None:
@@ -170,6 +162,7 @@ def test_an_interrupt_deletes_the_job_and_ends_every_process(cluster: Cluster) -
     assert all("last record" not in node.missing for node in outcome.nodes), outcome.nodes
 
 
+@pytest.mark.thorough
 def test_a_step_that_never_ends_is_a_hang(cluster: Cluster) -> None:
     plan = cluster.plan("waits")
     limits = plan.work.limits.model_copy(update={"step_seconds": 2.0})
@@ -321,11 +314,12 @@ def test_a_log_that_is_no_frames_ends_the_run_and_names_the_node(cluster: Cluste
 
 
 def test_an_object_that_cannot_be_deleted_is_named_with_the_command(cluster: Cluster) -> None:
+    cluster.api = SimulatedCluster(played(RUNNING, {"phase": "Failed", "reason": "NodeLost"}))
     plan = cluster.plan()
     name = cluster.request(plan).submissions[0].name
     cluster.api.refusals["DELETE", f"/jobs/{name}"] = 403, "jobs.batch is forbidden"
     outcome = cluster.execute(plan)
-    assert outcome.cause == "exited"
+    assert outcome.cause == "node-lost" and [path.rpartition("/")[2] for path in cluster.api.objects] == [name]
     assert f"run `kubectl -n benchmarks delete job/{name}`" in outcome.warnings[0]
 
 

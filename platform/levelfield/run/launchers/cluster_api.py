@@ -57,7 +57,7 @@ class ClusterApi:
             _load(config, settings, context)
         except (config.ConfigException, OSError, ValueError) as error:
             named = f"context {context}" if context else "the current context"
-            said = " ".join(str(error).split())
+            said = " ".join(str(error).split()).rstrip(".")
             raise UsageError(f"kubeconfig: {named}: {said}; `kubectl config get-contexts` lists them") from None
         settings.connection_pool_maxsize = connections
         self._client = client.ApiClient(settings)

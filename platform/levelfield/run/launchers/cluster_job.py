@@ -11,7 +11,7 @@ import yaml
 from levelfield.contracts.execution import Cause, Request
 from levelfield.report.escapes import one_line, printable
 from levelfield.run.launchers.cluster_api import ClusterApi, ClusterRefusal, ClusterSilence, path_of
-from levelfield.specs.variables import is_secret
+from levelfield.run.launchers.node_content import secret_values
 
 GONE_SECONDS = 60.0  # for pods to end: thirty seconds of grace, and the kubelet's own time
 TRIES = 3
@@ -89,12 +89,6 @@ def failure_of(found: Mapping[str, Any]) -> tuple[Cause, str] | None:
             limit = "DeadlineExceeded" in line
             return ("time-limit" if limit else "rank-failed"), one_line(line)[:300]
     return None
-
-
-def secret_values(request: Request) -> dict[str, str]:
-    """Return the ranks' variables that look like secrets. The manifest has their names only."""
-    ranks = (process.environment for node in request.nodes for process in node.processes)
-    return {name: value for rank in ranks for name, value in rank.items() if is_secret(name, value)}
 
 
 def _deleted(api: ClusterApi, path: str) -> str | None:

@@ -74,6 +74,12 @@ def _expected(plan: Plan, code: str | None) -> dict[str, str | None]:
     }
 
 
+def secret_values(request: Request) -> dict[str, str]:
+    """Return the ranks' variables that look like secrets, for a launcher that sends them. No submission has them."""
+    ranks = (process.environment for node in request.nodes for process in node.processes)
+    return {name: value for rank in ranks for name, value in rank.items() if is_secret(name, value)}
+
+
 def _public(process: ProcessWork) -> Mapping[str, Any]:
     """Return a rank without the variables that look like secrets: the node's part adds them."""
     kept = {name: value for name, value in process.environment.items() if not is_secret(name, value)}

@@ -1,0 +1,146 @@
+"""What a site's file says about Slurm, against Slurm: its commands, a test submission, and a job of a second."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from levelfield.contracts.command import completed
+from levelfield.run.launchers.slurm_commands import environment_of
+from levelfield.run.site_checks.site_findings import SiteFinding, missing, ok, unknown
+from levelfield.specs.site import Site, SlurmSite
+
+ANSWER_SECONDS = 30.0
+JOB_SECONDS = 90.0
+_COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol")
+
+
+def slurm_findings(site: Site) -> Iterator[SiteFinding]:
+    """Try everything that a run would need. Without Slurm's commands or its controller nothing more is tried."""
+    absent = [name for name in _COMMANDS if shutil.which(name) is None]
+    if absent:
+        yield missing("commands", f"{', '.join(absent)}: not in PATH", "start this on a login node of the cluster")
+        return
+    yield ok("commands", f"{', '.join(_COMMANDS)} are there")
+    said = _output("scontrol", "ping")
+    if said is None or "is UP" not in said:
+        yield missing("controller", _line(said or "no answer"), "`scontrol ping` shows when it answers again")
+        return
+    yield ok("controller", _line(said))
+    yield _accounting()
+    submitted = _test_submission(site.slurm)
+    yield submitted
+    if site.slurm.container == "pyxis":
+        yield _pyxis()
+    if submitted.word == "ok":
+        yield from _job(site)
+
+
+def _accounting() -> SiteFinding:
+    said = _output("sacct", "--noheader", "--parsable2", "--starttime=now-1hours", "--format=JobID")
+    if said is None:
+        do = "a job's end is then known for some minutes only, which a run that is watched does not need"
+        return unknown("accounting", "sacct has no accounting", do)
+    return ok("accounting", "sacct answers")
+
+
+def _test_submission(slurm: SlurmSite) -> SiteFinding:
+    """Return whether Slurm would take a job: partition, account, qos, constraint, time and resources at once."""
+    argv = ["sbatch", "--test-only", *_options(slurm), "--wrap=true"]
+    try:
+        done = completed(argv, ANSWER_SECONDS, environment_of({}))
+    except (OSError, subprocess.SubprocessError) as error:
+        return unknown("job", f"sbatch: {error}")
+    said = _line(done.stderr or done.stdout).replace("sbatch: ", "").replace("error: ", "")
+    if done.returncode:
+        named = ", ".join(f"slurm.{name}" for name in _FIELDS if getattr(slurm, name)) or "slurm.partition"
+        return missing("job", f"Slurm refuses a job of one node: {said}", f"correct {named} in the site's file")
+    return ok("job", f"Slurm takes a job: {said}")
+
+
+_FIELDS = ("partition", "account", "qos", "constraint", "reservation")
+
+
+def _options(slurm: SlurmSite) -> Iterator[str]:
+    yield from (f"--{name}={getattr(slurm, name)}" for name in _FIELDS if getattr(slurm, name))
+    if slurm.gres:
+        yield f"--gres={slurm.gres.replace('{devices}', '1')}"
+    yield from ("--nodes=1", "--time=1", *slurm.options)
+
+
+def _pyxis() -> SiteFinding:
+    if "--container-image" in (_output("srun", "--help") or ""):
+        return ok("container", "srun has pyxis' options")
+    return missing("container", "srun has no --container-image", "install pyxis, or set slurm.container to apptainer")
+
+
+def _job(site: Site) -> Iterator[SiteFinding]:
+    """Yield what a job of a second sees on a node: the Python, the shared folder, and apptainer."""
+    with _shared_file(site) as shared:
+        python = site.python or "python3"
+        version = f'{shlex.quote(python)} -c "import sys; print(sys.version_info >= (3, 8))" || echo'
+        script = f'hostname; {version}; cat "$1" || echo; type apptainer || true'
+        argv = ["srun", *_options(site.slurm), "--ntasks=1", "--immediate=60", "--input=none", "--quiet"]
+        try:
+            done = completed([*argv, "sh", "-c", script, "sh", str(shared)], JOB_SECONDS, environment_of({}))
+        except (OSError, subprocess.SubprocessError):
+            yield unknown("node", f"no node was free within {JOB_SECONDS:g} s", "try again, or look at `squeue`")
+            return
+        lines = done.stdout.splitlines()
+        if len(lines) < 3:
+            yield unknown(
+                "node", _line(done.stderr or "a job of a second printed nothing"), "look at `squeue` and `sinfo`"
+            )
+            return
+        yield from _node(site, lines, python, shared)
+
+
+def _node(site: Site, lines: list[str], python: str, shared: Path) -> Iterator[SiteFinding]:
+    host = lines[0][:64]
+    if lines[1].strip() == "True":
+        yield ok("node", f"{host} has {python} of 3.8 or newer")
+    else:
+        yield missing(
+            "node", f"{host} has no {python} of 3.8 or newer", "give `python` in the site's file, or `modules`"
+        )
+    folder = shared.parent
+    if lines[2].strip() == shared.name:
+        yield ok("shared", f"{host} sees {folder}")
+    else:
+        do = "give `shared` in the site's file: a folder that every node sees at the same path"
+        yield missing("shared", f"{host} does not see {folder}", do)
+    if site.slurm.container == "apptainer" and not any("apptainer" in line for line in lines[3:]):
+        yield missing("container", f"{host} has no apptainer", "install it, or load its module with `modules`")
+
+
+@contextmanager
+def _shared_file(site: Site) -> Iterator[Path]:
+    """Write a file into the shared folder, whose content is its name; without `shared` into the current folder."""
+    folder = Path(site.shared or Path.cwd())
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=".levelfield-check-", dir=folder)
+    path = Path(name)
+    try:
+        os.write(handle, path.name.encode() + b"\n")
+        os.close(handle)
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _output(*argv: str) -> str | None:
+    try:
+        done = completed(argv, ANSWER_SECONDS, environment_of({}))
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return None if done.returncode else done.stdout
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:300]

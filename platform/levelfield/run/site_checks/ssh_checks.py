@@ -1,0 +1,133 @@
+"""What a hosts file says, against the hosts: reached, Python, folder, room, clock, package index. All at once."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from levelfield.contracts.command import completed
+from levelfield.run.launchers.ssh_errors import explained
+from levelfield.run.launchers.ssh_places import ssh_argv
+from levelfield.run.site_checks.site_findings import SiteFinding, missing, ok, unknown
+from levelfield.specs.launch import LaunchPlan
+from levelfield.specs.site import Host
+from levelfield.specs.variables import MASK, SECRET_VALUE
+
+AT_ONCE = 16
+ANSWER_SECONDS = 40.0  # beside the seconds that the connection may take
+LEAST_BYTES = 2**30  # for code, events and logs
+ENVIRONMENT_BYTES = 10 * 2**30  # that an environment with torch for GPUs needs
+MOST_SECONDS_APART = 60.0  # certificates and file servers begin to fail; Levelfield compares no two clocks
+# Runs on the host, with any Python 3. It leaves nothing behind.
+_PROBE = r"""
+import json, os, shutil, subprocess, sys, tempfile, time
+folder = os.path.expanduser(sys.argv[1])
+found = {"python": "%d.%d.%d" % sys.version_info[:3], "time": time.time(), "host": os.uname()[1]}
+found["old"] = sys.version_info < (3, 8)
+place = folder
+while not os.path.isdir(place):
+    place = os.path.dirname(place) or "/"
+try:
+    handle, name = tempfile.mkstemp(dir=place); os.close(handle); os.unlink(name); found["writable"] = True
+except OSError as error:
+    found["writable"] = False; found["why"] = "%s: %s" % (place, error.strerror)
+found["free"] = shutil.disk_usage(place).free
+found["venv"] = True
+try:
+    import ensurepip, venv
+except ImportError:
+    found["venv"] = False
+try:
+    out = subprocess.run([sys.executable, "-m", "pip", "config", "get", "global.index-url"], timeout=20,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout.decode().strip()
+    found["index"] = out or "pip's own"
+except Exception:
+    found["index"] = None
+print(json.dumps(found))
+"""
+
+
+def ssh_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
+    """Try every host, in the order of the hosts file."""
+    if not launch.hosts:
+        yield missing("hosts", "found no hosts", "give --hosts hosts.yaml, or `hosts` in the site's file")
+        return
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for findings in pool.map(lambda host: _of_host(launch, host), launch.hosts):
+            yield from findings
+
+
+def _of_host(launch: LaunchPlan, host: Host) -> list[SiteFinding]:
+    folder = launch.site.ssh.folder.replace("{user}", host.user or getpass.getuser())
+    argv = ssh_argv(launch, host, [host.python, "-c", _PROBE, folder])
+    begin = time.time()
+    try:
+        done = completed(argv, launch.site.ssh.connect_seconds + ANSWER_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        return [missing(host.name, f"no answer within {error.timeout:g} s", "check that it runs and is not overloaded")]
+    except OSError as error:
+        return [missing(host.name, f"{argv[0]}: {error.strerror}", "install OpenSSH's client, or correct ssh.command")]
+    found = _answer(done.stdout)
+    if done.returncode or found is None:
+        said = explained(host.name, done.returncode, done.stderr).removeprefix(f"{host.name}: ")
+        return [missing(host.name, said, "a run would end with this message")]
+    return [
+        *_python(host, found),
+        _folder(host, folder, found),
+        _clock(host, found, begin, time.time()),
+        _index(host, found),
+    ]
+
+
+def _answer(text: str) -> Mapping[str, Any] | None:
+    """Return the host's answer: the last line, as a shell's greeting may come before it. None: it is none."""
+    try:
+        found = json.loads(text.strip().rpartition("\n")[2])
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("time"), (int, float)) else None
+
+
+def _python(host: Host, found: Mapping[str, Any]) -> list[SiteFinding]:
+    version = str(found.get("python"))[:20]
+    if found.get("old"):
+        return [missing(host.name, f"Python {version}, expected 3.8 or newer", "name another as `python` of the host")]
+    if not found.get("venv"):
+        do = "install its package, such as python3-venv, or give `python` of the site an interpreter with the framework"
+        return [ok(host.name, f"reached, Python {version}"), missing(host.name, "its Python makes no environments", do)]
+    return [ok(host.name, f"reached, Python {version}")]
+
+
+def _folder(host: Host, folder: str, found: Mapping[str, Any]) -> SiteFinding:
+    if found.get("writable") is not True:
+        return missing(host.name, f"{folder} cannot be written: {found.get('why')}", "correct ssh.folder or its rights")
+    free = found.get("free")
+    if not isinstance(free, int):
+        return unknown(host.name, f"{folder} can be written; its free space is not known")
+    if not free >= LEAST_BYTES:
+        do = "free some, or name another folder as ssh.folder"
+        return missing(host.name, f"{folder} has {free / 2**30:.1f} GiB free, expected at least 1", do)
+    if not free >= ENVIRONMENT_BYTES:
+        says = f"{folder} has {free / 2**30:.1f} GiB free; an environment with torch for GPUs needs about 10"
+        return unknown(host.name, says)
+    return ok(host.name, f"{folder} can be written, {free / 2**30:.0f} GiB free")
+
+
+def _clock(host: Host, found: Mapping[str, Any], begin: float, end: float) -> SiteFinding:
+    """Return how far the host's clock is off, as far as the answer's way allows to know."""
+    apart = max(begin - found["time"], found["time"] - end, 0.0)
+    if not apart <= MOST_SECONDS_APART:
+        return unknown(host.name, f"its clock is {apart:.0f} s off; runs do not need it", "start its time service")
+    return ok(host.name, f"its clock is at most {apart + end - begin:.0f} s off")
+
+
+def _index(host: Host, found: Mapping[str, Any]) -> SiteFinding:
+    index = found.get("index")
+    if not isinstance(index, str):
+        return unknown(host.name, "it has no pip; packages then have to be carried over", "set LEVELFIELD_WHEELS here")
+    return ok(host.name, f"packages come from {SECRET_VALUE.sub(MASK, index)[:200]}")

@@ -1,0 +1,134 @@
+"""The suite for launchers on the example of docs/writing-a-launcher.md and on Kubernetes, and with planted faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from levelfield.run.launchers import cluster_run, launcher_code
+from levelfield.specs.launch import LaunchPlan
+from levelfield.specs.site import Site
+from levelfield.testing import LauncherConformance, launcher_subject
+from levelfield.testing.findings import NotOk
+from levelfield.testing.launcher_checks import LAUNCHER_CHECKS
+from levelfield.testing.launcher_subject import LauncherSubject
+from simulated_cluster import Kubelet, SimulatedCluster, served
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "writing-a-launcher.md"
+STAND_INS = {
+    "qsub": "cd {folder}; echo 127.0.0.1 > nodes; echo 127.0.0.1 >> nodes; export PBS_NODEFILE={folder}/nodes\n"
+    'setsid bash "$3" > /dev/null 2>&1 & echo $! > {folder}/job; echo 7.pbs',
+    "qstat": 'kill -0 $(cat {folder}/job) 2>/dev/null && echo "    job_state = R" || echo "    job_state = F"',
+    "qdel": "kill -TERM -- -$(cat {folder}/job)",
+    "pbsdsh": 'shift; n=0; for host in $(cat "$PBS_NODEFILE"); do PBS_NODENUM=$n "$@" & n=$((n + 1)); done; wait',
+}
+
+
+def example() -> str:
+    """The code of the page."""
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
+
+
+def planted(folder: Path, text: str) -> Path:
+    """A folder of plugins whose launcher has this text."""
+    (folder / "launchers" / "pbs").mkdir(parents=True)
+    (folder / "launchers" / "pbs" / "launcher.py").write_text(text)
+    return folder
+
+
+def stand_ins(folder: Path) -> None:
+    folder.mkdir()
+    for name, body in STAND_INS.items():
+        (folder / name).write_text(f"#!/bin/bash\n{body.replace('{folder}', str(folder))}\n")
+        (folder / name).chmod(0o755)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = tmp_path_factory.mktemp("pbs") / "bin"
+    stand_ins(folder)
+    before = os.environ["PATH"]
+    os.environ["PATH"] = f"{folder}:{before}"
+    yield
+    os.environ["PATH"] = before
+
+
+class TestExampleOfThePage(LauncherConformance):
+    launcher: ClassVar[str] = "pbs"
+
+    @pytest.fixture(scope="class", autouse=True)
+    @staticmethod
+    def written(tmp_path_factory: pytest.TempPathFactory) -> None:
+        TestExampleOfThePage.plugins = (planted(tmp_path_factory.mktemp("plugins"), example()),)
+
+
+@pytest.mark.thorough  # test_kubernetes_launcher.py runs the same, with more faults
+class TestKubernetes(LauncherConformance):
+    launcher: ClassVar[str] = "kubernetes"
+
+    @pytest.fixture(scope="class", autouse=True)
+    @staticmethod
+    def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+        folder = tmp_path_factory.mktemp("cluster")
+        kubelets = iter(Kubelet(folder / f"pods{number}", "conformance") for number in range(9))
+        api = SimulatedCluster(lambda cluster: next(kubelets).play(cluster))
+        TestKubernetes.site = folder / "site.json"
+        site = {"schema": "levelfield.site/1", "kubernetes": {"image": "example.org/image:1"}}
+        TestKubernetes.site.write_text(json.dumps(site))
+        with served(api, folder) as config, pytest.MonkeyPatch.context() as patch:
+            patch.setenv("KUBECONFIG", str(config))
+            patch.setattr(cluster_run, "SETTLE_SECONDS", 2.0)
+            yield
+        assert api.objects == {}
+
+
+# What is changed in the page's launcher, and the check that must find it.
+FAULTS = {
+    "a node is lost": ("for node in found.nodes]", "for node in found.nodes[:1]]", "submitted"),
+    "a rank is lost": ("replace(found, sub", "replace(found, nodes=found.nodes[:1], sub", "ranks"),
+    "a node is sent twice": ("submissions=(sent,)", "submissions=(sent, sent)", "submitted"),
+    "a file is written": ("names = ", "paths.root.mkdir(exist_ok=True); names = ", "pure"),
+    "the clock is in it": ('"qsub", "-v"', 'f"qsub{time.time_ns()}", "-v"', "pure"),
+    "a secret is sent": ('{"job.pbs": script', '{"env": str(secrets_of(plan)), "job.pbs": script', "secrets"),
+    "each node meets itself": ("NodeRuntime(FIRST_NODE)", 'NodeRuntime("127.0.0.1")', "rendezvous"),
+    "a name means each node": ("NodeRuntime(FIRST_NODE)", 'NodeRuntime("localhost")', "rendezvous"),
+    "the secret stays here": ("**secret_values(request), ", "", "secret-arrives"),
+    "a process is left": ('subprocess.run(["qdel", job], capture_output=True)', "return", "nothing-left"),
+    "another cause is given": ("return own[0].cause if", 'return "node-lost" if', "failure"),
+    "ends are missing": ("ends = tuple(end for record in records for end in record.ends)", "ends = ()", "failure"),
+    "an interrupt is an engine's": ('cause, evidence = "interrupted"', 'cause, evidence = "engine"', "interrupted"),
+}
+
+
+# Faults that need whole runs; one such fault stays in every run of the tests.
+LONGER = ("the secret stays here", "another cause is given", "ends are missing", "an interrupt is an engine's")
+
+
+@pytest.mark.parametrize("fault", [pytest.param(f, marks=[pytest.mark.thorough] * (f in LONGER)) for f in FAULTS])
+def test_the_suite_finds_planted_faults(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher_subject, "PATIENCE_SECONDS", 0.5)
+    before, after, name = FAULTS[fault]
+    text = example()
+    assert text.count(before) == 1, before
+    plugins = planted(tmp_path / "plugins", text.replace(before, after))
+    launch = LaunchPlan(launcher="pbs", code=launcher_code("pbs", [plugins]), site=Site())
+    (tmp_path / "runs").mkdir()
+    subject = LauncherSubject(launch, tmp_path / "runs", (plugins,))
+    check = next(each for each in LAUNCHER_CHECKS if each.name == name)
+    try:
+        with pytest.raises(NotOk):
+            check.run(subject)
+    finally:
+        end_all()
+
+
+def end_all() -> None:
+    """End the stand-in's last job, if it still runs."""
+    folder = Path(os.environ["PATH"].partition(":")[0])
+    if (folder / "job").exists():
+        os.system(f"{folder}/qdel 7.pbs 2>/dev/null")

@@ -1,0 +1,228 @@
+"""`site check` against a simulated cluster and stand-ins for ssh and Slurm, with planted faults."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from levelfield.cli.main import main
+from levelfield.run.site_checks import ssh_checks
+from simulated_cluster import SimulatedCluster, served
+
+NAMESPACE = "/api/v1/namespaces/benchmarks"
+CLAIM = f"{NAMESPACE}/persistentvolumeclaims/runs"
+Found = dict[str, tuple[str, str]]
+
+
+def checked(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> list[dict[str, str]]:
+    assert main(["site", "check", *arguments, "--json"]) == code, capsys.readouterr()
+    content = json.loads(capsys.readouterr().out)
+    assert content["missing"] == sum(each["word"] == "missing" for each in content["findings"])
+    return content["findings"]  # type: ignore[no-any-return]
+
+
+def of(found: list[dict[str, str]], subject: str) -> tuple[str, str]:
+    """The words and texts about one subject."""
+    own = [each for each in found if each["subject"] == subject]
+    return ",".join(each["word"] for each in own), " | ".join(each["says"] for each in own)
+
+
+def site_file(folder: Path, **content: Any) -> str:
+    path = folder / "site.json"
+    path.write_text(json.dumps({"schema": "levelfield.site/1", **content}))
+    return str(path)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedCluster]:
+    found = SimulatedCluster(lambda cluster: None)
+    bound = {"status": {"phase": "Bound"}, "spec": {"accessModes": ["ReadWriteMany"]}}
+    machines = [{"status": {"allocatable": {"nvidia.com/gpu": "8"}}}, {"status": {"allocatable": {"cpu": "4"}}}]
+    queue = "/apis/kueue.x-k8s.io/v1beta1/namespaces/benchmarks/localqueues/gpus"
+    found.objects = {NAMESPACE: {}, CLAIM: bound, "/api/v1/nodes": {"items": machines}, queue: {}}
+    with served(found, tmp_path) as config:
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        yield found
+
+
+def whole(folder: Path, **changed: Any) -> str:
+    (folder / "runs").mkdir(exist_ok=True)
+    given = {"namespace": "benchmarks", "image": "example.org/image:1", "queue": "gpus", "devices": "nvidia.com/gpu"}
+    claim = {"claim": "runs", "claim_folder": str(folder / "runs")}
+    return site_file(folder, launcher="kubernetes", kubernetes={**given, **claim, **changed})
+
+
+def test_a_whole_cluster_lacks_nothing(
+    cluster: SimulatedCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = checked(capsys, "--site", whole(tmp_path))
+    assert {each["word"] for each in found} == {"ok"} and len(found) == 9
+    assert of(found, "devices") == ("ok", "1 of 2 machines have nvidia.com/gpu: 8 in all")
+    assert {method for method, path, _ in cluster.requests if not path.endswith("reviews")} == {"GET"}
+    asked = {body["spec"]["resourceAttributes"]["subresource"] for _, _, body in cluster.requests if body}
+    assert asked == {"", "log"}
+
+
+def test_each_planted_lack_is_named_with_what_to_do(
+    cluster: SimulatedCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.kinds.remove("jobsets")
+    cluster.reviews["create secrets"] = False
+    cluster.objects[CLAIM]["spec"]["accessModes"] = ["ReadWriteOnce"]
+    cluster.objects["/api/v1/nodes"] = {"items": []}
+    site = whole(tmp_path, kind="jobset", queue="tpus", claim_folder="/nowhere", image=None)
+    found = checked(capsys, "--site", site, code=4)
+    assert of(found, "jobset")[0] == "missing" and "install the JobSet controller" in json.dumps(found)
+    assert of(found, "rights") == ("missing", "you may not create secrets in benchmarks")
+    assert of(found, "claim") == ("missing", "runs has ReadWriteOnce")
+    for subject in ("queue", "claim folder", "image", "devices"):
+        assert of(found, subject)[0] == "missing", subject
+    assert all(each["do"] for each in found if each["word"] == "missing")
+
+
+def test_what_this_user_may_not_see_is_unknown(
+    cluster: SimulatedCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.refusals["GET", "/nodes"] = 403, "nodes is forbidden"
+    cluster.refusals["GET", "/namespaces/benchmarks"] = 403, "namespaces is forbidden"
+    found = checked(capsys, "--site", whole(tmp_path))
+    assert of(found, "devices")[0] == of(found, "namespace")[0] == "unknown"
+
+
+def test_a_cluster_that_does_not_answer_ends_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served(SimulatedCluster(lambda cluster: None), tmp_path) as config:
+        monkeypatch.setenv("KUBECONFIG", str(config))
+    (only,) = checked(capsys, "--site", whole(tmp_path), code=4)
+    assert only["subject"] == "cluster" and "gave no answer" in only["says"]
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
+    (only,) = checked(capsys, "--site", whole(tmp_path, context="other"), code=4)
+    assert only["subject"] == "client" and "context other" in only["says"]
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Options for three hosts: one answers, one is not known, one answers something else. This program is their ssh."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text(
+        "#!/bin/sh\nfor last; do host=$previous; previous=$last; done\ncase $host in\n"
+        'good) echo "a greeting of the shell"; exec sh -c "$last";;\n'
+        'new) echo "Host key verification failed." >&2; exit 255;;\n'
+        '*) echo "{}";;\nesac\n'
+    )
+    ssh.chmod(0o755)
+    listed = [{"name": name} for name in ("good", "new", "other")]
+    (tmp_path / "hosts.json").write_text(json.dumps({"schema": "levelfield.hosts/1", "hosts": listed}))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    site = site_file(tmp_path, ssh={"command": [str(ssh)], "folder": f"{tmp_path}/on-the-node"})
+    return ["--launcher", "ssh", "--hosts", str(tmp_path / "hosts.json"), "--site", site]
+
+
+def test_each_host_is_tried_and_named(
+    hosts: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(ssh_checks, "ENVIRONMENT_BYTES", 1)
+    monkeypatch.setattr(ssh_checks, "LEAST_BYTES", 1)
+    found = checked(capsys, *hosts, code=4)
+    words, said = of(found, "good")
+    assert words == "ok,ok,ok,ok" and "reached, Python 3" in said and "on-the-node can be written" in said
+    assert of(found, "new")[0] == "missing" and "its host key is not known" in of(found, "new")[1]
+    assert of(found, "other")[0] == "missing"
+    assert not (tmp_path / "on-the-node").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "word", "said"),
+    [
+        ({"old": True, "python": "3.6.8"}, "missing", "Python 3.6.8, expected 3.8 or newer"),
+        ({"venv": False}, "missing", "its Python makes no environments"),
+        ({"writable": False, "why": "/x: Read-only file system"}, "missing", "Read-only file system"),
+        ({"free": 2**29}, "missing", "0.5 GiB free, expected at least 1"),
+        ({"free": 2**32}, "unknown", "4.0 GiB free; an environment"),
+        ({"free": float("nan")}, "unknown", "its free space is not known"),
+        ({"time": 3600.0}, "unknown", "s off; runs do not need it"),
+        ({"time": float("nan")}, "unknown", "s off; runs do not need it"),
+        ({"index": None}, "unknown", "it has no pip"),
+        ({"index": "https://me:pass@index.example/simple"}, "ok", "packages come from https(masked)"),
+    ],
+)
+def test_planted_answers_of_a_host(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, Any], word: str, said: str
+) -> None:
+    answer = {"python": "3.11.2", "old": False, "venv": True, "writable": True, "free": 2**40, "index": "pip's own"}
+    ssh = tmp_path / "ssh"
+    text = json.dumps({**answer, **changed})[:-1]
+    body = text.replace("'", "'\\''")
+    tail = "" if "time" in changed else ', "time": %s'
+    ssh.write_text(f"#!/bin/sh\nprintf '%s' '{body}'\nprintf '{tail}}}\\n' $(date +%s)\n")
+    ssh.chmod(0o755)
+    (tmp_path / "hosts.json").write_text('{"schema": "levelfield.hosts/1", "hosts": [{"name": "a"}]}')
+    site = site_file(tmp_path, ssh={"command": [str(ssh)]})
+    given = ("--launcher", "ssh", "--hosts", str(tmp_path / "hosts.json"), "--site", site)
+    found = checked(capsys, *given, code=4 if word == "missing" else 0)
+    assert [each["word"] for each in found if said in each["says"]] == [word], found
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with stand-ins for Slurm's commands, which answer as those of a whole cluster."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("squeue", "scancel", "sacct"):
+        stand_in(folder, name, "exit 0")
+    stand_in(folder, "scontrol", 'echo "Slurmctld(primary) at head is UP"')
+    stand_in(folder, "sbatch", 'echo "sbatch: Job 7 to start at noon on node1" >&2')
+    stand_in(folder, "srun", 'while [ "$1" != sh ]; do shift; done; exec "$@"')
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return folder
+
+
+def stand_in(folder: Path, name: str, body: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+    (folder / name).chmod(0o755)
+
+
+def test_a_whole_slurm_lacks_nothing(slurm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shared = tmp_path / "shared"
+    found = checked(capsys, "--site", site_file(tmp_path, launcher="slurm", shared=str(shared)))
+    assert [each["word"] for each in found] == ["ok"] * 6, found
+    assert of(found, "shared")[1].endswith(f"sees {shared}") and list(shared.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "subject", "word", "said"),
+    [
+        ("scontrol", 'echo "Slurmctld(primary) at head is DOWN"', "controller", "missing", "is DOWN"),
+        ("sbatch", 'echo "sbatch: error: invalid partition specified: gpus" >&2; exit 1', "job", "missing", "gpus"),
+        ("sacct", "exit 1", "accounting", "unknown", "no accounting"),
+        ("srun", 'echo node1; echo True; echo "no such file"', "shared", "missing", "node1 does not see"),
+        ("srun", "echo node1; echo; cat $(ls -d {shared}/.lev*)", "node", "missing", "no python3 of 3.8"),
+        ("srun", 'echo "srun: error: Unable to allocate" >&2; exit 1', "node", "unknown", "Unable to allocate"),
+    ],
+)
+def test_planted_answers_of_slurm(
+    slurm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    name: str, body: str, subject: str, word: str, said: str,
+) -> None:  # fmt: skip
+    stand_in(slurm, name, body.replace("{shared}", str(tmp_path / "shared")))
+    site = site_file(tmp_path, launcher="slurm", shared=str(tmp_path / "shared"), slurm={"partition": "gpus"})
+    found = checked(capsys, "--site", site, code=4 if word == "missing" else 0)
+    assert of(found, subject)[0] == word and said in of(found, subject)[1], found
+
+
+def test_the_lines_fit_the_terminal_and_obey_nothing(
+    slurm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in(slurm, "scontrol", "printf 'Slurmctld is \\033[31mDOWN and says a very long sentence about it all here'")
+    assert main(["site", "check", "--launcher", "slurm", "--site", site_file(tmp_path)]) == 4
+    text = capsys.readouterr().out
+    assert "\x1b" not in text and text.endswith("1 missing\n") and max(map(len, text.splitlines())) <= 80
+
+
+def test_a_site_without_a_launcher_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["site", "check", "--site", site_file(tmp_path)]) == 2
+    assert "found launcher none, expected ssh, slurm or kubernetes" in " ".join(capsys.readouterr().err.split())
