@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from levelfield.contracts.execution import NodeEnd, NodeWord, ProcessEnd, Request
-from levelfield.run.launchers.node_records import LastRecord, last_records, stopped
+from levelfield.run.launchers.node_records import LastRecord, by_engine, last_records
 from levelfield.run.launchers.pod_states import PodState
 
 
@@ -20,7 +20,7 @@ def node_ends(
 
 def _by_us(record: LastRecord, state: PodState | None) -> LastRecord:
     """Return the record with its unknown ends as ours, where no failure of the pod itself explains them."""
-    return record if state and state.has_failed and state.word != "cancelled" else stopped(record)
+    return record if state and state.has_failed and state.word != "cancelled" else by_engine(record)
 
 
 def _node_end(record: LastRecord, state: PodState | None, others: NodeWord) -> NodeEnd:
