@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from functools import cache
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from levelfield.report import words
 from levelfield.report.escapes import code, markdown
@@ -12,16 +14,7 @@ from levelfield.specs.result import Result
 
 def run_report(result: Result, plan: Plan) -> str:
     """Return report.md: every figure with its origin, or the reason why it is missing."""
-    environment = Environment(
-        loader=PackageLoader("levelfield", "report"),
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-        autoescape=False,  # Markdown, not HTML
-        finalize=_escaped,
-    )
-    environment.filters["code"] = code
-    template = environment.get_template("run.md.j2")
-    return template.render(
+    return _template().render(
         r=result,
         plan=plan,
         number=words.number,
@@ -30,6 +23,19 @@ def run_report(result: Result, plan: Plan) -> str:
         status=words.status,
         pace_lines=words.pace_lines,
     )
+
+
+@cache  # compiling it takes longer than all else of a report
+def _template() -> Template:
+    environment = Environment(
+        loader=PackageLoader("levelfield", "report"),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,  # Markdown, not HTML
+        finalize=_escaped,
+    )
+    environment.filters["code"] = code
+    return environment.get_template("run.md.j2")
 
 
 def _escaped(value: object) -> str:

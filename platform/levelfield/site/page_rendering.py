@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from urllib.parse import quote
 
@@ -23,36 +23,45 @@ class PageRenderer:
 
     def __init__(self, language: str, shared: Mapping[str, Any]) -> None:
         self._language, self._shared = language, shared
-        self._environment = Environment(
-            loader=PackageLoader("levelfield", "site/templates"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            finalize=_visible,
-        )
-        self._environment.globals.update(
-            t=partial(text, language),
-            figure_name=partial(figure_name, language),
-            not_english=language != "en",
-            policy=POLICY,
-            words=WORDS,
-        )
-        self._environment.filters.update(FILTERS)
 
     def render(self, template: str, page: str, **values: Any) -> str:
         """Return the HTML of a page. page: its file name, which is the same in every language."""
         others = {language: name for language, name in LANGUAGES.items() if language != self._language}
-        return self._environment.get_template(f"{template}.html.j2").render(
-            page=page,
-            language=self._language,
-            html_language=HTML_LANGUAGES[self._language],
-            html_languages=HTML_LANGUAGES,
-            others=others,
-            root=root_of(self._language),
-            **self._shared,
-            **values,
+        return (
+            _environment(self._language)
+            .get_template(f"{template}.html.j2")
+            .render(
+                page=page,
+                language=self._language,
+                html_language=HTML_LANGUAGES[self._language],
+                html_languages=HTML_LANGUAGES,
+                others=others,
+                root=root_of(self._language),
+                **self._shared,
+                **values,
+            )
         )
+
+
+@cache  # templates are compiled once for a process, which takes longer than rendering some pages
+def _environment(language: str) -> Environment:
+    made = Environment(
+        loader=PackageLoader("levelfield", "site/templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_visible,
+    )
+    made.globals.update(
+        t=partial(text, language),
+        figure_name=partial(figure_name, language),
+        not_english=language != "en",
+        policy=POLICY,
+        words=WORDS,
+    )
+    made.filters.update(FILTERS)
+    return made
 
 
 def folder_of(language: str) -> str:
