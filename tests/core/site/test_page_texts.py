@@ -27,6 +27,7 @@ FAMILIES = {
     "unit.": ("tokens", "mfu", "memory", "energy", "loss"),
     "js.evidence.": ("sealed", "unsealed", "tampered"),
     "js.memory.": ("device_used", "reserved", "allocated", "process", "capacity"),
+    "js.trace.": ("power_watts", "utilisation", "memory_used_mebibytes", "temperature_celsius"),
     "js.differs.": ("must", "asked", "caution", "other"),
 }
 GUIDE = ("figures", "rule", "segments", "marks", "axes", "compare", "evidence", "keys")
