@@ -91,7 +91,7 @@ def _sufficient(evidence: Evidence) -> list[Point]:
     if len(nights) < FEWEST_NIGHTS and not _was_judged(points, evidence.past):
         raise UsageError(
             f"series {evidence.series}: found {len(nights)} valid nights, expected at least {FEWEST_NIGHTS}, or one "
-            "that a finished comparison by pairs judged"
+            "that a finished comparison by pairs judged; name others with --run"
         )
     if len({point.conditions for point in points}) > 1:
         raise UsageError(
