@@ -74,7 +74,7 @@ def build_site(
             if progress:
                 progress(done, len(months))
     _write_assets(writer)
-    write_pages(writer, content, registry, datetime.now(timezone.utc))
+    write_pages(writer, content, registry, datetime.now(timezone.utc), surroundings)
     writer.finish()
     rebuilt = changed | {month.runs.slug for month in months}
     return BuiltSite(content.runs, len(content.series), len(rebuilt), len(writer.stamps), tuple(content.unreadable))

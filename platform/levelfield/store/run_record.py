@@ -174,8 +174,9 @@ def _node(provenance: dict[str, Any]) -> str:
     if not (isinstance(name, str) and name):
         return UNKNOWN
     is_named_alone = isinstance(rests_on, list) and MACHINE_ID not in rests_on
-    if is_named_alone and known and all(isinstance(each, str) for each in known):
-        return _digest(["devices", *sorted(known)])
+    devices_known = sorted(each for each in known if isinstance(each, str))
+    if is_named_alone and known and len(devices_known) == len(known):
+        return _digest(["devices", *devices_known])
     return _digest(["machine", name])
 
 

@@ -53,7 +53,7 @@ def used() -> set[str]:
     }
     named |= {f"js.{key}" for key in re.findall(r'section\(place, "([\w-]+)"\)', SCRIPTS)}
     named |= {f"guide.{name}{end}" for name in GUIDE for end in ("", "-text")}
-    named |= {f"nav.{name}" for name in ("index", "compare", "published", "guide")}
+    named |= {f"nav.{name}" for name in ("index", "compare", "nodes", "published", "guide")}
     named = {key for key in named if not key.endswith(".")}  # the beginning of a family
     return named | {f"{family}{name}" for family, names in FAMILIES.items() for name in names}
 

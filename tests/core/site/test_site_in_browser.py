@@ -16,7 +16,7 @@ from seeded_nights import SeededNights
 
 CHROMIUM = shutil.which(os.environ.get("LEVELFIELD_CHROMIUM", "chromium"))
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is here: .ci/browser installs it")
-PAGES = ("index.html", "compare.html", "published.html", "guide.html")
+PAGES = ("index.html", "compare.html", "nodes.html", "published.html", "guide.html")
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "device_scale_factor": 2, "has_touch": True}
 DESKTOP = {"viewport": {"width": 1280, "height": 900}}
 
