@@ -9,7 +9,7 @@ import copy
 import hashlib
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from levelfield.site.results import GivenRuns
 from levelfield.specs.layout import Layout
 from levelfield.specs.record import Conditions, RunRecord, Series, StoreEvent, Subject
+from levelfield.specs.traces import DeviceTrace, RankPeaks, RankTrace, RunTraces
 
 FIRST = datetime(2026, 10, 1, 1, 30, tzinfo=timezone.utc)
 CASES = ("gpt3_6.7B", "llama3_8b", "gpt2_small", "llama3_70b", "gpt3_13B")
@@ -28,12 +29,16 @@ STEPS = 40
 
 @dataclass(frozen=True)
 class SeededNights:
-    """series, nights: how many of each. faults: whether events are planted: a slow-down, a driver, a bad night."""
+    """series, nights: how many of each. faults: whether events are planted: a slow-down, a driver, a bad night.
+
+    traced: devices with readings over time.
+    """
 
     series: int = 8
     nights: int = 40
     seed: int = 7
     faults: bool = True
+    traced: int = 2
 
     def results(self) -> GivenRuns:
         """The runs as a store gives them, with expected entries, findings and statements of the last night."""
@@ -170,9 +175,36 @@ def _record(
         "losses": losses,
         "telemetry": {} if failed else {"power_watts": 600.0 + source.gauss(0, 4), "temperature_celsius": 61.0},
         "result": _result(series, speed, memory, seconds, run_id, failed),
+        "traces": None if failed else _traces(source, steps, plan.traced),
     }
     # Validated records are costly to make by the 100,000; tests/core/site checks that one of them is valid.
     return RunRecord.model_construct(**fields)
+
+
+def _traces(source: random.Random, steps: Sequence[float], devices: int) -> RunTraces:
+    """As many devices as asked, and two ranks, of which the second is the slower one."""
+    micro = [round(each * 1e6) for each in steps]
+    return RunTraces(
+        seconds=round(sum(steps), 3),
+        parts=16,
+        devices=8,
+        ranks=8,
+        device_traces=tuple(
+            DeviceTrace(
+                device=str(device),
+                values={
+                    "power_watts": tuple(round(600 + 20 * device + source.gauss(0, 9), 1) for _ in range(16)),
+                    "memory_used_mebibytes": tuple(float(40000 + 1400 * min(part, 4)) for part in range(16)),
+                },
+            )
+            for device in range(devices)
+        ),
+        rank_traces=(
+            RankTrace(rank=0, step_microseconds=tuple(micro)),
+            RankTrace(rank=5, step_microseconds=tuple(round(each * 1.02) for each in micro)),
+        ),
+        rank_peaks=tuple(RankPeaks(rank=rank, process=9100 + rank, allocated=54000 + 300 * rank) for rank in range(8)),
+    )
 
 
 def _figure(value: float | None, unit: str, reason: str | None = None) -> dict[str, Any]:

@@ -22,7 +22,7 @@ DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 def arguments(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the actions with their options."""
-    accept = actions.add_parser("accept", help="accept the level of the last three valid nights, or of --run")
+    accept = actions.add_parser("accept", help="accept the level of the unchanged nights, or of --run")
     accept.add_argument("--run", action="append", default=[], metavar="ID", help="evidence; may be repeated")
     step = actions.add_parser("accept-step", help="accept the newest change of conditions, such as of a driver")
     step.add_argument("--everywhere", action="store_true", help="the same change in every other series that has it")
@@ -47,6 +47,7 @@ def execute(options: argparse.Namespace) -> int:
 
 def _state(options: argparse.Namespace) -> int:
     from levelfield.cli.stored_nights import now, one_series, past_findings
+    from levelfield.compare.eras import held
     from levelfield.store.database import Store
     from levelfield.studies import baselines
 
@@ -57,7 +58,8 @@ def _state(options: argparse.Namespace) -> int:
         who, at, points = options.who or getpass.getuser(), now(), store.points([found.digest])[found.digest]
         if options.action == "accept":
             past = [f for f in past_findings(store) if f.series in ("", found.digest)]
-            evidence = baselines.Evidence(found.digest, tuple(points), tuple(past), tuple(options.run))
+            baseline = held(store.events(found.digest), at)
+            evidence = baselines.Evidence(found.digest, tuple(points), tuple(past), tuple(options.run), baseline)
             event = baselines.accepted_baseline(evidence, who, options.why, at, until)
         elif options.action == "accept-step":
             event = baselines.accepted_step(found.digest, points, who, options.why, at, until)

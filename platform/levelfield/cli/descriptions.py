@@ -187,7 +187,7 @@ examples:
 """
 
 BASELINE_ACCEPT = """\
-Accept the level of a series: of its last three valid nights, or of --run. A
+Accept the level of a series: of its unchanged nights, or of --run. A
 run that is not valid, not sealed or of a bad night is no evidence. One night
 is enough where a finished comparison by pairs judged it.
 

@@ -57,13 +57,22 @@ def era_of(segments: Sequence[Segment], index: int, events: Iterable[StoreEvent]
     run_id: of the night. An event that was made on its own evidence holds for it, although it came later.
     """
     events = [event for event in events if holds(event, when) or (run_id in event.runs and _is_open(event, when))]
-    baseline = max((e for e in events if e.kind == "baseline"), key=lambda e: e.at, default=None)
+    baseline = _newest_baseline(events)
     chain = [index]
     while (before := segments[chain[-1]].before) is not None:
         if _is_accepted(segments[before], segments[chain[-1]], events):
             break
         chain.append(before)
     return Era(tuple(segments[i] for i in reversed(chain)), baseline)
+
+
+def held(events: Iterable[StoreEvent], when: str) -> StoreEvent | None:
+    """Return the baseline that holds at a time; None where none was accepted, or it has expired."""
+    return _newest_baseline([event for event in events if holds(event, when)])
+
+
+def _newest_baseline(events: Iterable[StoreEvent]) -> StoreEvent | None:
+    return max((event for event in events if event.kind == "baseline"), key=lambda event: event.at, default=None)
 
 
 def holds(event: StoreEvent, when: str) -> bool:

@@ -24,7 +24,7 @@ from levelfield.specs.record import Point, RunRecord
 from levelfield.store.rare_collections import rare_collections
 
 HERE = Path(__file__).parent
-ASSETS = ("page.js", "tables.js", "charts.js", "case.js", "run.js", "compare.js", "style.css", "icon.svg")
+ASSETS = ("page.js", "tables.js", "charts.js", "case.js", "run.js", "traces.js", "compare.js", "style.css", "icon.svg")
 VENDORED = ("uplot/uPlot.iife.min.js", "uplot/uPlot.min.css", "uplot/LICENSE")
 References = Mapping[tuple[str, str], tuple[str, list[float]]]  # by digests of work and corpus: name, losses
 
@@ -74,7 +74,7 @@ def build_site(
             if progress:
                 progress(done, len(months))
     _write_assets(writer)
-    write_pages(writer, content, registry, datetime.now(timezone.utc))
+    write_pages(writer, content, registry, datetime.now(timezone.utc), surroundings)
     writer.finish()
     rebuilt = changed | {month.runs.slug for month in months}
     return BuiltSite(content.runs, len(content.series), len(rebuilt), len(writer.stamps), tuple(content.unreadable))

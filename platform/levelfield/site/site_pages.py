@@ -12,6 +12,8 @@ from levelfield.site.case_view import CaseView, case_view
 from levelfield.site.comparison_rules import RULES
 from levelfield.site.escaped_data import data_script
 from levelfield.site.gathering import SiteContent
+from levelfield.site.history_columns import SurroundingDocuments
+from levelfield.site.node_view import nodes_view
 from levelfield.site.overview import overview
 from levelfield.site.page_rendering import PageRenderer, folder_of
 from levelfield.site.page_texts import LANGUAGES, script_texts
@@ -25,11 +27,14 @@ def write_pages(
     content: SiteContent,
     registry: Registry,
     made: datetime,
+    documents: SurroundingDocuments,
 ) -> None:
     """Write every page and the data that they share."""
     summaries = {digest: summary_of(runs) for digest, runs in content.series.items()}
     cases = [case_view(case, series, summaries, content) for case, series in content.cases().items()]
-    values = {"overview": overview(content, summaries), "rows": beside_rows(content, summaries, registry)}
+    first = overview(content, summaries)
+    nodes = nodes_view(content, first.quarantined, documents)
+    values = {"overview": first, "rows": beside_rows(content, summaries, registry), "nodes": nodes}
     shared = {"made": made.strftime("%Y-%m-%d %H:%M UTC"), "version": levelfield.__version__}
     for language in LANGUAGES:
         renderer, folder = PageRenderer(language, shared), folder_of(language)
@@ -48,6 +53,7 @@ def _pages(values: Mapping[str, Any], cases: Sequence[CaseView]) -> list[tuple[s
         ("index.html", "index", {"o": values["overview"]}),
         ("run.html", "run", {}),
         ("compare.html", "compare", {}),
+        ("nodes.html", "nodes", {"n": values["nodes"]}),
         ("published.html", "published", {"rows": values["rows"]}),
         ("guide.html", "guide", {}),
         *((f"case-{case.slug}.html", "case", {"c": case}) for case in cases),

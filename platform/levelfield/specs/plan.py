@@ -81,7 +81,7 @@ class PeakUsed(Value):
     """
 
     dtype: str
-    tflops: float | None
+    tflops: float | None = Field(ge=1e-6, le=1e9)  # a quotient by less or more is no number
     source: str
     measured_tflops: float | None = None
     measurement: PeakMeasurement | None = None

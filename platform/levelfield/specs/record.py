@@ -97,7 +97,7 @@ class RunRecord(Document):
 
     content: digest of the sealed files, so that two imports of one run are known as one. began: in UTC, ISO 8601.
     night: the name of the nightly that it belongs to, such as `2026-11-22`. entry: suite and entry. node: digest of the
-    host's name and of the devices' own identities. verdict: of the alignment. memory_bytes: the device-used peak; on a
+    machine, with any number of its devices. verdict: of the alignment. memory_bytes: the device-used peak; on a
     processor the peak of the processes. step_seconds, losses: of every finished step, from step 1. telemetry:
     means and maxima over the window by name and unit, such as `power_watts`. result: the document result.json.
     traces: readings over time and what each rank did; null for a run that recorded none of it.

@@ -12,7 +12,8 @@ from pydantic import Field
 from levelfield.specs.base import Value
 
 Quantity = Literal["power_watts", "utilisation", "memory_used_mebibytes", "temperature_celsius"]
-MOST_POINTS, MOST_DEVICES, MOST_RANKS, MOST_PEAKS = 32, 8, 8, 64
+MOST_POINTS, MOST_DEVICES, MOST_RANKS, MOST_PEAKS = 32, 4, 4, 64
+MOST_READINGS = 64  # points of all devices together, of one quantity
 
 
 class DeviceTrace(Value):
@@ -44,8 +45,8 @@ class RankPeaks(Value):
 class RunTraces(Value):
     """seconds: from the begin of step 1 to the end of the last step; a trace of a device is `parts` equal parts of it.
 
-    devices, ranks: how many the run had. Of more than MOST_RANKS ranks the slowest are kept, and the fastest one. Of
-    more than MOST_PEAKS those with the most memory are kept.
+    devices, ranks: how many the run had. Of more than MOST_DEVICES those are kept that differ most from each other. Of
+    more than MOST_RANKS the slowest are kept, and the fastest one; of more than MOST_PEAKS those with the most memory.
     """
 
     seconds: float = Field(default=0.0, ge=0)

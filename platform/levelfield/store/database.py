@@ -84,7 +84,10 @@ class Store:
         return self.read(lambda connection: queries.series(connection, case))
 
     def points(self, digests: Sequence[str] | None = None, since: str | None = None) -> dict[str, list[Point]]:
-        """Return the runs of each series in the order of time. since: the earliest time, or the beginning of one."""
+        """Return the newest 5,000 runs of each series in the order of time; older ones are read by their ids alone.
+
+        since: the earliest time, or the beginning of one.
+        """
         return self.read(lambda connection: queries.points(connection, digests, since))
 
     def run_ids(self, case: str | None = None, since: str | None = None) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, Select, func, select
+from sqlalchemy import Connection, Row, Select, and_, func, or_, select
 
 from levelfield.errors import UnknownName, UsageError
 from levelfield.specs.base import Value
@@ -21,6 +21,7 @@ _HERE = RUN.c.is_aside == 0
 _JOINED = RUN.join(SERIES).join(CONDITION).join(SUBJECT).join(NODE)
 _AROUND = {"node": NODE.c.digest, "conditions": CONDITION.c.digest, "subject": SUBJECT.c.digest}
 _OF_POINT = [_AROUND[name] if name in _AROUND else RUN.c[name] for name in Point.model_fields]
+MOST_POINTS = 5000  # of a series: thirteen years of nights; runs that began at the same second as the oldest are added
 BATCH = 200  # records of one query: an export holds no more of them in memory
 
 
@@ -50,7 +51,7 @@ def series(connection: Connection, case: str | None) -> list[StoredSeries]:
 
 
 def points(connection: Connection, digests: Sequence[str] | None, since: str | None) -> dict[str, list[Point]]:
-    """Return the points of each series, in the order of time."""
+    """Return the newest MOST_POINTS points of each series, in the order of time."""
     query = (
         select(SERIES.c.digest, *_OF_POINT)
         .select_from(_JOINED)
@@ -59,10 +60,23 @@ def points(connection: Connection, digests: Sequence[str] | None, since: str | N
     )
     query = query if digests is None else query.where(SERIES.c.digest.in_(digests))
     query = query if since is None else query.where(RUN.c.began >= since)
+    if cuts := _cuts(connection):
+        newest = (and_(RUN.c.series_id == number, RUN.c.began >= began) for number, began in cuts.items())
+        query = query.where(or_(RUN.c.series_id.not_in(cuts), *newest))
     found: dict[str, list[Point]] = {digest: [] for digest in digests or ()}
     for digest, *values in connection.execute(query):
         found.setdefault(digest, []).append(point_from(values))
     return found
+
+
+def _cuts(connection: Connection) -> dict[int, str]:
+    """Return by series with more than MOST_POINTS runs when the first of those began that are read."""
+    counted = select(RUN.c.series_id).where(_HERE).group_by(RUN.c.series_id).having(func.count() > MOST_POINTS)
+    began = select(RUN.c.began).where(_HERE).order_by(RUN.c.began.desc()).offset(MOST_POINTS - 1).limit(1)
+    return {
+        number: connection.execute(began.where(RUN.c.series_id == number)).scalar_one()
+        for number in connection.execute(counted).scalars().all()
+    }
 
 
 def document(connection: Connection, cls: type[T], digest: str) -> T:

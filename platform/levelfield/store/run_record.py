@@ -34,6 +34,7 @@ from levelfield.store.run_traces import run_traces
 from levelfield.store.telemetry_summary import telemetry_summary
 
 UNKNOWN = "unknown"  # the node of a run that recorded none
+MACHINE_ID = "machine-id"  # what an identity rests on, where the system has an identifier
 _STAMP = re.compile(r"(\d{8}T\d{6})Z")
 
 
@@ -162,13 +163,21 @@ def _subject(plan: Plan, result: Result, provenance: dict[str, Any]) -> Subject:
 
 
 def _node(provenance: dict[str, Any]) -> str:
-    """Return the digest of the machine's identity, else of its name, and of its devices' identities.
+    """Return the digest of the machine, which is the same for each number of its devices.
 
-    None of them can be read from it.
+    A container without an identifier may have a new name each time. There the devices' own identities tell the machine,
+    where all of them have one; else the name does. Nothing can be read from the digest.
     """
     machine, devices = _mapping(provenance.get("machine")), provenance.get("devices")
-    name = machine.get("identity", machine.get("name"))
-    return _digest([name, devices if isinstance(devices, list) else []]) if isinstance(name, str) and name else UNKNOWN
+    name, rests_on = machine.get("identity", machine.get("name")), machine.get("identity_rests_on")
+    known = [_mapping(device).get("identity") for device in devices] if isinstance(devices, list) else []
+    if not (isinstance(name, str) and name):
+        return UNKNOWN
+    is_named_alone = isinstance(rests_on, list) and MACHINE_ID not in rests_on
+    devices_known = sorted(each for each in known if isinstance(each, str))
+    if is_named_alone and known and len(devices_known) == len(known):
+        return _digest(["devices", *devices_known])
+    return _digest(["machine", name])
 
 
 def _began(paths: RunPaths, plan: Plan, provenance: dict[str, Any]) -> str:

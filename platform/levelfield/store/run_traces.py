@@ -16,6 +16,7 @@ from levelfield.specs.traces import (
     MOST_PEAKS,
     MOST_POINTS,
     MOST_RANKS,
+    MOST_READINGS,
     DeviceTrace,
     Quantity,
     RankPeaks,
@@ -56,13 +57,15 @@ def run_traces(plan: Plan, raw: RawRecords) -> RunTraces | None:
     peaks = _peaks(ranks)
     if not devices and not peaks and len(times) < 2:
         return None
-    parts = min(MOST_POINTS, max((len(each.readings) for each in devices), default=0))
+    shown = _apart(devices)
+    most = min(MOST_POINTS, MOST_READINGS // max(1, len(shown)))
+    parts = min(most, max((len(each.readings) for each in shown), default=0))
     return RunTraces(
         seconds=round(max((sum(found) for found in times.values()), default=0) / 1e6, 3),
         parts=parts,
         devices=len(devices),
         ranks=len(ranks),
-        device_traces=tuple(DeviceTrace(device=d.name, values=_values(d, parts)) for d in devices[:MOST_DEVICES]),
+        device_traces=tuple(DeviceTrace(device=d.name, values=_values(d, parts)) for d in shown),
         rank_traces=tuple(RankTrace(rank=r, step_microseconds=times[r]) for r in _chosen(times)),
         rank_peaks=peaks,
     )
@@ -94,6 +97,21 @@ def _devices(part: NodePart, begins: Mapping[int, int]) -> Iterator[DeviceReadin
         if begin is not None and not reading.before and begin <= reading.time_ns <= end:
             found[reading.device].append(reading)
     return (DeviceReadings(part.device(d)[:_LONGEST], begin or 0, end, r) for d, r in found.items() if begin != end)
+
+
+def _apart(devices: Sequence[DeviceReadings]) -> list[DeviceReadings]:
+    """Return the devices with the lowest and the highest means of what all of them read first; all, if they are few."""
+    if len(devices) <= MOST_DEVICES:
+        return [*devices]
+    values_of = next((each for each in _KEPT.values() if all(_known(d, each) for d in devices)), None)
+    order = [(sum(_known(d, values_of)) / len(_known(d, values_of)) if values_of else 0.0) for d in devices]
+    ranked = sorted(range(len(devices)), key=lambda place: order[place])
+    return [devices[k] for k in sorted([*ranked[: MOST_DEVICES // 2], *ranked[-(MOST_DEVICES // 2) :]])]
+
+
+def _known(device: DeviceReadings, value_of: Callable[[Reading], float | None]) -> list[float]:
+    values = map(value_of, device.readings)
+    return [value for value in values if value is not None and math.isfinite(value)]
 
 
 def _values(device: DeviceReadings, parts: int) -> dict[Quantity, tuple[float | None, ...]]:

@@ -19,16 +19,20 @@ FEWEST_NIGHTS = 3
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a level is accepted on: the series' points, the gate's findings about it, and the runs that were named."""
+    """What a level is accepted on: the series' points, the gate's findings about it, and the runs that were named.
+
+    held: the baseline of the series that holds now; nights before it have another level.
+    """
 
     series: str
     points: tuple[Point, ...]
     past: tuple[Finding, ...] = ()
     runs: tuple[str, ...] = ()
+    held: StoreEvent | None = None
 
 
 def accepted_baseline(evidence: Evidence, who: str, why: str, at: str, until: str | None = None) -> StoreEvent:
-    """Return the event that accepts the level of the named runs; without names, of the last nights.
+    """Return the event that accepts the level of the named runs; without names, of the unchanged nights.
 
     One night is enough where a finished confirmation by pairs judged it. Raises UsageError where the evidence does not
     suffice.
@@ -82,12 +86,12 @@ def note(series: str, who: str, text: str, at: str) -> StoreEvent:
 
 def _sufficient(evidence: Evidence) -> list[Point]:
     """Return the points of the evidence. Raises UsageError for too few, or for runs that show a fault."""
-    points = _named(evidence) if evidence.runs else _last_nights(evidence)
+    points = _named(evidence) if evidence.runs else _present_level(evidence)
     nights = {night_of(point) for point in points}
     if len(nights) < FEWEST_NIGHTS and not _was_judged(points, evidence.past):
         raise UsageError(
             f"series {evidence.series}: found {len(nights)} valid nights, expected at least {FEWEST_NIGHTS}, or one "
-            "that a finished comparison by pairs judged"
+            "that a finished comparison by pairs judged; name others with --run"
         )
     if len({point.conditions for point in points}) > 1:
         raise UsageError(
@@ -108,13 +112,35 @@ def _named(evidence: Evidence) -> list[Point]:
     return in_history(known[run] for run in evidence.runs)
 
 
-def _last_nights(evidence: Evidence) -> list[Point]:
-    """Return the last three nights; where pairs judged the newest to be changed, only the changed ones of them."""
-    points = in_history(evidence.points, _bad_nights(evidence))
-    changed = {f.run_id for f in evidence.past if f.pairs and f.word in ("regression", "improvement")}
-    points = list(takewhile(lambda p: p.run_id in changed, reversed(points)))[::-1] or points
-    nights = list(dict.fromkeys(night_of(point) for point in points))[-FEWEST_NIGHTS:]
+def _present_level(evidence: Evidence) -> list[Point]:
+    """Return the unchanged nights of the present level, at most as many as a level rests on.
+
+    Where the newest night was found changed, these are the newest changed ones: a new level begins with them.
+    """
+    points, changed = in_history(evidence.points, _bad_nights(evidence)), _changed(evidence)
+    if newest := list(takewhile(lambda point: point.run_id in changed, reversed(points)))[::-1]:
+        return _newest_nights(newest, LONGEST)
+    unchanged = [point for point in points if point.run_id not in changed and _is_of_level(point, evidence.held)]
+    home = next((s.points for s in segments_of(points) if points[-1] in s.points), ())
+    own = [point for point in unchanged if point in home]
+    # so few nights after a change of conditions are refused with the nights before it, in words
+    is_enough = len({night_of(point) for point in own}) >= FEWEST_NIGHTS
+    return _newest_nights(own, LONGEST) if is_enough else _newest_nights(unchanged, FEWEST_NIGHTS)
+
+
+def _newest_nights(points: Sequence[Point], most: int) -> list[Point]:
+    nights = list(dict.fromkeys(night_of(point) for point in points))[-most:]
     return [point for point in points if night_of(point) in nights]
+
+
+def _changed(evidence: Evidence) -> set[str | None]:
+    """Return the runs of which a figure was found changed, by the last finding about it."""
+    last = {(finding.run_id, finding.figure): finding.word for finding in evidence.past}
+    return {run for (run, _), word in last.items() if word in ("regression", "improvement")}
+
+
+def _is_of_level(point: Point, held: StoreEvent | None) -> bool:
+    return held is None or point.run_id in held.runs or point.began > held.at
 
 
 def _bad_nights(evidence: Evidence) -> set[str]:

@@ -16,6 +16,7 @@ from gate_points import noise
 from levelfield.cli.main import main
 from levelfield.specs.record import RunRecord
 from levelfield.store.database import Store
+from postgresql import server
 from stored_records import FIRST, changed, real_record
 
 NIGHTS = 20
@@ -220,3 +221,35 @@ def test_a_name_of_several_series_lists_them(command: Command, url: str, stored_
     code, _, err = command("baseline", "note", "tiny", "--why", "x")
     assert code == 2 and "found 2, expected one; give its digest" in " ".join(err.split())
     assert command("history", "tiny")[1].count("tokens/s/device, 1 nights") == 2
+
+
+@pytest.fixture
+def both(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """The URLs of an empty store on SQLite and of one on a real PostgreSQL."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if base.name.startswith("popen-") else base  # of xdist's processes
+    with server(shared / "postgresql") as url:
+        yield f"sqlite:///{tmp_path / 'results.sqlite'}", url
+
+
+def test_gate_history_and_baseline_say_the_same_on_postgresql(
+    command: Command, stored_run: RunRecord, both: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = [nightly(stored_run, NIGHTS + i, 0.9) for i in range(4)]
+    said = []
+    for url in both:
+        monkeypatch.setenv("LEVELFIELD_STORE", url)
+        series = fill(url, [*quiet(stored_run), *slow])
+        ends = [
+            command("gate", "--night", night(number), "--format", "json")[:2]
+            for number in range(NIGHTS - 1, NIGHTS + 4)
+        ]
+        history = command("history", "tiny", "--json")[:2]
+        code, _, err = command("baseline", "accept", series, "--why", "slower on purpose", "--who", "ann")
+        with Store.open(url) as store:
+            (event,) = store.events()
+        after = command("gate", "--night", night(NIGHTS + 3), "--format", "json")[:2]
+        said.append([*ends, history, code, err, event.level, event.runs, after])
+    assert [code for code, _ in said[0][:5]] == [0, 0, 4, 4, 4], "the drill finds the regression"
+    assert said[0][-1][0] == 0 and len(said[0][-2]) == 3, "the three nights that were found changed are the new level"
+    assert said[0] == said[1]

@@ -655,11 +655,14 @@ def test_a_plan_of_endless_work_ends_nothing(
     assert code == 4 and "plan.json: found" in " ".join(out.split())
 
 
-def test_a_plan_with_a_value_that_no_plan_has_is_no_fault_of_the_platform(honest: Path, tmp_path: Path, verify) -> None:
+@pytest.mark.parametrize("peak", [0, -1.0, 5e-324, 1e300])
+def test_a_plan_with_a_value_that_no_plan_has_is_no_fault_of_the_platform(
+    honest: Path, tmp_path: Path, verify, peak: float
+) -> None:
     members = members_of(honest)
-    edit_json(members, f"{only_run(members)}plan.json", lambda plan: plan["peak"].update(tflops=0))
+    edit_json(members, f"{only_run(members)}plan.json", lambda plan: plan["peak"].update(tflops=peak))
     code, out, _ = verify(written(tmp_path / "b.zip", resealed(members, tmp_path / "run")))
-    assert code == 4 and "the run: stated a run directory, recomputed 1 validation error" in " ".join(out.split())
+    assert code == 4 and f"plan.json: key 'peak.tflops': found {peak}, expected" in " ".join(out.split())
 
 
 def test_a_plan_that_is_none_is_named(honest: Path, tmp_path: Path, verify) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from levelfield.specs.record import RunRecord
+from levelfield.specs.traces import DeviceTrace, RankPeaks, RankTrace, RunTraces
 from seeded_nights import SeededNights
 
 IMAGE = "<img src=x onerror=alert(1)>"
@@ -47,6 +48,20 @@ def hostile_record(**more: Any) -> RunRecord:
         "evidence_reason": ENDS,
         "verdict": IMAGE,
         "telemetry": {IMAGE: 1.0, "__proto__": 2.0},
+        "traces": RunTraces(
+            seconds=1e300,
+            parts=32,
+            ranks=10**9,
+            device_traces=(
+                DeviceTrace(device=IMAGE[:40], values={"power_watts": (None, 1e308), "utilisation": ()}),
+                DeviceTrace(device="__proto__", values={}),
+            ),
+            rank_traces=(
+                RankTrace(rank=10**15, step_microseconds=()),
+                RankTrace(rank=0, step_microseconds=(1, 10**24)),
+            ),
+            rank_peaks=(RankPeaks(rank=0), RankPeaks(rank=10**15, process=-1)),
+        ),
         "result": result,
     }
     return calm.model_copy(update=update | more)

@@ -27,6 +27,7 @@ FAMILIES = {
     "unit.": ("tokens", "mfu", "memory", "energy", "loss"),
     "js.evidence.": ("sealed", "unsealed", "tampered"),
     "js.memory.": ("device_used", "reserved", "allocated", "process", "capacity"),
+    "js.trace.": ("power_watts", "utilisation", "memory_used_mebibytes", "temperature_celsius"),
     "js.differs.": ("must", "asked", "caution", "other"),
 }
 GUIDE = ("figures", "rule", "segments", "marks", "axes", "compare", "evidence", "keys")
@@ -52,7 +53,7 @@ def used() -> set[str]:
     }
     named |= {f"js.{key}" for key in re.findall(r'section\(place, "([\w-]+)"\)', SCRIPTS)}
     named |= {f"guide.{name}{end}" for name in GUIDE for end in ("", "-text")}
-    named |= {f"nav.{name}" for name in ("index", "compare", "published", "guide")}
+    named |= {f"nav.{name}" for name in ("index", "compare", "nodes", "published", "guide")}
     named = {key for key in named if not key.endswith(".")}  # the beginning of a family
     return named | {f"{family}{name}" for family, names in FAMILIES.items() for name in names}
 

@@ -56,7 +56,7 @@ def test_the_manifest_names_every_file_and_no_other(seeded_site: Path) -> None:
 
 def test_every_link_and_file_of_every_page_is_there(seeded_site: Path) -> None:
     pages = sorted(seeded_site.rglob("*.html"))
-    assert len(pages) == 2 * (5 + 1)
+    assert len(pages) == 2 * (6 + 1)
     for path in pages:
         page = Page(path)
         found = [attributes.get("href") or attributes.get("src") for _, attributes in page.tags]

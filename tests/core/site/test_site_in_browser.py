@@ -16,7 +16,7 @@ from seeded_nights import SeededNights
 
 CHROMIUM = shutil.which(os.environ.get("LEVELFIELD_CHROMIUM", "chromium"))
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is here: .ci/browser installs it")
-PAGES = ("index.html", "compare.html", "published.html", "guide.html")
+PAGES = ("index.html", "compare.html", "nodes.html", "published.html", "guide.html")
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "device_scale_factor": 2, "has_touch": True}
 DESKTOP = {"viewport": {"width": 1280, "height": 900}}
 
@@ -263,6 +263,39 @@ def test_a_run_shows_its_figures_and_its_neighbours(browser: Any, seeded_site: P
         page.locator("a.language").click()
         page.wait_for_selector("#run[data-drawn]")
         assert "/zh/run.html#" in page.url and "测量值" in page.locator("main").inner_text()
+
+
+def test_a_run_shows_readings_over_time_and_each_rank(browser: Any, seeded_site: Path) -> None:
+    with watched(browser) as page:
+        open_run(page, seeded_site)
+        charts = page.locator("figure.chart strong").all_inner_texts()
+        wanted = ["Loss", "Step time", "Step time by rank", "Step time", "Power", "Memory used", "Memory by rank"]
+        assert charts == wanted
+        tables = {caption.inner_text(): caption for caption in page.locator("table caption").all()}
+        ranks, readings, peaks = (
+            next(at for at in tables if at.startswith(begin))
+            for begin in ("Steps of each rank", "Readings of each", "Most memory of a rank")
+        )
+        cells = {name: tables[name].locator("xpath=..").locator("tbody tr").all_inner_texts() for name in tables}
+        assert [row.split("\t")[0] for row in cells[ranks]] == ["0", "5"]
+        assert cells[ranks][0].endswith("0.00") and cells[ranks][1].endswith("2.00")
+        assert [row.split("\t")[:2] for row in cells[readings]] == [
+            [f"{name}", device] for name in ("Power (W)", "Memory used (GiB)") for device in "01"
+        ]
+        assert cells[readings][2].split("\t")[2:] == ["39.06", "43.68", "44.53"]
+        assert len(cells[peaks]) == 8 and cells[peaks][7].split("\t") == ["7", "8.89", "54.79"]
+        page.locator(".plot").nth(4).focus()
+        page.keyboard.press("End")
+        assert "device 0" in page.locator(".reading").nth(4).inner_text()
+
+
+def test_charts_over_time_have_one_axis(browser: Any, seeded_site: Path) -> None:
+    with watched(browser) as page:
+        open_run(page, seeded_site)
+        ranges = page.evaluate(
+            "[...levelfield.charts.drawn].slice(3, 6).map((u) => [u.scales.x.min, u.scales.x.max].join())"
+        )
+        assert len(ranges) == 3 and len(set(ranges)) == 1
 
 
 def test_a_failed_run_says_why_and_an_unknown_one_too(browser: Any, seeded_site: Path) -> None:

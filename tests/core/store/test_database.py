@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from levelfield.errors import UnknownName, UsageError
 from levelfield.specs.record import Point, RunRecord, StoreEvent
+from levelfield.store import queries
 from levelfield.store.database import Added, Store
 from stored_records import changed
 
@@ -155,3 +156,19 @@ def test_the_views_have_a_row_for_each_run_and_series(url: str, record: RunRecor
             lambda connection: connection.exec_driver_sql("SELECT * FROM v_series ORDER BY case_name").all()
         )
         assert [(row.case_name, row.runs, row.valid_runs) for row in listed] == [("tinier", 3, 3), ("tiny", 2, 2)]
+
+
+def test_the_newest_points_of_a_long_series_are_read_and_all_of_a_short_one(
+    url: str, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "MOST_POINTS", 5)
+    short = [changed(record, number, series={"case": "short"}) for number in range(20, 24)]
+    with Store.open(url) as store:
+        store.add([changed(record, number) for number in range(12)] + short)
+        by_length = sorted(store.points().values(), key=len)
+        assert [[point.run_id[-6:] for point in points] for points in by_length] == [
+            [f"{number:06x}" for number in numbers] for numbers in (range(20, 24), range(7, 12))
+        ]
+        long = next(found.digest for found in store.series() if found.runs == 12)
+        assert len(store.points([long])[long]) == 5 and len(store.run_ids()) == 16
+        assert len(store.points(since=by_length[1][2].began)[long]) == 3

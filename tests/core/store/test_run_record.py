@@ -116,6 +116,36 @@ def test_the_series_has_no_word_of_node_build_or_conditions(described):
     assert after.node != before.node and after.content != before.content
 
 
+def node_of(described, devices, **machine):
+    content = {**PROVENANCE, "machine": {**PROVENANCE["machine"], **machine}, "devices": devices}
+    described.provenance.write_text(json.dumps(content))
+    return record_of(described).node
+
+
+def test_a_machine_is_one_node_with_any_number_of_its_devices(described):
+    def device(index, identity):
+        return {"index": index, "identity": identity}
+
+    installed = {"identity": "sha256:m", "identity_rests_on": ["machine-id", "host name"]}
+    one, two = [device(0, "sha256:a")], [device(0, "sha256:a"), device(1, "sha256:b")]
+    assert node_of(described, one, **installed) == node_of(described, two, **installed)
+    assert node_of(described, [], **installed) == node_of(described, [device(0, None)], **installed)
+    other = {**installed, "identity": "sha256:n"}
+    assert node_of(described, one, **other) != node_of(described, one, **installed)
+    assert "sha256:m" not in node_of(described, one, **installed)
+    assert node_of(described, one) == node_of(described, two) != node_of(described, two, name="gpu18")
+    assert node_of(described, "damaged", **installed) == node_of(described, one, **installed)
+
+
+def test_a_container_without_an_identifier_is_known_by_its_devices(described):
+    first, again = ({"identity": f"sha256:{name}", "identity_rests_on": ["host name"]} for name in "xy")
+    known = [{"index": 0, "identity": "sha256:a"}]
+    assert node_of(described, known, **first) == node_of(described, known, **again)
+    assert node_of(described, [{"index": 0, "identity": "sha256:b"}], **first) != node_of(described, known, **first)
+    for unknown in ([{"index": 0, "identity": None}], [], [*known, {"index": 1, "identity": None}]):
+        assert node_of(described, unknown, **first) != node_of(described, unknown, **again)
+
+
 def test_no_path_host_or_user_is_in_a_record(described):
     """In reasons, evidence, variables, sources: whatever a run or its plan says."""
     fail(

@@ -14,7 +14,7 @@ from levelfield.rundir.telemetry_files import NodeTelemetry
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import RunRecord
-from levelfield.specs.traces import MOST_PEAKS, MOST_POINTS, MOST_RANKS
+from levelfield.specs.traces import MOST_DEVICES, MOST_PEAKS, MOST_POINTS, MOST_RANKS, MOST_READINGS
 from levelfield.store.database import Store
 from levelfield.store.rows import documents_of
 from levelfield.store.run_traces import run_traces
@@ -68,6 +68,14 @@ def test_readings_are_means_of_equal_parts_of_the_steps(plan: Plan) -> None:
     found = run_traces(plan, raw(ranks=1, readings=many))
     assert found is not None and found.parts == MOST_POINTS
     assert all(value == pytest.approx(0.5, abs=0.1) for value in found.device_traces[0].values["power_watts"])
+
+
+def test_of_many_devices_those_that_differ_most_are_kept(plan: Plan) -> None:
+    watts = (500.0, 90.0, 510.0, 700.0, 505.0, 80.0, 690.0, 502.0)
+    readings = tuple(reading(i / 50, w, str(d)) for d, w in enumerate(watts) for i in range(200))
+    found = run_traces(plan, raw(ranks=1, readings=readings))
+    assert found is not None and found.devices == 8 and found.parts == MOST_READINGS // MOST_DEVICES
+    assert [trace.device for trace in found.device_traces] == ["1", "3", "5", "6"]
 
 
 def test_memory_is_in_mebibytes_and_what_was_never_read_is_left_out(plan: Plan) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 from gate_points import at, day, nights, point
+from levelfield.compare.eras import era_of
 from levelfield.compare.findings import Finding
+from levelfield.compare.level import LONGEST, level_of
+from levelfield.compare.segments import segments_of
 from levelfield.errors import UsageError
 from levelfield.specs.record import Point
 from levelfield.studies.baselines import Evidence, accepted_baseline, accepted_step, note, same_steps
@@ -13,13 +16,52 @@ TOKENS = "tokens_per_second_per_device"
 NOW = at(60)
 
 
-def test_the_last_three_nights_are_the_evidence_and_the_level_their_median() -> None:
-    points = [*nights(10), point(10, 900.0), point(11, 910.0), point(12, 2000.0)]
+def test_the_unchanged_nights_are_the_evidence_and_the_level_their_median() -> None:
+    points = [*nights(4, deviation=0.0), point(4, 900.0), point(5, 910.0), point(6, 2000.0)]
     found = accepted_baseline(Evidence("S", tuple(points)), "ann", "kernels", NOW, "2026-12-31")
-    assert found.runs == ("run010", "run011", "run012") and found.level[TOKENS] == pytest.approx(910.0)
+    assert found.runs == tuple(f"run00{i}" for i in range(7)) and found.level[TOKENS] == pytest.approx(1000.0)
     assert (found.kind, found.series, found.who, found.why) == ("baseline", "S", "ann", "kernels")
     assert found.until == "2026-12-31" and found.at == NOW
     assert "joules_per_token" not in found.level, "what was not measured is not accepted"
+
+
+def test_a_series_that_is_accepted_after_seven_nights_is_judged_in_the_eighth() -> None:
+    event = accepted_baseline(Evidence("S", tuple(nights(7))), "ann", "first level", at(6, 9))
+    points = [*nights(7), point(7)]
+    era = era_of(segments_of(points), 0, [event], points[-1].began)
+    level = level_of(era.own(TOKENS, points[-1].began), "n1")
+    assert level is not None and level.n == 7, (
+        "the nights of the evidence are the level; with three it was a new series"
+    )
+
+
+def test_at_most_the_nights_of_a_level_are_accepted() -> None:
+    found = accepted_baseline(Evidence("S", tuple(nights(50))), "ann", "why", NOW)
+    assert found.runs == tuple(f"run{i:03d}" for i in range(50 - LONGEST, 50))
+
+
+def test_nights_before_the_baseline_that_holds_are_no_evidence() -> None:
+    points = (*nights(10), *(point(i, 900.0) for i in range(10, 16)))
+    old = accepted_baseline(Evidence("S", points, runs=("run010", "run011", "run012")), "ann", "why", at(12, 9))
+    found = accepted_baseline(Evidence("S", points, held=old), "ann", "why", NOW)
+    assert found.runs == tuple(f"run{i:03d}" for i in range(10, 16)) and found.level[TOKENS] == pytest.approx(900.0)
+
+
+def test_nights_that_were_found_changed_are_no_evidence_for_the_level_after_them() -> None:
+    slow = tuple(point(i, 900.0) for i in (7, 8))
+    points = (*nights(7, deviation=0.0), *slow, *nights(3, deviation=0.0, first=9))
+    past = tuple(Finding(series="S", label="S", figure=TOKENS, word="regression", run_id=p.run_id) for p in slow)
+    found = accepted_baseline(Evidence("S", points, past), "ann", "why", NOW)
+    assert len(found.runs) == 10 and not {p.run_id for p in slow} & set(found.runs)
+    quiet = tuple(finding.model_copy(update={"word": "no change"}) for finding in past)
+    taken_back = accepted_baseline(Evidence("S", points, (*past, *quiet)), "ann", "why", NOW)
+    assert len(taken_back.runs) == 12, "the last finding counts"
+
+
+def test_after_a_change_of_conditions_its_own_nights_suffice() -> None:
+    points = (*nights(6), *nights(3, first=6, conditions="c2"))
+    found = accepted_baseline(Evidence("S", points), "ann", "why", NOW)
+    assert found.runs == ("run006", "run007", "run008")
 
 
 def test_named_runs_are_the_evidence() -> None:
@@ -51,7 +93,7 @@ def test_a_level_that_pairs_judged_is_not_mixed_with_the_nights_before_it() -> N
     found = accepted_baseline(Evidence("S", points, (judged,)), "ann", "why", NOW)
     assert found.runs == ("run010",) and found.level[TOKENS] == pytest.approx(900.0)
     later = accepted_baseline(Evidence("S", (*points, point(11, 1000.0)), (judged,)), "ann", "why", NOW)
-    assert later.runs == ("run009", "run010", "run011"), "the newest night is not changed"
+    assert "run010" not in later.runs and len(later.runs) == 11, "the newest night is not changed"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +117,12 @@ def test_evidence_that_fails_is_refused(change: dict[str, str]) -> None:
 def test_bad_nights_are_no_evidence() -> None:
     points = tuple(nights(6))
     past = tuple(Finding(series="S", label="S", figure=TOKENS, word="bad night", run_id=f"run00{i}") for i in (4, 5))
-    assert accepted_baseline(Evidence("S", points, past), "ann", "why", NOW).runs == ("run001", "run002", "run003")
+    assert accepted_baseline(Evidence("S", points, past), "ann", "why", NOW).runs == (
+        "run000",
+        "run001",
+        "run002",
+        "run003",
+    )
     with pytest.raises(UsageError, match="--run run005"):
         accepted_baseline(Evidence("S", points, past, ("run005",)), "ann", "why", NOW)
 
@@ -99,7 +146,8 @@ def test_a_reason_is_needed() -> None:
 def test_every_known_node_gets_the_accepted_level_with_its_offset() -> None:
     points = [point(i, 1000.0 if i % 2 else 900.0, node=f"n{i % 2}") for i in range(20)]
     evidence = [point(20 + i, 800.0, node="n1") for i in range(3)]
-    found = accepted_baseline(Evidence("S", (*points, *evidence)), "ann", "why", NOW)
+    named = tuple(each.run_id for each in evidence)
+    found = accepted_baseline(Evidence("S", (*points, *evidence), runs=named), "ann", "why", NOW)
     nodes = found.data["nodes"][TOKENS]  # type: ignore[index,call-overload]
     assert nodes["n1"] == pytest.approx(800.0) and nodes["n0"] == pytest.approx(720.0)  # type: ignore[index,call-overload]
 

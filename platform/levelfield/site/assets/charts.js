@@ -4,6 +4,7 @@ levelfield.charts = (() => {
   const { el, t, number } = levelfield;
   const drawn = new Set();
   const MARKS = 6;
+  const WHOLE = [1, 2, 5].flatMap((digit) => [digit, 10 * digit, 100 * digit, 1000 * digit, 1e4 * digit, 1e5 * digit]).sort((a, b) => a - b);
 
   function colour(name) {
     return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -51,12 +52,12 @@ levelfield.charts = (() => {
     return values ? 18 + 7 * Math.max(...values.map((value) => value.length)) : 50;
   }
 
-  function axes(isTime) {
+  function axes(isTime, spec) {
     const line = { stroke: () => colour("grid"), width: 1 };
     const common = { stroke: () => colour("muted"), grid: line, ticks: line, font: "12px system-ui, sans-serif" };
-    const below = isTime ? {} : { label: t("step"), labelSize: 18, labelGap: 0, labelFont: common.font };
+    const named = isTime ? {} : { ...(spec.ends ? {} : { incrs: WHOLE }), label: spec.below || t("step"), labelSize: 18, labelGap: 0, labelFont: common.font };
     return [
-      { ...common, ...below, values: isTime ? timeLabels : valueLabels, space: isTime ? 70 : 50, size: 30 },
+      { ...common, ...named, values: isTime ? timeLabels : valueLabels, space: isTime ? 70 : 50, size: 30 },
       { ...common, values: valueLabels, size: axisSize, space: 32 },
     ];
   }
@@ -159,8 +160,8 @@ levelfield.charts = (() => {
       height: spec.height || 210,
       legend: { show: false },
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
-      scales: { x: { time: Boolean(spec.time), range: (u, low, high) => apart(low, high) }, y: { range: (u, low, high) => range(spec, state, low, high) } },
-      axes: axes(spec.time),
+      scales: { x: { time: Boolean(spec.time), range: (u, low, high) => (spec.ends && low === spec.x[0] && high === spec.x[spec.x.length - 1] ? apart(...spec.ends) : apart(low, high)) }, y: { range: (u, low, high) => range(spec, state, low, high) } },
+      axes: axes(spec.time, spec),
       series: [{}, ...lines],
       cursor: { y: false, drag: { x: true, y: false, setScale: true }, points: { size: 9 } },
       padding: [12, 12, 0, 0],
@@ -201,7 +202,8 @@ levelfield.charts = (() => {
     return t(state.fromZero ? "axis-zero" : "axis-part");
   }
 
-  /* Append a chart. spec: name, unit, x, time, lines, and optionally marks, spans, steps, levels, open, describe. */
+  /* Append a chart. spec: name, unit, x, time, lines, and optionally marks, spans, steps, levels, open, describe; below,
+     rest, ends: the name of the axis and the text without a cursor, and where x begins and ends, where x is not the step. */
   function add(place, spec) {
     const state = { fromZero: Boolean(spec.fromZero), index: null, reading: null, rest: "" };
     const keysHelp = spec.open ? t("chart-keys-open") : t("chart-keys");
@@ -209,7 +211,7 @@ levelfield.charts = (() => {
       "aria-label": `${spec.name}, ${spec.unit}. ${t("chart-values", { count: spec.x.length })} ${keysHelp}` });
     state.rest = spec.time
       ? t("chart-rest-time", { from: levelfield.when(spec.x[0], 10), to: levelfield.when(spec.x[spec.x.length - 1], 10) })
-      : t("chart-rest-steps", { count: spec.x.length });
+      : spec.rest || t("chart-rest-steps", { count: spec.x.length });
     state.reading = el("p", { class: "reading", "aria-live": "polite" }, state.rest);
     const text = el("span", {}, note(spec, state));
     const toggle = el("button", { type: "button", class: "zero", "aria-pressed": String(state.fromZero) }, t("from-zero"));

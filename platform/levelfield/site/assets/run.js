@@ -123,6 +123,7 @@
     const [middle, high] = [fact("median"), fact("p90")];
     if (middle !== null) part.append(el("p", {}, t("step-summary", { median: number(middle * 1000, 1), p90: number(high * 1000, 1) })));
     steps(part, file, found);
+    if (found.traces) levelfield.traces.ranks(part, found.traces, found.window);
   }
 
   function lossChart(place, file, found, spans) {
@@ -202,7 +203,10 @@
     const peaks = memory.map(([name, bytes, known]) => [name, { v: bytes, text: bytes === null ? "–" : number(bytes / GIB, 2) }, foreign((known && known.reason) || "")]);
     const capacity = fact("capacity");
     if (capacity) peaks.push([t("memory.capacity"), { v: capacity, text: number(capacity / GIB, 2) }, ""]);
+    if (found.traces) levelfield.traces.overTime(part, found.traces, found.steps, found.window);
     levelfield.tables.add(part, t("memory-peaks"), [t("what"), { name: "GiB", number: true }, t("why-absent")], peaks);
+    if (found.traces) levelfield.traces.memory(part, found.traces);
+    else if (found.steps.length) part.append(el("p", { class: "note" }, t("no-traces")));
   }
 
   function pairs(part, caption, entries) {
