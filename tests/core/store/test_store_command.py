@@ -17,6 +17,7 @@ from levelfield.specs.record import StoreEvent
 from levelfield.store.database import Store
 from levelfield.store.intake import RunIntake
 from levelfield.store.pruning import prune
+from levelfield.store.schema import REVISION
 from plans import PLUGINS
 from recorded_runs import change_steps, seal_again
 from stored_records import changed
@@ -297,7 +298,7 @@ def test_every_action_works_on_both_databases(command, url, record, tmp_path):
         opened.add(changed(record, number) for number in range(3))
     at = ("--store", url)
     facts = json.loads(command("store", "info", *at, "--json")[1])
-    assert facts["rows"]["run"] == 3 and facts["bytes"] > 10_000 and facts["schema"] == "0001"
+    assert facts["rows"]["run"] == 3 and facts["bytes"] > 10_000 and facts["schema"] == REVISION
     assert command("store", "check", *at)[0] == 0
     file = tmp_path / "all.jsonl"
     assert command("store", "export", *at, "--output", file)[0] == 0 and len(file.read_text().splitlines()) == 3
