@@ -22,8 +22,8 @@ from levelfield.contracts.execution import Request
 from levelfield.errors import UsageError
 from levelfield.node import pod_start
 from levelfield.node.code_digest import code_digest
-from levelfield.run.launchers.cluster_objects import MOST_DATA_BYTES, divided, object_name
-from levelfield.run.launchers.kubernetes import KubernetesLauncher
+from levelfield.run.launchers.kubernetes.cluster_objects import MOST_DATA_BYTES, divided, object_name
+from levelfield.run.launchers.kubernetes.kubernetes_launcher import KubernetesLauncher
 from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.site import KubernetesSite, Site

@@ -18,8 +18,8 @@ import pytest
 import yaml
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import Outcome, Request
-from levelfield.run.launchers import cluster_run, pod_log, pod_watch
-from levelfield.run.launchers.kubernetes import KubernetesLauncher
+from levelfield.run.launchers.kubernetes import cluster_run, pod_log, pod_watch
+from levelfield.run.launchers.kubernetes.kubernetes_launcher import KubernetesLauncher
 from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from levelfield.run.launchers import cluster_run, launcher_code
+from levelfield.run.launchers import launcher_code
+from levelfield.run.launchers.kubernetes import cluster_run
 from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.site import Site
 from levelfield.testing import LauncherConformance, launcher_subject

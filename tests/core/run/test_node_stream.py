@@ -15,9 +15,9 @@ from levelfield.node import stream_frames
 from levelfield.node.heartbeat_watch import WatchedTime
 from levelfield.node.stream_frames import MOST_LINE_BYTES, PART_BYTES, file_frame, frame_line
 from levelfield.run.launchers import node_stream
-from levelfield.run.launchers.connection import Connection
-from levelfield.run.launchers.node_run import NodeRun
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
+from levelfield.run.launchers.ssh.connection import Connection
+from levelfield.run.launchers.ssh.node_run import NodeRun
 
 NAME = "events/rank2.jsonl"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from levelfield.run.launchers import slurm_commands as slurm
-from levelfield.run.launchers.slurm_commands import FORGOTTEN, UNKNOWN, JobState, SlurmJob, SubmissionError
+from levelfield.run.launchers.slurm import slurm_commands as slurm
+from levelfield.run.launchers.slurm.slurm_commands import FORGOTTEN, UNKNOWN, JobState, SlurmJob, SubmissionError
 from planted_slurm import PlantedSlurm
 
 JOB = SlurmJob("12")

@@ -10,8 +10,8 @@ import pytest
 from levelfield.cli.main import main
 from levelfield.contracts.execution import NodeWork, ProcessWork, Request, Submission
 from levelfield.errors import UsageError
-from levelfield.run.launchers import slurm_watch
-from levelfield.run.launchers.slurm import SlurmLauncher
+from levelfield.run.launchers.slurm import slurm_watch
+from levelfield.run.launchers.slurm.slurm_launcher import SlurmLauncher
 from planted_slurm import PlantedSlurm, ended
 
 REFUSED = (1, "sbatch: error: Batch job submission failed: Requested node configuration is not available\n")

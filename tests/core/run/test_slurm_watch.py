@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from levelfield.contracts.execution import NodeWork, Outcome, ProcessWork, Request
-from levelfield.run.launchers import slurm_watch
-from levelfield.run.launchers.slurm_commands import SlurmJob
-from levelfield.run.launchers.slurm_watch import JobWatch
+from levelfield.run.launchers.slurm import slurm_watch
+from levelfield.run.launchers.slurm.slurm_commands import SlurmJob
+from levelfield.run.launchers.slurm.slurm_watch import JobWatch
 from planted_slurm import PlantedSlurm, ended
 
 AWAY = (1, "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n")

@@ -19,9 +19,9 @@ import pytest
 from levelfield.node import node_setup
 from levelfield.node.code_digest import SOURCES, code_digest
 from levelfield.run.launchers.code_archive import code_archive, wheels_archive
-from levelfield.run.launchers.connection import Connection, wait_for_output
-from levelfield.run.launchers.ssh_errors import explained
-from levelfield.run.launchers.ssh_places import LOADER, ssh_argv
+from levelfield.run.launchers.ssh.connection import Connection, wait_for_output
+from levelfield.run.launchers.ssh.ssh_errors import explained
+from levelfield.run.launchers.ssh.ssh_places import LOADER, ssh_argv
 from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.site import Host, Site
 from planted_wheels import wheel

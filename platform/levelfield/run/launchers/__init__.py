@@ -19,9 +19,9 @@ LOCAL = "local"
 GROUP = "levelfield.launchers"
 OWN_CLASS = "SiteLauncher"  # in launchers/NAME/launcher.py of a folder of plugins
 _BUILT_IN = {
-    "ssh": "levelfield.run.launchers.ssh:SshLauncher",
-    "slurm": "levelfield.run.launchers.slurm:SlurmLauncher",
-    "kubernetes": "levelfield.run.launchers.kubernetes:KubernetesLauncher",
+    "ssh": "levelfield.run.launchers.ssh.ssh_launcher:SshLauncher",
+    "slurm": "levelfield.run.launchers.slurm.slurm_launcher:SlurmLauncher",
+    "kubernetes": "levelfield.run.launchers.kubernetes.kubernetes_launcher:KubernetesLauncher",
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.errors import UsageError
-from levelfield.run.launchers.cluster_api import ClusterApi, ClusterRefusal, ClusterSilence, kinds
+from levelfield.run.launchers.kubernetes.cluster_api import ClusterApi, ClusterRefusal, ClusterSilence, kinds
 from levelfield.run.site_checks.site_findings import SiteFinding, missing, ok, unknown
 from levelfield.specs.site import KubernetesSite, Site
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from levelfield.contracts.command import completed
-from levelfield.run.launchers.slurm_commands import environment_of
+from levelfield.run.launchers.slurm.slurm_commands import environment_of
 from levelfield.run.site_checks.site_findings import SiteFinding, missing, ok, unknown
 from levelfield.specs.site import Site, SlurmSite
 

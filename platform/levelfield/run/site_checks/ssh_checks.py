@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from levelfield.contracts.command import completed
-from levelfield.run.launchers.ssh_errors import explained
-from levelfield.run.launchers.ssh_places import ssh_argv
+from levelfield.run.launchers.ssh.ssh_errors import explained
+from levelfield.run.launchers.ssh.ssh_places import ssh_argv
 from levelfield.run.site_checks.site_findings import SiteFinding, missing, ok, unknown
 from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.site import Host

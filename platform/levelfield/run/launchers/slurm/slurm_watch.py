@@ -11,7 +11,7 @@ from levelfield.run.launchers.liveness import Liveness
 from levelfield.run.launchers.look_pace import pause_after
 from levelfield.run.launchers.node_pulse import NodePulse
 from levelfield.run.launchers.node_records import OpenNodes, last_records
-from levelfield.run.launchers.slurm_commands import (
+from levelfield.run.launchers.slurm.slurm_commands import (
     ENDED,
     FORGOTTEN,
     UNKNOWN,
@@ -23,7 +23,7 @@ from levelfield.run.launchers.slurm_commands import (
     position,
     state_of,
 )
-from levelfield.run.launchers.slurm_outcome import Intent, outcome_of
+from levelfield.run.launchers.slurm.slurm_outcome import Intent, outcome_of
 
 STEP_SECONDS = 0.3  # between two looks at a job that ends
 QUICKEST, SLOWEST = 0.5, 10.0  # seconds between two questions to Slurm: the longer it takes, the fewer they are

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from levelfield.run.launchers.cluster_api import ClusterApi, ClusterRefusal, ClusterSilence
-from levelfield.run.launchers.pod_states import PodState, pod_state
+from levelfield.run.launchers.kubernetes.cluster_api import ClusterApi, ClusterRefusal, ClusterSilence
+from levelfield.run.launchers.kubernetes.pod_states import PodState, pod_state
 
 WATCH_SECONDS = 60  # after which the server ends a watch, and the next one begins where it ended
 GONE = 410  # the server no longer knows the version that a watch begins with: everything is listed again

@@ -10,7 +10,7 @@ import yaml
 
 from levelfield.contracts.execution import Cause, Request
 from levelfield.report.escapes import one_line, printable
-from levelfield.run.launchers.cluster_api import ClusterApi, ClusterRefusal, ClusterSilence, path_of
+from levelfield.run.launchers.kubernetes.cluster_api import ClusterApi, ClusterRefusal, ClusterSilence, path_of
 from levelfield.run.launchers.node_content import secret_values
 
 GONE_SECONDS = 60.0  # for pods to end: thirty seconds of grace, and the kubelet's own time

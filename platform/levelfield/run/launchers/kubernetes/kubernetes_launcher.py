@@ -16,10 +16,10 @@ import yaml
 from levelfield.contracts.execution import NodeSource, NodeWork, Outcome, Request, Submission, Watch
 from levelfield.errors import UsageError
 from levelfield.node import pod_start
-from levelfield.run.launchers.cluster_objects import JobManifest, first_pod, object_name, objects_of
 from levelfield.run.launchers.code_archive import code_archive
+from levelfield.run.launchers.kubernetes.cluster_objects import JobManifest, first_pod, object_name, objects_of
+from levelfield.run.launchers.kubernetes.pod_template import PodNeeds
 from levelfield.run.launchers.node_content import node_content, request_for_nodes, secrets_of
-from levelfield.run.launchers.pod_template import PodNeeds
 from levelfield.run.runtimes.node_runtime import launch_of
 from levelfield.run.runtimes.pod_runtime import CODE, LOCAL, PodRuntime, image_of, python_of
 from levelfield.specs.paths import RunPaths
@@ -74,7 +74,7 @@ class KubernetesLauncher:
     def execute(self, request: Request, watch: Watch) -> Outcome:
         """Create the objects and watch their pods until the end. They are deleted before it returns or raises."""
         # imported here: the client loads in a second, and a dry run does without it
-        from levelfield.run.launchers.cluster_run import run_on_cluster
+        from levelfield.run.launchers.kubernetes.cluster_run import run_on_cluster
 
         return run_on_cluster(request, watch, self._say)
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, NodeWork, ProcessEnd
 from levelfield.node.heartbeat_watch import WatchedTime
-from levelfield.run.launchers.connection import Connection
 from levelfield.run.launchers.local import ends_of, evidence_of
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
-from levelfield.run.launchers.ssh_errors import explained
+from levelfield.run.launchers.ssh.connection import Connection
+from levelfield.run.launchers.ssh.ssh_errors import explained
 
 FULL_BYTES = 2**20
 # What the node's last word means for the run, and for the node.

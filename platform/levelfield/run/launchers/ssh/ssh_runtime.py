@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from levelfield.contracts.execution import NodeWork
-from levelfield.run.launchers.connection import Connection, wait_for_output
-from levelfield.run.launchers.ssh_places import NodePlaces, moved, node_folders, places_of, ssh_argv
-from levelfield.run.launchers.ssh_setup import prepare
+from levelfield.run.launchers.ssh.connection import Connection, wait_for_output
+from levelfield.run.launchers.ssh.ssh_places import NodePlaces, moved, node_folders, places_of, ssh_argv
+from levelfield.run.launchers.ssh.ssh_setup import prepare
 from levelfield.run.runtimes.node_runtime import NodeRuntime, launch_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan

@@ -25,14 +25,14 @@ from levelfield.contracts.execution import (
 )
 from levelfield.errors import UsageError
 from levelfield.node.heartbeat_watch import WatchedTime
-from levelfield.run.launchers.connection import Connection
 from levelfield.run.launchers.liveness import Liveness
 from levelfield.run.launchers.node_content import node_content, request_for_nodes
-from levelfield.run.launchers.node_run import NodeRun
-from levelfield.run.launchers.node_supervision import Supervision
-from levelfield.run.launchers.ssh_fetch import fetch, missing_of
-from levelfield.run.launchers.ssh_places import moved, places_of, ssh_argv
-from levelfield.run.launchers.ssh_runtime import SshRuntime
+from levelfield.run.launchers.ssh.connection import Connection
+from levelfield.run.launchers.ssh.node_run import NodeRun
+from levelfield.run.launchers.ssh.node_supervision import Supervision
+from levelfield.run.launchers.ssh.ssh_fetch import fetch, missing_of
+from levelfield.run.launchers.ssh.ssh_places import moved, places_of, ssh_argv
+from levelfield.run.launchers.ssh.ssh_runtime import SshRuntime
 from levelfield.run.runtimes.node_runtime import launch_of
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.paths import RunPaths

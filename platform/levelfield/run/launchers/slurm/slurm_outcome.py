@@ -11,7 +11,7 @@ from pathlib import Path
 from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, Outcome, Request
 from levelfield.run.launchers.local import evidence_of
 from levelfield.run.launchers.node_records import LastRecord, by_engine, last_records
-from levelfield.run.launchers.slurm_commands import FORGOTTEN, JobState, SlurmJob, failed_steps, node_states
+from levelfield.run.launchers.slurm.slurm_commands import FORGOTTEN, JobState, SlurmJob, failed_steps, node_states
 
 LOG_BYTES = 4096  # of the end of the job's output, for a line of evidence
 _ENGINE_CAUSES: dict[str, Cause] = {

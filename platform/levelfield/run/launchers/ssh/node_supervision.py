@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from levelfield.contracts.execution import Cause, Watch
 from levelfield.node.rank_processes import KILL_SECONDS, SETTLE_SECONDS, TERMINATE_SECONDS
-from levelfield.run.launchers.connection import wait_for_output
 from levelfield.run.launchers.liveness import Liveness
-from levelfield.run.launchers.node_run import NodeRun
+from levelfield.run.launchers.ssh.connection import wait_for_output
+from levelfield.run.launchers.ssh.node_run import NodeRun
 
 POLL_SECONDS = 0.1
 PACE_SECONDS = 1e-4  # for each node: of a thousand, one sends at any time, and a turn looks at all of them

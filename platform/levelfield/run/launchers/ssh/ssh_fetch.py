@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from levelfield.run.launchers.connection import Connection, wait_for_output
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
+from levelfield.run.launchers.ssh.connection import Connection, wait_for_output
 
 SILENCE_SECONDS = 20.0
 # What a node must have left for a whole result.

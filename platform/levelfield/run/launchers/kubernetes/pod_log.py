@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from levelfield.run.launchers.cluster_api import ClusterApi, ClusterRefusal, ClusterSilence
+from levelfield.run.launchers.kubernetes.cluster_api import ClusterApi, ClusterRefusal, ClusterSilence
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
 
 SILENCE_SECONDS = 60.0  # the node's part sends a line each second

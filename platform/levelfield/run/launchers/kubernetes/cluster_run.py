@@ -10,14 +10,14 @@ from pathlib import Path
 
 from levelfield.contracts.execution import Cause, NodeWord, NodeWork, Outcome, Request, Watch
 from levelfield.errors import UsageError
-from levelfield.run.launchers.cluster_api import ClusterApi, ClusterRefusal, ClusterSilence
-from levelfield.run.launchers.cluster_ends import node_ends
-from levelfield.run.launchers.cluster_job import GONE_SECONDS, ClusterJob, Sayings, wait_for
-from levelfield.run.launchers.cluster_objects import RUN_LABEL
+from levelfield.run.launchers.kubernetes.cluster_api import ClusterApi, ClusterRefusal, ClusterSilence
+from levelfield.run.launchers.kubernetes.cluster_ends import node_ends
+from levelfield.run.launchers.kubernetes.cluster_job import GONE_SECONDS, ClusterJob, Sayings, wait_for
+from levelfield.run.launchers.kubernetes.cluster_objects import RUN_LABEL
+from levelfield.run.launchers.kubernetes.pod_log import PodLog
+from levelfield.run.launchers.kubernetes.pod_states import PodState
+from levelfield.run.launchers.kubernetes.pod_watch import PodWatch
 from levelfield.run.launchers.liveness import Liveness
-from levelfield.run.launchers.pod_log import PodLog
-from levelfield.run.launchers.pod_states import PodState
-from levelfield.run.launchers.pod_watch import PodWatch
 
 POLL_SECONDS = 0.3
 JOB_SECONDS = 5.0  # between two readings of the main object

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from levelfield.contracts.execution import NodeEnd, NodeWord, ProcessEnd, Request
+from levelfield.run.launchers.kubernetes.pod_states import PodState
 from levelfield.run.launchers.node_records import LastRecord, by_engine, last_records
-from levelfield.run.launchers.pod_states import PodState
 
 
 def node_ends(

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from levelfield.run.launchers import pod_template
-from levelfield.run.launchers.pod_template import CONTAINER, PodNeeds
+from levelfield.run.launchers.kubernetes import pod_template
+from levelfield.run.launchers.kubernetes.pod_template import CONTAINER, PodNeeds
 from levelfield.specs.site import KubernetesSite
 
 Fields = dict[str, Any]
