@@ -16,7 +16,7 @@ from typing import Any
 from levelfield.checkout import checkout
 from levelfield.contracts.execution import FIRST_NODE, NodeSource, Outcome, Request, Runtime, Submission, Watch
 from levelfield.errors import UsageError
-from levelfield.run.launchers.node_content import node_content, request_for_nodes
+from levelfield.run.launchers.node_content import node_content, request_for_nodes, secret_values
 from levelfield.run.launchers.slurm.slurm_commands import SlurmJob, SubmissionError, find, state_of, submit
 from levelfield.run.launchers.slurm.slurm_script import job_name, job_script
 from levelfield.run.launchers.slurm.slurm_watch import JobWatch
@@ -26,7 +26,6 @@ from levelfield.run.runtimes.rank_work import NodeFolders
 from levelfield.rundir.directory import write_atomically, write_json
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.variables import is_secret
 
 SCHEMA = "levelfield.engine/1"
 SCRIPT = "nodes/job.sbatch"
@@ -70,7 +69,7 @@ class SlurmLauncher:
             for name, text in submission.files.items():
                 (root / name).parent.mkdir(exist_ok=True)
                 write_atomically(root / name, text)
-            job = submit(submission.argv, secrets_of(request))
+            job = submit(submission.argv, secret_values(request))
             _record(root, job)
         except OSError as error:
             return Outcome("launch-error", (), f"{error.filename or 'the run directory'}: {error.strerror}")
@@ -111,12 +110,6 @@ class SlurmLauncher:
 def root_of(request: Request) -> Path:
     """Return the run's folder."""
     return Path(request.events_dir).parent
-
-
-def secrets_of(request: Request) -> dict[str, str]:
-    """Return the ranks' variables that look like secrets. They travel in the environment of the submission only."""
-    variables = (item for node in request.nodes for process in node.processes for item in process.environment.items())
-    return {name: value for name, value in variables if is_secret(name, value)}
 
 
 def job_of(request: Request) -> SlurmJob | None:
