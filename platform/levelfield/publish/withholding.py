@@ -31,10 +31,10 @@ PUBLISHED = (
 # Free text of the suite's author; sentences of an engine or a tool; figures of the machine's other users, and the load
 # of its devices; single step times with the power drawn in them, and how long ranks waited in them; the user's own
 # variables; the machines and their software; digests of the raw files and of the machine, by which a guess of them
-# could be checked; a prediction, which shows the peak.
+# could be checked; a prediction, which shows the peak; what a preflight measured.
 LEFT_OUT = (
     "entry", "warnings", "other_use", "load", "disturbance", "inherited", "system", "origin", "pace", "machines",
-    "seal", "predicted_rate",
+    "seal", "predicted_rate", "preflight",
 )  # fmt: skip
 # HFU is MFU times a number that the case gives, so `mfu` covers both. A reason may contain a peak or a ratio to it.
 _UTILISATION: dict[Withheld, tuple[str, ...]] = {

@@ -38,7 +38,7 @@ def test_the_unpacked_code_has_the_plans_digest(name: str, tmp_path: Path) -> No
     (tmp_path / "code.tar").write_bytes(content)
     node_setup.unpack(tmp_path / "code.tar", tmp_path / "code")
     done = subprocess.run(
-        [sys.executable, "-c", _DIGEST, str(tmp_path / "code"), name], capture_output=True, text=True, check=True
+        [sys.executable, "-B", "-c", _DIGEST, str(tmp_path / "code"), name], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == code_digest(ROOT / "models" / name)
     assert {path.suffix for path in (tmp_path / "code").rglob("*") if path.is_file()} <= set(SOURCES)
