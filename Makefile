@@ -22,11 +22,12 @@ export LEVELFIELD_STORE := none
 
 .PHONY: test computing waiting quick lint environments framework-free each-framework on-the-engine on-machines end-to-end bench gpu-check matrix host-runs thorough drills clean
 
-# Two lanes, for two cores. Installing packages, whole runs and the container engine mostly wait: they run beside the tests
-# that compute. The engine's tests come last: what ends a rank by a signal must not run beside a container that runs out
-# of memory. A third lane was slower, because ranks of several processes spin while they wait for each other.
+# Three lanes, for two cores. One computes. Installing packages, whole runs and the container engine mostly wait, and so do
+# the runs on several machines: they run beside it. The engine's tests come last: what ends a rank by a signal must not
+# run beside a container that runs out of memory. A second lane that computes is slower, because ranks of several
+# processes spin while they wait for each other.
 test: $(STAMP)
-	$(MAKE) --no-print-directory -j 2 computing waiting
+	$(MAKE) --no-print-directory -j 3 computing waiting on-machines
 
 computing: $(STAMP)
 	$(MAKE) --no-print-directory framework-free
@@ -36,7 +37,6 @@ waiting: $(STAMP)
 	$(MAKE) --no-print-directory lint
 	$(MAKE) --no-print-directory environments
 	$(MAKE) --no-print-directory end-to-end
-	$(MAKE) --no-print-directory on-machines
 	$(MAKE) --no-print-directory on-the-engine
 
 each-framework: $(STAMP)

@@ -109,6 +109,12 @@ def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
         time.sleep(0.1)
 
 
-def restarted() -> None:
-    """Start the daemons of the cluster that a test has ended."""
+def restarted(lost: str | None = None) -> None:
+    """Start the daemons of the cluster that a test has ended. lost: a node whose jobs Slurm has to give up at once.
+
+    Else Slurm asks the node again and again how its job ended, which a daemon that was killed does not know.
+    """
     subprocess.run([str(ROOT / ".ci/cluster"), "up"], check=True, capture_output=True, timeout=120)
+    for state in ("DOWN", "RESUME") if lost else ():
+        argv = ["scontrol", "update", f"NodeName={lost}", f"State={state}", "Reason=lost by a test"]
+        subprocess.run(argv, check=True, capture_output=True, timeout=20)

@@ -79,7 +79,7 @@ def test_a_node_that_gives_no_sign(benchmark: Benchmark, slurm: Cluster, tmp_pat
         lose_second_node(benchmark, slurm)
         code, failure, evidence, words = end_of(benchmark, process)
     finally:
-        restarted()
+        restarted(slurm.hosts[1])
     assert (code, failure) == (3, "node")
     assert f"no sign of {slurm.hosts[1]}" in evidence and words[slurm.hosts[1]] == "lost"
 
@@ -93,7 +93,7 @@ def test_a_node_that_slurm_loses(benchmark: Benchmark, slurm: Cluster, tmp_path:
         lose_second_node(benchmark, slurm)
         code, failure, evidence, words = end_of(benchmark, process)
     finally:
-        restarted()
+        restarted(slurm.hosts[1])
     assert (code, failure) == (3, "node")
     assert "NODE_FAIL" in evidence and f"{slurm.hosts[1]} is down" in evidence
     assert words == {slurm.hosts[0]: "stopped", slurm.hosts[1]: "lost"}
@@ -110,11 +110,11 @@ def lose_second_node(benchmark: Benchmark, slurm: Cluster) -> None:
 
 def test_a_controller_that_is_away_for_a_while(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
     """The job goes on meanwhile, and the run's end is its own."""
-    process = benchmark.start(*TINY, "--env", "FAKE_STEP_SECONDS=0.4", *site(tmp_path))
+    process = benchmark.start(*TINY, "--env", "FAKE_STEP_SECONDS=0.8", *site(tmp_path))
     benchmark.wait_for_step(process, 3)
     try:
         os.kill(slurm.process("slurmctld"), signal.SIGTERM)
-        benchmark.wait_for_step(process, 15)
+        benchmark.wait_for_step(process, 20)  # a question to a controller that is away takes four seconds
     finally:
         restarted()
     done = finished(process)
