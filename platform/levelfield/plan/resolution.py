@@ -10,7 +10,7 @@ from levelfield.plan.arrangement import Arrangement, arrange
 from levelfield.plan.decision import Decision
 from levelfield.plan.devices import container_of, hardware_of, use_notices
 from levelfield.plan.environment import environment_of, image_environment, requirements_of
-from levelfield.plan.hosts import launch_of
+from levelfield.plan.hosts import launch_of, unused_hosts
 from levelfield.plan.implementation_identity import implementation_used, version_deviations
 from levelfield.plan.peak import MeasuredPeaks, peak_of
 from levelfield.plan.permissions import refuse_choice_of_devices
@@ -73,7 +73,11 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         deviations=_deviations(decision, arrangement),
         entry=decision.suite,
         refusal=decision.refusal,
-        notices=(*found.notices, *use_notices(found, hardware)),
+        notices=(
+            *found.notices,
+            *use_notices(found, hardware),
+            *unused_hosts(None if decision.suite else decision.request.launch, decision.text, decision.selector),
+        ),
         launch=launch_of(decision.request.launch, hardware.nodes, found.adapter),
         preflight=preflight_of(decision.request, hardware.nodes),
         platform_version=levelfield.__version__,

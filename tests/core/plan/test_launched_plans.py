@@ -80,6 +80,19 @@ def test_fewer_nodes_than_hosts_take_the_first(capsys: pytest.CaptureFixture[str
     assert [host["name"] for host in found["plan"]["launch"]["hosts"]] == ["host1", "host2"]
 
 
+def test_hosts_that_a_site_lists_and_a_run_leaves_out_are_said(
+    capsys: pytest.CaptureFixture[str], plugins: Path
+) -> None:
+    site = plugins.parent / "site.json"
+    hosts = str(plugins.parent / "hosts.json")
+    site.write_text(json.dumps({"schema": "levelfield.site/1", "launcher": "ssh", "hosts": hosts}))
+    for case, said in (("gpt3_6.7B:torch:cpu", True), ("gpt3_6.7B:torch:cpu:1:1", False)):
+        assert main(["--case", case, "--site", str(site), "--dry-run", "--json"]) == 0
+        (found,) = json.loads(capsys.readouterr().out)
+        notices = " ".join(found["plan"]["notices"])
+        assert ("1 of 4 hosts is used" in notices and "chip:4 for all" in notices) is said
+
+
 def test_secrets_reach_no_submission(capsys: pytest.CaptureFixture[str], plugins: Path) -> None:
     hosts = str(plugins.parent / "hosts.json")
     given = ("--case", "gpt3_6.7B:torch:cpu", "--hosts", hosts, "--env", "HF_TOKEN=verysecret")
