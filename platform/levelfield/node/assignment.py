@@ -110,7 +110,7 @@ def _process(content: Any) -> Mapping[str, Any]:
 
 
 def _refuse_unfilled(assignment: Assignment) -> None:
-    """Raises AssignmentError for a placeholder that nobody has a value for: a rank would wait for it."""
+    """Raises AssignmentError for a port or an address that has no value: a rank would wait for it."""
     for process in assignment.processes:
         for name, value in assignment.environment(process, {}).items():
             if PORT in value or FIRST_NODE in value:

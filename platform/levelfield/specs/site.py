@@ -91,7 +91,7 @@ class HostsFile(Document):
 
 class SshSite(Value):
     """Reaching hosts by ssh. config: an ssh_config beside the user's. folder: on each node, for code, environments and
-    runs; {user} is the user's name. engine: what starts the nodes' parts; auto: mpirun where it is found, else ssh."""
+    runs; {user} is the user's name. engine: what starts the nodes' parts; auto is ssh, and mpirun is refused."""
 
     command: tuple[Word, ...] = ("ssh",)
     config: Word | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from levelfield.contracts.execution import (
 from levelfield.errors import UsageError
 from levelfield.node.heartbeat_watch import WatchedTime
 from levelfield.run.launchers.liveness import Liveness
-from levelfield.run.launchers.node_content import node_content, request_for_nodes
+from levelfield.run.launchers.node_content import node_content, request_for_nodes, secret_values
 from levelfield.run.launchers.ssh.connection import Connection
 from levelfield.run.launchers.ssh.node_run import NodeRun
 from levelfield.run.launchers.ssh.node_supervision import Supervision
@@ -37,7 +37,6 @@ from levelfield.run.runtimes.node_runtime import launch_of
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
-from levelfield.specs.variables import is_secret
 
 FILES_OF_A_NODE = 4  # three pipes, and one that is being written
 LEAST_SILENCE_SECONDS = 30.0  # ssh itself gives a host up after fifteen
@@ -71,7 +70,7 @@ class SshLauncher:
             clock = WatchedTime(time.monotonic)
             for node, sent in zip(request.nodes, request.submissions, strict=True):
                 nodes.append(NodeRun(node, root, Connection(sent.name, sent.argv), clock))
-                nodes[-1].connection.send(_with_secrets(sent, node).encode())
+                nodes[-1].connection.send(_with_secrets(sent, secret_values(request)).encode())
             return _collected(root, request, nodes, _supervised(request, nodes, watch))
         except OSError as error:
             evidence = f"{error.filename or 'ssh'}: {error.strerror}"
@@ -109,10 +108,8 @@ def _allow_files(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _with_secrets(sent: Submission, node: NodeWork) -> str:
-    """Return what is sent: the submission's text as it is, or with the secrets of its node."""
-    found = {name: value for work in node.processes for name, value in work.environment.items()}
-    secrets = {name: value for name, value in found.items() if is_secret(name, value)}
+def _with_secrets(sent: Submission, secrets: Mapping[str, str]) -> str:
+    """Return what is sent: the submission's text as it is, or with the run's secrets."""
     if not secrets:
         return sent.stdin or ""
     return json.dumps({**json.loads(sent.stdin or "{}"), "secrets": secrets}) + "\n"
