@@ -232,8 +232,11 @@ def _chip_of(spec: VendorFile, devices: Sequence[Device]) -> tuple[Chip, tuple[D
 
 def _check_supported(case: Case, implementation: ImplementationFile, vendor: VendorFile) -> None:
     name = implementation.framework
-    if case.model.family not in implementation.families:
-        raise NotHere(f"{name} has no {case.model.family} model; it has {', '.join(implementation.families)}")
+    if lacking := [part for part in case.model.parts if part not in implementation.architecture]:
+        raise NotHere(
+            f"{name} does not have {', '.join(lacking)}, which case {case.name} needs; it has "
+            f"{', '.join(implementation.architecture)}"
+        )
     if not implementation.offered_precisions(vendor.device_kind):
         known = ", ".join(implementation.precisions)
         raise NotHere(f"{name} says nothing about device kind '{vendor.device_kind}'; it has {known}")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from levelfield.catalog.registry import Registry
-from levelfield.specs.case import Family, Precision
+from levelfield.specs.architecture import FAMILIES
+from levelfield.specs.case import Precision
 from levelfield.specs.implementation import ImplementationFile, Parallelism
 from levelfield.specs.layout import Layout
 from levelfield.specs.tested import LayoutRuns, MatrixRun
@@ -32,6 +33,8 @@ LAYOUTS: dict[str, tuple[Parallelism, ...]] = {
     "TP": ("tensor",),
     "TP+SP": ("tensor", "sequence"),
     "PP": ("pipeline",),
+    "CP": ("context",),
+    "EP": ("data", "expert"),
     "DPxTP": ("data", "tensor"),
     "DPxPP": ("data", "pipeline"),
     "TPxPP": ("tensor", "pipeline"),
@@ -41,9 +44,14 @@ LAYOUTS: dict[str, tuple[Parallelism, ...]] = {
 @dataclass(frozen=True)
 class SupportRow:
     framework: str
-    family: Family
+    family: str
     precision: Precision
     cells: dict[str, State]
+
+
+def families_of(implementation: ImplementationFile) -> list[str]:
+    """Return the families all of whose parts the framework has."""
+    return [name for name, parts in FAMILIES.items() if parts <= set(implementation.architecture)]
 
 
 def rows(registry: Registry) -> Iterator[SupportRow]:
@@ -52,14 +60,14 @@ def rows(registry: Registry) -> Iterator[SupportRow]:
         implementation, folder = registry.implementation(name)
         path = folder / "tested.json"
         runs = registry.files.document(LayoutRuns, path).runs if path.exists() else ()
-        for family in implementation.families:
+        for family in families_of(implementation):
             for precision in PRECISIONS:
                 if any(precision in implementation.offered_precisions(kind) for kind in implementation.precisions):
                     yield _row(implementation, family, precision, runs)
 
 
 def _row(
-    implementation: ImplementationFile, family: Family, precision: Precision, runs: tuple[MatrixRun, ...]
+    implementation: ImplementationFile, family: str, precision: Precision, runs: tuple[MatrixRun, ...]
 ) -> SupportRow:
     own = [run for run in runs if run.family == family and run.precision == precision]
     cells = {key: _state(implementation, precision, key, own) for key in LAYOUTS}
@@ -90,27 +98,25 @@ def kind_of(layout: Layout) -> str | None:
     used += ["tensor"] if layout.tensor > 1 else []
     used += ["sequence"] if layout.sequence_parallel else []
     used += ["pipeline"] if layout.pipeline > 1 else []
+    used += ["context"] if layout.context > 1 else []
+    used += ["expert"] if layout.expert > 1 else []
     return next((key for key, needed in LAYOUTS.items() if list(needed) == used), None)
+
+
+HEADINGS = {"TP+SP": "SP", "DPxTP": "DxT", "DPxPP": "DxP", "TPxPP": "TxP"}
+WORDS: dict[State, str] = {"tested": "yes", "fails": "NO", "written": "new", "some": "isa", "chip": "acc", "-": "-"}
 
 
 def table(found: list[SupportRow]) -> list[str]:
     """Return the table in lines of at most 80 columns, with the meaning of words and columns below."""
-    words: dict[State, str] = {
-        "tested": "yes",
-        "fails": "NO",
-        "written": "open",
-        "some": "some",
-        "chip": "chip",
-        "-": "-",
-    }
-    lines = [_line("framework", "family", "prec", dict(zip(LAYOUTS, LAYOUTS, strict=True)))]
+    lines = [_line("framework", "family", "prec", {key: HEADINGS.get(key, key) for key in LAYOUTS})]
     for row in found:
-        cells = {key: words[state] for key, state in row.cells.items()}
+        cells = {key: WORDS[state] for key, state in row.cells.items()}
         lines.append(_line(row.framework, row.family, row.precision, cells))
-    lines += ["", *(f"  {words[state]:<6}{meaning}" for state, meaning in STATES.items())]
-    return [*lines, "  Z1 to Z3: ZeRO stages 1 to 3; SP: sequence parallel"]
+    lines += ["", *(f"  {WORDS[state]:<6}{meaning}" for state, meaning in STATES.items())]
+    lines += ["  Z1 to Z3: ZeRO stages 1 to 3; SP: tensor with sequence parallel; CP: context;"]
+    return [*lines, "  EP: experts; D, T and P: data, tensor and pipeline"]
 
 
 def _line(framework: str, family: str, precision: str, cells: dict[str, str]) -> str:
-    text = "".join(f"{cell:<{max(len(key), 4) + 1}}" for key, cell in cells.items())
-    return f"{framework:<10}{family:<7}{precision:<5}{text}".rstrip()
+    return f"{framework:<10}{family:<8}{precision:<5}{''.join(f'{cell:<4}' for cell in cells.values())}".rstrip()

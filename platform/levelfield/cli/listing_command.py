@@ -91,7 +91,7 @@ def _frameworks(registry: Registry) -> list[Row]:
         found, _ = registry.implementation(name)
         verified = "; ".join(f"{kind}: {needs.verified}" for kind, needs in found.requirements.items())
         layouts = [asdict(row) for row in works if row.framework == name]
-        says = f"{found.version}  {', '.join(found.families)}  {verified}"
+        says = f"{found.version}  {', '.join(support.families_of(found))}  {verified}"
         listed.append({"name": name, "says": says, "layouts": layouts})
     return listed
 

@@ -1,10 +1,13 @@
 """FLOPs per token by four formulas, with two FLOPs per multiply-add. See docs/measurement.md.
 
-`palm`           6 N + 12 L H Q T; N all parameters. Chowdhery et al., 2022 (PaLM), appendix B.
-`6n`             6 N; N may be given, as FlagPerf gives a rounded 8e9. Kaplan et al., 2020, without attention.
+`palm`           6 N + 12 L H Q T; N all parameters, of a mixture the active ones. Chowdhery et al., 2022 (PaLM),
+                 appendix B.
+`6n`             6 N, N as above; N may be given, as FlagPerf gives a rounded 8e9. Kaplan et al., 2020, without
+                 attention.
 `megatron`       the exact matrix multiplications of the model: grouped key and value heads, gated MLP, logits
                  (Korthikanti et al., 2022, appendix A, for any of our shapes). Of attention's core it counts the half
-                 that the causal mask leaves (Dao, 2023, section 4.1).
+                 that the causal mask leaves (Dao, 2023, section 4.1), or that a sliding window leaves. Of a mixture
+                 it counts the chosen and the shared experts, not the router (Megatron-LM, training/training.py).
 `megatron-2021`  96 B S L h^2 (1 + S / 6h + V / 16 L h) per step. Narayanan et al., 2021, section 5.1 and appendix.
                  It counts the full recomputation of every layer, so it measures hardware utilisation.
 """
@@ -14,7 +17,7 @@ from __future__ import annotations
 import math
 from typing import Literal, get_args
 
-from levelfield.measure.parameter_counts import layer_matrices, parameters
+from levelfield.measure.parameter_counts import active_weights, layer_matrices, parameters
 from levelfield.specs.case import Model
 
 Recomputation = Literal["none", "selective", "selective-attention", "full", "full-except-down"]
@@ -53,7 +56,7 @@ def flops_per_token(
         return _narayanan(model, sequence_length, recompute)
     if formula == "megatron":
         return 3 * _forward_matmuls(model, sequence_length) + _repeated_matmuls(model, sequence_length, recompute)
-    attention = 0.0 if formula == "6n" else 12.0 * model.layers * model.hidden_size * sequence_length
+    attention = 0.0 if formula == "6n" else 12.0 * model.layers * _core_width(model) * sequence_length
     count = _parameters(model, sequence_length, parameters_override)
     return 6.0 * count + attention + _repeated_parameters(formula, model, sequence_length, count, recompute)
 
@@ -65,7 +68,7 @@ def flops_per_step(formula: FormulaId, model: Model, sequence_length: int, globa
 
 
 def _parameters(model: Model, sequence_length: int, override: float | None) -> float:
-    count = parameters(model, sequence_length).total if override is None else override
+    count = parameters(model, sequence_length).active if override is None else override
     if not (math.isfinite(count) and count > 0):
         raise FormulaError(f"found {count} parameters, expected a positive number")
     return float(count)
@@ -74,10 +77,10 @@ def _parameters(model: Model, sequence_length: int, override: float | None) -> f
 def _repeated_parameters(
     formula: FormulaId, model: Model, sequence_length: int, count: float, recompute: Recomputation
 ) -> float:
-    core = 0.0 if formula == "6n" else 4.0 * model.layers * model.hidden_size * sequence_length
+    core = 0.0 if formula == "6n" else 4.0 * model.layers * _core_width(model) * sequence_length
     if recompute in FULL:
         exact = parameters(model, sequence_length)
-        outside = exact.total - exact.layers * exact.per_layer
+        outside = exact.total - exact.in_layers
         return 2.0 * (count - outside) + core - _unrepeated(model, recompute)
     if recompute == "selective-attention" and formula == "6n":
         raise FormulaError("6n has no attention term, so it cannot count attention that is recomputed")
@@ -97,27 +100,51 @@ def _repeated_matmuls(model: Model, sequence_length: int, recompute: Recomputati
 
 def _unrepeated(model: Model, recompute: Recomputation) -> float:
     """Return the FLOPs of mlp.down in every layer where it is not repeated."""
-    down = math.prod(layer_matrices(model)["mlp.down"])
-    return 2.0 * model.layers * down if recompute == "full-except-down" else 0.0
+    if recompute != "full-except-down":
+        return 0.0
+    if model.experts is not None:
+        raise FormulaError("full-except-down is not defined for a mixture of experts")
+    return 2.0 * model.layers * math.prod(layer_matrices(model)["mlp.down"])
 
 
 def _layers_forward(model: Model, sequence_length: int) -> float:
-    weights = sum(math.prod(shape) for shape in layer_matrices(model).values())
-    return 2.0 * model.layers * weights + _core_forward(model, sequence_length)
+    weights = sum(active_weights(model, layer) for layer in range(model.layers))
+    return 2.0 * weights + _core_forward(model, sequence_length)
 
 
 def _core_forward(model: Model, sequence_length: int) -> float:
-    """Return FLOPs of queries x keys and weights x values: 2 x 2 x T x width per token; the causal mask halves it."""
-    return 2.0 * model.layers * sequence_length * model.heads * model.head_size
+    """Return FLOPs of queries x keys and weights x values: 2 x 2 x width for each key that a token attends to."""
+    return 4.0 * model.layers * _core_width(model) * attended_keys(model, sequence_length)
+
+
+def attended_keys(model: Model, sequence_length: int) -> float:
+    """Return the mean number of keys of a token: half of the sequence under the causal mask, fewer with a window."""
+    window = model.sliding_window
+    if window is None or window >= sequence_length:
+        return sequence_length / 2
+    return window - window * window / (2 * sequence_length)
+
+
+def _core_width(model: Model) -> float:
+    """Return the mean width of queries and values of all heads; latent attention has queries wider than values."""
+    latent = model.latent_attention
+    if latent is not None:
+        return model.heads * (latent.plain_size + latent.rotary_size + latent.value_size) / 2
+    return model.heads * model.head_size
 
 
 def _narayanan(model: Model, sequence_length: int, recompute: Recomputation) -> float:
     """Return `megatron-2021`. 96 is 72 for forward and backward plus 24 for the layers' second forward."""
     if recompute not in FULL:
         raise FormulaError(f"megatron-2021 counts full recomputation; this run recomputes: {recompute}")
-    if model.activation == "swiglu" or model.kv_heads != model.heads or model.ffn_hidden_size != 4 * model.hidden_size:
+    if _is_beyond_narayanan(model):
         raise FormulaError(
             "megatron-2021 is derived for an MLP of 4 x hidden_size without a gate and as many key as query heads"
         )
     layers, hidden, vocab = model.layers, model.hidden_size, model.vocab_size
     return 96.0 * layers * hidden**2 * (1 + sequence_length / (6 * hidden) + vocab / (16 * layers * hidden))
+
+
+def _is_beyond_narayanan(model: Model) -> bool:
+    heads = model.kv_heads != model.heads or model.head_dim is not None or model.latent_attention is not None
+    return heads or model.is_gated or model.experts is not None or model.ffn_hidden_size != 4 * model.hidden_size

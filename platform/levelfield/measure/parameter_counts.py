@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from levelfield.specs.architecture import LatentAttention
 from levelfield.specs.case import Model
 
 Shapes = dict[str, tuple[int, ...]]
@@ -12,14 +14,19 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """The exact number of parameters. `per_layer`: of one layer; `head`: 0 when it is tied to the embedding."""
+    """The exact number of parameters. in_layers: of all layers; head: 0 when it is tied to the embedding.
+
+    active: those that one token uses. Of a mixture's routed experts only the chosen ones count; the embedding and the
+    head count whole, as in the published numbers of Mixtral (Jiang et al., 2024) and Qwen3 (Yang et al., 2025).
+    """
 
     total: int
+    active: int
     embedding: int
     position: int
     head: int
     final_norm: int
-    per_layer: int
+    in_layers: int
     layers: int
 
 
@@ -30,16 +37,32 @@ def parameters(model: Model, sequence_length: int) -> ParameterCount:
     """
     shapes = outer_shapes(model, sequence_length)
     size = {part: sum(math.prod(s) for n, s in shapes.items() if n.startswith(part)) for part in _PARTS}
-    per_layer = sum(math.prod(shape) for shape in layer_shapes(model).values())
-    total = sum(size.values()) + model.layers * per_layer
+    in_layers = sum(count * sum(map(math.prod, shapes.values())) for shapes, count in layer_kinds(model))
+    total = sum(size.values()) + in_layers
     return ParameterCount(
-        total, size["embedding"], size["position"], size["head"], size["final_norm"], per_layer, model.layers
+        total,
+        total - unused_by_a_token(model),
+        size["embedding"],
+        size["position"],
+        size["head"],
+        size["final_norm"],
+        in_layers,
+        model.layers,
     )
 
 
+def unused_by_a_token(model: Model) -> int:
+    """Return the parameters of the routed experts that a token does not choose, in all layers."""
+    if model.experts is None:
+        return 0
+    routed = {name: shape for name, shape in expert_matrices(model).items() if name.startswith("mlp.experts.")}
+    each = sum(math.prod(shape[1:]) + (shape[1] if model.bias else 0) for shape in routed.values())
+    return model.mixture_layers * (model.experts.count - model.experts.chosen) * each
+
+
 def parameter_shapes(model: Model, sequence_length: int) -> Shapes:
-    """Return the name and the shape of every parameter; matrices are [out, in]."""
-    layers = {f"layers.{i}.{n}": s for i in range(model.layers) for n, s in layer_shapes(model).items()}
+    """Return the name and the shape of every parameter; matrices are [out, in], those of experts [expert, out, in]."""
+    layers = {f"layers.{i}.{n}": s for i in range(model.layers) for n, s in layer_shapes(model, i).items()}
     return {**outer_shapes(model, sequence_length), **layers}
 
 
@@ -54,31 +77,102 @@ def outer_shapes(model: Model, sequence_length: int) -> Shapes:
     return shapes
 
 
-def layer_shapes(model: Model) -> Shapes:
-    """Return the parameters of one layer, without `layers.{i}.` before their names."""
-    shapes = _norm("attention_norm", model) | _norm("mlp_norm", model)
-    for name, matrix in layer_matrices(model).items():
+def layer_kinds(model: Model) -> Iterator[tuple[Shapes, int]]:
+    """Return the parameters of a layer with an MLP and of one with experts, each with the number of such layers."""
+    mixtures = model.mixture_layers
+    if mixtures < model.layers:
+        dense = next(layer for layer in range(model.layers) if not model.is_mixture(layer))
+        yield layer_shapes(model, dense), model.layers - mixtures
+    if mixtures and model.experts is not None:
+        yield layer_shapes(model, model.experts.first_layer), mixtures
+
+
+def layer_shapes(model: Model, layer: int = 0) -> Shapes:
+    """Return the parameters of layer `layer`, without `layers.{i}.` before their names."""
+    shapes = _norm("attention_norm", model) | _norm("mlp_norm", model) | _inner_norms(model)
+    for name, matrix in layer_matrices(model, layer).items():
         shapes[f"{name}.weight"] = matrix
-        if model.bias:
-            shapes[f"{name}.bias"] = (matrix[0],)
-    return shapes
+        if model.bias or (model.qkv_bias and name.split(".")[-1] in _QKV):
+            shapes[f"{name}.bias"] = matrix[:-1]
+    return shapes if not model.is_mixture(layer) else {n: s for n, s in shapes.items() if n != "mlp.router.bias"}
 
 
-def layer_matrices(model: Model) -> Shapes:
-    """Return the matrices of one layer, [out, in]. All its matrix products use them, except attention's core."""
-    hidden, ffn = model.hidden_size, model.ffn_hidden_size
-    queries, keys = model.heads * model.head_size, model.kv_heads * model.head_size
-    shapes: Shapes = {f"attention.{n}": (rows, hidden) for n, rows in zip(_QKV, (queries, keys, keys), strict=True)}
-    shapes["attention.output"] = (hidden, queries)
-    shapes["mlp.up"] = (ffn, hidden)
-    if model.activation == "swiglu":
-        shapes["mlp.gate"] = (ffn, hidden)
-    shapes["mlp.down"] = (hidden, ffn)
-    return shapes
+def layer_matrices(model: Model, layer: int = 0) -> Shapes:
+    """Return the matrices of layer `layer`, [out, in]. All its matrix products use them, except attention's core.
+
+    Those of the routed experts are [expert, out, in]; a token uses `chosen` of them (see `active_weights`).
+    """
+    return {**_attention_matrices(model), **(expert_matrices(model) if model.is_mixture(layer) else _mlp(model))}
+
+
+def active_weights(model: Model, layer: int = 0) -> int:
+    """Return the elements of the matrices of a layer that one token is multiplied with, without the router's.
+
+    Published formulas do not count the router: Megatron-LM's (megatron/training/training.py) counts the others.
+    """
+    chosen = model.experts.chosen if model.experts is not None else 1
+    return sum(
+        chosen * math.prod(shape[1:]) if len(shape) == 3 else math.prod(shape)
+        for name, shape in layer_matrices(model, layer).items()
+        if name != "mlp.router"
+    )
+
+
+def expert_matrices(model: Model) -> Shapes:
+    """Return the matrices of a mixture of experts. Raises ValueError for a model without."""
+    experts = model.experts
+    if experts is None:
+        raise ValueError(f"family {model.family}: found no experts")
+    routed = _mlp(model, "mlp.experts", experts.ffn_hidden_size)
+    shared = _mlp(model, "mlp.shared", experts.shared * experts.ffn_hidden_size) if experts.shared else {}
+    return {
+        "mlp.router": (experts.count, model.hidden_size),
+        **{name: (experts.count, *shape) for name, shape in routed.items()},
+        **shared,
+    }
 
 
 _QKV = ("query", "key", "value")
 _PARTS = ("embedding", "position", "head", "final_norm")
+
+
+def _attention_matrices(model: Model) -> Shapes:
+    if model.latent_attention is not None:
+        return _latent_matrices(model, model.latent_attention)
+    hidden, queries, keys = model.hidden_size, model.heads * model.head_size, model.kv_heads * model.head_size
+    shapes: Shapes = {f"attention.{n}": (rows, hidden) for n, rows in zip(_QKV, (queries, keys, keys), strict=True)}
+    shapes["attention.output"] = (hidden, queries)
+    return shapes
+
+
+def _latent_matrices(model: Model, latent: LatentAttention) -> Shapes:
+    hidden, queries = model.hidden_size, model.heads * (latent.plain_size + latent.rotary_size)
+    rank = latent.query_rank
+    through_latent: Shapes = {"attention.query_down": (rank or 0, hidden), "attention.query_up": (queries, rank or 0)}
+    return {
+        **(through_latent if rank else {"attention.query": (queries, hidden)}),
+        "attention.latent_down": (latent.key_value_rank + latent.rotary_size, hidden),
+        "attention.latent_up": (model.heads * (latent.plain_size + latent.value_size), latent.key_value_rank),
+        "attention.output": (hidden, model.heads * latent.value_size),
+    }
+
+
+def _mlp(model: Model, name: str = "mlp", inner: int | None = None) -> Shapes:
+    hidden, ffn = model.hidden_size, inner or model.ffn_hidden_size
+    shapes: Shapes = {f"{name}.up": (ffn, hidden)}
+    if model.is_gated:
+        shapes[f"{name}.gate"] = (ffn, hidden)
+    return {**shapes, f"{name}.down": (hidden, ffn)}
+
+
+def _inner_norms(model: Model) -> Shapes:
+    """Return the norms inside attention: of each head's query and key, or of the latents."""
+    latent = model.latent_attention
+    if latent is not None:
+        ranks = {"query_norm": latent.query_rank, "latent_norm": latent.key_value_rank}
+        return {f"attention.{name}.weight": (rank,) for name, rank in ranks.items() if rank}
+    names = ("query_norm", "key_norm") if model.query_key_norm else ()
+    return {f"attention.{name}.weight": (model.head_size,) for name in names}
 
 
 def _norm(name: str, model: Model) -> Shapes:

@@ -150,7 +150,7 @@ def _stage_parameters(s: RankWork) -> float:
     """Return the parameters on a rank of the largest stage: its layers, and the embedding or the head."""
     count = _counted(s.setup.model, s.part.sequence_length)
     outside = count.embedding + count.head if s.setup.layout.pipeline == 1 else max(count.embedding, count.head)
-    return (count.per_layer * count.layers / s.setup.layout.pipeline + outside) / s.setup.layout.tensor
+    return (count.in_layers / s.setup.layout.pipeline + outside) / s.setup.layout.tensor
 
 
 _counted = lru_cache(maxsize=16)(parameters)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,10 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from levelfield.errors import UsageError
+from levelfield.specs.base import LATER
 from levelfield.specs.case import Model, Work
 from levelfield.worker import Initializer
+from levelfield.worker.job import namespace
 
 Array = NDArray[np.float32]
 Arrays = Mapping[str, Array]
@@ -50,9 +51,7 @@ def export_hf(work: Work, output: Path) -> list[Path]:
 
 def initial_arrays(work: Work) -> dict[str, Array]:
     """Return the whole initial value of every parameter by canonical name, as float32."""
-    job = SimpleNamespace(
-        model=SimpleNamespace(**work.model.model_dump()), training=SimpleNamespace(**work.training.model_dump())
-    )
+    job = namespace({"model": work.model.model_dump(), "training": work.training.model_dump()})
     initializer = Initializer(job)
     return {name: initializer.array(name, spec.shape) for name, spec in initializer.parameters(job.model).items()}
 
@@ -84,6 +83,7 @@ def _check_equivalent(model: Model) -> None:
     if model.family == "gpt":
         wanted = {"norm": "layernorm", "positions": "learned", "bias": True, "kv_heads": model.heads}
         wanted["activation"] = model.activation if model.activation in _GPT_ACTIVATIONS else "gelu"
+    wanted |= {name: f.default for name, f in Model.model_fields.items() if f.json_schema_extra == LATER}
     found = {key: getattr(model, key) for key in wanted}
     wrong = [f"{key} {found[key]!r} (it has {wanted[key]!r})" for key in wanted if found[key] != wanted[key]]
     if wrong:

@@ -7,14 +7,16 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from levelfield.specs.architecture import Part
 from levelfield.specs.base import LATER, Document, Value
-from levelfield.specs.case import Family, Precision
+from levelfield.specs.case import Precision
 from levelfield.specs.refusable import Refusable
 from levelfield.specs.vendor import HOST_KIND, NAME
 
-# uneven: the stages of a pipeline may differ by a layer; context: ranks share each sequence
+# uneven: the stages of a pipeline may differ by a layer; context: ranks share each sequence; expert: ranks of data
+# parallelism divide the experts of a mixture
 Parallelism = Literal[
-    "data", "tensor", "pipeline", "uneven", "interleaved", "sequence", "context", "zero1", "zero2", "zero3"
+    "data", "tensor", "pipeline", "uneven", "interleaved", "sequence", "context", "expert", "zero1", "zero2", "zero3"
 ]
 
 ANY_ACCELERATOR = "accelerator"
@@ -91,6 +93,8 @@ class ImplementationFile(Document):
     `accelerator` in precisions and parallelism means every kind that is not named, except the cpu. Such a kind has no
     requirements, because the framework comes with the vendor's image or the user's own Python.
 
+    architecture: the parts of a model that it has (specs/architecture.py). A case with another part is refused by name.
+
     conditions: by device kind, precisions that only some devices of the kind have, each with what such a device needs.
     The host offers them; the training checks its own device, and ends as unsupported without it.
 
@@ -103,7 +107,7 @@ class ImplementationFile(Document):
     framework: str = Field(pattern=NAME)
     title: str
     version: str
-    families: tuple[Family, ...]
+    architecture: tuple[Part, ...]
     precisions: dict[str, tuple[Precision, ...]]
     conditions: dict[str, dict[Precision, str]] = Field(default_factory=dict)
     parallelism: dict[str, tuple[Parallelism, ...]]

@@ -3,6 +3,7 @@
 `data` is the whole data-parallel size. `context` ranks share each sequence: every one computes a part of its tokens.
 Both hold the same weights, so gradients are summed over data x context ranks. ZeRO (Rajbhandari et al., 2020) shards
 over `sharding_degree` of these, and each shard has data x context / sharding_degree replicas (hybrid sharding).
+`expert` of the same ranks divide the experts of a mixture; it adds no ranks (Rajbhandari et al., 2022).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from levelfield.specs.base import Value
 _PARTS = {
     "DP": "data",
     "CP": "context",
+    "EP": "expert",
     "TP": "tensor",
     "PP": "pipeline",
     "SH": "sharding_stage",
@@ -41,6 +43,7 @@ class Layout(Value):
     sharding_stage: int = Field(default=0, ge=0, le=3)
     sharding_degree: int = Field(default=1, ge=1)
     context: int = Field(default=1, ge=1, le=MOST_RANKS)
+    expert: int = Field(default=1, ge=1, le=MOST_RANKS)
 
     @property
     def world_size(self) -> int:
@@ -58,17 +61,16 @@ class Layout(Value):
 
     @property
     def in_words(self) -> str:
-        """`data 4 x tensor 2 x pipeline 1`, with context where it is above 1."""
+        """`data 4 x tensor 2 x pipeline 1`, with context and expert where they are above 1."""
         context = f" x context {self.context}" if self.context > 1 else ""
-        return f"data {self.data}{context} x tensor {self.tensor} x pipeline {self.pipeline}"
+        expert = f", experts over {self.expert}" if self.expert > 1 else ""
+        return f"data {self.data}{context} x tensor {self.tensor} x pipeline {self.pipeline}{expert}"
 
     @model_serializer(mode="wrap")
-    def _without_context_of_one(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave `context` out where it is 1, so that documents and digests from before it stay as they are."""
+    def _without_later_ones(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out `context` and `expert` where they are 1, so that documents from before them stay as they are."""
         content: dict[str, Any] = handler(self)
-        if self.context == 1:
-            content.pop("context", None)
-        return content
+        return {key: value for key, value in content.items() if key not in ("context", "expert") or value != 1}
 
     @model_validator(mode="after")
     def _consistent(self) -> Layout:
@@ -77,16 +79,23 @@ class Layout(Value):
             raise ValueError(
                 f"sharding_degree {self.sharding_degree} does not divide data-parallel size {self.data}{context}"
             )
+        if self.gradient_ranks % self.expert:
+            raise ValueError(
+                f"expert {self.expert} does not divide data {self.data} x context {self.context}, whose ranks share "
+                "the experts"
+            )
         if self.sharding_stage == 0 and self.sharding_degree > 1:
             raise ValueError(f"sharding_degree {self.sharding_degree} needs a sharding_stage of 1 to 3")
         return self
 
     def __str__(self) -> str:
-        """Return `DP4TP2PP1`, with `CP2` after DP, `SH2SP4` for sharded states and `+seq` for sequence parallel."""
+        """Return `DP4TP2PP1`, with `CP2` and `EP2` after DP, `SH2SP4` for sharded states and `+seq` for sequence
+        parallel."""
         sharding = f"SH{self.sharding_stage}SP{self.sharding_degree}" if self.sharding_stage else ""
         context = f"CP{self.context}" if self.context > 1 else ""
+        expert = f"EP{self.expert}" if self.expert > 1 else ""
         seq = "+seq" if self.sequence_parallel else ""
-        return f"DP{self.data}{context}TP{self.tensor}PP{self.pipeline}{sharding}{seq}"
+        return f"DP{self.data}{context}{expert}TP{self.tensor}PP{self.pipeline}{sharding}{seq}"
 
     def in_notation(self, notation: str, nodes: int = 1, micro_batch: int = 1) -> str:
         """Return the layout in one notation: levelfield, megatron, oneflow, paddle or osdi.
@@ -103,8 +112,9 @@ class Layout(Value):
         }
         if notation not in writers:
             raise LayoutError(f"unknown layout notation '{notation}'; known: levelfield, {', '.join(writers)}")
-        if self.context > 1:
-            raise LayoutError(f"{self}: the {notation} notation has no part for context parallelism")
+        if self.context > 1 or self.expert > 1:
+            kind = "context" if self.context > 1 else "expert"
+            raise LayoutError(f"{self}: the {notation} notation has no part for {kind} parallelism")
         if self.sharding_stage and notation != "paddle":
             raise LayoutError(f"{self}: the {notation} notation has no part for sharded states; use another notation")
         return writers[notation]() + ("+seq" if self.sequence_parallel else "")
@@ -148,8 +158,8 @@ def parse_layout(text: str) -> LayoutText:
         return LayoutText(_from_parts(text, body, suffix))
     raise LayoutError(
         f"layout '{text}' has an unknown notation; write DP4TP2PP1, PP2DP4TP1, 8x1x4 (data x tensor x pipeline), "
-        "TP1PP1SH2SP8 (sharding stage and degree), DP2CP2TP2 (context parallel) or 1n_8g_dp_4bs, with +seq for "
-        "sequence parallel"
+        "TP1PP1SH2SP8 (sharding stage and degree), DP2CP2TP2 (context parallel), DP4EP2 (expert parallel) or "
+        "1n_8g_dp_4bs, with +seq for sequence parallel"
     )
 
 

@@ -21,7 +21,12 @@ LOCKED = (
         (
             "model", "family", "layers", "hidden_size", "ffn_hidden_size", "heads", "kv_heads", "vocab_size",
             "positions", "rope_base", "norm", "norm_eps", "activation", "bias", "tied_embeddings", "hidden_dropout",
-            "attention_dropout", "init_std", "scaled_residual_init",
+            "attention_dropout", "init_std", "scaled_residual_init", "head_dim", "qkv_bias", "query_key_norm",
+            "sliding_window", "rope_scaling", "latent_attention", "norm_place", "embedding_scale", "experts",
+            "kind", "factor", "original_length", "low_factor", "high_factor", "beta_fast", "beta_slow", "magnitude",
+            "query_rank", "key_value_rank", "plain_size", "rotary_size", "value_size", "count", "chosen", "shared",
+            "first_layer", "every", "router", "capacity_factor", "scores", "normalised", "scale", "groups",
+            "auxiliary_loss", "z_loss", "bias_rate",
         ),
         ("num_layers", "num_heads", "vocabulary_size", "dropout", "parameters"),
         "another model has other FLOPs and another loss, so its figures would stand beside those of another work",

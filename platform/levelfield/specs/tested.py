@@ -10,7 +10,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from levelfield.specs.base import Document, Value
-from levelfield.specs.case import Family, Precision
+from levelfield.specs.case import Precision
 from levelfield.specs.layout import Layout
 
 
@@ -88,7 +88,7 @@ class MatrixRun(Value):
     """
 
     name: str
-    family: Family
+    family: str
     precision: Precision
     layout: Layout
     steps: int

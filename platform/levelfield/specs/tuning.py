@@ -46,6 +46,7 @@ class Tuning(Value):
             f"zero{layout.sharding_stage}": layout.sharding_stage > 0,
             "data": layout.data > 1,
             "context": layout.context > 1,
+            "expert": layout.expert > 1,
         }
         return tuple(name for name, used in needed.items() if used)
 

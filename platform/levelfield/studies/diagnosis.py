@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 
 from levelfield.catalog.registry import Registry
 from levelfield.corpus import CorpusFacts
@@ -23,6 +22,7 @@ from levelfield.specs.case import Scale
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.tuning import TuningChoice
+from levelfield.worker.job import namespace
 from levelfield.worker.parameters import list_parameters
 
 
@@ -67,7 +67,7 @@ class Diagnosis:
             plan, ours = self._train(self.found, step)
             _, theirs = self._train(self.expected, step)
             training = plan.work.training
-            model = SimpleNamespace(**plan.work.model.model_dump())
+            model = namespace(plan.work.model.model_dump())
             names = list(list_parameters(model, training.sequence_length))
             tensors = compare_step(ours.capture, theirs.capture, names, training.precision)
             self.probes[step] = StepComparison(

@@ -5,6 +5,7 @@ and none of the platform's dependencies. Every framework's implementation import
 else of the platform, so the work is identical in all of them.
 """
 
+from .architecture import head_size, is_mixture, part
 from .batches import Batch, Batches
 from .capture import Capture
 from .checksum import checksum_slice
@@ -37,8 +38,11 @@ __all__ = [
     "check_tensor_parallel",
     "checksum_slice",
     "coordinates",
+    "head_size",
+    "is_mixture",
     "learning_rate",
     "load_job",
+    "part",
     "run",
     "train_steps",
 ]

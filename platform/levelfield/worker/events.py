@@ -78,10 +78,12 @@ class Recorder:
         loss_scale: float | None = None,
         skipped: bool = False,
         before_exchange_seconds: float | None = None,
+        auxiliary_loss: float | None = None,
     ) -> None:
         """Record that step `step`, counted from 1, has ended now.
 
-        loss: the mean over the whole global batch, unscaled; None on a rank that does not have it.
+        loss: the mean over the whole global batch, unscaled; None on a rank that does not have it. It is the loss of
+        the tokens alone: auxiliary_loss is what a mixture's router adds to it, with its coefficients, in the same way.
         tokens: the targets that this rank counts; of ranks with equal data only one counts them.
         memory: allocated_peak_bytes and reserved_peak_bytes.
         before_exchange_seconds: how long this rank worked by itself, as OwnWork measures it; None where it does not.
@@ -92,6 +94,8 @@ class Recorder:
         event.update(tokens_checksum=tokens_checksum, memory=memory, loss_scale=_number(loss_scale), skipped=skipped)
         if before_exchange_seconds is not None:
             event["before_exchange_seconds"] = _number(before_exchange_seconds)
+        if auxiliary_loss is not None:
+            event["auxiliary_loss"] = _number(auxiliary_loss)
         self._write(event)
         if loss is not None and not math.isfinite(loss):
             raise NonFinite(f"step {step}: the loss is {float(loss)}")
@@ -103,6 +107,16 @@ class Recorder:
         of all ranks add up to the norm of the whole parameter: each of n replicas gives 1/n. Call this before `step`.
         """
         self._write({"event": "gradients", "step": step, "squares": {name: _number(value) for name, value in squares}})
+
+    def experts(self, step: int, tokens: Iterable[tuple[int, Sequence[int]]]) -> None:
+        """Record this rank's share of the routing in `step`: (layer, the number of tokens that chose each expert).
+
+        Layers count from 0 in the whole model. The counts of all ranks add up to those of the global batch: of ranks
+        with equal tokens one counts them. A token counts once for each expert that it chooses, also where the expert's
+        capacity then leaves it out. Call this before `step`.
+        """
+        counts = {str(layer): [int(count) for count in each] for layer, each in tokens}
+        self._write({"event": "experts", "step": step, "tokens": counts})
 
     def final_weights(self, parameters: Iterable[Held]) -> None:
         """Record a sketch of this rank's weights after the last step, given as for `weights`."""

@@ -8,9 +8,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from .architecture import UNUSED
 from .faults import JobError
 
 SCHEMA = "levelfield.job/1"
+# What a job does not say: one model chunk for each stage, each sequence and all experts on one rank, no later part.
+_LEFT_OUT: dict[str, dict[str, Any]] = {
+    "tuning": {"virtual_pipeline": 1},
+    "layout": {"context": 1, "expert": 1},
+    "model": UNUSED,
+}
 
 
 def load_job(path: str | None = None) -> SimpleNamespace:
@@ -25,27 +32,28 @@ def load_job(path: str | None = None) -> SimpleNamespace:
     found = content.get("schema")
     if found != SCHEMA:
         raise JobError(f"{path}: key 'schema': found {found!r}, expected '{SCHEMA}'")
-    # a job without tuning.virtual_pipeline has one model chunk for each stage
-    job = _namespace({**content, "tuning": {"virtual_pipeline": 1, **content.get("tuning", {})}})
+    job = namespace({**content, **{key: {**left_out, **content.get(key, {})} for key, left_out in _LEFT_OUT.items()}})
     job.rank, job.world_size, job.local_rank = _rank("RANK", 0), _rank("WORLD_SIZE", 1), _rank("LOCAL_RANK", 0)
     return job  # type: ignore[no-any-return]
 
 
 def coordinates(job: SimpleNamespace) -> SimpleNamespace:
-    """Return this rank's place (pipeline, data, tensor): tensor is innermost, then data, then pipeline.
+    """Return this rank's place (pipeline, data, context, tensor): tensor is innermost, then context, data, pipeline.
 
     Raises JobError when the layout needs another number of ranks.
     """
     layout = job.layout
-    needed = layout.data * layout.tensor * layout.pipeline
+    needed = layout.data * layout.context * layout.tensor * layout.pipeline
     if job.world_size != needed or not 0 <= job.rank < needed:
+        context = f"context {layout.context}, " if layout.context > 1 else ""
         raise JobError(
-            f"rank {job.rank} of {job.world_size}: the layout (data {layout.data}, tensor {layout.tensor}, "
+            f"rank {job.rank} of {job.world_size}: the layout (data {layout.data}, {context}tensor {layout.tensor}, "
             f"pipeline {layout.pipeline}) needs {needed} ranks"
         )
     outer, tensor = divmod(job.rank, layout.tensor)
+    outer, context_rank = divmod(outer, layout.context)
     pipeline, data = divmod(outer, layout.data)
-    return SimpleNamespace(pipeline=pipeline, data=data, tensor=tensor)
+    return SimpleNamespace(pipeline=pipeline, data=data, context=context_rank, tensor=tensor)
 
 
 def _read(path: str) -> dict[str, Any]:
@@ -60,10 +68,11 @@ def _read(path: str) -> dict[str, Any]:
     return content
 
 
-def _namespace(value: Any) -> Any:
+def namespace(value: Any) -> Any:
+    """Return a mapping as a namespace, and what it holds as well."""
     if isinstance(value, dict):
-        return SimpleNamespace(**{key: _namespace(item) for key, item in value.items()})
-    return [_namespace(item) for item in value] if isinstance(value, list) else value
+        return SimpleNamespace(**{key: namespace(item) for key, item in value.items()})
+    return [namespace(item) for item in value] if isinstance(value, list) else value
 
 
 def _rank(variable: str, default: int) -> int:

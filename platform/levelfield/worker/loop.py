@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Iterable, Protocol
+from typing import TYPE_CHECKING, Any, Iterable, Protocol, Sequence
 
+from .architecture import is_mixture, part
 from .batches import Batch, Batches
 from .events import Recorder
 from .job import coordinates
 
 if TYPE_CHECKING:
     from .events import Held
+
+
+MOST_COUNTERS = 512  # of one step's routing: layers x experts. More would fill the disk with the events of many ranks.
 
 
 class Trainer(Protocol):
@@ -22,6 +26,9 @@ class Trainer(Protocol):
 
     def gradient_squares(self) -> Iterable[tuple[str, float]]:
         """Return the launched step's squared gradient norms for Recorder.gradients."""
+
+    def expert_tokens(self) -> Iterable[tuple[int, Sequence[int]]]:
+        """Return the launched step's routing for Recorder.experts. Only a model with experts needs it."""
 
     def finish(self, batch: Batch) -> dict[str, Any]:
         """Wait for the step's end and return the arguments of Recorder.step."""
@@ -39,16 +46,19 @@ def train_steps(job: SimpleNamespace, recorder: Recorder, trainer: Trainer) -> N
     A step that the loss scale skipped gets no gradients event. After the captured step, the updated weights are saved
     in the folder `updated` beside the captured tensors.
     """
-    batches = iter(Batches(job, coordinates(job).data))
+    batches, counted = iter(Batches(job, coordinates(job).data)), counted_steps(job)
     batch = next(batches, None)
     recorder.begin()
     while batch is not None:
         trainer.launch(batch)
         upcoming = next(batches, None)  # read while the device works
         squares = trainer.gradient_squares() if batch.step in job.gradient_steps else None
+        chosen = trainer.expert_tokens() if batch.step in counted else None
         facts = trainer.finish(batch)
         if squares is not None and not facts["skipped"]:
             recorder.gradients(batch.step, squares)
+        if chosen is not None:
+            recorder.experts(batch.step, chosen)
         recorder.step(batch.step, **facts)
         if job.capture is not None and batch.step == job.capture.step:
             trainer.save(_create_folder(Path(job.capture.folder) / "updated"))
@@ -56,6 +66,15 @@ def train_steps(job: SimpleNamespace, recorder: Recorder, trainer: Trainer) -> N
     recorder.final_weights(trainer.weights())
     if job.save_weights_dir:
         trainer.save(job.save_weights_dir)
+
+
+def counted_steps(job: SimpleNamespace) -> Sequence[int]:
+    """Return the steps whose routing is recorded: all of a small mixture, else those that record gradients."""
+    experts = part(job.model, "experts")
+    if experts is None:
+        return ()
+    counters = experts.count * sum(is_mixture(job.model, layer) for layer in range(job.model.layers))
+    return range(1, job.training.steps + 1) if counters <= MOST_COUNTERS else tuple(job.gradient_steps)
 
 
 def _create_folder(folder: Path) -> str:

@@ -2,7 +2,7 @@
 
 Matrices are [out, in]. Matrices and embeddings are N(0, init_std). With scaled_residual_init the two matrices
 that write into the residual stream are N(0, init_std / sqrt(2 layers)) (Radford et al., 2019). Norm weights
-are 1, biases 0.
+are 1, biases 0. The experts of a layer are one parameter, [expert, out, in], with the values of a matrix.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from types import SimpleNamespace
 from typing import Dict, NamedTuple
+
+from .architecture import GATED, head_size, is_mixture, part
 
 
 class ParameterSpec(NamedTuple):
@@ -30,7 +32,7 @@ def list_parameters(model: SimpleNamespace, positions: int) -> Parameters:
     if model.positions == "learned":
         found["position.weight"] = ParameterSpec((positions, hidden), model.init_std)
     for layer in range(model.layers):
-        for name, spec in _layer(model).items():
+        for name, spec in _layer(model, layer).items():
             found[f"layers.{layer}.{name}"] = spec
     found.update(_norm(model, "final_norm"))
     if not model.tied_embeddings:
@@ -38,41 +40,76 @@ def list_parameters(model: SimpleNamespace, positions: int) -> Parameters:
     return found
 
 
-def _layer(model: SimpleNamespace) -> Parameters:
+def _layer(model: SimpleNamespace, layer: int) -> Parameters:
+    latent = part(model, "latent_attention") is not None
     return {
         **_norm(model, "attention_norm"),
-        **_attention(model),
+        **(_latent_attention(model) if latent else _attention(model)),
         **_norm(model, "mlp_norm"),
-        **_mlp(model),
+        **(_experts(model) if is_mixture(model, layer) else _mlp(model, "mlp", model.ffn_hidden_size)),
     }
 
 
 def _attention(model: SimpleNamespace) -> Parameters:
-    hidden, head = model.hidden_size, model.hidden_size // model.heads
+    hidden, head, bias = model.hidden_size, head_size(model), model.bias or part(model, "qkv_bias")
     inner, narrow = model.heads * head, model.kv_heads * head
-    return {
-        **_linear(model, "attention.query", inner, hidden),
-        **_linear(model, "attention.key", narrow, hidden),
-        **_linear(model, "attention.value", narrow, hidden),
-        **_linear(model, "attention.output", hidden, inner, residual=True),
+    norms = ("attention.query_norm", "attention.key_norm") if part(model, "query_key_norm") else ()
+    found = {
+        **_linear(model, "attention.query", inner, hidden, bias),
+        **_linear(model, "attention.key", narrow, hidden, bias),
+        **_linear(model, "attention.value", narrow, hidden, bias),
     }
+    for name in norms:
+        found[f"{name}.weight"] = ParameterSpec((head,), fill=1.0)
+    return {**found, **_linear(model, "attention.output", hidden, inner, model.bias, residual=True)}
 
 
-def _mlp(model: SimpleNamespace) -> Parameters:
-    hidden, inner = model.hidden_size, model.ffn_hidden_size
-    gate = _linear(model, "mlp.gate", inner, hidden) if model.activation == "swiglu" else {}
+def _latent_attention(model: SimpleNamespace) -> Parameters:
+    """Return the parameters of latent attention: products into the latents, their norms, products out of them."""
+    latent, hidden = model.latent_attention, model.hidden_size
+    queries = model.heads * (latent.plain_size + latent.rotary_size)
+    keys_values = model.heads * (latent.plain_size + latent.value_size)
+    found: Parameters = {}
+    if latent.query_rank is None:
+        found.update(_linear(model, "attention.query", queries, hidden, False))
+    else:
+        found.update(_linear(model, "attention.query_down", latent.query_rank, hidden, False))
+        found["attention.query_norm.weight"] = ParameterSpec((latent.query_rank,), fill=1.0)
+        found.update(_linear(model, "attention.query_up", queries, latent.query_rank, False))
+    found.update(_linear(model, "attention.latent_down", latent.key_value_rank + latent.rotary_size, hidden, False))
+    found["attention.latent_norm.weight"] = ParameterSpec((latent.key_value_rank,), fill=1.0)
+    found.update(_linear(model, "attention.latent_up", keys_values, latent.key_value_rank, False))
+    inner = model.heads * latent.value_size
+    return {**found, **_linear(model, "attention.output", hidden, inner, False, residual=True)}
+
+
+def _mlp(model: SimpleNamespace, name: str, inner: int) -> Parameters:
+    hidden = model.hidden_size
+    gate = _linear(model, f"{name}.gate", inner, hidden, model.bias) if model.activation in GATED else {}
     return {
         **gate,
-        **_linear(model, "mlp.up", inner, hidden),
-        **_linear(model, "mlp.down", hidden, inner, residual=True),
+        **_linear(model, f"{name}.up", inner, hidden, model.bias),
+        **_linear(model, f"{name}.down", hidden, inner, model.bias, residual=True),
     }
 
 
-def _linear(model: SimpleNamespace, name: str, rows: int, columns: int, residual: bool = False) -> Parameters:
+def _experts(model: SimpleNamespace) -> Parameters:
+    experts, hidden = model.experts, model.hidden_size
+    found: Parameters = {"mlp.router.weight": ParameterSpec((experts.count, hidden), model.init_std)}
+    for name, spec in _mlp(model, "mlp.experts", experts.ffn_hidden_size).items():
+        found[name] = spec._replace(shape=(experts.count, *spec.shape))
+    if experts.shared:
+        found.update(_mlp(model, "mlp.shared", experts.shared * experts.ffn_hidden_size))
+    return found
+
+
+def _linear(
+    model: SimpleNamespace, name: str, rows: int, columns: int, bias: bool, residual: bool = False
+) -> Parameters:
     scaled = residual and model.scaled_residual_init
     std = model.init_std / math.sqrt(2 * model.layers) if scaled else model.init_std
     found = {f"{name}.weight": ParameterSpec((rows, columns), std)}
-    if model.bias:
+    if bias:
         found[f"{name}.bias"] = ParameterSpec((rows,), fill=0.0)
     return found
 

@@ -82,11 +82,11 @@ def test_a_framework_that_the_vendor_does_not_know_is_refused(hardware: Registry
         lookup.find(hardware, parse_selector("tiny:fake:cpu"))
 
 
-def test_a_family_that_a_framework_lacks_is_refused(hardware: Registry, tmp_path: Path) -> None:
+def test_a_part_that_a_framework_lacks_is_refused(hardware: Registry, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(PLUGINS, tmp_path / "plugins"))
     file = copy / "models/fake/implementation.yaml"
-    file.write_text(file.read_text().replace("[gpt, llama]", "[llama]"))
-    with pytest.raises(UsageError, match="fake has no gpt model; it has llama"):
+    file.write_text(file.read_text().replace("learned_positions, ", ""))
+    with pytest.raises(UsageError, match="fake does not have learned_positions, which case tiny needs; it has rope, "):
         lookup.find(Registry([copy]), parse_selector("tiny:fake:fake"))
 
 

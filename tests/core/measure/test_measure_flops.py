@@ -118,7 +118,7 @@ def test_parameters_are_exact() -> None:
 @pytest.mark.parametrize("name", ["llama3_8b", "flagperf_llama3_8b", "gpt3_6.7B", "gpt2_medium"])
 def test_the_parts_of_a_count_add_up(name: str) -> None:
     found = parameters(model(name), 1024)
-    parts = found.embedding + found.position + found.head + found.final_norm + found.layers * found.per_layer
+    parts = found.embedding + found.position + found.head + found.final_norm + found.in_layers
     assert parts == found.total
     assert len(parameter_shapes(model(name), 1024)) == len(set(parameter_shapes(model(name), 1024)))
 

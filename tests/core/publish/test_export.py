@@ -42,6 +42,19 @@ OTHER: dict[str, dict[str, Any]] = {
     "attention_dropout": {"attention_dropout": 0.1},
     "init_std": {"init_std": 0.03},
     "scaled_residual_init": {"scaled_residual_init": True},
+    "head_dim": {"head_dim": 6},
+    "qkv_bias": {"qkv_bias": True, "bias": False},
+    "query_key_norm": {"query_key_norm": True},
+    "sliding_window": {"sliding_window": 4},
+    "rope_scaling": {"positions": "rope", "rope_base": 1e4, "rope_scaling": {"kind": "linear", "factor": 2}},
+    "latent_attention": {
+        "positions": "rope",
+        "rope_base": 1e4,
+        "latent_attention": {"key_value_rank": 8, "plain_size": 8, "rotary_size": 4, "value_size": 8},
+    },
+    "norm_place": {"norm_place": "after"},
+    "embedding_scale": {"embedding_scale": 2.0},
+    "experts": {"experts": {"count": 4, "chosen": 2, "ffn_hidden_size": 8}},
 }
 OTHER_OF_LLAMA = {
     "family": {"family": "gpt"},

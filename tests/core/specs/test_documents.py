@@ -233,7 +233,7 @@ def test_tuning_may_not_set_what_the_case_fixes(tmp_path: Path, field: str) -> N
         ({"launch.environment": {"A": "{gpu}"}}, "unknown placeholder ['gpu']"),
         ({"launch.argv": []}, "key 'launch.argv': found []"),
         ({"requirements.cpu.packages": ["numpy>=2"]}, "packages: found numpy>=2, expected every version pinned"),
-        ({"families": ["bert"]}, "key 'families.0': found 'bert'"),
+        ({"architecture": ["bert"]}, "key 'architecture.0': found 'bert'"),
     ],
 )
 def test_an_implementation_that_cannot_be_launched_is_refused(
