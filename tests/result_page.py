@@ -39,6 +39,7 @@ SHARED: dict[str, dict[str, tuple[str, str]]] = {
         "sharding_stage": ("ZeRO stage", "From 0 (nothing is sharded) to 3."),
         "sharding_degree": ("count", "Ranks that share one set of sharded states, of data x context."),
         "context": ("count", "Context-parallel size: devices that share each sequence. Left out where it is 1."),
+        "expert": ("count", "Ranks of data x context that divide the experts of a mixture. Left out where it is 1."),
     },
     "EntryUsed": {
         "suite": ("", "Name of the suite."),
