@@ -43,6 +43,15 @@ MODELS: dict[str, dict[str, Any]] = {
         "activation": "swiglu", "bias": False, "tied_embeddings": False, "hidden_dropout": 0.0,
         "attention_dropout": 0.0, "init_std": 0.02, "scaled_residual_init": True,
     },
+    "qwen": {
+        "family": "qwen", "layers": 4, "hidden_size": 32, "ffn_hidden_size": 96, "heads": 4, "kv_heads": 2,
+        "vocab_size": 128, "positions": "rope", "rope_base": 10000.0, "norm": "rmsnorm", "norm_eps": 1e-6,
+        "activation": "swiglu", "bias": False, "tied_embeddings": False, "hidden_dropout": 0.0,
+        "attention_dropout": 0.0, "init_std": 0.02, "scaled_residual_init": True,
+        "head_dim": 12, "qkv_bias": True, "query_key_norm": True,
+        "rope_scaling": {"kind": "llama3", "factor": 4.0, "original_length": 16, "low_factor": 1.0,
+                         "high_factor": 4.0, "beta_fast": None, "beta_slow": None, "magnitude": None},
+    },
 }  # fmt: skip
 MODELS["mixture"] = {
     **MODELS["llama"],
