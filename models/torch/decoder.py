@@ -7,6 +7,7 @@ from attention import rotary_tables
 from block import Block
 from head_loss import head_loss
 from layers import Linear, Positions, dropout, norm
+from levelfield.worker import head_size, part
 from tied import TiedGradient, tied_embedding
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -38,8 +39,8 @@ class Decoder(nn.Module):
         """Compute the constant tables, which are no parameters, on `device`, where the parameters now lie."""
         model, stage = self.model, self.stage
         if model.positions == "rope":
-            head_size = model.hidden_size // model.heads
-            self.rotary = rotary_tables(head_size, self.length, model.rope_base, device, self.dtype)
+            scaling = part(model, "rope_scaling")
+            self.rotary = rotary_tables(head_size(model), self.length, model.rope_base, device, self.dtype, scaling)
         whole = stage.first and stage.last and not isinstance(self.embedding.weight, DTensor)
         if model.tied_embeddings and whole and device.type == "cpu":
             self.tied = TiedGradient()  # elsewhere its sums would depend on the order of threads
@@ -60,6 +61,8 @@ class Decoder(nn.Module):
 
     def embed(self, tokens):
         x = self.embedding(tokens) if self.tied is None else tied_embedding(tokens, self.embedding.weight, self.tied)
+        scale = part(self.model, "embedding_scale")
+        x = x if scale is None else x * scale
         if self.model.positions == "learned":
             x = x + self.position(tokens.shape[1])
         return dropout(x.to(self.dtype), self.model.hidden_dropout)
