@@ -278,9 +278,9 @@ INTRODUCTION = """# Frameworks: what works where
 
 Made by `make matrix`, which trains the small models of `tests/models/layouts.py` for 40 steps with every framework
 that has their parts, in every layout below and writes `models/<framework>/tested.json`; this page follows from these
-files and from what each `implementation.yaml` declares. `list frameworks` prints the table too. The tests run a part of the
-same runs: each layout in one family, in 3 steps and with two layers where stages do not need four, and one layout of
-each framework with four layers in all 40.
+files and from what each `implementation.yaml` declares. `list frameworks` prints the table too. The tests run a part
+of the same runs: each layout in one family, in 3 steps and with two layers where stages do not need four, and one
+layout of each framework with four layers in all 40.
 
 A run passes in fp32 when it is within 1e-6 of torch's loss in one process at step 1, 1e-5 at every step, 1e-4 in the
 global gradient norm and in each parameter's (steps 1, 2 and 10), and when initial weights and all tokens have the
