@@ -8,6 +8,7 @@ from block import Block
 from head_loss import head_loss
 from layers import Linear, Positions, dropout, norm
 from levelfield.worker import head_size, part
+from mixture import mixtures
 from tied import TiedGradient, tied_embedding
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -28,7 +29,9 @@ class Decoder(nn.Module):
             self.embedding = nn.Embedding(model.vocab_size, model.hidden_size)
         if stage.first and model.positions == "learned":
             self.position = Positions(sequence_length, model.hidden_size)
-        self.layers = nn.ModuleDict({str(index): Block(model, attend) for index in stage.layers})
+        self.layers = nn.ModuleDict(
+            {str(index): Block(model, attend, index, sequence_length) for index in stage.layers}
+        )
         if stage.last:
             self.final_norm = norm(model)
         if stage.last and not model.tied_embeddings:
@@ -41,6 +44,8 @@ class Decoder(nn.Module):
         if model.positions == "rope":
             scaling = part(model, "rope_scaling")
             self.rotary = rotary_tables(head_size(model), self.length, model.rope_base, device, self.dtype, scaling)
+        for _, mixture in mixtures(self):
+            mixture.prepare(device)
         whole = stage.first and stage.last and not isinstance(self.embedding.weight, DTensor)
         if model.tied_embeddings and whole and device.type == "cpu":
             self.tied = TiedGradient()  # elsewhere its sums would depend on the order of threads

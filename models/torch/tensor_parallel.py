@@ -9,6 +9,7 @@ from functools import partial
 
 from levelfield.worker import part
 from levelfield.worker.architecture import GATED
+from mixture import Mixture
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -24,7 +25,10 @@ def apply_tensor_parallel(model, mesh, sequence_parallel):
     """Shard `model`, still on the meta device, over `mesh`."""
     between = Shard(1) if sequence_parallel else Replicate()
     for block in model.layers.values():
-        parallelize_module(block, mesh, block_plan(model.model, between, sequence_parallel))
+        mixture = isinstance(block.mlp, Mixture)
+        parallelize_module(block, mesh, block_plan(model.model, between, sequence_parallel, mixture))
+        if mixture:
+            block.mlp.between = between
     ends = {}
     if model.stage.first:
         ends["embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
@@ -35,15 +39,17 @@ def apply_tensor_parallel(model, mesh, sequence_parallel):
     split_head(model, mesh, between)
 
 
-def block_plan(model, between, sequence_parallel):
-    columns = ["attention.query", "attention.key", "attention.value", "mlp.up"]
-    columns += ["mlp.gate"] if model.activation in GATED else []
+def block_plan(model, between, sequence_parallel, mixture=False):
+    """mixture: whether the block has experts; theirs and the router's weights are not divided here."""
+    mlp = "mlp.shared" if mixture else "mlp"
+    columns = ["attention.query", "attention.key", "attention.value", f"{mlp}.up"]
+    columns += [f"{mlp}.gate"] if model.activation in GATED else []
     # one gathered input for all the columns: its gradient is then summed over ranks once, not three times
     gathered = {
         "attention": PrepareModuleInput(input_layouts=(between, None), desired_input_layouts=(Replicate(), None)),
         "mlp": PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),)),
     }
-    rows = {name: RowwiseParallel(output_layouts=between) for name in ("attention.output", "mlp.down")}
+    rows = {name: RowwiseParallel(output_layouts=between) for name in ("attention.output", f"{mlp}.down")}
     norms = {name: SequenceParallel(use_local_output=True) for name in ("attention_norm", "mlp_norm")}
     norms = norms if sequence_parallel else {}
     return {**gathered, **{name: ColwiseParallel() for name in columns}, **rows, **norms, **head_norms(model)}
