@@ -81,6 +81,12 @@ VARIANTS = {
         Variant("ZeRO 2, DP2 x PP2", _zero(2, pipeline=2)),
         Variant("ZeRO 3, DP2 x PP2", _zero(3, pipeline=2)),
         Variant("TP2 sequence parallel x PP2, recompute full", {**_SEQUENCE, "pipeline": 2}, recompute="full"),
+        Variant("EP2", {"data": 2, "expert": 2}),
+        Variant("EP2, recompute full", {"data": 2, "expert": 2}, recompute="full"),
+        Variant("EP2 of DP4", {"data": 4, "expert": 2}),
+        Variant("ZeRO 1, EP2", _zero(1, expert=2)),
+        Variant("EP2 x TP2 sequence parallel", {"data": 2, "expert": 2, **_SEQUENCE}),
+        Variant("EP2 x PP2", {"data": 2, "expert": 2, "pipeline": 2}),
     )
 }
 BASIC = ("DP2", "TP2", "PP2", "DP2 x TP2", "DP2 x PP2", "TP2 x PP2")
@@ -110,6 +116,14 @@ FLOAT32: dict[str, tuple[str, ...]] = {
         "ZeRO 3, DP2, recompute full", "ZeRO 3, DP2, recompute selective", "ZeRO 1, DP4", "ZeRO 3, DP4",
     ),
     "oneflow": ("accumulation 1", "recompute full", *BASIC, "PP4"),
+}  # fmt: skip
+# What each framework runs in float32 of a mixture of experts, after one process.
+MIXTURE: dict[str, tuple[str, ...]] = {
+    "torch": (
+        "accumulation 1", "recompute selective", "recompute full", "DP2", "EP2", "EP2 of DP4", "TP2",
+        "TP2 sequence parallel", "PP2", "EP2, recompute full", "EP2 x TP2 sequence parallel", "EP2 x PP2",
+        "ZeRO 1, EP2", "ZeRO 1, DP2", "ZeRO 2, DP2", "ZeRO 3, DP2",
+    ),
 }  # fmt: skip
 SIXTEEN_BITS = ("DP2", *ZERO, "TP2", "TP2 sequence parallel", "PP2", "DP2 x TP2", "DP2 x PP2", "TP2 x PP2")
 
