@@ -27,8 +27,8 @@ def variations(registry: Registry, plan: Plan) -> list[Entry]:
 def _micro_batches(plan: Plan) -> Iterator[int]:
     """Return half the micro-batch, and a larger one, as far as the same global batch divides into them.
 
-    At smoke scale the larger one is all sequences of a step at once: in 16 bits the difference grows with the factor, so
-    it covers the sizes between. At full scale it is twice the micro-batch, as memory has room for.
+    At smoke scale the larger one is all sequences of a step at once: in 16 bits the difference grows with the factor,
+    so it covers the sizes between. At full scale it is twice the micro-batch, for which memory more often has room.
     """
     if plan.tuning.micro_batch % 2 == 0:
         yield plan.tuning.micro_batch // 2
