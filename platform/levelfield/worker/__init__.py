@@ -18,6 +18,7 @@ from .loop import train_steps
 from .own_work import OwnWork
 from .parameters import ParameterSpec
 from .process import run
+from .rotary import rotary_magnitude, scaled_frequencies
 from .schedule import learning_rate
 
 __all__ = [
@@ -43,6 +44,8 @@ __all__ = [
     "learning_rate",
     "load_job",
     "part",
+    "rotary_magnitude",
     "run",
+    "scaled_frequencies",
     "train_steps",
 ]
