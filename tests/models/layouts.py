@@ -43,7 +43,27 @@ MODELS: dict[str, dict[str, Any]] = {
         "activation": "swiglu", "bias": False, "tied_embeddings": False, "hidden_dropout": 0.0,
         "attention_dropout": 0.0, "init_std": 0.02, "scaled_residual_init": True,
     },
+    "qwen": {
+        "family": "qwen", "layers": 4, "hidden_size": 32, "ffn_hidden_size": 96, "heads": 4, "kv_heads": 2,
+        "vocab_size": 128, "positions": "rope", "rope_base": 10000.0, "norm": "rmsnorm", "norm_eps": 1e-6,
+        "activation": "swiglu", "bias": False, "tied_embeddings": False, "hidden_dropout": 0.0,
+        "attention_dropout": 0.0, "init_std": 0.02, "scaled_residual_init": True,
+        "head_dim": 12, "qkv_bias": True, "query_key_norm": True,
+        "rope_scaling": {"kind": "llama3", "factor": 4.0, "original_length": 16, "low_factor": 1.0,
+                         "high_factor": 4.0, "beta_fast": None, "beta_slow": None, "magnitude": None},
+    },
 }  # fmt: skip
+MODELS["mixture"] = {
+    **MODELS["llama"],
+    "family": "mixture",
+    "experts": {
+        "count": 4, "chosen": 2, "ffn_hidden_size": 48, "shared": 1, "first_layer": 1, "every": 1,
+        "router": {"scores": "softmax", "normalised": True, "scale": 1.0, "groups": None, "auxiliary_loss": 0.01,
+                   "z_loss": 0.0, "bias_rate": 0.0},
+        "capacity_factor": None,
+    },
+}  # fmt: skip
+EVERYWHERE = ("gpt", "llama")  # what every framework trains
 
 
 def shallow(model: dict[str, Any]) -> dict[str, Any]:
@@ -64,7 +84,7 @@ class Variant:
 
     @property
     def ranks(self) -> int:
-        return math.prod(self.layout.get(key, 1) for key in ("data", "tensor", "pipeline"))
+        return math.prod(self.layout.get(key, 1) for key in ("data", "context", "tensor", "pipeline"))
 
 
 SINGLE = Variant("1 process, accumulation 4")
@@ -75,7 +95,8 @@ class Curve:
     """What one run said: a value for each step, the sum of the tokens' checksums, and the initial weights'.
 
     gradients: by step, the squared gradient norm of each parameter, over all ranks. final: the norm and the projections
-    of each parameter after the last step; a shorter run has others.
+    of each parameter after the last step; a shorter run has others. auxiliary, experts: of a mixture, the routers'
+    losses by step, and by step and layer the number of tokens that chose each expert.
     """
 
     losses: tuple[float, ...]
@@ -85,6 +106,8 @@ class Curve:
     weights: dict[str, int]
     gradients: dict[int, dict[str, float]]
     final: dict[str, tuple[float, ...]] = field(default_factory=dict, compare=False)
+    auxiliary: tuple[float, ...] = ()
+    experts: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict)
 
 
 def job_of(model: dict[str, Any], variant: Variant, steps: int = LONG_STEPS, **changes: Any) -> dict[str, Any]:
@@ -147,7 +170,7 @@ def launch(job: dict[str, Any], folder: Path, script: Path | None = None, python
     script, python: of another framework than torch, its train.py and the interpreter of its environment.
     """
     layout = job["layout"]
-    ranks = layout["data"] * layout["tensor"] * layout["pipeline"]
+    ranks = layout["data"] * layout.get("context", 1) * layout["tensor"] * layout["pipeline"]
     path = folder / "job.json"
     path.write_text(json.dumps({**job, "events_dir": str(folder)}))
     common = {
@@ -218,16 +241,18 @@ def read_curve(ranks: list[list[dict[str, Any]]]) -> Curve:
         weights=_weight_checksums(ranks),
         gradients=_gradient_squares(ranks),
         final=_final_weights(ranks),
+        auxiliary=tuple(event["auxiliary_loss"] for event in steps[0] if "auxiliary_loss" in event),
+        experts=_expert_tokens(ranks),
     )
 
 
 def first_steps(curve: Curve, steps: int) -> Curve:
     """`curve` as a run of so few steps would have left it."""
-    by_step = ("losses", "grad_norms", "tokens", "token_checksums")
+    by_step = ("losses", "grad_norms", "tokens", "token_checksums", "auxiliary")
     gradients = {step: squares for step, squares in curve.gradients.items() if step <= steps}
-    return dataclasses.replace(
-        curve, gradients=gradients, final={}, **{name: getattr(curve, name)[:steps] for name in by_step}
-    )
+    experts = {step: counts for step, counts in curve.experts.items() if step <= steps}
+    sliced = {name: getattr(curve, name)[:steps] for name in by_step}
+    return dataclasses.replace(curve, gradients=gradients, experts=experts, final={}, **sliced)
 
 
 def compare(curve: Curve, reference: Curve) -> Difference:
@@ -243,6 +268,22 @@ def compare(curve: Curve, reference: Curve) -> Difference:
         same_weights=curve.weights == reference.weights,
         same_tokens=same_tokens,
     )
+
+
+def compare_routing(curve: Curve, reference: Curve) -> tuple[float, int]:
+    """The largest relative difference of the routers' losses, and how many choices of an expert differ, as counts show.
+
+    Infinite for a curve without routing, and for other layers or steps than the reference's.
+    """
+    pairs = list(zip(curve.auxiliary, reference.auxiliary, strict=True))
+    steps = {step: set(layers) for step, layers in curve.experts.items()}
+    if not pairs or not steps or steps != {step: set(layers) for step, layers in reference.experts.items()}:
+        return math.inf, 0
+    moved = 0
+    for step, layers in reference.experts.items():
+        for layer, counts in layers.items():
+            moved += sum(abs(a - b) for a, b in zip(curve.experts[step][layer], counts, strict=True)) // 2
+    return max(_relative(a, b) for a, b in pairs), moved
 
 
 def _finite(value: float) -> float | None:
@@ -288,6 +329,16 @@ def _gradient_squares(ranks: list[list[dict[str, Any]]]) -> dict[int, dict[str, 
         squares = totals.setdefault(event["step"], {})
         for name, square in event["squares"].items():
             squares[name] = squares.get(name, 0.0) + float(square)
+    return totals
+
+
+def _expert_tokens(ranks: list[list[dict[str, Any]]]) -> dict[int, dict[int, tuple[int, ...]]]:
+    totals: dict[int, dict[int, tuple[int, ...]]] = {}
+    for event in (event for rank in ranks for event in rank if event["event"] == "experts"):
+        layers = totals.setdefault(event["step"], {})
+        for layer, counts in event["tokens"].items():
+            known = layers.get(int(layer), (0,) * len(counts))
+            layers[int(layer)] = tuple(a + b for a, b in zip(known, counts, strict=True))
     return totals
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from layouts import MODELS, ROOT, SINGLE, Curve, Variant, compare, job_of, script_of, train
+from layouts import EVERYWHERE, MODELS, ROOT, SINGLE, Curve, Variant, compare, job_of, script_of, train
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import rows, table
 from levelfield.plan.environment import environment_of
@@ -133,7 +133,7 @@ def matrix(framework: str, precisions: tuple[Precision, ...]) -> Iterator[Asked]
     for precision in precisions:
         chosen = names if precision == "fp32" else [name for name in SIXTEEN_BITS if name in names]
         for name in (SINGLE.name, *chosen):
-            for family in sorted(MODELS):
+            for family in EVERYWHERE:
                 yield Asked(framework, family, precision, VARIANTS[name])
 
 
@@ -142,9 +142,9 @@ def reduced() -> Iterator[Asked]:
 
     Of each framework the first one is the long run.
     """
-    families = itertools.cycle(sorted(MODELS))
+    families = itertools.cycle(EVERYWHERE)
     for framework, names in FLOAT32.items():
-        alone = [] if framework == "torch" else [(family, SINGLE.name) for family in sorted(MODELS)]
+        alone = [] if framework == "torch" else [(family, SINGLE.name) for family in EVERYWHERE]
         for family, name in (*alone, *zip(families, names, strict=False)):
             yield Asked(framework, family, "fp32", VARIANTS[name])
 
@@ -336,7 +336,9 @@ def main() -> None:
     options = parser.parse_args()
     registry = Registry()
     if not options.docs:
-        references = {family: train(job_of(model, SINGLE, STEPS)) for family, model in MODELS.items()}
+        references = {
+            family: train(job_of(model, SINGLE, STEPS)) for family, model in MODELS.items() if family in EVERYWHERE
+        }
         noises = {family: noise_of(MODELS[family], reference) for family, reference in references.items()}
         for framework in options.framework or FLOAT32:
             tested = measure(registry, framework, references, noises)
