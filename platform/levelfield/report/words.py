@@ -33,6 +33,11 @@ def number(value: float | None, digits: int = 1) -> str:
     return NONE if value is None else f"{value:,.{digits}f}"
 
 
+def parameters_in_words(total: int, active: int) -> str:
+    """Return `46,702,792,704 parameters, 12,879,925,248 active`; without the second number where all are active."""
+    return f"{total:,} parameters" + (f", {active:,} active" if active != total else "")
+
+
 def gib(value: float | None) -> str:
     return NONE if value is None else f"{value / GIB:,.2f} GiB"
 
