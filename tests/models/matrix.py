@@ -26,7 +26,7 @@ from levelfield.plan.environment import environment_of
 from levelfield.plan.implementation_identity import folder_digest
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.specs.base import dump, load
-from levelfield.specs.case import Family, Precision
+from levelfield.specs.case import Precision
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import Layout
 from levelfield.specs.tested import Difference, LayoutRuns, MatrixRun, OwnNoise
@@ -119,7 +119,7 @@ class Asked:
     """One run of the matrix."""
 
     framework: str
-    family: Family
+    family: str
     precision: Precision
     variant: Variant
 
