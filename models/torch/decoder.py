@@ -7,6 +7,7 @@ from attention import rotary_tables
 from block import Block
 from head_loss import head_loss
 from layers import Linear, Positions, dropout, norm
+from levelfield.worker import head_size, part
 from mixture import mixtures
 from tied import TiedGradient, tied_embedding
 from torch import nn
@@ -41,8 +42,8 @@ class Decoder(nn.Module):
         """Compute the constant tables, which are no parameters, on `device`, where the parameters now lie."""
         model, stage = self.model, self.stage
         if model.positions == "rope":
-            head_size = model.hidden_size // model.heads
-            self.rotary = rotary_tables(head_size, self.length, model.rope_base, device, self.dtype)
+            scaling = part(model, "rope_scaling")
+            self.rotary = rotary_tables(head_size(model), self.length, model.rope_base, device, self.dtype, scaling)
         for _, mixture in mixtures(self):
             mixture.prepare(device)
         whole = stage.first and stage.last and not isinstance(self.embedding.weight, DTensor)
@@ -65,6 +66,8 @@ class Decoder(nn.Module):
 
     def embed(self, tokens):
         x = self.embedding(tokens) if self.tied is None else tied_embedding(tokens, self.embedding.weight, self.tied)
+        scale = part(self.model, "embedding_scale")
+        x = x if scale is None else x * scale
         if self.model.positions == "learned":
             x = x + self.position(tokens.shape[1])
         return dropout(x.to(self.dtype), self.model.hidden_dropout)

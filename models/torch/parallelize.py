@@ -6,7 +6,7 @@ from data_parallel import replicate_data_parallel, shard_data_parallel
 from decoder import Decoder, compute_dtype, stage_of
 from expert_parallel import check_experts, distribute_experts, expert_parameters
 from fp8 import check_fp8, use_fp8
-from levelfield.worker import check_pipeline, check_tensor_parallel
+from levelfield.worker import check_pipeline, check_tensor_parallel, part
 from parameters import fill
 from recompute import check_recompute, compile_blocks, recompute_blocks
 from tensor_parallel import apply_tensor_parallel
@@ -59,7 +59,9 @@ def decoder_arguments(job, coordinates):
         "sequence_length": job.training.sequence_length,
         "dtype": compute_dtype(job.training.precision),
         "stage": stage_of(job.model.layers, job.layout.pipeline, coordinates.pipeline),
-        "attend": choose_attention(job.tuning.attention, job.model.attention_dropout, stream),
+        "attend": choose_attention(
+            job.tuning.attention, job.model.attention_dropout, stream, part(job.model, "sliding_window")
+        ),
     }
 
 
