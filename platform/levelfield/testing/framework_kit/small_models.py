@@ -30,6 +30,7 @@ MODELS: dict[str, dict[str, Any]] = {
 MODELS["mixture"] = {
     **MODELS["llama"],
     "family": "mixture",
+    "query_key_norm": True,
     "experts": {
         "count": 4, "chosen": 2, "ffn_hidden_size": 48, "shared": 1, "first_layer": 1, "every": 1,
         "router": {"scores": "softmax", "normalised": True, "scale": 1.0, "groups": None, "auxiliary_loss": 0.01,
