@@ -1,7 +1,7 @@
 """The router of a mixture of experts by the case's definition (specs/architecture.py: Router), inside Megatron's layer.
 
 Megatron's own differs from it: its topk leaves open which of equal scores it takes, its auxiliary loss counts choices
-as they were without the selection bias, its softmax gates cannot be the plain scores of the chosen and sum to one as
+as they were without the selection bias and groups, its softmax gates cannot be the plain scores of the chosen and sum to one as
 well, and in 16 bits its weight and its counts are rounded.
 """
 
@@ -55,7 +55,19 @@ class DefiniteRouter(TopKRouter):
     def choose(self, scores):
         """The indices of each token's experts, the best first; of equal scores the lower index."""
         ranking = scores.detach() if self.expert_bias is None else scores.detach() + self.expert_bias
-        return ranking.sort(dim=-1, descending=True, stable=True).indices[:, : self.topk]
+        return best(self.within_groups(ranking), self.topk)
+
+    def within_groups(self, ranking):
+        """The same with minus infinity outside of each token's best groups, which are strong as the sum of their best
+        topk / groups experts, as in Megatron's own."""
+        groups = self.definition.groups
+        if groups is None:
+            return ranking
+        split = ranking.unflatten(-1, (groups.count, -1))
+        counted = max(1, self.topk // groups.chosen)
+        strength = split.sort(dim=-1, descending=True).values[..., :counted].sum(-1)
+        closed = torch.ones_like(strength, dtype=torch.bool).scatter(-1, best(strength, groups.chosen), False)
+        return split.masked_fill(closed[..., None], -torch.inf).flatten(-2)
 
     def gates(self, scores):
         if self.definition.normalised:
@@ -93,6 +105,11 @@ class DefiniteRouter(TopKRouter):
             return gates
         self.loss = self.loss + loss.detach()
         return MoEAuxLossAutoScaler.apply(gates, loss)
+
+
+def best(scores, number):
+    """The indices of the largest scores, the largest first; of equal ones the lower index first."""
+    return scores.sort(dim=-1, descending=True, stable=True).indices[..., :number]
 
 
 def use_definite_router(block, definition):

@@ -22,6 +22,8 @@ ROUTERS = [
     {"scores": "softmax", "normalised": False, "scale": 1.5},
     {"scores": "sigmoid", "normalised": True, "scale": 2.5},
     {"scores": "sigmoid", "normalised": False, "scale": 1.0},
+    {"scores": "sigmoid", "normalised": True, "scale": 1.0, "groups": SimpleNamespace(count=3, chosen=2)},
+    {"scores": "softmax", "normalised": True, "scale": 1.0, "groups": SimpleNamespace(count=3, chosen=1)},
 ]
 
 
@@ -32,10 +34,24 @@ def define(logits, router, bias):
     gates, chosen = np.zeros_like(scores), np.zeros(scores.shape, bool)
     for place in np.ndindex(LENGTH, BATCH):
         own, ranking = scores[place], scores[place] + bias
-        best = sorted(range(EXPERTS), key=lambda expert: (-ranking[expert], expert))[:CHOSEN]
+        best = best_of(ranking, within(ranking, router.groups), CHOSEN)
         gates[place][best] = own[best] * router.scale / (own[best].sum() if router.normalised else 1)
         chosen[place][best] = True
     return gates, chosen, losses_of(router, raised, scores / scores.sum(-1, keepdims=True), chosen)
+
+
+def best_of(ranking, those, number):
+    return sorted(those, key=lambda expert: (-ranking[expert], expert))[:number]
+
+
+def within(ranking, groups):
+    """The experts that a token may choose: those of its best groups, by the sum of each one's best."""
+    if groups is None:
+        return range(EXPERTS)
+    size = EXPERTS // groups.count
+    members = [range(group * size, group * size + size) for group in range(groups.count)]
+    strength = [sum(sorted(ranking[each], reverse=True)[: CHOSEN // groups.chosen]) for each in members]
+    return [expert for group in best_of(strength, range(groups.count), groups.chosen) for expert in members[group]]
 
 
 def losses_of(router, raised, shares, chosen):
@@ -100,7 +116,7 @@ def main():
     rng, found = np.random.default_rng(5), []
     logits = np.round(rng.normal(size=(LENGTH, BATCH, EXPERTS)) * 2) / 2  # many of them are equal
     for given in ROUTERS:
-        router = SimpleNamespace(**given, auxiliary_loss=0.2, z_loss=0.03)
+        router = SimpleNamespace(**{"groups": None, **given}, auxiliary_loss=0.2, z_loss=0.03)
         for bias in (np.zeros(EXPERTS), np.round(rng.normal(size=EXPERTS), 1) / 4):
             found += compared(router, bias.astype(np.float32), logits)
     print("differs: " + ", differs: ".join(sorted(set(found))) if found else "as defined", flush=True)

@@ -128,6 +128,7 @@ def test_the_router_is_as_defined_ties_included(tmp_path, python):
          "choice"),
         ("it.choose = lambda scores: scores.sort(descending=True, stable=True).indices[:, 1:3]", "choice"),
         ("it.expert_bias = None", "choice"),
+        ("it.within_groups = lambda ranking: ranking", "choice"),
         ("it.gates = lambda scores: scores", "gates"),
         ("it.gates = lambda scores: scores / scores.sum(-1, keepdim=True)", "gates"),
         ("loss = it.auxiliary_loss; it.auxiliary_loss = lambda *given: loss(*given) * it.topk", "losses"),
@@ -135,8 +136,8 @@ def test_the_router_is_as_defined_ties_included(tmp_path, python):
         ("it.attach = lambda gates, loss: setattr(it, 'loss', loss.detach()) or gates", "gradient"),
         ("it.reset = lambda: None; it.tokens += 1", "counts"),
     ],
-    ids=["ties to the higher index", "second and third", "no bias", "plain gates", "no scale", "loss times k",
-         "loss of a micro-batch", "loss without gradient", "counts"],
+    ids=["ties to the higher index", "second and third", "no bias", "no groups", "plain gates", "no scale",
+         "loss times k", "loss of a micro-batch", "loss without gradient", "counts"],
 )  # fmt: skip
 def test_a_fault_in_the_router_is_seen(fault, says, tmp_path, python):
     assert f"differs: {says}" in routed(tmp_path, python, fault)
