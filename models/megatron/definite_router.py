@@ -1,8 +1,8 @@
 """The router of a mixture of experts by the case's definition (specs/architecture.py: Router), inside Megatron's layer.
 
-Megatron's own differs from it: its topk leaves open which of equal scores it takes, its auxiliary loss counts choices
-as they were without the selection bias and groups, its softmax gates cannot be the plain scores of the chosen and sum to one as
-well, and in 16 bits its weight and its counts are rounded.
+Megatron's own differs from it. Its topk leaves open which of equal scores it takes. Its auxiliary loss counts choices
+as they were without the selection bias and groups. Its softmax gates are the plain scores of the chosen without any
+division only. In 16 bits its weight and its counts are rounded.
 """
 
 import dataclasses

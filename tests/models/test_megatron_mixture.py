@@ -87,6 +87,40 @@ def test_every_layout_routes_and_trains_as_one_process(variant, alone, python):
     assert auxiliary < 1e-6 and moved == 0
 
 
+@pytest.mark.parametrize("model", [EVERY_PART, MIXTURE], ids=["every part", "mixture"])
+def test_one_process_routes_and_trains_as_torch_does(model, alone, torch_of):
+    reference = torch_of(job_of(model, SINGLE, STEPS))
+    difference = compare(alone(model), reference)
+    assert difference.within(), difference
+    assert difference.parameter_norm < 1e-5
+    auxiliary, moved = compare_routing(alone(model), reference)
+    assert auxiliary < 1e-6 and moved == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"sliding_window": 7}, {"rope_scaling": {**QWEN["rope_scaling"], "factor": 2.0, "kind": "linear",
+                                              "original_length": None, "low_factor": None, "high_factor": None}}],
+    ids=["window", "linear"],
+)  # fmt: skip
+def test_parts_of_attention_are_those_of_torch(changes, torch_of, python):
+    model = {**QWEN, "layers": 1, **changes}
+    found = compare(train(job_of(model, SINGLE, STEPS), TRAIN, python), torch_of(job_of(model, SINGLE, STEPS)))
+    assert found.within(), found
+
+
+def test_a_window_that_is_one_token_longer_is_seen(tmp_path, torch_of, python):
+    model = {**QWEN, "layers": 1, "sliding_window": 7}
+    fault = """
+        import model
+        right = model.architecture
+        model.architecture = lambda case: {**right(case), "window_size": (case.sliding_window, 0)}
+    """
+    found = compare(faulty(tmp_path, python, fault, model), torch_of(job_of(model, SINGLE, STEPS)))
+    assert found.same_weights
+    assert not found.within()
+
+
 def test_the_reported_loss_is_that_of_the_tokens_and_the_routers_loss_stands_beside_it(alone):
     """At step 1 all words are about equally probable; the routers' loss is about its coefficients in each layer."""
     found = alone(EVERY_PART)
