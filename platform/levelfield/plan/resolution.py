@@ -178,7 +178,7 @@ def _expected(memory: Footprint, hardware: Hardware) -> MemoryExpected:
 def _deviations(decision: Decision, arrangement: Arrangement) -> tuple[str, ...]:
     """Return every difference between the request and the plan, as sentences."""
     request, nodes = decision.request, arrangement.nodes
-    shared = nodes > 1 and request.runtime == "docker" and not request.assume
+    shared = nodes > 1 and request.runtime == "docker" and not request.assume and request.launch is None
     one_machine = (f"{nodes} nodes were asked for; they are {nodes} containers of one machine",) if shared else ()
     versions = version_deviations(decision.selector, decision.found.implementation)
     base, changes = split_name(decision.found.case.name)

@@ -20,6 +20,7 @@ from .parameters import ParameterSpec
 from .process import run
 from .process_memory import process_memory
 from .randomness import dropout_seed
+from .rotary import rotary_magnitude, scaled_frequencies
 from .schedule import learning_rate
 
 __all__ = [
@@ -47,6 +48,8 @@ __all__ = [
     "load_job",
     "part",
     "process_memory",
+    "rotary_magnitude",
     "run",
+    "scaled_frequencies",
     "train_steps",
 ]
