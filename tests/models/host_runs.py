@@ -29,7 +29,7 @@ import yaml
 from levelfield.catalog.registry import Registry
 from levelfield.run.host_probe import measure_host_rates
 from levelfield.specs.base import dump, load
-from levelfield.specs.case import Family, Precision
+from levelfield.specs.case import Precision
 from levelfield.specs.host_rates import HostRates
 from levelfield.specs.host_runs import HostRun, HostRuns
 from levelfield.specs.paths import RunPaths
@@ -49,7 +49,7 @@ DISTURBED_CORES, ATTEMPTS = 0.05, 3
 class Setting:
     """One run to make. batch: global."""
 
-    family: Family
+    family: str
     hidden: int
     layers: int
     length: int
@@ -70,7 +70,7 @@ class Setting:
         return f"{self.case} {self.layout} micro {self.micro_batch} threads {self.threads}"
 
 
-def _wide(layout: str, micro_batch: int = 4, family: Family = "gpt") -> Setting:
+def _wide(layout: str, micro_batch: int = 4, family: str = "gpt") -> Setting:
     """The same model in every layout of two processes."""
     return Setting(family, 512, 4, 128, 4096, micro_batch, 8, layout)
 

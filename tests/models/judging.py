@@ -14,7 +14,7 @@ from unittest import mock
 from fault import Fault
 from faults import FAULTS
 from faults_elsewhere import ELSEWHERE
-from layouts import MODELS, SINGLE, Curve, Variant, job_of, planted, script_of, train
+from layouts import EVERYWHERE, MODELS, SINGLE, Curve, Variant, job_of, planted, script_of, train
 from levelfield.measure import alignment as rules
 from levelfield.measure.calibration import limits_of, noise_between
 from matrix import VARIANTS
@@ -25,7 +25,7 @@ PRECISIONS = ("fp32", "bf16")
 # The variations of `align calibrate`, by what they vary, from one process with one thread and micro-batches of 2.
 LEARNT = (
     ("micro-batch", Variant("half the micro-batch", micro_batch=1)),
-    ("micro-batch", Variant("twice the micro-batch", micro_batch=4)),
+    ("micro-batch", VARIANTS["accumulation 1"]),
     *(("layout", VARIANTS[name]) for name in ("DP2", "TP2", "PP2", "ZeRO 1, DP2")),
 )
 
@@ -47,7 +47,7 @@ def fewer_instructions(onednn: str, aten: str) -> dict[str, str]:
 
 
 HONEST = (
-    HonestRun("micro-batch 8", VARIANTS["accumulation 1"]),
+    HonestRun("micro-batch 4", Variant("twice the micro-batch", micro_batch=4)),
     *(
         HonestRun(name, VARIANTS[name])
         for name in (
@@ -153,10 +153,10 @@ def judgements(precision: str, trainings: Trainings) -> Iterator[Judgement]:
     """Every fault in its family and every honest run in both families, of the frameworks that have the precision."""
     by = {
         family: yardstick(lambda variant, f=family: trainings.curve(HonestRun(variant.name, variant), f, precision))
-        for family in sorted(MODELS)
+        for family in EVERYWHERE
     }
     runs = [(fault, fault.family) for fault in (*FAULTS, *ELSEWHERE)]
-    runs += [(run, family) for run in HONEST for family in sorted(MODELS)]
+    runs += [(run, family) for run in HONEST for family in EVERYWHERE]
     for run, family in runs:
         if precision == "fp32" or run.framework in SIXTEEN_BITS:
             yield judge(run, family, functools.partial(trainings.curve, run, family, precision), by[family], precision)

@@ -115,6 +115,32 @@ def pace_lines(result: Result) -> tuple[str, ...]:
     )
 
 
+def parameters(result: Result) -> str:
+    """Return the number of parameters, with those that one token uses where these are others."""
+    active = result.active_parameters
+    return f"{result.parameters:,}" + ("" if active is None else f", {active:,} active for one token")
+
+
+def expert_lines(result: Result) -> tuple[str, ...]:
+    """Return sentences about the load of the experts and the routers' loss; none for a model without experts."""
+    load = result.experts
+    if load is None:
+        return ()
+    worst = max(load.layers, key=lambda each: each.imbalance)
+    over = f"the {load.steps} steps of the window" if load.over == "window" else f"{load.steps} warm-up steps"
+    lines = [
+        f"largest load {load.imbalance:.2f} x the mean (layer {worst.layer}, over {over}), {load.imbalance_last:.2f} x "
+        f"in the last recorded step; shares of layer {worst.layer}: {worst.least:.2%} to {worst.largest:.2%}, "
+        f"mean {worst.mean:.2%}"
+    ]
+    if load.never_chosen:
+        where = ", ".join(str(each.layer) for each in load.layers if each.never_chosen)
+        lines.append(f"never chosen: {load.never_chosen} experts (layers {where})")
+    if load.auxiliary_first is not None and load.auxiliary_last is not None:
+        lines.append(f"auxiliary loss {load.auxiliary_first:.4g} -> {load.auxiliary_last:.4g}")
+    return tuple(lines)
+
+
 def status(result: Result) -> str:
     failure = result.status.failure
     return f"{result.status.word} ({failure})" if failure and failure != result.status.word else result.status.word

@@ -245,7 +245,10 @@ def test_a_framework_that_the_vendor_here_lacks_is_unsupported_and_a_plan_says_s
     tmp_path: Path, command: Command
 ) -> None:
     path = suite(tmp_path, {"case": "gpt3_6.7B:torch", "scale": "smoke"})
-    why = "vendor fake does not say how torch reaches its devices; it has fake"
+    why = (
+        "neither torch nor vendor fake says how torch reaches devices of kind 'fake'; add `reaches.fake` to torch's "
+        "implementation.yaml"
+    )
     (found,) = results(tmp_path, path)
     assert (found.status.word, found.status.evidence, found.chip) == ("unsupported", why, "F1")
     code, out, _ = command("--suite", path, "--dry-run")
