@@ -91,6 +91,8 @@ def _row(
 ) -> SupportRow:
     own = [run for run in runs if run.family == family and run.precision == precision]
     cells = {key: _state(implementation, precision, key, own) for key in LAYOUTS}
+    if "experts" not in FAMILIES[family]:
+        cells["EP"] = "-"  # there are none to divide
     return SupportRow(implementation.framework, family, precision, cells)
 
 
