@@ -86,6 +86,7 @@ VARIANTS = {
         Variant("EP2, recompute full", {"data": 2, "expert": 2}, recompute="full"),
         Variant("EP2 of DP4", {"data": 4, "expert": 2}),
         Variant("ZeRO 1, EP2", _zero(1, expert=2)),
+        Variant("ZeRO 1, EP2 of DP4", _zero(1, 4, 4, expert=2)),
         Variant("EP2 x TP2 sequence parallel", {"data": 2, "expert": 2, **_SEQUENCE}),
         Variant("EP2 x PP2", {"data": 2, "expert": 2, "pipeline": 2}),
     )
@@ -124,6 +125,11 @@ MIXTURE: dict[str, tuple[str, ...]] = {
         "accumulation 1", "recompute selective", "recompute full", "DP2", "EP2", "EP2 of DP4", "TP2",
         "TP2 sequence parallel", "PP2", "EP2, recompute full", "EP2 x TP2 sequence parallel", "EP2 x PP2",
         "ZeRO 1, EP2", "ZeRO 1, DP2", "ZeRO 2, DP2", "ZeRO 3, DP2",
+    ),
+    "megatron": (
+        "accumulation 1", "recompute selective", "recompute full", "DP2", "EP2", "EP2 of DP4", "TP2 sequence parallel",
+        "PP2", "PP2 interleaved", "EP2, recompute full", "EP2 x TP2 sequence parallel", "EP2 x PP2", "ZeRO 1, EP2",
+        "ZeRO 1, EP2 of DP4", "ZeRO 1, DP2", "TP2 sequence parallel x PP2, recompute full",
     ),
 }  # fmt: skip
 # Of a family that not every framework has, the layouts of the tests: those that divide its own parts.
