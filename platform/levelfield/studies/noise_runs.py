@@ -14,7 +14,7 @@ LAYOUTS = {"data": "DP2", "tensor": "TP2", "pipeline": "PP2", "zero1": "DP2SH1SP
 
 
 def variations(registry: Registry, plan: Plan) -> list[Entry]:
-    """Return entries of the same work: one thread, half and twice the micro-batch, each layout over two processes."""
+    """Return entries of the same work: one thread, other micro-batches, each layout over two processes."""
     framework, vendor = plan.implementation.framework, plan.hardware.vendor
     offered = registry.implementation(framework)[0].parallelism.get(plan.hardware.device_kind, ())
     one, two = (f"{plan.case}:{framework}:{vendor}:1:{devices}" for devices in (1, 2))
@@ -25,8 +25,12 @@ def variations(registry: Registry, plan: Plan) -> list[Entry]:
 
 
 def _micro_batches(plan: Plan) -> Iterator[int]:
-    """Return half and twice the micro-batch, as far as the same global batch divides into them."""
+    """Return half the micro-batch, and a larger one, as far as the same global batch divides into them.
+
+    At smoke scale the larger one is all sequences of a step at once: in 16 bits the difference grows with the factor,
+    so it covers the sizes between. At full scale it is twice the micro-batch, for which memory more often has room.
+    """
     if plan.tuning.micro_batch % 2 == 0:
         yield plan.tuning.micro_batch // 2
     if plan.accumulation % 2 == 0:
-        yield plan.tuning.micro_batch * 2
+        yield plan.tuning.micro_batch * (plan.accumulation if plan.scale == "smoke" else 2)

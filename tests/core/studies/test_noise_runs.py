@@ -9,16 +9,26 @@ from plans import PLUGINS, make_plan
 
 
 @pytest.mark.parametrize(
-    ("micro_batch", "accumulation", "sizes"), [(4, 2, {2, 8}), (4, 1, {2}), (1, 8, {2}), (3, 2, {6}), (3, 1, set())]
+    ("scale", "micro_batch", "accumulation", "sizes"),
+    [
+        ("full", 4, 2, {2, 8}),
+        ("full", 4, 8, {2, 8}),
+        ("full", 4, 1, {2}),
+        ("full", 3, 1, set()),
+        ("smoke", 1, 8, {8}),
+        ("smoke", 4, 8, {2, 32}),
+        ("smoke", 3, 2, {6}),
+        ("smoke", 3, 1, set()),
+    ],
 )
-def test_the_micro_batch_is_halved_and_doubled(
-    micro_batch: int, accumulation: int, sizes: set[int], monkeypatch: pytest.MonkeyPatch
+def test_the_micro_batch_is_halved_and_made_larger(
+    scale: str, micro_batch: int, accumulation: int, sizes: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_DEVICES", "1")
     registry = Registry([PLUGINS])
     known = make_plan(registry, "tiny:fake:F1")
     tuning = known.tuning.model_copy(update={"micro_batch": micro_batch})
-    given = known.model_copy(update={"tuning": tuning, "accumulation": accumulation})
+    given = known.model_copy(update={"tuning": tuning, "accumulation": accumulation, "scale": scale})
     entries = variations(registry, given)
     assert {e.request.choice.micro_batch for e in entries} - {None} == sizes
     assert any(e.request.choice.threads == 1 for e in entries)
