@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from levelfield.errors import UsageError
 from levelfield.publish.export import export_hf, hf_config, initial_arrays, to_hf
 from levelfield.specs.case import Model, Work
 from levelfield.worker import Initializer
+from levelfield.worker.job import namespace
 
 pytestmark = pytest.mark.torch
 LENGTH = 24
@@ -33,6 +35,26 @@ class Pair:
         with torch.no_grad():
             return (self.ours(tokens) - self.theirs(tokens).logits).abs().max().item()
 
+    def trained_difference(self, model: Model) -> float:
+        """The largest relative difference of the loss and of each parameter's gradient."""
+        tokens = torch.randint(
+            0, self.ours.model.vocab_size, (3, LENGTH + 1), generator=torch.Generator().manual_seed(2)
+        )
+        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        ours = self.ours(inputs, targets)
+        theirs = torch.nn.functional.cross_entropy(self.theirs(inputs).logits.flatten(0, 1), targets.flatten())
+        ours.backward()
+        theirs.backward()
+        gradients = {name: parameter.grad.numpy() for name, parameter in self.ours.named_parameters()}
+        # to_hf may add a constant: of a gradient it is taken off again
+        zeros = to_hf(model, {name: np.zeros_like(gradient) for name, gradient in gradients.items()})
+        renamed = {name: array - zeros[name] for name, array in to_hf(model, gradients).items()}
+        found = {name: parameter.grad.numpy() for name, parameter in self.theirs.named_parameters()}
+        assert set(found) == set(renamed)
+        least = 1e-3 * max(np.linalg.norm(gradient) for gradient in found.values())
+        apart = [np.linalg.norm(found[n] - renamed[n]) / max(np.linalg.norm(found[n]), least) for n in found]
+        return max(abs(ours.item() / theirs.item() - 1), *apart)
+
 
 def model_of(family: str, **changes) -> Model:
     return Model.model_validate({**MODELS[family], **changes})
@@ -41,9 +63,7 @@ def model_of(family: str, **changes) -> Model:
 def random_arrays(model: Model) -> dict[str, np.ndarray]:
     """Every parameter far from its initial value, so that a forgotten or exchanged one shows."""
     generator = np.random.default_rng(3)
-    job = SimpleNamespace(
-        model=SimpleNamespace(**model.model_dump()), training=SimpleNamespace(seed=1, sequence_length=LENGTH)
-    )
+    job = SimpleNamespace(model=namespace(model.model_dump()), training=SimpleNamespace(seed=1, sequence_length=LENGTH))
     return {
         name: generator.normal(1.0 if spec.fill == 1.0 else 0.0, 0.2, spec.shape).astype(np.float32)
         for name, spec in Initializer(job).parameters(job.model).items()
@@ -54,8 +74,8 @@ def build(model: Model, arrays: dict[str, np.ndarray]):
     from attention import choose_attention
     from decoder import Decoder, stage_of
 
-    fields = SimpleNamespace(**model.model_dump())
-    ours = Decoder(fields, LENGTH, torch.float32, stage_of(model.layers, 1, 0), choose_attention("sdpa", 0.0, None))
+    fields, attend = namespace(model.model_dump()), choose_attention("sdpa", 0.0, None, model.sliding_window)
+    ours = Decoder(fields, LENGTH, torch.float32, stage_of(model.layers, 1, 0), attend)
     ours.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
     ours.prepare(torch.device("cpu"))
     return ours
@@ -73,6 +93,9 @@ def pair(model: Model) -> Pair:
     return Pair(build(model, arrays), theirs)
 
 
+LLAMA3 = {"kind": "llama3", "factor": 8.0, "original_length": 12, "low_factor": 1.0, "high_factor": 4.0}
+YARN = {"kind": "yarn", "factor": 4.0, "original_length": 6, "beta_fast": 2.0, "beta_slow": 0.5}
+GEMMA = {"activation": "geglu_tanh", "embedding_scale": 32**0.5, "tied_embeddings": True}
 CASES = [
     pytest.param("gpt", {}, id="gpt"),
     pytest.param("gpt", {"activation": "gelu"}, id="gpt erf"),
@@ -80,12 +103,62 @@ CASES = [
     pytest.param("llama", {}, id="llama grouped queries"),
     pytest.param("llama", {"kv_heads": 4, "tied_embeddings": True}, id="llama tied"),
     pytest.param("llama", {"bias": True, "rope_base": 500000.0, "kv_heads": 1}, id="llama biases"),
+    pytest.param("llama", {"rope_scaling": LLAMA3}, id="llama 3.1"),
+    pytest.param("llama", {"rope_scaling": {"kind": "linear", "factor": 3.0}, "head_dim": 10}, id="linear"),
+    pytest.param("llama", {"rope_scaling": YARN}, id="yarn"),
+    pytest.param("llama", {"rope_scaling": {**YARN, "magnitude": 1.4}, "head_dim": 14}, id="yarn's magnitude"),
+    pytest.param("llama", {"qkv_bias": True, "norm_eps": 1e-6, "rope_base": 1e6}, id="qwen2.5"),
+    pytest.param("llama", {"query_key_norm": True, "head_dim": 12, "norm_eps": 1e-6}, id="qwen3"),
+    pytest.param("llama", {"query_key_norm": True, "rope_scaling": YARN, "kv_heads": 1}, id="qwen3 yarn"),
+    pytest.param("llama", {"sliding_window": 7}, id="mistral"),
+    pytest.param("llama", GEMMA, id="gemma"),
+    pytest.param("llama", {**GEMMA, "head_dim": 6, "kv_heads": 1, "tied_embeddings": False}, id="gemma untied"),
 ]
 
 
 @pytest.mark.parametrize(("family", "changes"), CASES)
 def test_logits_are_those_of_huggingface(family, changes):
-    assert pair(model_of(family, **changes)).difference() <= TOLERANCE
+    model = model_of(family, **changes)
+    both = pair(model)
+    assert both.difference() <= TOLERANCE
+    assert both.trained_difference(model) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"rope_scaling": LLAMA3}, {"rope_scaling": {**LLAMA3, "factor": 7.9}}),
+        ({"rope_scaling": LLAMA3}, {"rope_scaling": {**LLAMA3, "high_factor": 4.1}}),
+        ({"rope_scaling": YARN}, {"rope_scaling": {**YARN, "magnitude": 1.0}}),
+        ({"rope_scaling": YARN}, {"rope_scaling": {**YARN, "beta_slow": 0.1}}),
+        ({"sliding_window": 7}, {"sliding_window": 8}),
+        ({"sliding_window": 7}, {"sliding_window": None}),
+        (GEMMA, {"embedding_scale": 1.01 * 32**0.5}),
+        (GEMMA, {"activation": "swiglu"}),
+        ({"query_key_norm": True}, {"query_key_norm": True, "norm_eps": 1e-2}),
+    ],
+)
+def test_a_wrong_constant_of_a_part_shows_in_the_logits(changes, fault):
+    right = model_of("llama", **changes)
+    wrong = build(model_of("llama", **{**changes, **fault}), random_arrays(right))
+    assert Pair(wrong, pair(right).theirs).difference() > 10 * TOLERANCE
+
+
+def test_norms_after_a_layers_parts_are_those_of_a_llama_with_its_norms_moved():
+    """HuggingFace has no class with this part alone."""
+    model = model_of("llama")
+    both = pair(model)
+    for layer in both.theirs.model.layers:
+        layer.forward = functools.partial(norms_after, layer)
+    after = Pair(build(model_of("llama", norm_place="after"), random_arrays(model)), both.theirs)
+    assert both.difference() > 100 * TOLERANCE
+    assert after.difference() <= TOLERANCE
+    assert after.trained_difference(model) <= TOLERANCE
+
+
+def norms_after(layer, hidden_states, **more):
+    hidden_states = hidden_states + layer.input_layernorm(layer.self_attn(hidden_states=hidden_states, **more)[0])
+    return hidden_states + layer.post_attention_layernorm(layer.mlp(hidden_states))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +200,13 @@ def test_an_export_is_loaded_by_from_pretrained(family, tmp_path):
 @pytest.mark.parametrize(
     ("family", "changes", "named"),
     [
-        ("llama", {"positions": "learned", "rope_base": None}, "positions 'learned'"),
+        ("llama", {"positions": "learned", "rope_base": None}, "GPT2LMHeadModel: norm 'rmsnorm'"),
+        ("llama", {"norm_place": "after"}, "LlamaForCausalLM: norm_place 'after'"),
+        ("llama", {"query_key_norm": True, "qkv_bias": True}, "Qwen3ForCausalLM: qkv_bias True"),
+        ("llama", {"query_key_norm": True, "sliding_window": 8}, "MistralForCausalLM: query_key_norm True"),
+        ("llama", {"qkv_bias": True, "activation": "gelu"}, "Qwen2ForCausalLM: activation 'gelu'"),
+        ("llama", {"activation": "geglu_tanh"}, "GemmaForCausalLM: embedding_scale None"),
+        ("llama", {**GEMMA, "embedding_scale": 5.0}, r"embedding_scale 5.0 \(it has 5.65"),
         ("llama", {"activation": "gelu"}, "activation 'gelu'"),
         ("gpt", {"bias": False}, "bias False"),
         ("gpt", {"kv_heads": 2}, "kv_heads 2"),

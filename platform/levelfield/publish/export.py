@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from levelfield.errors import UsageError
 from levelfield.publish.mixture_export import mixture_arrays, mixture_config
-from levelfield.specs.base import LATER
+from levelfield.publish.rotary_export import refuse_others, rotary_arrays, rotary_config
 from levelfield.specs.case import Model, Work
 from levelfield.worker import Initializer
 from levelfield.worker.job import namespace
@@ -25,15 +24,6 @@ Array = NDArray[np.float32]
 Arrays = Mapping[str, Array]
 
 _GPT_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
-_LLAMA_LINEAR = {
-    "attention.query": "self_attn.q_proj",
-    "attention.key": "self_attn.k_proj",
-    "attention.value": "self_attn.v_proj",
-    "attention.output": "self_attn.o_proj",
-    "mlp.gate": "mlp.gate_proj",
-    "mlp.up": "mlp.up_proj",
-    "mlp.down": "mlp.down_proj",
-}
 
 
 def export_hf(work: Work, output: Path) -> list[Path]:
@@ -71,7 +61,7 @@ def hf_config(model: Model, sequence_length: int) -> dict[str, Any]:
     }
     if model.experts is not None:
         return {**shared, **mixture_config(model, sequence_length)}
-    return {**shared, **(_gpt_config if model.family == "gpt" else _llama_config)(model, sequence_length)}
+    return {**shared, **(_gpt_config if _is_gpt(model) else rotary_config)(model, sequence_length)}
 
 
 def to_hf(model: Model, arrays: Arrays) -> dict[str, Array]:
@@ -79,23 +69,20 @@ def to_hf(model: Model, arrays: Arrays) -> dict[str, Array]:
     _check_equivalent(model)
     if model.experts is not None:
         return {name: np.ascontiguousarray(array) for name, array in mixture_arrays(model, arrays).items()}
-    named = _gpt_arrays(model, arrays) if model.family == "gpt" else _llama_arrays(model, arrays)
+    named = (_gpt_arrays if _is_gpt(model) else rotary_arrays)(model, arrays)
     return {name: np.ascontiguousarray(array) for name, array in named.items()}
 
 
 def _check_equivalent(model: Model) -> None:
-    if model.experts is not None:
-        return  # mixture_export.py checks its own
-    wanted: dict[str, Any] = {"norm": "rmsnorm", "positions": "rope", "activation": "swiglu", "hidden_dropout": 0}
-    if model.family == "gpt":
-        wanted = {"norm": "layernorm", "positions": "learned", "bias": True, "kv_heads": model.heads}
-        wanted["activation"] = model.activation if model.activation in _GPT_ACTIVATIONS else "gelu"
-    wanted |= {name: f.default for name, f in Model.model_fields.items() if f.json_schema_extra == LATER}
-    found = {key: getattr(model, key) for key in wanted}
-    wrong = [f"{key} {found[key]!r} (it has {wanted[key]!r})" for key in wanted if found[key] != wanted[key]]
-    if wrong:
-        name = "GPT2LMHeadModel" if model.family == "gpt" else "LlamaForCausalLM"
-        raise UsageError(f"no equivalent in HuggingFace's {name}: {', '.join(wrong)}")
+    """Raises UsageError with every part that the class of a GPT has not; the other modules check their own."""
+    if _is_gpt(model):
+        activation = model.activation if model.activation in _GPT_ACTIVATIONS else "gelu"
+        wanted = {"norm": "layernorm", "bias": True, "kv_heads": model.heads, "activation": activation}
+        refuse_others(model, "GPT2LMHeadModel", wanted)
+
+
+def _is_gpt(model: Model) -> bool:
+    return model.positions == "learned" and model.experts is None
 
 
 def _gpt_config(model: Model, sequence_length: int) -> dict[str, Any]:
@@ -112,26 +99,6 @@ def _gpt_config(model: Model, sequence_length: int) -> dict[str, Any]:
         "embd_pdrop": model.hidden_dropout,
         "resid_pdrop": model.hidden_dropout,
         "attn_pdrop": model.attention_dropout,
-    }
-
-
-def _llama_config(model: Model, sequence_length: int) -> dict[str, Any]:
-    return {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "max_position_embeddings": sequence_length,
-        "hidden_size": model.hidden_size,
-        "intermediate_size": model.ffn_hidden_size,
-        "num_hidden_layers": model.layers,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads,
-        "head_dim": model.head_size,
-        "hidden_act": "silu",
-        "rms_norm_eps": model.norm_eps,
-        "rope_theta": model.rope_base,
-        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_base},
-        "attention_bias": model.bias,
-        "mlp_bias": model.bias,
     }
 
 
@@ -159,18 +126,3 @@ def _gpt_layer(arrays: Arrays, ours: str, theirs: str) -> dict[str, Array]:
         named[f"{theirs}.mlp.c_fc.{part}"] = arrays[f"{ours}.mlp.up.{part}"].T
         named[f"{theirs}.mlp.c_proj.{part}"] = arrays[f"{ours}.mlp.down.{part}"].T
     return named
-
-
-def _llama_arrays(model: Model, arrays: Arrays) -> dict[str, Array]:
-    named = {
-        "model.embed_tokens.weight": arrays["embedding.weight"],
-        "model.norm.weight": arrays["final_norm.weight"],
-    }
-    for layer in range(model.layers):
-        ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
-        named[f"{theirs}.input_layernorm.weight"] = arrays[f"{ours}.attention_norm.weight"]
-        named[f"{theirs}.post_attention_layernorm.weight"] = arrays[f"{ours}.mlp_norm.weight"]
-        for name, their_name in _LLAMA_LINEAR.items():
-            for part in ("weight", "bias") if model.bias else ("weight",):
-                named[f"{theirs}.{their_name}.{part}"] = arrays[f"{ours}.{name}.{part}"]
-    return named if model.tied_embeddings else {**named, "lm_head.weight": arrays["head.weight"]}
