@@ -90,13 +90,13 @@ def _row(
     implementation: ImplementationFile, family: str, precision: Precision, runs: tuple[MatrixRun, ...]
 ) -> SupportRow:
     own = [run for run in runs if run.family == family and run.precision == precision]
-    cells = {key: _state(implementation, precision, key, own) for key in LAYOUTS}
-    if "experts" not in FAMILIES[family]:
-        cells["EP"] = "-"  # there are none to divide
+    cells = {key: _state(implementation, family, precision, key, own) for key in LAYOUTS}
     return SupportRow(implementation.framework, family, precision, cells)
 
 
-def _state(implementation: ImplementationFile, precision: Precision, key: str, runs: list[MatrixRun]) -> State:
+def _state(
+    implementation: ImplementationFile, family: str, precision: Precision, key: str, runs: list[MatrixRun]
+) -> State:
     """Return the state of a cell. "tested" means that every run of this kind of layout passed."""
     ended = [run.passed for run in runs if kind_of(run.layout) == key]
     if ended:
@@ -105,12 +105,25 @@ def _state(implementation: ImplementationFile, precision: Precision, key: str, r
         device
         for device, offered in implementation.parallelism.items()
         if set(LAYOUTS[key]) <= set(offered) and precision in implementation.offered_precisions(device)
+        if _exists(family, key) and not _is_refused(implementation, family, key, device)
     ]
     if not devices:
         return "-"
     if HOST_KIND not in devices:
         return "chip"
     return "some" if precision in implementation.conditions.get(HOST_KIND, {}) else "written"
+
+
+def _exists(family: str, key: str) -> bool:
+    """Return whether the family has what the layout divides."""
+    return "expert" not in LAYOUTS[key] or "experts" in FAMILIES[family]
+
+
+def _is_refused(implementation: ImplementationFile, family: str, key: str, device: str) -> bool:
+    """Return whether the implementation refuses the layout for a mixture of experts by name."""
+    alone = "tensor" in LAYOUTS[key] and "sequence" not in LAYOUTS[key]
+    refusals = implementation.refusals(device)
+    return "experts" in FAMILIES[family] and alone and "experts with tensor but not sequence parallel" in refusals
 
 
 def kind_of(layout: Layout) -> str | None:

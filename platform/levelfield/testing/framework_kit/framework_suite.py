@@ -41,6 +41,7 @@ CHECKS = (
     FrameworkCheck("launch", manifest_checks.launch),
     FrameworkCheck("events", evidence_checks.events),
     FrameworkCheck("one-process", lambda subject: layout_checks.training(subject, only_one_process=True)),
+    FrameworkCheck("large-weights", layout_checks.large_weights),
     FrameworkCheck("repeats", layout_checks.repeats),
     FrameworkCheck("dropout", layout_checks.dropout),
     FrameworkCheck("capture", evidence_checks.capture),

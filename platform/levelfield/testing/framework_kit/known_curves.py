@@ -35,21 +35,26 @@ class KnownCurve:
 
 def known_curve(subject: FrameworkSubject, family: str) -> KnownCurve:
     """Return torch's curve of a small model in float32. Raises Missing where it is neither trained nor recorded."""
-    key = f"curve {family}"
+    return curve_by_torch(subject, job_of(subject.models[family], SINGLE))
+
+
+def curve_by_torch(subject: FrameworkSubject, job: Mapping[str, Any]) -> KnownCurve:
+    """Return torch's curve of a job in one process, computed once. Raises Missing as `known_curve`."""
+    key = f"curve {definition_digest(job)}"
     if key not in subject.kept:
-        subject.kept[key] = _trained(subject, family) or recorded_curve(job_of(subject.models[family], SINGLE))
+        subject.kept[key] = _trained(subject, job) or recorded_curve(job)
     return subject.kept[key]  # type: ignore[no-any-return]
 
 
-def _trained(subject: FrameworkSubject, family: str) -> KnownCurve | None:
+def _trained(subject: FrameworkSubject, job: Mapping[str, Any]) -> KnownCurve | None:
     """Train torch's curve here; None where its environment is not made."""
     torch = _torch(subject)
     if torch is None:
         return None
     try:
-        curve = torch.train(job_of(subject.models[family], SINGLE))
+        curve = torch.train(job)
     except Fails as error:
-        raise Missing(f"torch's own curve of {family} cannot be trained: {error.says}", "check torch first") from None
+        raise Missing(f"torch's own curve cannot be trained: {error.says}", "check torch first") from None
     return KnownCurve(curve, f"torch {torch.manifest.version}, trained here")
 
 

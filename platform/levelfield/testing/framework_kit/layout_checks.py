@@ -8,14 +8,19 @@ from typing import Any
 
 from levelfield.specs.case import Precision
 from levelfield.specs.layout import Layout
-from levelfield.specs.tested import MatrixRun
+from levelfield.specs.tested import Difference, DifferenceLimits, MatrixRun
 from levelfield.testing.findings import Fails, NotApplicable
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
-from levelfield.testing.framework_kit.known_curves import known_curve
+from levelfield.testing.framework_kit.known_curves import curve_by_torch, known_curve
 from levelfield.testing.framework_kit.small_jobs import LONG_STEPS, SINGLE, Variant
+from levelfield.testing.framework_kit.small_models import with_large_weights
 from levelfield.testing.framework_kit.training_curves import compare
 from levelfield.testing.framework_kit.variants import offered, small_job
 
+FEW_STEPS = 10
+# Of one process with large weights. Measured: rounding is up to 1e-7 in the loss and 2e-7 in the gradient norm; GELU's
+# other form is 6e-6 and 6e-5, and its cubic constant 1 % off 1.6e-6 and 4e-5.
+SHARP = DifferenceLimits(first_loss=1e-6, loss=1e-6, grad_norm=1e-5)
 COMPARED: tuple[Precision, ...] = ("fp32", "bf16", "fp16")  # fp8 has no limits of its own here
 
 
@@ -97,6 +102,33 @@ def _word(run: MatrixRun) -> str:
 
 def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:.1e}"
+
+
+def large_weights(subject: FrameworkSubject) -> str:
+    """Check each small model with larger weights, in few steps: a wrong constant of a function shows only there."""
+    found = {}
+    for family, model in subject.models.items():
+        job = small_job(with_large_weights(model), SINGLE, "fp32", steps=FEW_STEPS)
+        known = curve_by_torch(subject, job)
+        found[family] = compare(subject.train(job), known.curve)
+        if not is_sharp(found[family]):
+            figures = f"loss {_number(found[family].loss)}, gradient norm {_number(found[family].grad_norm)}"
+            limits = f"{SHARP.loss:g} and {SHARP.grad_norm:g}"
+            why = f"{family} with larger weights differs from torch's: {figures}, expected {limits} at most"
+            raise Fails(why, "compare the constants of activation, norms and positions with section 4")
+    losses = ", ".join(f"{family} {_number(each.loss)}" for family, each in found.items())
+    return f"losses with larger weights within {SHARP.loss:g} of torch's: {losses}"
+
+
+def is_sharp(difference: Difference) -> bool:
+    """Return whether a run with large weights, in one process, is as near as rounding."""
+    pairs = (
+        (difference.first_loss, SHARP.first_loss),
+        (difference.loss, SHARP.loss),
+        (difference.grad_norm, SHARP.grad_norm),
+    )
+    near = all(value is not None and value <= limit for value, limit in pairs)
+    return near and difference.same_weights and difference.same_tokens
 
 
 def repeats(subject: FrameworkSubject) -> str:

@@ -12,9 +12,10 @@ from typing import Any
 
 from levelfield.testing.findings import Fails
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
-from levelfield.testing.framework_kit.known_curves import known_curve
-from levelfield.testing.framework_kit.layout_checks import offered_runs
+from levelfield.testing.framework_kit.known_curves import curve_by_torch, known_curve
+from levelfield.testing.framework_kit.layout_checks import is_sharp, offered_runs
 from levelfield.testing.framework_kit.small_jobs import SINGLE
+from levelfield.testing.framework_kit.small_models import with_large_weights
 from levelfield.testing.framework_kit.training_curves import Curve, compare, first_steps
 from levelfield.testing.framework_kit.variants import small_job
 
@@ -76,7 +77,8 @@ def faults(subject: FrameworkSubject) -> str:
             _check_seen(subject, f"{family}: {planted.name}", known, planted)
             seen += 1
             subject.say(f"planted {family}: {planted.name}: seen")
-    return f"{seen + _one_rank_apart(subject)} planted faults are seen"
+    seen += _other_activation(subject) + _one_rank_apart(subject)
+    return f"{seen} planted faults are seen"
 
 
 def _applying(model: Job) -> Iterator[PlantedJob]:
@@ -94,6 +96,18 @@ def _check_seen(subject: FrameworkSubject, what: str, known: Curve, planted: Pla
         return  # a training that does not end is seen as well
     if found.within():
         raise Fails(f"{what}: the training does not change", "read this value from the job, and have none of your own")
+
+
+def _other_activation(subject: FrameworkSubject) -> int:
+    """Train GPT with the other form of GELU: with large weights the comparison must see it."""
+    if not {"gelu", "gelu_tanh"} <= set(subject.manifest.architecture) or "gpt" not in subject.models:
+        return 0
+    model = with_large_weights(subject.models["gpt"])
+    known = curve_by_torch(subject, small_job(model, SINGLE, "fp32", steps=STEPS)).curve
+    found = subject.train(small_job({**model, "activation": "gelu"}, SINGLE, "fp32", steps=STEPS))
+    if is_sharp(compare(found, known)):
+        raise Fails("gpt: the other form of GELU: the training does not change", "`gelu` is the erf form")
+    return 1
 
 
 def _one_rank_apart(subject: FrameworkSubject) -> int:
