@@ -97,10 +97,11 @@ def _not_offered(question: LayoutQuestion, rows: Rows) -> Iterator[str]:
     yield f"{'':>3} {_HEAD} {'needs':>7}"
     for row in rows:
         lacks = question.offer.lacks(row.tuning)
-        yield f"{'':>3} {_cells(row)} {lacks[0] if len(lacks) == 1 else 'both':>7}"
+        yield f"{'':>3} {_cells(row)} {lacks[0] if len(lacks) == 1 else 'several':>7}"
     yield wrapped(
-        f"{question.constants.framework} does not offer context parallelism or hybrid sharding (sharded states over a "
-        "part of the data-parallel ranks) where `needs` names it: these rows are predicted and cannot run here",
+        f"{question.constants.framework} does not offer context or expert parallelism or hybrid sharding (sharded "
+        "states over a part of the data-parallel ranks) where `needs` names it: these rows are predicted and cannot "
+        "run here",
         0,
     )
     yield ""

@@ -165,6 +165,10 @@ class Experts(Value):
         """Return whether layer `layer`, counted from 0, is a mixture."""
         return layer >= self.first_layer and (layer - self.first_layer) % self.every == 0
 
+    def mixtures_below(self, layer: int) -> int:
+        """Return the number of mixtures among the layers before `layer`."""
+        return max(0, -(-(layer - self.first_layer) // self.every))
+
     @model_validator(mode="after")
     def _consistent(self) -> Experts:
         if self.chosen > self.count:
