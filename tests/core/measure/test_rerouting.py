@@ -24,12 +24,8 @@ LAYERS, EXPERTS = (1, 2), 4
 EVEN = (1000,) * EXPERTS  # of one layer: 4,000 choices, 8,000 of a step
 ROUTING = {step: dict.fromkeys(LAYERS, EVEN) for step in STEPS}
 EXPERT = "layers.1.mlp.experts.up.weight[3]"
-NORMS = {
-    "layers.1.mlp.router.weight": 0.3,
-    EXPERT: 0.4,
-    "layers.1.mlp.experts.up.weight[2]": 0.5,
-    "final_norm.weight": 1,
-}
+OTHER = "layers.1.mlp.experts.up.weight[2]"
+NORMS = {"layers.1.mlp.router.weight": 0.3, EXPERT: 0.4, OTHER: 0.5, "final_norm.weight": 1.0}
 CURVE = {step: 5.0 * 0.95**step for step in STEPS}
 REFERENCE = TrainingCurve(
     20, CURVE, dict.fromkeys(STEPS, 1.0), {1: NORMS, 10: NORMS}, {"work": "w"}, {"head.weight": (3.0, 1.0)}, ROUTING
