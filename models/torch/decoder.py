@@ -7,6 +7,8 @@ from attention import rotary_tables
 from block import Block
 from head_loss import head_loss
 from layers import Linear, Positions, dropout, norm
+from levelfield.worker import head_size, part
+from mixture import mixtures
 from tied import TiedGradient, tied_embedding
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -27,7 +29,9 @@ class Decoder(nn.Module):
             self.embedding = nn.Embedding(model.vocab_size, model.hidden_size)
         if stage.first and model.positions == "learned":
             self.position = Positions(sequence_length, model.hidden_size)
-        self.layers = nn.ModuleDict({str(index): Block(model, attend) for index in stage.layers})
+        self.layers = nn.ModuleDict(
+            {str(index): Block(model, attend, index, sequence_length) for index in stage.layers}
+        )
         if stage.last:
             self.final_norm = norm(model)
         if stage.last and not model.tied_embeddings:
@@ -38,8 +42,10 @@ class Decoder(nn.Module):
         """Compute the constant tables, which are no parameters, on `device`, where the parameters now lie."""
         model, stage = self.model, self.stage
         if model.positions == "rope":
-            head_size = model.hidden_size // model.heads
-            self.rotary = rotary_tables(head_size, self.length, model.rope_base, device, self.dtype)
+            scaling = part(model, "rope_scaling")
+            self.rotary = rotary_tables(head_size(model), self.length, model.rope_base, device, self.dtype, scaling)
+        for _, mixture in mixtures(self):
+            mixture.prepare(device)
         whole = stage.first and stage.last and not isinstance(self.embedding.weight, DTensor)
         if model.tied_embeddings and whole and device.type == "cpu":
             self.tied = TiedGradient()  # elsewhere its sums would depend on the order of threads
@@ -60,6 +66,8 @@ class Decoder(nn.Module):
 
     def embed(self, tokens):
         x = self.embedding(tokens) if self.tied is None else tied_embedding(tokens, self.embedding.weight, self.tied)
+        scale = part(self.model, "embedding_scale")
+        x = x if scale is None else x * scale
         if self.model.positions == "learned":
             x = x + self.position(tokens.shape[1])
         return dropout(x.to(self.dtype), self.model.hidden_dropout)

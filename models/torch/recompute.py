@@ -11,6 +11,7 @@ _SAVED = [
     "aten::mm",
     "aten::addmm",
     "aten::bmm",
+    "aten::_grouped_mm",
     "levelfield::product",
     "aten::_scaled_dot_product_flash_attention",
     "aten::_scaled_dot_product_flash_attention_for_cpu",

@@ -11,6 +11,7 @@ from activations import keep_gradients, kept_activations
 from data_parallel import micro_batch_context
 from device import describe, memory, open_device, process_group
 from exchange import own_work
+from expert_parallel import ExpertMesh
 from levelfield.worker import Capture, Initializer, coordinates, learning_rate, train_steps
 from mesh import Grid
 from optimizer import LocalAdamW, LossScale, clip_divisor
@@ -18,6 +19,7 @@ from parallelize import build, check
 from parameters import as_arrays, save
 from pipeline import Pipeline
 from recompute import repeats
+from tallies import Tallies
 
 
 def train(job, recorder):
@@ -39,7 +41,9 @@ class Trainer:
     def __init__(self, job, place, device):
         self.job, self.place, self.device, self.capture = job, place, device, Capture(job)
         grid = Grid(job)
-        self.model, self.runner = build(job, grid, place, Initializer(job), device)
+        self.experts = ExpertMesh(job) if job.layout.expert > 1 else None
+        self.model, self.runner = build(job, grid, place, Initializer(job), device, self.experts)
+        self.tallies = Tallies(job, self.model, place, device)
         self.pipeline = None
         if job.layout.pipeline > 1:
             stage = self.model.stage
@@ -63,13 +67,17 @@ class Trainer:
             torch.manual_seed(step_seed(self.job, self.place, batch.step))
         inputs, targets = (torch.from_numpy(array).to(self.device) for array in (batch.inputs, batch.targets))
         keep = self.capture.wants(batch.step)
+        self.tallies.begin(self.loss_scale.value / self.job.accumulation)
         loss = self.gradients(inputs, targets, keep)
+        if self.experts is not None:
+            self.experts.reduce_gradients(self.model)
         self.optimizer.take_gradients()
         if keep:
             keep_gradients(self.capture, self.optimizer.gradients(), self.loss_scale.value)
         self.squares = self.optimizer.squares()
         self.figures = self.reduce(loss)
         self.update(learning_rate(self.job.training.schedule, batch.step))
+        self.tallies.move_biases()
 
     def update(self, rate):
         """The optimizer's step with clipped gradients; none where they are not finite under a loss scale."""
@@ -100,9 +108,10 @@ class Trainer:
         return total
 
     def reduce(self, loss):
-        """[loss times scale, squared gradient norm times scale squared], over the global batch: one collective."""
+        """[loss times scale, squared gradient norm times scale squared, routers' losses], over the global batch: one
+        collective."""
         shares = self.job.layout.data * self.job.layout.tensor  # ranks that hold a last stage's loss
-        figures = torch.stack((loss[0].double() / shares, self.squares.sum()))
+        figures = torch.stack((loss[0].double() / shares, self.squares.sum(), self.tallies.loss() / shares))
         if self.job.world_size > 1:
             dist.all_reduce(figures)
             self.own_work.exchanged()
@@ -112,10 +121,14 @@ class Trainer:
         """(name, this rank's share of its squared gradient norm) of the launched step, for which this waits."""
         return zip(self.optimizer.names, (self.squares / self.loss_scale.value**2).tolist(), strict=True)
 
+    def expert_tokens(self):
+        """(layer, tokens of each expert) that this rank counts of the launched step, for which this waits."""
+        return self.tallies.expert_tokens()
+
     def finish(self, batch):
         """Wait for the step's end; what to record of it."""
         scale = self.loss_scale.value
-        loss, square = self.figures.tolist()
+        loss, square, auxiliary = self.figures.tolist()
         norm = math.sqrt(square) / scale if square >= 0 else square
         finite = math.isfinite(norm)
         self.loss_scale.update(finite)
@@ -130,6 +143,7 @@ class Trainer:
             "memory": memory(self.device),
             "loss_scale": scale if scaled else None,
             "skipped": scaled and not finite,
+            "auxiliary_loss": auxiliary if self.tallies.exist else None,
             "before_exchange_seconds": self.own_work.seconds(),
         }
 

@@ -193,8 +193,8 @@ def weight_differences(run: TrainingCurve, reference: TrainingCurve) -> list[Dif
 
 
 def group_of(name: str) -> str:
-    """Return a parameter's name without its layer's number: `layers.3.mlp.up.weight` is of `mlp.up.weight`."""
-    return name.split(".", 2)[2] if name.startswith("layers.") else name
+    """Return a parameter's name without numbers: `layers.3.mlp.experts.up.weight[2]` is of `mlp.experts.up.weight`."""
+    return (name.split(".", 2)[2] if name.startswith("layers.") else name).partition("[")[0]
 
 
 def norm_difference(found: float, norms: Mapping[str, float], name: str) -> float:

@@ -18,6 +18,9 @@ from .loop import train_steps
 from .own_work import OwnWork
 from .parameters import ParameterSpec
 from .process import run
+from .process_memory import process_memory
+from .randomness import dropout_seed
+from .rotary import rotary_magnitude, scaled_frequencies
 from .schedule import learning_rate
 
 __all__ = [
@@ -38,11 +41,15 @@ __all__ = [
     "check_tensor_parallel",
     "checksum_slice",
     "coordinates",
+    "dropout_seed",
     "head_size",
     "is_mixture",
     "learning_rate",
     "load_job",
     "part",
+    "process_memory",
+    "rotary_magnitude",
     "run",
+    "scaled_frequencies",
     "train_steps",
 ]

@@ -10,6 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,8 @@ class Node:
         for process in self.started:
             for stream in (process.stdin, process.stdout):
                 if stream:
-                    stream.close()
+                    with suppress(BrokenPipeError):  # of what is still unsent to a node's part that has ended
+                        stream.close()
             process.kill()
             process.wait()
         for left in self.running():

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
+import spinners
 from levelfield.run.host_load import HostCounters, host_counters
 
 SPIN_SECONDS = 0.4
@@ -40,37 +40,62 @@ def test_a_child_that_has_ended_is_ones_own_time() -> None:
 
 
 def test_a_grandchild_that_still_runs_is_ones_own_time() -> None:
-    with subprocess.Popen(["/bin/sh", "-c", f'"{sys.executable}" -c "import time\nwhile 1: pass"; :']) as shell:
+    with spinners.child():
         before = counters()
         deadline = time.monotonic() + 30
         while own(counters()) - own(before) < SPIN_SECONDS and time.monotonic() < deadline:
             time.sleep(0.05)
         risen = own(counters()) - own(before)
-        for process in (*psutil.Process(shell.pid).children(recursive=True), shell):
-            process.kill()
     assert risen >= SPIN_SECONDS
 
 
-@contextmanager
-def stranger(folder: Path) -> Iterator[None]:
-    """A program that spins and is no descendant of this process: its parent has ended."""
-    spin = f'"{sys.executable}" -c "while 1: pass"'
-    subprocess.run(["/bin/sh", "-c", f"{spin} & echo $! > {folder}/pid"], check=True, start_new_session=True)
-    pid = int((folder / "pid").read_text())
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def test_a_program_of_others_is_busy_time_and_not_ones_own(tmp_path: Path) -> None:
-    with stranger(tmp_path):
+def test_a_program_of_others_is_busy_time_and_not_ones_own() -> None:
+    with spinners.stranger() as pid:
         before = counters()
-        time.sleep(1.0)
+        until_used(pid, SPIN_SECONDS)
         after = counters()
     busy, mine = after["busy_seconds"] - before["busy_seconds"], own(after) - own(before)
     assert mine < 0.3 and busy - mine > 0.2
+
+
+def until_used(pid: int, seconds: float) -> None:
+    """Until the process has used that much more processor time, on a busy machine too."""
+    process = psutil.Process(pid)
+    wanted, deadline = process.cpu_times().user + seconds, time.monotonic() + 30
+    while process.cpu_times().user < wanted and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("kind", ["child", "stranger"])
+def test_a_killed_run_of_the_tests_leaves_no_program_that_spins(kind: str) -> None:
+    script = f"import spinners, time\nwith spinners.{kind}():\n    print('up', flush=True)\n    time.sleep(600)"
+    marked = {"PYTHONPATH": str(Path(spinners.__file__).parent), "SPINNERS_OF": f"{os.getpid()} {kind}"}
+    argv = [sys.executable, "-c", script]
+    with subprocess.Popen(argv, env={**os.environ, **marked}, stdout=subprocess.PIPE) as killed:
+        killed.stdout.readline()
+        spinning = until(lambda: len(those_with(marked["SPINNERS_OF"])) > 1)
+        killed.kill()
+    ended = until(lambda: not those_with(marked["SPINNERS_OF"]))
+    for left in those_with(marked["SPINNERS_OF"]):
+        left.kill()
+    assert spinning and ended
+
+
+def until(true: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 30
+    while not (done := true()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return done
+
+
+def those_with(mark: str) -> list[psutil.Process]:
+    """Processes that have the mark in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("SPINNERS_OF") == mark:
+                found.append(process)
+    return found
 
 
 def test_processes_of_an_engine_are_not_told_apart() -> None:
