@@ -25,7 +25,7 @@ def make_mesh(job):
 
 def vary(x, axes):
     """x, of a type that varies over `axes` too: its gradient is not summed over them."""
-    missing = tuple(axis for axis in axes if axis not in jax.typeof(x).vma)
+    missing = tuple(axis for axis in axes if axis not in jax.typeof(x).mat.varying)
     return lax.pcast(x, missing, to="varying") if missing else x
 
 

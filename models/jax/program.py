@@ -70,9 +70,9 @@ class Program:
     def shares(self, gradients):
         """This rank's share of each parameter's squared gradient norm, float32, in the order of `names`."""
         found = []
-        for name, gradient in gradients.items():
-            sums = square_sums(gradient, self.kinds[name].layers)
-            found.append(vary(sums, AXES) / self.replicas(self.kinds[name]))
+        for name, kind in self.kinds.items():  # JAX sorts the names of a mapping
+            sums = square_sums(gradients[name], kind.layers)
+            found.append(vary(sums, AXES) / self.replicas(kind))
         return jnp.concatenate(found)
 
     def replicas(self, kind):

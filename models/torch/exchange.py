@@ -23,7 +23,7 @@ def own_work(job, device, first_exchanging_stage):
     local = (
         layout.data > 1
         and layout.pipeline == 1
-        and layout.expert == 1
+        and layout.context == layout.expert == 1
         and layout.sharding_stage < first_exchanging_stage
     )
     kinds = {"cpu": OwnWork, "cuda": DeviceWork}

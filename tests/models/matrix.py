@@ -82,6 +82,13 @@ VARIANTS = {
         Variant("ZeRO 2, DP2 x PP2", _zero(2, pipeline=2)),
         Variant("ZeRO 3, DP2 x PP2", _zero(3, pipeline=2)),
         Variant("TP2 sequence parallel x PP2, recompute full", {**_SEQUENCE, "pipeline": 2}, recompute="full"),
+        Variant("EP2", {"data": 2, "expert": 2}),
+        Variant("EP2, recompute full", {"data": 2, "expert": 2}, recompute="full"),
+        Variant("EP2 of DP4", {"data": 4, "expert": 2}),
+        Variant("ZeRO 1, EP2", _zero(1, expert=2)),
+        Variant("ZeRO 1, EP2 of DP4", _zero(1, 4, 4, expert=2)),
+        Variant("EP2 x TP2 sequence parallel", {"data": 2, "expert": 2, **_SEQUENCE}),
+        Variant("EP2 x PP2", {"data": 2, "expert": 2, "pipeline": 2}),
     )
 }
 BASIC = ("DP2", "TP2", "PP2", "DP2 x TP2", "DP2 x PP2", "TP2 x PP2")
@@ -112,6 +119,19 @@ FLOAT32: dict[str, tuple[str, ...]] = {
     ),
     "oneflow": ("accumulation 1", "recompute full", *BASIC, "PP4"),
 }  # fmt: skip
+# What each framework runs in float32 of a mixture of experts, after one process.
+MIXTURE: dict[str, tuple[str, ...]] = {
+    "torch": (
+        "accumulation 1", "recompute selective", "recompute full", "DP2", "EP2", "EP2 of DP4", "TP2",
+        "TP2 sequence parallel", "PP2", "EP2, recompute full", "EP2 x TP2 sequence parallel", "EP2 x PP2",
+        "ZeRO 1, EP2", "ZeRO 1, DP2", "ZeRO 2, DP2", "ZeRO 3, DP2",
+    ),
+    "megatron": (
+        "accumulation 1", "recompute selective", "recompute full", "DP2", "EP2", "EP2 of DP4", "TP2 sequence parallel",
+        "PP2", "PP2 interleaved", "EP2, recompute full", "EP2 x TP2 sequence parallel", "EP2 x PP2", "ZeRO 1, EP2",
+        "ZeRO 1, EP2 of DP4", "ZeRO 1, DP2", "TP2 sequence parallel x PP2, recompute full",
+    ),
+}  # fmt: skip
 # Of a family that not every framework has, the layouts of the tests: those that divide its own parts.
 DIVIDING = {"qwen": ("ZeRO 3, DP2", "TP2 sequence parallel")}
 SIXTEEN_BITS = ("DP2", *ZERO, "TP2", "TP2 sequence parallel", "PP2", "DP2 x TP2", "DP2 x PP2", "TP2 x PP2")
@@ -138,13 +158,18 @@ def families(framework: str) -> tuple[str, ...]:
 
 
 def matrix(framework: str, precisions: tuple[Precision, ...]) -> Iterator[Asked]:
-    """Every run of a framework: float32 in all its layouts, 16 bits in those of one kind of parallelism or two."""
+    """Every run of a framework: float32 in all its layouts, 16 bits in those of one kind of parallelism or two; the
+    mixture in float32 alone, as rounding to 16 bits gives tokens to other experts."""
     names = FLOAT32[framework]
     for precision in precisions:
         chosen = names if precision == "fp32" else [name for name in SIXTEEN_BITS if name in names]
         for name in (SINGLE.name, *chosen):
             for family in families(framework):
-                yield Asked(framework, family, precision, VARIANTS[name])
+                if family != "mixture":
+                    yield Asked(framework, family, precision, VARIANTS[name])
+    if "mixture" in families(framework):
+        for name in (SINGLE.name, *MIXTURE[framework]):
+            yield Asked(framework, "mixture", "fp32", VARIANTS[name])
 
 
 def reduced() -> Iterator[Asked]:

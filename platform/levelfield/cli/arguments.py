@@ -423,6 +423,13 @@ def _framework(parser: argparse.ArgumentParser) -> None:
         "folder", nargs="?", type=Path, metavar="FOLDER", help="write FOLDER/models/NAME (default: the current folder)"
     )
     new.add_argument("--package", action="store_true", help="write a package FOLDER/levelfield-NAME for pip instead")
+    check = actions.add_parser("check", help="train the small models in every offered layout, and compare them")
+    check.add_argument("name", metavar="NAME", help="the framework's name")
+    check.add_argument("--device", default="cpu", metavar="KIND", help="the kind of devices to train on (default: cpu)")
+    check.add_argument("--python", metavar="PATH", help="an interpreter with the framework, in place of an environment")
+    check.add_argument("--fast", action="store_true", help="one process only, without planted faults; writes nothing")
+    check.add_argument("--json", action="store_true", help="machine-readable output")
+    check.add_argument("--verbose", action="store_true", help="print each training to stderr, also without a terminal")
     _complete("framework", actions)
 
 

@@ -320,6 +320,17 @@ Bring a framework. docs/writing-a-framework.md shows the steps.
 
 examples:
   run_benchmarks.py framework new acme
+  run_benchmarks.py framework check acme --plugins DIR --fast
+"""
+
+FRAMEWORK_CHECK = """\
+Train the small models in every layout, precision and recomputation that the
+manifest offers, and compare them with torch's curve. Plant faults, check events,
+refusals and ends. Write tested.json. Exit code 4 unless every check passes.
+
+examples:
+  run_benchmarks.py framework check acme --plugins DIR
+  run_benchmarks.py framework check acme --fast --python PATH
 """
 
 FRAMEWORK_NEW = """\
@@ -462,6 +473,7 @@ DESCRIPTIONS = {
     "vendor record": VENDOR_RECORD,
     "framework": FRAMEWORK,
     "framework new": FRAMEWORK_NEW,
+    "framework check": FRAMEWORK_CHECK,
     "image": IMAGE,
     "image build": IMAGE_BUILD,
     "image show": IMAGE_SHOW,

@@ -30,6 +30,7 @@ MODELS: dict[str, dict[str, Any]] = {
 MODELS["mixture"] = {
     **MODELS["llama"],
     "family": "mixture",
+    "query_key_norm": True,
     "experts": {
         "count": 4, "chosen": 2, "ffn_hidden_size": 48, "shared": 1, "first_layer": 1, "every": 1,
         "router": {"scores": "softmax", "normalised": True, "scale": 1.0, "groups": None, "auxiliary_loss": 0.01,
@@ -38,6 +39,14 @@ MODELS["mixture"] = {
     },
 }  # fmt: skip
 EVERYWHERE = ("gpt", "llama")  # what every framework trains
+
+
+def with_large_weights(model: dict[str, Any]) -> dict[str, Any]:
+    """Return the model with weights five times as large, whose activations reach where functions bend.
+
+    With small weights every activation is nearly a line, and a wrong constant in it changes no digit that is compared.
+    """
+    return {**model, "init_std": 0.1}
 
 
 def shallow(model: dict[str, Any]) -> dict[str, Any]:
