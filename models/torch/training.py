@@ -124,7 +124,7 @@ class Trainer:
 
     def gradient_squares(self):
         """(name, this rank's share of its squared gradient norm) of the launched step, for which this waits."""
-        return zip(self.optimizer.names, (self.squares / self.loss_scale.value**2).tolist(), strict=True)
+        return zip(self.optimizer.square_names, (self.squares / self.loss_scale.value**2).tolist(), strict=True)
 
     def expert_tokens(self):
         """(layer, tokens of each expert) that this rank counts of the launched step, for which this waits."""

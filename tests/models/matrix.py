@@ -23,6 +23,7 @@ from typing import Any
 from layouts import EVERYWHERE, MODELS, ROOT, SINGLE, Curve, Variant, compare, job_of, script_of, train
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import rows, table
+from levelfield.node.code_digest import training_digest
 from levelfield.plan.environment import environment_of
 from levelfield.plan.implementation_identity import folder_digest
 from levelfield.run.runtimes.environments import environment_in_use
@@ -249,6 +250,7 @@ def measure(
         device_kind="cpu",
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         sources=sources_of(framework),
+        rests_on=training_digest(script_of(framework).parent),
         machine=f"{platform.system()} {platform.machine()}, {processor()}",
         runs=tuple(runs),
     )
