@@ -1,7 +1,7 @@
-"""A dense model with rotary positions under HuggingFace's names. The class follows from the model's parts, not its family.
+"""A dense model with rotary positions under HuggingFace's names.
 
-They share one layout of parameters and differ in their constants. tests/models/test_torch_huggingface.py checks the
-mapping by logits, loss and gradients.
+Its class follows from its parts and not from its family. The classes share one layout of parameters and differ in their
+constants. tests/models/test_torch_huggingface.py checks the mapping by logits, loss and gradients.
 """
 
 from __future__ import annotations
