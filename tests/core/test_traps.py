@@ -13,7 +13,7 @@ import pytest
 from plans import PLUGINS, ROOT
 
 STANDARD = sys.stdlib_module_names
-FRAMEWORKS = {"torch", "paddle", "megatron", "deepspeed", "oneflow"}
+FRAMEWORKS = {"torch", "paddle", "megatron", "deepspeed", "oneflow", "jax"}
 # What a framework's training may import beside the standard library, the worker and its siblings.
 OF_TORCH = {"torch", "numpy", "flash_attn", "transformer_engine"}
 OF_FRAMEWORK = {
@@ -22,6 +22,7 @@ OF_FRAMEWORK = {
     "deepspeed": OF_TORCH | {"deepspeed"},
     "paddle": {"paddle", "numpy"},
     "oneflow": {"oneflow", "numpy"},
+    "jax": {"jax", "jaxlib", "numpy"},
     "fake": set(),
 }
 # What an adapter may use to reach its maker's devices.
