@@ -1,15 +1,18 @@
 """What Megatron-Core lacks to run on a processor: it knows CUDA only. On any other device this does nothing.
 
-No file of the package is changed. Megatron asks torch.cuda in four ways, and each gets a processor's answer:
-which device is current, random numbers' states, tensors made or moved by the word "cuda", and the names of
-tensor types, which it compares with "torch.cuda.FloatTensor" and its like.
+No file of the package is changed. Megatron asks torch.cuda in five ways, and each gets a processor's answer:
+which device is current, random numbers' states, tensors made or moved by the word "cuda", the names of tensor types,
+which it compares with "torch.cuda.FloatTensor" and its like, and streams, on which a mixture copies its counts.
 """
 
+import contextlib
 import logging
 
 import torch
 from megatron.core.tensor_parallel import random
+from megatron.core.transformer.moe import token_dispatcher
 from torch.overrides import TorchFunctionMode
+from uneven_parts import exchange_uneven_parts
 
 
 def stand_in_for_cuda(device):
@@ -20,9 +23,34 @@ def stand_in_for_cuda(device):
     torch.cuda.manual_seed = torch.manual_seed
     torch.cuda.get_rng_state = random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+    torch.cuda.Stream = torch.cuda.current_stream = NoStream
+    torch.cuda.stream = contextlib.nullcontext
+    # its own moves tensors of other devices only, and leaves a processor's where numbers are needed
+    token_dispatcher.maybe_move_tensor_to_cpu = on_processor
+    exchange_uneven_parts()
     # it warns when the processor's random numbers move inside the device's, which are the same here
     logging.getLogger(random.__name__).setLevel(logging.ERROR)
     OnProcessor().__enter__()
+
+
+def on_processor(tensor, as_numpy=False, record_stream=False):
+    """What is there already, as Megatron's function of this place returns it."""
+    return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+
+class NoStream:
+    """A stream, and its events, where every call has ended when it returns."""
+
+    def __eq__(self, other):
+        return isinstance(other, NoStream)
+
+    __hash__ = None
+
+    def record_event(self):
+        return self
+
+    def synchronize(self):
+        pass
 
 
 class OnProcessor(TorchFunctionMode):

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from megatron.core.transformer.identity_op import IdentityOp
 from torch import nn
 
 KINDS = {"LayerNorm": nn.LayerNorm, "RMSNorm": nn.RMSNorm}
@@ -19,10 +20,17 @@ class LocalNorm:
 
 
 def use_local_norm(block):
-    """Megatron's local block spec with these norms before attention, before the MLP and at the end."""
-    norms = {"input_layernorm": LocalNorm, "pre_mlp_layernorm": LocalNorm}
-    layers = [
-        dataclasses.replace(layer, submodules=dataclasses.replace(layer.submodules, **norms))
-        for layer in block.layer_specs
-    ]
+    """Megatron's local block spec with these norms before attention, before the MLP, at the end, and of queries and
+    keys where these have one."""
+    layers = [_with_norms(each) for each in block.layer_specs]
     return dataclasses.replace(block, layer_specs=layers, layer_norm=LocalNorm)
+
+
+def _with_norms(layer):
+    attention = layer.submodules.self_attention
+    if attention.submodules.q_layernorm is not IdentityOp:
+        submodules = dataclasses.replace(attention.submodules, q_layernorm=LocalNorm, k_layernorm=LocalNorm)
+        attention = dataclasses.replace(attention, submodules=submodules)
+    norms = {"input_layernorm": LocalNorm, "pre_mlp_layernorm": LocalNorm}
+    submodules = dataclasses.replace(layer.submodules, self_attention=attention, **norms)
+    return dataclasses.replace(layer, submodules=submodules)

@@ -1,7 +1,8 @@
-"""GPT and Llama as Megatron-Core says them: one TransformerConfig, its own layer specs, and its GPTModel.
+"""A decoder as Megatron-Core says it: one TransformerConfig, its own layer specs, and its GPTModel.
 
-Both are decoders of pre-norm blocks. GPT: LayerNorm, GELU, learned positions, biases, the head tied to the embedding.
-Llama: RMSNorm, SwiGLU, rotary positions, grouped queries, no biases, a head of its own. On a GPU the layers are
+GPT: LayerNorm, GELU, learned positions, biases, the head tied to the embedding. Llama: RMSNorm, SwiGLU, rotary
+positions, grouped queries, no biases, a head of its own. Later models compose the same parts and others: norms of
+queries and keys, heads of their own size, scaled positions, mixtures of experts. On a GPU the layers are
 transformer-engine's, with Megatron's fused kernels; on a processor they are Megatron's local ones, without.
 """
 
@@ -9,11 +10,14 @@ import functools
 import importlib.util
 
 import torch
+from definite_router import use_definite_router
+from levelfield.worker import head_size, part
 from local_norm import use_local_norm
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.transformer_config import TransformerConfig
+from mixture import mixture
 from torch.nn import functional
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
@@ -29,7 +33,11 @@ def build(job, place, device):
     """
     accelerated = device.type == "cuda"
     config = TransformerConfig(
-        **architecture(job.model), **arithmetic(job, accelerated), **execution(job, accelerated), **passing(job)
+        **architecture(job.model),
+        **mixture(job.model),
+        **arithmetic(job, accelerated),
+        **execution(job),
+        **passing(job),
     )
     return [chunk(job, place, config, number, accelerated).to(device) for number in range(job.tuning.virtual_pipeline)]
 
@@ -39,7 +47,9 @@ def chunk(job, place, config, number, accelerated):
     model, virtual = job.model, config.virtual_pipeline_model_parallel_size
     stage = number if virtual else None
     spec = get_gpt_decoder_block_spec(config, accelerated, config.normalization, vp_stage=stage)
-    return GPTModel(
+    if part(model, "experts") is not None:
+        spec = use_definite_router(spec, model.experts.router)
+    built = GPTModel(
         config=config,
         transformer_layer_spec=spec if accelerated else use_local_norm(spec),
         vocab_size=model.vocab_size,
@@ -51,6 +61,18 @@ def chunk(job, place, config, number, accelerated):
         rotary_base=model.rope_base,
         vp_stage=stage,
     )
+    scale_positions(built, part(model, "rope_scaling"))
+    return built
+
+
+def scale_positions(built, scaling):
+    """Change the rotary frequencies, by llama3 with Megatron's own formula: its option has Llama 3.1's numbers only."""
+    rotary = getattr(built, "rotary_pos_emb", None)
+    if scaling is not None and scaling.kind == "linear":
+        rotary.inv_freq = rotary.inv_freq / scaling.factor
+    elif scaling is not None:
+        bounds = scaling.low_factor, scaling.high_factor, scaling.original_length
+        rotary.inv_freq = rotary._apply_scaling(rotary.inv_freq, scaling.factor, *bounds)
 
 
 def architecture(model):
@@ -61,10 +83,15 @@ def architecture(model):
         "ffn_hidden_size": model.ffn_hidden_size,
         "num_attention_heads": model.heads,
         "num_query_groups": model.kv_heads,
+        "kv_channels": head_size(model),
+        "qk_layernorm": part(model, "query_key_norm"),
+        # Megatron counts the tokens before the own one
+        "window_size": (model.sliding_window - 1, 0) if part(model, "sliding_window") else None,
         "normalization": NORMS[model.norm],
         "layernorm_epsilon": model.norm_eps,
         "gated_linear_unit": model.activation == "swiglu",
         "add_bias_linear": model.bias,
+        "add_qkv_bias": part(model, "qkv_bias"),
         "hidden_dropout": model.hidden_dropout,
         "attention_dropout": model.attention_dropout,
         # the values come from the worker; not initialising at all would leave parameters unmarked as tensor-parallel
@@ -100,12 +127,14 @@ def arithmetic(job, accelerated):
     }
 
 
-def execution(job, accelerated):
+def execution(job):
     """Layout and recomputation: selective computes the inside of attention again, full each layer from its input."""
     layout, recompute = job.layout, job.tuning.recompute
     return {
         "tensor_model_parallel_size": layout.tensor,
         "pipeline_model_parallel_size": layout.pipeline,
+        "context_parallel_size": layout.context,
+        "expert_model_parallel_size": layout.expert,
         "sequence_parallel": layout.sequence_parallel,
         "recompute_granularity": None if recompute == "none" else recompute,
         "recompute_method": "uniform" if recompute == "full" else None,

@@ -1,12 +1,15 @@
 """What this implementation cannot do, said before a framework is imported."""
 
-from levelfield.worker import Unsupported, check_tensor_parallel
+import itertools
+
+from levelfield.worker import Unsupported, check_tensor_parallel, part
 
 
 def check(job):
     """Raises Unsupported with the first reason why the job cannot be done as it asks."""
     check_tensor_parallel(job)  # Megatron would pad the vocabulary, which is another model
-    for reason in (*kernels(job), *stages(job), *interleaving(job), *sharding(job.layout)):
+    checks = (kernels, norms, stages, interleaving, sharding, context, mixture)
+    for reason in itertools.chain.from_iterable(each(job) for each in checks):
         raise Unsupported(reason)
 
 
@@ -20,6 +23,11 @@ def kernels(job):
         yield f"attention flash_attn is transformer-engine's, for NVIDIA devices; this is '{job.device}'"
     if job.training.precision == "fp8" and job.device != "cuda":
         yield f"precision fp8 needs an NVIDIA device and transformer-engine; this is '{job.device}'"
+
+
+def norms(job):
+    if part(job.model, "query_key_norm") and job.model.norm != "rmsnorm":
+        yield f"norms of queries and keys beside {job.model.norm}: Megatron's are of one kind, expected rmsnorm"
 
 
 def stages(job):
@@ -41,10 +49,40 @@ def interleaving(job):
         yield f"virtual pipeline {chunks}: {job.accumulation} micro-batches are no multiple of {stages} stages"
 
 
-def sharding(layout):
+def sharding(job):
+    layout = job.layout
     if layout.sequence_parallel and layout.tensor == 1:
         yield "sequence parallel needs tensor parallel"
     if layout.sharding_stage > 1:
         yield f"sharding stage {layout.sharding_stage}; Megatron's distributed optimizer is stage 1"
-    if layout.sharding_stage and layout.sharding_degree != layout.data:
-        yield f"sharding over {layout.sharding_degree} of {layout.data} data-parallel ranks; only over all of them"
+    replicas = layout.data * layout.context
+    if layout.sharding_stage and layout.sharding_degree != replicas:
+        yield f"sharding over {layout.sharding_degree} of {replicas} data-parallel ranks; only over all of them"
+
+
+def context(job):
+    ranks = job.layout.context
+    if ranks == 1:
+        return
+    if job.device != "cuda":
+        yield f"context parallel is in transformer-engine's attention, for NVIDIA devices; this is '{job.device}'"
+    if job.training.sequence_length % (2 * ranks):
+        yield f"context parallel over {ranks} ranks cannot divide a sequence of {job.training.sequence_length}"
+
+
+def mixture(job):
+    """Megatron divides the tokens of a mixture over the tensor-parallel ranks, and has biases of neither its shared
+    experts nor, divided, of the others."""
+    layout, experts = job.layout, part(job.model, "experts")
+    if experts is None:
+        if layout.expert > 1:
+            yield f"expert parallel over {layout.expert} ranks: the model has no experts"
+        return
+    if experts.count % layout.expert:
+        yield f"expert parallel over {layout.expert} ranks: {experts.count} experts cannot be divided by it"
+    if layout.tensor > 1 and not layout.sequence_parallel:
+        yield "tensor parallel with experts needs sequence parallel in Megatron"
+    if experts.ffn_hidden_size % layout.tensor:
+        yield f"tensor parallel over {layout.tensor} ranks cannot divide experts of {experts.ffn_hidden_size}"
+    if job.model.bias:
+        yield "experts with biases; Megatron's shared experts have none"

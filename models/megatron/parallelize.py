@@ -3,6 +3,7 @@
 import contextlib
 
 import torch.distributed as dist
+from definite_router import routers_of
 from device import process_group
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
@@ -13,7 +14,8 @@ from model import DTYPES
 
 @contextlib.contextmanager
 def parallel_groups(job, device):
-    """Megatron's process groups while the context lasts: tensor innermost, then data, then pipeline."""
+    """Megatron's process groups while the context lasts: tensor innermost, then context, data and pipeline; experts
+    over consecutive ranks of data and context, and each expert over the tensor-parallel ranks."""
     if job.world_size == 1:  # Megatron needs a group of one too
         dist.init_process_group(job.backend, store=dist.HashStore(), rank=0, world_size=1)
     with process_group(job, device):
@@ -22,6 +24,8 @@ def parallel_groups(job, device):
             job.layout.tensor,
             job.layout.pipeline,
             virtual_pipeline_model_parallel_size=chunks if chunks > 1 else None,
+            context_parallel_size=job.layout.context,
+            expert_model_parallel_size=job.layout.expert,
             create_gloo_process_groups=False,
         )
         yield
@@ -32,7 +36,7 @@ def replicate(job, chunks):
 
     With more than one rank its communication overlaps the backward pass, and the distributed optimizer's the forward.
     """
-    config, several = chunks[0].config, job.layout.data > 1
+    config, several = chunks[0].config, job.layout.data * job.layout.context > 1
     settings = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         use_distributed_optimizer=job.layout.sharding_stage == 1,
@@ -40,10 +44,13 @@ def replicate(job, chunks):
         overlap_param_gather=several and job.layout.sharding_stage == 1,
     )
     half = config.fp16 or config.bf16
+    chunks = [Float16Module(config, chunk) if half else chunk for chunk in chunks]
+    for router in routers_of(chunks):
+        router.float()  # its weight, and the counts beside it
     # a later chunk's gradients are ready while other chunks still compute: one bucket is enough for them
     wrapped = [
-        DistributedDataParallel(config, settings, Float16Module(config, c) if half else c, disable_bucketing=number > 0)
-        for number, c in enumerate(chunks)
+        DistributedDataParallel(config, settings, chunk, disable_bucketing=number > 0)
+        for number, chunk in enumerate(chunks)
     ]
     config.finalize_model_grads_func = finalize_model_grads
     config.no_sync_func = no_sync_of(wrapped) if several else None

@@ -5,9 +5,10 @@ import importlib.util
 import torch
 import torch.distributed as dist
 from cpu import stand_in_for_cuda
+from definite_router import routers_of
 from device import describe, memory, open_device
 from exchange import own_work
-from levelfield.worker import Capture, Initializer, coordinates, learning_rate, train_steps
+from levelfield.worker import Capture, Initializer, coordinates, learning_rate, part, train_steps
 from megatron.core import __version__ as megatron_version
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
@@ -15,6 +16,7 @@ from model import build
 from observe import observe
 from parallelize import make_optimizer, parallel_groups, replicate, set_rates
 from sending import hold_what_is_sent
+from sequence import Sequence
 from weights import Weights
 
 # Megatron's selective recomputation is that of attention's core; the full one runs each layer whole.
@@ -41,17 +43,19 @@ class Trainer:
     def __init__(self, job, place, device):
         self.job, self.place, self.device, self.capture = job, place, device, Capture(job)
         # other ranks have other dropout; Megatron gives each tensor-parallel rank its own inside attention
-        model_parallel_cuda_manual_seed(job.training.seed + 4096 * (place.pipeline * job.layout.data + place.data))
+        outer = (place.pipeline * job.layout.data + place.data) * job.layout.context + place.context
+        model_parallel_cuda_manual_seed(job.training.seed + 4096 * outer)
         self.chunks = build(job, place, device)
         self.wrapped = replicate(job, self.chunks)
         self.optimizer = make_optimizer(job, self.wrapped)
         initializer = Initializer(job)
-        inner, known = self.optimizer.chained_optimizers[0], initializer.parameters(job.model)
-        self.parameters = Weights(job, place, self.chunks, inner, known)
+        self.parameters = Weights(job, place, self.chunks, self.optimizer, initializer.parameters(job.model))
         self.parameters.fill(initializer)
         self.run_schedule = get_forward_backward_func()
         self.own_work, self.left = own_work(job, device, first_exchanging_stage=2), 0
-        self.positions = torch.arange(job.training.sequence_length, device=device).expand(job.tuning.micro_batch, -1)
+        self.has_experts, self.routers = part(job.model, "experts") is not None, routers_of(self.chunks)
+        self.sequence = Sequence(job.training.sequence_length, job.layout.context, place.context, device)
+        self.positions = self.sequence.places.expand(job.tuning.micro_batch, -1)
 
     def weights(self):
         """(name, whole shape, slices, float32 values) of what this rank holds."""
@@ -60,6 +64,10 @@ class Trainer:
     def gradient_squares(self):
         """(name, this rank's share of its squared gradient norm) of the launched step."""
         return self.parameters.squares(self.loss_scale)
+
+    def expert_tokens(self):
+        """(layer, tokens by expert) of this rank's tokens in the launched step."""
+        return [(router.layer_number - 1, router.tokens.tolist()) for router in self.routers]
 
     def save(self, folder):
         self.parameters.save(folder)
@@ -76,6 +84,8 @@ class Trainer:
         for chunk in self.wrapped:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
+        for router in self.routers:
+            router.reset()
         self.left = self.job.accumulation
         losses = self.run_schedule(
             forward_step_func=self.forward,
@@ -85,26 +95,28 @@ class Trainer:
             seq_length=self.job.training.sequence_length,
             micro_batch_size=self.job.tuning.micro_batch,
         )
-        self.loss = self.reduce(losses)
+        self.loss = self.reduce(losses, self.job.layout.tensor)
+        self.auxiliary_loss = self.reduce([each.loss for each in self.routers], 1) if self.has_experts else None
         for name, gradient in self.parameters.gradients(self.loss_scale) if captured else ():
             self.capture.keep(f"gradient.{name}", gradient)
 
     def forward(self, upcoming, model):
         """The next micro-batch for Megatron's schedule: a model chunk's output, and what makes a loss of the last's."""
-        inputs, targets = (tensor.to(self.device, non_blocking=True) for tensor in next(upcoming))
+        inputs, targets = (self.sequence.own(each.to(self.device, non_blocking=True)) for each in next(upcoming))
         return model(inputs, self.positions, None, labels=targets), self.mean_loss
 
     def mean_loss(self, losses):
         """(loss, what to keep of it) of a micro-batch. The last one's backward pass begins to reduce gradients."""
-        found = mean_loss(losses)
+        found = mean_loss(losses, self.job.layout.context)
         self.left -= 1
         if self.left == 0:
             self.own_work.reaches_exchange()
         return found
 
-    def reduce(self, losses):
-        """The mean loss of the global batch, on every rank; `losses`: of the micro-batches, on a last stage."""
-        sharing = self.job.accumulation * self.job.layout.data * self.job.layout.tensor
+    def reduce(self, losses, replicas):
+        """The mean loss of the global batch, on every rank. losses: of this rank, each the sum over micro-batches or of
+        one of them; replicas: how many tensor-parallel ranks have the same."""
+        sharing = self.job.accumulation * self.job.layout.data * replicas
         total = torch.zeros(1, dtype=torch.float64, device=self.device)
         for loss in losses:
             total += loss / sharing
@@ -119,7 +131,7 @@ class Trainer:
         set_rates(self.optimizer, rate, self.job.training.optimizer.weight_decay)
         done, norm, _ = self.optimizer.step()
         self.own_work.exchanged()
-        owner = self.place.tensor == 0 and self.place.pipeline == 0
+        owner = self.place.tensor == self.place.pipeline == self.place.context == 0
         return {
             "loss": self.loss.item(),
             "grad_norm": norm,
@@ -130,6 +142,7 @@ class Trainer:
             "loss_scale": scale if self.job.training.precision == "fp16" else None,
             "skipped": not done,
             "before_exchange_seconds": spent,
+            "auxiliary_loss": None if self.auxiliary_loss is None else self.auxiliary_loss.item(),
         }
 
 
@@ -138,9 +151,12 @@ def micro_batches(batch):
     return zip(torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets), strict=True)
 
 
-def mean_loss(losses):
-    """(loss, what to keep of it) of a micro-batch. Megatron divides the first in place: the second is a copy."""
-    loss = losses.mean()
+def mean_loss(losses, ranks=1):
+    """(loss, what to keep of it) of a micro-batch. Megatron divides the first in place: the second is a copy.
+
+    ranks: that share the sequences, each with so much of the mean.
+    """
+    loss = losses.mean() / ranks
     return loss, loss.detach().clone()
 
 

@@ -1,30 +1,39 @@
 """Causal self-attention with grouped queries (Vaswani et al., 2017; Ainslie et al., 2023) and rotary positions."""
 
 import contextlib
+import functools
 
 import torch
-from layers import Linear
-from levelfield.worker import Unsupported
+from layers import Linear, RMSNorm
+from levelfield.worker import Unsupported, head_size, part, rotary_magnitude, scaled_frequencies
 from torch import nn
 from torch.nn import functional
 
 
 class Attention(nn.Module):
-    """Heads of size D = hidden / heads; each of `kv_heads` keys and values serves heads / kv_heads queries."""
+    """Heads of size D; each of `kv_heads` keys and values serves heads / kv_heads queries.
+
+    query_norm, key_norm: of each head, before the rotation (Henry et al., 2020); None in a model without them.
+    """
 
     def __init__(self, model, attend):
         super().__init__()
-        self.head_size = model.hidden_size // model.heads
+        self.head_size = head_size(model)
         inner, narrow = model.heads * self.head_size, model.kv_heads * self.head_size
-        self.query = Linear(model.hidden_size, inner, bias=model.bias)
-        self.key = Linear(model.hidden_size, narrow, bias=model.bias)
-        self.value = Linear(model.hidden_size, narrow, bias=model.bias)
+        bias, normed = model.bias or part(model, "qkv_bias"), part(model, "query_key_norm")
+        self.query = Linear(model.hidden_size, inner, bias=bias)
+        self.key = Linear(model.hidden_size, narrow, bias=bias)
+        self.value = Linear(model.hidden_size, narrow, bias=bias)
+        self.query_norm = RMSNorm(self.head_size, eps=model.norm_eps) if normed else None
+        self.key_norm = RMSNorm(self.head_size, eps=model.norm_eps) if normed else None
         self.output = Linear(inner, model.hidden_size, bias=model.bias)
         self.attend = attend
 
     def forward(self, x, rotary=None):
         """x: [batch, sequence, hidden]; rotary: the tables of `rotary_tables`, or None for learned positions."""
         query, key, value = (self.heads(layer(x)) for layer in (self.query, self.key, self.value))
+        if self.query_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
         if rotary is not None:
             query, key = rotate(query, rotary), rotate(key, rotary)
         return self.output(self.attend(query, key, value).flatten(2))
@@ -34,11 +43,15 @@ class Attention(nn.Module):
         return x.unflatten(-1, (-1, self.head_size))
 
 
-def rotary_tables(head_size, length, base, device, dtype):
-    """Cosines and sines [length, 1, D / 2] of RoPE (Su et al., 2021), computed in float32."""
-    frequency = base ** -(torch.arange(0, head_size, 2, dtype=torch.float32, device=device) / head_size)
+def rotary_tables(size, length, base, device, dtype, scaling=None):
+    """Cosines and sines [length, 1, D / 2] of RoPE (Su et al., 2021) for heads of size D, computed in float32."""
+    if scaling is None:
+        frequency, magnitude = base ** -(torch.arange(0, size, 2, dtype=torch.float32, device=device) / size), 1.0
+    else:
+        frequency = torch.from_numpy(scaled_frequencies(scaling, base, size)).to(device)
+        magnitude = rotary_magnitude(scaling)
     angle = torch.outer(torch.arange(length, dtype=torch.float32, device=device), frequency)[:, None, :]
-    return angle.cos().to(dtype), angle.sin().to(dtype)
+    return (angle.cos() * magnitude).to(dtype), (angle.sin() * magnitude).to(dtype)
 
 
 def rotate(x, tables):
@@ -54,12 +67,15 @@ def check_attention(name):
         flash_attention()
 
 
-def choose_attention(name, dropout, private_randomness):
+def choose_attention(name, dropout, private_randomness, window=None):
     """The kernel `name`: (query, key, value), each [batch, sequence, n, D] -> [batch, sequence, n, D].
 
-    private_randomness: see `private`; None where the rank's own random numbers will do.
+    There may be fewer queries than keys: they are then those of the last positions.
+    private_randomness: see `private`; None where the rank's own random numbers will do. window: the number of tokens
+    that a token attends to, itself among them (Beltagy et al., 2020); None: all before it.
     """
     kernel = flash_attention() if name == "flash_attn" else scaled_dot_product
+    kernel = kernel if window is None else functools.partial(kernel, window=window)
 
     def attend(query, key, value):
         with private(private_randomness) if private_randomness is not None and dropout else contextlib.nullcontext():
@@ -68,16 +84,26 @@ def choose_attention(name, dropout, private_randomness):
     return attend
 
 
-def scaled_dot_product(query, key, value, dropout):
+def scaled_dot_product(query, key, value, dropout, window=None):
+    queries, keys = query.shape[1], key.shape[1]
+    whole = window is None and queries == keys
+    mask = None if whole else banded(queries, keys, window or keys, query.device)
     mixed = functional.scaled_dot_product_attention(
         query.transpose(1, 2),
         key.transpose(1, 2),
         value.transpose(1, 2),
         dropout_p=dropout,
-        is_causal=True,
+        attn_mask=mask,
+        is_causal=mask is None,
         enable_gqa=query.shape[2] != key.shape[2],
     )
     return mixed.transpose(1, 2)
+
+
+def banded(queries, keys, window, device):
+    """What the last `queries` of `keys` tokens attend to, [queries, keys]: themselves and the window - 1 before."""
+    before = keys - queries
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(before).triu(before + 1 - window)
 
 
 def flash_attention():
@@ -86,7 +112,12 @@ def flash_attention():
         from flash_attn import flash_attn_func
     except ImportError as error:
         raise Unsupported(f"attention flash_attn: the package flash-attn cannot be imported ({error})") from None
-    return lambda query, key, value, dropout: flash_attn_func(query, key, value, dropout_p=dropout, causal=True)
+
+    def attend(query, key, value, dropout, window=None):
+        band = (-1, -1) if window is None else (window - 1, 0)
+        return flash_attn_func(query, key, value, dropout_p=dropout, causal=True, window_size=band)
+
+    return attend
 
 
 @contextlib.contextmanager

@@ -8,35 +8,46 @@ parameters when it runs and frees them after. With fewer shards than data-parall
 import contextlib
 
 import torch
+from mixture import Mixture
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 
-def shard_data_parallel(model, grid, stage):
-    """Apply FSDP2, on the meta device, where the layout needs it; returns whether it did."""
+def shard_data_parallel(model, grid, stage, divided=()):
+    """Apply FSDP2, on the meta device, where the layout needs it; returns whether it did.
+
+    divided: the parameters that expert parallelism divides, which are reduced by themselves.
+    """
     mesh = grid.data_mesh()
     if mesh is None or not (stage or grid["tensor"] is not None):
         return False
-    policy = MixedPrecisionPolicy(
-        param_dtype=None if model.dtype == torch.float32 else model.dtype,
-        reduce_dtype=torch.float32,
-        cast_forward_inputs=False,
-    )
-    if grid["shard"] is None:
-        apply = lambda module, _root: replicate(module, mesh=mesh, mp_policy=policy)  # noqa: E731
-    else:
-        apply = lambda module, root: fully_shard(  # noqa: E731
-            module, mesh=mesh, mp_policy=policy, reshard_after_forward=stage == 3 and not root
-        )
     for block in model.layers.values():
-        apply(block, False)
-    apply(model, True)
+        if isinstance(block.mlp, Mixture):  # its scores are in float32
+            shard(block.mlp.router, mesh, grid, stage, policy(torch.float32))
+        shard(block, mesh, grid, stage, policy(model.dtype), ignored_params=set(divided))
+    shard(model, mesh, grid, min(stage, 2), policy(model.dtype), ignored_params=set(divided))
     return True
 
 
-def replicate_data_parallel(model, grid):
+def shard(module, mesh, grid, stage, precision, **ignored):
+    if grid["shard"] is None:
+        replicate(module, mesh=mesh, mp_policy=precision, **ignored)
+    else:
+        fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward=stage == 3, **ignored)
+
+
+def policy(dtype):
+    """Parameters gathered in `dtype`, gradients reduced in float32."""
+    return MixedPrecisionPolicy(
+        param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+
+
+def replicate_data_parallel(model, grid, divided=()):
     """DDP around the filled model; its ranks start from equal weights, so nothing is broadcast."""
+    ignored = [name for name, parameter in model.named_parameters() if any(parameter is each for each in divided)]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
     group = grid["replicate"].get_group()
     return DistributedDataParallel(
         model, process_group=group, gradient_as_bucket_view=True, broadcast_buffers=False, init_sync=False

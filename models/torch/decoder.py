@@ -7,6 +7,8 @@ from attention import rotary_tables
 from block import Block
 from head_loss import head_loss
 from layers import Linear, Positions, dropout, norm
+from levelfield.worker import head_size, part
+from mixture import mixtures
 from tied import TiedGradient, tied_embedding
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -18,16 +20,20 @@ class Decoder(nn.Module):
 
     stage: which layers, and whether the first and last stage's parts, this process holds.
     With tied embeddings the last stage holds the embedding too, as its head.
+    share: this rank's part of each sequence (context_parallel.py), which it is given of tokens and targets; None: all.
     """
 
-    def __init__(self, model, sequence_length, dtype, stage, attend):
+    def __init__(self, model, sequence_length, dtype, stage, attend, share=None):
         super().__init__()
+        self.share = share
         self.model, self.length, self.dtype, self.stage = model, sequence_length, dtype, stage
         if stage.first or (stage.last and model.tied_embeddings):
             self.embedding = nn.Embedding(model.vocab_size, model.hidden_size)
         if stage.first and model.positions == "learned":
             self.position = Positions(sequence_length, model.hidden_size)
-        self.layers = nn.ModuleDict({str(index): Block(model, attend) for index in stage.layers})
+        self.layers = nn.ModuleDict(
+            {str(index): Block(model, attend, index, sequence_length) for index in stage.layers}
+        )
         if stage.last:
             self.final_norm = norm(model)
         if stage.last and not model.tied_embeddings:
@@ -38,8 +44,12 @@ class Decoder(nn.Module):
         """Compute the constant tables, which are no parameters, on `device`, where the parameters now lie."""
         model, stage = self.model, self.stage
         if model.positions == "rope":
-            head_size = model.hidden_size // model.heads
-            self.rotary = rotary_tables(head_size, self.length, model.rope_base, device, self.dtype)
+            scaling = part(model, "rope_scaling")
+            self.rotary = rotary_tables(head_size(model), self.length, model.rope_base, device, self.dtype, scaling)
+            if self.share is not None:
+                self.rotary = tuple(table[self.share.positions.to(device)] for table in self.rotary)
+        for _, mixture in mixtures(self):
+            mixture.prepare(device)
         whole = stage.first and stage.last and not isinstance(self.embedding.weight, DTensor)
         if model.tied_embeddings and whole and device.type == "cpu":
             self.tied = TiedGradient()  # elsewhere its sums would depend on the order of threads
@@ -60,9 +70,17 @@ class Decoder(nn.Module):
 
     def embed(self, tokens):
         x = self.embedding(tokens) if self.tied is None else tied_embedding(tokens, self.embedding.weight, self.tied)
+        scale = part(self.model, "embedding_scale")
+        x = x if scale is None else x * scale
         if self.model.positions == "learned":
-            x = x + self.position(tokens.shape[1])
+            x = x + self.learned_positions(tokens.shape[1])
         return dropout(x.to(self.dtype), self.model.hidden_dropout)
+
+    def learned_positions(self, length):
+        """Of the tokens that this rank embeds; under sequence parallelism a part of its share's."""
+        if self.share is None:
+            return self.position(length)
+        return self.position(self.length)[self.share.embedded.to(self.position.weight.device)]
 
     @property
     def head_weight(self):

@@ -20,6 +20,11 @@ def own_work(job, device, first_exchanging_stage):
     """The clock for this layout; one that measures nothing where ranks exchange before their last forward pass ends,
     or where the device has no such clock. first_exchanging_stage: the first ZeRO stage in which they do."""
     layout = job.layout
-    local = layout.data > 1 and layout.pipeline == 1 and layout.sharding_stage < first_exchanging_stage
+    local = (
+        layout.data > 1
+        and layout.pipeline == 1
+        and layout.context == layout.expert == 1
+        and layout.sharding_stage < first_exchanging_stage
+    )
     kinds = {"cpu": OwnWork, "cuda": DeviceWork}
     return kinds.get(device.type, OwnWork)(local and device.type in kinds)

@@ -7,6 +7,9 @@ each rank has its part of the sequence.
 
 from functools import partial
 
+from levelfield.worker import part
+from levelfield.worker.architecture import GATED
+from mixture import Mixture
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -22,7 +25,10 @@ def apply_tensor_parallel(model, mesh, sequence_parallel):
     """Shard `model`, still on the meta device, over `mesh`."""
     between = Shard(1) if sequence_parallel else Replicate()
     for block in model.layers.values():
-        parallelize_module(block, mesh, block_plan(model.model, between, sequence_parallel))
+        mixture = isinstance(block.mlp, Mixture)
+        parallelize_module(block, mesh, block_plan(model.model, between, sequence_parallel, mixture))
+        if mixture:
+            block.mlp.between = between
     ends = {}
     if model.stage.first:
         ends["embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
@@ -33,23 +39,40 @@ def apply_tensor_parallel(model, mesh, sequence_parallel):
     split_head(model, mesh, between)
 
 
-def block_plan(model, between, sequence_parallel):
-    columns = ["attention.query", "attention.key", "attention.value", "mlp.up"]
-    columns += ["mlp.gate"] if model.activation == "swiglu" else []
+def block_plan(model, between, sequence_parallel, mixture=False):
+    """mixture: whether the block has experts; theirs and the router's weights are not divided here."""
+    mlp = "mlp.shared" if mixture else "mlp"
+    columns = ["attention.query", "attention.key", "attention.value", f"{mlp}.up"]
+    columns += [f"{mlp}.gate"] if model.activation in GATED else []
     # one gathered input for all the columns: its gradient is then summed over ranks once, not three times
     gathered = {
         "attention": PrepareModuleInput(input_layouts=(between, None), desired_input_layouts=(Replicate(), None)),
         "mlp": PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),)),
     }
-    rows = {name: RowwiseParallel(output_layouts=between) for name in ("attention.output", "mlp.down")}
+    rows = {name: RowwiseParallel(output_layouts=between) for name in ("attention.output", f"{mlp}.down")}
     norms = {name: SequenceParallel(use_local_output=True) for name in ("attention_norm", "mlp_norm")}
-    return {**gathered, **{name: ColwiseParallel() for name in columns}, **rows, **(norms if sequence_parallel else {})}
+    norms = norms if sequence_parallel else {}
+    return {**gathered, **{name: ColwiseParallel() for name in columns}, **rows, **norms, **head_norms(model)}
+
+
+def head_norms(model):
+    """The norms of queries and keys have one weight for all heads, of which each rank has some: so its gradient is
+    summed over the ranks. torch's class for a split sequence does that too, for any split dimension."""
+    names = ("attention.query_norm", "attention.key_norm") if part(model, "query_key_norm") else ()
+    return {name: SequenceParallel(sequence_dim=2, use_local_output=True) for name in names}
 
 
 def split_positions(model, mesh, sequence_parallel):
-    """With sequence parallelism each rank needs the positions of its own part of the sequence, and only them."""
-    if sequence_parallel and hasattr(model, "position"):
-        distribute_module(model.position, mesh, split_rows, output_fn=lambda _module, output, _mesh: output.to_local())
+    """With sequence parallelism each rank needs the positions of its own part of the sequence, and only them.
+
+    Under context parallelism too these are no rows in a row: then each rank holds all of them, and their gradient is
+    summed over the ranks.
+    """
+    if not sequence_parallel or not hasattr(model, "position"):
+        return
+    split, placements = (split_rows, None) if model.share is None else (None, [Partial()])
+    local = lambda _module, output, _mesh: output.to_local(grad_placements=placements)  # noqa: E731
+    distribute_module(model.position, mesh, split, output_fn=local)
 
 
 def split_head(model, mesh, between):

@@ -8,9 +8,11 @@ import onednn
 import torch
 import torch.distributed as dist
 from activations import keep_gradients, kept_activations
+from context_parallel import open_share
 from data_parallel import micro_batch_context
 from device import describe, memory, open_device, process_group
 from exchange import own_work
+from expert_parallel import ExpertMesh
 from levelfield.worker import Capture, Initializer, coordinates, learning_rate, train_steps
 from mesh import Grid
 from optimizer import LocalAdamW, LossScale, clip_divisor
@@ -18,6 +20,7 @@ from parallelize import build, check
 from parameters import as_arrays, save
 from pipeline import Pipeline
 from recompute import repeats
+from tallies import Tallies
 
 
 def train(job, recorder):
@@ -39,13 +42,17 @@ class Trainer:
     def __init__(self, job, place, device):
         self.job, self.place, self.device, self.capture = job, place, device, Capture(job)
         grid = Grid(job)
-        self.model, self.runner = build(job, grid, place, Initializer(job), device)
+        self.experts = ExpertMesh(job) if job.layout.expert > 1 else None
+        self.share = open_share(job, place)
+        self.model, self.runner = build(job, grid, place, Initializer(job), device, self.experts, self.share)
+        self.tallies = Tallies(job, self.model, place, device)
         self.pipeline = None
         if job.layout.pipeline > 1:
             stage = self.model.stage
             self.pipeline = Pipeline(job, self.runner, stage, self.model.dtype, device, grid["pipeline"])
         ends = grid.ends_group(place) if job.layout.pipeline > 1 and job.model.tied_embeddings else None
-        self.optimizer = LocalAdamW(self.model, job.training, job.layout.data * job.layout.tensor, ends)
+        self.stage_ranks = job.layout.data * job.layout.context * job.layout.tensor
+        self.optimizer = LocalAdamW(self.model, job.training, self.stage_ranks, ends)
         self.loss_scale = LossScale(job.training.loss_scale if job.training.precision == "fp16" else None)
         self.random = bool(job.model.hidden_dropout or job.model.attention_dropout)
         self.own_work = own_work(job, device, first_exchanging_stage=1)  # FSDP2 gathers parameters from stage 1 on
@@ -55,21 +62,27 @@ class Trainer:
         return as_arrays(self.model)
 
     def save(self, folder):
-        save(self.model, folder, writes=self.place.data == 0 and self.place.tensor == 0)
+        save(self.model, folder, writes=self.place.data == self.place.context == self.place.tensor == 0)
 
     def launch(self, batch):
         """Forward, backward, clipping and the optimizer's step, without waiting for the device."""
         if self.random:
             torch.manual_seed(step_seed(self.job, self.place, batch.step))
         inputs, targets = (torch.from_numpy(array).to(self.device) for array in (batch.inputs, batch.targets))
+        if self.share is not None:
+            inputs, targets = self.share.of(inputs), self.share.of(targets)
         keep = self.capture.wants(batch.step)
+        self.tallies.begin(self.loss_scale.value / self.job.accumulation)
         loss = self.gradients(inputs, targets, keep)
+        if self.experts is not None:
+            self.experts.reduce_gradients(self.model)
         self.optimizer.take_gradients()
         if keep:
             keep_gradients(self.capture, self.optimizer.gradients(), self.loss_scale.value)
         self.squares = self.optimizer.squares()
         self.figures = self.reduce(loss)
         self.update(learning_rate(self.job.training.schedule, batch.step))
+        self.tallies.move_biases()
 
     def update(self, rate):
         """The optimizer's step with clipped gradients; none where they are not finite under a loss scale."""
@@ -100,9 +113,10 @@ class Trainer:
         return total
 
     def reduce(self, loss):
-        """[loss times scale, squared gradient norm times scale squared], over the global batch: one collective."""
-        shares = self.job.layout.data * self.job.layout.tensor  # ranks that hold a last stage's loss
-        figures = torch.stack((loss[0].double() / shares, self.squares.sum()))
+        """[loss times scale, squared gradient norm times scale squared, routers' losses], over the global batch: one
+        collective."""
+        shares = self.stage_ranks  # each holds the last stage's loss of its tokens, or the same as another
+        figures = torch.stack((loss[0].double() / shares, self.squares.sum(), self.tallies.loss() / shares))
         if self.job.world_size > 1:
             dist.all_reduce(figures)
             self.own_work.exchanged()
@@ -110,17 +124,21 @@ class Trainer:
 
     def gradient_squares(self):
         """(name, this rank's share of its squared gradient norm) of the launched step, for which this waits."""
-        return zip(self.optimizer.names, (self.squares / self.loss_scale.value**2).tolist(), strict=True)
+        return zip(self.optimizer.square_names, (self.squares / self.loss_scale.value**2).tolist(), strict=True)
+
+    def expert_tokens(self):
+        """(layer, tokens of each expert) that this rank counts of the launched step, for which this waits."""
+        return self.tallies.expert_tokens()
 
     def finish(self, batch):
         """Wait for the step's end; what to record of it."""
         scale = self.loss_scale.value
-        loss, square = self.figures.tolist()
+        loss, square, auxiliary = self.figures.tolist()
         norm = math.sqrt(square) / scale if square >= 0 else square
         finite = math.isfinite(norm)
         self.loss_scale.update(finite)
         scaled = self.loss_scale.interval is not None
-        owner = self.place.tensor == 0 and self.place.pipeline == 0
+        owner = self.place.tensor == self.place.context == self.place.pipeline == 0
         return {
             "loss": loss / scale,
             "grad_norm": norm if finite or not scaled else None,
@@ -130,6 +148,7 @@ class Trainer:
             "memory": memory(self.device),
             "loss_scale": scale if scaled else None,
             "skipped": scaled and not finite,
+            "auxiliary_loss": auxiliary if self.tallies.exist else None,
             "before_exchange_seconds": self.own_work.seconds(),
         }
 
@@ -139,4 +158,5 @@ def step_seed(job, place, step):
     has its own part of the sequence."""
     stream = place.tensor if job.layout.sequence_parallel else 0
     text = f"dropout {job.training.seed} {step} {place.data} {place.pipeline} {stream}"
+    text += f" {place.context}" if job.layout.context > 1 else ""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

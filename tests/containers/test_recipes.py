@@ -39,7 +39,10 @@ def offered() -> list[tuple[str, str]]:
     registry = Registry()
     files = [registry.vendor_file(name) for name in sorted(registry.vendors)]
     return [
-        (f.name, framework) for f in files for framework in sorted(f.frameworks) if {framework, "base"} & set(f.images)
+        (f.name, framework)
+        for f in files
+        for framework in sorted(registry.reaching(f))
+        if {framework, "base"} & set(f.images)
     ]
 
 

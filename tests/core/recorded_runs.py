@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import Outcome, ProcessEnd
@@ -18,6 +19,7 @@ from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
 from levelfield.worker import Batches, Initializer, Recorder, coordinates, learning_rate, load_job
+from levelfield.worker.architecture import is_mixture
 from plans import PLUGINS, make_plan
 
 STEP_NS = 500_000_000
@@ -29,13 +31,13 @@ MEASURED = MeasuredPeaks({"fp32": 2.0}, "a probe of the tests")
 Event = dict[str, Any]
 
 
-def record_run(paths: RunPaths) -> None:
-    """Two data-parallel ranks on two fake dies, whose fp32 peak was measured."""
+def record_run(paths: RunPaths, plugins: Path = PLUGINS, case: str = "tiny") -> None:
+    """Two data-parallel ranks on two fake dies, whose fp32 peak was measured. plugins: a further folder with `case`."""
     paths.events.mkdir(parents=True)
     paths.logs.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FAKE_DEVICES", "2")
-        plan = make_plan(Registry([PLUGINS]), "tiny:fake:F1:1:2", scale="smoke", measured=MEASURED)
+        plan = make_plan(Registry(sorted({PLUGINS, plugins})), f"{case}:fake:F1:1:2", scale="smoke", measured=MEASURED)
         plan = plan.model_copy(update={"run_id": paths.root.name})
         paths.plan.write_text(dump(plan))
         write_json(paths.job, job_of(plan, paths))
@@ -70,6 +72,9 @@ def _record_rank(paths: RunPaths, plan: Plan, rank: int, patch: pytest.MonkeyPat
     recorder.begin()
     for batch in Batches(job, coordinates(job).data):
         clock.now += STEP_NS
+        mixture = job.model.experts is not None
+        if mixture:
+            recorder.experts(batch.step, _chosen_by(job, batch.inputs))
         recorder.step(
             batch.step,
             loss=4.0 * 0.9**batch.step,
@@ -78,9 +83,19 @@ def _record_rank(paths: RunPaths, plan: Plan, rank: int, patch: pytest.MonkeyPat
             learning_rate=learning_rate(job.training.schedule, batch.step),
             tokens_checksum=batch.checksum,
             memory={"allocated_peak_bytes": 2**31, "reserved_peak_bytes": None, "process_peak_bytes": 2**30 + rank},
+            auxiliary_loss=0.02 * 0.99**batch.step if mixture else None,
         )
     recorder.final_weights(weights)
     recorder.close()
+
+
+def _chosen_by(job: SimpleNamespace, inputs: Any) -> list[tuple[int, list[int]]]:
+    """The routing of a layer: token t takes experts t + layer, t + layer + 1, ... It depends on the tokens alone."""
+    experts = job.model.experts
+    layers = [layer for layer in range(job.model.layers) if is_mixture(job.model, layer)]
+    choices = [(inputs[..., None] + layer + np.arange(experts.chosen)) % experts.count for layer in layers]
+    counts = [np.bincount(each.ravel(), minlength=experts.count).tolist() for each in choices]
+    return list(zip(layers, counts, strict=True))
 
 
 def _write_telemetry(paths: RunPaths, plan: Plan) -> None:

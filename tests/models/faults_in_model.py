@@ -123,7 +123,7 @@ attention.rotate = interleaved
         "RoPE's angles in bf16",
         """
 import decoder, torch
-def coarse(size, length, base, device, dtype):
+def coarse(size, length, base, device, dtype, scaling):
     frequency = base ** -(torch.arange(0, size, 2) / size).bfloat16()
     angle = torch.outer(torch.arange(length).bfloat16(), frequency)[:, None]
     return angle.cos().to(dtype), angle.sin().to(dtype)

@@ -14,7 +14,7 @@ from unittest import mock
 from fault import Fault
 from faults import FAULTS
 from faults_elsewhere import ELSEWHERE
-from layouts import MODELS, SINGLE, Curve, Variant, job_of, planted, script_of, train
+from layouts import EVERYWHERE, MODELS, SINGLE, Curve, Variant, job_of, planted, script_of, train
 from levelfield.measure import alignment as rules
 from levelfield.measure.calibration import limits_of, noise_between
 from matrix import VARIANTS
@@ -153,10 +153,10 @@ def judgements(precision: str, trainings: Trainings) -> Iterator[Judgement]:
     """Every fault in its family and every honest run in both families, of the frameworks that have the precision."""
     by = {
         family: yardstick(lambda variant, f=family: trainings.curve(HonestRun(variant.name, variant), f, precision))
-        for family in sorted(MODELS)
+        for family in EVERYWHERE
     }
     runs = [(fault, fault.family) for fault in (*FAULTS, *ELSEWHERE)]
-    runs += [(run, family) for run in HONEST for family in sorted(MODELS)]
+    runs += [(run, family) for run in HONEST for family in EVERYWHERE]
     for run, family in runs:
         if precision == "fp32" or run.framework in SIXTEEN_BITS:
             yield judge(run, family, functools.partial(trainings.curve, run, family, precision), by[family], precision)

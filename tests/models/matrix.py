@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import hashlib
 import itertools
 import json
@@ -19,14 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from layouts import MODELS, ROOT, SINGLE, Curve, Variant, compare, job_of, script_of, train
+from layouts import EVERYWHERE, MODELS, ROOT, SINGLE, Curve, Variant, compare, job_of, script_of, train
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import rows, table
 from levelfield.plan.environment import environment_of
 from levelfield.plan.implementation_identity import folder_digest
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.specs.base import dump, load
-from levelfield.specs.case import Precision
+from levelfield.specs.case import Model, Precision
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import Layout
 from levelfield.specs.tested import Difference, LayoutRuns, MatrixRun, OwnNoise
@@ -81,6 +82,21 @@ VARIANTS = {
         Variant("ZeRO 2, DP2 x PP2", _zero(2, pipeline=2)),
         Variant("ZeRO 3, DP2 x PP2", _zero(3, pipeline=2)),
         Variant("TP2 sequence parallel x PP2, recompute full", {**_SEQUENCE, "pipeline": 2}, recompute="full"),
+        Variant("CP2", {"context": 2}),
+        Variant("DP2 x CP2", {"data": 2, "context": 2}),
+        Variant("CP2 x TP2", {"context": 2, "tensor": 2}),
+        Variant("CP2 x TP2 sequence parallel", {"context": 2, **_SEQUENCE}),
+        Variant("CP2 x PP2", {"context": 2, "pipeline": 2}),
+        Variant("ZeRO 1, CP2", _zero(1, 1, context=2)),
+        Variant("ZeRO 3, CP2, recompute full", _zero(3, 1, context=2), recompute="full"),
+        Variant("ZeRO 3 over 2 of DP2 x CP2", _zero(3, context=2)),
+        Variant("EP2", {"data": 2, "expert": 2}),
+        Variant("EP2, recompute full", {"data": 2, "expert": 2}, recompute="full"),
+        Variant("EP2 of DP4", {"data": 4, "expert": 2}),
+        Variant("ZeRO 1, EP2", _zero(1, expert=2)),
+        Variant("ZeRO 1, EP2 of DP4", _zero(1, 4, 4, expert=2)),
+        Variant("EP2 x TP2 sequence parallel", {"data": 2, "expert": 2, **_SEQUENCE}),
+        Variant("EP2 x PP2", {"data": 2, "expert": 2, "pipeline": 2}),
     )
 }
 BASIC = ("DP2", "TP2", "PP2", "DP2 x TP2", "DP2 x PP2", "TP2 x PP2")
@@ -88,13 +104,17 @@ ZERO = ("ZeRO 1, DP2", "ZeRO 2, DP2", "ZeRO 3, DP2")
 INTERLEAVED = (
     "PP2 interleaved", "DP2 x PP2 interleaved", "TP2 x PP2 interleaved", "ZeRO 1, DP2 x PP2 interleaved",
 )  # fmt: skip
+CONTEXT = (
+    "CP2", "CP2 x TP2", "ZeRO 3, CP2, recompute full", "CP2 x TP2 sequence parallel", "ZeRO 1, CP2", "DP2 x CP2",
+    "CP2 x PP2", "ZeRO 3 over 2 of DP2 x CP2",
+)  # fmt: skip
 # What each framework runs in float32, after one process.
 FLOAT32: dict[str, tuple[str, ...]] = {
     "torch": (
         "accumulation 1", "recompute selective", "recompute full", "compile", *BASIC, *ZERO, "TP2 sequence parallel",
         "PP4", "ZeRO 1 over 2 of DP4", "ZeRO 2 over 2 of DP4", "ZeRO 3 over 2 of DP4",
         "ZeRO 1, DP2 x TP2 sequence parallel", "ZeRO 3, DP2 x TP2", "ZeRO 2, DP2 x PP2", "ZeRO 3, DP2 x PP2",
-        "TP2 sequence parallel x PP2, recompute full",
+        "TP2 sequence parallel x PP2, recompute full", *CONTEXT,
     ),
     "megatron": (
         "accumulation 1", "recompute selective", "recompute full", *BASIC, "ZeRO 1, DP2", "TP2 sequence parallel",
@@ -111,7 +131,24 @@ FLOAT32: dict[str, tuple[str, ...]] = {
     ),
     "oneflow": ("accumulation 1", "recompute full", *BASIC, "PP4"),
 }  # fmt: skip
-SIXTEEN_BITS = ("DP2", *ZERO, "TP2", "TP2 sequence parallel", "PP2", "DP2 x TP2", "DP2 x PP2", "TP2 x PP2")
+# What each framework runs in float32 of a mixture of experts, after one process.
+MIXTURE: dict[str, tuple[str, ...]] = {
+    "torch": (
+        "accumulation 1", "recompute selective", "recompute full", "DP2", "EP2", "EP2 of DP4", "TP2",
+        "TP2 sequence parallel", "PP2", "EP2, recompute full", "EP2 x TP2 sequence parallel", "EP2 x PP2",
+        "ZeRO 1, EP2", "ZeRO 1, DP2", "ZeRO 2, DP2", "ZeRO 3, DP2",
+    ),
+    "megatron": (
+        "accumulation 1", "recompute selective", "recompute full", "DP2", "EP2", "EP2 of DP4", "TP2 sequence parallel",
+        "PP2", "PP2 interleaved", "EP2, recompute full", "EP2 x TP2 sequence parallel", "EP2 x PP2", "ZeRO 1, EP2",
+        "ZeRO 1, EP2 of DP4", "ZeRO 1, DP2", "TP2 sequence parallel x PP2, recompute full",
+    ),
+}  # fmt: skip
+# Of a family that not every framework has, the layouts of the tests: those that divide its own parts.
+DIVIDING = {"qwen": ("ZeRO 3, DP2", "TP2 sequence parallel")}
+SIXTEEN_BITS = (
+    "DP2", *ZERO, "TP2", "TP2 sequence parallel", "PP2", "DP2 x TP2", "DP2 x PP2", "TP2 x PP2", "CP2",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -127,25 +164,40 @@ class Asked:
         return f"{self.framework} {self.family} {self.precision} {self.variant.name}"
 
 
+@functools.cache
+def families(framework: str) -> tuple[str, ...]:
+    """The small models whose parts the framework has, by its manifest."""
+    parts = set(Registry().implementation(framework)[0].architecture)
+    return tuple(name for name, model in MODELS.items() if parts >= set(Model.model_validate(model).parts))
+
+
 def matrix(framework: str, precisions: tuple[Precision, ...]) -> Iterator[Asked]:
-    """Every run of a framework: float32 in all its layouts, 16 bits in those of one kind of parallelism or two."""
+    """Every run of a framework: float32 in all its layouts, 16 bits in those of one kind of parallelism or two; the
+    mixture in float32 alone, as rounding to 16 bits gives tokens to other experts."""
     names = FLOAT32[framework]
     for precision in precisions:
         chosen = names if precision == "fp32" else [name for name in SIXTEEN_BITS if name in names]
         for name in (SINGLE.name, *chosen):
-            for family in sorted(MODELS):
-                yield Asked(framework, family, precision, VARIANTS[name])
+            for family in families(framework):
+                if family != "mixture":
+                    yield Asked(framework, family, precision, VARIANTS[name])
+    if "mixture" in families(framework):
+        for name in (SINGLE.name, *MIXTURE[framework]):
+            yield Asked(framework, "mixture", "fp32", VARIANTS[name])
 
 
 def reduced() -> Iterator[Asked]:
-    """For the tests: one process in both families, every other layout in one of them, by turns; float32.
+    """For the tests, in float32: every layout in one family of EVERYWHERE, by turns, and one process in both; later
+    families in the layouts of DIVIDING.
 
     Of each framework the first one is the long run.
     """
-    families = itertools.cycle(sorted(MODELS))
+    turns = itertools.cycle(EVERYWHERE)
     for framework, names in FLOAT32.items():
-        alone = [] if framework == "torch" else [(family, SINGLE.name) for family in sorted(MODELS)]
-        for family, name in (*alone, *zip(families, names, strict=False)):
+        alone = [] if framework == "torch" else [(family, SINGLE.name) for family in EVERYWHERE]
+        later = [family for family in families(framework) if family in DIVIDING]
+        dividing = [(family, name) for family in later for name in DIVIDING[family] if name in names]
+        for family, name in (*alone, *zip(turns, names, strict=False), *dividing):
             yield Asked(framework, family, "fp32", VARIANTS[name])
 
 
@@ -263,11 +315,11 @@ caused. `tests/core/plan/default_plans.py` plans all of them and writes the coun
 
 INTRODUCTION = """# Frameworks: what works where
 
-Made by `make matrix`, which trains the small GPT and Llama of `tests/models/layouts.py` for 40 steps with every
-framework in every layout below and writes `models/<framework>/tested.json`; this page follows from these files and
-from what each `implementation.yaml` declares. `list frameworks` prints the table too. The tests run a part of the
-same runs: each layout in one of the two families, in 3 steps and with two layers where stages do not need four, and
-one layout of each framework with four layers in all 40.
+Made by `make matrix`, which trains the small models of `tests/models/layouts.py` for 40 steps with every framework
+that has their parts, in every layout below and writes `models/<framework>/tested.json`; this page follows from these
+files and from what each `implementation.yaml` declares. `list frameworks` prints the table too. The tests run a part
+of the same runs: each layout in one family, in 3 steps and with two layers where stages do not need four, and one
+layout of each framework with four layers in all 40.
 
 A run passes in fp32 when it is within 1e-6 of torch's loss in one process at step 1, 1e-5 at every step, 1e-4 in the
 global gradient norm and in each parameter's (steps 1, 2 and 10), and when initial weights and all tokens have the
@@ -336,7 +388,8 @@ def main() -> None:
     options = parser.parse_args()
     registry = Registry()
     if not options.docs:
-        references = {family: train(job_of(model, SINGLE, STEPS)) for family, model in MODELS.items()}
+        asked = {family for framework in options.framework or FLOAT32 for family in families(framework)}
+        references = {family: train(job_of(MODELS[family], SINGLE, STEPS)) for family in MODELS if family in asked}
         noises = {family: noise_of(MODELS[family], reference) for family, reference in references.items()}
         for framework in options.framework or FLOAT32:
             tested = measure(registry, framework, references, noises)

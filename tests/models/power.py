@@ -20,7 +20,7 @@ from faults import FAULTS
 from faults_elsewhere import ELSEWHERE
 from interpreters import interpreters
 from judging import HONEST, LAYER_SETS, PRECISIONS, HonestRun, Judgement, Trainings, certified, judgements, missed
-from layouts import MODELS, ROOT, SINGLE
+from layouts import EVERYWHERE, ROOT, SINGLE
 from matrix import processor
 
 PAGE = ROOT / "docs" / "alignment.md"
@@ -47,7 +47,7 @@ def elsewhere_table(found: Sequence[Judgement]) -> list[str]:
 def honest_table(found: Sequence[Judgement]) -> list[str]:
     lines = ["| honest run | gpt, fp32 | gpt, bf16 | llama, fp32 | llama, bf16 |", "|---|---|---|---|---|"]
     for run in HONEST:
-        cells = [cell for family in sorted(MODELS) for cell in _cells(found, run, family)]
+        cells = [cell for family in EVERYWHERE for cell in _cells(found, run, family)]
         lines.append(f"| {run.name} | {' | '.join(cells)} |")
     return lines
 

@@ -18,7 +18,7 @@ sys.path[:0] = [str(ROOT / "platform"), str(Path(__file__).parent)]
 
 from faults import FAULTS  # noqa: E402
 from judging import training_of  # noqa: E402
-from layouts import MODELS, SINGLE, Curve, Variant, job_of, planted, script_of, train  # noqa: E402
+from layouts import EVERYWHERE, MODELS, SINGLE, Curve, Variant, job_of, planted, script_of, train  # noqa: E402
 from levelfield.judge.noise import row_of  # noqa: E402
 from levelfield.measure.calibration import noise_between  # noqa: E402
 from matrix import VARIANTS  # noqa: E402
@@ -50,7 +50,7 @@ def trainings(family: str, folder: Path) -> Iterator[tuple[str, str, bool, Curve
 
 def main() -> None:
     rows = []
-    for family in sorted(MODELS):
+    for family in EVERYWHERE:
         right = training_of(train(job_of(MODELS[family], SINGLE)))
         with tempfile.TemporaryDirectory() as folder:
             for name, kind, is_fault, curve in trainings(family, Path(folder)):

@@ -101,8 +101,8 @@ def test_chunks_of_a_stage_that_are_exchanged_are_seen(tmp_path, python, differs
     fault = """
 import canonical
 made = canonical.Correspondence.__init__
-def exchanged(self, model, shapes, ranks, rank, first_layer):
-    made(self, model, shapes, ranks, rank, (first_layer + 2) % 4)
+def exchanged(self, model, shapes, ranks, rank, first_layer, first_expert):
+    made(self, model, shapes, ranks, rank, (first_layer + 2) % 4, first_expert)
 canonical.Correspondence.__init__ = exchanged
 """
     found = differs(tmp_path, "megatron", python, fault, variant=VARIANTS["PP2 interleaved"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import sys
 from types import SimpleNamespace
 
@@ -25,13 +26,14 @@ def module(name):
     return loaded
 
 
-canonical, offered = module("canonical"), module("offered")
+canonical, offered, sequence = module("canonical"), module("offered"), module("sequence")
 NAMES = [
     "output_layer.weight", "embedding.word_embeddings.weight", "embedding.position_embeddings.weight",
     "decoder.final_layernorm.weight", "decoder.final_layernorm.bias",
     *(f"decoder.layers.{layer}.{name}.{kind}" for layer in range(4) for kind in ("weight", "bias") for name in (
         "input_layernorm", "self_attention.linear_qkv", "self_attention.linear_proj", "pre_mlp_layernorm",
-        "mlp.linear_fc1", "mlp.linear_fc2")),
+        "mlp.linear_fc1", "mlp.linear_fc2", "self_attention.q_layernorm", "self_attention.k_layernorm", "mlp.router",
+        "mlp.shared_experts.linear_fc1", "mlp.shared_experts.linear_fc2")),
 ]  # fmt: skip
 
 
@@ -41,25 +43,33 @@ def namespace(value):
     return value
 
 
+def complete(job):
+    """The job as load_job gives it."""
+    job["layout"] = {"context": 1, "expert": 1, **job["layout"]}
+    return namespace(job)
+
+
 def shapes_of(model):
     job = SimpleNamespace(model=model, training=SimpleNamespace(seed=1, sequence_length=32))
     return {name: spec.shape for name, spec in Initializer(job).parameters(model).items()}
 
 
-def correspondence(family, ranks=1, rank=0, first_layer=0, **changes):
-    model = SimpleNamespace(**{**MODELS[family], **changes})
-    return canonical.Correspondence(model, shapes_of(model), ranks, rank, first_layer)
+def correspondence(family, ranks=1, rank=0, first_layer=0, first_expert=0, **changes):
+    model = namespace({**MODELS[family], **changes})
+    return canonical.Correspondence(model, shapes_of(model), ranks, rank, first_layer, first_expert)
 
 
-def parts_of(table):
-    """Of all parameters that Megatron has for this model: what is not in it has no shape."""
-    for name in NAMES[1:] if table.model.tied_embeddings else NAMES:
+def parts_of(table, experts=0):
+    """Of all parameters that Megatron has for this model: what is not in it has no shape. experts: on this rank."""
+    layers = [f"decoder.layers.{layer}.mlp.experts.local_experts" for layer in range(4)]
+    own = [f"{layer}.{n}.linear_fc{part}.weight" for layer in layers for n in range(experts) for part in (1, 2)]
+    for name in (*(NAMES[1:] if table.model.tied_embeddings else NAMES), *own):
         with contextlib.suppress(KeyError):
             yield from table.parts(name)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("family", sorted(MODELS))
+@pytest.mark.parametrize("family", sorted(set(MODELS) - {"mixture"}))
 def test_the_ranks_hold_each_element_once_or_the_whole_on_each(family, ranks):
     shapes = correspondence(family).shapes
     held = {name: np.zeros(shape, dtype=int) for name, shape in shapes.items()}
@@ -70,6 +80,39 @@ def test_the_ranks_hold_each_element_once_or_the_whole_on_each(family, ranks):
     for name, times in held.items():
         whole = "norm" in name or name.startswith("position") or name.endswith(("output.bias", "down.bias"))
         assert (times == (ranks if whole else 1)).all(), name
+
+
+@pytest.mark.parametrize(("tensor", "expert"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_the_ranks_hold_each_element_of_a_mixture_once_or_the_whole_on_each(tensor, expert):
+    held = {name: np.zeros(shape, dtype=int) for name, shape in correspondence("mixture").shapes.items()}
+    for rank, first in itertools.product(range(tensor), range(0, 4, 4 // expert)):
+        for part in parts_of(correspondence("mixture", tensor, rank, first_expert=first), 4 // expert):
+            held[part.name][part.slices] += 1
+    for name, times in held.items():
+        whole = "norm" in name or "router" in name
+        replicas = 1 if "experts" in name else expert
+        assert (times == (replicas * tensor if whole else replicas)).all(), name
+
+
+def test_an_experts_rows_are_those_of_its_number_on_this_rank():
+    table = correspondence("mixture", ranks=2, rank=1, first_expert=2)
+    gate, up = table.parts("decoder.layers.1.mlp.experts.local_experts.1.linear_fc1.weight")
+    assert (gate.name, up.name) == ("layers.1.mlp.experts.gate.weight", "layers.1.mlp.experts.up.weight")
+    assert gate.slices == up.slices == (slice(3, 4), slice(24, 48), slice(0, 32))
+    assert (gate.start, gate.stop, up.start, up.stop) == (0, 24, 24, 48)
+    values = torch.arange(48 * 32).reshape(48, 32)
+    assert up.values(values).shape == (1, 24, 32)
+    assert (up.values(values)[0] == values[24:]).all()
+    (down,) = table.parts("decoder.layers.1.mlp.experts.local_experts.0.linear_fc2.weight")
+    assert down.slices == (slice(2, 3), slice(0, 32), slice(24, 48))
+
+
+def test_context_ranks_share_a_sequence_in_pieces_from_both_ends():
+    ranks = [sequence.Sequence(16, 2, rank, "cpu") for rank in range(2)]
+    assert [each.places.tolist() for each in ranks] == [[0, 1, 2, 3, 12, 13, 14, 15], [4, 5, 6, 7, 8, 9, 10, 11]]
+    tokens = torch.arange(32).reshape(2, 16)
+    assert ranks[1].own(tokens).tolist() == [[*range(4, 12)], [*range(20, 28)]]
+    assert sequence.Sequence(16, 1, 0, "cpu").own(tokens) is tokens
 
 
 def test_rows_of_query_key_and_value_are_those_of_their_group():
@@ -108,7 +151,7 @@ def test_norms_inside_transformer_engines_layers_have_the_same_names():
 
 def test_an_unknown_parameter_is_an_error():
     with pytest.raises(KeyError):
-        correspondence("gpt").parts("decoder.layers.0.mlp.router.weight")
+        correspondence("gpt").parts("decoder.layers.0.mlp.shared_experts.gate_weight")
 
 
 @pytest.mark.parametrize(
@@ -130,10 +173,33 @@ def test_what_cannot_be_done_is_unsupported(change, words):
     job = job_of(MODELS["gpt"], Variant("unsupported", **fields), 2, precision=change.get("precision", "fp32"))
     job["tuning"]["attention"] = change.get("attention", "sdpa")
     with pytest.raises(Unsupported, match=words):
-        offered.check(namespace(job))
+        offered.check(complete(job))
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes", "words"),
+    [
+        ({"data": 3, "expert": 3}, {}, "4 experts cannot be divided"),
+        ({"tensor": 2}, {}, "needs sequence parallel"),
+        ({"context": 2}, {}, "transformer-engine's attention"),
+        ({}, {"bias": True}, "experts with biases"),
+        ({"data": 2, "expert": 2}, {"experts": None}, "has no experts"),
+        ({}, {"norm": "layernorm", "query_key_norm": True}, "expected rmsnorm"),
+        ({"data": 2, "context": 2, "sharding_stage": 1, "sharding_degree": 2}, {}, "2 of 4 data-parallel ranks"),
+    ],
+)
+def test_what_cannot_be_done_with_a_mixture_is_unsupported(layout, changes, words):
+    model = {**MODELS["mixture"], **changes}
+    with pytest.raises(Unsupported, match=words):
+        offered.check(complete(job_of(model, Variant("unsupported", layout), 2)))
+
+
+def test_what_can_be_done_with_a_mixture_is_not_declined():
+    layout = {"data": 2, "tensor": 2, "sequence_parallel": True, "expert": 2}
+    offered.check(complete(job_of(MODELS["mixture"], Variant("all", layout), 2)))
 
 
 def test_what_can_be_done_is_not_declined():
     layout = {"data": 2, "sharding_stage": 1, "sharding_degree": 2, "tensor": 2, "sequence_parallel": True}
     for variant in (SINGLE, Variant("all", {**layout, "pipeline": 2}, recompute="full")):
-        offered.check(namespace(job_of(MODELS["llama"], variant, 2)))
+        offered.check(complete(job_of(MODELS["llama"], variant, 2)))

@@ -18,7 +18,7 @@ from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.selector import Selector
 from levelfield.specs.tuning import TuningFile, TuningRow
-from levelfield.specs.vendor import HOST_SHARE, Chip, VendorFile
+from levelfield.specs.vendor import HOST_SHARE, Chip, FrameworkAccess, VendorFile
 
 FALLBACK_VENDOR = "cpu"
 
@@ -101,7 +101,7 @@ def find(registry: Registry, selector: Selector, check: bool = True) -> Selectio
         overlay=overlay,
         constants=constants,
         problem=here.problem,
-        notices=here.notices,
+        notices=(*here.notices, *access_notices(implementation, vendor)),
         busy=registry.machine.busy(vendor.name),
     )
 
@@ -240,6 +240,33 @@ def _check_supported(case: Case, implementation: ImplementationFile, vendor: Ven
     if not implementation.offered_precisions(vendor.device_kind):
         known = ", ".join(implementation.precisions)
         raise NotHere(f"{name} says nothing about device kind '{vendor.device_kind}'; it has {known}")
-    if name not in vendor.frameworks:
-        known = ", ".join(vendor.frameworks)
-        raise NotHere(f"vendor {vendor.name} does not say how {name} reaches its devices; it has {known}")
+    if access_of(implementation, vendor) is None:
+        raise NotHere(
+            f"neither {name} nor vendor {vendor.name} says how {name} reaches devices of kind '{vendor.device_kind}'; "
+            f"add `reaches.{vendor.device_kind}` to {name}'s implementation.yaml"
+        )
+
+
+def access_of(implementation: ImplementationFile, vendor: VendorFile) -> FrameworkAccess | None:
+    """Return how the framework reaches the vendor's devices: as the vendor says, else as the framework says."""
+    if own := vendor.frameworks.get(implementation.framework):
+        return own
+    reach = implementation.reaches.get(vendor.device_kind)
+    return reach.access if reach else None
+
+
+def access_notices(implementation: ImplementationFile, vendor: VendorFile) -> tuple[str, ...]:
+    """Return a sentence where the vendor and the framework say different things; the vendor's are used."""
+    own, reach = vendor.frameworks.get(implementation.framework), implementation.reaches.get(vendor.device_kind)
+    if own is None or reach is None or own == reach.access:
+        return ()
+    name = implementation.framework
+    return (
+        f"vendor {vendor.name} says that {name} reaches its devices by {_said(own)}; {name} says {_said(reach)} for "
+        f"device kind '{vendor.device_kind}'. The vendor's words are used",
+    )
+
+
+def _said(access: FrameworkAccess) -> str:
+    preload = f", after importing {', '.join(access.preload)}" if access.preload else ""
+    return f"{access.device} and {access.backend}{preload}"

@@ -182,6 +182,12 @@ class Registry:
         found = self.files.document(ImplementationFile, path)
         return _named(found, found.framework, name, path), path.parent
 
+    def reaching(self, vendor: VendorFile) -> list[str]:
+        """Return the frameworks that reach the vendor's devices, by the vendor's words or by their own."""
+        files = (self.implementation(name)[0] for name in sorted(self.frameworks))
+        own = {file.framework for file in files if vendor.device_kind in file.reaches}
+        return [*vendor.frameworks, *sorted(own - set(vendor.frameworks))]
+
     def constants(self, framework: str) -> Constants | None:
         """Return the planner's constants of a framework; None without a document of them."""
         if framework not in self.constants_files:

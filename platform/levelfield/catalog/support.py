@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from levelfield.catalog.registry import Registry
+from levelfield.node.code_digest import training_digest
 from levelfield.specs.architecture import FAMILIES
 from levelfield.specs.case import Precision
 from levelfield.specs.implementation import ImplementationFile, Parallelism
@@ -18,7 +21,7 @@ State = Literal["tested", "fails", "written", "some", "chip", "-"]
 STATES: dict[State, str] = {
     "tested": "runs on the cpu and trains what torch trains in one process",
     "fails": "was run on the cpu and differs, or does not end",
-    "written": "offered on the cpu; no such run is recorded",
+    "written": "offered on the cpu; no such run of this code is recorded",
     "some": "offered on a cpu with the instructions for it; the training checks them",
     "chip": "written; needs an accelerator, and has not run on one yet",
     "-": "not offered by the framework or by its implementation",
@@ -43,10 +46,13 @@ LAYOUTS: dict[str, tuple[Parallelism, ...]] = {
 
 @dataclass(frozen=True)
 class SupportRow:
+    """A row of the table. note: why recorded runs do not count, or what is not known of them; None for good ones."""
+
     framework: str
     family: str
     precision: Precision
     cells: dict[str, State]
+    note: str | None = None
 
 
 def families_of(implementation: ImplementationFile) -> list[str]:
@@ -59,22 +65,38 @@ def rows(registry: Registry) -> Iterator[SupportRow]:
     for name in sorted(registry.frameworks):
         implementation, folder = registry.implementation(name)
         path = folder / "tested.json"
-        runs = registry.files.document(LayoutRuns, path).runs if path.exists() else ()
+        tested = registry.files.document(LayoutRuns, path) if path.exists() else None
+        changed, note = (False, None) if tested is None else _standing(tested, implementation, folder)
+        runs = () if tested is None or changed else tested.runs
         for family in families_of(implementation):
             for precision in PRECISIONS:
                 if any(precision in implementation.offered_precisions(kind) for kind in implementation.precisions):
-                    yield _row(implementation, family, precision, runs)
+                    yield replace(_row(implementation, family, precision, runs), note=note)
+
+
+def _standing(tested: LayoutRuns, implementation: ImplementationFile, folder: Path) -> tuple[bool, str | None]:
+    """Return whether the code or the version has changed since the recorded runs, and a sentence about it."""
+    name = implementation.framework
+    if tested.version != implementation.version:
+        return True, f"{name}: the runs of {tested.date} were of version {tested.version}; `framework check {name}`"
+    if tested.rests_on is None:
+        return False, f"{name}: the code of its runs of {tested.date} was not recorded"
+    if tested.rests_on != training_digest(folder):
+        return True, f"{name}: the code has changed since its runs of {tested.date}; `framework check {name}`"
+    return False, None
 
 
 def _row(
     implementation: ImplementationFile, family: str, precision: Precision, runs: tuple[MatrixRun, ...]
 ) -> SupportRow:
     own = [run for run in runs if run.family == family and run.precision == precision]
-    cells = {key: _state(implementation, precision, key, own) for key in LAYOUTS}
+    cells = {key: _state(implementation, family, precision, key, own) for key in LAYOUTS}
     return SupportRow(implementation.framework, family, precision, cells)
 
 
-def _state(implementation: ImplementationFile, precision: Precision, key: str, runs: list[MatrixRun]) -> State:
+def _state(
+    implementation: ImplementationFile, family: str, precision: Precision, key: str, runs: list[MatrixRun]
+) -> State:
     """Return the state of a cell. "tested" means that every run of this kind of layout passed."""
     ended = [run.passed for run in runs if kind_of(run.layout) == key]
     if ended:
@@ -83,12 +105,25 @@ def _state(implementation: ImplementationFile, precision: Precision, key: str, r
         device
         for device, offered in implementation.parallelism.items()
         if set(LAYOUTS[key]) <= set(offered) and precision in implementation.offered_precisions(device)
+        if _exists(family, key) and not _is_refused(implementation, family, key, device)
     ]
     if not devices:
         return "-"
     if HOST_KIND not in devices:
         return "chip"
     return "some" if precision in implementation.conditions.get(HOST_KIND, {}) else "written"
+
+
+def _exists(family: str, key: str) -> bool:
+    """Return whether the family has what the layout divides."""
+    return "expert" not in LAYOUTS[key] or "experts" in FAMILIES[family]
+
+
+def _is_refused(implementation: ImplementationFile, family: str, key: str, device: str) -> bool:
+    """Return whether the implementation refuses the layout for a mixture of experts by name."""
+    alone = "tensor" in LAYOUTS[key] and "sequence" not in LAYOUTS[key]
+    refusals = implementation.refusals(device)
+    return "experts" in FAMILIES[family] and alone and "experts with tensor but not sequence parallel" in refusals
 
 
 def kind_of(layout: Layout) -> str | None:
@@ -115,7 +150,13 @@ def table(found: list[SupportRow]) -> list[str]:
         lines.append(_line(row.framework, row.family, row.precision, cells))
     lines += ["", *(f"  {WORDS[state]:<6}{meaning}" for state, meaning in STATES.items())]
     lines += ["  Z1 to Z3: ZeRO stages 1 to 3; SP: tensor with sequence parallel; CP: context;"]
-    return [*lines, "  EP: experts; D, T and P: data, tensor and pipeline"]
+    lines += ["  EP: experts; D, T and P: data, tensor and pipeline"]
+    notes = list(dict.fromkeys(row.note for row in found if row.note))
+    return [*lines, *([""] if notes else []), *(line for note in notes for line in _wrapped(note))]
+
+
+def _wrapped(note: str) -> list[str]:
+    return textwrap.wrap(note, 80, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
 
 
 def _line(framework: str, family: str, precision: str, cells: dict[str, str]) -> str:

@@ -40,6 +40,7 @@ COMMANDS = (
     "references",
     "audit",
     "vendor",
+    "framework",
     "image",
     "wheels",
     "data",
@@ -414,6 +415,24 @@ def _vendor(parser: argparse.ArgumentParser) -> None:
     _complete("vendor", actions)
 
 
+def _framework(parser: argparse.ArgumentParser) -> None:
+    actions = _actions(parser)
+    new = actions.add_parser("new", help="write a framework's folder that trains, to change step by step")
+    new.add_argument("name", metavar="NAME", help="the framework's name")
+    new.add_argument(
+        "folder", nargs="?", type=Path, metavar="FOLDER", help="write FOLDER/models/NAME (default: the current folder)"
+    )
+    new.add_argument("--package", action="store_true", help="write a package FOLDER/levelfield-NAME for pip instead")
+    check = actions.add_parser("check", help="train the small models in every offered layout, and compare them")
+    check.add_argument("name", metavar="NAME", help="the framework's name")
+    check.add_argument("--device", default="cpu", metavar="KIND", help="the kind of devices to train on (default: cpu)")
+    check.add_argument("--python", metavar="PATH", help="an interpreter with the framework, in place of an environment")
+    check.add_argument("--fast", action="store_true", help="one process only, without planted faults; writes nothing")
+    check.add_argument("--json", action="store_true", help="machine-readable output")
+    check.add_argument("--verbose", action="store_true", help="print each training to stderr, also without a terminal")
+    _complete("framework", actions)
+
+
 def _image(parser: argparse.ArgumentParser) -> None:
     actions = _actions(parser)
     build = actions.add_parser("build", help="build the images of these frameworks")
@@ -509,6 +528,7 @@ _BUILDERS = {
     "references": _references,
     "audit": _described_by("audit"),
     "vendor": _vendor,
+    "framework": _framework,
     "image": _image,
     "wheels": _wheels,
     "data": _data,

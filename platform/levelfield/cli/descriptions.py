@@ -43,6 +43,7 @@ other commands (each has --help):
   references list references, promote a run to one, record its noise
   audit      compute published figures again from their own rows
   vendor     add a vendor's chips: create a folder, check it, record tools
+  framework  bring a framework: create a folder that trains, check it
   image      images for --runtime docker: build, list, prune, export
   wheels     fetch packages into a folder, for machines without network
   data       prepare a corpus from text, or check one
@@ -314,6 +315,34 @@ example:
   run_benchmarks.py vendor record acme --redact
 """
 
+FRAMEWORK = """\
+Bring a framework. docs/writing-a-framework.md shows the steps.
+
+examples:
+  run_benchmarks.py framework new acme
+  run_benchmarks.py framework check acme --plugins DIR --fast
+"""
+
+FRAMEWORK_CHECK = """\
+Train the small models in every layout, precision and recomputation that the
+manifest offers, and compare them with torch's curve. Plant faults, check events,
+refusals and ends. Write tested.json. Exit code 4 unless every check passes.
+
+examples:
+  run_benchmarks.py framework check acme --plugins DIR
+  run_benchmarks.py framework check acme --fast --python PATH
+"""
+
+FRAMEWORK_NEW = """\
+Write a folder for a framework: a whole training of GPT and Llama in numpy, with
+the places to replace by the framework's own calls.
+
+examples:
+  run_benchmarks.py framework new acme
+  run_benchmarks.py framework new acme DIR
+  run_benchmarks.py framework new acme --package
+"""
+
 IMAGE = """\
 Manage the images of --runtime docker. A run builds a missing image itself.
 
@@ -442,6 +471,9 @@ DESCRIPTIONS = {
     "vendor new": VENDOR_NEW,
     "vendor check": VENDOR_CHECK,
     "vendor record": VENDOR_RECORD,
+    "framework": FRAMEWORK,
+    "framework new": FRAMEWORK_NEW,
+    "framework check": FRAMEWORK_CHECK,
     "image": IMAGE,
     "image build": IMAGE_BUILD,
     "image show": IMAGE_SHOW,

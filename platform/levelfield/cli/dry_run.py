@@ -15,11 +15,12 @@ from levelfield.catalog.registry import Registry
 from levelfield.cli.arithmetic import explained
 from levelfield.contracts.execution import ContainerWork, Request
 from levelfield.errors import UsageError
+from levelfield.measure.parameter_counts import parameters
 from levelfield.plan.default_layout import Place, question_of
 from levelfield.plan.peak import why_again
 from levelfield.predict.layout_search import predict
 from levelfield.report import suites
-from levelfield.report.words import gib, wrapped
+from levelfield.report.words import gib, parameters_in_words, wrapped
 from levelfield.run.launchers import means
 from levelfield.run.preflight_run import plan_of
 from levelfield.run.runtimes.environments import is_ready
@@ -96,7 +97,9 @@ def _everything(plan: Plan, runs: Path) -> dict[str, object]:
 def _lines(plan: Plan, request: Request, paths: RunPaths) -> Iterator[str]:
     hardware, training, memory = plan.hardware, plan.work.training, plan.expected_memory
     yield f"case         {plan.case} ({plan.scale}: {plan.scale_reason})"
-    yield f"work         {plan.parameters:,} parameters, {training.steps} steps of {training.tokens_per_step:,} tokens"
+    count = parameters_in_words(plan.parameters, parameters(plan.work.model, training.sequence_length).active)
+    yield f"work         {count}"
+    yield f"             {training.steps} steps of {training.tokens_per_step:,} tokens"
     yield f"             sequences of {training.sequence_length}, {training.global_batch} a step, {training.precision}"
     yield f"corpus       {plan.corpus.kind} {plan.corpus.prefix or ''} {plan.corpus.digest[:19]}"
     yield f"hardware     {hardware.nodes} x {hardware.devices_per_node} {hardware.chip.name} ({hardware.description})"

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from levelfield.cli.asked_plan import breakdown, nothing_fits, precision_remark, remarks_on
 from levelfield.measure.flops import flops_per_token
+from levelfield.measure.parameter_counts import ParameterCount, parameters
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, LayoutRanking
-from levelfield.report.words import GIB, wrapped
+from levelfield.report.words import GIB, parameters_in_words, wrapped
 from levelfield.specs.vendor import Chip, PeakDtype
 
 
@@ -38,6 +39,8 @@ def lines_of(
     capacity = f"{question.capacity_bytes / GIB:.0f} GiB each" if question.capacity_bytes else "memory unknown"
     yield f"{options.case} ({options.scale}) by {options.framework} on {place.nodes} x {place.devices_per_node}"
     yield f"{chip.name}, {capacity}; predicted, not measured"
+    count = _count(question)
+    yield parameters_in_words(count.total, count.active)
     remarks = [*place.remarks, *precision_remark(options.precision), *remarks_on(question)]
     yield from (wrapped(f"assumed: {remark}", 2) for remark in remarks)
     yield ""
@@ -94,10 +97,11 @@ def _not_offered(question: LayoutQuestion, rows: Rows) -> Iterator[str]:
     yield f"{'':>3} {_HEAD} {'needs':>7}"
     for row in rows:
         lacks = question.offer.lacks(row.tuning)
-        yield f"{'':>3} {_cells(row)} {lacks[0] if len(lacks) == 1 else 'both':>7}"
+        yield f"{'':>3} {_cells(row)} {lacks[0] if len(lacks) == 1 else 'several':>7}"
     yield wrapped(
-        f"{question.constants.framework} does not offer context parallelism or hybrid sharding (sharded states over a "
-        "part of the data-parallel ranks) where `needs` names it: these rows are predicted and cannot run here",
+        f"{question.constants.framework} does not offer context or expert parallelism or hybrid sharding (sharded "
+        "states over a part of the data-parallel ranks) where `needs` names it: these rows are predicted and cannot "
+        "run here",
         0,
     )
     yield ""
@@ -130,6 +134,8 @@ def content_of(
         "precision": options.precision or question.work.training.precision,
         "assumed": [*place.remarks, *precision_remark(options.precision), *remarks_on(question)],
         "capacity_bytes": question.capacity_bytes,
+        "parameters": _count(question).total,
+        "active_parameters": _count(question).active,
         "fitting": len(found.rows),
         "considered": found.considered,
         "nearest": _row_content(question, found.nearest) if found.nearest else None,
@@ -137,6 +143,10 @@ def content_of(
         "beyond": [_row_content(question, row) for row in found.beyond],
         "not_offered": [_row_content(question, row) for row in others[: options.beyond]],
     }
+
+
+def _count(question: LayoutQuestion) -> ParameterCount:
+    return parameters(question.work.model, question.work.training.sequence_length)
 
 
 def _row_content(question: LayoutQuestion, row: LayoutEstimate) -> dict[str, object]:

@@ -74,10 +74,12 @@ def _place(options: argparse.Namespace, registry: Registry) -> Place:
 
 def _work(case: Case, scale: Scale) -> dict[str, object]:
     work = case.work(scale)
-    count = parameters(work.model, work.training.sequence_length).total
+    count = parameters(work.model, work.training.sequence_length)
+    active = {"active_parameters": count.active} if work.model.experts else {}
     tuning = case.tuning.get(scale)
     chosen = tuning.model_dump(exclude_none=True) if tuning else {}
-    return {"parameters": count, "digest": work.fingerprint(), **work.model_dump(mode="json"), "default_tuning": chosen}
+    head = {"parameters": count.total, **active, "digest": work.fingerprint()}
+    return {**head, **work.model_dump(mode="json"), "default_tuning": chosen}
 
 
 def _tuned(

@@ -169,6 +169,7 @@ def result_lines(result: Result) -> list[str]:
     lines.append(f"memory   {words.gib(memory)} ({name}), expected {words.expectation(result)}")
     lines += [f"         remark: {remark}" for remark in words.memory_remarks(result)]
     lines.append(f"loss     {words.number(result.loss.first, 4)} -> {words.number(result.loss.tail_mean, 4)}")
+    lines += [f"experts  {sentence}" for sentence in words.expert_lines(result)]
     lines += words.node_lines(result)
     lines += [f"before   {result.preflight}"] if result.preflight else []
     lines += [f"warning  {warning}" for warning in result.warnings]

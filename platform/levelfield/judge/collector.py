@@ -18,7 +18,10 @@ from levelfield.judge.recomputation import repeated
 from levelfield.judge.sealing import Redaction, seal_warnings, under_seal, unless_tampered
 from levelfield.judge.status import judge
 from levelfield.judge.verdict import judged
+from levelfield.measure.expert_load import expert_load
 from levelfield.measure.flops import FORMULAS, Recomputation
+from levelfield.measure.parameter_counts import parameters
+from levelfield.measure.routing import auxiliary_curve, routing_of, routing_reasons
 from levelfield.measure.throughput import WindowError, WindowThroughput, clock_rank, step_times, window
 from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range
 from levelfield.measure.validity import loss_curve, tokens_checksum
@@ -34,6 +37,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import (
+    ExpertLoad,
     Identity,
     Loss,
     Result,
@@ -81,12 +85,14 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         repeated=recompute,
         compile=plan.tuning.compile,
         parameters=plan.parameters,
+        active_parameters=_active_parameters(plan),
         repeat=plan.repeat,
         status=status,
         steps_done=raw.steps_done,
         steps_planned=plan.work.training.steps,
         window=(plan.work.window.first_step, plan.work.window.last_step),
         loss=_loss(plan, raw),
+        experts=_experts(plan, raw),
         throughput=_as_result(throughput) if throughput else None,
         utilisation=_utilisation(plan, throughput, recompute),
         memory=memory(plan, parts, status),
@@ -182,6 +188,20 @@ def _loss(plan: Plan, raw: RawRecords) -> Loss:
         tail_mean=math.fsum(tail) / len(tail) if tail else None,
         floor=plan.corpus.entropy_nats,
     )
+
+
+def _active_parameters(plan: Plan) -> int | None:
+    """Return the parameters that one token uses, of a mixture of experts; None for other models."""
+    model, length = plan.work.model, plan.work.training.sequence_length
+    return parameters(model, length).active if model.experts is not None else None
+
+
+def _experts(plan: Plan, raw: RawRecords) -> ExpertLoad | None:
+    """Return the load of the experts, where the routing is known whole."""
+    if routing_reasons(raw.experts, plan.work):
+        return None
+    finite = {step: loss for step, loss in auxiliary_curve(raw.steps).items() if math.isfinite(loss)}
+    return expert_load(routing_of(raw.experts), finite, plan.work.window)
 
 
 def _identity(plan: Plan, raw: RawRecords) -> Identity:

@@ -10,6 +10,7 @@ from levelfield.measure.final_weights import final_weight_reasons
 from levelfield.measure.gradients import gradient_reasons
 from levelfield.measure.node_clocks import node_clock_reasons
 from levelfield.measure.platform_clock import platform_clock_reasons
+from levelfield.measure.routing import auxiliary_reasons, routing_reasons
 from levelfield.measure.validity import check
 from levelfield.rundir.node_parts import node_parts
 from levelfield.rundir.raw_files import RawRecords
@@ -92,6 +93,8 @@ def _validity(plan: Plan, raw: RawRecords) -> Status:
     reasons += [f"clock: {r}" for r in _between_nodes(plan, raw)]
     reasons += [f"gradients: {r}" for r in gradient_reasons(raw.gradients, raw.steps, plan.work)]
     reasons += [f"final weights: {r}" for r in final_weight_reasons(raw.final, plan.work, plan.tuning.layout)]
+    reasons += [f"routing: {r}" for r in routing_reasons(raw.experts, plan.work)]
+    reasons += [f"auxiliary loss: {r}" for r in auxiliary_reasons(raw.steps, plan.work.model)]
     reasons += [f"raw files: {sentence}" for sentence in (*raw.broken, *_of_no_node(plan, raw))]
     reasons += [f"rank {rank} did not write its end" for rank in range(plan.world_size) if rank not in raw.ended]
     return Status(word="invalid", reasons=tuple(reasons)) if reasons else Status(word="valid")

@@ -56,7 +56,7 @@ def flops_per_token(
         return _narayanan(model, sequence_length, recompute)
     if formula == "megatron":
         return 3 * _forward_matmuls(model, sequence_length) + _repeated_matmuls(model, sequence_length, recompute)
-    attention = 0.0 if formula == "6n" else 12.0 * model.layers * _core_width(model) * sequence_length
+    attention = 0.0 if formula == "6n" else 12.0 * model.layers * core_width(model) * sequence_length
     count = _parameters(model, sequence_length, parameters_override)
     return 6.0 * count + attention + _repeated_parameters(formula, model, sequence_length, count, recompute)
 
@@ -77,7 +77,7 @@ def _parameters(model: Model, sequence_length: int, override: float | None) -> f
 def _repeated_parameters(
     formula: FormulaId, model: Model, sequence_length: int, count: float, recompute: Recomputation
 ) -> float:
-    core = 0.0 if formula == "6n" else 4.0 * model.layers * _core_width(model) * sequence_length
+    core = 0.0 if formula == "6n" else 4.0 * model.layers * core_width(model) * sequence_length
     if recompute in FULL:
         exact = parameters(model, sequence_length)
         outside = exact.total - exact.in_layers
@@ -114,7 +114,7 @@ def _layers_forward(model: Model, sequence_length: int) -> float:
 
 def _core_forward(model: Model, sequence_length: int) -> float:
     """Return FLOPs of queries x keys and weights x values: 2 x 2 x width for each key that a token attends to."""
-    return 4.0 * model.layers * _core_width(model) * attended_keys(model, sequence_length)
+    return 4.0 * model.layers * core_width(model) * attended_keys(model, sequence_length)
 
 
 def attended_keys(model: Model, sequence_length: int) -> float:
@@ -125,7 +125,7 @@ def attended_keys(model: Model, sequence_length: int) -> float:
     return window - window * window / (2 * sequence_length)
 
 
-def _core_width(model: Model) -> float:
+def core_width(model: Model) -> float:
     """Return the mean width of queries and values of all heads; latent attention has queries wider than values."""
     latent = model.latent_attention
     if latent is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from levelfield.measure.parameter_counts import parameter_shapes
 from levelfield.measure.raw_facts import GradientShare, StepRecord
@@ -29,9 +29,23 @@ def gradient_reasons(shares: Sequence[GradientShare], records: Iterable[StepReco
     A run without recorded norms passes, because some frameworks cannot give them.
     """
     norms = gradient_norms(shares)
-    expected = set(parameter_shapes(work.model, work.training.sequence_length))
+    expected = set(gradient_names(work))
     whole = {r.step: r.grad_norm for r in records if r.grad_norm is not None}
     return [reason for step, found in norms.items() for reason in _step_reasons(step, found, expected, whole)]
+
+
+def gradient_names(work: Work) -> Iterator[str]:
+    """Return the name of each norm. Each routed expert has its own, such as `layers.1.mlp.experts.up.weight[3]`.
+
+    The norm of all experts together does not show gradients that two of them exchanged, nor the loss of an expert that
+    few tokens chose.
+    """
+    experts = work.model.experts
+    for name in parameter_shapes(work.model, work.training.sequence_length):
+        if experts is not None and ".mlp.experts." in name:
+            yield from (f"{name}[{expert}]" for expert in range(experts.count))
+        else:
+            yield name
 
 
 def _step_reasons(step: int, found: Mapping[str, float], expected: set[str], whole: Mapping[int, float]) -> list[str]:

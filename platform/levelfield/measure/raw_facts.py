@@ -26,6 +26,7 @@ class StepRecord:
     skipped: the optimizer did not step because the scaled gradients overflowed (fp16 only).
     memory: bytes by kind (`allocated_peak_bytes`, `reserved_peak_bytes`, `process_peak_bytes`); None where unknown.
     before_exchange_seconds: from the end of the last exchange to this step's first one; None where it is not measured.
+    auxiliary_loss: what the routers of a mixture add to the loss; None on ranks that do not have it.
     """
 
     rank: int
@@ -40,6 +41,7 @@ class StepRecord:
     skipped: bool = False
     memory: dict[str, int | None] = field(default_factory=dict)
     before_exchange_seconds: float | None = None
+    auxiliary_loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,16 @@ class GradientShare:
 
 
 @dataclass(frozen=True)
+class ExpertShare:
+    """One rank's share of the routing of a layer in one step: the tokens that chose each expert. Shares add up."""
+
+    rank: int
+    step: int
+    layer: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Reading:
     """One reading of one device by the vendor's tool. `device`: its index on its node.
 
@@ -115,19 +127,21 @@ class Coordinates(NamedTuple):
 
     pipeline: int
     data: int
+    context: int
     tensor: int
 
     @property
     def owns_tokens(self) -> bool:
         """Whether this rank counts the tokens of its batch. Exactly one rank of each data rank does so."""
-        return self.pipeline == 0 and self.tensor == 0
+        return self.pipeline == 0 and self.context == 0 and self.tensor == 0
 
 
 def coordinates(rank: int, layout: Layout) -> Coordinates:
-    """Return the place of a rank: rank = (pipeline * D + data) * T + tensor."""
+    """Return the place of a rank: rank = ((pipeline * D + data) * C + context) * T + tensor."""
     outer, tensor = divmod(rank, layout.tensor)
+    outer, context = divmod(outer, layout.context)
     pipeline, data = divmod(outer, layout.data)
-    return Coordinates(pipeline, data, tensor)
+    return Coordinates(pipeline, data, context, tensor)
 
 
 def by_rank(records: Iterable[StepRecord]) -> dict[int, tuple[StepRecord, ...]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from levelfield.measure.flops import FormulaError, FormulaId, Recomputation, flops_per_token, versioned
+from levelfield.measure.parameter_counts import parameters
 from levelfield.specs.case import Model, Precision
 from levelfield.specs.result import Utilisation
 from levelfield.specs.vendor import Peak, PeakDtype
@@ -51,7 +52,8 @@ def mfu(
     if formula == "megatron-2021":
         return _without("MFU", formula, None, None, "megatron-2021 counts recomputation: see its HFU")
     flops = _flops_or_reason(formula, model, sequence_length, parameters_override, "none")
-    return _utilisation("MFU", formula, flops, tokens_per_second_per_device, peaks)
+    found = _utilisation("MFU", formula, flops, tokens_per_second_per_device, peaks)
+    return found.model_copy(update={"parameters": _counted(formula, model, sequence_length, parameters_override)})
 
 
 def hfu(
@@ -65,7 +67,17 @@ def hfu(
 ) -> Utilisation:
     """Return hardware FLOPs utilisation, with the forward FLOPs that `recompute` repeats."""
     flops = _flops_or_reason(formula, model, sequence_length, parameters_override, recompute)
-    return _utilisation("HFU", formula, flops, tokens_per_second_per_device, peaks)
+    found = _utilisation("HFU", formula, flops, tokens_per_second_per_device, peaks)
+    return found.model_copy(update={"parameters": _counted(formula, model, sequence_length, parameters_override)})
+
+
+def _counted(formula: FormulaId, model: Model, sequence_length: int, override: float | None) -> int | None:
+    """Return the N of the formula; None for a formula without."""
+    if formula not in ("palm", "6n"):
+        return None
+    if override is None:
+        return parameters(model, sequence_length).active
+    return round(override) if math.isfinite(override) else None
 
 
 def _flops_or_reason(

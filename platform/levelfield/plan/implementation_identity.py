@@ -14,14 +14,14 @@ from levelfield.specs.selector import Selector
 __all__ = ["code_digest", "folder_digest", "implementation_used", "shared_folders", "version_deviations"]
 
 
-def implementation_used(file: ImplementationFile, folder: Path) -> ImplementationUsed:
+def implementation_used(file: ImplementationFile, folder: Path, kind: str) -> ImplementationUsed:
     return ImplementationUsed(
         framework=file.framework,
         version=file.version,
         folder=str(folder),
         digest=folder_digest(folder),
         argv=file.launch.argv,
-        environment=file.launch.environment,
+        environment=file.environment(kind),
         peak_probe=file.launch.peak_probe,
         rests_on=code_digest(folder),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import levelfield
+from levelfield.catalog.lookup import access_of
 from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import CorpusError, LayoutError
 from levelfield.measure.parameter_counts import parameters
@@ -52,9 +53,9 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         parameters=parameters(work.model, work.training.sequence_length).total,
         work=work,
         work_digest=work.fingerprint(),
-        implementation=implementation_used(found.implementation, found.folder),
+        implementation=implementation_used(found.implementation, found.folder, found.vendor.device_kind),
         hardware=hardware,
-        access=found.vendor.frameworks.get(found.implementation.framework, NO_ACCESS),
+        access=access_of(found.implementation, found.vendor) or NO_ACCESS,
         tuning=tuning,
         origins=arrangement.origins,
         predicted=_predicted(arrangement),
@@ -177,7 +178,7 @@ def _expected(memory: Footprint, hardware: Hardware) -> MemoryExpected:
 def _deviations(decision: Decision, arrangement: Arrangement) -> tuple[str, ...]:
     """Return every difference between the request and the plan, as sentences."""
     request, nodes = decision.request, arrangement.nodes
-    shared = nodes > 1 and request.runtime == "docker" and not request.assume
+    shared = nodes > 1 and request.runtime == "docker" and not request.assume and request.launch is None
     one_machine = (f"{nodes} nodes were asked for; they are {nodes} containers of one machine",) if shared else ()
     versions = version_deviations(decision.selector, decision.found.implementation)
     base, changes = split_name(decision.found.case.name)

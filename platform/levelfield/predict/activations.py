@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from levelfield.predict.setup import TrainingSetup
+from levelfield.predict.setup import FP32, TrainingSetup
+from levelfield.specs.case import Model
 
 MASK = 1  # bytes of a dropout mask's element
 
@@ -18,29 +19,49 @@ MASK = 1  # bytes of a dropout mask's element
 @dataclass(frozen=True)
 class LayerBytes:
     """The bytes of one layer for one micro-batch: all, and those that wait for the backward pass. They do not depend on
-    stages, chunks and sharded states."""
+    stages, chunks and sharded states. mixture: the same of a layer with experts."""
 
     whole: int
     stored: int
+    mixture: LayerBytes | None = None
+
+    def of_stage(self, s: TrainingSetup, stage: int) -> int:
+        """Return the bytes that wait of one micro-batch in all layers of a stage."""
+        layers = s.layers_of(stage)
+        if self.mixture is None:
+            return layers * self.stored
+        mixtures = s.mixtures_of(stage)
+        return mixtures * self.mixture.stored + (layers - mixtures) * self.stored
 
 
 def layer_bytes(s: TrainingSetup) -> LayerBytes:
     whole = whole_layer(s)
-    return LayerBytes(whole, _stored(s, whole))
+    if s.model.experts is None:
+        return LayerBytes(whole, _stored(s, whole))
+    of_mixture = whole_layer(s, mixture=True)
+    return LayerBytes(whole, _stored(s, whole), LayerBytes(of_mixture, _stored(s, of_mixture, mixture=True)))
 
 
 def activations(s: TrainingSetup, stage: int, layer: LayerBytes) -> int:
     """Return the bytes for the backward pass of all micro-batches in flight. The first chunk adds the embedding."""
     embedding = s.tokens * s.model.hidden_size * (s.width + _mask(s)) if stage == 0 else 0
-    layers = passes(s, stage) * s.layers_of(stage) * layer.stored // s.tuning.virtual_pipeline
+    layers = passes(s, stage) * layer.of_stage(s, stage) // s.tuning.virtual_pipeline
     stored = layers + passes_of_first_chunk(s, stage) * (embedding // _sequence_split(s))
-    return stored + _recomputed(s, layer)
+    return stored + _recomputed(s, stage, layer)
 
 
-def _recomputed(s: TrainingSetup, layer: LayerBytes) -> int:
+def _recomputed(s: TrainingSetup, stage: int, layer: LayerBytes) -> int:
     """Return the bytes of what is computed again at a time: a whole layer, or the part that selective does not keep."""
     working_sets = s.memory_model.pipeline_working_sets if s.layout.pipeline > 1 else 1
-    return working_sets * (layer.whole if s.tuning.recompute == "full" else layer.whole - layer.stored)
+    if layer.mixture is None:
+        return working_sets * _again(s, layer)
+    mixtures = s.mixtures_of(stage)
+    dense = _again(s, layer) if mixtures < s.layers_of(stage) else 0
+    return working_sets * max(dense, _again(s, layer.mixture) if mixtures else 0)
+
+
+def _again(s: TrainingSetup, layer: LayerBytes) -> int:
+    return layer.whole if s.tuning.recompute == "full" else layer.whole - layer.stored
 
 
 def passes(s: TrainingSetup, stage: int) -> int:
@@ -58,7 +79,7 @@ def passes_of_first_chunk(s: TrainingSetup, stage: int) -> int:
     return min((2 * ahead if s.tuning.virtual_pipeline > 1 else ahead) + 1, s.micro_batches)
 
 
-def _stored(s: TrainingSetup, whole: int) -> int:
+def _stored(s: TrainingSetup, whole: int, mixture: bool = False) -> int:
     """Return the bytes that one layer keeps for the backward pass.
 
     Full recomputation keeps the layer's input. Selective recomputation keeps the outputs of matrix products and of
@@ -72,29 +93,56 @@ def _stored(s: TrainingSetup, whole: int) -> int:
         return hidden
     if s.memory_model.selective_keeps == "all but scores":
         return whole - _scores(s)
-    products = _attention_width(s) + s.model.ffn_hidden_size * (2 if s.model.activation == "swiglu" else 1)
+    products = _attention_width(s) + mlp_width(s.model, mixture) * (2 if s.model.is_gated else 1)
     kept = (1 - s.memory_model.selective_recomputes) * s.tokens * products * s.width
-    return min(whole, 3 * hidden + int(kept) // s.layout.tensor + _scores(s) + _tensor_copies(s))
+    kept_whole = 3 * hidden + _scores(s) + _tensor_copies(s) + _latents(s) + (_routed(s) if mixture else 0)
+    return min(whole, int(kept) // s.layout.tensor + kept_whole)
 
 
-def whole_layer(s: TrainingSetup) -> int:
+def whole_layer(s: TrainingSetup, mixture: bool = False) -> int:
     """Return the bytes of a whole layer: outside the tensor-parallel regions, inside them, and the scores.
 
     Korthikanti et al., 2022, equations 1 to 4. GPT in 16 bits without tensor parallel: s b h (10 + 24) + 5 a s^2 b.
+    mixture: the layer has experts, and keeps what was sent to them and came back.
     """
     hidden = s.tokens * s.model.hidden_size
     norms = 2 * (s.width + s.input_width + s.memory_model.norm_bytes)
-    outside = int(hidden * (norms + 2 * _mask(s))) // _sequence_split(s)
-    return outside + s.tokens * _split_bytes(s) // s.layout.tensor + _scores(s) + _tensor_copies(s)
+    outside = int(hidden * (norms + 2 * _mask(s))) // _sequence_split(s) + _latents(s)
+    inside = s.tokens * _split_bytes(s, mixture) // s.layout.tensor + _scores(s) + _tensor_copies(s)
+    return outside + inside + (_routed(s) if mixture else 0)
 
 
-def _split_bytes(s: TrainingSetup) -> int:
+def _split_bytes(s: TrainingSetup, mixture: bool) -> int:
     """Return the bytes per token inside the tensor-parallel regions: those of attention, and those of the MLP before
     and after each step. The heads' output and the MLP's last tensor are inputs of products."""
-    heads = s.model.heads * s.model.head_size
-    before = (s.memory_model.gated_mlp_tensors if s.model.activation == "swiglu" else 2) - 1
-    mlp = s.model.ffn_hidden_size * (before * s.width + s.input_width)
+    heads = heads_output(s.model)
+    before = (s.memory_model.gated_mlp_tensors if s.model.is_gated else 2) - 1
+    mlp = mlp_width(s.model, mixture) * (before * s.width + s.input_width)
     return (_attention_width(s) - heads) * s.width + heads * s.input_width + mlp
+
+
+def mlp_width(model: Model, mixture: bool) -> int:
+    """Return the width of what a token uses as MLP in a layer: the chosen and the shared experts, or the MLP."""
+    if not mixture or model.experts is None:
+        return model.ffn_hidden_size
+    return (model.experts.chosen + model.experts.shared) * model.experts.ffn_hidden_size
+
+
+def _routed(s: TrainingSetup) -> int:
+    """Return the bytes of a mixture beside its MLPs, where all experts have equally many tokens: the inputs that came
+    to the rank's experts, their outputs, which the gates' gradient reads, and logits and scores of the router."""
+    experts = s.model.experts.count if s.model.experts else 0
+    router = 2 * FP32 * s.tokens * experts // _sequence_split(s)
+    return s.routed_tokens * s.model.hidden_size * (s.input_width + s.width) + router
+
+
+def _latents(s: TrainingSetup) -> int:
+    """Return the bytes of the latents of latent attention before and after their norms, on every tensor rank."""
+    latent = s.model.latent_attention
+    if latent is None:
+        return 0
+    normed = (latent.query_rank or 0) + latent.key_value_rank
+    return s.tokens * (normed * (s.width + s.input_width) + latent.rotary_size * s.width)
 
 
 def _tensor_copies(s: TrainingSetup) -> int:
@@ -103,8 +151,18 @@ def _tensor_copies(s: TrainingSetup) -> int:
 
 
 def _attention_width(s: TrainingSetup) -> int:
-    """Return the width of queries, keys, values and the heads' output."""
-    return (2 * s.model.heads + 2 * s.model.kv_heads) * s.model.head_size
+    """Return the width of queries, keys, values and the heads' output, and of queries and keys before their norms."""
+    model, latent = s.model, s.model.latent_attention
+    if latent is not None:
+        return 2 * model.heads * (latent.plain_size + latent.rotary_size + latent.value_size)
+    normed = model.heads + model.kv_heads if model.query_key_norm else 0
+    return (2 * model.heads + 2 * model.kv_heads + normed) * model.head_size
+
+
+def heads_output(model: Model) -> int:
+    """Return the width of the heads' output."""
+    latent = model.latent_attention
+    return model.heads * (latent.value_size if latent else model.head_size)
 
 
 def _scores(s: TrainingSetup) -> int:

@@ -8,12 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from levelfield.predict.activations import layer_bytes, passes
-from levelfield.predict.footprint import context_buffers, stage_footprints, stage_parameters
+from levelfield.predict.footprint import HeldCount, context_buffers, stage_footprints, stage_parameters
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion
-from levelfield.predict.operations import BACKWARD, FUSED_ATTENTION_BACKWARD, layer_forward
+from levelfield.predict.operations import (
+    BACKWARD,
+    FUSED_ATTENTION_BACKWARD,
+    Cost,
+    experts_forward,
+    layer_forward,
+)
 from levelfield.predict.pass_timing import slice_of, traffic_bytes
 from levelfield.predict.setup import TrainingSetup, setup_of
 from levelfield.predict.timing import UPDATE_BYTES
+from levelfield.predict.token_exchange import exchanged_bytes
+from levelfield.specs.constants import Pace
 
 ZERO = "Rajbhandari et al., 2020, section 5"
 ACTIVATIONS = "Korthikanti et al., 2022, section 4"
@@ -37,24 +45,25 @@ def memory_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
     stages = stage_footprints(s)
     stage = max(range(len(stages)), key=lambda n: stages[n].total)
     count = stage_parameters(s, stage)
-    states = s.layout.sharding_degree if s.layout.sharding_stage else 1
+    states, shares = _shares(s, count, s.layout.sharding_stage > 0)
     parts = row.memory.parts()
     masters, moments = s.state_widths
-    copies = parts["weights"] - masters * count // states
+    # moments are a multiple of masters, so that this is the share of the masters to a byte
+    copies = parts["weights"] - round(masters * parts["optimizer_states"] / moments)
     return [
         Term(
             "weights",
             parts["weights"],
-            f"{masters} * {count} / {states} + {copies}",
-            f"{masters}-byte masters of the {count:,} parameters of stage {stage + 1} on one tensor rank, over "
-            f"{states} rank(s), and its compute copies",
+            f"{masters} * {shares} + {copies}",
+            f"{masters}-byte masters of the {count.total:,} parameters of stage {stage + 1} on one tensor rank, over "
+            f"{states}, and its compute copies",
             ZERO,
         ),
-        Term("gradients", parts["gradients"], *_gradients(s, count, parts["gradients"]), ZERO),
+        Term("gradients", parts["gradients"], *_gradients(s, count), ZERO),
         Term(
             "optimizer_states",
             parts["optimizer_states"],
-            f"{moments} * {count} / {states}",
+            f"{moments} * {shares}",
             f"Adam's two moments, {moments // 2} bytes each",
             ZERO,
         ),
@@ -84,7 +93,7 @@ def time_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
     training, layout = question.work.training, row.layout
     batches = training.global_batch // (row.tuning.micro_batch * layout.data)
     setup = setup_of(question.work, row.tuning, question.on_host, question.constants.keeping)
-    layer = layer_forward(setup.model, slice_of(setup))
+    layer = _layer(setup)
     roof = "Williams et al., 2009"
     return [
         Term(
@@ -127,6 +136,13 @@ def time_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
             "Liu et al., 2023, section 3; Llama team, 2024, section 3.3.2",
         ),
         Term(
+            "expert",
+            time.expert,
+            f"{batches} * {time.expert / batches:.6g}",
+            _expert(setup, pace),
+            "Lepikhin et al., 2020, section 3.2",
+        ),
+        Term(
             "pipeline",
             time.pipeline,
             f"{batches} * {time.pipeline / batches:.6g}",
@@ -149,6 +165,14 @@ def time_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
             roof,
         ),
     ]
+
+
+def _layer(setup: TrainingSetup) -> Cost:
+    """Return the cost of one layer's forward pass, of the most frequent kind."""
+    part, model = slice_of(setup), setup.model
+    if 2 * model.mixture_layers < model.layers:
+        return layer_forward(model, part)
+    return layer_forward(model, part, mixture=True) + experts_forward(model, part)
 
 
 def _attention(question: LayoutQuestion, row: LayoutEstimate) -> str:
@@ -174,28 +198,55 @@ def _context(s: TrainingSetup) -> str:
     )
 
 
+def _expert(s: TrainingSetup, pace: Pace) -> str:
+    """Return how the expert ranks of a layout exchange tokens."""
+    if s.model.experts is None:
+        return "the model has no experts"
+    if s.layout.expert == 1:
+        return "every rank has all experts"
+    return (
+        f"all-to-alls of {exchanged_bytes(s):,} bytes of a rank for each mixture, two forward and two backward, over "
+        f"{s.layout.expert} ranks with {s.model.experts.count // s.layout.expert} experts each; the busiest rank has "
+        f"{pace.expert_imbalance:g} of the mean's tokens, and {pace.expert_overlap:.0%} overlap"
+    )
+
+
+def _shares(s: TrainingSetup, count: HeldCount, sharded: bool) -> tuple[str, str]:
+    """Return over how many ranks what each parameter needs is divided, in words, and the parameters of a rank's share
+    as arithmetic."""
+    degree, shards = (s.layout.sharding_degree, s.expert_shards) if sharded else (1, 1)
+    if not count.routed:
+        return f"{degree} rank(s)", f"{count.plain} / {degree}"
+    words = f"{degree} rank(s), those of its experts over {shards}"
+    return words, f"({count.plain} / {degree} + {count.routed} / {shards})"
+
+
 def _context_buffers(s: TrainingSetup) -> str:
     size = context_buffers(s)
     return f"; {size:,} bytes for the keys and values of other context ranks" if size else ""
 
 
-def _gradients(s: TrainingSetup, count: int, value: int) -> tuple[str, str]:
-    width = s.gradient_width
-    share = round(width * count / value)
-    return f"{width} * {count} / {share}", f"{width} bytes for each parameter, over {share} rank(s)"
+def _gradients(s: TrainingSetup, count: HeldCount) -> tuple[str, str]:
+    ranks, shares = _shares(s, count, s.layout.sharding_stage > 1)
+    return f"{s.gradient_width} * {shares}", f"{s.gradient_width} bytes for each parameter, over {ranks}"
 
 
 def _activations(s: TrainingSetup, stage: int, value: int) -> tuple[str, str]:
     layer, flight = layer_bytes(s), passes(s, stage)
-    waiting = flight * s.layers_of(stage) * layer.stored // s.tuning.virtual_pipeline
+    chunks = s.tuning.virtual_pipeline
+    waiting = flight * layer.of_stage(s, stage) // chunks
     kept = {"none": "everything that the backward pass reads", "full": "its input", "selective": "a part"}
     again = "" if s.tuning.recompute == "none" else f", and at most {layer.whole:,} bytes for a recomputed layer"
     words = (
         f"{flight} micro-batch(es) in flight x {s.layers_of(stage)} layers / {s.tuning.virtual_pipeline} chunk(s); "
         f"each layer keeps {kept[s.tuning.recompute]}; then the embedding{again}"
     )
-    chunks = s.tuning.virtual_pipeline
-    return f"{flight} * {s.layers_of(stage)} * {layer.stored} / {chunks} + {value - waiting}", words
+    mixtures = s.mixtures_of(stage)
+    layers = f"{s.layers_of(stage) - mixtures} * {layer.stored}"
+    if mixtures and layer.mixture is not None:
+        layers = f"({layers} + {mixtures} * {layer.mixture.stored})"
+        words += "; of a mixture also the tokens of its experts"
+    return f"{flight} * {layers} / {chunks} + {value - waiting}", words
 
 
 def _logits(s: TrainingSetup, value: int) -> tuple[str, str]:

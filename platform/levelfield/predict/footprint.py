@@ -60,17 +60,17 @@ def expected_memory(
 ) -> Footprint:
     """Return the footprint of the pipeline stage that needs most. layer, states: of `end_states`, if they are known.
 
-    The first stage holds the most layers and micro-batches, and the last holds the logits. None between needs more.
+    The first stage holds the most layers and micro-batches, and the last holds the logits. None between needs more,
+    unless only some layers are mixtures of experts.
     """
     layer, states = layer or layer_bytes(setup), states or end_states(setup)
-    ends = ((0, states[0]), (setup.layout.pipeline - 1, states[-1]))
-    footprints = [_stage(setup, stage, layer, kept) for stage, kept in ends[: len(states)]]
+    footprints = [_stage(setup, n, layer, kept) for n, kept in zip(setup.end_stages, states, strict=True)]
     return max(footprints, key=lambda f: f.total)
 
 
 def end_states(setup: TrainingSetup) -> tuple[StageStates, ...]:
-    """Return the states of the first and the last stage."""
-    return tuple(stage_states(setup, stage) for stage in sorted({0, setup.layout.pipeline - 1}))
+    """Return the states of the stages of which one needs most."""
+    return tuple(stage_states(setup, stage) for stage in setup.end_stages)
 
 
 def stage_footprints(setup: TrainingSetup) -> list[Footprint]:
@@ -80,16 +80,22 @@ def stage_footprints(setup: TrainingSetup) -> list[Footprint]:
 
 
 def stage_states(s: TrainingSetup, stage: int) -> StageStates:
-    count = stage_parameters(s, stage)
-    level, degree = s.layout.sharding_stage, s.layout.sharding_degree
-    states = degree if level >= 1 else 1
+    count, level = stage_parameters(s, stage), s.layout.sharding_stage
     masters, moments = s.state_widths
     return StageStates(
-        weights=masters * count // states + _copies(s, count),
-        gradients=s.gradient_width * count // (degree if level >= 2 else 1),
-        optimizer_states=moments * count // states,
-        buffers=_buffers(s, count),
+        weights=_sharded(s, masters, count, level >= 1) + _copies(s, count),
+        gradients=_sharded(s, s.gradient_width, count, level >= 2),
+        optimizer_states=_sharded(s, moments, count, level >= 1),
+        buffers=_buffers(s, count.total),
     )
+
+
+def _sharded(s: TrainingSetup, width: int, count: HeldCount, sharded: bool) -> int:
+    """Return the bytes of `width` for each parameter of a rank, where they are sharded of its share."""
+    if not sharded:
+        return width * count.total
+    routed = width * count.routed // s.expert_shards if count.routed else 0
+    return width * count.plain // s.layout.sharding_degree + routed
 
 
 def _stage(s: TrainingSetup, stage: int, layer: LayerBytes, states: StageStates) -> Footprint:
@@ -113,11 +119,29 @@ def _reserve(s: TrainingSetup, passing: int) -> int:
     return model.host_process_bytes if s.on_host else model.reserve_bytes + int(model.fragmentation * passing)
 
 
-def stage_parameters(s: TrainingSetup, stage: int) -> int:
-    """Return the parameters of a stage on one tensor rank. Matrices are split over tensor ranks, vectors are not."""
+@dataclass(frozen=True)
+class HeldCount:
+    """The parameters on one rank. plain: those that all ranks of data x context hold; routed: of the rank's experts."""
+
+    plain: int
+    routed: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.plain + self.routed
+
+
+def stage_parameters(s: TrainingSetup, stage: int) -> HeldCount:
+    """Return the parameters of a stage on one rank. Matrices are split over tensor ranks, vectors are not. Experts are
+    divided over expert ranks, and each of them over tensor ranks."""
     first, last = stage == 0, stage == s.layout.pipeline - 1
     outer = _outer_parameters(s.model, s.sequence_length, s.layout.tensor, first, last)
-    return outer + s.layers_of(stage) * layer_parameters(s.model, s.layout.tensor)
+    mixtures, layers = s.mixtures_of(stage), s.layers_of(stage)
+    if not mixtures:
+        return HeldCount(outer + layers * _dense_layer(s.model, s.layout.tensor))
+    dense = (layers - mixtures) * _dense_layer(s.model, s.layout.tensor) if mixtures < layers else 0
+    each = mixture_parameters(s.model, s.layout.tensor, s.layout.expert)
+    return HeldCount(outer + dense + mixtures * each.plain, mixtures * each.routed)
 
 
 # The search has few models and tensor sizes, and thousands of layouts.
@@ -130,28 +154,50 @@ def _outer_parameters(model: Model, sequence_length: int, tensor: int, first: bo
 
 
 @lru_cache(maxsize=256)
-def layer_parameters(model: Model, tensor: int) -> int:
-    """Return the parameters of one layer on one tensor rank."""
-    return _held(layer_shapes(model), tensor)
+def _dense_layer(model: Model, tensor: int) -> int:
+    """Return the parameters of a layer with an MLP on one tensor rank."""
+    dense = next((layer for layer in range(model.layers) if not model.is_mixture(layer)), 0)
+    return _held(layer_shapes(model, dense), tensor)
+
+
+@lru_cache(maxsize=256)
+def mixture_parameters(model: Model, tensor: int, expert: int) -> HeldCount:
+    """Return the parameters of a layer with experts on one rank."""
+    shapes = layer_shapes(model, model.experts.first_layer if model.experts else 0)
+    routed = {name: shape for name, shape in shapes.items() if name.startswith("mlp.experts.")}
+    others = {name: shape for name, shape in shapes.items() if name not in routed}
+    return HeldCount(_held(others, tensor), sum(map(math.prod, routed.values())) // (tensor * expert))
+
+
+def largest_layer(s: TrainingSetup) -> int:
+    """Return the parameters of the largest layer on one rank."""
+    if s.model.experts is None:
+        return _dense_layer(s.model, s.layout.tensor)
+    mixture = mixture_parameters(s.model, s.layout.tensor, s.layout.expert).total
+    has_dense = s.model.mixture_layers < s.model.layers
+    return max(mixture, _dense_layer(s.model, s.layout.tensor) if has_dense else 0)
+
+
+# Parameters of two dimensions that every tensor rank holds whole: they write or read what is not divided.
+WHOLE = ("position", "mlp.router", "attention.query_down", "attention.latent_down")
 
 
 def _held(shapes: Shapes, tensor: int) -> int:
     return sum(
-        math.prod(shape) // (tensor if len(shape) > 1 and not name.startswith("position") else 1)
+        math.prod(shape) // (tensor if len(shape) > 1 and not name.startswith(WHOLE) else 1)
         for name, shape in shapes.items()
     )
 
 
-def _copies(s: TrainingSetup, count: int) -> int:
+def _copies(s: TrainingSetup, count: HeldCount) -> int:
     """Return the bytes of compute copies beside the masters: always in 16 bits, in fp32 only for sharded masters.
 
     ZeRO stage 3 gathers layer by layer instead (see `_buffers`), some programs from a sharded copy in 16 bits.
     """
     if s.layout.sharding_stage == 3:
-        return s.width * count // s.layout.sharding_degree if s.memory_model.sharded_copy else 0
-    matrices = s.layers_per_stage * layer_parameters(s.model, s.layout.tensor)
-    fp8 = 2 * FP8 * matrices if s.input_width == FP8 else 0  # a copy of each, and a transposed copy
-    return fp8 + (s.width * count if s.width == FP16 or s.layout.sharding_stage else 0)
+        return _sharded(s, s.width, count, True) if s.memory_model.sharded_copy else 0
+    fp8 = 2 * FP8 * s.layers_per_stage * largest_layer(s) if s.input_width == FP8 else 0  # one is transposed
+    return fp8 + (s.width * count.total if s.width == FP16 or s.layout.sharding_stage else 0)
 
 
 def _buffers(s: TrainingSetup, count: int) -> int:
@@ -162,7 +208,7 @@ def _buffers(s: TrainingSetup, count: int) -> int:
     if s.layout.sharding_stage < 3:
         return buffers
     embedding = s.model.vocab_size * s.model.hidden_size // s.layout.tensor
-    return buffers + s.width * (2 * layer_parameters(s.model, s.layout.tensor) + embedding)
+    return buffers + s.width * (2 * largest_layer(s) + embedding)
 
 
 def context_buffers(s: TrainingSetup) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from levelfield.errors import LayoutError
 from levelfield.specs.case import Work
 from levelfield.specs.layout import Layout
-from levelfield.worker.division import DIVIDED_OVER, SEQUENCE_OVER
+from levelfield.worker.division import DIVIDED_OVER, EXPERTS_OVER, SEQUENCE_OVER
 
 _SIZES = {
     "heads": "{} attention heads",
@@ -134,16 +134,32 @@ def _offer_other_counts(work: Work, layout: Layout, micro_batch: int, nodes: int
 
 def _divisions(work: Work, layout: Layout, uneven_stages: bool) -> Iterator[tuple[bool, str]]:
     model = work.model
-    yield model.hidden_size % model.heads == 0, f"hidden size {model.hidden_size} over {model.heads} heads"
+    if model.head_dim is None and model.latent_attention is None:
+        yield model.hidden_size % model.heads == 0, f"hidden size {model.hidden_size} over {model.heads} heads"
     for name, over in DIVIDED_OVER.items():
+        if name == "ffn_hidden_size" and model.experts and model.mixture_layers == model.layers:
+            continue  # no layer has an MLP of this size
         holds, sentence = _divides(name, getattr(model, name), over, layout)
         yield holds or (name == "layers" and uneven_stages and model.layers >= layout.pipeline), sentence
+    yield from _experts(work, layout)
     if layout.sequence_parallel:
         yield layout.tensor > 1, "sequence parallel (+seq) needs a tensor-parallel size above 1"
         length = work.training.sequence_length
         yield from (_divides(name, length, over, layout) for name, over in SEQUENCE_OVER.items())
     if layout.context > 1:
         yield _divides_sequence(work.training.sequence_length, layout)
+
+
+def _experts(work: Work, layout: Layout) -> Iterator[tuple[bool, str]]:
+    """Check the rules of expert parallelism. That it divides data x context is a rule of the layout itself."""
+    experts = work.model.experts
+    if experts is None:
+        yield layout.expert == 1, f"expert parallelism over {layout.expert} ranks: the model has no experts"
+        return
+    sizes = {"count": "{} experts", "ffn_hidden_size": "an expert's ffn size {}"}
+    for name, over in EXPERTS_OVER.items():
+        size, parts = getattr(experts, name), getattr(layout, over)
+        yield size % parts == 0, f"{sizes[name].format(size)} cannot be cut over {over} {parts}"
 
 
 def _divides(name: str, size: int, over: str, layout: Layout) -> tuple[bool, str]:
@@ -180,7 +196,8 @@ def _interleaving(work: Work, layout: Layout, micro_batches: int, virtual_pipeli
 
 
 def _layouts(asked: Layout, world: int) -> Iterator[Layout]:
-    """Return every division of `world` devices, with the requested context, sharding stage and sequence parallelism."""
+    """Return every division of `world` devices, with the requested context, sharding stage and sequence parallelism,
+    and with the requested expert ranks where they divide data x context."""
     for tensor in divisors(world // asked.context if world % asked.context == 0 else 0):
         for pipeline in divisors(world // asked.context // tensor):
             ranks = world // tensor // pipeline
@@ -190,6 +207,7 @@ def _layouts(asked: Layout, world: int) -> Iterator[Layout]:
                 tensor=tensor,
                 pipeline=pipeline,
                 context=asked.context,
+                expert=asked.expert if ranks % asked.expert == 0 else 1,
                 sequence_parallel=asked.sequence_parallel and tensor > 1,
                 sharding_stage=stage,
                 sharding_degree=ranks if stage else 1,

@@ -6,6 +6,7 @@ import heapq
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 from levelfield.predict.activations import LayerBytes, layer_bytes
 from levelfield.predict.footprint import Footprint, StageStates, end_states, expected_memory
@@ -20,7 +21,7 @@ from levelfield.specs.layout import Layout
 from levelfield.specs.refusable import Refusable, refused
 from levelfield.specs.tuning import Recompute, Tuning
 
-Pass = tuple[int, int, bool, int, Recompute]
+Pass = tuple[int, int, int, bool, int, Recompute]
 BEYOND = 20  # rows that do not fit to remember
 # Of a sequence on a context rank. Published runs have 4,096 and more; the rates here are not made for a few tokens.
 LEAST_TOKENS = 1024
@@ -108,11 +109,11 @@ def answer(question: LayoutQuestion) -> LayoutRanking:
 
 
 def not_offered(question: LayoutQuestion) -> tuple[LayoutEstimate, ...]:
-    """Return the rows that fit and need context parallelism or hybrid sharding that the framework does not offer here,
-    fastest first."""
+    """Return the rows that fit and need context or expert parallelism or hybrid sharding that the framework does not
+    offer here, fastest first."""
     offer = question.offer
     refuses = tuple(name for name in offer.refuses if name != PARTIAL)
-    wider = replace(offer, parallelism=offer.parallelism | {"context"}, refuses=refuses)
+    wider = replace(offer, parallelism=offer.parallelism | {"context", "expert"}, refuses=refuses)
     asked = replace(question, offer=wider)
     layouts = (layout for layout in _layouts(asked) if offer.lacks(Tuning(layout=layout)))
     return tuple(_Search(asked).fastest(layouts))
@@ -125,7 +126,8 @@ def predict(question: LayoutQuestion, tuning: Tuning) -> LayoutEstimate:
 
 
 class _Search:
-    """A search. Layouts with equal tensor, context and micro-batch share the figures of one micro-batch in a layer."""
+    """A search. Layouts with equal tensor, context and expert ranks and micro-batch share the figures of one
+    micro-batch in a layer."""
 
     def __init__(self, question: LayoutQuestion) -> None:
         self.question = question
@@ -215,7 +217,14 @@ class _Search:
 def _pass(setup: TrainingSetup) -> Pass:
     """Return all that the figures of one micro-batch in a layer depend on."""
     layout, tuning = setup.layout, setup.tuning
-    return layout.tensor, layout.context, layout.sequence_parallel, tuning.micro_batch, tuning.recompute
+    return (
+        layout.tensor,
+        layout.context,
+        layout.expert,
+        layout.sequence_parallel,
+        tuning.micro_batch,
+        tuning.recompute,
+    )
 
 
 def _fits(question: LayoutQuestion, memory: Footprint) -> bool:
@@ -246,16 +255,25 @@ def _variants(question: LayoutQuestion, tensor: int, pipeline: int, context: int
     has = question.offer.parallelism
     sequences = [False, True] if tensor > 1 and "sequence" in has else [False]
     for stage, degree in _shardings(question, tensor, data * context):
-        for sequence_parallel in sequences:
+        for sequence_parallel, expert in product(sequences, _expert_ranks(question, data * context)):
             yield Layout(
                 data=data,
                 context=context,
+                expert=expert,
                 tensor=tensor,
                 pipeline=pipeline,
                 sequence_parallel=sequence_parallel,
                 sharding_stage=stage,
                 sharding_degree=degree,
             )
+
+
+def _expert_ranks(question: LayoutQuestion, ranks: int) -> list[int]:
+    """Return the numbers of ranks that can divide the experts: 1, and for a mixture those that divide both."""
+    experts = question.work.model.experts
+    if experts is None or "expert" not in question.offer.parallelism:
+        return [1]
+    return divisors(math.gcd(ranks, experts.count))
 
 
 def _shardings(question: LayoutQuestion, tensor: int, ranks: int) -> Iterator[tuple[int, int]]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from levelfield.measure.parameter_counts import layer_matrices
+from levelfield.measure.flops import attended_keys, core_width
+from levelfield.measure.parameter_counts import Shapes, layer_matrices
 from levelfield.specs.case import Model
 
 FP32 = 4
@@ -25,6 +26,10 @@ SCORE_PASSES = 4  # one write, one kernel of softmax, mask and dropout (read, wr
 # The approximate number of calls of a layer's forward pass: 2 norms, 7 products, 2 rotations, attention, 3 for the
 # activation and 4 for dropout and residual sums.
 LAYER_OPERATIONS = 20
+# The same of experts: the router's product and scores, the choice, two sorts, two permutations, three grouped products
+# with their activation, and the weighted sum.
+EXPERT_OPERATIONS = 12
+ROUTER_PASSES = 4  # over the router's logits, in 32 bits: one write, scores (read, write), one read for the choice
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ class Cost:
 class Slice:
     """One rank's share of a micro-batch. tokens: of the micro-batch; width: bytes of a compute value; keeps_scores:
     attention writes all scores to memory, with the masked half. gathers_logits: every tensor rank computes the loss
-    from the logits of the whole vocabulary."""
+    from the logits of the whole vocabulary. expert: the ranks that divide the experts."""
 
     tokens: int
     sequence_length: int
@@ -80,6 +85,7 @@ class Slice:
     width: int
     keeps_scores: bool
     gathers_logits: bool = False
+    expert: int = 1
 
     @property
     def split(self) -> int:
@@ -87,17 +93,57 @@ class Slice:
         return self.tensor if self.sequence_parallel else 1
 
 
-def layer_forward(model: Model, part: Slice) -> Cost:
-    """Return the cost of one layer's forward pass on one tensor rank."""
-    weights = sum(math.prod(shape) for shape in layer_matrices(model).values()) / part.tensor
-    core = 4.0 * part.tokens * part.sequence_length * model.heads * model.head_size / part.tensor
+def layer_forward(model: Model, part: Slice, mixture: bool = False) -> Cost:
+    """Return the cost of one layer's forward pass on one tensor rank. Of a mixture it has the shared experts and the
+    router; the chosen ones are those of `experts_forward`."""
+    matrices = _plain_matrices(model, mixture)
+    weights = sum(map(math.prod, matrices.values())) / part.tensor
+    keys = part.sequence_length if part.keeps_scores else attended_keys(model, part.sequence_length)
+    router = 1.0 * part.tokens * model.experts.count / part.split if mixture and model.experts else 0.0
     return Cost(
         matmul_flops=2.0 * part.tokens * weights,
-        attention_flops=core if part.keeps_scores else core / 2,
-        product_bytes=_products(model, part, weights),
-        moved_bytes=_elementwise(model, part) + _scores(model, part),
+        core_flops=2.0 * router * model.hidden_size,
+        attention_flops=4.0 * part.tokens * keys * core_width(model) / part.tensor,
+        product_bytes=_products(model, part, matrices, weights),
+        moved_bytes=_elementwise(model, part, mixture) + _scores(model, part) + FP32 * ROUTER_PASSES * router,
         operations=LAYER_OPERATIONS,
     )
+
+
+def experts_forward(model: Model, part: Slice) -> Cost:
+    """Return the cost of the chosen experts' forward pass on one rank, where all experts have equally many tokens.
+
+    Tokens are permuted before and after; with expert ranks they are sorted again where they arrive, and before they
+    leave.
+    """
+    experts = model.experts
+    if experts is None:
+        return Cost()
+    routed = part.tokens * experts.chosen
+    matrices = {n: s[1:] for n, s in layer_matrices(model, experts.first_layer).items() if n.startswith(ROUTED)}
+    weights = sum(map(math.prod, matrices.values())) / part.tensor
+    rows = sum(map(sum, matrices.values())) - model.hidden_size * len(matrices)
+    sorts = 2 if part.expert > 1 else 1
+    permuted = 2 * model.hidden_size * (part.tokens + (2 * sorts - 1) * routed)
+    activation = (3 if model.is_gated else 2) * experts.ffn_hidden_size / part.tensor
+    return Cost(
+        matmul_flops=2.0 * routed * weights,
+        product_bytes=part.width * (routed * (model.hidden_size * len(matrices) + rows / part.tensor))
+        + part.width * weights * experts.count / part.expert,
+        moved_bytes=part.width * (permuted + routed * activation),
+        operations=EXPERT_OPERATIONS,
+    )
+
+
+ROUTED = "mlp.experts."
+
+
+def _plain_matrices(model: Model, mixture: bool) -> Shapes:
+    """Return the matrices of a layer that every token uses, without the router's."""
+    layers = range(model.layers)
+    layer = next((n for n in layers if model.is_mixture(n) == mixture), 0) if model.experts else 0
+    found = layer_matrices(model, layer)
+    return {n: s for n, s in found.items() if not n.startswith((ROUTED, "mlp.router"))} if model.experts else found
 
 
 def head_forward(model: Model, part: Slice) -> Cost:
@@ -115,20 +161,30 @@ def embedding_forward(model: Model, part: Slice) -> Cost:
     return Cost(moved_bytes=4.0 * part.width * part.tokens * model.hidden_size / part.split, operations=4)
 
 
-def _products(model: Model, part: Slice, weights: float) -> float:
+def _products(model: Model, part: Slice, matrices: Shapes, weights: float) -> float:
     """Return the bytes of the products: inputs, weights and outputs. Tensor parallelism splits one side of each."""
-    rows = sum(sum(shape) for shape in layer_matrices(model).values())
-    whole = model.hidden_size * len(layer_matrices(model))
+    rows = sum(map(sum, matrices.values()))
+    whole = model.hidden_size * len(matrices)
     return part.width * (part.tokens * (whole + (rows - whole) / part.tensor) + weights)
 
 
-def _elementwise(model: Model, part: Slice) -> float:
-    """Return the bytes of two norms (read, write) and residual sums (two reads, one write), activation, rotation."""
+def _elementwise(model: Model, part: Slice, mixture: bool) -> float:
+    """Return the bytes of two norms (read, write) and residual sums (two reads, one write), activation, rotation, and
+    norms of queries and keys or of latents."""
     hidden = 2 * (2 + 3) * model.hidden_size / part.split
-    gated = model.activation == "swiglu"
-    activation = (3 if gated else 2) * model.ffn_hidden_size / part.tensor
-    rotated = 2 * (model.heads + model.kv_heads) * model.head_size / part.tensor if model.positions == "rope" else 0
-    return part.width * part.tokens * (hidden + activation + rotated)
+    shared = model.experts.shared * model.experts.ffn_hidden_size if mixture and model.experts else None
+    activation = (3 if model.is_gated else 2) * (model.ffn_hidden_size if shared is None else shared) / part.tensor
+    return part.width * part.tokens * (hidden + activation + _attention_traffic(model) / part.tensor)
+
+
+def _attention_traffic(model: Model) -> int:
+    """Return the values that attention's rotation and inner norms read and write for a token."""
+    latent = model.latent_attention
+    if latent is not None:
+        rotated = (model.heads + 1) * latent.rotary_size
+        return 2 * (rotated + (latent.query_rank or 0) + latent.key_value_rank)
+    passes = (2 if model.positions == "rope" else 0) + (2 if model.query_key_norm else 0)
+    return passes * (model.heads + model.kv_heads) * model.head_size
 
 
 def _scores(model: Model, part: Slice) -> float:

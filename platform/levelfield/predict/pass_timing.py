@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from levelfield.measure.flops import attended_keys
 from levelfield.predict.collectives import Link, all_reduce_seconds, gather_seconds, send_seconds
 from levelfield.predict.links import Machine, link_of
 from levelfield.predict.operations import (
@@ -19,10 +20,12 @@ from levelfield.predict.operations import (
     Cost,
     Slice,
     embedding_forward,
+    experts_forward,
     head_forward,
     layer_forward,
 )
 from levelfield.predict.setup import TrainingSetup
+from levelfield.predict.token_exchange import exchange_seconds
 from levelfield.specs.constants import Pace
 
 
@@ -43,24 +46,33 @@ class RankWork:
 @dataclass(frozen=True)
 class PassSeconds:
     """Seconds of one micro-batch in both directions: the computation of a layer, of the embedding and of the head, and
-    the messages of a layer. They do not depend on stages, chunks and sharded states."""
+    the messages of a layer. They do not depend on stages, chunks and sharded states. mixture: the computation of a
+    layer with experts; expert: the exchange of its tokens. Both are 0 in a model without experts."""
 
     layer: float
     embedding: float
     head: float
     tensor: float
     context: float
+    mixture: float = 0.0
+    expert: float = 0.0
+
+    def of_layers(self, count: int, mixtures: int) -> float:
+        """Return the computation of so many layers, mixtures among them."""
+        return self.layer * (count - mixtures) + self.mixture * mixtures
 
 
 def pass_seconds(setup: TrainingSetup, machine: Machine, pace: Pace) -> PassSeconds:
     """Return the parts of one micro-batch's time. Raises UnknownLink."""
     s = RankWork(setup, machine, pace, slice_of(setup))
     return PassSeconds(
-        layer=_seconds(s, _layer_cost(s)),
+        layer=_seconds(s, _in_both_directions(s, layer_forward(setup.model, s.part))),
         embedding=_seconds(s, embedding_forward(setup.model, s.part) * (1 + BACKWARD)),
         head=_seconds(s, head_forward(setup.model, s.part) * (1 + BACKWARD)),
         tensor=_tensor_seconds(s),
         context=_context_seconds(s),
+        mixture=_mixture_seconds(s) if setup.model.experts else 0.0,
+        expert=exchange_seconds(setup, machine, pace),
     )
 
 
@@ -74,12 +86,19 @@ def slice_of(setup: TrainingSetup) -> Slice:
         width=setup.width,
         keeps_scores=setup.memory_model.score_bytes > 0,
         gathers_logits=setup.memory_model.gathered_logit_bytes > 0,
+        expert=setup.layout.expert,
     )
 
 
-def _layer_cost(s: RankWork) -> Cost:
-    """Return the cost of one layer in both directions, with what is computed again."""
-    layer = layer_forward(s.setup.model, s.part)
+def _mixture_seconds(s: RankWork) -> float:
+    """Return the computation of a layer with experts. The rank with most tokens sets the pace."""
+    rest = _seconds(s, _in_both_directions(s, layer_forward(s.setup.model, s.part, mixture=True)))
+    experts = _seconds(s, _in_both_directions(s, experts_forward(s.setup.model, s.part)))
+    return rest + experts * s.pace.expert_imbalance / s.pace.grouped_efficiency
+
+
+def _in_both_directions(s: RankWork, layer: Cost) -> Cost:
+    """Return the cost of a part of a layer in both directions, with what is computed again."""
     attention = Cost(attention_flops=layer.attention_flops)
     cost = layer * (1 + BACKWARD)
     if _fused_attention_rate(s):
@@ -114,7 +133,8 @@ def _attention_seconds(s: RankWork, cost: Cost, product_rate: float) -> float:
     fused = _fused_attention_rate(s)
     if fused is None:
         return cost.attention_flops / product_rate
-    return cost.attention_flops * (1 + SCORE_BLOCK / s.setup.sequence_length) / fused
+    keys = attended_keys(s.setup.model, s.setup.sequence_length)
+    return cost.attention_flops * (1 + SCORE_BLOCK / (2 * keys)) / fused
 
 
 def _tensor_seconds(s: RankWork) -> float:

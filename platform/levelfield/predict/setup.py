@@ -43,11 +43,37 @@ class TrainingSetup:
         whole, more = divmod(self.model.layers, self.layout.pipeline)
         return whole + (1 if stage < more else 0)
 
+    def mixtures_of(self, stage: int) -> int:
+        """Return the layers of a stage that are mixtures of experts. Model chunks are counted as one run of layers."""
+        experts = self.model.experts
+        if experts is None:
+            return 0
+        whole, more = divmod(self.model.layers, self.layout.pipeline)
+        first = whole * stage + min(stage, more)
+        return experts.mixtures_below(first + self.layers_of(stage)) - experts.mixtures_below(first)
+
+    @property
+    def end_stages(self) -> tuple[int, ...]:
+        """The stages of which one needs most: the first and the last; all, where layers are of two kinds."""
+        stages = self.layout.pipeline
+        if self.model.experts is None or self.model.mixture_layers == self.model.layers:
+            return (0, stages - 1) if stages > 1 else (0,)
+        return tuple(range(stages))
+
+    @property
+    def routed_tokens(self) -> int:
+        """The tokens that one rank's experts compute for a micro-batch, where all experts have equally many."""
+        return self.tokens * (self.model.experts.chosen if self.model.experts else 0)
+
+    @property
+    def expert_shards(self) -> int:
+        """The ranks over which the states of an expert are sharded: of those that hold the same experts."""
+        return max(1, self.layout.sharding_degree // self.layout.expert)
+
     @property
     def key_value_bytes(self) -> int:
         """Bytes of the keys and values of one layer's tokens on one rank, which context ranks exchange."""
-        width = 2 * self.model.kv_heads * self.model.head_size // self.layout.tensor
-        return self.width * self.tokens * width
+        return self.width * self.tokens * (key_value_width(self.model) // self.layout.tensor)
 
     @property
     def gradient_width(self) -> int:
@@ -59,6 +85,14 @@ class TrainingSetup:
         """Bytes of one master weight, and of Adam's two moments of it."""
         model = self.memory_model
         return (FP32, 2 * FP32) if self.width == FP32 else (model.master_bytes, model.state_bytes)
+
+
+def key_value_width(model: Model) -> int:
+    """Return the width of the keys and values of all heads. Latent attention makes them from its latents."""
+    latent = model.latent_attention
+    if latent is not None:
+        return model.heads * (latent.plain_size + latent.rotary_size + latent.value_size)
+    return 2 * model.kv_heads * model.head_size
 
 
 def setup_of(work: Work, tuning: Tuning, on_host: bool, memory_model: MemoryModel | None = None) -> TrainingSetup:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
-from levelfield.measure.parameter_counts import parameters
+from levelfield.measure.parameter_counts import ParameterCount, parameters
 from levelfield.predict.collectives import all_reduce_seconds, send_seconds
+from levelfield.predict.footprint import mixture_parameters
 from levelfield.predict.links import Machine
 from levelfield.predict.pass_timing import (
     PassSeconds,
@@ -23,6 +24,7 @@ from levelfield.predict.pass_timing import (
     slice_of,
 )
 from levelfield.predict.setup import FP16, FP32, TrainingSetup
+from levelfield.specs.case import Model
 from levelfield.specs.constants import Pace
 
 # One update reads a gradient, a master weight and two moments in fp32, and writes the three and the 16-bit copy.
@@ -32,7 +34,8 @@ UPDATE_BYTES = 4 * FP32 + 3 * FP32 + FP16
 @dataclass(frozen=True)
 class PredictedStep:
     """Seconds of one step, by part. compute: of an average stage; imbalance: the slowest stage minus the average;
-    bubble: filling and draining the pipeline; tensor, context, pipeline, data: communication without overlap."""
+    bubble: filling and draining the pipeline; tensor, context, pipeline, data: communication without overlap, as is
+    expert, the exchange of tokens between the ranks of experts."""
 
     compute: float
     imbalance: float
@@ -42,11 +45,12 @@ class PredictedStep:
     pipeline: float
     data: float
     optimizer: float
+    expert: float = 0.0
 
     @property
     def total(self) -> float:
         computing = self.compute + self.imbalance + self.bubble + self.optimizer
-        return computing + self.tensor + self.context + self.pipeline + self.data
+        return computing + self.tensor + self.context + self.pipeline + self.data + self.expert
 
     def parts(self) -> dict[str, float]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
@@ -60,7 +64,8 @@ def step_time(setup: TrainingSetup, machine: Machine, pace: Pace, each: PassSeco
     whole, slowest = _whole_and_slowest(setup, each)
     average, layers = whole / layout.pipeline, setup.model.layers / layout.pipeline
     tensor, context, pipeline = each.tensor * layers, each.context * layers, _pipeline_seconds(s)
-    filling = whole - slowest + (layout.pipeline - 1) * (tensor + context + pipeline)
+    expert = each.expert * setup.model.mixture_layers / layout.pipeline if each.expert else 0.0
+    filling = whole - slowest + (layout.pipeline - 1) * (tensor + context + pipeline + expert)
     return PredictedStep(
         compute=s.setup.micro_batches * average,
         imbalance=s.setup.micro_batches * (slowest - average),
@@ -70,20 +75,24 @@ def step_time(setup: TrainingSetup, machine: Machine, pace: Pace, each: PassSeco
         pipeline=s.setup.micro_batches * pipeline * tuning.virtual_pipeline,
         data=_data_seconds(s, average),
         optimizer=_update_seconds(s),
+        expert=s.setup.micro_batches * expert,
     )
 
 
 def _whole_and_slowest(setup: TrainingSetup, each: PassSeconds) -> tuple[float, float]:
     """Return the compute seconds of one micro-batch on all stages and on the slowest, forward and backward.
 
-    The first stage has the embedding and the most layers, the last has the head. None between takes longer.
+    The first stage has the embedding and the most layers, the last has the head. None between takes longer, unless
+    only some layers are mixtures of experts.
     """
-    whole = each.layer * setup.model.layers + each.embedding + each.head
+    mixtures = setup.model.mixture_layers if setup.model.experts else 0
+    whole = each.of_layers(setup.model.layers, mixtures) + each.embedding + each.head
     last = setup.layout.pipeline - 1
     if last == 0:
         return whole, whole
-    first = each.layer * setup.layers_of(0) + each.embedding
-    return whole, max(first, each.layer * setup.layers_of(last) + each.head)
+    ends = {0: each.embedding, last: each.head}
+    stages = (each.of_layers(setup.layers_of(n), setup.mixtures_of(n)) + ends.get(n, 0) for n in setup.end_stages)
+    return whole, max(stages)
 
 
 def _pipeline_seconds(s: RankWork) -> float:
@@ -104,18 +113,28 @@ def _data_seconds(s: RankWork, compute: float) -> float:
     layout, batches = s.setup.layout, s.setup.micro_batches
     if layout.gradient_ranks == 1:
         return 0.0
-    count = _stage_parameters(s)
-    gradients, weights = s.setup.gradient_width * count, s.part.width * count
-    if layout.sharding_stage == 0:
-        return _exposed(s, _reduced_seconds(s, gradients, layout.gradient_ranks, layout.tensor), compute)
-    ranks, link = layout.sharding_degree, s.link(layout.sharding_degree, layout.tensor)
+    plain, routed = _stage_parameters(s)
     exchanged = batches if layout.sharding_stage > 1 else 1
-    gathered = 2 * batches if layout.sharding_stage == 3 else 1  # for each forward and each backward pass
-    seconds = exchanged * _in_messages(s, gradients, lambda size: rank_scatter_seconds(s, size, ranks, link))
-    seconds += gathered * _in_messages(s, weights, lambda size: rank_gather_seconds(s, size, ranks, link))
-    replicas = layout.gradient_ranks // ranks
-    seconds += _reduced_seconds(s, gradients / ranks, replicas, layout.tensor * ranks)
+    seconds = _exchange_seconds(s, plain, layout.gradient_ranks, layout.sharding_degree, layout.tensor)
+    if routed:
+        alike, shards = layout.gradient_ranks // layout.expert, s.setup.expert_shards
+        seconds += _exchange_seconds(s, routed, alike, shards, layout.tensor * layout.expert)
     return _exposed(s, seconds, exchanged * compute)
+
+
+def _exchange_seconds(s: RankWork, count: float, alike: int, shards: int, stride: int) -> float:
+    """Return the exchange of gradients and updated weights of `count` parameters that `alike` ranks have in common.
+    shards: the ranks over which their states are sharded; stride: the devices between two of them."""
+    stage, batches = s.setup.layout.sharding_stage, s.setup.micro_batches
+    gradients, weights = s.setup.gradient_width * count, s.part.width * count
+    if stage == 0 or shards == 1:
+        return (batches if stage > 1 else 1) * _reduced_seconds(s, gradients, alike, stride)
+    link = s.link(shards, stride)
+    exchanged = batches if stage > 1 else 1
+    gathered = 2 * batches if stage == 3 else 1  # for each forward and each backward pass
+    seconds = exchanged * _in_messages(s, gradients, lambda size: rank_scatter_seconds(s, size, shards, link))
+    seconds += gathered * _in_messages(s, weights, lambda size: rank_gather_seconds(s, size, shards, link))
+    return seconds + _reduced_seconds(s, gradients / shards, alike // shards, stride * shards)
 
 
 def _reduced_seconds(s: RankWork, size: float, ranks: int, stride: int) -> float:
@@ -142,15 +161,24 @@ def _exposed(s: RankWork, communication: float, compute: float) -> float:
 
 
 def _update_seconds(s: RankWork) -> float:
-    states = s.setup.layout.sharding_degree if s.setup.layout.sharding_stage else 1
-    return UPDATE_BYTES * _stage_parameters(s) / states / s.machine.memory_bytes_per_second
+    plain, routed = _stage_parameters(s)
+    if s.setup.layout.sharding_stage:
+        plain, routed = plain / s.setup.layout.sharding_degree, routed / s.setup.expert_shards
+    return UPDATE_BYTES * (plain + routed) / s.machine.memory_bytes_per_second
 
 
-def _stage_parameters(s: RankWork) -> float:
-    """Return the parameters on a rank of the largest stage: its layers, and the embedding or the head."""
-    count = _counted(s.setup.model, s.part.sequence_length)
-    outside = count.embedding + count.head if s.setup.layout.pipeline == 1 else max(count.embedding, count.head)
-    return (count.in_layers / s.setup.layout.pipeline + outside) / s.setup.layout.tensor
+def _stage_parameters(s: RankWork) -> tuple[float, float]:
+    """Return the parameters on a rank of the largest stage, its layers with the embedding or the head, and those of its
+    experts."""
+    layout = s.setup.layout
+    count, of_experts = _counted(s.setup.model, s.part.sequence_length)
+    outside = count.embedding + count.head if layout.pipeline == 1 else max(count.embedding, count.head)
+    plain = ((count.in_layers - of_experts) / layout.pipeline + outside) / layout.tensor
+    return plain, of_experts / layout.pipeline / layout.tensor / layout.expert
 
 
-_counted = lru_cache(maxsize=16)(parameters)
+@lru_cache(maxsize=16)
+def _counted(model: Model, sequence_length: int) -> tuple[ParameterCount, int]:
+    """Return all parameters, and those of the routed experts."""
+    routed = model.mixture_layers * mixture_parameters(model, 1, 1).routed if model.experts else 0
+    return parameters(model, sequence_length), routed

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from levelfield.errors import UsageError
+from levelfield.publish.mixture_export import mixture_arrays, mixture_config
 from levelfield.specs.base import LATER
 from levelfield.specs.case import Model, Work
 from levelfield.worker import Initializer
@@ -57,7 +58,7 @@ def initial_arrays(work: Work) -> dict[str, Array]:
 
 
 def hf_config(model: Model, sequence_length: int) -> dict[str, Any]:
-    """Return the config.json of GPT2LMHeadModel or LlamaForCausalLM. Raises UsageError when neither fits."""
+    """Return the config.json of HuggingFace's class for the model. Raises UsageError when there is none."""
     _check_equivalent(model)
     shared = {
         "vocab_size": model.vocab_size,
@@ -68,17 +69,23 @@ def hf_config(model: Model, sequence_length: int) -> dict[str, Any]:
         "eos_token_id": None,
         "dtype": "float32",
     }
+    if model.experts is not None:
+        return {**shared, **mixture_config(model, sequence_length)}
     return {**shared, **(_gpt_config if model.family == "gpt" else _llama_config)(model, sequence_length)}
 
 
 def to_hf(model: Model, arrays: Arrays) -> dict[str, Array]:
     """Return canonical arrays under HuggingFace's names and layouts. Raises UsageError as `hf_config` does."""
     _check_equivalent(model)
+    if model.experts is not None:
+        return {name: np.ascontiguousarray(array) for name, array in mixture_arrays(model, arrays).items()}
     named = _gpt_arrays(model, arrays) if model.family == "gpt" else _llama_arrays(model, arrays)
     return {name: np.ascontiguousarray(array) for name, array in named.items()}
 
 
 def _check_equivalent(model: Model) -> None:
+    if model.experts is not None:
+        return  # mixture_export.py checks its own
     wanted: dict[str, Any] = {"norm": "rmsnorm", "positions": "rope", "activation": "swiglu", "hidden_dropout": 0}
     if model.family == "gpt":
         wanted = {"norm": "layernorm", "positions": "learned", "bias": True, "kv_heads": model.heads}

@@ -24,9 +24,9 @@ FIELDS: tuple[Withheld, ...] = get_args(Withheld)
 PUBLISHED = (
     "run_id", "case", "scale", "framework", "framework_version", "vendor", "chip", "device_is", "nodes", "devices",
     "precision", "layout", "micro_batch", "virtual_pipeline", "accumulation", "recompute", "repeated", "compile",
-    "parameters", "repeat", "status", "steps_done", "steps_planned", "window", "loss", "throughput", "utilisation",
-    "memory", "energy", "identity", "work_but_precision", "alignment", "certificate", "deviations", "runtime",
-    "allowed",
+    "parameters", "active_parameters", "repeat", "status", "steps_done", "steps_planned", "window", "loss", "experts",
+    "throughput", "utilisation", "memory", "energy", "identity", "work_but_precision", "alignment", "certificate",
+    "deviations", "runtime", "allowed",
 )  # fmt: skip
 # Free text of the suite's author; sentences of an engine or a tool; figures of the machine's other users, and the load
 # of its devices; single step times with the power drawn in them, and how long ranks waited in them; the user's own

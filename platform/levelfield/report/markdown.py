@@ -22,6 +22,8 @@ def run_report(result: Result, plan: Plan) -> str:
         percent=words.percent,
         status=words.status,
         pace_lines=words.pace_lines,
+        expert_lines=words.expert_lines,
+        parameters=words.parameters,
     )
 
 

@@ -146,5 +146,6 @@ def plain(result: Result) -> dict[str, object]:
         "joules_per_token": result.energy.joules_per_token.value,
         "loss_first": result.loss.first,
         "loss_tail_mean": result.loss.tail_mean,
+        **({"expert_imbalance": result.experts.imbalance} if result.experts else {}),
         "alignment": result.alignment.verdict,
     }

@@ -33,6 +33,11 @@ def number(value: float | None, digits: int = 1) -> str:
     return NONE if value is None else f"{value:,.{digits}f}"
 
 
+def parameters_in_words(total: int, active: int) -> str:
+    """Return `46,702,792,704 parameters, 12,879,925,248 active`; without the second number where all are active."""
+    return f"{total:,} parameters" + (f", {active:,} active" if active != total else "")
+
+
 def gib(value: float | None) -> str:
     return NONE if value is None else f"{value / GIB:,.2f} GiB"
 
@@ -108,6 +113,32 @@ def pace_lines(result: Result) -> tuple[str, ...]:
         f"{each.slowest_in} of {steps} steps); the others waited {each.waited_seconds * 1000:,.1f} ms in each"
         for each in result.pace.stragglers
     )
+
+
+def parameters(result: Result) -> str:
+    """Return the number of parameters, with those that one token uses where these are others."""
+    active = result.active_parameters
+    return f"{result.parameters:,}" + ("" if active is None else f", {active:,} active for one token")
+
+
+def expert_lines(result: Result) -> tuple[str, ...]:
+    """Return sentences about the load of the experts and the routers' loss; none for a model without experts."""
+    load = result.experts
+    if load is None:
+        return ()
+    worst = max(load.layers, key=lambda each: each.imbalance)
+    over = f"the {load.steps} steps of the window" if load.over == "window" else f"{load.steps} warm-up steps"
+    lines = [
+        f"largest load {load.imbalance:.2f} x the mean (layer {worst.layer}, over {over}), {load.imbalance_last:.2f} x "
+        f"in the last recorded step; shares of layer {worst.layer}: {worst.least:.2%} to {worst.largest:.2%}, "
+        f"mean {worst.mean:.2%}"
+    ]
+    if load.never_chosen:
+        where = ", ".join(str(each.layer) for each in load.layers if each.never_chosen)
+        lines.append(f"never chosen: {load.never_chosen} experts (layers {where})")
+    if load.auxiliary_first is not None and load.auxiliary_last is not None:
+        lines.append(f"auxiliary loss {load.auxiliary_first:.4g} -> {load.auxiliary_last:.4g}")
+    return tuple(lines)
 
 
 def status(result: Result) -> str:

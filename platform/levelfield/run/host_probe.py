@@ -53,7 +53,7 @@ def measure_host_rates(registry: Registry, say: Callable[[str], None]) -> HostRa
     argv += ["--dtype", PRECISIONS, "--seconds", str(SECONDS_PER_SIZE)]
     with environment_in_use(environment, say):
         say("measuring matrix products, memory and messages of this machine, once (about a minute)")
-        rates = rates_from(_printed(argv, implementation.launch.environment))
+        rates = rates_from(_printed(argv, implementation.environment(HOST_KIND)))
     _remember(_path(registry), rates)
     return rates
 

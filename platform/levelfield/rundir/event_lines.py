@@ -50,3 +50,10 @@ def whole(value: Any) -> int:
     if not -LARGEST <= number <= LARGEST:
         raise ValueError("found a number beyond 2**64")
     return number
+
+
+def count(value: Any) -> int:
+    """Return a count. Raises TypeError for anything but a whole number, ValueError for one beyond 2**64."""
+    if type(value) is not int:
+        raise TypeError(f"found {type(value).__name__}, expected a whole number")
+    return whole(value)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.measure.platform_clock import Sighting, WindowSighting
-from levelfield.measure.raw_facts import FinalSlice, GradientShare, StepRecord, WeightSlice
-from levelfield.rundir.event_lines import DAMAGED, Event, event_of, whole
+from levelfield.measure.raw_facts import ExpertShare, FinalSlice, GradientShare, StepRecord, WeightSlice
+from levelfield.rundir.event_lines import DAMAGED, Event, count, event_of, whole
 from levelfield.rundir.system_facts import system_of
 from levelfield.rundir.telemetry_files import (
     NodeTelemetry,
@@ -40,6 +40,7 @@ class RawRecords:
     weights: tuple[WeightSlice, ...] = ()
     gradients: tuple[GradientShare, ...] = ()
     final: tuple[FinalSlice, ...] = ()
+    experts: tuple[ExpertShare, ...] = ()
     begins: dict[int, int] = field(default_factory=dict)
     errors: dict[int, Event] = field(default_factory=dict)
     frameworks: dict[int, Event] = field(default_factory=dict)
@@ -58,8 +59,8 @@ class RawRecords:
     @property
     def oom_kills(self) -> int:
         """How many processes of the run the kernel killed for memory, as the launcher counted them."""
-        count = str(self._extra.get("oom_kills", ""))
-        return int(count) if count.isdecimal() else 0
+        kills = str(self._extra.get("oom_kills", ""))
+        return int(kills) if kills.isdecimal() else 0
 
     @property
     def oom_evidence(self) -> str | None:
@@ -97,6 +98,7 @@ def read_raw(paths: RunPaths) -> RawRecords:
         weights=tuple(w for found in _records(pairs, "weights", _weights, broken) for w in found),
         gradients=tuple(g for found in _records(pairs, "gradients", _gradients, broken) for g in found),
         final=tuple(f for found in _records(pairs, "final_weights", _final, broken) for f in found),
+        experts=tuple(x for found in _records(pairs, "experts", _experts, broken) for x in found),
         begins=dict(_records(pairs, "begin", lambda rank, e: (rank, whole(e["end_ns"])), broken)),
         errors={rank: e for rank, e in pairs if e.get("event") == "error"},
         frameworks={rank: e for rank, e in pairs if e.get("event") == "framework"},
@@ -133,7 +135,8 @@ def _records(pairs: list[tuple[int, Event]], kind: str, build: Any, broken: list
         try:
             yield build(rank, event)
         except DAMAGED as error:
-            broken.append(f"rank{rank}.jsonl: a {kind} event is damaged: {type(error).__name__} {error}")
+            an = "an" if kind == "experts" else "a"
+            broken.append(f"rank{rank}.jsonl: {an} {kind} event is damaged: {type(error).__name__} {error}")
 
 
 def _step(rank: int, event: Event) -> StepRecord:
@@ -150,6 +153,7 @@ def _step(rank: int, event: Event) -> StepRecord:
         skipped=bool(event.get("skipped")),
         memory={kind: whole_or_none(size) for kind, size in dict(event.get("memory") or {}).items()},
         before_exchange_seconds=number_or_none(event.get("before_exchange_seconds")),
+        auxiliary_loss=number_or_none(event.get("auxiliary_loss")),
     )
 
 
@@ -181,6 +185,20 @@ def _final(rank: int, event: Event) -> list[FinalSlice]:
 
 def _gradients(rank: int, event: Event) -> list[GradientShare]:
     return [GradientShare(rank, whole(event["step"]), name, float(square)) for name, square in event["squares"].items()]
+
+
+def _experts(rank: int, event: Event) -> list[ExpertShare]:
+    return [
+        ExpertShare(rank, count(event["step"]), _layer(layer), tuple(map(count, tokens)))
+        for layer, tokens in event["tokens"].items()
+    ]
+
+
+def _layer(text: str) -> int:
+    """Return a layer's number. Two texts are never one layer: `01` is damaged."""
+    if str(int(text)) != text:
+        raise ValueError(f"found layer {text!r}, expected a whole number")
+    return whole(int(text))
 
 
 def _sightings(outcome: Event, broken: list[str]) -> Iterator[tuple[int, WindowSighting]]:

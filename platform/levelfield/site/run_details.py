@@ -15,6 +15,7 @@ _SHARED: dict[str, tuple[str, ...]] = {
     "reasons": ("status", "reasons"),
     "evidence_line": ("status", "evidence"),
     "parameters": ("parameters",),
+    "active_parameters": ("active_parameters",),
     "planned": ("steps_planned",),
     "done": ("steps_done",),
     "flags": ("throughput", "step_seconds", "flags"),
@@ -41,6 +42,11 @@ _OWN: dict[str, tuple[str, ...]] = {
     "others": ("other_use", "host_in_window"),
     "utilisation": ("utilisation",),
     "alignment": ("alignment",),
+    "expert_imbalance": ("experts", "imbalance"),
+    "expert_imbalance_last": ("experts", "imbalance_last"),
+    "experts_never_chosen": ("experts", "never_chosen"),
+    "auxiliary_first": ("experts", "auxiliary_first"),
+    "auxiliary_last": ("experts", "auxiliary_last"),
 }
 _MILLION = 1e6  # step times and losses are whole millionths: half the bytes, and quicker to write and to read
 

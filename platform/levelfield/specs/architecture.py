@@ -112,7 +112,11 @@ class LatentAttention(Value):
 
 
 class RouterGroups(Value):
-    """Experts are in `count` equal groups, and a token may only take experts of its best `chosen` groups."""
+    """Experts are in `count` equal groups, and a token may only take experts of its best `chosen` groups.
+
+    The score of a group is the sum of its best scores, the selection bias included. It counts as many of them as a
+    token takes on average from each of its groups, rounded down (DeepSeek-AI, 2024, V3: two).
+    """
 
     count: int = Field(ge=2)
     chosen: int = Field(ge=1)
@@ -160,6 +164,10 @@ class Experts(Value):
     def replaces_mlp(self, layer: int) -> bool:
         """Return whether layer `layer`, counted from 0, is a mixture."""
         return layer >= self.first_layer and (layer - self.first_layer) % self.every == 0
+
+    def mixtures_below(self, layer: int) -> int:
+        """Return the number of mixtures among the layers before `layer`."""
+        return max(0, -(-(layer - self.first_layer) // self.every))
 
     @model_validator(mode="after")
     def _consistent(self) -> Experts:

@@ -100,6 +100,8 @@ class Model(Value):
             raise ValueError("query_key_norm: latent attention has norms of its own; remove one of both")
         if self.latent_attention is not None and (self.head_dim or self.positions != "rope"):
             raise ValueError("latent_attention has its own head sizes and rotary positions; remove head_dim, use rope")
+        if self.latent_attention is not None and (self.bias or self.qkv_bias):
+            raise ValueError("latent_attention: its matrices have no bias; remove bias and qkv_bias")
         experts = self.experts
         if experts is not None and experts.first_layer >= self.layers:
             raise ValueError(f"experts.first_layer: found {experts.first_layer}, expected below layers {self.layers}")

@@ -56,6 +56,7 @@ class MemoryModel(Value):
     host_process_bytes: int = Field(default=400_000_000, ge=0)
 
 
+Dispatch = Literal["experts", "nodes"]
 AttentionKernel = Literal["flash1", "triton", "flash2", "flash3", "materialised"]
 
 
@@ -72,6 +73,10 @@ class Pace(Value):
     as inside. bucket_bytes: size of one message of the gradients' exchange; None: all gradients are one message.
     overlap: share of the gradients' exchange, of gathered weights and of transfers between stages that overlaps with
     computation. tensor_overlap: the same for tensor parallelism. attention: the kernel of attention's core.
+    grouped_efficiency: speed of the products of experts, over that of one product of the same tokens and widths.
+    expert_imbalance: tokens of the busiest rank of experts, over the mean; 1: the router fills all experts alike.
+    expert_overlap: share of the all-to-alls between expert ranks that overlaps with computation. dispatch: what a token
+    is sent to over the network: every expert that it chose, or once to every node that has one.
     """
 
     matmul_efficiency: float = Field(gt=0, le=1.2)
@@ -85,6 +90,10 @@ class Pace(Value):
     overlap: float = Field(ge=0, le=1)
     tensor_overlap: float = Field(default=0, ge=0, le=1)
     attention: AttentionKernel = "flash2"
+    grouped_efficiency: float = Field(default=1, gt=0, le=1.2)
+    expert_imbalance: float = Field(default=1, ge=1, le=8)
+    expert_overlap: float = Field(default=0, ge=0, le=1)
+    dispatch: Dispatch = "experts"
 
 
 class Program(Value):

@@ -11,7 +11,7 @@ from levelfield.specs.architecture import Part
 from levelfield.specs.base import LATER, Document, Value
 from levelfield.specs.case import Precision
 from levelfield.specs.refusable import Refusable
-from levelfield.specs.vendor import HOST_KIND, NAME
+from levelfield.specs.vendor import HOST_KIND, NAME, FrameworkAccess
 
 # uneven: the stages of a pipeline may differ by a layer; context: ranks share each sequence; expert: ranks of data
 # parallelism divide the experts of a mixture
@@ -87,6 +87,20 @@ class Launch(Value):
         return self
 
 
+class DeviceReach(FrameworkAccess):
+    """How the framework reaches the devices of one kind, and the variables that its processes need there.
+
+    The variables are added to those of `launch`. No placeholders.
+    """
+
+    environment: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def access(self) -> FrameworkAccess:
+        """The same without the variables, as a vendor's file says it."""
+        return FrameworkAccess(device=self.device, backend=self.backend, preload=self.preload)
+
+
 class ImplementationFile(Document):
     """models/<framework>/implementation.yaml; precisions, parallelism and requirements by device kind.
 
@@ -97,6 +111,9 @@ class ImplementationFile(Document):
 
     conditions: by device kind, precisions that only some devices of the kind have, each with what such a device needs.
     The host offers them; the training checks its own device, and ends as unsupported without it.
+
+    reaches: by device kind, the framework's name of such a device and its collective backend. A vendor's file names a
+    framework only where the vendor has a build or a plugin of its own; then the vendor's words are used.
 
     refuses: by device kind, choices of a case or a tuning that the implementation does not have, each with the reason.
     `any` means every kind. A plan with such a choice is refused before anything is made.
@@ -112,6 +129,7 @@ class ImplementationFile(Document):
     conditions: dict[str, dict[Precision, str]] = Field(default_factory=dict)
     parallelism: dict[str, tuple[Parallelism, ...]]
     recompute: tuple[Literal["none", "selective", "full"], ...]
+    reaches: dict[str, DeviceReach] = Field(default_factory=dict)
     refuses: dict[str, dict[Refusable, str]] = Field(default_factory=dict)
     requirements: dict[str, Requirements]
     launch: Launch
@@ -123,6 +141,18 @@ class ImplementationFile(Document):
             if twice:
                 raise ValueError(f"conditions.{kind}: found {', '.join(twice)}, which precisions.{kind} has as well")
         return self
+
+    @model_validator(mode="after")
+    def _reaches_offered_kinds(self) -> ImplementationFile:
+        silent = [kind for kind in self.reaches if not self.offered_precisions(kind)]
+        if silent:
+            raise ValueError(f"reaches: found {', '.join(silent)}, for which precisions has nothing; add it there")
+        return self
+
+    def environment(self, kind: str) -> dict[str, str]:
+        """Return the variables of a training process on this device kind."""
+        own = self.reaches[kind].environment if kind in self.reaches else {}
+        return {**self.launch.environment, **own}
 
     def offered_precisions(self, kind: str) -> tuple[Precision, ...]:
         """Return the precisions that are supported on this device kind, with or without a condition."""

@@ -18,6 +18,8 @@ Refusable = Literal[
     "fewer micro-batches than stages",
     "fp8 with tensor parallel",
     "loss scale between powers of two",
+    "experts with tensor but not sequence parallel",
+    "experts with biases",
 ]
 
 
@@ -30,6 +32,11 @@ def _is_short(work: Work, tuning: Tuning) -> bool:
     layout = tuning.layout
     micro_batches = work.training.global_batch // (tuning.micro_batch * layout.data)
     return layout.pipeline > 1 and micro_batches < layout.pipeline
+
+
+def _divides_experts_alone(work: Work, tuning: Tuning) -> bool:
+    layout = tuning.layout
+    return work.model.experts is not None and layout.tensor > 1 and not layout.sequence_parallel
 
 
 def _scale_is_between(work: Work, tuning: Tuning) -> bool:
@@ -46,4 +53,6 @@ _MADE: dict[Refusable, Callable[[Work, Tuning], bool]] = {
     "fewer micro-batches than stages": _is_short,
     "fp8 with tensor parallel": lambda work, tuning: work.training.precision == "fp8" and tuning.layout.tensor > 1,
     "loss scale between powers of two": _scale_is_between,
+    "experts with tensor but not sequence parallel": _divides_experts_alone,
+    "experts with biases": lambda work, tuning: work.model.experts is not None and work.model.bias,
 }

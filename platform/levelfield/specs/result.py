@@ -132,6 +132,11 @@ class Utilisation(Value):
     )
     peak_source: str | None = Field(description="Where the peak comes from: a publication, a private file or a probe.")
     reason: str | None = Field(description="Why `value` is null, or what to know about it.")
+    parameters: int | None = Field(
+        default=None,
+        description="The N of the formula: of a mixture of experts the active parameters. Null for a formula without.",
+        json_schema_extra=COUNT,
+    )
 
 
 class MemoryExpectation(Value):
@@ -266,6 +271,44 @@ class Loss(Value):
     )
 
 
+class LayerLoad(Value):
+    """The load of the experts of one layer. A share is an expert's part of all choices of the layer."""
+
+    layer: int = Field(description="The layer, counted from 0.", json_schema_extra={"unit": "layer number"})
+    least: float = Field(description="Share of the expert that the fewest tokens chose.", json_schema_extra=RATIO)
+    mean: float = Field(description="Mean share: one over the number of experts.", json_schema_extra=RATIO)
+    largest: float = Field(description="Share of the expert that the most tokens chose.", json_schema_extra=RATIO)
+    imbalance: float = Field(description="`largest` over `mean`.", json_schema_extra=RATIO)
+    imbalance_last: float = Field(description="The same in the last recorded step alone.", json_schema_extra=RATIO)
+    never_chosen: int = Field(
+        description="Experts that no token chose in any recorded step, before the window or in it.",
+        json_schema_extra=COUNT,
+    )
+
+
+class ExpertLoad(Value):
+    """How many tokens chose each expert of a mixture."""
+
+    over: Literal["window", "warm-up"] = Field(
+        description="The steps that the shares are over. `warm-up`: steps before the window, which record gradients. "
+        "A mixture of many experts records no others."
+    )
+    steps: int = Field(description="How many steps that are.", json_schema_extra=COUNT)
+    imbalance: float = Field(
+        description="The largest load over the mean load, of the layer where it is largest.", json_schema_extra=RATIO
+    )
+    imbalance_last: float = Field(description="The same in the last recorded step alone.", json_schema_extra=RATIO)
+    never_chosen: int = Field(
+        description="Experts of all layers that no token chose in any recorded step.", json_schema_extra=COUNT
+    )
+    layers: tuple[LayerLoad, ...] = Field(description="Each layer that is a mixture.")
+    auxiliary_first: float | None = Field(
+        description="What the routers added to the loss of the first step, with its coefficients; null without one.",
+        json_schema_extra=NATS,
+    )
+    auxiliary_last: float | None = Field(description="The same of the last step that has it.", json_schema_extra=NATS)
+
+
 class Identity(Value):
     """Digests that show whether two runs did the same work."""
 
@@ -279,8 +322,8 @@ class AlignmentLayer(Value):
     """The finding of one layer of the comparison with the reference."""
 
     name: str = Field(
-        description="`integrity`, `identity`, `first step`, `gradients`, `curve`, `spikes` or `final weights`; "
-        "see alignment.md."
+        description="`integrity`, `identity`, `first step`, `gradients`, `curve`, `routing`, `spikes` or `final "
+        "weights`; see alignment.md."
     )
     passed: bool | None = Field(description="Whether the layer holds; null where it cannot be told.")
     value: float | None = Field(
@@ -439,6 +482,11 @@ class Result(Document):
     parameters: int = Field(
         description="Parameters of the model at this scale, embeddings included.", json_schema_extra=COUNT
     )
+    active_parameters: int | None = Field(
+        default=None,
+        description="Of a mixture of experts: the parameters that one token uses. Null for other models.",
+        json_schema_extra=COUNT,
+    )
     repeat: int = Field(description="Which repeat of the case this is, from 1.", json_schema_extra=COUNT)
     status: Status = Field(description="How the run ended, and why.")
     steps_done: int = Field(description="Steps that every rank finished.", json_schema_extra=COUNT)
@@ -447,6 +495,11 @@ class Result(Document):
         description="First and last measured step, both included.", json_schema_extra={"unit": "step number"}
     )
     loss: Loss = Field(description="Losses of the training.")
+    experts: ExpertLoad | None = Field(
+        default=None,
+        description="The load of the experts; null for a model without, and where the routing was not recorded whole.",
+        json_schema_extra=LATER,
+    )
     throughput: Throughput | None = Field(description="Speed over the window; null unless the run is valid.")
     utilisation: tuple[Utilisation, ...] = Field(
         description="MFU and HFU by each formula; empty unless the run is valid. The headline is `palm`."

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from levelfield.specs.base import Document, Value
+from levelfield.specs.base import LATER, Document, Value
 from levelfield.specs.variables import TuningVariables, is_secret
 
 # One word without a space, a control character or a leading dash, which a program would read as an option.
@@ -91,12 +91,14 @@ class HostsFile(Document):
 
 class SshSite(Value):
     """Reaching hosts by ssh. config: an ssh_config beside the user's. folder: on each node, for code, environments and
-    runs; {user} is the user's name. engine: what starts the nodes' parts; auto is ssh, and mpirun is refused."""
+    runs; {user} is the user's name. engine: what starts the nodes' parts; auto is ssh, and mpirun is refused.
+    container: the command of the nodes' container engine, for `--runtime docker`; podman is one, too."""
 
     command: tuple[Word, ...] = ("ssh",)
     config: Word | None = None
     engine: Literal["auto", "mpirun", "ssh"] = "ssh"
     folder: AbsoluteFolder = "/var/tmp/levelfield-{user}"
+    container: Word = Field(default="docker", json_schema_extra=LATER)
     connect_seconds: int = Field(default=20, ge=1, le=600)
 
 

@@ -104,7 +104,8 @@ class MatrixRun(Value):
 class LayoutRuns(Document):
     """The runs of one version on one kind of device, compared with torch in one process.
 
-    sources: digest of the code that was run, by tests/models/matrix.py; None in files from before it was recorded.
+    sources: digest of the code that was run and of torch's, by tests/models/matrix.py. rests_on: digest of all code
+    that the framework's own runs follow from (node/code_digest.py). Both are None in files from before them.
     """
 
     KIND: ClassVar[str] = "tested"
@@ -115,4 +116,5 @@ class LayoutRuns(Document):
     date: str
     machine: str
     sources: str | None = None
+    rests_on: str | None = None
     runs: tuple[MatrixRun, ...] = Field(min_length=1)

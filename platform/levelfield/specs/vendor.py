@@ -177,6 +177,8 @@ class VendorFile(Document):
 
     device_kind: the key under which implementations list their requirements (`cpu`, `nvidia`, ...). With `cpu` the
     devices are shares of the host: one machine may be divided into any number of them, and they share its memory.
+    frameworks: how a framework reaches these devices, where the framework's own `reaches` does not say it, or where the
+    vendor's build of it needs something else.
     images: the base images of containers, by framework; `base` for a framework without its own.
     environment: variables for every training process.
     discovery, monitor, software: how to read the vendor's tools, when there is no adapter.py. Without `discovery` the
@@ -189,7 +191,7 @@ class VendorFile(Document):
     title: str
     device_kind: str
     visible_devices_variable: str | None = None
-    frameworks: dict[str, FrameworkAccess]
+    frameworks: dict[str, FrameworkAccess] = Field(default_factory=dict)
     chips: tuple[Chip, ...]
     container: ContainerAccess = ContainerAccess()
     images: dict[str, Image] = Field(default_factory=dict)

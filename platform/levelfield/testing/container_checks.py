@@ -119,7 +119,7 @@ def images(subject: Subject) -> str:
     found = subject.spec.images
     if not found:
         raise NotApplicable("found no `images`: runs in containers need --base-image")
-    unknown = sorted(set(found) - set(subject.spec.frameworks) - {"base"})
+    unknown = sorted(set(found) - set(subject.registry.reaching(subject.spec)) - {"base"})
     if unknown:
         raise Fails(
             f"images: {', '.join(unknown)} is not a framework of this vendor", "use the frameworks' names, or base"

@@ -26,17 +26,18 @@ DEVICES = 2
 
 def launch(subject: Subject) -> str:
     """Check that each framework has a plan whose processes get the declared argv, variables, device and backend."""
-    if not subject.spec.frameworks:
+    frameworks = subject.registry.reaching(subject.spec)
+    if not frameworks:
         raise Missing("frameworks: none", "name the torch device and the collective backend of each framework")
     subject.stage.replay(subject.outputs)
-    for framework in subject.spec.frameworks:
+    for framework in frameworks:
         _check_framework(subject, framework)
-    return f"argv, variables, device and backend of {', '.join(subject.spec.frameworks)}"
+    return f"argv, variables, device and backend of {', '.join(frameworks)}"
 
 
 def _check_framework(subject: Subject, framework: str) -> None:
     plan = _plan(subject, framework)
-    access, paths = subject.spec.frameworks[framework], RunPaths(subject.stage.runs / "launch")
+    access, paths = plan.access, RunPaths(subject.stage.runs / "launch")
     strange = [m for m in access.preload if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", m)]
     if strange or not access.device.strip() or not access.backend.strip():
         raise Fails(f"frameworks.{framework}: {access}", "give device, backend and the names of modules to import")

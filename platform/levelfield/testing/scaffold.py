@@ -17,7 +17,7 @@ _TEMPLATES = Path(__file__).with_name("templates")
 def new_vendor(name: str, plugins: Path, registry: Registry) -> list[Path]:
     """Write vendors/<name>/ below `plugins` and return the files. Raises UsageError for an existing name or folder."""
     _check_name(name, registry)
-    return _write(plugins / "vendors" / name, _folder(name))
+    return write_folder("vendor new", plugins / "vendors" / name, _folder(name))
 
 
 def new_package(name: str, parent: Path, registry: Registry) -> list[Path]:
@@ -32,14 +32,19 @@ def new_package(name: str, parent: Path, registry: Registry) -> list[Path]:
         f"{module}/__init__.py": f'"""The vendor {name} for Levelfield: data in vendors/{name}/."""\n',
         f"tests/test_{name.replace('-', '_')}.py": _render("test_vendor.py.j2", name),
     }
-    return _write(parent / f"levelfield-{name}", {**made, **vendor})
+    return write_folder("vendor new", parent / f"levelfield-{name}", {**made, **vendor})
 
 
 def _check_name(name: str, registry: Registry) -> None:
-    if not NAME.fullmatch(name) or len(name) > 40:
-        raise UsageError(f"vendor new: found the name '{name}', expected lower-case letters, digits and single hyphens")
+    check_form("vendor new", name)
     if name in registry.vendors:
         raise UsageError(f"vendor new: the vendor '{name}' exists: {registry.vendors[name]}; use another name")
+
+
+def check_form(command: str, name: str) -> None:
+    """Raise UsageError for a name that is no part of a file name, a module and a Dockerfile alike."""
+    if not NAME.fullmatch(name) or len(name) > 40:
+        raise UsageError(f"{command}: found the name '{name}', expected lower-case letters, digits and single hyphens")
 
 
 def _folder(name: str) -> dict[str, str]:
@@ -49,8 +54,13 @@ def _folder(name: str) -> dict[str, str]:
 
 
 def _render(template: str, name: str) -> str:
+    return render(_TEMPLATES, template, name)
+
+
+def render(folder: Path, template: str, name: str) -> str:
+    """Return the text of a template of `folder`, for a plugin of this name."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
         autoescape=False,  # configuration and code, not HTML
@@ -66,14 +76,15 @@ def _render(template: str, name: str) -> str:
     )
 
 
-def _write(folder: Path, files: dict[str, str]) -> list[Path]:
+def write_folder(command: str, folder: Path, files: dict[str, str]) -> list[Path]:
+    """Write a new folder and return its files. Raises UsageError for an existing folder."""
     if folder.exists():
-        raise UsageError(f"vendor new: {folder} exists; remove it, or give another --output")
+        raise UsageError(f"{command}: {folder} exists; remove it, or give another --output")
     try:
         for name, text in files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"vendor new: {folder} cannot be written: {error.strerror}; give another --output") from None
+        raise UsageError(f"{command}: {folder} cannot be written: {error.strerror}; give another --output") from None
     return [folder / name for name in files]

@@ -59,7 +59,7 @@ def _check_row(subject: Subject, case: str, number: int, row: TuningRow) -> int:
 
 def _selectors(subject: Subject, case: str, row: TuningRow) -> Iterator[Selector]:
     """Return every framework, chip and number of nodes on which the row applies."""
-    for framework in [row.framework] if row.framework else subject.spec.frameworks:
+    for framework in [row.framework] if row.framework else subject.registry.reaching(subject.spec):
         for chip in [row.chip] if row.chip else [chip.name for chip in subject.spec.chips]:
             for nodes in [row.nodes] if row.nodes else NODES:
                 devices = row.devices or DEVICES

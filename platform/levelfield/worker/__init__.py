@@ -9,7 +9,7 @@ from .architecture import head_size, is_mixture, part
 from .batches import Batch, Batches
 from .capture import Capture
 from .checksum import checksum_slice
-from .division import check_pipeline, check_tensor_parallel
+from .division import check_context_parallel, check_pipeline, check_tensor_parallel
 from .events import Recorder
 from .faults import CorpusError, JobError, NonFinite, StorageError, Unsupported, WorkerError
 from .init import Initializer
@@ -18,6 +18,9 @@ from .loop import train_steps
 from .own_work import OwnWork
 from .parameters import ParameterSpec
 from .process import run
+from .process_memory import process_memory
+from .randomness import dropout_seed
+from .rotary import rotary_magnitude, scaled_frequencies
 from .schedule import learning_rate
 
 __all__ = [
@@ -34,15 +37,20 @@ __all__ = [
     "StorageError",
     "Unsupported",
     "WorkerError",
+    "check_context_parallel",
     "check_pipeline",
     "check_tensor_parallel",
     "checksum_slice",
     "coordinates",
+    "dropout_seed",
     "head_size",
     "is_mixture",
     "learning_rate",
     "load_job",
     "part",
+    "process_memory",
+    "rotary_magnitude",
     "run",
+    "scaled_frequencies",
     "train_steps",
 ]

@@ -10,7 +10,9 @@ from levelfield.catalog import lookup
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.vendor import Device, DeviceList
 from levelfield.errors import UnknownName, UsageError
+from levelfield.specs.implementation import DeviceReach
 from levelfield.specs.selector import parse_selector
+from levelfield.specs.vendor import FrameworkAccess
 from plans import PLUGINS
 
 HIDDEN = {"nvidia"}  # what this machine really has is no part of these tests
@@ -76,10 +78,34 @@ def test_all_of_one_selector(hardware: Registry) -> None:
 
 
 def test_a_framework_that_the_vendor_does_not_know_is_refused(hardware: Registry) -> None:
-    with pytest.raises(UsageError, match="vendor fake does not say how torch reaches its devices; it has fake"):
+    why = "neither torch nor vendor fake says how torch reaches devices of kind 'fake'; add `reaches.fake` to torch's"
+    with pytest.raises(UsageError, match=why):
         lookup.find(hardware, parse_selector("tiny:torch:fake"))
-    with pytest.raises(UsageError, match="vendor cpu does not say how fake reaches its devices; it has torch"):
+    with pytest.raises(UsageError, match="neither fake nor vendor cpu says how fake reaches devices of kind 'cpu'"):
         lookup.find(hardware, parse_selector("tiny:fake:cpu"))
+
+
+def test_a_framework_says_itself_how_it_reaches_devices() -> None:
+    hardware = Registry()
+    torch, cpu = hardware.implementation("torch")[0], hardware.vendor_file("cpu")
+    assert cpu.frameworks == {} and lookup.access_of(torch, cpu) == FrameworkAccess(device="cpu", backend="gloo")
+    nvidia = hardware.vendor_file("nvidia")
+    assert lookup.access_of(torch, nvidia) == nvidia.frameworks["torch"] and not lookup.access_notices(torch, nvidia)
+
+
+def test_the_vendors_words_are_used_and_a_difference_is_a_notice() -> None:
+    hardware = Registry()
+    reach = DeviceReach(device="gpu", backend="nccl", environment={"A": "1"})
+    nvidia = hardware.vendor_file("nvidia")
+    torch = hardware.implementation("torch")[0].model_copy(update={"reaches": {"nvidia": reach}})
+    assert lookup.access_of(torch, nvidia) == nvidia.frameworks["torch"] != reach.access
+    (said,) = lookup.access_notices(torch, nvidia)
+    assert "by cuda and nccl; torch says gpu and nccl" in said and "The vendor's words are used" in said
+    same = torch.model_copy(update={"reaches": {"nvidia": DeviceReach(device="cuda", backend="nccl")}})
+    assert lookup.access_notices(same, nvidia) == ()
+    alone = nvidia.model_copy(update={"frameworks": {}})
+    assert lookup.access_of(torch, alone) == reach.access and lookup.access_notices(torch, alone) == ()
+    assert torch.environment("nvidia") == {**torch.launch.environment, "A": "1"}
 
 
 def test_a_part_that_a_framework_lacks_is_refused(hardware: Registry, tmp_path: Path) -> None:

@@ -126,6 +126,16 @@ def test_a_damaged_record_is_named(tmp_path):
         list(rows(Registry([tmp_path])))
 
 
+def test_only_a_mixture_has_experts_to_divide_and_a_refused_layout_is_not_offered():
+    by = {(row.framework, row.family, row.precision): row.cells for row in rows(Registry())}
+    assert by["megatron", "llama", "fp32"]["EP"] == "-"
+    assert by["megatron", "mixture", "fp32"]["EP"] != "-"
+    tensor = {key for key in LAYOUTS if "tensor" in LAYOUTS[key]}
+    refused = {key for key in LAYOUTS if by["megatron", "mixture", "fp32"][key] == "-"} & tensor
+    assert refused == {"TP", "DPxTP", "TPxPP"}
+    assert "-" not in [by["torch", "mixture", "fp32"][key] for key in tensor]
+
+
 def test_kinds_of_layouts():
     zero = {"data": 2, "sharding_degree": 2}
     assert kind_of(Layout()) == "one"

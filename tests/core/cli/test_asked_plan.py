@@ -87,8 +87,8 @@ def test_context_parallelism_is_predicted_and_marked(capsys: pytest.CaptureFixtu
 def test_rows_that_a_framework_does_not_offer_are_beyond(capsys: pytest.CaptureFixture[str]) -> None:
     asked = (*CASE, "--nodes", "2", "--framework", "megatron", "--beyond", "2")
     text = said(capsys, *asked)
-    assert "megatron does not offer context parallelism or hybrid sharding" in " ".join(text.split())
-    rows = [line for line in text.splitlines() if line.split()[-1:] in (["context"], ["hybrid"], ["both"])]
+    assert "megatron does not offer context or expert parallelism or hybrid sharding" in " ".join(text.split())
+    rows = [line for line in text.splitlines() if line.split()[-1:] in (["context"], ["hybrid"], ["several"])]
     assert len(rows) == 2 and max(map(len, text.splitlines())) <= 80
     found = json.loads(said(capsys, *asked, "--json"))
     assert len(found["not_offered"]) == 2

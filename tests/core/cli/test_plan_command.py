@@ -26,6 +26,12 @@ def test_a_table_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     assert "assumed: nodes of 8 devices" in text and "assumed: a network of 8 x 200 Gb/s per node" in text
 
 
+def test_the_parameters_are_printed_and_of_a_mixture_the_active_ones_too(capsys: pytest.CaptureFixture[str]) -> None:
+    mixture = said(capsys, "mixtral_8x7b", "--chip", "H100", "--devices", "64", "--top", "1")
+    assert "\n46,702,792,704 parameters, 12,879,925,248 active\n" in mixture
+    assert "\n8,030,261,248 parameters\n" in said(capsys, "llama3_8b", "--chip", "H100", "--top", "1")
+
+
 def test_what_is_said_is_not_assumed(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "gpt3_6.7B", "--chip", "A100", "--nodes", "2", "--network", "8x400Gb/s", "--top", "3")
     assert "assumed" not in text and "on 2 x 8" in text

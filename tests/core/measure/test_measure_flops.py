@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from levelfield.specs.base import load
 from levelfield.specs.case import Case, Model
 from levelfield.specs.figures import PublishedRow
 from levelfield.specs.vendor import Peak
+from levelfield.worker.job import namespace
 from levelfield.worker.parameters import list_parameters
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -127,7 +127,7 @@ def test_the_parts_of_a_count_add_up(name: str) -> None:
 def test_the_counted_parameters_are_those_that_the_worker_makes(name: str) -> None:
     case = Registry().case(name)
     for work in (case.work("full"), case.work("smoke")):
-        made = list_parameters(SimpleNamespace(**work.model.model_dump()), work.training.sequence_length)
+        made = list_parameters(namespace(work.model.model_dump()), work.training.sequence_length)
         counted = parameter_shapes(work.model, work.training.sequence_length)
         assert counted == {name: spec.shape for name, spec in made.items()}
 

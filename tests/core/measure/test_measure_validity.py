@@ -79,7 +79,12 @@ def test_a_right_run_has_no_reason() -> None:
 
 
 def test_rank_order_is_tensor_then_data_then_pipeline() -> None:
-    assert [coordinates(rank, LAYOUT) for rank in (0, 1, 2, 4)] == [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)]
+    assert [coordinates(rank, LAYOUT) for rank in (0, 1, 2, 4)] == [
+        (0, 0, 0, 0),
+        (0, 0, 0, 1),
+        (0, 1, 0, 0),
+        (1, 0, 0, 0),
+    ]
     assert [r for r in range(8) if coordinates(r, LAYOUT).owns_tokens] == [0, 2]
 
 
@@ -88,7 +93,7 @@ def test_coordinates_undo_the_rank_order(data: int, tensor: int, pipeline: int, 
     layout = Layout(data=data, tensor=tensor, pipeline=pipeline)
     rank = draw.draw(st.integers(0, layout.world_size - 1))
     place = coordinates(rank, layout)
-    assert place == Coordinates(place.pipeline, place.data, place.tensor)
+    assert place == Coordinates(place.pipeline, place.data, place.context, place.tensor)
     assert (place.pipeline * data + place.data) * tensor + place.tensor == rank
 
 

@@ -16,6 +16,7 @@ from levelfield.catalog.lookup import find
 from levelfield.catalog.registry import Registry
 from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import CorpusError, DocumentError, DoesNotFit, LayoutError, UsageError
+from levelfield.node.code_digest import training_digest
 from levelfield.plan import implementation_identity
 from levelfield.plan.implementation_identity import code_digest, folder_digest, shared_folders
 from levelfield.plan.peak import MeasuredPeaks
@@ -177,14 +178,19 @@ def test_only_an_implementation_that_declares_it_interleaves(plan_for: Make, tmp
     ("text", "layout", "says"),
     [
         ("gpt3_6.7B:megatron:cpu:1:2", "CP2", r"megatron does not offer: context \(several ranks share each sequence"),
-        ("gpt3_6.7B:torch:cpu:1:2", "CP2SH1", "torch does not offer: context"),
+        ("gpt3_6.7B:deepspeed:cpu:1:2", "CP2SH1", "deepspeed does not offer: context"),
     ],
 )
 def test_context_parallelism_is_refused_by_name(plan_for: Make, text: str, layout: str, says: str) -> None:
-    """Also with the command that predicts it. Until a training offers it, nothing starts."""
+    """Also with the command that predicts it. Where no training offers it, nothing starts."""
     with pytest.raises(UsageError, match=says) as caught:
         plan_for(text, scale="smoke", layout=layout, micro_batch=1)
     assert "`plan --layout` predicts it" in str(caught.value)
+
+
+def test_a_framework_that_offers_context_parallelism_is_given_it(plan_for: Make, tmp_path: Path) -> None:
+    plan = plan_for("gpt3_6.7B:torch:cpu:1:2", scale="smoke", layout="CP2", micro_batch=1)
+    assert job_of(plan, RunPaths(tmp_path))["layout"]["context"] == 2
 
 
 @pytest.mark.parametrize(
@@ -343,6 +349,18 @@ def test_a_change_of_shared_code_changes_what_a_result_rests_on(tmp_path: Path) 
     (models / "torch" / "model.py").write_text("# another model")
     changed = {name for name, digest in before.items() if code_digest(models / name) != digest}
     assert changed == {"torch", "megatron", "deepspeed"} and folder_digest(models / "megatron") == own
+
+
+def test_tested_json_rests_on_shared_code_and_the_worker_but_on_no_code_of_the_node(tmp_path: Path) -> None:
+    """DeepSpeed trains torch's model: a change of it is a change of what was tested."""
+    models = Path(shutil.copytree(ROOT / "models", tmp_path / "models", ignore=shutil.ignore_patterns("__pycache__")))
+    before = {name: training_digest(models / name) for name in ("torch", "megatron", "deepspeed", "paddle")}
+    assert len({*before.values(), code_digest(models / "torch")}) == 5
+    (models / "torch" / "decoder.py").open("a").write("# changed\n")
+    changed = {name for name, digest in before.items() if training_digest(models / name) != digest}
+    assert changed == {"torch", "megatron", "deepspeed"}
+    (models / "paddle" / "tested.json").write_text("{}")
+    assert training_digest(models / "paddle") == before["paddle"]
 
 
 def test_a_change_of_the_worker_changes_what_every_result_rests_on(monkeypatch: pytest.MonkeyPatch) -> None:

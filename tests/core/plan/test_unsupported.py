@@ -46,6 +46,7 @@ def plan_of(text: str, **given: object) -> Plan:
         ("megatron:cpu", {"layout": "DP4SH1SP2"}, "partial sharding (Megatron's distributed optimizer"),
         ("deepspeed:cpu", {"layout": "DP2SH3SP2", "compile": True}, "compile under zero3"),
         ("paddle:nvidia", {"layout": "DP2PP2SH2SP2"}, "zero2 or zero3 in a pipeline (Paddle's pipelines"),
+        ("megatron:cpu", {"layout": "DP2CP2"}, "context (several ranks share each sequence;"),
         ("torch:cpu", {"layout": "PP4", "micro_batch": 16}, "fewer micro-batches than stages (torch's 1F1B"),
         ("paddle:cpu", {"layout": "PP4", "micro_batch": 16}, "fewer micro-batches than stages (fleet's 1F1B"),
     ],
@@ -180,7 +181,7 @@ def job_of(work: Work, tuning: Tuning) -> SimpleNamespace:
     return SimpleNamespace(
         model=SimpleNamespace(**work.model.model_dump()),
         training=SimpleNamespace(**work.training.model_dump()),
-        layout=SimpleNamespace(**tuning.layout.model_dump()),
+        layout=SimpleNamespace(**{"context": 1, "expert": 1, **tuning.layout.model_dump()}),
         tuning=SimpleNamespace(**tuning.model_dump()),
         accumulation=max(1, work.training.global_batch // (tuning.micro_batch * tuning.layout.data)),
         device="cpu",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from levelfield.errors import UsageError
 from levelfield.publish import export
+from levelfield.specs.architecture import Experts, Router
 from levelfield.specs.base import load
 from levelfield.specs.case import Case, Model, Work
 from plans import PLUGINS
@@ -49,6 +50,8 @@ OTHER: dict[str, dict[str, Any]] = {
     "rope_scaling": {"positions": "rope", "rope_base": 1e4, "rope_scaling": {"kind": "linear", "factor": 2}},
     "latent_attention": {
         "positions": "rope",
+        "bias": False,
+        "query_key_norm": False,
         "rope_base": 1e4,
         "latent_attention": {"key_value_rank": 8, "plain_size": 8, "rotary_size": 4, "value_size": 8},
     },
@@ -104,3 +107,57 @@ def test_the_dropout_of_a_llama_is_refused_by_name() -> None:
     model = Model.model_validate({**WORK.model.model_dump(), **LLAMA, "hidden_dropout": 0.1})
     with pytest.raises(UsageError, match=r"LlamaForCausalLM: hidden_dropout 0\.1 \(it has 0\)"):
         export.hf_config(model, 8)
+
+
+# ---- mixtures of experts
+
+MIXTURE = {**LLAMA, "experts": {"count": 4, "chosen": 2, "ffn_hidden_size": 8}}
+OTHER_EXPERTS: dict[str, Any] = {
+    "count": 6, "chosen": 1, "ffn_hidden_size": 10, "shared": 1, "first_layer": 1, "every": 2, "capacity_factor": 1.0,
+}  # fmt: skip
+OTHER_ROUTER: dict[str, Any] = {
+    "scores": "sigmoid", "normalised": False, "scale": 2.0, "groups": {"count": 2, "chosen": 1}, "bias_rate": 1e-3,
+}  # fmt: skip
+
+
+def lost_of_experts(base: Model) -> list[str]:
+    """As `lost`, for the fields of the experts and of their router but its losses, which no weight follows from."""
+    assert {*OTHER_EXPERTS, "router"} == set(Experts.model_fields)
+    assert {*OTHER_ROUTER, "auxiliary_loss", "z_loss"} == set(Router.model_fields)
+    content, before, found = base.model_dump(), written(base), []
+    changes = [({name: value}, name) for name, value in OTHER_EXPERTS.items()]
+    changes += [({"router": {**content["experts"]["router"], name: v}}, name) for name, v in OTHER_ROUTER.items()]
+    for change, name in changes:
+        try:
+            model = Model.model_validate({**content, "experts": {**content["experts"], **change}})
+            found += [name] if written(model) == before else []
+        except UsageError as error:
+            assert "no equivalent in HuggingFace's" in str(error)
+    return found
+
+
+@pytest.mark.parametrize("normed", [False, True], ids=["mixtral", "qwen3 moe"])
+def test_every_field_of_a_mixture_is_in_what_export_writes_or_refused(normed: bool) -> None:
+    base = Model.model_validate({**WORK.model.model_dump(), **MIXTURE, "query_key_norm": normed})
+    config, _ = written(base)
+    assert config["architectures"] == ["Qwen3MoeForCausalLM" if normed else "MixtralForCausalLM"]
+    assert lost_of_experts(base) == []
+    # Mixtral has no dense layer, so no width of one
+    changes = {name: change for name, change in OTHER.items() if name not in ("experts", "query_key_norm", "family")}
+    unseen = []
+    for name, change in {**changes, **OTHER_OF_LLAMA}.items():
+        model = Model.model_validate({**base.model_dump(), **change})
+        try:
+            unseen += [name] if written(model) == written(base) and name != "family" else []
+        except UsageError as error:
+            assert "no equivalent in HuggingFace's" in str(error)
+    assert unseen == ([] if normed else ["ffn_hidden_size"])
+
+
+def test_a_mixture_has_a_matrix_for_each_expert() -> None:
+    base = Model.model_validate({**WORK.model.model_dump(), **MIXTURE})
+    arrays = export.initial_arrays(WORK.model_copy(update={"model": base}))
+    named = export.to_hf(base, arrays)
+    for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2")):
+        found = named[f"model.layers.0.block_sparse_moe.experts.3.{theirs}.weight"]
+        assert np.array_equal(found, arrays[f"layers.0.mlp.experts.{ours}.weight"][3])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -129,11 +128,7 @@ class ReadyDocker(DockerRuntime):
 
     def keep(self, plan: Plan, paths: RunPaths) -> None:
         """Leave the recipe in the run directory, and the log of the build if it was built for this run."""
-        paths.image.mkdir(exist_ok=True)
-        write_atomically(paths.image / "Dockerfile", _container(plan).image.dockerfile)
-        write_atomically(paths.image / "image.json", json.dumps(self._built.to_dict(), indent=2) + "\n")
-        if self._built.fresh:
-            shutil.copyfile(self._built.log, paths.image / "build.log")
+        self._built.keep(_container(plan).image, paths.image)
 
     def _packages(self, plan: Plan, known: Path) -> dict[str, str]:
         try:

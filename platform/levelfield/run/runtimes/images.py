@@ -8,6 +8,8 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import io
+import json
+import shutil
 import tarfile
 import tempfile
 from collections import deque
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from levelfield.errors import RunFailed
 from levelfield.run.runtimes.engine import IMAGE_LABEL, Say, first_line
 from levelfield.run.runtimes.wheels import Wheels, cache_folder, verify, wheels_of
+from levelfield.rundir.directory import write_atomically
 from levelfield.specs.container import ContainerPlan, ImagePlan
 
 if TYPE_CHECKING:
@@ -38,6 +41,14 @@ class Built:
 
     def to_dict(self) -> dict[str, str]:
         return {"tag": self.tag, "id": self.id, "base_id": self.base_id}
+
+    def keep(self, recipe: ImagePlan, folder: Path) -> None:
+        """Write the recipe to a folder, and the log of the build if it was for this run. Raises OSError."""
+        folder.mkdir(exist_ok=True)
+        write_atomically(folder / "Dockerfile", recipe.dockerfile)
+        write_atomically(folder / "image.json", json.dumps(self.to_dict(), indent=2) + "\n")
+        if self.fresh:
+            shutil.copyfile(self.log, folder / "build.log")
 
 
 def ready(client: DockerClient, container: ContainerPlan, say: Say) -> Built:

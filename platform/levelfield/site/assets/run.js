@@ -3,6 +3,7 @@
 (() => {
   const { el, t, load, when, number, figure, word, foreign, runLink } = levelfield;
   const NAMES = ["tokens", "mfu", "memory", "energy", "loss"];
+  const EXPERTS = ["active_parameters", "expert_imbalance", "expert_imbalance_last", "experts_never_chosen", "auxiliary_first", "auxiliary_last"];
   const BYTES = ["device_used", "reserved", "allocated", "process"];
   const GIB = 2 ** 30;
 
@@ -225,7 +226,7 @@
     const part = section(place, "layout");
     const { layout, in_words: words, work, corpus, version, ...rest } = file.series;
     pairs(part, t("work-and-layout"), [["layout", `${layout} (${words})`], ...Object.entries(rest), ["parameters", fact("parameters")],
-      ["repeated", fact("repeated")], ["steps", `${fact("done") ?? "–"} / ${fact("planned") ?? "–"}`], ["work", work], ["corpus", corpus]]);
+      ...EXPERTS.map((name) => [name, fact(name)]), ["repeated", fact("repeated")], ["steps", `${fact("done") ?? "–"} / ${fact("planned") ?? "–"}`], ["work", work], ["corpus", corpus]]);
   }
 
   function surroundings(place, history, index, fact) {

@@ -30,8 +30,9 @@ from levelfield.run.launchers.node_content import node_content, request_for_node
 from levelfield.run.launchers.ssh.connection import Connection
 from levelfield.run.launchers.ssh.node_run import NodeRun
 from levelfield.run.launchers.ssh.node_supervision import Supervision
+from levelfield.run.launchers.ssh.ssh_container import in_container
 from levelfield.run.launchers.ssh.ssh_fetch import fetch, missing_of
-from levelfield.run.launchers.ssh.ssh_places import moved, places_of, ssh_argv
+from levelfield.run.launchers.ssh.ssh_places import NodePlaces, moved, places_of, ssh_argv
 from levelfield.run.launchers.ssh.ssh_runtime import SshRuntime
 from levelfield.run.runtimes.node_runtime import launch_of
 from levelfield.rundir.directory import write_atomically
@@ -88,8 +89,16 @@ def _submission(plan: Plan, request: Request, node: NodeWork) -> Submission:
         **node_content(own, places.run, there, node, plan.implementation.rests_on),
         "files": {"job.json": json.dumps(job_of(plan, places.run), indent=2) + "\n"},
     }
-    argv = ssh_argv(launch_of(plan), places.host, [places.host.python, places.agent, "run", "-", "--stream"])
+    argv = ssh_argv(launch_of(plan), places.host, _agent(plan, places))
     return Submission(places.host.name, argv, stdin=json.dumps(content) + "\n")
+
+
+def _agent(plan: Plan, places: NodePlaces) -> list[str]:
+    """Return the command of the node's part, on the node or in a container of it."""
+    words = [places.agent, "run", "-", "--stream"]
+    if plan.runtime == "docker":
+        return in_container(plan, places, [places.python, *words])
+    return [places.host.python, *words]
 
 
 def _write_work(root: Path, request: Request) -> None:

@@ -62,7 +62,8 @@ def places_of(plan: Plan, node_rank: int) -> NodePlaces:
     folder = Path(launch.site.ssh.folder.replace("{user}", host.user or getpass.getuser()))
     made = environment_name(plan)
     environment = folder / "environments" / made if made else None
-    python = str(environment / "bin" / "python") if environment else launch.site.python or plan.environment.python
+    given = plan.environment.python if plan.runtime == "docker" else launch.site.python or plan.environment.python
+    python = str(environment / "bin" / "python") if environment else given
     return NodePlaces(
         host=host,
         folder=folder,

@@ -6,27 +6,51 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from levelfield.contracts.execution import NodeWork
 from levelfield.run.launchers.ssh.connection import Connection, wait_for_output
+from levelfield.run.launchers.ssh.ssh_container import container_of, in_container
 from levelfield.run.launchers.ssh.ssh_places import NodePlaces, moved, node_folders, places_of, ssh_argv
 from levelfield.run.launchers.ssh.ssh_setup import prepare
 from levelfield.run.runtimes.node_runtime import NodeRuntime, launch_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
+if TYPE_CHECKING:
+    from levelfield.run.runtimes.images import Built
+
 
 class SshRuntime(NodeRuntime):
-    """The ranks of nodes with folders of their own. Short commands run on the first node."""
+    """The ranks of nodes with folders of their own, in containers of the nodes' engines with `--runtime docker`.
+
+    Short commands run on the first node.
+    """
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(launch_of(plan).hosts[0].reached_at)
+        self._image: Built | None = None
 
     @contextmanager
     def in_use(self, plan: Plan, say: Callable[[str], None]) -> Iterator[SshRuntime]:
         """Prepare every node. Raises NodesNotReady with the node that cannot be prepared."""
         prepare(plan, say)
+        if plan.runtime == "docker":
+            # imported here: only runs in containers need the engine's library
+            from levelfield.run.launchers.ssh.ssh_images import bring_images
+
+            self._image = bring_images(plan, say)
         yield self
+
+    def identity(self, plan: Plan) -> dict[str, Any]:
+        """Return the packages, and the image with `--runtime docker`."""
+        image = {"image": self._image.to_dict()} if self._image else {}
+        return {**super().identity(plan), **image}
+
+    def keep(self, plan: Plan, paths: RunPaths) -> None:
+        """Leave the image's recipe in the run directory."""
+        if self._image:
+            self._image.keep(container_of(plan).image, paths.image)
 
     def node(self, plan: Plan, paths: RunPaths, node_rank: int) -> NodeWork:
         """Return the work of one node, with the paths of that node. paths: not used, they are this machine's."""
@@ -38,6 +62,8 @@ class SshRuntime(NodeRuntime):
         places = places_of(plan, 0)
         assigned = [f"{name}={value}" for name, value in environment.items()]
         command = ["env", *assigned, *(_moved_word(plan, places, word) for word in argv)]
+        if plan.runtime == "docker":
+            command = in_container(plan, places, command)
         connection = Connection(places.host.name, ssh_argv(launch_of(plan), places.host, command))
         connection.close_input()
         try:

@@ -169,11 +169,12 @@ def setup_header(plan: Plan, places: NodePlaces, cargo: Cargo) -> dict[str, Any]
     """Return what a node is told before its preparation."""
     name = environment_name(plan)
     made = {"name": name, "digest": plan.environment.digest, "requirements": list(plan.environment.requirements)}
+    python = places.host.python if plan.runtime == "docker" else places.python  # the image's is not on the node
     return {
         "folder": str(places.folder),
         "code": cargo.announced("code"),
         "wheels": cargo.announced("wheels"),
-        "environment": made if name else {"name": None, "python": places.python},
+        "environment": made if name else {"name": None, "python": python},
     }
 
 

@@ -1,4 +1,5 @@
-"""A simulated training: real batches, initial weights and events, and a computed loss that falls.
+"""A simulated training: real batches, initial weights and events, and a computed loss that falls. Of a mixture of
+experts it records a routing that follows from the tokens alone.
 
 DRILL_FAULT breaks it on purpose, on the last rank at step 3: `killed`, `nan` or `waits`, which takes ten minutes. Ranks
 of several nodes first meet at the rendezvous.
@@ -14,7 +15,11 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 from levelfield.worker import Batches, Initializer, Recorder, coordinates, learning_rate, run
+from levelfield.worker.architecture import is_mixture, part
+from levelfield.worker.batches import Batch
+from levelfield.worker.loop import counted_steps
 
 FAULT_STEP = 3
 STEP_SECONDS = 0.01
@@ -34,6 +39,8 @@ def main(job: SimpleNamespace, recorder: Recorder) -> None:
     for batch in Batches(job, coordinates(job).data):
         time.sleep(STEP_SECONDS)
         meet(job, batch.step)
+        if batch.step in counted_steps(job):
+            recorder.experts(batch.step, expert_tokens(job, batch))
         recorder.step(
             batch.step,
             loss=loss(job, batch.step),
@@ -42,7 +49,26 @@ def main(job: SimpleNamespace, recorder: Recorder) -> None:
             learning_rate=learning_rate(job.training.schedule, batch.step),
             tokens_checksum=batch.checksum,
             memory={"allocated_peak_bytes": None, "reserved_peak_bytes": None, "process_peak_bytes": 10**6},
+            auxiliary_loss=auxiliary_loss(job, batch.step),
         )
+
+
+def expert_tokens(job: SimpleNamespace, batch: Batch) -> list[tuple[int, list[int]]]:
+    """Return how many tokens chose each expert of each layer: token t takes experts t + layer, t + layer + 1, ..."""
+    experts = part(job.model, "experts")
+    layers = [layer for layer in range(job.model.layers) if is_mixture(job.model, layer)]
+    found = []
+    for layer in layers:
+        choices = batch.inputs[..., None] + layer + np.arange(experts.chosen)
+        found.append((layer, np.bincount((choices % experts.count).ravel(), minlength=experts.count).tolist()))
+    return found
+
+
+def auxiliary_loss(job: SimpleNamespace, step: int) -> float | None:
+    """Return what the routers add to the loss; None without a coefficient."""
+    experts = part(job.model, "experts")
+    coefficient = experts.router.auxiliary_loss + experts.router.z_loss if experts else 0.0
+    return float(coefficient * (1 + 0.5**step)) if coefficient else None
 
 
 def show_token() -> None:

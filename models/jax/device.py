@@ -1,0 +1,62 @@
+"""This rank's device and its place among the processes; what JAX says of itself and of its memory."""
+
+import contextlib
+import os
+import resource
+import sys
+
+import jax
+import jaxlib
+
+KIBIBYTE = 1 if sys.platform == "darwin" else 1024  # what ru_maxrss counts in
+
+
+def configure(job):
+    """Before JAX touches a device: one device for this process, and exact products in float32."""
+    if job.device == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", 1)
+    else:
+        jax.config.update("jax_cuda_visible_devices", str(job.local_rank))
+    if job.training.precision == "fp32":
+        jax.config.update("jax_default_matmul_precision", "highest")  # else an accelerator takes TF32
+    # The service takes SIGTERM for a notice, and the process goes on: the platform's stop would end in SIGKILL.
+    jax.config.update("jax_enable_preemption_service", False)
+
+
+@contextlib.contextmanager
+def joined(job):
+    """The ranks have met while the context lasts."""
+    if job.world_size == 1:
+        yield
+        return
+    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    local = address in ("127.0.0.1", "localhost", "::1")
+    jax.distributed.initialize(
+        coordinator_address=f"{address}:{port}",
+        num_processes=job.world_size,
+        process_id=job.rank,
+        # by default rank 0 answers on all addresses of the machine
+        coordinator_bind_address=f"{address}:{port}" if local and job.rank == 0 else None,
+    )
+    yield
+    # Not after an error: it waits for all ranks. Without it the ranks that end after rank 0 are aborted.
+    jax.distributed.shutdown()
+
+
+def memory():
+    """Peaks since the start, in bytes: the allocator's counters, which the cpu has none of, and the process's."""
+    counters = jax.local_devices()[0].memory_stats() or {}
+    return {
+        "allocated_peak_bytes": counters.get("peak_bytes_in_use"),
+        "reserved_peak_bytes": counters.get("peak_pool_bytes", counters.get("peak_bytes_reserved")),
+        "process_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE,
+    }
+
+
+def describe(job):
+    """The device's name, and details of the build."""
+    device = jax.local_devices()[0]
+    details = {"build": f"jaxlib {jaxlib.__version__}, {device.client.platform_version.splitlines()[0]}"}
+    details["threads"] = int(os.environ.get("NPROC", 0)) or None
+    return ("cpu" if job.device == "cpu" else device.device_kind), details

@@ -1,0 +1,82 @@
+"""The layers of both families. Weights are given in the precision that is computed in."""
+
+import jax
+from grid import TENSOR, vary
+from jax import lax
+from jax import numpy as jnp
+
+
+def linear(x, weight, bias=None):
+    """x W^T + b; weight: [out, in]."""
+    y = lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
+    return y if bias is None else y + bias
+
+
+def layer_norm(x, weight, bias, epsilon):
+    """Layer normalisation (Ba et al., 2016) over the last dimension, computed in float32."""
+    exact = x.astype(jnp.float32)
+    centred = exact - exact.mean(-1, keepdims=True)
+    normal = centred * lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + epsilon)
+    return (normal * weight.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
+
+
+def rms_norm(x, weight, epsilon):
+    """Root mean square normalisation (Zhang and Sennrich, 2019) over the last dimension, computed in float32."""
+    exact = x.astype(jnp.float32)
+    normal = exact * lax.rsqrt(jnp.square(exact).mean(-1, keepdims=True) + epsilon)
+    return (normal * weight.astype(jnp.float32)).astype(x.dtype)
+
+
+def norm(model, x, weights, name):
+    """The model's normalisation with the weights of layer `name`."""
+    if model.norm == "layernorm":
+        return layer_norm(x, weights[f"{name}.weight"], weights[f"{name}.bias"], model.norm_eps)
+    return rms_norm(x, weights[f"{name}.weight"], model.norm_eps)
+
+
+class TensorParallel:
+    """The collectives between the parts of a layer that are split over the tensor-parallel ranks and the others.
+
+    The derivative of `enter` sums over the ranks, and that of `leave` does nothing (Shoeybi et al., 2019, f and g). With
+    sequence parallelism a rank has its part of the sequence between them (Korthikanti et al., 2022).
+    """
+
+    def __init__(self, layout):
+        self.sequence_parallel, self.ranks = layout.sequence_parallel, layout.tensor
+
+    def enter(self, x):
+        """x [batch, sequence, hidden], whole, as the input of this rank's part."""
+        if self.sequence_parallel:
+            return lax.all_gather(x, TENSOR, axis=1, tiled=True)
+        return vary(x, (TENSOR,))
+
+    def leave(self, x):
+        """The sum over the ranks of x [batch, sequence, hidden]; of this rank's part of the sequence, if it has one."""
+        if self.sequence_parallel:
+            return lax.psum_scatter(x, TENSOR, scatter_dimension=1, tiled=True)
+        return lax.psum(x, TENSOR)
+
+    def part(self, x, axis):
+        """This rank's part of the sequence, which is an axis of x that is equal on all ranks."""
+        if not self.sequence_parallel:
+            return x
+        size = x.shape[axis] // self.ranks
+        return lax.dynamic_slice_in_dim(x, lax.axis_index(TENSOR) * size, size, axis)
+
+
+ACTIVATIONS = {
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "swiglu": jax.nn.silu,
+}
+
+
+def mlp(model, x, weights):
+    """The MLP of this rank's part of the hidden units, without the last bias. Gated by silu it is SwiGLU (Shazeer, 2020)."""
+    activate = ACTIVATIONS[model.activation]
+    up = linear(x, weights["mlp.up.weight"], weights.get("mlp.up.bias"))
+    if "mlp.gate.weight" in weights:
+        up = activate(linear(x, weights["mlp.gate.weight"], weights.get("mlp.gate.bias"))) * up
+    else:
+        up = activate(up)
+    return linear(up, weights["mlp.down.weight"])

@@ -1,0 +1,40 @@
+"""What this implementation cannot do. Without JAX, so that a refusal needs no other rank."""
+
+from levelfield.worker import Unsupported, check_tensor_parallel, part
+from levelfield.worker.architecture import UNUSED
+
+PRECISIONS = ("fp32", "bf16")
+ACTIVATIONS = ("gelu", "gelu_tanh", "swiglu")
+
+
+def check(job):
+    """Raises Unsupported where the implementation cannot do what the job asks for."""
+    check_layout(job.layout)
+    check_model(job.model)
+    check_tuning(job.tuning)
+    if job.training.precision not in PRECISIONS:
+        raise Unsupported(f"precision {job.training.precision}; this implementation has {' and '.join(PRECISIONS)}")
+    check_tensor_parallel(job)
+
+
+def check_layout(layout):
+    for name in ("pipeline", "context", "expert"):
+        if getattr(layout, name) > 1:
+            raise Unsupported(f"{name} parallel over {getattr(layout, name)} ranks: not written; use data or tensor")
+
+
+def check_model(model):
+    found = [name for name, unused in UNUSED.items() if part(model, name) != unused]
+    if found:
+        raise Unsupported(f"model parts {', '.join(found)}: not written")
+    if model.activation not in ACTIVATIONS:
+        raise Unsupported(f"activation {model.activation}; this implementation has {', '.join(ACTIVATIONS)}")
+
+
+def check_tuning(tuning):
+    if tuning.compile:
+        raise Unsupported("compile: XLA compiles this implementation's whole step in every run")
+    if tuning.attention != "sdpa":
+        raise Unsupported(f"attention {tuning.attention}: the package flash-attn is torch's")
+    if tuning.recompute not in ("none", "selective", "full"):
+        raise Unsupported(f"recompute '{tuning.recompute}'; this implementation has none, selective and full")

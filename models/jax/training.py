@@ -1,0 +1,106 @@
+"""The training of one rank, from job to last step. Facts only are recorded; every rate is the platform's to compute."""
+
+import math
+
+import jax
+import numpy as np
+from decoder import DTYPES, Decoder
+from device import configure, describe, joined, memory
+from grid import make_mesh
+from jax.sharding import NamedSharding, PartitionSpec
+from levelfield.worker import Batches, Capture, Initializer, coordinates, learning_rate, train_steps
+from optimizer import corrections
+from parameters import as_arrays, fill, list_kinds, save
+from program import Program
+from sharding import Sharding
+
+
+def train(job, recorder):
+    """Train as `job` says. Raises Unsupported, CorpusError, NonFinite and what the framework raises."""
+    configure(job)
+    with joined(job):
+        recorder.framework("jax", jax.__version__, *describe(job))
+        trainer = Trainer(job, coordinates(job))
+        recorder.weights(trainer.weights())
+        train_steps(job, recorder, trainer)
+
+
+class Trainer:
+    """One rank's model and optimizer. A step is `launch`, then `finish`, which waits for the device."""
+
+    def __init__(self, job, place):
+        self.job, self.place, self.capture = job, place, Capture(job)
+        self.mesh, initializer = make_mesh(job), Initializer(job)
+        self.kinds = list_kinds(job, initializer)
+        sharding = Sharding(self.kinds, job.layout.sharding_stage, DTYPES[job.training.precision])
+        self.program = Program(job, self.mesh, self.kinds, sharding, Decoder(job, sharding))
+        values = fill(self.kinds, self.mesh, initializer)
+        self.state = {name: (x, zeros_like(x), zeros_like(x)) for name, x in values.items()}
+        first = Batches(job, place.data).batch(1)
+        self.step = self.program.compiled(self.state, self.batch(first), self.numbers(1))
+
+    def values(self):
+        return {name: held[0] for name, held in self.state.items()}
+
+    def weights(self):
+        """(name, whole shape, slices, float32 values) of what this rank holds."""
+        return as_arrays(self.kinds, self.values())
+
+    def save(self, folder):
+        save(self.kinds, self.values(), self.mesh, folder, writes=self.job.rank == 0)
+
+    def launch(self, batch):
+        """Start the step: one program, which the host does not wait for."""
+        arrays, numbers = self.batch(batch), self.numbers(batch.step)
+        if self.capture.wants(batch.step):
+            self.keep(arrays, numbers)
+        self.state, self.figures, self.shares = self.step(self.state, arrays, numbers)
+
+    def batch(self, batch):
+        return self.program.batch((batch.inputs, batch.targets))
+
+    def numbers(self, step):
+        """What changes from step to step, as arrays: a number in the program would compile it anew."""
+        first, second = corrections(self.job.training.optimizer, step)
+        rate = learning_rate(self.job.training.schedule, step)
+        found = {"step": np.int32(step), "rate": np.float32(rate), "first": np.float32(first), "second": np.float32(second)}
+        sharding = NamedSharding(self.mesh, PartitionSpec())
+        return {name: jax.make_array_from_callback((), sharding, lambda _, x=x: x) for name, x in found.items()}
+
+    def keep(self, arrays, numbers):
+        activations, gradients = self.program.capture(self.state, arrays, numbers)
+        for name, tensor in activations.items():
+            self.capture.keep(name, np.asarray(tensor, dtype=np.float32))
+        for name, _shape, _slices, values in as_arrays(self.kinds, gradients):
+            self.capture.keep(f"gradient.{name}", values)
+
+    def gradient_squares(self):
+        """(name, this rank's share of its squared gradient norm) of the launched step, for which this waits."""
+        return zip(self.program.names(), local(self.shares)[0].tolist(), strict=True)
+
+    def finish(self, batch):
+        """Wait for the step's end; what to record of it."""
+        loss, square = local(self.figures).tolist()
+        owner = self.place.tensor == 0
+        return {
+            "loss": loss,
+            "grad_norm": math.sqrt(square) if square >= 0 else square,
+            "tokens": batch.tokens if owner else 0,
+            "learning_rate": learning_rate(self.job.training.schedule, batch.step),
+            "tokens_checksum": batch.checksum,
+            "memory": memory(),
+            "loss_scale": None,
+            "skipped": False,
+        }
+
+
+def local(array):
+    return np.asarray(array.addressable_data(0))
+
+
+def zeros_like(x):
+    return jax.make_array_from_callback(x.shape, x.sharding, lambda index: np.zeros(extent(x.shape, index), np.float32))
+
+
+def extent(shape, index):
+    return tuple(len(range(*part.indices(size))) for size, part in zip(shape, index, strict=True))

@@ -1,0 +1,145 @@
+"""Expert parallelism (Lepikhin et al., 2020; Rajbhandari et al., 2022): ranks of data parallelism divide the experts.
+
+Every rank routes its own tokens, sends them to the ranks of their experts and gets the results back. So an expert has
+the gradient of the tokens of all ranks of its group; what is left to sum are the replicas of its rank.
+"""
+
+import torch
+import torch.distributed as dist
+from levelfield.worker import Unsupported, part
+from mixture import mixtures
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.nn import Parameter
+
+# of an expert's matrix [experts, out, in]: the dimension that tensor-parallel ranks divide
+TENSOR_DIMENSIONS = {"gate": 1, "up": 1, "down": 2}
+
+
+def check_experts(job):
+    """Raises Unsupported for what mixtures of experts cannot be combined with here."""
+    experts, layout = part(job.model, "experts"), job.layout
+    if experts is None:
+        return
+    refused = {
+        "biases in the experts": job.model.bias,
+        "torch.compile: the number of an expert's tokens is not known beforehand": job.tuning.compile,
+        "precision fp8": job.training.precision == "fp8",
+        f"context parallel {layout.context}": layout.context > 1,
+        f"{experts.count} experts over {layout.expert} ranks": experts.count % layout.expert > 0,
+        f"an expert's ffn_hidden_size {experts.ffn_hidden_size} over {layout.tensor} tensor-parallel ranks": (
+            experts.ffn_hidden_size % layout.tensor > 0
+        ),
+        f"ZeRO with experts over {layout.expert} of {layout.data} data-parallel ranks; take all of them": (
+            layout.sharding_stage > 0 and layout.expert not in (1, layout.data)
+        ),
+    }
+    found = [what for what, asked in refused.items() if asked]
+    if found:
+        raise Unsupported(f"mixture of experts with {'; with '.join(found)}: not written")
+
+
+class ExpertMesh:
+    """The ranks as (pipeline, replicas, expert, tensor): expert and replicas divide those of data parallelism.
+
+    A group of `expert` has all experts once; a group of `replicas` has the same experts.
+    """
+
+    def __init__(self, job):
+        layout = job.layout
+        self.gradient_ranks = layout.data * layout.context
+        self.replicas = self.gradient_ranks // layout.expert
+        shape = (layout.pipeline, self.replicas, layout.expert, layout.tensor)
+        self.mesh = init_device_mesh(job.device, shape, mesh_dim_names=("pipeline", "replicas", "expert", "tensor"))
+        self.weights = self.mesh[("expert", "tensor") if layout.tensor > 1 else "expert"]
+
+    def reduce_gradients(self, model):
+        """Make the experts' gradients those of the mean over all ranks, as the other parameters' are: after the last
+        backward pass of a step."""
+        group = self.mesh["replicas"].get_group()
+        for parameter in expert_parameters(model):
+            gradient = parameter.grad.to_local()
+            gradient /= self.gradient_ranks
+            if self.replicas > 1:
+                dist.all_reduce(gradient, group=group)
+
+
+def distribute_experts(model, experts, tensor):
+    """Divide the experts, on the meta device, over the ExpertMesh `experts`, and each of them over the mesh `tensor`;
+    either may be None."""
+    if experts is None and tensor is None:
+        return
+    mesh = tensor if experts is None else experts.weights
+    for _, mixture in mixtures(model):
+        for name, layer in mixture.experts.named_children():
+            placements = [Shard(0)] if experts is not None else []
+            placements += [Shard(TENSOR_DIMENSIONS[name])] if tensor is not None else []
+            layer.weight = Parameter(distribute_tensor(layer.weight, mesh, placements))
+        if tensor is not None:
+            mixture.router.weight = Parameter(distribute_tensor(mixture.router.weight, tensor, [Replicate()]))
+        if experts is not None:
+            mixture.experts.exchange = Exchange(experts.mesh["expert"].get_group())
+
+
+def expert_parameters(model):
+    return [parameter for _, mixture in mixtures(model) for parameter in mixture.experts.parameters()]
+
+
+class Exchange:
+    """Sends rows to the ranks of their experts, has them computed there, and gets them back in their order."""
+
+    def __init__(self, group):
+        self.group, self.ranks = group, dist.get_world_size(group)
+
+    def __call__(self, rows, counts, compute):
+        """rows: [rows, hidden], sorted by expert; counts: [experts], of their rows. compute: of this rank's experts."""
+        sent = counts.view(self.ranks, -1)
+        got = torch.empty_like(sent)  # [ranks, experts of this rank]
+        dist.all_to_all_single(got, sent, group=self.group)
+        going, coming = sent.sum(1).tolist(), got.sum(1).tolist()
+        order = by_expert(got)
+        arrived = Permute.apply(AllToAll.apply(rows, coming, going, self.group), order)
+        left = Permute.apply(compute(arrived, got.sum(0)), order.argsort())
+        return AllToAll.apply(left, going, coming, self.group)
+
+
+def by_expert(counts):
+    """The order that sorts rows by expert, then by rank, where they lie by rank, then by expert: [rows].
+
+    counts: [ranks, experts], of the rows.
+    """
+    experts = torch.arange(counts.shape[1], device=counts.device).repeat(counts.shape[0])
+    return experts.repeat_interleave(counts.flatten()).sort(stable=True).indices
+
+
+class AllToAll(torch.autograd.Function):
+    """[sum of going, hidden] -> [sum of coming, hidden]: the rows for each rank, and those from each rank."""
+
+    @staticmethod
+    def forward(ctx, rows, coming, going, group):
+        ctx.exchange = (going, coming, group)
+        return exchanged(rows, coming, going, group)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return exchanged(gradient, *ctx.exchange), None, None, None
+
+
+def exchanged(rows, coming, going, group):
+    received = rows.new_empty(sum(coming), rows.shape[1])
+    dist.all_to_all_single(received, rows.contiguous(), coming, going, group=group)
+    return received
+
+
+class Permute(torch.autograd.Function):
+    """x[order], of which each row is taken once: so its gradient is a permutation too."""
+
+    @staticmethod
+    def forward(ctx, x, order):
+        ctx.save_for_backward(order)
+        return x[order]
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (order,) = ctx.saved_tensors
+        return torch.empty_like(gradient).index_copy_(0, order, gradient), None

@@ -1,0 +1,96 @@
+"""`framework`: begins a framework's folder with a worked example, and checks what it trains."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from levelfield.catalog.registry import Registry
+from levelfield.checkout import checkout
+from levelfield.cli.terminal import shown
+from levelfield.errors import GateFailed
+from levelfield.report.escapes import printable
+from levelfield.report.words import wrapped
+from levelfield.testing.findings import CheckFinding
+from levelfield.testing.framework_kit.framework_scaffold import new_framework, new_framework_package
+from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, silent
+from levelfield.testing.framework_kit.framework_suite import check_framework, write_tested
+
+INDENT = 22  # the column after a check's name
+LABELS = {"ok": "ok", "missing": "missing", "fails": "FAILS", "not applicable": "n/a"}
+
+
+def execute(options: argparse.Namespace) -> int:
+    return {"new": _new, "check": _check}[options.action](options)
+
+
+def _check(options: argparse.Namespace) -> int:
+    """Run the suite. tested.json is written when everything was tried, also where something failed."""
+    progress = _progress if sys.stderr.isatty() or options.verbose else silent
+    subject = FrameworkSubject(options.name, options.plugins, options.device, options.python, progress)
+    found: list[CheckFinding] = []
+    try:
+        for finding in check_framework(subject, options.fast):
+            found.append(finding)
+            if not options.json:
+                _show(finding)
+        written = None if options.fast else write_tested(subject)
+    finally:
+        subject.close()
+    bad = [finding for finding in found if not finding.is_good]
+    if options.json:
+        checks = [{key: value for key, value in asdict(each).items() if key != "rows"} for each in found]
+        said = {"framework": options.name, "device": options.device, "passes": not bad, "checks": checks}
+        print(json.dumps({**said, "tested": str(written) if written else None}, indent=2, ensure_ascii=False))
+    else:
+        _conclude(options.name, found, bad, written)
+    return GateFailed.exit_code if bad else 0
+
+
+def _progress(line: str) -> None:
+    print(f"levelfield: {printable(line)}", file=sys.stderr, flush=True)
+
+
+def _show(finding: CheckFinding) -> None:
+    text = f"{LABELS[finding.status]:<8} {finding.check:<12} {printable(finding.says)}"
+    print(wrapped(text, INDENT), flush=True)
+    if finding.do:
+        print(wrapped(f"{'':<{INDENT - 2}}> {printable(finding.do)}", INDENT), flush=True)
+
+
+def _conclude(name: str, found: Sequence[CheckFinding], bad: Sequence[CheckFinding], written: Path | None) -> None:
+    if written:
+        _say(f"wrote    {shown(written)}")
+    if bad:
+        _say(f"{name}: {len(bad)} of {len(found)} checks did not pass: {', '.join(each.check for each in bad)}")
+    else:
+        _say(f"{name}: all {sum(each.status == 'ok' for each in found)} checks that apply passed")
+
+
+def _new(options: argparse.Namespace) -> int:
+    registry, place = Registry(options.plugins), options.folder or Path.cwd()
+    if options.package:
+        root = new_framework_package(options.name, place, registry)[0].parent
+        _say(f"created  {shown(root)}, a package with a training that works. Next:")
+        return _next(options.name, root / f"levelfield_{options.name.replace('-', '_')}")
+    made = new_framework(options.name, place, registry)
+    _say(f"created  {shown(made[0].parent)}, a training that works. Next:")
+    return _next(options.name, place)
+
+
+def _next(name: str, plugins: Path) -> int:
+    """Print the commands of a first run and of the page that goes on."""
+    here = plugins.absolute() == checkout().absolute()
+    where = "" if here else f" --plugins {shown(plugins.absolute())}"
+    _say(f"         python run_benchmarks.py --case llama3_8b:{name}{where}")
+    _say(f"         python run_benchmarks.py framework check {name}{where}")
+    _say("         and then docs/writing-a-framework.md, step by step")
+    return 0
+
+
+def _say(text: str) -> None:
+    print(wrapped(text, 9), flush=True)

@@ -1,0 +1,164 @@
+"""Checks of what a training leaves: its events, the tensors of a captured step, saved weights."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from levelfield.testing.findings import Fails
+from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
+from levelfield.testing.framework_kit.layout_checks import offered_runs
+from levelfield.testing.framework_kit.small_jobs import SINGLE, Variant
+from levelfield.testing.framework_kit.small_runs import SmallRank, SmallRun
+from levelfield.testing.framework_kit.variants import small_job
+from levelfield.worker.init import Initializer
+from levelfield.worker.job import namespace
+from levelfield.worker.schedule import learning_rate
+
+STEPS, CAPTURED = 4, 2
+WHOLE = Variant("accumulation 1", micro_batch=8)
+NEAR = 1e-4  # of norms and losses that float32 sums in another order
+MEMORY = {"allocated_peak_bytes", "reserved_peak_bytes", "process_peak_bytes"}
+
+
+def events(subject: FrameworkSubject) -> str:
+    """Check each rank's events in one process, and in the first layout of several that is offered."""
+    variants = {each.variant.name: each.variant for each in offered_runs(subject) if each.variant.ranks > 1}
+    several = next(iter(variants.values()), None)
+    for variant in (SINGLE, *([several] if several else [])):
+        job = _job(subject, variant)
+        with subject.scratch() as folder:
+            run = subject.run(job, folder)
+        _whole(run)
+        for number, rank in enumerate(run.ranks):
+            _check_events(subject, job, rank, f"{variant.name}, rank {number}")
+    return f"complete in one process{f' and in {several.name}' if several else ''}"
+
+
+def _job(subject: FrameworkSubject, variant: Variant) -> dict[str, Any]:
+    job = small_job(next(iter(subject.models.values())), variant, "fp32", steps=STEPS)
+    return {**job, "gradient_steps": [CAPTURED]}
+
+
+def _whole(run: SmallRun) -> None:
+    if run.failure:
+        raise Fails(run.failure, "run the job alone: its rank's log says more")
+
+
+def _check_events(subject: FrameworkSubject, job: dict[str, Any], rank: SmallRank, where: str) -> None:
+    for fault in _faults(subject, job, rank):
+        raise Fails(f"{where}: {fault}", "compare with section 3 of docs/writing-a-framework.md")
+
+
+def _faults(subject: FrameworkSubject, job: dict[str, Any], rank: SmallRank) -> Iterator[str]:
+    """Return what is wrong with a rank's events, each as a sentence."""
+    names = [event["event"] for event in rank.events]
+    for name in ("framework", "weights", "begin", "final_weights", "end"):
+        if names.count(name) != 1:
+            yield f"found {names.count(name)} events `{name}`, expected one"
+    if names.index("weights") > names.index("begin"):
+        yield "the initial weights are reported after `begin`"
+    said = rank.of("framework")[0]
+    if said["name"] != subject.name or not said["version"] or not said["device"]:
+        yield f"the framework event says {said['name']} {said['version']} on {said['device']}; name all three"
+    steps = rank.of("step")
+    if [event["step"] for event in steps] != list(range(1, STEPS + 1)):
+        yield f"found steps {[event['step'] for event in steps]}, expected 1 to {STEPS}"
+    yield from _step_faults(job, steps)
+    if len(rank.of("gradients")) != 1:
+        yield f"found {len(rank.of('gradients'))} events `gradients`, expected one of step {CAPTURED}"
+
+
+def _step_faults(job: dict[str, Any], steps: Sequence[dict[str, Any]]) -> Iterator[str]:
+    schedule = namespace(job["training"]["schedule"])
+    for event in steps:
+        expected = learning_rate(schedule, event["step"])
+        if event["learning_rate"] is None or not math.isclose(event["learning_rate"], expected, rel_tol=1e-6):
+            yield f"step {event['step']}: learning rate {event['learning_rate']}, expected {expected}"
+        if not set(event["memory"] or {}) >= MEMORY or not event["memory"]["process_peak_bytes"]:
+            yield f"step {event['step']}: memory {event['memory']}, expected the fields of process_memory"
+        if event["tokens_checksum"] is None:
+            yield f"step {event['step']}: no checksum of its tokens; give batch.checksum"
+    if any(late["end_ns"] <= early["end_ns"] for early, late in itertools.pairwise(steps)):
+        yield "a step ended before the one before it"
+
+
+def capture(subject: FrameworkSubject) -> str:
+    """Check the tensors of a captured step: names, shapes, the loss that follows from the logits, gradients."""
+    job = _job(subject, WHOLE)
+    with subject.scratch() as folder:
+        job |= {"capture": {"step": CAPTURED, "folder": str(folder / "capture")}}
+        run = subject.run(job, folder)
+        _whole(run)
+        tensors = {path.stem: np.load(path) for path in sorted((folder / "capture").glob("*.npy"))}
+        updated = {path.stem for path in (folder / "capture" / "updated").glob("*.npy")}
+    for name, shape in _captured_shapes(job).items():
+        if name not in tensors:
+            raise Fails(f"found no tensor `{name}`", "keep it by Capture.keep in the captured step")
+        _check_array(f"captured {name}", tensors[name], shape)
+    _check_gradients(run, tensors)
+    if missing := sorted(set(_parameters(job)) - updated):
+        raise Fails(f"after the captured step save() did not write {', '.join(missing[:3])}", "write every parameter")
+    return f"{len(tensors)} tensors of a step, with the shapes and norms that they must have"
+
+
+def _captured_shapes(job: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    model, length = job["model"], job["training"]["sequence_length"]
+    hidden = (job["tuning"]["micro_batch"], length, model["hidden_size"])
+    names = ["embedding", *(f"layers.{layer}" for layer in range(model["layers"])), "final_norm"]
+    gradients = {f"gradient.{name}": shape for name, shape in _parameters(job).items()}
+    return {**dict.fromkeys(names, hidden), "logits": (*hidden[:2], model["vocab_size"]), **gradients}
+
+
+def _parameters(job: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    known: SimpleNamespace = namespace(job)
+    return {name: tuple(spec.shape) for name, spec in Initializer(known).parameters(known.model).items()}
+
+
+def _check_array(what: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
+    if array.shape != shape or array.dtype != np.float32:
+        raise Fails(f"{what}: found {array.dtype} {array.shape}, expected float32 {shape}", "write it whole")
+    if not np.isfinite(array).all():
+        raise Fails(f"{what}: found values that are not finite", "capture it before it is reused")
+
+
+def _check_gradients(run: SmallRun, tensors: dict[str, NDArray[Any]]) -> None:
+    """Check that captured gradients have the reported norms: before clipping, and of the whole step."""
+    squares = run.ranks[0].of("gradients")[0]["squares"]
+    for name, square in squares.items():
+        found = float(np.square(tensors[f"gradient.{name}"], dtype=np.float64).sum())
+        if not abs(found - float(square)) <= NEAR * max(float(square), 1e-12):
+            raise Fails(
+                f"gradient.{name}: squared norm {found:g}, reported {float(square):g}", "capture before clipping"
+            )
+
+
+def weights(subject: FrameworkSubject) -> str:
+    """Check that saved weights are whole and have the norms of the final weights that were reported."""
+    job = _job(subject, SINGLE)
+    with subject.scratch() as folder:
+        place = folder / "weights"
+        place.mkdir()
+        run = subject.run({**job, "save_weights_dir": str(place)}, folder)
+        _whole(run)
+        for name, shape in _parameters(job).items():
+            _check_saved(place / f"{name}.npy", shape, run)
+    return f"{len(_parameters(job))} parameters, as reported after the last step"
+
+
+def _check_saved(path: Path, shape: tuple[int, ...], run: SmallRun) -> None:
+    if not path.exists():
+        raise Fails(f"save() did not write {path.name}", "write every parameter whole, by its canonical name")
+    array = np.load(path)
+    _check_array(path.name, array, shape)
+    rows = {row[0]: row[3] for row in run.ranks[0].of("final_weights")[0]["parameters"]}
+    found, said = float(np.square(array, dtype=np.float64).sum()), float(rows[path.stem][0])
+    if not abs(found - said) <= NEAR * max(said, 1e-12):
+        raise Fails(f"{path.name}: squared norm {found:g}, reported {said:g}", "save what weights() returns")

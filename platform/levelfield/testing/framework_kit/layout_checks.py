@@ -1,0 +1,160 @@
+"""The training in every layout, precision and recomputation that the manifest offers, compared with torch's curve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from levelfield.specs.case import Precision
+from levelfield.specs.layout import Layout
+from levelfield.specs.tested import Difference, DifferenceLimits, MatrixRun
+from levelfield.testing.findings import Fails, NotApplicable
+from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
+from levelfield.testing.framework_kit.known_curves import curve_by_torch, known_curve
+from levelfield.testing.framework_kit.small_jobs import LONG_STEPS, SINGLE, Variant
+from levelfield.testing.framework_kit.small_models import with_large_weights
+from levelfield.testing.framework_kit.training_curves import compare
+from levelfield.testing.framework_kit.variants import offered, small_job
+
+FEW_STEPS = 10
+# Of one process with large weights. Measured: rounding is up to 1e-7 in the loss and 2e-7 in the gradient norm; GELU's
+# other form is 6e-6 and 6e-5, and its cubic constant 1 % off 1.6e-6 and 4e-5.
+SHARP = DifferenceLimits(first_loss=1e-6, loss=1e-6, grad_norm=1e-5)
+COMPARED: tuple[Precision, ...] = ("fp32", "bf16", "fp16")  # fp8 has no limits of its own here
+
+
+@dataclass(frozen=True)
+class OfferedRun:
+    """One training of the check: a small model, a precision and a layout."""
+
+    family: str
+    precision: Precision
+    variant: Variant
+
+    def __str__(self) -> str:
+        return f"{self.family} {self.precision} {self.variant.name}"
+
+
+def offered_runs(subject: FrameworkSubject) -> Iterator[OfferedRun]:
+    """Return every training that the manifest offers on the devices here, one process first."""
+    precisions = [name for name in COMPARED if name in subject.manifest.precisions.get(subject.kind, ())]
+    for precision in precisions:
+        for family, model in subject.models.items():
+            for variant in offered(subject.manifest, subject.kind, model, precision):
+                if subject.most_ranks is None or variant.ranks <= subject.most_ranks:
+                    yield OfferedRun(family, precision, variant)
+
+
+def training(subject: FrameworkSubject, only_one_process: bool = False) -> str:
+    """Check all trainings. The finding names those that do not pass."""
+    runs = []
+    for each in offered_runs(subject):
+        if only_one_process and each.variant.ranks > 1:
+            continue
+        runs.append(layout_run(subject, each))
+        subject.say(f"{each}: {_word(runs[-1])}")
+    subject.kept["runs"] = tuple(runs)
+    bad = [run for run in runs if not run.passed]
+    if bad:
+        first = f"{bad[0].family} {bad[0].precision} {bad[0].name}: {_word(bad[0])}"
+        raise Fails(f"{len(bad)} of {len(runs)} trainings differ from torch's; {first}", "section 5 lists causes")
+    return f"{len(runs)} trainings as torch's; compared with {_source(subject)}"
+
+
+def _source(subject: FrameworkSubject) -> str:
+    return known_curve(subject, next(iter(subject.models))).source
+
+
+def layout_run(subject: FrameworkSubject, each: OfferedRun) -> MatrixRun:
+    """Train once and return the difference from torch's curve, or the failure."""
+    difference, failure = None, None
+    model = subject.models[each.family]
+    try:
+        curve, known = subject.train(small_job(model, each.variant, each.precision)), known_curve(subject, each.family)
+        if len(curve.losses) != len(known.curve.losses):
+            raise Fails(f"it recorded {len(curve.losses)} steps, expected {len(known.curve.losses)}")
+        difference = compare(curve, known.curve)
+    except Fails as found:
+        failure = found.says[-200:]
+    return MatrixRun(
+        name=each.variant.name,
+        family=each.family,
+        precision=each.precision,
+        layout=Layout.model_validate(each.variant.layout),
+        steps=LONG_STEPS,
+        difference=difference,
+        failure=failure,
+    )
+
+
+def _word(run: MatrixRun) -> str:
+    """Return `passed`, the failure, or the figures that are beyond their limits."""
+    if run.passed:
+        return "passed"
+    if run.difference is None:
+        return run.failure or "no difference"
+    figures = run.difference.model_dump()
+    return ", ".join(
+        f"{name} {value if isinstance(value, bool) else _number(value)}" for name, value in figures.items()
+    )
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.1e}"
+
+
+def large_weights(subject: FrameworkSubject) -> str:
+    """Check each small model with larger weights, in few steps: a wrong constant of a function shows only there."""
+    found = {}
+    for family, model in subject.models.items():
+        job = small_job(with_large_weights(model), SINGLE, "fp32", steps=FEW_STEPS)
+        known = curve_by_torch(subject, job)
+        found[family] = compare(subject.train(job), known.curve)
+        if not is_sharp(found[family]):
+            figures = f"loss {_number(found[family].loss)}, gradient norm {_number(found[family].grad_norm)}"
+            limits = f"{SHARP.loss:g} and {SHARP.grad_norm:g}"
+            why = f"{family} with larger weights differs from torch's: {figures}, expected {limits} at most"
+            raise Fails(why, "compare the constants of activation, norms and positions with section 4")
+    losses = ", ".join(f"{family} {_number(each.loss)}" for family, each in found.items())
+    return f"losses with larger weights within {SHARP.loss:g} of torch's: {losses}"
+
+
+def is_sharp(difference: Difference) -> bool:
+    """Return whether a run with large weights, in one process, is as near as rounding."""
+    pairs = (
+        (difference.first_loss, SHARP.first_loss),
+        (difference.loss, SHARP.loss),
+        (difference.grad_norm, SHARP.grad_norm),
+    )
+    near = all(value is not None and value <= limit for value, limit in pairs)
+    return near and difference.same_weights and difference.same_tokens
+
+
+def repeats(subject: FrameworkSubject) -> str:
+    """Check that the same job gives the same curve again: bit for bit on a processor."""
+    family, model = next(iter(subject.models.items()))
+    job = small_job(model, SINGLE, "fp32", steps=5)
+    first, second = subject.train(job), subject.train(job)
+    if subject.vendor.is_host and first != second:
+        raise Fails(f"{family} in one process gives another curve the second time", "seed and order what is random")
+    if not compare(second, first).within():
+        raise Fails(f"{family} differs from itself by {_number(compare(second, first).loss)}", "see section 4")
+    return f"{family} twice: {'the same bits' if first == second else 'within the limits'}"
+
+
+def dropout(subject: FrameworkSubject) -> str:
+    """Check that dropout changes the curve, and that a run with dropout repeats itself."""
+    if "dropout" not in subject.manifest.architecture:
+        raise NotApplicable("the manifest has no dropout")
+    model: dict[str, Any] = {**next(iter(subject.models.values())), "hidden_dropout": 0.1, "attention_dropout": 0.1}
+    job = small_job(model, SINGLE, "fp32", steps=5)
+    first, second = subject.train(job), subject.train(job)
+    if not compare(second, first).within():
+        raise Fails("dropout differs when the same job runs again", "seed each step by dropout_seed(job, place, step)")
+    plain = subject.train(
+        small_job({**model, "hidden_dropout": 0.0, "attention_dropout": 0.0}, SINGLE, "fp32", steps=5)
+    )
+    if compare(first, plain).within():
+        raise Fails("a model with dropout trains as one without", "apply it, or remove `dropout` from architecture")
+    return "it changes the curve, and the same job repeats it"

@@ -1,0 +1,178 @@
+"""The ranks of a small training, as processes of this machine that are always ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from levelfield.checkout import checkout
+
+LIMIT_SECONDS = 600.0
+SETTLE_SECONDS = 30.0  # for the other ranks, after one has failed
+POLL_SECONDS = 0.02
+MOST_OUTPUT = 3000
+Watch = Callable[[Sequence["subprocess.Popen[bytes]"]], None]
+
+
+@dataclass(frozen=True)
+class RankProgram:
+    """How a framework's ranks are started: argv with placeholders, the folder, the Python, and variables."""
+
+    argv: tuple[str, ...]
+    folder: Path
+    python: str
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class SmallRank:
+    """How a rank ended. code: negative for a signal. events: what it recorded. output: the end of what it printed."""
+
+    code: int
+    events: tuple[dict[str, Any], ...]
+    output: str
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        """Return the rank's error event, if it recorded one."""
+        return next((event for event in self.events if event["event"] == "error"), None)
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        """Return the rank's events of this name."""
+        return [event for event in self.events if event["event"] == name]
+
+
+@dataclass(frozen=True)
+class SmallRun:
+    """A small training that has ended.
+
+    stopped: whether ranks had to be ended. left: how many ranks had processes that outlived them. seconds: from the
+    first end of a rank to the last one.
+    """
+
+    ranks: tuple[SmallRank, ...]
+    stopped: bool
+    left: int
+    seconds: float
+
+    @property
+    def failure(self) -> str | None:
+        """Return the reason of the first rank that failed; None when all have finished."""
+        for number, rank in enumerate(self.ranks):
+            if rank.code:
+                said = rank.error["message"] if rank.error else (rank.output.strip().splitlines() or ["no output"])[-1]
+                return f"rank {number} ended with {rank.code}: {said}"
+        return None
+
+
+def run_small(
+    program: RankProgram,
+    job: Mapping[str, Any],
+    folder: Path,
+    *,
+    others: Mapping[int, Mapping[str, Any]] | None = None,
+    only: Sequence[int] | None = None,
+    watch: Watch | None = None,
+    limit: float = LIMIT_SECONDS,
+) -> SmallRun:
+    """Run a job in one process for each rank, with its files in `folder`, and return how all ended.
+
+    others: the jobs of ranks that differ from it. only: the ranks to start; by default all. watch: called again and
+    again with the processes while they run.
+    """
+    world = _world(job["layout"])
+    started = list(range(world)) if only is None else list(only)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in started:
+            own = _job_file(folder, rank, (others or {}).get(rank, job))
+            processes.append(_start(program, rank, world, {**address, "LEVELFIELD_JOB": str(own)}, folder))
+        stopped, seconds = _wait(processes, watch, limit)
+    finally:
+        left = sum(_end_group(process) for process in processes)
+    ranks = tuple(_rank(folder, rank, process) for rank, process in zip(started, processes, strict=True))
+    return SmallRun(ranks, stopped, left, seconds)
+
+
+def _world(layout: Mapping[str, int]) -> int:
+    return layout["data"] * layout.get("context", 1) * layout["tensor"] * layout["pipeline"]
+
+
+def _job_file(folder: Path, rank: int, job: Mapping[str, Any]) -> Path:
+    path = folder / f"job{rank}.json"
+    path.write_text(json.dumps({**job, "events_dir": str(folder)}))
+    return path
+
+
+def _start(
+    program: RankProgram, rank: int, world: int, given: Mapping[str, str], folder: Path
+) -> subprocess.Popen[bytes]:
+    """Start a rank in a process group of its own, so that all that it starts can be ended."""
+    values = {"python": program.python, "folder": str(program.folder), "rank": rank, "local_rank": rank}
+    values |= {"node_rank": 0, "world_size": world}
+    own = {key: text.format_map(values) for key, text in program.environment.items()}
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "NODE_RANK": 0}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **own, **given}
+    environment |= {"PYTHONPATH": str(checkout() / "platform")} | {key: str(value) for key, value in place.items()}
+    argv = [text.format_map(values) for text in program.argv]
+    with (folder / f"rank{rank}.log").open("wb") as log:
+        return subprocess.Popen(
+            argv, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], watch: Watch | None, limit: float) -> tuple[bool, float]:
+    """Wait for all ranks. Return whether some had to be stopped, and the seconds from the first end to the last."""
+    deadline, first = time.monotonic() + limit, None
+    while any(process.poll() is None for process in processes):
+        if watch is not None:
+            watch(processes)
+        now = time.monotonic()
+        if first is None and any(process.poll() is not None for process in processes):
+            first = now
+        if any(process.poll() for process in processes):
+            deadline = min(deadline, now + SETTLE_SECONDS)
+        if now > deadline:
+            return True, now - (first or now)
+        time.sleep(POLL_SECONDS)
+    return False, 0.0 if first is None else time.monotonic() - first
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> int:
+    """End the rank's process group. Return 1 where a process of it outlived the rank."""
+    outlived = process.poll() is not None
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        outlived = False
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=10)
+    return int(outlived)
+
+
+def _rank(folder: Path, rank: int, process: subprocess.Popen[bytes]) -> SmallRank:
+    output = (folder / f"rank{rank}.log").read_bytes()[-MOST_OUTPUT:].decode(errors="replace")
+    return SmallRank(process.returncode, tuple(read_events(folder / f"rank{rank}.jsonl")), output)
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a file of events; none of a missing file."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

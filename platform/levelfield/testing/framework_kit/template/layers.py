@@ -1,0 +1,125 @@
+"""Layers with their backward passes. Each keeps what its backward pass needs, and adds to its gradients."""
+
+import numpy as np
+
+
+class Parameters:
+    """The parameters and gradients below a name: `at.part("mlp")["up.weight"]` is layers.0.mlp.up.weight."""
+
+    def __init__(self, values, gradients, prefix=""):
+        self.values, self.gradients, self.prefix = values, gradients, prefix
+
+    def part(self, name):
+        return Parameters(self.values, self.gradients, f"{self.prefix}{name}.")
+
+    def __contains__(self, name):
+        return self.prefix + name in self.values
+
+    def __getitem__(self, name):
+        return self.values[self.prefix + name]
+
+    def add(self, name, gradient):
+        self.gradients[self.prefix + name] += gradient
+
+
+class Linear:
+    """y = x W^T + b. W: [out, in]; b only where the model has biases."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def forward(self, x):
+        self.x = x
+        y = x @ self.at["weight"].T
+        return y + self.at["bias"] if "bias" in self.at else y
+
+    def backward(self, gradient):
+        rows, x = gradient.reshape(-1, gradient.shape[-1]), self.x.reshape(-1, self.x.shape[-1])
+        self.at.add("weight", rows.T @ x)
+        if "bias" in self.at:
+            self.at.add("bias", rows.sum(axis=0))
+        return gradient @ self.at["weight"]
+
+
+class Embedding:
+    """Rows of the weight by number; `position` is one as well."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def forward(self, numbers):
+        self.numbers = numbers
+        return self.at["weight"][numbers]
+
+    def backward(self, gradient):
+        total = np.zeros_like(self.at["weight"])
+        np.add.at(total, self.numbers.reshape(-1), gradient.reshape(-1, gradient.shape[-1]))
+        self.at.add("weight", total)
+
+
+class LayerNorm:
+    """Layer normalisation (Ba et al., 2016) over the last dimension."""
+
+    def __init__(self, at, epsilon):
+        self.at, self.epsilon = at, np.float32(epsilon)
+
+    def forward(self, x):
+        centred = x - x.mean(axis=-1, keepdims=True)
+        self.inverse = 1 / np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + self.epsilon)
+        self.normal = centred * self.inverse
+        return self.normal * self.at["weight"] + self.at["bias"]
+
+    def backward(self, gradient):
+        axes = tuple(range(gradient.ndim - 1))
+        self.at.add("weight", (gradient * self.normal).sum(axis=axes))
+        self.at.add("bias", gradient.sum(axis=axes))
+        inner = gradient * self.at["weight"]
+        along = (inner * self.normal).mean(axis=-1, keepdims=True)
+        return self.inverse * (inner - inner.mean(axis=-1, keepdims=True) - self.normal * along)
+
+
+class RMSNorm:
+    """Root mean square normalisation (Zhang and Sennrich, 2019) over the last dimension. The epsilon is in the root."""
+
+    def __init__(self, at, epsilon):
+        self.at, self.epsilon = at, np.float32(epsilon)
+
+    def forward(self, x):
+        self.inverse = 1 / np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + self.epsilon)
+        self.normal = x * self.inverse
+        return self.normal * self.at["weight"]
+
+    def backward(self, gradient):
+        self.at.add("weight", (gradient * self.normal).sum(axis=tuple(range(gradient.ndim - 1))))
+        inner = gradient * self.at["weight"]
+        along = (inner * self.normal).mean(axis=-1, keepdims=True)
+        return self.inverse * (inner - self.normal * along)
+
+
+class Dropout:
+    """Dropout (Srivastava et al., 2014): some values become 0 and the others grow, so that the mean stays."""
+
+    def __init__(self, probability, random):
+        self.probability, self.random = probability, random
+
+    def forward(self, x):
+        if self.probability:
+            kept = self.random.numbers(x.shape) >= np.float32(self.probability)
+            self.factors = kept / np.float32(1 - self.probability)
+        return x * self.factors if self.probability else x
+
+    def backward(self, gradient):
+        return gradient * self.factors if self.probability else gradient
+
+
+class Random:
+    """The random numbers of one step, which depend on its seed alone."""
+
+    def start(self, seed):
+        self.generator = np.random.default_rng(seed)
+
+    def numbers(self, shape):
+        return self.generator.random(shape, dtype=np.float32)
+
+
+NORMS = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}

@@ -1,0 +1,172 @@
+"""The curve of a small training, read from its events, and the difference of two curves."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from levelfield.measure.final_weights import final_weights
+from levelfield.measure.raw_facts import FinalSlice
+from levelfield.specs.tested import Difference
+
+NOISE = 1e-6
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one run said: a value for each step, the sum of the tokens' checksums, and the initial weights'.
+
+    gradients: by step, the squared gradient norm of each parameter, over all ranks. final: the norm and the projections
+    of each parameter after the last step; a shorter run has others. auxiliary, experts: of a mixture, the routers'
+    losses by step, and by step and layer the number of tokens that chose each expert.
+    """
+
+    losses: tuple[float, ...]
+    grad_norms: tuple[float, ...]
+    tokens: tuple[int, ...]
+    token_checksums: tuple[int, ...]
+    weights: dict[str, int]
+    gradients: dict[int, dict[str, float]]
+    final: dict[str, tuple[float, ...]] = field(default_factory=dict, compare=False)
+    auxiliary: tuple[float, ...] = ()
+    experts: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict)
+
+
+def read_curve(ranks: list[list[dict[str, Any]]]) -> Curve:
+    """One curve from all ranks' events: the ranks that own tokens own the tokens' checksum."""
+    steps = [[event for event in rank if event["event"] == "step"] for rank in ranks]
+    owners = [rank for rank in steps if rank[0]["tokens"]]
+    by_step = list(zip(*owners, strict=True))
+    return Curve(
+        losses=tuple(event["loss"] for event in steps[0]),
+        grad_norms=tuple(event["grad_norm"] for event in steps[0]),
+        tokens=tuple(sum(event["tokens"] for event in group) for group in by_step),
+        token_checksums=tuple(sum(event["tokens_checksum"] for event in group) % 2**64 for group in by_step),
+        weights=_weight_checksums(ranks),
+        gradients=_gradient_squares(ranks),
+        final=_final_weights(ranks),
+        auxiliary=tuple(event["auxiliary_loss"] for event in steps[0] if "auxiliary_loss" in event),
+        experts=_expert_tokens(ranks),
+    )
+
+
+def first_steps(curve: Curve, steps: int) -> Curve:
+    """`curve` as a run of so few steps would have left it."""
+    by_step = ("losses", "grad_norms", "tokens", "token_checksums", "auxiliary")
+    gradients = {step: squares for step, squares in curve.gradients.items() if step <= steps}
+    experts = {step: counts for step, counts in curve.experts.items() if step <= steps}
+    sliced = {name: getattr(curve, name)[:steps] for name in by_step}
+    return dataclasses.replace(curve, gradients=gradients, experts=experts, final={}, **sliced)
+
+
+def compare(curve: Curve, reference: Curve) -> Difference:
+    losses = [_relative(a, b) for a, b in zip(curve.losses, reference.losses, strict=True)]
+    norms = [_relative(a, b) for a, b in zip(curve.grad_norms, reference.grad_norms, strict=True)]
+    same_tokens = curve.token_checksums == reference.token_checksums and curve.tokens == reference.tokens
+    return Difference(
+        first_loss=_finite(losses[0]),
+        loss=_finite(max(losses)),
+        grad_norm=_finite(max(norms)),
+        parameter_norm=_finite(_parameter_difference(curve, reference)),
+        total_norm=_finite(_total_difference(curve)),
+        same_weights=curve.weights == reference.weights,
+        same_tokens=same_tokens,
+    )
+
+
+def compare_routing(curve: Curve, reference: Curve) -> tuple[float, int]:
+    """The largest relative difference of the routers' losses, and how many choices of an expert differ, as counts show.
+
+    Infinite for a curve without routing, and for other layers or steps than the reference's.
+    """
+    pairs = list(zip(curve.auxiliary, reference.auxiliary, strict=True))
+    steps = {step: set(layers) for step, layers in curve.experts.items()}
+    if not pairs or not steps or steps != {step: set(layers) for step, layers in reference.experts.items()}:
+        return math.inf, 0
+    moved = 0
+    for step, layers in reference.experts.items():
+        for layer, counts in layers.items():
+            moved += sum(abs(a - b) for a, b in zip(curve.experts[step][layer], counts, strict=True)) // 2
+    return max(_relative(a, b) for a, b in pairs), moved
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _parameter_difference(curve: Curve, reference: Curve) -> float:
+    """Infinite unless both have the same parameters in the same steps.
+
+    A gradient that is nothing but rounding (a key's bias: attention does not change with it) has no relative error;
+    so differences are relative to no less than NOISE of the whole gradient's norm.
+    """
+    names = {step: set(squares) for step, squares in curve.gradients.items()}
+    if not names or names != {step: set(squares) for step, squares in reference.gradients.items()}:
+        return math.inf
+    found = []
+    for step, squares in reference.gradients.items():
+        least = NOISE * reference.grad_norms[step - 1]
+        for name, square in squares.items():
+            difference = abs(_root(curve.gradients[step][name]) - _root(square)) / max(_root(square), least)
+            found.append(difference if math.isfinite(difference) else math.inf)
+    return max(found)
+
+
+def _total_difference(curve: Curve) -> float:
+    totals = {step: _root(math.fsum(squares.values())) for step, squares in curve.gradients.items()}
+    return max((_relative(total, curve.grad_norms[step - 1]) for step, total in totals.items()), default=math.inf)
+
+
+def _root(square: float) -> float:
+    return math.sqrt(square) if square >= 0 else math.nan
+
+
+def _relative(value: float, reference: float) -> float:
+    """Infinite for anything that is not a finite number, so that no comparison with a limit accepts it."""
+    difference = abs(value - reference) / abs(reference) if isinstance(value, float) else math.inf
+    return difference if math.isfinite(difference) else math.inf
+
+
+def _gradient_squares(ranks: list[list[dict[str, Any]]]) -> dict[int, dict[str, float]]:
+    totals: dict[int, dict[str, float]] = {}
+    for event in (event for rank in ranks for event in rank if event["event"] == "gradients"):
+        squares = totals.setdefault(event["step"], {})
+        for name, square in event["squares"].items():
+            squares[name] = squares.get(name, 0.0) + float(square)
+    return totals
+
+
+def _expert_tokens(ranks: list[list[dict[str, Any]]]) -> dict[int, dict[int, tuple[int, ...]]]:
+    totals: dict[int, dict[int, tuple[int, ...]]] = {}
+    for event in (event for rank in ranks for event in rank if event["event"] == "experts"):
+        layers = totals.setdefault(event["step"], {})
+        for layer, counts in event["tokens"].items():
+            known = layers.get(int(layer), (0,) * len(counts))
+            layers[int(layer)] = tuple(a + b for a, b in zip(known, counts, strict=True))
+    return totals
+
+
+def _final_weights(ranks: list[list[dict[str, Any]]]) -> dict[str, tuple[float, ...]]:
+    slices = [
+        FinalSlice(number, name, tuple(shape), tuple(map(tuple, bounds)), tuple(map(float, sums)))
+        for number, rank in enumerate(ranks)
+        for event in rank
+        if event["event"] == "final_weights"
+        for name, shape, bounds, sums in event["parameters"]
+    ]
+    return final_weights(slices)
+
+
+def _weight_checksums(ranks: list[list[dict[str, Any]]]) -> dict[str, int]:
+    """Name to checksum: the sum over different slices; ranks that hold the same slice must say the same of it."""
+    slices: dict[tuple[str, str], str] = {}
+    for rank in ranks:
+        for name, _shape, bounds, checksum in next(e for e in rank if e["event"] == "weights")["parameters"]:
+            if slices.setdefault((name, str(bounds)), checksum) != checksum:
+                raise RuntimeError(f"{name} {bounds}: replicas have different values")
+    totals: dict[str, int] = {}
+    for (name, _), checksum in slices.items():
+        totals[name] = (totals.get(name, 0) + int(checksum, 16)) % 2**64
+    return totals

@@ -1,0 +1,62 @@
+"""The rotary frequencies of a model whose positions are scaled, one function for every framework.
+
+A rotary position embedding (Su et al., 2021) turns pair i of a head of width D by position x base^(-2 i / D). A scaling
+changes these frequencies, so that the model takes longer sequences than those of its first training. Frameworks compute
+the unscaled frequencies themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def scaled_frequencies(scaling: SimpleNamespace, base: float, size: int) -> NDArray[np.float32]:
+    """Return the angle for each position of the size / 2 pairs of a head, in radians; computed in float64."""
+    plain = base ** -(np.arange(0, size, 2, dtype=np.float64) / size)
+    stretched = plain / scaling.factor
+    kept = {"linear": _none_kept, "llama3": _kept_by_llama3, "yarn": _kept_by_yarn}[scaling.kind](scaling, base, plain)
+    found: NDArray[np.float32] = (kept * plain + (1 - kept) * stretched).astype(np.float32)
+    return found
+
+
+def rotary_magnitude(scaling: SimpleNamespace) -> float:
+    """Return the factor of cosines and sines: 1 except for yarn, which compensates the flatter softmax with it."""
+    if scaling.kind != "yarn":
+        return 1.0
+    given = getattr(scaling, "magnitude", None)
+    return float(given) if given is not None else 0.1 * math.log(scaling.factor) + 1
+
+
+def _none_kept(_scaling: SimpleNamespace, _base: float, plain: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Positions divided by the factor (Chen et al., 2023)."""
+    return np.zeros_like(plain)
+
+
+def _kept_by_llama3(scaling: SimpleNamespace, _base: float, plain: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Short wavelengths are kept and long ones divided (Grattafiori et al., 2024, and its reference code)."""
+    rotations = scaling.original_length * plain / (2 * math.pi)  # in a sequence of the first training
+    kept: NDArray[np.float64] = np.clip(
+        (rotations - scaling.low_factor) / (scaling.high_factor - scaling.low_factor), 0, 1
+    )
+    return kept
+
+
+def _kept_by_yarn(scaling: SimpleNamespace, base: float, plain: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The same, linear in the pair's number between beta_fast and beta_slow rotations (Peng et al., 2023, and its
+    reference code, which rounds both ends outwards)."""
+    size = 2 * len(plain)
+
+    def pair_of(rotations: float) -> float:
+        return size * math.log(scaling.original_length / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
+    first = max(math.floor(pair_of(scaling.beta_fast)), 0)
+    last = min(math.ceil(pair_of(scaling.beta_slow)), size - 1)
+    width = last - first if last != first else 0.001  # as in the reference code
+    return 1 - np.clip((np.arange(len(plain)) - first) / width, 0, 1)

@@ -1,0 +1,307 @@
+"""`framework new` and `framework check`: a new folder passes, and each planted fault fails in its own check."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from levelfield.catalog.registry import Registry
+from levelfield.cli.main import main
+from levelfield.errors import UnknownName, UsageError
+from levelfield.specs.base import load
+from levelfield.specs.tested import LayoutRuns
+from levelfield.testing.framework_kit import framework_suite, planted_jobs
+from levelfield.testing.framework_kit.framework_scaffold import new_framework
+from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
+from levelfield.testing.framework_kit.framework_suite import CHECKS, check_framework, find, write_tested
+from levelfield.testing.framework_kit.known_curves import recorded_curve
+from levelfield.testing.framework_kit.layout_checks import OfferedRun, layout_run, offered_runs
+from levelfield.testing.framework_kit.small_jobs import SINGLE, Variant, job_of
+from levelfield.testing.framework_kit.small_models import MODELS
+from levelfield.testing.framework_kit.variants import offered, refusal, small_job
+
+Said = pytest.CaptureFixture[str]
+
+
+def subject_of(folder: Path) -> FrameworkSubject:
+    """The new folder's framework by this Python, compared with the recorded curves."""
+    subject = FrameworkSubject("acme", [folder], python=PYTHON)
+    subject.kept["torch"] = None
+    return subject
+
+
+PYTHON = sys.executable
+
+
+@pytest.fixture
+def acme(tmp_path: Path) -> Path:
+    new_framework("acme", tmp_path, Registry())
+    return tmp_path
+
+
+def plant(folder: Path, file: str, right: str, wrong: str) -> FrameworkSubject:
+    path = folder / "models" / "acme" / file
+    text = path.read_text()
+    assert text.count(right) == 1, f"{file} has no single {right!r}"
+    path.write_text(text.replace(right, wrong))
+    return subject_of(folder)
+
+
+def found(subject: FrameworkSubject, name: str) -> tuple[str, str]:
+    finding = find(subject, next(item for item in CHECKS if item.name == name))
+    return finding.status, finding.says
+
+
+def test_a_new_folder_passes_in_one_process(acme: Path) -> None:
+    findings = list(check_framework(subject_of(acme), fast=True))
+    assert [f"{each.check}: {each.says}" for each in findings if not each.is_good] == []
+    assert "recorded curve" in next(each.says for each in findings if each.check == "one-process")
+    assert not (acme / "models/acme/tested.json").exists()
+
+
+@pytest.mark.thorough
+def test_a_new_folder_passes_every_check_and_writes_what_it_rests_on(acme: Path) -> None:
+    subject = subject_of(acme)
+    assert [each for each in check_framework(subject) if not each.is_good] == []
+    path = write_tested(subject)
+    assert path is not None and all(run.passed for run in load(LayoutRuns, path).runs)
+
+
+# ---- planted faults: each is found by its own check, in its own words
+
+FAULTS: dict[str, tuple[str, str, str, str, str]] = {
+    "tokens not counted": ("training.py", '"tokens": batch.tokens', '"tokens": 0', "one-process", "differ"),
+    "no memory": ("training.py", "process_memory(),", "{},", "events", "memory {}, expected the fields"),
+    "a rate of its own": ("training.py", '"learning_rate": self.rate', '"learning_rate": 1e-3', "events", "expected"),
+    "a name of its own": ("training.py", "recorder.framework(NAME", 'recorder.framework("else"', "events", "says else"),
+    "captured after clipping": (
+        "training.py",
+        'keep(f"gradient.{name}", gradient)',
+        'keep(f"gradient.{name}", gradient / 2)',
+        "capture",
+        "squared norm",
+    ),
+    "no logits": ("decoder.py", 'keep("logits", logits)', "pass", "capture", "no tensor `logits`"),
+    "half of the weights saved": (
+        "training.py",
+        'np.save(Path(folder) / f"{name}.npy", values)',
+        'name.endswith("bias") or np.save(Path(folder) / f"{name}.npy", values)',
+        "weights",
+        "save() did not write",
+    ),
+    "other weights saved": (
+        "training.py",
+        'f"{name}.npy", values)',
+        'f"{name}.npy", values * np.float32(1.01))',
+        "weights",
+        "squared norm",
+    ),
+    "no refusal": ("train.py", "    check(job)  #", "    # check(job)", "refusals", "is not offered, and the training"),
+    "nan hidden": ("training.py", '"loss": self.loss', '"loss": float(np.nan_to_num(self.loss))', "nan", "ended with"),
+    "unseeded dropout": (
+        "layers.py",
+        "default_rng(seed)",
+        "default_rng()",
+        "dropout",
+        "differs when the same job runs",
+    ),
+    "the platform imported": ("training.py", "import math", "import levelfield.specs", "sources", "imports levelfield"),
+    "a device that nothing reaches": (
+        "implementation.yaml",
+        "reaches:\n  cpu: {device: cpu, backend: gloo}\n",
+        "",
+        "reaches",
+        "nothing says how acme reaches",
+    ),
+    "an unknown key": ("implementation.yaml", "recompute: [none]", "recomputes: [none]", "schema", "recomputes"),
+}
+
+
+@pytest.mark.parametrize("fault", sorted(FAULTS))
+def test_a_planted_fault_fails_its_check(fault: str, acme: Path) -> None:
+    file, right, wrong, name, says = FAULTS[fault]
+    subject = plant(acme, file, right, wrong)
+    if name == "one-process":
+        run = layout_run(subject, OfferedRun("gpt", "fp32", SINGLE))
+        assert run.difference is not None and not run.difference.same_tokens and not run.passed
+        return
+    status, said = found(subject, name)
+    assert status in ("fails", "missing") and says in said, said
+
+
+# What the curve shows: lines of the new folder that are wrong in ways that frameworks have been wrong.
+WRONG_TRAININGS = {
+    "decay on norms and biases": ("optimizer.py", "if values.ndim > 1:", "if True:"),
+    "the epsilon inside the root": (
+        "optimizer.py",
+        "root = np.sqrt(second) / np.float32(np.sqrt(1 - settings.beta2**self.count))",
+        "root = np.sqrt(second / np.float32(1 - settings.beta2**self.count) + np.float32(settings.eps))",
+    ),
+    "gradients doubled": ("training.py", "1 / count, kept)", "2 / count, kept) / 2"),
+    "a scale of attention left out": ("attention.py", "np.float32(self.size**-0.5)", "np.float32(1)"),
+    "a mask that shows the next token": ("attention.py", "scores.shape[-1], dtype", "scores.shape[-1], 1, dtype"),
+}
+
+
+@pytest.mark.parametrize("fault", sorted(WRONG_TRAININGS))
+def test_a_wrong_training_differs_from_the_recorded_curve(fault: str, acme: Path) -> None:
+    subject = plant(acme, *WRONG_TRAININGS[fault])
+    run = layout_run(subject, OfferedRun("gpt", "fp32", SINGLE))
+    assert run.difference is not None and run.difference.same_weights and not run.passed
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("mlp.py", "0.044715", "0.0443"),  # 1 % off
+        ("layers.py", "x - x.mean(axis=-1, keepdims=True)", "x - np.float32(0.999) * x.mean(axis=-1, keepdims=True)"),
+    ],
+)
+def test_a_wrong_constant_differs_with_large_weights(line: tuple[str, str, str], acme: Path) -> None:
+    status, said = found(plant(acme, *line), "large-weights")
+    assert status == "fails" and "gpt with larger weights differs from torch's" in said
+
+
+@pytest.mark.parametrize("name", ["__init__.py", "numpy.py", "acme.py", "json.py"])
+def test_a_file_that_shadows_a_package_is_found(name: str, acme: Path) -> None:
+    (acme / "models/acme" / name).write_text("")
+    status, said = found(subject_of(acme), "sources")
+    assert status == "fails" and name in said
+
+
+def test_a_training_that_does_not_read_its_job_is_found(acme: Path) -> None:
+    subject = plant(acme, "optimizer.py", "np.float32(settings.eps)", "np.float32(1e-8)")
+    planted = next(each for each in planted_jobs.PLANTED if "epsilon 1e-5" in each.name)
+    known = planted_jobs.first_steps(recorded_curve(job_of(MODELS["gpt"], SINGLE)).curve, planted_jobs.STEPS)
+    with pytest.raises(planted_jobs.Fails, match="gpt: Adam's epsilon 1e-5: the training does not change"):
+        planted_jobs._check_seen(subject, f"gpt: {planted.name}", known, planted)
+
+
+@pytest.mark.thorough
+def test_each_planted_job_is_seen(acme: Path) -> None:
+    status, said = found(subject_of(acme), "faults")
+    assert (status, said) == ("ok", "23 planted faults are seen")
+
+
+def test_a_killed_rank_leaves_its_steps_and_no_process(acme: Path) -> None:
+    assert found(subject_of(acme), "killed")[0] == "ok"
+
+
+def test_a_process_that_outlives_its_rank_is_found(acme: Path) -> None:
+    child = 'import subprocess\nsubprocess.Popen(["sleep", "600"])\nimport math'
+    status, said = found(plant(acme, "training.py", "import math", child), "killed")
+    assert status == "fails" and "outlived" in said
+
+
+# ---- what is offered
+
+
+def test_layouts_follow_from_the_manifest() -> None:
+    registry = Registry()
+    of = {name: registry.implementation(name)[0] for name in ("deepspeed", "oneflow", "torch")}
+    names = {name: [each.name for each in offered(file, "cpu", MODELS["gpt"], "fp32")] for name, file in of.items()}
+    assert "ZeRO 3, DP2" in names["deepspeed"] and not [name for name in names["deepspeed"] if "TP" in name]
+    assert "ZeRO 1 over 2 of DP4" not in names["deepspeed"]  # it refuses partial sharding
+    assert "compile" not in names["oneflow"] and "compile" in names["torch"]
+    assert "PP4" in names["oneflow"] and not [name for name in names["oneflow"] if "ZeRO" in name]
+
+
+def test_a_layout_that_the_sizes_exclude_is_not_tried() -> None:
+    torch = Registry().implementation("torch")[0]
+    assert refusal(torch, "cpu", small_job(MODELS["gpt"], SINGLE, "fp32")) is None
+    three = small_job(MODELS["gpt"], Variant("TP3", {"tensor": 3}), "fp32")
+    assert "heads" in (refusal(torch, "cpu", three) or "")
+
+
+def test_a_new_folder_offers_one_process(acme: Path) -> None:
+    assert {each.variant.ranks for each in offered_runs(subject_of(acme))} == {1}
+
+
+# ---- the record
+
+
+def recorded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> FrameworkSubject:
+    """The new folder with one run of the matrix and its tested.json."""
+    subject = subject_of(folder)
+    subject.kept["runs"] = (layout_run(subject, OfferedRun("gpt", "fp32", SINGLE)),)
+    assert write_tested(subject) == folder / "models/acme/tested.json"
+    return subject
+
+
+def state(folder: Path, capsys: Said) -> tuple[str, str]:
+    """The cell of one process of GPT in the table of `list frameworks`, and the note below it."""
+    assert main(["list", "frameworks", "--plugins", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    row = next(line.split() for line in lines if line.split()[:3] == ["acme", "gpt", "fp32"])
+    return row[3], next((line.strip() for line in lines if line.strip().startswith("acme:")), "")
+
+
+def test_a_tested_layout_is_new_again_after_a_change_of_its_code(
+    acme: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
+) -> None:
+    recorded(acme, monkeypatch)
+    assert state(acme, capsys) == ("yes", "")
+    (acme / "models/acme/mlp.py").open("a").write("# changed\n")
+    word, note = state(acme, capsys)
+    assert word == "new" and note.startswith("acme: the code has changed since its runs of")
+    path = acme / "models/acme/tested.json"
+    old = {key: value for key, value in json.loads(path.read_text()).items() if key != "rests_on"}
+    path.write_text(json.dumps(old))
+    word, note = state(acme, capsys)
+    assert word == "yes" and "was not recorded" in note
+    path.write_text(json.dumps({**old, "version": "0.0.9"}))
+    word, note = state(acme, capsys)
+    assert word == "new" and "were of version 0.0.9" in note
+
+
+def test_nothing_is_recorded_of_a_suite_that_trained_nothing(acme: Path) -> None:
+    assert write_tested(subject_of(acme)) is None
+
+
+# ---- the command
+
+
+def test_new_in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["framework", "new", "acme"]) == 0
+    said = capsys.readouterr().out
+    assert "framework check acme" in said and all(len(line) <= 80 for line in said.splitlines())
+    assert main(["list", "frameworks", "--plugins", "."]) == 0
+    assert "acme" in capsys.readouterr().out
+    assert main(["framework", "new", "acme"]) == 2 and "exists" in capsys.readouterr().err
+    assert main(["framework", "new", "torch"]) == 2 and "'torch' exists" in capsys.readouterr().err
+    assert main(["framework", "new", "Bad_Name"]) == 2 and "lower-case" in capsys.readouterr().err
+
+
+def test_new_as_a_package(tmp_path: Path) -> None:
+    assert main(["framework", "new", "acme", str(tmp_path), "--package"]) == 0
+    root = tmp_path / "levelfield-acme"
+    assert 'acme = "levelfield_acme"' in (root / "pyproject.toml").read_text()
+    assert 'framework = "acme"' in (root / "tests/test_acme.py").read_text()
+    assert "acme" in Registry([root / "levelfield_acme"]).frameworks
+
+
+def test_check_prints_findings_and_ends_with_4(acme: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
+    few: Callable[[str], bool] = lambda name: name in ("schema", "sources", "reaches")  # noqa: E731
+    monkeypatch.setattr(framework_suite, "CHECKS", tuple(item for item in CHECKS if few(item.name)))
+    asked = ["framework", "check", "acme", "--plugins", str(acme), "--python", PYTHON]
+    assert main(asked) == 0 and "acme: all 3 checks that apply passed" in capsys.readouterr().out
+    (acme / "models/acme/__init__.py").write_text("")
+    assert main(asked) == 4
+    said = capsys.readouterr().out
+    assert "FAILS    sources" in said and "1 of 3 checks did not pass: sources" in said
+    assert main([*asked, "--json"]) == 4
+    report = json.loads(capsys.readouterr().out)
+    assert report["passes"] is False and [each["status"] for each in report["checks"]] == ["ok", "fails", "ok"]
+
+
+def test_an_unknown_framework_and_a_kind_that_is_not_here(acme: Path, capsys: Said) -> None:
+    with pytest.raises(UnknownName, match="`framework new NAME` begins one"):
+        FrameworkSubject("nothing", [acme])
+    assert main(["framework", "check", "acme", "--plugins", str(acme), "--device", "nvidia", "--fast"]) == 4
+    assert "nothing for device kind 'nvidia'" in capsys.readouterr().out.replace("\n                      ", " ")
+    with pytest.raises(UsageError):
+        FrameworkSubject("acme", [acme / "missing"])

@@ -1,0 +1,59 @@
+"""Shipped cases on two machines by every framework, aligned with the reference of one process: about fifteen minutes.
+
+`aligned` includes the same checksums of tokens and initial weights. Data, tensor and pipeline parallelism each cross
+the machines once. The frameworks' environments are those of this checkout, which both machines see.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster_shared import Cluster, site
+from driving import Benchmark
+from fleet import Fleet
+from levelfield.catalog.registry import Registry
+
+pytestmark = [pytest.mark.machines, pytest.mark.thorough]
+ON_CPU = [name for name in sorted(Registry().frameworks) if "cpu" in Registry().implementation(name)[0].requirements]
+RUNS = (
+    *(f"gpt3_6.7B:{framework}:cpu:2:1 DP2" for framework in ON_CPU),
+    "gpt3_6.7B:torch:cpu:2:1 TP2",
+    "gpt3_6.7B:torch:cpu:2:1 PP2",
+    "llama3_8b:torch:cpu:2:2 DP4",
+    "llama3_8b:megatron:cpu:2:2 DP4",
+)
+
+
+@pytest.fixture
+def fleet(hosts: Cluster, tmp_path: Path) -> Iterator[Fleet]:
+    found = Fleet(hosts, tmp_path, tmp_path / "node")
+    yield found
+    found.stop()
+    assert found.nothing_is_left()
+
+
+def is_aligned(benchmark: Benchmark, *arguments: str) -> None:
+    done = benchmark.run(*arguments, "--no-preflight")
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = benchmark.result()
+    assert (result["status"]["word"], result["alignment"]["verdict"]) == ("valid", "aligned"), result["alignment"]
+    outcome = json.loads((benchmark.only_run() / "outcome.json").read_text())
+    assert [node["word"] for node in outcome["nodes"]] == ["ended", "ended"]
+
+
+@pytest.mark.parametrize("asked", RUNS)
+def test_by_slurm(asked: str, benchmark: Benchmark, tmp_path: Path) -> None:
+    case, layout = asked.split()
+    is_aligned(benchmark, "--case", case, "--layout", layout, *site(tmp_path))
+
+
+@pytest.mark.parametrize("asked", RUNS)
+def test_by_ssh(asked: str, fleet: Fleet, tmp_path: Path) -> None:
+    case, layout = asked.split()
+    python = Path(__file__).parents[2] / ".venvs" / f"{case.split(':')[1]}-cpu" / "bin" / "python"
+    is_aligned(
+        fleet, "--case", case, "--layout", layout, "--python", str(python), "--site", str(tmp_path / "site.json")
+    )

@@ -1,0 +1,38 @@
+"""Record torch's curves of the small models for machines without torch: what `framework check` compares with there.
+
+    PYTHONPATH=platform python tests/models/record_curves.py
+
+writes platform/levelfield/testing/framework_kit/recorded/<name>.json.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from typing import Any
+
+from layouts import MODELS, SINGLE, job_of, train
+from levelfield.testing.framework_kit.known_curves import RECORDED, curve_content
+from levelfield.testing.framework_kit.layout_checks import FEW_STEPS
+from levelfield.testing.framework_kit.small_models import with_large_weights
+
+
+def jobs() -> dict[str, dict[str, Any]]:
+    """Every job that the check compares with torch, by the name of its file."""
+    large = {family: with_large_weights(model) for family, model in MODELS.items()}
+    return {
+        **{family: job_of(model, SINGLE) for family, model in MODELS.items()},
+        **{f"{family}_large": job_of(model, SINGLE, FEW_STEPS) for family, model in large.items()},
+    }
+
+
+def main() -> None:
+    RECORDED.mkdir(exist_ok=True)
+    for name, job in jobs().items():
+        content = curve_content(job, train(job), version("torch").partition("+")[0])
+        (RECORDED / f"{name}.json").write_text(json.dumps(content, separators=(",", ":"), sort_keys=True) + "\n")
+        print(f"recorded {name}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

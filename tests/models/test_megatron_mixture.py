@@ -1,0 +1,297 @@
+"""Mixtures of experts in Megatron-Core: every layout trains what one process trains, and planted faults are seen.
+
+One process of Megatron is the reference here; that it trains what torch trains is another test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from layouts import (
+    MODELS,
+    ROOT,
+    SINGLE,
+    Curve,
+    Variant,
+    compare,
+    compare_routing,
+    job_of,
+    planted,
+    script_of,
+    shallow,
+    train,
+)
+from warm import run_ranks
+
+pytestmark = [pytest.mark.layouts, pytest.mark.torch]
+
+TRAIN = script_of("megatron")
+STEPS = 3
+# the losses of its routers are no small part of its gradients, so that a fault in them is not
+ROUTER = {"scores": "sigmoid", "normalised": True, "scale": 2.5, "groups": None, "auxiliary_loss": 0.1, "z_loss": 0.01,
+          "bias_rate": 0.01}  # fmt: skip
+MIXTURE = shallow(MODELS["mixture"])
+EVERY_PART = {**MIXTURE, "query_key_norm": True, "head_dim": 12, "qkv_bias": True}
+EVERY_PART["experts"] = {**EVERY_PART["experts"], "router": ROUTER}
+QWEN = shallow(MODELS["qwen"])
+EXPERT = {"data": 2, "expert": 2}
+SEQUENCE = {"tensor": 2, "sequence_parallel": True}
+
+
+@pytest.fixture(scope="module")
+def python(interpreter_of) -> Path:
+    return interpreter_of("megatron")
+
+
+@pytest.fixture(scope="module")
+def alone(python) -> Any:
+    """The curve of a model in one process, trained once."""
+    curves: dict[str, Curve] = {}
+
+    def of(model: dict[str, Any]) -> Curve:
+        key = json.dumps(model, sort_keys=True)
+        if key not in curves:
+            curves[key] = train(job_of(model, SINGLE, STEPS), TRAIN, python)
+        return curves[key]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        Variant("EP2", EXPERT),
+        Variant("ZeRO 1, DP2 x TP2 sequence parallel, EP2", {
+            **EXPERT, **SEQUENCE, "sharding_stage": 1, "sharding_degree": 2}),
+        Variant("PP2, recompute full", {"pipeline": 2}, recompute="full"),
+        Variant("TP2 sequence parallel", SEQUENCE, micro_batch=1),
+        pytest.param(Variant("DP4 EP2", {"data": 4, "expert": 2}), marks=pytest.mark.thorough),
+        pytest.param(Variant("ZeRO 1, DP4 EP2", {
+            "data": 4, "expert": 2, "sharding_stage": 1, "sharding_degree": 4}), marks=pytest.mark.thorough),
+        pytest.param(Variant("EP2 x PP2", {**EXPERT, "pipeline": 2}), marks=pytest.mark.thorough),
+        pytest.param(Variant("TP2 x PP2", {**SEQUENCE, "pipeline": 2}), marks=pytest.mark.thorough),
+    ],
+    ids=lambda variant: variant.name,
+)  # fmt: skip
+def test_every_layout_routes_and_trains_as_one_process(variant, alone, python):
+    found = train(job_of(EVERY_PART, variant, STEPS), TRAIN, python)
+    difference = compare(found, alone(EVERY_PART))
+    assert difference.within(), difference
+    assert difference.parameter_norm < 1e-5
+    auxiliary, moved = compare_routing(found, alone(EVERY_PART))
+    assert auxiliary < 1e-6 and moved == 0
+
+
+@pytest.mark.parametrize("model", [EVERY_PART, MIXTURE], ids=["every part", "mixture"])
+def test_one_process_routes_and_trains_as_torch_does(model, alone, torch_of):
+    reference = torch_of(job_of(model, SINGLE, STEPS))
+    difference = compare(alone(model), reference)
+    assert difference.within(), difference
+    assert difference.parameter_norm < 1e-5
+    auxiliary, moved = compare_routing(alone(model), reference)
+    assert auxiliary < 1e-6 and moved == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"sliding_window": 7}, {"rope_scaling": {**QWEN["rope_scaling"], "factor": 2.0, "kind": "linear",
+                                              "original_length": None, "low_factor": None, "high_factor": None}}],
+    ids=["window", "linear"],
+)  # fmt: skip
+def test_parts_of_attention_are_those_of_torch(changes, torch_of, python):
+    model = {**QWEN, "layers": 1, **changes}
+    found = compare(train(job_of(model, SINGLE, STEPS), TRAIN, python), torch_of(job_of(model, SINGLE, STEPS)))
+    assert found.within(), found
+
+
+def test_a_window_that_is_one_token_longer_is_seen(tmp_path, torch_of, python):
+    model = {**QWEN, "layers": 1, "sliding_window": 7}
+    fault = """
+        import model
+        right = model.architecture
+        model.architecture = lambda case: {**right(case), "window_size": (case.sliding_window, 0)}
+    """
+    found = compare(faulty(tmp_path, python, fault, model), torch_of(job_of(model, SINGLE, STEPS)))
+    assert found.same_weights
+    assert not found.within()
+
+
+def test_the_reported_loss_is_that_of_the_tokens_and_the_routers_loss_stands_beside_it(alone):
+    """At step 1 all words are about equally probable; the routers' loss is about its coefficients in each layer."""
+    found = alone(EVERY_PART)
+    assert found.losses[0] == pytest.approx(4.86, abs=0.02)
+    # balanced: 0.1 x 1, and 0.01 x (logarithm of the sum of four exponentials of about 0) squared
+    assert found.auxiliary[0] == pytest.approx(0.1 + 0.01 * 1.386**2, abs=0.01)
+    counts = found.experts[1][1]
+    assert sum(counts) == 2 * found.tokens[0]
+    assert len(counts) == 4
+
+
+def test_in_16_bits_an_expert_layout_stays_near_and_starts_from_the_same_weights(alone, python):
+    variant = Variant("EP2", {**EXPERT, "sharding_stage": 1, "sharding_degree": 2})
+    found = compare(train(job_of(MIXTURE, variant, STEPS, precision="bf16"), TRAIN, python), alone(MIXTURE))
+    assert found.same_weights and found.same_tokens
+    assert 0 < found.loss < 5e-3
+    assert 0 < found.grad_norm < 0.1
+
+
+# ---- the router against the definition, without a training
+
+ORACLE = Path(__file__).with_name("router_oracle.py")
+
+
+def routed(folder: Path, python: Path, fault: str = "") -> str:
+    """What router_oracle.py says, with `fault` planted in the router `it`."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "platform"), "OMP_NUM_THREADS": "1", "PLANTED": fault}
+    return run_ranks(str(python), str(ORACLE), [environment], folder)[0].output
+
+
+def test_the_router_is_as_defined_ties_included(tmp_path, python):
+    assert routed(tmp_path, python).endswith("as defined\n")
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("it.choose = lambda scores: scores.flip(-1).sort(descending=True, stable=True).indices.mul(-1)[:, :2] + 5",
+         "choice"),
+        ("it.choose = lambda scores: scores.sort(descending=True, stable=True).indices[:, 1:3]", "choice"),
+        ("it.expert_bias = None", "choice"),
+        ("it.within_groups = lambda ranking: ranking", "choice"),
+        ("it.gates = lambda scores: scores", "gates"),
+        ("it.gates = lambda scores: scores / scores.sum(-1, keepdim=True)", "gates"),
+        ("loss = it.auxiliary_loss; it.auxiliary_loss = lambda *given: loss(*given) * it.topk", "losses"),
+        ("loss = it.losses; it.losses = lambda *given: loss(*given[:3], 1)", "losses"),
+        ("it.attach = lambda gates, loss: setattr(it, 'loss', loss.detach()) or gates", "gradient"),
+        ("it.reset = lambda: None; it.tokens += 1", "counts"),
+    ],
+    ids=["ties to the higher index", "second and third", "no bias", "no groups", "plain gates", "no scale",
+         "loss times k", "loss of a micro-batch", "loss without gradient", "counts"],
+)  # fmt: skip
+def test_a_fault_in_the_router_is_seen(fault, says, tmp_path, python):
+    assert f"differs: {says}" in routed(tmp_path, python, fault)
+
+
+# ---- context parallelism, with another attention in place of transformer-engine's: its own part is not tested here
+
+GATHERED = """
+import copy
+import torch
+import offered
+from megatron.core import parallel_state
+from megatron.core.models import backends
+from megatron.core.models.common.embeddings import rotary_pos_embedding
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region as gathered
+from sequence import Sequence
+offered.context = lambda job: ()
+class Whole(backends.DotProductAttention):
+    def __init__(self, config, *given, **named):
+        alone = copy.copy(config)
+        alone.context_parallel_size = 1
+        super().__init__(alone, *given, **named)
+    def forward(self, query, key, value, *given, **named):
+        group = parallel_state.get_context_parallel_group()
+        length, ranks = query.shape[0] * group.size(), group.size()
+        places = torch.cat([Sequence(length, ranks, rank, "cpu").places for rank in range(ranks)])
+        whole = [gathered(each, group=group)[places.argsort()] for each in (query, key, value)]
+        return super().forward(*whole, *given, **named)[Sequence(length, ranks, group.rank(), "cpu").places]
+backends.DotProductAttention = Whole
+def own(embedding, dimension, group):
+    return embedding[Sequence(embedding.shape[0], group.size(), group.rank(), "cpu").places]
+rotary_pos_embedding.get_pos_emb_on_this_cp_rank = own
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "variant"),
+    [
+        (EVERY_PART, Variant("CP2 EP2", {"context": 2, "expert": 2})),
+        (shallow(MODELS["gpt"]), Variant("CP2, ZeRO 1", {"context": 2, "sharding_stage": 1, "sharding_degree": 2})),
+        pytest.param(EVERY_PART, Variant("DP2 CP2 EP4", {"data": 2, "context": 2, "expert": 4}),
+                     marks=pytest.mark.thorough),
+        pytest.param(EVERY_PART, Variant("CP2 EP2 x TP2", {"context": 2, "expert": 2, **SEQUENCE}),
+                     marks=pytest.mark.thorough),
+        pytest.param(EVERY_PART, Variant("CP2 x PP2", {"context": 2, "pipeline": 2}), marks=pytest.mark.thorough),
+    ],
+    ids=["CP2 EP2", "CP2, ZeRO 1, GPT", "DP2 CP2 EP4", "CP2 EP2 x TP2", "CP2 x PP2"],
+)  # fmt: skip
+def test_context_ranks_train_as_one_process(model, variant, tmp_path, alone, python):
+    curve = faulty(tmp_path, python, GATHERED, model, variant)
+    found = compare(curve, alone(model))
+    assert found.within(), found
+    if curve.experts:
+        auxiliary, moved = compare_routing(curve, alone(model))
+        assert auxiliary < 1e-6 and moved == 0
+
+
+def test_a_loss_that_is_not_divided_over_the_context_ranks_is_seen(tmp_path, alone, python):
+    fault = "import training\nright = training.mean_loss\ntraining.mean_loss = lambda losses, ranks: right(losses)"
+    model = shallow(MODELS["gpt"])
+    found = compare(faulty(tmp_path, python, GATHERED + fault, model, Variant("CP2", {"context": 2})), alone(model))
+    assert not found.within()
+
+
+# ---- planted faults of trainings
+
+
+def faulty(folder: Path, python: Path, fault: str, model: dict[str, Any], variant: Variant = SINGLE) -> Curve:
+    return train(job_of(model, variant, STEPS), planted(folder, "megatron", textwrap.dedent(fault)), python)
+
+
+@pytest.mark.parametrize("variant", [SINGLE, Variant("EP2", EXPERT)], ids=lambda variant: variant.name)
+def test_two_experts_that_are_exchanged_are_seen(variant, tmp_path, python, alone):
+    """All weights are there, and those of the first two experts in each other's place."""
+    fault = """
+        import canonical
+        right = canonical.Correspondence.expert
+        def exchanged(self, module):
+            name, expert = right(self, module)
+            return name, {0: 1, 1: 0}.get(expert, expert)
+        canonical.Correspondence.expert = exchanged
+    """
+    found = compare(faulty(tmp_path, python, fault, MIXTURE, variant), alone(MIXTURE))
+    assert found.same_weights
+    assert not found.within()
+
+
+def test_gradients_of_query_norms_that_are_not_summed_are_seen(tmp_path, python, alone):
+    fault = """
+        import sys
+        import megatron.core.distributed
+        summing = sys.modules["megatron.core.distributed.finalize_model_grads"]
+        summing._allreduce_non_tensor_model_parallel_grads = lambda *given, **named: None
+    """
+    variant = Variant("TP2", {"tensor": 2})
+    assert compare(train(job_of(QWEN, variant, STEPS), TRAIN, python), alone(QWEN)).within()
+    found = compare(faulty(tmp_path, python, fault, QWEN, variant), alone(QWEN))
+    assert found.parameter_norm > 0.1
+    assert not found.within()
+
+
+def test_an_auxiliary_loss_that_is_not_divided_by_the_choices_is_seen(tmp_path, python, alone):
+    fault = """
+        import definite_router
+        right = definite_router.DefiniteRouter.auxiliary_loss
+        definite_router.DefiniteRouter.auxiliary_loss = lambda self, *given: right(self, *given) * self.topk
+    """
+    curve = faulty(tmp_path, python, fault, MIXTURE)
+    found = compare(curve, alone(MIXTURE))
+    assert found.same_weights and found.first_loss < 1e-6  # it is not in the loss of the tokens
+    assert not found.within()
+    assert compare_routing(curve, alone(MIXTURE))[0] > 0.5
+
+
+def test_an_experts_gradient_that_counts_a_replica_twice_is_seen(tmp_path, python, alone):
+    fault = """
+        import weights
+        from megatron.core import parallel_state
+        weights.Held.replicas = property(lambda self: parallel_state.get_data_parallel_group())
+    """
+    found = compare(faulty(tmp_path, python, fault, MIXTURE, Variant("EP2", EXPERT)), alone(MIXTURE))
+    assert found.parameter_norm > 0.1
+    assert not found.within()

@@ -1,0 +1,205 @@
+"""torch's mixtures of experts against HuggingFace's, in float32: logits, loss and every gradient, the router's too."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from layouts import MODELS
+from levelfield.errors import UsageError
+from levelfield.publish.export import hf_config, to_hf
+from levelfield.publish.mixture_export import mixture_arrays
+from levelfield.specs.case import Model
+from levelfield.worker import Initializer
+from levelfield.worker.job import namespace
+from safetensors.numpy import save_file
+from torch.nn import functional
+
+pytestmark = pytest.mark.torch
+LENGTH = 21
+TOLERANCE = 2e-5
+
+
+def model_of(router: dict | None = None, experts: dict | None = None, **changes) -> Model:
+    """A small mixture with odd sizes, without the parts that HuggingFace's classes do not have."""
+    content = copy.deepcopy({**MODELS["mixture"], "layers": 3, "hidden_size": 24, "ffn_hidden_size": 50, **changes})
+    content["experts"] |= {"count": 5, "ffn_hidden_size": 18, "shared": 0, "first_layer": 0, **(experts or {})}
+    content["experts"]["router"] |= {"auxiliary_loss": 0.0, **(router or {})}
+    return Model.model_validate(content)
+
+
+def random_arrays(model: Model) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(4)
+    job = namespace({"model": model.model_dump(), "training": {"seed": 1, "sequence_length": LENGTH}})
+    return {
+        name: generator.normal(1.0 if spec.fill == 1.0 else 0.0, 0.2, spec.shape).astype(np.float32)
+        for name, spec in Initializer(job).parameters(job.model).items()
+    }
+
+
+def build(model: Model, arrays: dict[str, np.ndarray]):
+    from attention import choose_attention
+    from decoder import Decoder, stage_of
+
+    fields = namespace(model.model_dump())
+    attend = choose_attention("sdpa", 0.0, None, model.sliding_window)
+    ours = Decoder(SimpleNamespace(**vars(fields)), LENGTH, torch.float32, stage_of(model.layers, 1, 0), attend)
+    ours.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
+    ours.prepare(torch.device("cpu"))
+    return ours
+
+
+def theirs_of(model: Model, arrays: dict[str, np.ndarray], folder: Path):
+    """HuggingFace's model, read as a user reads an export."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(hf_config(model, LENGTH)))
+    save_file(to_hf(model, arrays), folder / "model.safetensors", metadata={"format": "pt"})
+    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True, experts_implementation="eager"
+    )
+    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"], report
+    return theirs.eval()
+
+
+def tokens_of(model: Model) -> torch.Tensor:
+    return torch.randint(0, model.vocab_size, (3, LENGTH + 1), generator=torch.Generator().manual_seed(1))
+
+
+def gradients_by_their_name(model: Model, ours) -> dict[str, torch.Tensor]:
+    found = {name: parameter.grad.numpy() for name, parameter in ours.named_parameters()}
+    return {name: torch.from_numpy(np.array(array)) for name, array in mixture_arrays(model, found).items()}
+
+
+def split_experts(gradients: dict[str, torch.Tensor], model: Model) -> dict[str, torch.Tensor]:
+    """Their gradients under the names of their files: one matrix for each expert."""
+    found = {}
+    for name, gradient in gradients.items():
+        place, _, kind = name.partition(".experts.")
+        prefix = f"{place}.experts" if model.query_key_norm else f"{place.replace('.mlp', '.block_sparse_moe')}.experts"
+        names = ("gate_proj", "up_proj", "down_proj") if model.query_key_norm else ("w1", "w3", "w2")
+        if kind == "gate_up_proj":
+            for index, each in enumerate(gradient):
+                gate, up = each.chunk(2)
+                found[f"{prefix}.{index}.{names[0]}.weight"], found[f"{prefix}.{index}.{names[1]}.weight"] = gate, up
+        elif kind == "down_proj":
+            found |= {f"{prefix}.{index}.{names[2]}.weight": each for index, each in enumerate(gradient)}
+        else:
+            found[name if model.query_key_norm else name.replace(".mlp.gate", ".block_sparse_moe.gate")] = gradient
+    return found
+
+
+def largest_difference(model: Model, ours, theirs) -> float:
+    """Of logits, loss and all gradients, relative to the largest value of each."""
+    tokens = tokens_of(model)
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    logits, loss = theirs(inputs).logits, ours(inputs, targets)
+    their_loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    loss.backward()
+    their_loss.backward()
+    with torch.no_grad():
+        pairs = [(ours(inputs), logits), (loss[0], their_loss)]
+    own = gradients_by_their_name(model, ours)
+    right = split_experts({name: parameter.grad for name, parameter in theirs.named_parameters()}, model)
+    assert set(own) == set(right)
+    pairs += [(own[name], right[name]) for name in right]
+    pairs = [(a.detach(), b.detach()) for a, b in pairs]
+    return max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-6)) for a, b in pairs)
+
+
+CASES = {
+    "mixtral": {"query_key_norm": False},
+    "mixtral, three of five": {"query_key_norm": False, "experts": {"chosen": 3}},
+    "qwen3 moe": {"head_dim": 10},
+    "qwen3 moe with dense layers, not normalised": {
+        "experts": {"first_layer": 1, "every": 2},
+        "router": {"normalised": False},
+    },
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_loss_and_gradients_are_those_of_huggingface(name, tmp_path):
+    model = model_of(**CASES[name])
+    arrays = random_arrays(model)
+    assert largest_difference(model, build(model, arrays), theirs_of(model, arrays, tmp_path)) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "exchanged",
+    [
+        {"layers.1.mlp.experts.gate.weight": "layers.1.mlp.experts.up.weight"},
+        {"layers.0.mlp.router.weight": "layers.2.mlp.router.weight"},
+    ],
+)
+def test_an_exchanged_parameter_shows(exchanged, tmp_path):
+    model = model_of()
+    arrays = random_arrays(model)
+    wrong = {name: arrays[exchanged.get(name, name)] for name in arrays}
+    assert largest_difference(model, build(model, wrong), theirs_of(model, arrays, tmp_path)) > 100 * TOLERANCE
+
+
+# DeepSeek-V3's block alone: its attention is another
+
+
+def their_block(model: Model, bias: torch.Tensor):
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
+
+    experts = model.experts
+    config = transformers.DeepseekV3Config(
+        hidden_size=model.hidden_size, moe_intermediate_size=experts.ffn_hidden_size, n_shared_experts=experts.shared,
+        n_routed_experts=experts.count, num_experts_per_tok=experts.chosen, n_group=experts.router.groups.count,
+        topk_group=experts.router.groups.chosen, norm_topk_prob=experts.router.normalised,
+        routed_scaling_factor=experts.router.scale,
+    )  # fmt: skip
+    block = DeepseekV3MoE(config)
+    block.gate.e_score_correction_bias.copy_(bias)
+    return block
+
+
+def test_a_block_of_deepseek_v3():
+    groups = {"scores": "sigmoid", "scale": 2.5, "groups": {"count": 3, "chosen": 2}, "bias_rate": 1e-3}
+    model = model_of(router=groups, experts={"count": 12, "chosen": 4, "shared": 2})
+    ours = build(model, random_arrays(model)).layers["1"].mlp
+    ours.tally.bias = torch.linspace(-0.3, 0.3, 12)
+    theirs = their_block(model, ours.tally.bias)
+    own = {name: parameter.detach() for name, parameter in ours.named_parameters()}
+    theirs.load_state_dict(
+        {
+            "gate.weight": own["router.weight"],
+            "gate.e_score_correction_bias": ours.tally.bias,
+            "experts.gate_up_proj": torch.cat((own["experts.gate.weight"], own["experts.up.weight"]), 1),
+            "experts.down_proj": own["experts.down.weight"],
+            **{f"shared_experts.{name}_proj.weight": own[f"shared.{name}.weight"] for name in ("gate", "up", "down")},
+        }
+    )
+    x = torch.randn(3, LENGTH, model.hidden_size, generator=torch.Generator().manual_seed(2))
+    gradient = torch.randn(x.shape, generator=torch.Generator().manual_seed(3))
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    outputs = [block(each) for block, each in zip((ours, theirs), inputs, strict=True)]
+    for output in outputs:
+        output.backward(gradient)
+    pairs = [outputs, [each.grad for each in inputs], [ours.router.weight.grad, theirs.gate.weight.grad]]
+    pairs.append([ours.experts.down.weight.grad, theirs.experts.down_proj.grad])
+    assert max(float(((a - b).abs().max() / b.abs().max()).detach()) for a, b in pairs) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"experts": {"shared": 1}}, "shared 1"),
+        ({"router": {"scores": "sigmoid"}}, "scores 'sigmoid'"),
+        ({"query_key_norm": False, "experts": {"first_layer": 1}}, "dense layers 1"),
+        ({"query_key_norm": False, "router": {"normalised": False}}, "normalised False"),
+        ({"experts": {"capacity_factor": 1.0}}, "capacity_factor 1.0"),
+        ({"bias": True}, "bias True"),
+    ],
+)
+def test_a_mixture_without_an_equivalent_is_refused(changes, named):
+    with pytest.raises(UsageError, match=named):
+        hf_config(model_of(**changes), LENGTH)

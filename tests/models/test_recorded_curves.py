@@ -1,0 +1,28 @@
+"""The curves that come with `framework check`, for machines without torch, are torch's of today."""
+
+from __future__ import annotations
+
+import pytest
+from layouts import MODELS, SINGLE, compare, job_of
+from levelfield.testing.findings import Missing
+from levelfield.testing.framework_kit.known_curves import recorded_curve
+from record_curves import jobs
+
+pytestmark = [pytest.mark.torch]
+SHORT = ("gpt", "llama", "gpt_large", "llama_large")  # the others take as long again
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.thorough) for name in jobs()]
+)
+def test_a_recorded_curve_is_what_torch_trains(name, torch_of):
+    known = recorded_curve(jobs()[name])
+    found = compare(known.curve, torch_of(jobs()[name]))
+    large = name.endswith("_large")  # there a bias of keys, which is rounding alone, is above its limit
+    assert found.model_copy(update={"parameter_norm": 0.0}).within() if large else found.within(), found
+    assert "recorded" in known.source
+
+
+def test_a_curve_of_another_definition_is_not_found():
+    with pytest.raises(Missing, match="found no recorded curve of definition"):
+        recorded_curve(job_of({**MODELS["gpt"], "norm_eps": 1e-6}, SINGLE))

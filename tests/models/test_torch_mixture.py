@@ -1,0 +1,261 @@
+"""The small mixture of experts in torch's layouts, against one process: losses, gradients by parameter and routing."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import pytest
+from layouts import (
+    MODELS,
+    NOBODY_JOINS,
+    SINGLE,
+    Curve,
+    Variant,
+    compare,
+    compare_routing,
+    job_of,
+    launch,
+    planted,
+    shallow,
+    train,
+)
+from matrix import VARIANTS
+
+pytestmark = [pytest.mark.layouts, pytest.mark.torch]
+STEPS = 2
+
+
+def mixture(router: dict[str, Any] | None = None, **experts: Any) -> dict[str, Any]:
+    """The small mixture with two layers, of which the second has the experts."""
+    model = copy.deepcopy(shallow(MODELS["mixture"]))
+    model["experts"].update(experts)
+    model["experts"]["router"].update(router or {})
+    return model
+
+
+DEEPSEEK = mixture(
+    {"scores": "sigmoid", "scale": 2.5, "groups": {"count": 2, "chosen": 1}, "bias_rate": 0.01, "z_loss": 1e-3},
+    count=8,
+)
+SWITCH = mixture({"normalised": False}, chosen=1, shared=0, capacity_factor=1.0)
+KINDS = {"mixture": mixture(), "deepseek": DEEPSEEK, "switch": SWITCH}
+LAYOUTS = (
+    ("mixture", "EP2 of DP4"),
+    ("mixture", "PP2"),
+    ("mixture", "ZeRO 3, DP2"),
+    ("deepseek", "EP2"),
+    ("deepseek", "TP2 sequence parallel"),
+    ("switch", "EP2, recompute full"),
+)
+
+
+@pytest.fixture(scope="module")
+def right(torch_of):
+    """The curve of one process."""
+    return functools.cache(lambda kind, steps=STEPS: torch_of(job_of(KINDS[kind], SINGLE, steps)))
+
+
+def assert_same(curve: Curve, reference: Curve) -> None:
+    found = compare(curve, reference)
+    assert found.within(), found
+    assert found.parameter_norm is not None and found.parameter_norm <= 1e-5, found
+    auxiliary, moved = compare_routing(curve, reference)
+    assert auxiliary <= 1e-5 and moved == 0
+
+
+@pytest.mark.parametrize(("kind", "name"), LAYOUTS)
+def test_a_layout_trains_as_one_process(kind, name, right):
+    assert_same(train(job_of(KINDS[kind], VARIANTS[name], STEPS)), right(kind))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["EP2", "EP2 of DP4", "TP2", "PP2", "accumulation 1"])
+def test_no_token_changes_its_expert_in_forty_steps(name, reference):
+    assert_same(train(job_of(MODELS["mixture"], VARIANTS[name])), reference("mixture"))
+
+
+def test_every_step_counts_every_choice_of_a_token(right):
+    curve = right("deepseek")
+    assert sorted(curve.experts) == [1, 2]
+    assert all(list(layers) == [1] and sum(layers[1]) == 8 * 32 * 2 for layers in curve.experts.values())
+    assert all(value > 0 for value in curve.auxiliary)
+
+
+def test_the_selection_bias_moves_the_load(right):
+    """With a bias, the experts with most tokens get fewer; the same work without it goes on as it was."""
+    without = train(job_of(mixture({**DEEPSEEK["experts"]["router"], "bias_rate": 0.0}, count=8), SINGLE, STEPS))
+    curve = right("deepseek")
+    assert curve.experts[1] == without.experts[1] and curve.losses[0] == without.losses[0]
+    mean = 8 * 32 * 2 / 8
+    crowded = [expert for expert, tokens in enumerate(curve.experts[1][1]) if tokens > mean]
+    with_bias, without_it = (sum(run.experts[2][1][expert] for expert in crowded) for run in (curve, without))
+    assert with_bias < without_it
+
+
+# ---- planted faults
+
+FAULTS = {
+    "router without softmax": ("mixture", SINGLE, "import mixture\nmixture.scores_of = lambda logits, router: logits"),
+    "gates in the wrong order": (
+        "mixture",
+        SINGLE,
+        """
+import mixture
+right = mixture.choose
+def swapped(*arguments):
+    choice = right(*arguments)
+    return choice._replace(gates=choice.gates.flip(-1))
+mixture.choose = swapped
+""",
+    ),
+    "auxiliary loss off": (
+        "mixture",
+        SINGLE,
+        "import mixture\nmixture.router_loss = lambda logits, *more: logits.new_zeros(())",
+    ),
+    "auxiliary loss said but not trained": (
+        "mixture",
+        SINGLE,
+        "import routing\nright = routing.Tally.begin\nrouting.Tally.begin = lambda self, scale: right(self, 0.0)",
+    ),
+    "auxiliary loss once for each tensor rank": (
+        "mixture",
+        VARIANTS["TP2"],
+        "import routing\nright = routing.Tally.begin\nrouting.Tally.begin = lambda self, scale: right(self, 2 * scale)",
+    ),
+    "auxiliary loss from scores of sigmoid that are not normalised": (
+        "deepseek",
+        SINGLE,
+        """
+import copy, routing
+right = routing.balance_loss
+def wrong(scores, counts, experts):
+    plain = copy.deepcopy(experts)
+    plain.router.scores = "softmax"
+    return right(scores, counts, plain)
+routing.balance_loss = wrong
+""",
+    ),
+    "an expert that is never trained": (
+        "mixture",
+        SINGLE,
+        """
+import experts
+def frozen(weight):
+    return weight * (weight.new_tensor([1, 1, 1, 0]).view(-1, 1, 1) != 0) + weight.detach() * weight.new_tensor(
+        [0, 0, 0, 1]).view(-1, 1, 1)
+right = experts.grouped_product
+experts.grouped_product = lambda x, weight, counts: right(x, frozen(weight), counts)
+""",
+    ),
+    "capacity off by one": (
+        "switch",
+        SINGLE,
+        "import mixture\nright = mixture.capacity_of\nmixture.capacity_of = lambda *arguments: right(*arguments) + 1",
+    ),
+    "capacity of the whole batch": (
+        "switch",
+        SINGLE,
+        """
+import routing
+right = routing.with_room
+def pooled(chosen, count, capacity):
+    flat = chosen.flatten(0, 1)[None]
+    return right(flat, count, capacity * chosen.shape[0]).view(chosen.shape)
+routing.with_room = pooled
+""",
+    ),
+    "the selection bias in the gates": (
+        "deepseek",
+        SINGLE,
+        """
+import mixture
+right = mixture.choose
+mixture.choose = lambda scores, bias, *more: right(scores + bias, 0 * bias, *more)
+""",
+    ),
+    "a selection bias of each rank's own": (
+        "deepseek",
+        VARIANTS["EP2"],
+        "import tallies\ntallies.data_group = lambda job: None",
+    ),
+    "experts' gradients not divided": (
+        "mixture",
+        VARIANTS["EP2"],
+        """
+import expert_parallel
+expert_parallel.ExpertMesh.reduce_gradients = lambda self, model: None
+""",
+    ),
+    "experts' gradients reduced twice": (
+        "mixture",
+        VARIANTS["EP2 of DP4"],
+        """
+import expert_parallel
+right = expert_parallel.ExpertMesh.reduce_gradients
+def twice(self, model):
+    right(self, model)
+    for parameter in expert_parallel.expert_parameters(model):
+        parameter.grad *= self.gradient_ranks
+    right(self, model)
+expert_parallel.ExpertMesh.reduce_gradients = twice
+""",
+    ),
+    "rows sorted by rank and not by expert": (
+        "mixture",
+        VARIANTS["EP2"],
+        """
+import expert_parallel, torch
+expert_parallel.by_expert = lambda counts: torch.arange(int(counts.sum()))
+""",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_shows_in_two_steps(name, tmp_path, right):
+    kind, variant, code = FAULTS[name]
+    wrong, expected = train(job_of(KINDS[kind], variant, STEPS), planted(tmp_path, "torch", code)), right(kind)
+    with pytest.raises(AssertionError):
+        assert_same(wrong, expected)
+
+
+TIED = """
+import routing, torch
+routing.Router.forward = lambda self, x: (0 * torch.nn.functional.linear(x.float(), self.weight)).round()
+"""
+HIGHEST = """
+def highest(scores, number):
+    return scores.detach().flip(-1).sort(dim=-1, descending=True, stable=True).indices[..., :number].sub(
+        scores.shape[-1] - 1).neg()
+routing.best = highest
+"""
+
+
+def test_of_equal_scores_the_lower_expert_is_taken(tmp_path):
+    job = job_of(KINDS["mixture"], SINGLE, 1)
+    lower = train(job, planted(tmp_path, "torch", TIED))
+    assert lower.experts[1][1] == (256, 256, 0, 0)
+    higher = train(job, planted(tmp_path, "torch", TIED + HIGHEST))
+    assert higher.experts[1][1] == (0, 0, 256, 256)
+    assert compare_routing(higher, lower)[1] == 512
+
+
+# ---- what is refused before ranks join
+
+
+@pytest.mark.parametrize(
+    ("changes", "variant", "named"),
+    [
+        ({}, Variant("", {"data": 3, "expert": 3}, micro_batch=1), "4 experts over 3 ranks"),
+        ({}, Variant("", {"data": 4, "expert": 2, "sharding_stage": 1, "sharding_degree": 4}), "ZeRO with experts"),
+        ({}, Variant("", compile=True), "torch.compile"),
+        ({"bias": True}, SINGLE, "biases in the experts"),
+    ],
+)
+def test_what_is_not_written_is_refused_by_name(changes, variant, named, tmp_path):
+    job = job_of({**mixture(), **changes}, variant, 2, global_batch=12)
+    ends = launch(job, tmp_path, planted(tmp_path, "torch", NOBODY_JOINS))
+    assert all(end.returncode and named in end.output for end in ends), ends[0].output
