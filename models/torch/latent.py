@@ -59,6 +59,7 @@ def check_latent_attention(job):
         return
     refused = {
         f"tensor parallel {job.layout.tensor}": job.layout.tensor > 1,
+        f"context parallel {job.layout.context}": job.layout.context > 1,
         "attention flash_attn: it takes heads of one size": job.tuning.attention == "flash_attn",
         "positions 'learned'": job.model.positions != "rope",
         "rope_scaling: its softmax would be scaled too": part(job.model, "rope_scaling") is not None,
