@@ -63,9 +63,10 @@ def check(job):
     check_recompute(job.tuning.recompute)
     check_attention(job.tuning.attention)
     layout, precision = job.layout, job.training.precision
-    if layout.tensor > 1 or layout.pipeline > 1:
+    if layout.tensor > 1 or layout.pipeline > 1 or layout.context > 1:
         raise Unsupported(
-            f"tensor {layout.tensor}, pipeline {layout.pipeline}: this implementation has data parallelism and ZeRO"
+            f"tensor {layout.tensor}, pipeline {layout.pipeline}, context {layout.context}: this implementation has "
+            "data parallelism and ZeRO"
         )
     if layout.sharding_stage and layout.sharding_degree != layout.data:
         raise Unsupported(f"ZeRO over {layout.sharding_degree} of {layout.data} ranks: it is over all of them here")

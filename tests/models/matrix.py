@@ -82,12 +82,22 @@ VARIANTS = {
         Variant("ZeRO 2, DP2 x PP2", _zero(2, pipeline=2)),
         Variant("ZeRO 3, DP2 x PP2", _zero(3, pipeline=2)),
         Variant("TP2 sequence parallel x PP2, recompute full", {**_SEQUENCE, "pipeline": 2}, recompute="full"),
+        Variant("CP2", {"context": 2}),
+        Variant("DP2 x CP2", {"data": 2, "context": 2}),
+        Variant("CP2 x TP2", {"context": 2, "tensor": 2}),
+        Variant("CP2 x TP2 sequence parallel", {"context": 2, **_SEQUENCE}),
+        Variant("CP2 x PP2", {"context": 2, "pipeline": 2}),
+        Variant("ZeRO 1, CP2", _zero(1, 1, context=2)),
+        Variant("ZeRO 3, CP2, recompute full", _zero(3, 1, context=2), recompute="full"),
+        Variant("ZeRO 3 over 2 of DP2 x CP2", _zero(3, context=2)),
         Variant("EP2", {"data": 2, "expert": 2}),
         Variant("EP2, recompute full", {"data": 2, "expert": 2}, recompute="full"),
         Variant("EP2 of DP4", {"data": 4, "expert": 2}),
         Variant("ZeRO 1, EP2", _zero(1, expert=2)),
         Variant("ZeRO 1, EP2 of DP4", _zero(1, 4, 4, expert=2)),
         Variant("EP2 x TP2 sequence parallel", {"data": 2, "expert": 2, **_SEQUENCE}),
+        Variant("EP2 of CP2", {"context": 2, "expert": 2}),
+        Variant("ZeRO 1, EP4 of DP2 x CP2", _zero(1, degree=4, context=2, expert=4)),
         Variant("EP2 x PP2", {"data": 2, "expert": 2, "pipeline": 2}),
     )
 }
@@ -96,13 +106,17 @@ ZERO = ("ZeRO 1, DP2", "ZeRO 2, DP2", "ZeRO 3, DP2")
 INTERLEAVED = (
     "PP2 interleaved", "DP2 x PP2 interleaved", "TP2 x PP2 interleaved", "ZeRO 1, DP2 x PP2 interleaved",
 )  # fmt: skip
+CONTEXT = (
+    "CP2", "CP2 x TP2", "ZeRO 3, CP2, recompute full", "CP2 x TP2 sequence parallel", "ZeRO 1, CP2", "DP2 x CP2",
+    "CP2 x PP2", "ZeRO 3 over 2 of DP2 x CP2",
+)  # fmt: skip
 # What each framework runs in float32, after one process.
 FLOAT32: dict[str, tuple[str, ...]] = {
     "torch": (
         "accumulation 1", "recompute selective", "recompute full", "compile", *BASIC, *ZERO, "TP2 sequence parallel",
         "PP4", "ZeRO 1 over 2 of DP4", "ZeRO 2 over 2 of DP4", "ZeRO 3 over 2 of DP4",
         "ZeRO 1, DP2 x TP2 sequence parallel", "ZeRO 3, DP2 x TP2", "ZeRO 2, DP2 x PP2", "ZeRO 3, DP2 x PP2",
-        "TP2 sequence parallel x PP2, recompute full",
+        "TP2 sequence parallel x PP2, recompute full", *CONTEXT,
     ),
     "megatron": (
         "accumulation 1", "recompute selective", "recompute full", *BASIC, "ZeRO 1, DP2", "TP2 sequence parallel",
@@ -124,7 +138,7 @@ MIXTURE: dict[str, tuple[str, ...]] = {
     "torch": (
         "accumulation 1", "recompute selective", "recompute full", "DP2", "EP2", "EP2 of DP4", "TP2",
         "TP2 sequence parallel", "PP2", "EP2, recompute full", "EP2 x TP2 sequence parallel", "EP2 x PP2",
-        "ZeRO 1, EP2", "ZeRO 1, DP2", "ZeRO 2, DP2", "ZeRO 3, DP2",
+        "ZeRO 1, EP2", "ZeRO 1, DP2", "ZeRO 2, DP2", "ZeRO 3, DP2", "CP2", "EP2 of CP2", "ZeRO 1, EP4 of DP2 x CP2",
     ),
     "megatron": (
         "accumulation 1", "recompute selective", "recompute full", "DP2", "EP2", "EP2 of DP4", "TP2 sequence parallel",
@@ -134,7 +148,9 @@ MIXTURE: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 # Of a family that not every framework has, the layouts of the tests: those that divide its own parts.
 DIVIDING = {"qwen": ("ZeRO 3, DP2", "TP2 sequence parallel")}
-SIXTEEN_BITS = ("DP2", *ZERO, "TP2", "TP2 sequence parallel", "PP2", "DP2 x TP2", "DP2 x PP2", "TP2 x PP2")
+SIXTEEN_BITS = (
+    "DP2", *ZERO, "TP2", "TP2 sequence parallel", "PP2", "DP2 x TP2", "DP2 x PP2", "TP2 x PP2", "CP2",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

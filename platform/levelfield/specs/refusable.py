@@ -20,6 +20,11 @@ Refusable = Literal[
     "loss scale between powers of two",
     "experts with tensor but not sequence parallel",
     "experts with biases",
+    "experts with compile",
+    "experts of a part of the ranks with zero",
+    "expert capacity with context parallel",
+    "latent attention with tensor parallel",
+    "latent attention with rope scaling",
 ]
 
 
@@ -39,6 +44,17 @@ def _divides_experts_alone(work: Work, tuning: Tuning) -> bool:
     return work.model.experts is not None and layout.tensor > 1 and not layout.sequence_parallel
 
 
+def _divides_experts_over_a_part(work: Work, tuning: Tuning) -> bool:
+    layout = tuning.layout
+    part = layout.sharding_stage > 0 and layout.expert not in (1, layout.gradient_ranks)
+    return part and work.model.experts is not None
+
+
+def _limits_shared_sequences(work: Work, tuning: Tuning) -> bool:
+    experts = work.model.experts
+    return experts is not None and experts.capacity_factor is not None and tuning.layout.context > 1
+
+
 def _scale_is_between(work: Work, tuning: Tuning) -> bool:
     scale = work.training.loss_scale
     return work.training.precision == "fp16" and scale is not None and math.frexp(scale.initial)[0] != 0.5
@@ -55,4 +71,13 @@ _MADE: dict[Refusable, Callable[[Work, Tuning], bool]] = {
     "loss scale between powers of two": _scale_is_between,
     "experts with tensor but not sequence parallel": _divides_experts_alone,
     "experts with biases": lambda work, tuning: work.model.experts is not None and work.model.bias,
+    "experts with compile": lambda work, tuning: work.model.experts is not None and tuning.compile,
+    "experts of a part of the ranks with zero": _divides_experts_over_a_part,
+    "expert capacity with context parallel": _limits_shared_sequences,
+    "latent attention with tensor parallel": lambda work, tuning: (
+        work.model.latent_attention is not None and tuning.layout.tensor > 1
+    ),
+    "latent attention with rope scaling": lambda work, _tuning: (
+        work.model.latent_attention is not None and work.model.rope_scaling is not None
+    ),
 }

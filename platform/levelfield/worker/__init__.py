@@ -9,7 +9,7 @@ from .architecture import head_size, is_mixture, part
 from .batches import Batch, Batches
 from .capture import Capture
 from .checksum import checksum_slice
-from .division import check_pipeline, check_tensor_parallel
+from .division import check_context_parallel, check_pipeline, check_tensor_parallel
 from .events import Recorder
 from .faults import CorpusError, JobError, NonFinite, StorageError, Unsupported, WorkerError
 from .init import Initializer
@@ -37,6 +37,7 @@ __all__ = [
     "StorageError",
     "Unsupported",
     "WorkerError",
+    "check_context_parallel",
     "check_pipeline",
     "check_tensor_parallel",
     "checksum_slice",
