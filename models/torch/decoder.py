@@ -50,7 +50,7 @@ class Decoder(nn.Module):
             if self.share is not None:
                 self.rotary = tuple(table[self.share.positions.to(device)] for table in self.rotary)
         for _, mixture in mixtures(self):
-            mixture.prepare(device)
+            mixture.prepare(device, self.share)
         whole = stage.first and stage.last and not isinstance(self.embedding.weight, DTensor)
         if model.tied_embeddings and whole and device.type == "cpu":
             self.tied = TiedGradient()  # elsewhere its sums would depend on the order of threads

@@ -21,17 +21,20 @@ def check_experts(job):
     experts, layout = part(job.model, "experts"), job.layout
     if experts is None:
         return
+    gradient_ranks = layout.data * layout.context
     refused = {
         "biases in the experts": job.model.bias,
         "torch.compile: the number of an expert's tokens is not known beforehand": job.tuning.compile,
         "precision fp8": job.training.precision == "fp8",
-        f"context parallel {layout.context}": layout.context > 1,
+        f"a capacity under context parallel {layout.context}: it is that of whole sequences": (
+            layout.context > 1 and experts.capacity_factor is not None
+        ),
         f"{experts.count} experts over {layout.expert} ranks": experts.count % layout.expert > 0,
         f"an expert's ffn_hidden_size {experts.ffn_hidden_size} over {layout.tensor} tensor-parallel ranks": (
             experts.ffn_hidden_size % layout.tensor > 0
         ),
-        f"ZeRO with experts over {layout.expert} of {layout.data} data-parallel ranks; take all of them": (
-            layout.sharding_stage > 0 and layout.expert not in (1, layout.data)
+        f"ZeRO with experts over {layout.expert} of {gradient_ranks} ranks; take all of them": (
+            layout.sharding_stage > 0 and layout.expert not in (1, gradient_ranks)
         ),
     }
     found = [what for what, asked in refused.items() if asked]

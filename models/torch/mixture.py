@@ -3,6 +3,7 @@
 import math
 from types import SimpleNamespace
 
+import torch.distributed as dist
 from experts import Collect, Dispatch, Experts, in_slot_order, rows_by_expert, sorted_choices
 from routing import Router, RouterLoss, Tally, choose, router_loss, scores_of
 from torch import nn
@@ -22,11 +23,12 @@ class Mixture(nn.Module):
         self.experts = Experts(model)
         self.shared = shared
         self.capacity = capacity_of(model.experts, sequence_length)
-        self.tally = self.between = None
+        self.tally = self.between = self.share = None
 
-    def prepare(self, device):
-        """Make what is counted, and the selection bias, on `device`."""
-        self.tally = Tally(self.settings.count, device)
+    def prepare(self, device, share=None):
+        """Make what is counted, and the selection bias, on `device`. share: this rank's share of each sequence
+        (context_parallel.py); None: all."""
+        self.share, self.tally = share, Tally(self.settings.count, device)
 
     def forward(self, x):
         """x: [batch, sequence, hidden], whole sequences; under tensor parallelism a replicated DTensor."""
@@ -45,8 +47,19 @@ class Mixture(nn.Module):
         scores = scores_of(logits, self.settings.router)
         choice = choose(scores, self.tally.bias, self.settings, self.capacity)
         mixed = self.mixed(x.flatten(0, 1), choice).view(x.shape).to(x.dtype)
-        loss = router_loss(logits, scores, choice.counts, self.settings)
+        loss = router_loss(logits, scores, self.of_whole_sequences(choice.counts), self.settings)
         return RouterLoss.apply(mixed, loss, choice.counts.sum(0), self.tally)
+
+    def of_whole_sequences(self, counts):
+        """The counts of each sequence, as the mean over the ranks that share it: their number of tokens is equal.
+
+        The scores need no such mean: the loss is linear in them, and its mean over ranks is taken anyway.
+        """
+        if self.share is None:
+            return counts
+        total = counts.float()
+        dist.all_reduce(total, group=self.share.group)
+        return total / self.share.ranks
 
     def mixed(self, tokens, choice):
         """[tokens, hidden] -> the same, in the gates' float32."""

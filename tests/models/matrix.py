@@ -97,6 +97,8 @@ VARIANTS = {
         Variant("ZeRO 1, EP2", _zero(1, expert=2)),
         Variant("ZeRO 1, EP2 of DP4", _zero(1, 4, 4, expert=2)),
         Variant("EP2 x TP2 sequence parallel", {"data": 2, "expert": 2, **_SEQUENCE}),
+        Variant("EP2 of CP2", {"context": 2, "expert": 2}),
+        Variant("ZeRO 1, EP4 of DP2 x CP2", _zero(1, degree=4, context=2, expert=4)),
         Variant("EP2 x PP2", {"data": 2, "expert": 2, "pipeline": 2}),
     )
 }
@@ -141,7 +143,7 @@ MIXTURE: dict[str, tuple[str, ...]] = {
     "torch": (
         "accumulation 1", "recompute selective", "recompute full", "DP2", "EP2", "EP2 of DP4", "TP2",
         "TP2 sequence parallel", "PP2", "EP2, recompute full", "EP2 x TP2 sequence parallel", "EP2 x PP2",
-        "ZeRO 1, EP2", "ZeRO 1, DP2", "ZeRO 2, DP2", "ZeRO 3, DP2",
+        "ZeRO 1, EP2", "ZeRO 1, DP2", "ZeRO 2, DP2", "ZeRO 3, DP2", "CP2", "EP2 of CP2", "ZeRO 1, EP4 of DP2 x CP2",
     ),
     "megatron": (
         "accumulation 1", "recompute selective", "recompute full", "DP2", "EP2", "EP2 of DP4", "TP2 sequence parallel",

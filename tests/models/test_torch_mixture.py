@@ -40,12 +40,18 @@ DEEPSEEK = mixture(
     count=8,
 )
 SWITCH = mixture({"normalised": False}, chosen=1, shared=0, capacity_factor=1.0)
-KINDS = {"mixture": mixture(), "deepseek": DEEPSEEK, "switch": SWITCH}
+LATENT = {
+    **DEEPSEEK,
+    "query_key_norm": False,
+    "latent_attention": {"query_rank": 12, "key_value_rank": 16, "plain_size": 8, "rotary_size": 4, "value_size": 6},
+}
+KINDS = {"mixture": mixture(), "deepseek": DEEPSEEK, "switch": SWITCH, "latent": LATENT}
 LAYOUTS = (
     ("mixture", "EP2 of DP4"),
     ("mixture", "PP2"),
     ("mixture", "ZeRO 3, DP2"),
-    ("deepseek", "EP2"),
+    ("latent", "EP2"),
+    ("deepseek", "EP2 of CP2"),
     ("deepseek", "TP2 sequence parallel"),
     ("switch", "EP2, recompute full"),
 )
@@ -71,7 +77,7 @@ def test_a_layout_trains_as_one_process(kind, name, right):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["EP2", "EP2 of DP4", "TP2", "PP2", "accumulation 1"])
+@pytest.mark.parametrize("name", ["EP2", "EP2 of DP4", "TP2", "PP2", "CP2", "accumulation 1"])
 def test_no_token_changes_its_expert_in_forty_steps(name, reference):
     assert_same(train(job_of(MODELS["mixture"], VARIANTS[name])), reference("mixture"))
 
@@ -181,6 +187,11 @@ mixture.choose = lambda scores, bias, *more: right(scores + bias, 0 * bias, *mor
         VARIANTS["EP2"],
         "import tallies\ntallies.data_group = lambda job: None",
     ),
+    "an auxiliary loss of each context rank's own tokens": (
+        "mixture",
+        VARIANTS["CP2"],
+        "import mixture\nmixture.Mixture.of_whole_sequences = lambda self, counts: counts",
+    ),
     "experts' gradients not divided": (
         "mixture",
         VARIANTS["EP2"],
@@ -253,6 +264,8 @@ def test_of_equal_scores_the_lower_expert_is_taken(tmp_path):
         ({}, Variant("", {"data": 4, "expert": 2, "sharding_stage": 1, "sharding_degree": 4}), "ZeRO with experts"),
         ({}, Variant("", compile=True), "torch.compile"),
         ({"bias": True}, SINGLE, "biases in the experts"),
+        (SWITCH, Variant("", {"context": 2}), "a capacity under context parallel 2"),
+        (LATENT, Variant("", {"tensor": 2}), "latent attention with tensor parallel 2"),
     ],
 )
 def test_what_is_not_written_is_refused_by_name(changes, variant, named, tmp_path):

@@ -22,7 +22,10 @@ Refusable = Literal[
     "experts with biases",
     "experts with compile",
     "experts with fp8",
-    "sharded states with experts over a part of the ranks",
+    "experts of a part of the ranks with zero",
+    "expert capacity with context parallel",
+    "latent attention with tensor parallel",
+    "latent attention with rope scaling",
 ]
 
 
@@ -40,6 +43,17 @@ def _is_short(work: Work, tuning: Tuning) -> bool:
 def _divides_experts_alone(work: Work, tuning: Tuning) -> bool:
     layout = tuning.layout
     return work.model.experts is not None and layout.tensor > 1 and not layout.sequence_parallel
+
+
+def _divides_experts_over_a_part(work: Work, tuning: Tuning) -> bool:
+    layout = tuning.layout
+    part = layout.sharding_stage > 0 and layout.expert not in (1, layout.gradient_ranks)
+    return part and work.model.experts is not None
+
+
+def _limits_shared_sequences(work: Work, tuning: Tuning) -> bool:
+    experts = work.model.experts
+    return experts is not None and experts.capacity_factor is not None and tuning.layout.context > 1
 
 
 def _scale_is_between(work: Work, tuning: Tuning) -> bool:
@@ -60,7 +74,12 @@ _MADE: dict[Refusable, Callable[[Work, Tuning], bool]] = {
     "experts with biases": lambda work, tuning: work.model.experts is not None and work.model.bias,
     "experts with compile": lambda work, tuning: work.model.experts is not None and tuning.compile,
     "experts with fp8": lambda work, tuning: work.model.experts is not None and work.training.precision == "fp8",
-    "sharded states with experts over a part of the ranks": lambda work, tuning: (
-        tuning.layout.sharding_stage > 0 and tuning.layout.expert not in (1, tuning.layout.gradient_ranks)
+    "experts of a part of the ranks with zero": _divides_experts_over_a_part,
+    "expert capacity with context parallel": _limits_shared_sequences,
+    "latent attention with tensor parallel": lambda work, tuning: (
+        work.model.latent_attention is not None and tuning.layout.tensor > 1
+    ),
+    "latent attention with rope scaling": lambda work, _tuning: (
+        work.model.latent_attention is not None and work.model.rope_scaling is not None
     ),
 }

@@ -227,3 +227,42 @@ def test_a_layout_that_only_the_smoke_scale_forbids_names_its_sizes_alone() -> N
     with pytest.raises(LayoutError) as caught:
         make_plan(REGISTRY, "gpt2_small:megatron:cpu", assume=True, layout="PP12")
     assert str(caught.value).startswith("layout DP1TP1PP12 with micro-batch")
+
+
+EXPERTS = {"count": 4, "chosen": 2, "ffn_hidden_size": 48}
+LATENT = {"key_value_rank": 16, "plain_size": 8, "rotary_size": 4, "value_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("model", "tuning", "words"),
+    [
+        ({"experts": EXPERTS, "bias": True}, Tuning(), "experts with biases"),
+        ({"experts": EXPERTS}, Tuning(compile=True), "experts with compile"),
+        (
+            {"experts": EXPERTS},
+            Tuning(layout=Layout(data=4, expert=2, sharding_stage=1, sharding_degree=4)),
+            "experts of a part of the ranks with zero",
+        ),
+        (
+            {"experts": {**EXPERTS, "capacity_factor": 1.0}},
+            Tuning(layout=Layout(context=2)),
+            "expert capacity with context parallel",
+        ),
+        ({"latent_attention": LATENT}, Tuning(layout=Layout(tensor=2)), "latent attention with tensor parallel"),
+        (
+            {"latent_attention": LATENT, "rope_scaling": {"kind": "linear", "factor": 2}},
+            Tuning(),
+            "latent attention with rope scaling",
+        ),
+    ],
+)
+def test_torch_refuses_what_its_mixtures_do_not_have(model: dict[str, object], tuning: Tuning, words: str) -> None:
+    plain = {"positions": "rope", "rope_base": 1e4, "bias": False}
+    assert words in refusal("torch", "cpu", changed(SMOKE, model={**plain, **model}), tuning)
+    assert words not in refusal("torch", "cpu", changed(SMOKE, model=plain), tuning)
+
+
+def test_experts_over_all_ranks_are_planned_with_zero() -> None:
+    work = changed(SMOKE, model={"experts": EXPERTS, "bias": False})
+    tuning = Tuning(layout=Layout(data=4, expert=4, sharding_stage=1, sharding_degree=4))
+    assert refusal("torch", "cpu", work, tuning) == ""

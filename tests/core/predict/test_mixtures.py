@@ -286,7 +286,7 @@ def test_the_arithmetic_gives_each_part(work: Work, layout: str, fields: dict[st
         (
             changed(QWEN, vocab_size=151552),
             Layout(tensor=512),
-            "expert's ffn size 768 cannot be cut over tensor 512",
+            "an expert's ffn size 768 cannot be cut over tensor 512",
         ),
         (Registry().case("llama3_8b").work("full"), Layout(data=2, expert=2), "the model has no experts"),
     ],
@@ -341,7 +341,7 @@ def test_without_the_offer_no_row_divides_experts_and_beyond_shows_them() -> Non
 @pytest.mark.parametrize(
     ("name", "layout", "fields", "precision"),
     [
-        ("sharded states with experts over a part of the ranks", "DP8EP4SH1", {}, "bf16"),
+        ("experts of a part of the ranks with zero", "DP8EP4SH1", {}, "bf16"),
         ("experts with compile", "DP8EP8", {"compile": True}, "bf16"),
         ("experts with fp8", "DP8EP8", {}, "fp8"),
     ],
@@ -355,7 +355,7 @@ def test_what_a_framework_may_refuse_of_experts(name: Any, layout: str, fields: 
 
 
 def test_the_search_leaves_out_what_is_refused() -> None:
-    offer = SupportedParallelism(FEW, ("none",), ("sharded states with experts over a part of the ranks",))
+    offer = SupportedParallelism(FEW, ("none",), ("experts of a part of the ranks with zero",))
     sharded = [row.layout for row in answer(question(offer=offer)).rows if row.layout.sharding_stage]
     assert {layout.expert for layout in sharded if layout.data == 8} == {1, 8}
 
