@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.testing.framework_kit.small_jobs import LONG_STEPS, SINGLE, Variant, job_of
-from levelfield.testing.framework_kit.small_models import EVERYWHERE, MODELS, shallow
+from levelfield.testing.framework_kit.small_models import EVERYWHERE, MODELS
 from levelfield.testing.framework_kit.training_curves import (
     Curve,
     compare,
@@ -53,6 +53,11 @@ __all__ = [
 ]
 
 ROOT = Path(__file__).parents[2]
+
+
+def shallow(model: dict[str, Any]) -> dict[str, Any]:
+    """The model with two layers: a first and a last one, where no more stages divide them."""
+    return {**model, "layers": 2}
 
 
 FAULTY = """

@@ -7,12 +7,14 @@ writes platform/levelfield/testing/framework_kit/recorded/<name>.json.
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
-from layouts import MODELS, SINGLE, job_of, train
-from levelfield.testing.framework_kit.known_curves import RECORDED, curve_content
+from layouts import MODELS, SINGLE, Curve, job_of, train
+from levelfield.testing.framework_kit.known_curves import RECORDED, definition_digest
 from levelfield.testing.framework_kit.layout_checks import FEW_STEPS
 from levelfield.testing.framework_kit.small_models import with_large_weights
 
@@ -24,6 +26,11 @@ def jobs() -> dict[str, dict[str, Any]]:
         **{family: job_of(model, SINGLE) for family, model in MODELS.items()},
         **{f"{family}_large": job_of(model, SINGLE, FEW_STEPS) for family, model in large.items()},
     }
+
+
+def curve_content(job: Mapping[str, Any], curve: Curve, version: str) -> dict[str, Any]:
+    """Return a curve as the content of a file of `recorded`."""
+    return {"definition": definition_digest(job), "torch": version, **dataclasses.asdict(curve)}
 
 
 def main() -> None:

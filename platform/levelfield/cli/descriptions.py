@@ -325,8 +325,8 @@ examples:
 
 FRAMEWORK_CHECK = """\
 Train the small models in every layout, precision and recomputation that the
-manifest offers, and compare them with torch's curve. Plant faults, check events,
-refusals and ends. Write tested.json. Exit code 4 unless every check passes.
+manifest offers, and compare them with torch's curve. Plant faults, check
+events, refusals and ends. Write tested.json. Exit code 4 unless all pass.
 
 examples:
   run_benchmarks.py framework check acme --plugins DIR

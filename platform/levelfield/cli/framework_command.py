@@ -86,8 +86,8 @@ def _next(name: str, plugins: Path) -> int:
     """Print the commands of a first run and of the page that goes on."""
     here = plugins.absolute() == checkout().absolute()
     where = "" if here else f" --plugins {shown(plugins.absolute())}"
-    _say(f"         python run_benchmarks.py --case llama3_8b:{name}{where}")
-    _say(f"         python run_benchmarks.py framework check {name}{where}")
+    _say(f"         python run_benchmarks.py framework check {name}{where} --fast")
+    _say(f"         python run_benchmarks.py --case gpt3_6.7B:{name}{where}")
     _say("         and then docs/writing-a-framework.md, step by step")
     return 0
 

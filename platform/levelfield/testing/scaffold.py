@@ -79,12 +79,12 @@ def render(folder: Path, template: str, name: str) -> str:
 def write_folder(command: str, folder: Path, files: dict[str, str]) -> list[Path]:
     """Write a new folder and return its files. Raises UsageError for an existing folder."""
     if folder.exists():
-        raise UsageError(f"{command}: {folder} exists; remove it, or give another --output")
+        raise UsageError(f"{command}: {folder} exists; remove it, or give another folder")
     try:
         for name, text in files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"{command}: {folder} cannot be written: {error.strerror}; give another --output") from None
+        raise UsageError(f"{command}: {folder} cannot be written: {error.strerror}; give another folder") from None
     return [folder / name for name in files]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -92,11 +91,6 @@ def recorded_curve(job: Mapping[str, Any]) -> KnownCurve:
 def _all_recorded() -> dict[str, dict[str, Any]]:
     contents = (json.loads(path.read_text()) for path in sorted(RECORDED.glob("*.json")))
     return {content["definition"]: content for content in contents}
-
-
-def curve_content(job: Mapping[str, Any], curve: Curve, version: str) -> dict[str, Any]:
-    """Return a curve as the content of a file of `recorded`."""
-    return {"definition": definition_digest(job), "torch": version, **dataclasses.asdict(curve)}
 
 
 def curve_of(content: Mapping[str, Any]) -> Curve:

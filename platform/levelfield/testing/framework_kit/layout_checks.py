@@ -14,10 +14,11 @@ from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
 from levelfield.testing.framework_kit.known_curves import curve_by_torch, known_curve
 from levelfield.testing.framework_kit.small_jobs import LONG_STEPS, SINGLE, Variant
 from levelfield.testing.framework_kit.small_models import with_large_weights
-from levelfield.testing.framework_kit.training_curves import compare
+from levelfield.testing.framework_kit.training_curves import Curve, compare, compare_routing
 from levelfield.testing.framework_kit.variants import offered, small_job
 
 FEW_STEPS = 10
+ROUTING = 1e-4  # of the routers' losses, at any step
 # Of one process with large weights. Measured: rounding is up to 1e-7 in the loss and 2e-7 in the gradient norm; GELU's
 # other form is 6e-6 and 6e-5, and its cubic constant 1 % off 1.6e-6 and 4e-5.
 SHARP = DifferenceLimits(first_loss=1e-6, loss=1e-6, grad_norm=1e-5)
@@ -75,8 +76,10 @@ def layout_run(subject: FrameworkSubject, each: OfferedRun) -> MatrixRun:
         if len(curve.losses) != len(known.curve.losses):
             raise Fails(f"it recorded {len(curve.losses)} steps, expected {len(known.curve.losses)}")
         difference = compare(curve, known.curve)
+        failure = _routing_fault(model, each.precision, curve, known.curve)
     except Fails as found:
         failure = found.says[-200:]
+    difference = None if failure else difference
     return MatrixRun(
         name=each.variant.name,
         family=each.family,
@@ -86,6 +89,16 @@ def layout_run(subject: FrameworkSubject, each: OfferedRun) -> MatrixRun:
         difference=difference,
         failure=failure,
     )
+
+
+def _routing_fault(model: dict[str, Any], precision: Precision, curve: Curve, known: Curve) -> str | None:
+    """Return what is wrong with the routing of a mixture in float32: its routers' losses, which the loss leaves out."""
+    if not model.get("experts") or precision != "fp32":
+        return None
+    apart, moved = compare_routing(curve, known)
+    if apart <= ROUTING:
+        return None
+    return f"the routers' losses differ by {apart:.1e}, expected {ROUTING:g} at most; {moved} choices of experts differ"
 
 
 def _word(run: MatrixRun) -> str:

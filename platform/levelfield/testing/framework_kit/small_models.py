@@ -47,8 +47,3 @@ def with_large_weights(model: dict[str, Any]) -> dict[str, Any]:
     With small weights every activation is nearly a line, and a wrong constant in it changes no digit that is compared.
     """
     return {**model, "init_std": 0.1}
-
-
-def shallow(model: dict[str, Any]) -> dict[str, Any]:
-    """The model with two layers: a first and a last one, where no more stages divide them."""
-    return {**model, "layers": 2}

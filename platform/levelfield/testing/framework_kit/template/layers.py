@@ -29,16 +29,18 @@ class Linear:
         self.at = at
 
     def forward(self, x):
-        self.x = x
-        y = x @ self.at["weight"].T
-        return y + self.at["bias"] if "bias" in self.at else y
+        self.rows = x.reshape(-1, x.shape[-1])  # one large product is faster than one for each sequence
+        y = self.rows @ self.at["weight"].T
+        if "bias" in self.at:
+            y += self.at["bias"]
+        return y.reshape(*x.shape[:-1], -1)
 
     def backward(self, gradient):
-        rows, x = gradient.reshape(-1, gradient.shape[-1]), self.x.reshape(-1, self.x.shape[-1])
-        self.at.add("weight", rows.T @ x)
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        self.at.add("weight", rows.T @ self.rows)
         if "bias" in self.at:
             self.at.add("bias", rows.sum(axis=0))
-        return gradient @ self.at["weight"]
+        return (rows @ self.at["weight"]).reshape(*gradient.shape[:-1], -1)
 
 
 class Embedding:

@@ -15,12 +15,13 @@ class GeluMLP:
 
     def forward(self, x):
         self.x = self.up.forward(x)
-        self.tanh = np.tanh(ROOT * (self.x + CUBIC * self.x**3))
+        self.square = self.x * self.x  # numpy's power is 20 times slower
+        self.tanh = np.tanh(ROOT * self.x * (1 + CUBIC * self.square))
         return self.down.forward(np.float32(0.5) * self.x * (1 + self.tanh))
 
     def backward(self, gradient):
         gradient = self.down.backward(gradient)
-        inner = ROOT * (1 + 3 * CUBIC * self.x**2) * (1 - self.tanh**2)
+        inner = ROOT * (1 + 3 * CUBIC * self.square) * (1 - self.tanh * self.tanh)
         return self.up.backward(gradient * np.float32(0.5) * (1 + self.tanh + self.x * inner))
 
 
