@@ -8,7 +8,7 @@ from decoder import DTYPES, Decoder
 from device import configure, describe, joined, memory
 from grid import make_mesh
 from jax.sharding import NamedSharding, PartitionSpec
-from levelfield.worker import Batches, Capture, Initializer, coordinates, learning_rate, train_steps
+from levelfield.worker import Capture, Initializer, coordinates, learning_rate, train_steps
 from optimizer import corrections
 from parameters import as_arrays, fill, list_kinds, save
 from program import Program
@@ -36,8 +36,9 @@ class Trainer:
         self.program = Program(job, self.mesh, self.kinds, sharding, Decoder(job, sharding))
         values = fill(self.kinds, self.mesh, initializer)
         self.state = {name: (x, zeros_like(x), zeros_like(x)) for name, x in values.items()}
-        first = Batches(job, place.data).batch(1)
-        self.step = self.program.compiled(self.state, self.batch(first), self.numbers(1))
+        shape = (job.accumulation, job.tuning.micro_batch, job.training.sequence_length)
+        empty = self.program.batch((np.zeros(shape), np.zeros(shape)))
+        self.step = self.program.compiled(self.state, empty, self.numbers(1))
 
     def values(self):
         return {name: held[0] for name, held in self.state.items()}
@@ -51,13 +52,11 @@ class Trainer:
 
     def launch(self, batch):
         """Start the step: one program, which the host does not wait for."""
-        arrays, numbers = self.batch(batch), self.numbers(batch.step)
+        arrays = self.program.batch((batch.inputs, batch.targets))
+        numbers = self.numbers(batch.step)
         if self.capture.wants(batch.step):
             self.keep(arrays, numbers)
         self.state, self.figures, self.shares = self.step(self.state, arrays, numbers)
-
-    def batch(self, batch):
-        return self.program.batch((batch.inputs, batch.targets))
 
     def numbers(self, step):
         """What changes from step to step, as arrays: a number in the program would compile it anew."""

@@ -52,6 +52,24 @@ def test_what_cannot_be_done_is_unsupported(change, words, tmp_path, python):
         assert (error["event"], error["class"]) == ("error", "unsupported") and words in error["message"]
 
 
+# ---- layouts beside those of the matrix
+
+FURTHER = (
+    "recompute full", "recompute selective", "accumulation 1", "ZeRO 1, DP2", "ZeRO 2, DP2", "ZeRO 3, DP2", "TP2",
+    "DP2 x TP2", "ZeRO 3 over 2 of DP4",
+)  # fmt: skip
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", FURTHER)
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_same_curve_as_torch(family, name, precision, python, reference):
+    job = job_of(MODELS[family], VARIANTS[name], 10, precision=precision)
+    found = compare(train(job, TRAIN, python), first_steps(reference(family), 10))
+    assert found.within(precision), found
+
+
 # ---- what the comparison sees
 
 

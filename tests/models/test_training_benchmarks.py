@@ -38,6 +38,12 @@ def test_a_step_under_the_platform_is_compared_with_the_bare_loop():
 
 
 @pytest.mark.thorough
+def test_a_step_of_jax_is_compared_with_a_plain_loop():
+    (row,) = quick("jax_loop")
+    assert row["ratio"] > 0
+
+
+@pytest.mark.thorough
 @pytest.mark.containers
 def test_a_step_in_a_container_is_compared_with_one_without():
     assert quick("container_cost")["container_ms"] > 0

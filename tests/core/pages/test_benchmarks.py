@@ -16,7 +16,7 @@ NO_FRAMEWORK = (
     *("comparison_coverage", "gate_power", "gate_speed", "launch_cost", "many_nodes", "preflight_alarms"),
     *("site_speed", "store_speed"),
 )
-WITH_FRAMEWORK = ("products", "platform_overhead", "torch_against_transformers", "container_cost")
+WITH_FRAMEWORK = ("products", "platform_overhead", "torch_against_transformers", "container_cost", "jax_loop")
 # What these three write is compared with their fit in tests/core/predict.
 FITS = ("planner_fit", "planner_host", "planner_unseen")
 
