@@ -116,9 +116,10 @@ class Weights:
         """[(name, this rank's share of the squared norm of its gradient)]: all ranks' add up to the whole's."""
         found = [(held, part, part.view(self.gradient(held.parameter))) for held in self.held for part in held.parts]
         norms = torch.stack([torch.linalg.vector_norm(view, dtype=torch.float64) for _, _, view in found])
-        totals = collections.defaultdict(float)  # the experts of a layer are many here and one by canonical name
+        totals = collections.defaultdict(float)
         for (held, part, _), square in zip(found, norms.square().tolist(), strict=True):
-            totals[part.name] += square / (loss_scale**2 * self.times(held, part))
+            expert = f"[{part.slices[0].start}]" if len(part.shape) == 3 else ""  # each routed expert has its own
+            totals[part.name + expert] += square / (loss_scale**2 * self.times(held, part))
         return list(totals.items())
 
     def times(self, held, part):

@@ -5,6 +5,7 @@ The optimizer sees plain local tensors, in every layout: it is elementwise, so s
 
 import torch
 import torch.distributed as dist
+from parameters import held_parts
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
@@ -12,7 +13,7 @@ from torch.nn import Parameter
 class LocalAdamW:
     """Fused AdamW (Loshchilov and Hutter, 2019); decay on parameters of two or more dimensions only.
 
-    stage_ranks: the ranks of one pipeline stage, data times tensor. ends: the group of the first and last
+    stage_ranks: the ranks of one pipeline stage, data times context times tensor. ends: the group of the first and last
     pipeline stage where both hold the tied embedding, else None.
     """
 
@@ -21,10 +22,15 @@ class LocalAdamW:
         self.locals = [Parameter(_local(parameter.detach())) for parameter in self.parameters]
         self.tied = [name == "embedding.weight" and ends is not None for name in self.names]
         self.ends = ends
-        self.replicas = [
+        replicas = [
             _replicas(parameter, stage_ranks) * (2 if tied else 1)
             for parameter, tied in zip(self.parameters, self.tied, strict=True)
         ]
+        self.square_names, self.replicas = [], []
+        for held, copies in zip(held_parts(model), replicas, strict=True):
+            names = _square_names(held)
+            self.square_names += names
+            self.replicas += [copies] * len(names)
         held = [(local, local.dim()) for local in self.locals if local.numel()]
         self.adamw = make_adamw(held, training)
 
@@ -40,8 +46,9 @@ class LocalAdamW:
         return [(name, local.grad) for name, local in zip(self.names, self.locals, strict=True)]
 
     def squares(self):
-        """This rank's share of each parameter's squared gradient norm: the shares of all ranks add up to it."""
-        norms = torch.stack(torch._foreach_norm([local.grad for local in self.locals])).double()
+        """This rank's share of the squared gradient norms of `square_names`: the shares of all ranks add up to them."""
+        parts = [part for local in self.locals for part in (local.grad.unbind() if local.dim() == 3 else [local.grad])]
+        norms = torch.stack(torch._foreach_norm(parts)).double()
         return norms.square() / norms.new_tensor(self.replicas)
 
     def step(self, learning_rate, divisor, skip=None):
@@ -87,6 +94,13 @@ def make_adamw(parameters, training):
 def clip_divisor(norm, limit, scale):
     """What to divide a gradient scaled by `scale` by, so that its norm (`norm`, unscaled) ends within `limit`."""
     return ((norm / limit).clamp(min=1.0) * scale).float()
+
+
+def _square_names(held):
+    """The names of what a held part gives a squared norm of: each routed expert has its own, by its global index."""
+    if len(held.shape) < 3:
+        return [held.name]
+    return [f"{held.name}[{expert}]" for expert in range(held.slices[0].start, held.slices[0].stop)]
 
 
 def _local(tensor):

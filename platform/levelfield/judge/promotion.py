@@ -12,6 +12,7 @@ from levelfield.judge.noise import row_of
 from levelfield.judge.verdict import training_of, training_of_reference
 from levelfield.measure.alignment import TrainingCurve
 from levelfield.measure.calibration import noise_between
+from levelfield.measure.rerouting import rerouting
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.raw_files import read_raw
 from levelfield.specs.paths import RunPaths
@@ -35,6 +36,7 @@ def reference_from(paths: RunPaths, why: str) -> Reference:
         grad_norms=tuple(training.grad_norms.get(step) for step in steps),
         gradients={step: dict(norms) for step, norms in training.gradients.items()},
         weights={name: tuple(figures) for name, figures in training.weights.items()},
+        routing={step: dict(layers) for step, layers in training.routing.items()},
         run_id=plan.run_id,
         framework=result.framework,
         framework_version=result.framework_version,
@@ -76,8 +78,9 @@ def with_noise(reference: Reference, paths: RunPaths, why: str | None = None) ->
     training = _training(paths, plan, result)
     if why is None:
         check_admissible(reference, training, result)
-    noise = noise_between(training, training_of_reference(reference))
-    row = row_of(noise, changed(plan, result), plan.run_id, hardware_of(plan, result), why)
+    expected = training_of_reference(reference)
+    noise, moved = noise_between(training, expected), rerouting(training.routing, expected.routing).changed
+    row = row_of(noise, changed(plan, result), plan.run_id, hardware_of(plan, result), why, moved)
     rows = [r for r in reference.noise if r.run_id != row.run_id] + [row]
     return reference.model_copy(update={"noise": tuple(sorted(rows, key=lambda r: (r.changed, r.run_id)))})
 

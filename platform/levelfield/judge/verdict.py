@@ -9,6 +9,7 @@ from levelfield.judge.noise import limits_from
 from levelfield.measure import alignment as rules
 from levelfield.measure.final_weights import final_weights
 from levelfield.measure.gradients import gradient_norms
+from levelfield.measure.routing import routing_of
 from levelfield.measure.validity import loss_curve
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.reference import Reference
@@ -58,6 +59,7 @@ def training_of(steps: int, raw: RawRecords, identity: Identity) -> rules.Traini
         gradient_norms(raw.gradients),
         identity.model_dump(),
         final_weights(raw.final),
+        routing_of(raw.experts),
     )
 
 
@@ -65,7 +67,13 @@ def training_of_reference(reference: Reference) -> rules.TrainingCurve:
     norms = {step: norm for step, norm in enumerate(reference.grad_norms, start=1) if norm is not None}
     losses = dict(enumerate(reference.losses, start=1))
     return rules.TrainingCurve(
-        len(losses), losses, norms, reference.gradients, reference.identity.model_dump(), reference.weights
+        len(losses),
+        losses,
+        norms,
+        reference.gradients,
+        reference.identity.model_dump(),
+        reference.weights,
+        reference.routing,
     )
 
 

@@ -5,6 +5,7 @@
     first step  one forward pass                                 -> different
     gradients   norms by parameter at a few steps                -> different
     curve       every step against the recorded noise            -> diverged at the first step beyond it
+    routing     of a mixture: choices of experts that differ     -> different
     spikes      a single step far from its neighbours            -> different
     final       each parameter's norm and projections at the end -> different
 
@@ -12,16 +13,19 @@ The loss alone is not enough: under Adam a gradient twice too large moves it by 
 its limit and the source of the limit. Comparisons are written so that NaN fails them.
 
 A limit is a number, or numbers by place: by step for the curve, by step and group for gradients, by group and figure
-for final weights. A group is all parameters of one name in all layers.
+for final weights. A group is all parameters of one name in all layers. From a changed choice of experts on, the limits
+of a mixture are wider (measure/rerouting.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
+from levelfield.measure.rerouting import Rerouting, RoutingLimits, rerouting, worst_step
+from levelfield.measure.routing import Routing
 from levelfield.measure.spikes import least_jump, spike_steps
 
 Verdict = Literal["aligned", "diverged", "different", "inconclusive", "not comparable", "unchecked"]
@@ -38,6 +42,7 @@ class TrainingCurve:
 
     losses, grad_norms: by step. gradients: norms by step and canonical parameter. identity: digests by name.
     weights: [norm, projections...] of each parameter after the last step; empty when they were not recorded.
+    routing: of a mixture, the tokens of each expert by step and layer.
     """
 
     steps: int
@@ -46,6 +51,7 @@ class TrainingCurve:
     gradients: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     identity: Mapping[str, str | None] = field(default_factory=dict)
     weights: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    routing: Routing = field(default_factory=dict)
 
 
 # A step; a step and a group; a group and a figure. None stands for every place that is not named.
@@ -55,13 +61,17 @@ Limit = float | Mapping[Place, float]
 
 @dataclass(frozen=True)
 class AlignmentLimits:
-    """The largest accepted relative differences, and their source. None: no limit is known."""
+    """The largest accepted relative differences, and their source. None: no limit is known.
+
+    routing: of a mixture; None where rounding changes choices from the start, as in 16 bits: then they are not judged.
+    """
 
     first_step: Limit | None
     gradient: Limit | None
     curve: Limit | None
     source: str
     weights: Limit | None = None
+    routing: RoutingLimits | None = None
 
 
 class Difference(NamedTuple):
@@ -95,10 +105,13 @@ def align(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits)
     gate = integrity(run, reference) or identity(run, reference)
     if gate is not None:
         return gate
+    moved = rerouting(run.routing, reference.routing)
+    limits = widened(limits, moved, reference)
     layers = [
         first_step(run, reference, limits),
         gradients(run, reference, limits),
         curve(run, reference, limits),
+        *([routing(run, moved, limits)] if reference.routing else []),
         spikes(run, reference),
         *([final_weights(run, reference, limits)] if reference.weights else []),
     ]
@@ -118,6 +131,34 @@ def _verdict(
     if failed.name == "curve":
         return "diverged", f"first at step {first_beyond(run, reference, limits.curve)}: {failed.detail}"
     return "different", f"{failed.name}: {failed.detail}"
+
+
+def widened(limits: AlignmentLimits, moved: Rerouting, reference: TrainingCurve) -> AlignmentLimits:
+    """Return the limits of a run whose choices of experts differ: wider from the first such step on."""
+    first, after = moved.first, limits.routing
+    if first is None or after is None:
+        return limits
+    late = [step for step in reference.losses if step >= first]
+    groups = {
+        (step, group_of(name)) for step in reference.gradients if step >= first for name in reference.gradients[step]
+    }
+    figures = {(group_of(name), figure) for name in reference.weights for figure in ("norm", "projection")}
+    return replace(
+        limits,
+        first_step=_raised(limits.first_step, [1] if first == 1 else [], after.curve),
+        gradient=_raised(limits.gradient, groups, after.gradient),
+        curve=_raised(limits.curve, late, after.curve),
+        weights=_raised(limits.weights, figures, after.weights),
+        source=f"{limits.source}; from step {first} on that of runs whose routing differs",
+    )
+
+
+def _raised(limit: Limit | None, places: Iterable[Place], least: float) -> Limit | None:
+    """Return the limit with at least `least` at the places."""
+    if limit is None:
+        return None
+    before: dict[Place, float] = {None: float(limit)} if isinstance(limit, float | int) else dict(limit)
+    return before | {place: max(least, limit_at(limit, place)) for place in places}
 
 
 def integrity(run: TrainingCurve, reference: TrainingCurve) -> AlignmentFinding | None:
@@ -219,6 +260,18 @@ def curve_differences(run: TrainingCurve, reference: TrainingCurve) -> list[Diff
         Difference(relative(run.losses[s], loss), s, f"loss of step {s}")
         for s, loss in sorted(reference.losses.items())
     ]
+
+
+def routing(run: TrainingCurve, moved: Rerouting, limits: AlignmentLimits) -> Layer:
+    """Compare how many tokens chose each expert, by step and layer."""
+    if not moved.changed:
+        return Layer("routing", None, None, None, "the run did not record its routing")
+    if limits.routing is None:
+        detail = f"{moved.sentence}; not judged in this precision, where rounding decides many choices"
+        return Layer("routing", True, None, None, detail)
+    step, number, allowed = worst_step(moved, limits.routing)
+    text = f"{moved.sentence}; most at step {step}: {number}, limit {allowed:.0f}" if number else moved.sentence
+    return Layer("routing", number <= allowed, number / moved.choices, allowed / moved.choices, text)
 
 
 def spikes(run: TrainingCurve, reference: TrainingCurve) -> Layer:

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
-from levelfield.specs.base import Document, Value
+from levelfield.specs.base import LATER, Document, Value
 from levelfield.specs.case import Precision, Scale
 from levelfield.specs.result import Identity
 
@@ -20,7 +20,7 @@ class NoiseRow(Value):
     Rows of older versions have nothing else. losses: of each step. gradients: the largest by step and group; a group is
     all parameters of one name in all layers. weights: of the final weights, by group and "norm" or "projection".
     hardware: the processor or chip. by, recorded: who recorded it and when. why: given with --replace, because the run
-    was beyond the limits.
+    was beyond the limits. routing: of a mixture, how many choices of experts differ at least, by step, where any does.
     """
 
     changed: str
@@ -35,6 +35,7 @@ class NoiseRow(Value):
     by: str | None = None
     recorded: str | None = None
     why: str | None = None
+    routing: dict[int, int] = Field(default_factory=dict, json_schema_extra=LATER)
 
 
 class Reference(Document):
@@ -43,7 +44,8 @@ class Reference(Document):
     losses, grad_norms: of steps 1, 2, ... gradients: norms by step and canonical parameter. weights: of each parameter
     after the last step [norm, projections...]; empty in references of older versions. by, why, promoted: who promoted
     the run to the reference, the reason and the date. run_id to layout: the promoted run and its environment. settings:
-    its framework, layout, micro-batch and threads, as in a row of noise.
+    its framework, layout, micro-batch and threads, as in a row of noise. routing: of a mixture, the tokens that chose
+    each expert, by step and layer.
     """
 
     KIND: ClassVar[str] = "reference"
@@ -66,6 +68,7 @@ class Reference(Document):
     promoted: str
     by: str
     why: str
+    routing: dict[int, dict[int, tuple[int, ...]]] = Field(default_factory=dict, json_schema_extra=LATER)
 
     @property
     def name(self) -> str:
