@@ -82,8 +82,11 @@ def precision_remark(precision: str | None) -> Iterator[str]:
 
 
 def remarks_on(question: LayoutQuestion) -> Iterator[str]:
-    """Yield what an asked layout assumes."""
+    """Yield what a mixture and an asked layout assume."""
     layout, layers = question.wanted.layout, question.work.model.layers
+    if question.work.model.experts is not None:
+        busiest = question.constants.pace_on(question.on_host).expert_imbalance
+        yield f"the busiest expert rank has {busiest:g} x the mean's tokens; published runs lose 8 to 17 % to imbalance"
     if layout is None:
         return
     if lacks := question.offer.lacks(Tuning(layout=layout)):
