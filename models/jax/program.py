@@ -108,7 +108,7 @@ class Program:
         return jax.jit(local)(state, batch, numbers)
 
     def batch(self, arrays):
-        """The step's global batch, of which each data-parallel rank brings its rows: [micro-batches, rows, sequence]."""
+        """The step's global batch, of which each data rank brings its rows: [micro-batches, rows, sequence]."""
         sharding = NamedSharding(self.mesh, ROWS)
         count, rows, length = arrays[0].shape
         whole = (count, rows * self.job.layout.data, length)
@@ -120,5 +120,10 @@ def summed_over(function, rows):
     first = jax.tree.map(lambda x: x[0], rows)
     if rows[0].shape[0] == 1:
         return function(first)
-    zeros = jax.tree.map(lambda x: vary(jnp.zeros(x.shape, x.dtype), tuple(x.manual_axis_type.varying)), jax.eval_shape(function, first))
+    zeros = jax.tree.map(zeros_of, jax.eval_shape(function, first))
     return lax.scan(lambda total, row: (jax.tree.map(jnp.add, total, function(row)), None), zeros, rows)[0]
+
+
+def zeros_of(shape):
+    """Zeros that vary over the axes over which a value of this jax.ShapeDtypeStruct does."""
+    return vary(jnp.zeros(shape.shape, shape.dtype), tuple(shape.manual_axis_type.varying))

@@ -6,8 +6,9 @@ import torch
 from attention import rotary_tables
 from block import Block
 from head_loss import head_loss
+from latent import rotary_size
 from layers import Linear, Positions, dropout, norm
-from levelfield.worker import head_size, part
+from levelfield.worker import part
 from mixture import mixtures
 from tied import TiedGradient, tied_embedding
 from torch import nn
@@ -45,7 +46,7 @@ class Decoder(nn.Module):
         model, stage = self.model, self.stage
         if model.positions == "rope":
             scaling = part(model, "rope_scaling")
-            self.rotary = rotary_tables(head_size(model), self.length, model.rope_base, device, self.dtype, scaling)
+            self.rotary = rotary_tables(rotary_size(model), self.length, model.rope_base, device, self.dtype, scaling)
             if self.share is not None:
                 self.rotary = tuple(table[self.share.positions.to(device)] for table in self.rotary)
         for _, mixture in mixtures(self):

@@ -7,6 +7,7 @@ from data_parallel import replicate_data_parallel, shard_data_parallel
 from decoder import Decoder, compute_dtype, stage_of
 from expert_parallel import check_experts, distribute_experts, expert_parameters
 from fp8 import check_fp8, use_fp8
+from latent import check_latent_attention
 from levelfield.worker import check_context_parallel, check_pipeline, check_tensor_parallel, part
 from parameters import fill
 from recompute import check_recompute, compile_blocks, recompute_blocks
@@ -25,6 +26,7 @@ def check(job):
     check_fp8(job)
     check_attention(job.tuning.attention)
     check_experts(job)
+    check_latent_attention(job)
 
 
 def build(job, grid, coordinates, initializer, device, experts=None, share=None):

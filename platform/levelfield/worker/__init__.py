@@ -15,6 +15,7 @@ from .faults import CorpusError, JobError, NonFinite, StorageError, Unsupported,
 from .init import Initializer
 from .job import coordinates, load_job
 from .loop import train_steps
+from .offers import check_layout, check_parts
 from .own_work import OwnWork
 from .parameters import ParameterSpec
 from .process import run
@@ -38,6 +39,8 @@ __all__ = [
     "Unsupported",
     "WorkerError",
     "check_context_parallel",
+    "check_layout",
+    "check_parts",
     "check_pipeline",
     "check_tensor_parallel",
     "checksum_slice",

@@ -328,7 +328,7 @@ def test_an_implementation_is_known_by_all_its_sources(tmp_path: Path) -> None:
     assert folder_digest(tmp_path) != first
 
 
-@pytest.mark.parametrize("name", ["deepspeed", "megatron", "oneflow", "paddle", "torch"])
+@pytest.mark.parametrize("name", sorted(Registry().frameworks))
 def test_code_that_is_imported_from_beside_counts(name: str) -> None:
     """What a folder imports and does not have is found in one beside it, and the digest covers that one."""
     folder = ROOT / "models" / name

@@ -30,12 +30,14 @@ from levelfield.predict.setup import TrainingSetup, setup_of
 from levelfield.specs.case import Model, Work
 from levelfield.specs.constants import Constants, MemoryModel
 from levelfield.specs.layout import Layout, parse_layout
+from levelfield.specs.refusable import refused
 from levelfield.specs.tuning import Tuning
 
 MIXTRAL: Work = Registry().case("mixtral_8x7b").work("full")
 QWEN: Work = Registry().case("qwen3_30b_a3b").work("full")
 DEEPSEEK: Work = Registry().case("deepseek_v3").work("full")
 MACHINE = Machine(100e12, None, 1e12, Link(1e-6, 100e9), Link(1e-5, 80e9), 8, attention={"flash2": 40e12})
+FEW = frozenset({"data", "expert", "zero1"})
 KINDS = frozenset({"data", "tensor", "pipeline", "interleaved", "sequence", "zero1", "expert"})
 EXPERT = 3 * 4096 * 14336  # of Mixtral
 
@@ -138,9 +140,7 @@ def test_expert_ranks_leave_the_activations_where_all_experts_are_filled_alike()
 
 
 def test_recomputation_of_a_mixture_keeps_less() -> None:
-    none, selective, full = (
-        estimate("DP8EP8", recompute=r).memory.activations for r in ("none", "selective", "full")
-    )
+    none, selective, full = (estimate("DP8EP8", recompute=r).memory.activations for r in ("none", "selective", "full"))
     assert none > selective > full > 32 * 4096 * 4096 * 2
 
 
@@ -283,7 +283,11 @@ def test_the_arithmetic_gives_each_part(work: Work, layout: str, fields: dict[st
     ("work", "layout", "says"),
     [
         (MIXTRAL, Layout(data=16, expert=16), "8 experts cannot be cut over expert 16"),
-        (changed(QWEN, vocab_size=151552), Layout(tensor=512), "an expert's ffn size 768 cannot be cut over tensor 512"),
+        (
+            changed(QWEN, vocab_size=151552),
+            Layout(tensor=512),
+            "expert's ffn size 768 cannot be cut over tensor 512",
+        ),
         (Registry().case("llama3_8b").work("full"), Layout(data=2, expert=2), "the model has no experts"),
     ],
 )
@@ -319,7 +323,7 @@ def test_the_nearest_layouts_keep_the_expert_ranks_that_are_possible() -> None:
 
 
 def test_the_search_has_every_division_of_the_experts() -> None:
-    found = {row.layout.expert for row in answer(question()).rows}
+    found = {row.layout.expert for row in answer(question(offer=SupportedParallelism(FEW, ("none",)))).rows}
     assert found == {1, 2, 4, 8}
     dense = answer(question(Registry().case("llama3_8b").work("full"))).rows
     assert {row.layout.expert for row in dense} == {1}
@@ -334,15 +338,40 @@ def test_without_the_offer_no_row_divides_experts_and_beyond_shows_them() -> Non
     assert "expert" in lacking and all(offer.lacks(row.tuning) for row in others)
 
 
+@pytest.mark.parametrize(
+    ("name", "layout", "fields", "precision"),
+    [
+        ("sharded states with experts over a part of the ranks", "DP8EP4SH1", {}, "bf16"),
+        ("experts with compile", "DP8EP8", {"compile": True}, "bf16"),
+        ("experts with fp8", "DP8EP8", {}, "fp8"),
+    ],
+)
+def test_what_a_framework_may_refuse_of_experts(name: Any, layout: str, fields: Any, precision: Any) -> None:
+    training = MIXTRAL.training.model_copy(update={"precision": precision})
+    work, dense = MIXTRAL.model_copy(update={"training": training}), Registry().case("llama3_8b").work("full")
+    assert refused([name], work, tuning(layout, **fields)) == [name]
+    assert refused([name], MIXTRAL, tuning("DP8EP8SH1")) == refused([name], MIXTRAL, tuning("DP8SH1")) == []
+    assert refused([name], dense, tuning("DP8SH1", **fields)) == []
+
+
+def test_the_search_leaves_out_what_is_refused() -> None:
+    offer = SupportedParallelism(FEW, ("none",), ("sharded states with experts over a part of the ranks",))
+    sharded = [row.layout for row in answer(question(offer=offer)).rows if row.layout.sharding_stage]
+    assert {layout.expert for layout in sharded if layout.data == 8} == {1, 8}
+
+
 def test_no_layout_that_fits_is_lost() -> None:
     """The search against every combination, on 8 devices of 80 GB."""
     capacity = 80 * 10**9
-    asked = question(QWEN, capacity_bytes=capacity)
+    asked = question(QWEN, capacity_bytes=capacity, offer=SupportedParallelism(FEW, ("none", "full"), ()))
     found = {(str(r.layout), r.tuning.micro_batch, r.tuning.recompute) for r in answer(asked).rows}
     layouts = {row.layout for row in answer(replace(asked, capacity_bytes=None)).rows if row.layout.pipeline == 1}
+    seen: set[bool] = set()
     for layout in layouts:
         for micro_batch in (1, 2, 4):
-            for recompute in ("none", "selective", "full"):
+            for recompute in ("none", "full"):
                 chosen = Tuning(layout=layout, micro_batch=micro_batch, recompute=recompute)
                 row = predict(asked, chosen)
+                seen.add(row.memory.total <= capacity)
                 assert ((str(layout), micro_batch, recompute) in found) == (row.memory.total <= capacity), chosen
+    assert seen == {True, False}
