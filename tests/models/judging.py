@@ -99,7 +99,7 @@ def training_of(curve: Curve) -> rules.TrainingCurve:
     identity = {"weights": str(sorted(curve.weights.items())), "tokens": str(curve.token_checksums)}
     steps = range(1, len(curve.losses) + 1)
     losses, global_norms = dict(zip(steps, curve.losses, strict=True)), dict(zip(steps, curve.grad_norms, strict=True))
-    return rules.TrainingCurve(len(losses), losses, global_norms, norms, identity, curve.final)
+    return rules.TrainingCurve(len(losses), losses, global_norms, norms, identity, curve.final, curve.experts)
 
 
 def yardstick(curve_of: Callable[[Variant], Curve], learnt: Sequence[tuple[str, Variant]] = LEARNT) -> Yardstick:

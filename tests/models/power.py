@@ -83,8 +83,13 @@ def section(found: Sequence[Judgement]) -> str:
 
 
 def documented(page: str, text: str) -> str:
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END, 1)[1]}"
+    return documented_between(BEGIN, page, text)
+
+
+def documented_between(begin: str, page: str, text: str) -> str:
+    """Return the page with `text` in place of what stands between the mark `begin` and the next END."""
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n\n{text}\n\n{END}{rest.split(END, 1)[1]}"
 
 
 def main() -> None:

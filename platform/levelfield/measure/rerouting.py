@@ -2,7 +2,7 @@
 
 A router takes the best experts. Where two are nearly equal, rounding decides, and a token jumps to another expert. Its
 loss jumps, and so do the gradients of both experts. In the warm-up Adam makes whole steps of small gradients, so the
-two runs part for good: many choices differ from then on. How far they part does not depend on the cause
+two runs part for good: many choices differ from then on. How far they part depends on when, and little on the cause
 (docs/alignment.md). So a run is held to the noise up to the first changed choice, and to wider limits from there.
 Rounding changes single choices at first; a fault changes many at once.
 """

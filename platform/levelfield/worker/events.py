@@ -104,7 +104,8 @@ class Recorder:
         """Record this rank's share of each parameter's squared gradient norm in `step`, by canonical name.
 
         The gradient is that of the global batch's mean loss, before clipping and without the loss scale. The shares
-        of all ranks add up to the norm of the whole parameter: each of n replicas gives 1/n. Call this before `step`.
+        of all ranks add up to the norm of the whole parameter: each of n replicas gives 1/n. Each routed expert has its
+        own, such as `layers.1.mlp.experts.up.weight[3]`, also where no token chose it. Call this before `step`.
         """
         self._write({"event": "gradients", "step": step, "squares": {name: _number(value) for name, value in squares}})
 
