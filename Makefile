@@ -20,14 +20,15 @@ endif
 # No run of a test or a benchmark goes into the store of the developer's own results.
 export LEVELFIELD_STORE := none
 
-.PHONY: test computing waiting quick lint environments framework-free each-framework on-the-engine on-machines end-to-end bench gpu-check matrix host-runs thorough drills clean
+.PHONY: test computing waiting installing quick lint environments framework-free each-framework on-the-engine on-machines end-to-end bench gpu-check matrix host-runs thorough drills clean
 
-# Three lanes, for two cores. One computes. Installing packages, whole runs and the container engine mostly wait, and so do
-# the runs on several machines: they run beside it. The engine's tests come last: what ends a rank by a signal must not
-# run beside a container that runs out of memory. A second lane that computes is slower, because ranks of several
-# processes spin while they wait for each other.
+# Three lanes, for two cores. One computes: its tests without a framework wait for processes so often that six share the
+# cores, and the frameworks' tests, whose ranks compute, do not. Whole runs and the container engine mostly wait, and so do
+# the installing of packages and the runs on several machines: they run beside it. The engine's tests come last: what ends
+# a rank by a signal must not run beside a container that runs out of memory. A second lane that computes is slower,
+# because ranks of several processes spin while they wait for each other.
 test: $(STAMP)
-	$(MAKE) --no-print-directory -j 3 computing waiting on-machines
+	$(MAKE) --no-print-directory -j 3 computing waiting installing
 
 computing: $(STAMP)
 	$(MAKE) --no-print-directory framework-free
@@ -35,9 +36,12 @@ computing: $(STAMP)
 
 waiting: $(STAMP)
 	$(MAKE) --no-print-directory lint
-	$(MAKE) --no-print-directory environments
 	$(MAKE) --no-print-directory end-to-end
 	$(MAKE) --no-print-directory on-the-engine
+
+installing: $(STAMP)
+	$(MAKE) --no-print-directory environments
+	$(MAKE) --no-print-directory on-machines
 
 each-framework: $(STAMP)
 	$(PYTEST) -n 2 -m "$(NEW)" tests/models
@@ -49,10 +53,10 @@ on-machines: $(STAMP)
 	$(PYTEST) -m "machines and $(NEW)" tests/machines
 
 end-to-end: $(STAMP)
-	$(PYTEST) -m "e2e and $(NEW)" tests/e2e
+	$(PYTEST) -n 2 --dist loadfile -m "e2e and $(NEW)" tests/e2e
 
 framework-free: $(STAMP)
-	$(PYTEST) -n 3 -m "not e2e and not containers and not machines and $(NEW)" --ignore=tests/models
+	$(PYTEST) -n 6 -m "not e2e and not containers and not machines and $(NEW)" --ignore=tests/models
 
 environments: $(STAMP)
 	PYTHONPATH=platform $(PY) tests/environments.py

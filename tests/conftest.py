@@ -6,10 +6,12 @@ With CI=true a skip that a machine could have avoided fails the run.
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import signal
 from collections import Counter
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -71,13 +73,25 @@ def own_device_locks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 def pytest_collection() -> Generator[None, object, object]:
     """Of several processes one collects first. It compiles all tests, and the others read what it compiled."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
-        return (yield)
-    with Path(__file__).open() as lock:
+        with kept_to_the_end():
+            return (yield)
+    with Path(__file__).open() as lock, kept_to_the_end():
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             fcntl.flock(lock, fcntl.LOCK_SH)
         return (yield)
+
+
+@contextmanager
+def kept_to_the_end() -> Iterator[None]:
+    """Search for no garbage in the block, and never in what it leaves: tests and imports stay to the end."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def skip_reasons(config: pytest.Config) -> Counter[str]:

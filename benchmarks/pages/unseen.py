@@ -27,6 +27,7 @@ from levelfield.specs.vendor import Chip
 
 RUNS = Path(__file__).parents[1] / "data" / "unseen_runs.json"
 CONTEXT_RUNS = RUNS.with_name("context_runs.json")  # in no fit
+MIXTURE_RUNS = RUNS.with_name("mixture_runs.json")  # in no fit
 GIB = 2**30
 EVERYTHING = layout_search.SupportedParallelism(frozenset(), layout_search.RECOMPUTATIONS)
 # Chips that no vendor lists: the listed chip that has their rates, and their own memory.
@@ -45,6 +46,10 @@ PROGRAMS = (
     ("arXiv 2104.04473", "megatron_2021"),
     ("arXiv 2205.05198", "megatron_2021"),
     ("OneFlow-Benchmark", "megatron_2021"),
+    ("NVIDIA-NeMo/Automodel", "automodel"),
+    ("all-to-alls overlap", "megatron_bridge_overlapped"),
+    ("NVIDIA-NeMo/Megatron-Bridge", "megatron_bridge"),
+    ("megatron/core/transformer/moe", "nemo"),
     ("container 24.03", "nemo_2403"),
     ("NeMo", "nemo"),
     ("megatron-deepspeed", "megatron_deepspeed"),

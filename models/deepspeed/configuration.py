@@ -4,10 +4,14 @@ import math
 
 from attention import check_attention
 from deepspeed.accelerator import get_accelerator
-from levelfield.worker import Unsupported
+from levelfield.worker import Unsupported, check_layout, check_parts
 from recompute import check_recompute
 
 NEVER = 2**62  # steps
+# Of torch's model; its experts need an exchange of tokens that the engine does not know.
+PARTS = (
+    "head_dim", "qkv_bias", "query_key_norm", "sliding_window", "rope_scaling", "norm_place", "embedding_scale",
+)  # fmt: skip
 
 
 def configuration(job):
@@ -63,10 +67,8 @@ def check(job):
     check_recompute(job.tuning.recompute)
     check_attention(job.tuning.attention)
     layout, precision = job.layout, job.training.precision
-    if layout.tensor > 1 or layout.pipeline > 1:
-        raise Unsupported(
-            f"tensor {layout.tensor}, pipeline {layout.pipeline}: this implementation has data parallelism and ZeRO"
-        )
+    check_layout(job, "data", "zero1", "zero2", "zero3")
+    check_parts(job, *PARTS)
     if layout.sharding_stage and layout.sharding_degree != layout.data:
         raise Unsupported(f"ZeRO over {layout.sharding_degree} of {layout.data} ranks: it is over all of them here")
     if precision == "fp8":

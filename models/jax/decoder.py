@@ -5,7 +5,6 @@ Every function computes this rank's part; weights are those of parameters.Kind, 
 
 from functools import partial
 
-import jax
 from attention import attention, rotary_tables
 from dropout import ATTENTION, EMBEDDING, MLP, SCORES, drop, own_numbers, use_keys
 from grid import TENSOR, vary
@@ -25,7 +24,7 @@ class Decoder:
         self.dtype, self.parallel = DTYPES[job.training.precision], TensorParallel(job.layout)
 
     def loss(self, weights, inputs, targets, keys):
-        """The mean loss of this rank's rows, float32; inputs, targets: [batch, sequence]; keys: see dropout.row_keys."""
+        """The mean loss of this rank's rows, float32; inputs, targets: [batch, sequence]; keys: of dropout.row_keys."""
         ends = self.sharding.end_weights(weights)
         x = self.hidden(weights, ends, inputs, keys)[0]
         return self.head_loss(self.parallel.enter(x), self.head(ends), targets)

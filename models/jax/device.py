@@ -2,13 +2,10 @@
 
 import contextlib
 import os
-import resource
-import sys
 
 import jax
 import jaxlib
-
-KIBIBYTE = 1 if sys.platform == "darwin" else 1024  # what ru_maxrss counts in
+from levelfield.worker import process_memory
 
 
 def configure(job):
@@ -47,11 +44,8 @@ def joined(job):
 def memory():
     """Peaks since the start, in bytes: the allocator's counters, which the cpu has none of, and the process's."""
     counters = jax.local_devices()[0].memory_stats() or {}
-    return {
-        "allocated_peak_bytes": counters.get("peak_bytes_in_use"),
-        "reserved_peak_bytes": counters.get("peak_pool_bytes", counters.get("peak_bytes_reserved")),
-        "process_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE,
-    }
+    reserved = counters.get("peak_pool_bytes", counters.get("peak_bytes_reserved"))
+    return process_memory(counters.get("peak_bytes_in_use"), reserved)
 
 
 def describe(job):

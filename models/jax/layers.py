@@ -37,8 +37,8 @@ def norm(model, x, weights, name):
 class TensorParallel:
     """The collectives between the parts of a layer that are split over the tensor-parallel ranks and the others.
 
-    The derivative of `enter` sums over the ranks, and that of `leave` does nothing (Shoeybi et al., 2019, f and g). With
-    sequence parallelism a rank has its part of the sequence between them (Korthikanti et al., 2022).
+    The derivative of `enter` sums over the ranks, and that of `leave` does nothing (Shoeybi et al., 2019, f and g).
+    With sequence parallelism a rank has its part of the sequence between them (Korthikanti et al., 2022).
     """
 
     def __init__(self, layout):
@@ -72,7 +72,7 @@ ACTIVATIONS = {
 
 
 def mlp(model, x, weights):
-    """The MLP of this rank's part of the hidden units, without the last bias. Gated by silu it is SwiGLU (Shazeer, 2020)."""
+    """The MLP of this rank's hidden units, without the last bias. Gated by silu it is SwiGLU (Shazeer, 2020)."""
     activate = ACTIVATIONS[model.activation]
     up = linear(x, weights["mlp.up.weight"], weights.get("mlp.up.bias"))
     if "mlp.gate.weight" in weights:

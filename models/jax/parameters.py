@@ -5,7 +5,7 @@ program runs over the layers with lax.scan, so it is compiled once and not once 
 """
 
 from pathlib import Path
-from typing import NamedTuple, Optional, Tuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -26,10 +26,10 @@ class Kind(NamedTuple):
     """
 
     name: str
-    shape: Tuple[int, ...]
-    layers: Optional[int]
-    split: Optional[int]
-    sharded: Optional[int]
+    shape: tuple[int, ...]
+    layers: int | None
+    split: int | None
+    sharded: int | None
 
     @property
     def spec(self):

@@ -45,17 +45,13 @@ class Program:
         weights = self.sharding.step_weights(held)
         count = self.job.accumulation
 
-        def micro(carry, row):
+        def micro(row):
             number, inputs, targets = row
             keys = self.keys(step, number, inputs)
             loss, found = jax.value_and_grad(self.decoder.loss)(weights, inputs, targets, keys)
-            found = (loss, self.sharding.micro_gradients(found))
-            return (found if carry is None else jax.tree.map(jnp.add, carry, found)), None
+            return loss, self.sharding.micro_gradients(found)
 
-        rows = (jnp.arange(count), *batch)
-        summed, _ = micro(None, jax.tree.map(lambda x: x[0], rows))
-        if count > 1:
-            summed, _ = lax.scan(micro, summed, jax.tree.map(lambda x: x[1:], rows))
+        summed = summed_over(micro, (jnp.arange(count), *batch))
         share = 1 / (count * self.job.layout.data)
         loss, found = jax.tree.map(lambda x: x * share, summed)
         return lax.psum(loss, DATA), self.sharding.step_gradients(found)
@@ -112,8 +108,22 @@ class Program:
         return jax.jit(local)(state, batch, numbers)
 
     def batch(self, arrays):
-        """The step's global batch, of which each data-parallel rank brings its rows: [micro-batches, rows, sequence]."""
+        """The step's global batch, of which each data rank brings its rows: [micro-batches, rows, sequence]."""
         sharding = NamedSharding(self.mesh, ROWS)
         count, rows, length = arrays[0].shape
         whole = (count, rows * self.job.layout.data, length)
         return tuple(jax.make_array_from_process_local_data(sharding, x.astype("int32"), whole) for x in arrays)
+
+
+def summed_over(function, rows):
+    """The sum of what `function` returns for each row of the arrays `rows`. It is compiled once."""
+    first = jax.tree.map(lambda x: x[0], rows)
+    if rows[0].shape[0] == 1:
+        return function(first)
+    zeros = jax.tree.map(zeros_of, jax.eval_shape(function, first))
+    return lax.scan(lambda total, row: (jax.tree.map(jnp.add, total, function(row)), None), zeros, rows)[0]
+
+
+def zeros_of(shape):
+    """Zeros that vary over the axes over which a value of this jax.ShapeDtypeStruct does."""
+    return vary(jnp.zeros(shape.shape, shape.dtype), tuple(shape.manual_axis_type.varying))

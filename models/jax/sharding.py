@@ -62,7 +62,9 @@ class Sharding:
 
     def layer_weights(self, weights):
         """Of one layer, by names without `layers.`, from its row of the step's weights."""
-        return {name: self.use(f"layers.{name}", x, self.kinds[f"layers.{name}"].sharded) for name, x in weights.items()}
+        return {
+            name: self.use(f"layers.{name}", x, self.kinds[f"layers.{name}"].sharded) for name, x in weights.items()
+        }
 
     def end_weights(self, weights):
         """Of what is outside of the layers."""

@@ -63,7 +63,8 @@ class Trainer:
         """What changes from step to step, as arrays: a number in the program would compile it anew."""
         first, second = corrections(self.job.training.optimizer, step)
         rate = learning_rate(self.job.training.schedule, step)
-        found = {"step": np.int32(step), "rate": np.float32(rate), "first": np.float32(first), "second": np.float32(second)}
+        found = {"rate": rate, "first": first, "second": second}
+        found = {"step": np.int32(step), **{name: np.float32(value) for name, value in found.items()}}
         sharding = NamedSharding(self.mesh, PartitionSpec())
         return {name: jax.make_array_from_callback((), sharding, lambda _, x=x: x) for name, x in found.items()}
 

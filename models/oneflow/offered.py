@@ -1,16 +1,14 @@
 """What this implementation cannot do. Without OneFlow, so that a refusal needs no other rank."""
 
-from levelfield.worker import Unsupported, check_tensor_parallel
+from levelfield.worker import Unsupported, check_layout, check_parts, check_tensor_parallel
 
 
 def check(job):
     """Raises Unsupported where the implementation cannot do what the job asks for."""
     layout, tuning = job.layout, job.tuning
     check_precision(job)
-    if layout.sharding_stage:
-        raise Unsupported(f"sharding stage {layout.sharding_stage}: this implementation has plain data parallelism")
-    if layout.sequence_parallel:
-        raise Unsupported("sequence parallelism: this implementation splits heads, MLP and vocabulary only")
+    check_layout(job, "data", "tensor", "pipeline")
+    check_parts(job)
     if tuning.compile:
         raise Unsupported("compile: this implementation runs OneFlow eagerly")
     if tuning.attention != "sdpa":

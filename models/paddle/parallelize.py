@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import paddle
 from decoder import Decoder, describe_pieces
 from layers import Layers
-from levelfield.worker import Initializer, Unsupported, check_pipeline, check_tensor_parallel
+from levelfield.worker import Initializer, Unsupported, check_layout, check_parts, check_pipeline, check_tensor_parallel
 from optimizer import SLICE, GlobalNorm, adamw
 from paddle.distributed import fleet
 from parameters import as_arrays, fill, held_parts
@@ -55,8 +55,8 @@ def check(job):
     if job.tuning.attention == "flash_attn" and job.device == "cpu":
         raise Unsupported("attention flash_attn: Paddle has it on accelerators only")
     check_sharding(job)
-    if job.layout.sequence_parallel:
-        raise Unsupported("sequence parallelism: this implementation splits heads and vocabulary only")
+    check_layout(job, "data", "tensor", "pipeline", "zero1", "zero2", "zero3")
+    check_parts(job)
     if job.tuning.recompute == "selective":
         raise Unsupported("recompute 'selective'; this implementation has none and full")
     check_pipeline(job)

@@ -70,6 +70,7 @@ def check_attention(name):
 def choose_attention(name, dropout, private_randomness, window=None):
     """The kernel `name`: (query, key, value), each [batch, sequence, n, D] -> [batch, sequence, n, D].
 
+    There may be fewer queries than keys: they are then those of the last positions.
     private_randomness: see `private`; None where the rank's own random numbers will do. window: the number of tokens
     that a token attends to, itself among them (Beltagy et al., 2020); None: all before it.
     """
@@ -84,7 +85,9 @@ def choose_attention(name, dropout, private_randomness, window=None):
 
 
 def scaled_dot_product(query, key, value, dropout, window=None):
-    mask = None if window is None else banded(query.shape[1], window, query.device)
+    queries, keys = query.shape[1], key.shape[1]
+    whole = window is None and queries == keys
+    mask = None if whole else banded(queries, keys, window or keys, query.device)
     mixed = functional.scaled_dot_product_attention(
         query.transpose(1, 2),
         key.transpose(1, 2),
@@ -97,9 +100,10 @@ def scaled_dot_product(query, key, value, dropout, window=None):
     return mixed.transpose(1, 2)
 
 
-def banded(length, window, device):
-    """What the tokens of a sequence attend to, [length, length]: themselves and the window - 1 tokens before."""
-    return torch.ones(length, length, dtype=torch.bool, device=device).tril().triu(1 - window)
+def banded(queries, keys, window, device):
+    """What the last `queries` of `keys` tokens attend to, [queries, keys]: themselves and the window - 1 before."""
+    before = keys - queries
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(before).triu(before + 1 - window)
 
 
 def flash_attention():

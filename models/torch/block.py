@@ -3,6 +3,7 @@
 import gpt
 import llama
 from attention import Attention
+from latent import LatentAttention
 from layers import dropout, norm
 from levelfield.worker import is_mixture, part
 from mixture import Mixture, shared_experts
@@ -17,7 +18,8 @@ class Block(nn.Module):
     def __init__(self, model, attend, layer, sequence_length):
         super().__init__()
         self.attention_norm = norm(model)
-        self.attention = Attention(model, attend)
+        latent = part(model, "latent_attention") is not None
+        self.attention = (LatentAttention if latent else Attention)(model, attend)
         self.mlp_norm = norm(model)
         self.mlp = mlp(model, layer, sequence_length)
         self.dropout, self.norm_after = model.hidden_dropout, part(model, "norm_place") == "after"

@@ -6,8 +6,9 @@ import torch
 from attention import rotary_tables
 from block import Block
 from head_loss import head_loss
+from latent import rotary_size
 from layers import Linear, Positions, dropout, norm
-from levelfield.worker import head_size, part
+from levelfield.worker import part
 from mixture import mixtures
 from tied import TiedGradient, tied_embedding
 from torch import nn
@@ -20,10 +21,12 @@ class Decoder(nn.Module):
 
     stage: which layers, and whether the first and last stage's parts, this process holds.
     With tied embeddings the last stage holds the embedding too, as its head.
+    share: this rank's part of each sequence (context_parallel.py), which it is given of tokens and targets; None: all.
     """
 
-    def __init__(self, model, sequence_length, dtype, stage, attend):
+    def __init__(self, model, sequence_length, dtype, stage, attend, share=None):
         super().__init__()
+        self.share = share
         self.model, self.length, self.dtype, self.stage = model, sequence_length, dtype, stage
         if stage.first or (stage.last and model.tied_embeddings):
             self.embedding = nn.Embedding(model.vocab_size, model.hidden_size)
@@ -43,7 +46,9 @@ class Decoder(nn.Module):
         model, stage = self.model, self.stage
         if model.positions == "rope":
             scaling = part(model, "rope_scaling")
-            self.rotary = rotary_tables(head_size(model), self.length, model.rope_base, device, self.dtype, scaling)
+            self.rotary = rotary_tables(rotary_size(model), self.length, model.rope_base, device, self.dtype, scaling)
+            if self.share is not None:
+                self.rotary = tuple(table[self.share.positions.to(device)] for table in self.rotary)
         for _, mixture in mixtures(self):
             mixture.prepare(device)
         whole = stage.first and stage.last and not isinstance(self.embedding.weight, DTensor)
@@ -69,8 +74,14 @@ class Decoder(nn.Module):
         scale = part(self.model, "embedding_scale")
         x = x if scale is None else x * scale
         if self.model.positions == "learned":
-            x = x + self.position(tokens.shape[1])
+            x = x + self.learned_positions(tokens.shape[1])
         return dropout(x.to(self.dtype), self.model.hidden_dropout)
+
+    def learned_positions(self, length):
+        """Of the tokens that this rank embeds; under sequence parallelism a part of its share's."""
+        if self.share is None:
+            return self.position(length)
+        return self.position(self.length)[self.share.embedded.to(self.position.weight.device)]
 
     @property
     def head_weight(self):

@@ -1,4 +1,5 @@
-"""The ranks as a grid: pipeline outermost, then data (replicas of shards, then shards), tensor innermost."""
+"""The ranks as a grid: pipeline outermost, tensor innermost, and between them data and context as one dimension, of
+replicas of shards, then shards."""
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -7,7 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 class Grid:
     """Named dimensions of the device mesh; `grid[name]` is this rank's part of one, or None where its size is 1.
 
-    replicate, shard: the data-parallel ranks, data = replicate * shard. ZeRO shards over `shard`.
+    replicate, shard: the ranks that sum gradients, data * context = replicate * shard. ZeRO shards over `shard`.
     """
 
     def __init__(self, job):
@@ -15,7 +16,7 @@ class Grid:
         shard = layout.sharding_degree if layout.sharding_stage else 1
         self.sizes = {
             "pipeline": layout.pipeline,
-            "replicate": layout.data // shard,
+            "replicate": layout.data * layout.context // shard,
             "shard": shard,
             "tensor": layout.tensor,
         }
@@ -27,12 +28,12 @@ class Grid:
         return self.mesh[name] if self.sizes[name] > 1 else None
 
     def data_mesh(self):
-        """The mesh of the data-parallel ranks, (replicate, shard) without dimensions of size 1; None for one rank."""
+        """The mesh of the ranks that sum gradients: (replicate, shard), without a dimension of size 1; None for one."""
         names = tuple(name for name in ("replicate", "shard") if self.sizes[name] > 1)
         return self.mesh[names if len(names) > 1 else names[0]] if names else None
 
     def ends_group(self, coordinates):
-        """The group of the first and the last pipeline stage's ranks at this rank's data and tensor place.
+        """The group of the first and the last pipeline stage's ranks at this rank's place within them.
 
         Every rank must call this at the same time. None on the stages between.
         """

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 class LocalAdamW:
     """Fused AdamW (Loshchilov and Hutter, 2019); decay on parameters of two or more dimensions only.
 
-    stage_ranks: the ranks of one pipeline stage, data times tensor. ends: the group of the first and last
+    stage_ranks: the ranks of one pipeline stage, data times context times tensor. ends: the group of the first and last
     pipeline stage where both hold the tied embedding, else None.
     """
 

@@ -2,11 +2,13 @@
 
 import torch
 from attention import check_attention, choose_attention
+from context_parallel import shared_attention
 from data_parallel import replicate_data_parallel, shard_data_parallel
 from decoder import Decoder, compute_dtype, stage_of
 from expert_parallel import check_experts, distribute_experts, expert_parameters
 from fp8 import check_fp8, use_fp8
-from levelfield.worker import check_pipeline, check_tensor_parallel, part
+from latent import check_latent_attention
+from levelfield.worker import check_context_parallel, check_pipeline, check_tensor_parallel, part
 from parameters import fill
 from recompute import check_recompute, compile_blocks, recompute_blocks
 from tensor_parallel import apply_tensor_parallel
@@ -20,18 +22,20 @@ def check(job):
     check_recompute(job.tuning.recompute)
     check_pipeline(job)
     check_tensor_parallel(job)
+    check_context_parallel(job)
     check_fp8(job)
     check_attention(job.tuning.attention)
     check_experts(job)
+    check_latent_attention(job)
 
 
-def build(job, grid, coordinates, initializer, device, experts=None):
+def build(job, grid, coordinates, initializer, device, experts=None, share=None):
     """(model, runner): the model with its canonical parameter names, and what to call in its place.
 
-    experts: the ExpertMesh, or None without expert parallelism.
+    experts: the ExpertMesh, or None without expert parallelism. share: the SequenceShare, or None.
     """
     with torch.device("meta"):
-        model = Decoder(**decoder_arguments(job, coordinates))
+        model = Decoder(**decoder_arguments(job, coordinates, share))
     if job.training.precision == "fp8":
         use_fp8(model)
     if grid["tensor"] is not None:
@@ -44,7 +48,7 @@ def build(job, grid, coordinates, initializer, device, experts=None):
     model.to_empty(device=device)
     fill(model, initializer)
     model.prepare(device)
-    replicated = job.layout.data > 1 and not sharded
+    replicated = job.layout.data * job.layout.context > 1 and not sharded
     return model, replicate_data_parallel(model, grid, divided_parameters(model, experts)) if replicated else model
 
 
@@ -52,16 +56,17 @@ def divided_parameters(model, experts):
     return expert_parameters(model) if experts is not None else []
 
 
-def decoder_arguments(job, coordinates):
+def decoder_arguments(job, coordinates, share=None):
     stream = coordinates.tensor if private_randomness(job) else None
+    window = part(job.model, "sliding_window")
+    attend = choose_attention(job.tuning.attention, job.model.attention_dropout, stream, window)
     return {
         "model": job.model,
         "sequence_length": job.training.sequence_length,
         "dtype": compute_dtype(job.training.precision),
         "stage": stage_of(job.model.layers, job.layout.pipeline, coordinates.pipeline),
-        "attend": choose_attention(
-            job.tuning.attention, job.model.attention_dropout, stream, part(job.model, "sliding_window")
-        ),
+        "attend": attend if share is None else shared_attention(attend, share),
+        "share": share,
     }
 
 

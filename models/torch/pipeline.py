@@ -13,6 +13,7 @@ class Pipeline:
     def __init__(self, job, module, stage, dtype, device, mesh):
         self.stage, self.mesh = stage, mesh
         rows, length = job.tuning.micro_batch, job.training.sequence_length
+        length //= job.layout.context
         local = length // job.layout.tensor if job.layout.sequence_parallel else length
         hidden = torch.empty(rows, local, job.model.hidden_size, dtype=dtype, device="meta", requires_grad=True)
         tokens = torch.empty(rows, length, dtype=torch.int64, device="meta")

@@ -3,7 +3,7 @@
 from functools import partial
 
 import torch
-from levelfield.worker import Unsupported
+from levelfield.worker import Unsupported, part
 from onednn import used
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -38,10 +38,11 @@ def repeats(job):
     """What the backward pass repeats, for the platform's count (levelfield.measure.flops).
 
     Full: torch ends a block's second forward pass at the last tensor that the backward pass needs. That is the input
-    of mlp.down, unless dropout follows. oneDNN's product hands its inputs over only after it was computed.
+    of mlp.down, unless dropout follows. oneDNN's product hands its inputs over only after it was computed. In a mixture
+    the gates' gradients need what the experts return; its dense layers, which are few, are counted as its others.
     """
     mode = job.tuning.recompute
-    after = job.model.hidden_dropout or by_onednn(job)
+    after = job.model.hidden_dropout or by_onednn(job) or part(job.model, "experts") is not None
     return "full-except-down" if mode == "full" and (job.tuning.compile or not after) else mode
 
 

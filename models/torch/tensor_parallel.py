@@ -63,9 +63,16 @@ def head_norms(model):
 
 
 def split_positions(model, mesh, sequence_parallel):
-    """With sequence parallelism each rank needs the positions of its own part of the sequence, and only them."""
-    if sequence_parallel and hasattr(model, "position"):
-        distribute_module(model.position, mesh, split_rows, output_fn=lambda _module, output, _mesh: output.to_local())
+    """With sequence parallelism each rank needs the positions of its own part of the sequence, and only them.
+
+    Under context parallelism too these are no rows in a row: then each rank holds all of them, and their gradient is
+    summed over the ranks.
+    """
+    if not sequence_parallel or not hasattr(model, "position"):
+        return
+    split, placements = (split_rows, None) if model.share is None else (None, [Partial()])
+    local = lambda _module, output, _mesh: output.to_local(grad_placements=placements)  # noqa: E731
+    distribute_module(model.position, mesh, split, output_fn=local)
 
 
 def split_head(model, mesh, between):

@@ -8,6 +8,7 @@ import onednn
 import torch
 import torch.distributed as dist
 from activations import keep_gradients, kept_activations
+from context_parallel import open_share
 from data_parallel import micro_batch_context
 from device import describe, memory, open_device, process_group
 from exchange import own_work
@@ -42,14 +43,16 @@ class Trainer:
         self.job, self.place, self.device, self.capture = job, place, device, Capture(job)
         grid = Grid(job)
         self.experts = ExpertMesh(job) if job.layout.expert > 1 else None
-        self.model, self.runner = build(job, grid, place, Initializer(job), device, self.experts)
+        self.share = open_share(job, place)
+        self.model, self.runner = build(job, grid, place, Initializer(job), device, self.experts, self.share)
         self.tallies = Tallies(job, self.model, place, device)
         self.pipeline = None
         if job.layout.pipeline > 1:
             stage = self.model.stage
             self.pipeline = Pipeline(job, self.runner, stage, self.model.dtype, device, grid["pipeline"])
         ends = grid.ends_group(place) if job.layout.pipeline > 1 and job.model.tied_embeddings else None
-        self.optimizer = LocalAdamW(self.model, job.training, job.layout.data * job.layout.tensor, ends)
+        self.stage_ranks = job.layout.data * job.layout.context * job.layout.tensor
+        self.optimizer = LocalAdamW(self.model, job.training, self.stage_ranks, ends)
         self.loss_scale = LossScale(job.training.loss_scale if job.training.precision == "fp16" else None)
         self.random = bool(job.model.hidden_dropout or job.model.attention_dropout)
         self.own_work = own_work(job, device, first_exchanging_stage=1)  # FSDP2 gathers parameters from stage 1 on
@@ -59,13 +62,15 @@ class Trainer:
         return as_arrays(self.model)
 
     def save(self, folder):
-        save(self.model, folder, writes=self.place.data == 0 and self.place.tensor == 0)
+        save(self.model, folder, writes=self.place.data == self.place.context == self.place.tensor == 0)
 
     def launch(self, batch):
         """Forward, backward, clipping and the optimizer's step, without waiting for the device."""
         if self.random:
             torch.manual_seed(step_seed(self.job, self.place, batch.step))
         inputs, targets = (torch.from_numpy(array).to(self.device) for array in (batch.inputs, batch.targets))
+        if self.share is not None:
+            inputs, targets = self.share.of(inputs), self.share.of(targets)
         keep = self.capture.wants(batch.step)
         self.tallies.begin(self.loss_scale.value / self.job.accumulation)
         loss = self.gradients(inputs, targets, keep)
@@ -110,7 +115,7 @@ class Trainer:
     def reduce(self, loss):
         """[loss times scale, squared gradient norm times scale squared, routers' losses], over the global batch: one
         collective."""
-        shares = self.job.layout.data * self.job.layout.tensor  # ranks that hold a last stage's loss
+        shares = self.stage_ranks  # each holds the last stage's loss of its tokens, or the same as another
         figures = torch.stack((loss[0].double() / shares, self.squares.sum(), self.tallies.loss() / shares))
         if self.job.world_size > 1:
             dist.all_reduce(figures)
@@ -133,7 +138,7 @@ class Trainer:
         finite = math.isfinite(norm)
         self.loss_scale.update(finite)
         scaled = self.loss_scale.interval is not None
-        owner = self.place.tensor == 0 and self.place.pipeline == 0
+        owner = self.place.tensor == self.place.context == self.place.pipeline == 0
         return {
             "loss": loss / scale,
             "grad_norm": norm if finite or not scaled else None,
@@ -153,4 +158,5 @@ def step_seed(job, place, step):
     has its own part of the sequence."""
     stream = place.tensor if job.layout.sequence_parallel else 0
     text = f"dropout {job.training.seed} {step} {place.data} {place.pipeline} {stream}"
+    text += f" {place.context}" if job.layout.context > 1 else ""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

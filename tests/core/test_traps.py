@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+import tomllib
+from levelfield.catalog.registry import Registry
+from levelfield.node.code_digest import shared_folders
 from plans import PLUGINS, ROOT
 
 STANDARD = sys.stdlib_module_names
-FRAMEWORKS = {"torch", "paddle", "megatron", "deepspeed", "oneflow"}
-# What a framework's training may import beside the standard library, the worker and its siblings.
-OF_TORCH = {"torch", "numpy", "flash_attn", "transformer_engine"}
-OF_FRAMEWORK = {
-    "torch": OF_TORCH,
-    "megatron": OF_TORCH | {"megatron"},
-    "deepspeed": OF_TORCH | {"deepspeed"},
-    "paddle": {"paddle", "numpy"},
-    "oneflow": {"oneflow", "numpy"},
-    "fake": set(),
-}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+FRAMEWORKS = set(Registry().frameworks)  # each one's package has its name
+# What the platform needs, and a machine that only trains does not have; both have numpy.
+NEEDS = {re.split(r"[^A-Za-z0-9_.-]", need)[0].lower() for need in PROJECT["dependencies"]} - {"numpy"}
+PLATFORM = {module for module, owners in packages_distributions().items() if {o.lower() for o in owners} & NEEDS}
 # What an adapter may use to reach its maker's devices.
 OF_VENDOR = {"cpu": {"psutil"}, "nvidia": {"pynvml"}, "fake": set()}
 
@@ -69,13 +68,13 @@ def test_no_plugin_file_is_named_like_the_standard_library(kind: str) -> None:
 
 def test_models_import_the_worker_their_framework_and_siblings() -> None:
     for path in sources("models"):
-        shares_torch = "torch" in OF_FRAMEWORK[path.parent.name]  # then models/torch is beside it on the path
-        folders = [path.parent] + [ROOT / "models" / "torch"] * shares_torch
+        folders = [path.parent, *shared_folders(path.parent)]  # those that it puts on the path
         siblings = {p.stem for folder in folders for p in folder.glob("*.py")}
-        allowed = STANDARD | siblings | OF_FRAMEWORK[path.parent.name]
+        others = FRAMEWORKS - {folder.name for folder in folders}
         for name in imported(path):
-            of_worker = f"{name}.".startswith("levelfield.worker.")
-            assert of_worker or name.partition(".")[0] in allowed, (path, name)
+            of_worker, first = f"{name}.".startswith("levelfield.worker."), name.partition(".")[0]
+            ours = first == "levelfield" or (first in PLATFORM and first not in siblings)
+            assert of_worker or not (ours or first in others), (path, name)
 
 
 def test_vendors_import_contracts_and_specs() -> None:
@@ -130,7 +129,8 @@ def test_imports_go_one_way(tmp_path: Path) -> None:
 
 
 def test_plugins_are_known_to_these_rules() -> None:
-    assert {p.parent.name for p in sources("models")} == set(OF_FRAMEWORK)
+    assert {p.parent.name for p in sources("models")} == FRAMEWORKS | {"fake"}
+    assert {"pydantic", "yaml", "psutil"} <= PLATFORM and "numpy" not in PLATFORM
     assert {p.parent.name for p in sources("vendors")} == set(OF_VENDOR)
 
 

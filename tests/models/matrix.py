@@ -23,6 +23,7 @@ from typing import Any
 from layouts import EVERYWHERE, MODELS, ROOT, SINGLE, Curve, Variant, compare, job_of, script_of, train
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import rows, table
+from levelfield.node.code_digest import training_digest
 from levelfield.plan.environment import environment_of
 from levelfield.plan.implementation_identity import folder_digest
 from levelfield.run.runtimes.environments import environment_in_use
@@ -82,6 +83,14 @@ VARIANTS = {
         Variant("ZeRO 2, DP2 x PP2", _zero(2, pipeline=2)),
         Variant("ZeRO 3, DP2 x PP2", _zero(3, pipeline=2)),
         Variant("TP2 sequence parallel x PP2, recompute full", {**_SEQUENCE, "pipeline": 2}, recompute="full"),
+        Variant("CP2", {"context": 2}),
+        Variant("DP2 x CP2", {"data": 2, "context": 2}),
+        Variant("CP2 x TP2", {"context": 2, "tensor": 2}),
+        Variant("CP2 x TP2 sequence parallel", {"context": 2, **_SEQUENCE}),
+        Variant("CP2 x PP2", {"context": 2, "pipeline": 2}),
+        Variant("ZeRO 1, CP2", _zero(1, 1, context=2)),
+        Variant("ZeRO 3, CP2, recompute full", _zero(3, 1, context=2), recompute="full"),
+        Variant("ZeRO 3 over 2 of DP2 x CP2", _zero(3, context=2)),
         Variant("EP2", {"data": 2, "expert": 2}),
         Variant("EP2, recompute full", {"data": 2, "expert": 2}, recompute="full"),
         Variant("EP2 of DP4", {"data": 4, "expert": 2}),
@@ -96,13 +105,17 @@ ZERO = ("ZeRO 1, DP2", "ZeRO 2, DP2", "ZeRO 3, DP2")
 INTERLEAVED = (
     "PP2 interleaved", "DP2 x PP2 interleaved", "TP2 x PP2 interleaved", "ZeRO 1, DP2 x PP2 interleaved",
 )  # fmt: skip
+CONTEXT = (
+    "CP2", "CP2 x TP2", "ZeRO 3, CP2, recompute full", "CP2 x TP2 sequence parallel", "ZeRO 1, CP2", "DP2 x CP2",
+    "CP2 x PP2", "ZeRO 3 over 2 of DP2 x CP2",
+)  # fmt: skip
 # What each framework runs in float32, after one process.
 FLOAT32: dict[str, tuple[str, ...]] = {
     "torch": (
         "accumulation 1", "recompute selective", "recompute full", "compile", *BASIC, *ZERO, "TP2 sequence parallel",
         "PP4", "ZeRO 1 over 2 of DP4", "ZeRO 2 over 2 of DP4", "ZeRO 3 over 2 of DP4",
         "ZeRO 1, DP2 x TP2 sequence parallel", "ZeRO 3, DP2 x TP2", "ZeRO 2, DP2 x PP2", "ZeRO 3, DP2 x PP2",
-        "TP2 sequence parallel x PP2, recompute full",
+        "TP2 sequence parallel x PP2, recompute full", *CONTEXT,
     ),
     "megatron": (
         "accumulation 1", "recompute selective", "recompute full", *BASIC, "ZeRO 1, DP2", "TP2 sequence parallel",
@@ -118,6 +131,10 @@ FLOAT32: dict[str, tuple[str, ...]] = {
         "ZeRO 3, DP2, recompute full", "ZeRO 3, DP2, recompute selective", "ZeRO 1, DP4", "ZeRO 3, DP4",
     ),
     "oneflow": ("accumulation 1", "recompute full", *BASIC, "PP4"),
+    "jax": (
+        "ZeRO 3, DP2", "TP2 sequence parallel", "DP2", "recompute full", "accumulation 1", "recompute selective", "TP2",
+        "ZeRO 1, DP2", "ZeRO 2, DP2", "DP2 x TP2",
+    ),
 }  # fmt: skip
 # What each framework runs in float32 of a mixture of experts, after one process.
 MIXTURE: dict[str, tuple[str, ...]] = {
@@ -134,7 +151,9 @@ MIXTURE: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 # Of a family that not every framework has, the layouts of the tests: those that divide its own parts.
 DIVIDING = {"qwen": ("ZeRO 3, DP2", "TP2 sequence parallel")}
-SIXTEEN_BITS = ("DP2", *ZERO, "TP2", "TP2 sequence parallel", "PP2", "DP2 x TP2", "DP2 x PP2", "TP2 x PP2")
+SIXTEEN_BITS = (
+    "DP2", *ZERO, "TP2", "TP2 sequence parallel", "PP2", "DP2 x TP2", "DP2 x PP2", "TP2 x PP2", "CP2",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -189,11 +208,13 @@ def reduced() -> Iterator[Asked]:
 
 def left_to_thorough(runs: Iterable[Asked]) -> list[Asked]:
     """What `make test` leaves out: every second of four processes, as these take two cores longest; what oneflow's
-    TP2 x PP2 covers, as its waiting threads keep a core busy for minutes; and torch's compiler, which calls a C++
-    compiler for half a minute."""
+    TP2 x PP2 covers, as its waiting threads keep a core busy for minutes; torch's compiler, which calls a C++ compiler
+    for half a minute; and most of jax, of which each rank compiles for six seconds."""
     listed = list(runs)
     slow = [asked for asked in listed if asked.framework == "oneflow" and asked.variant.name in ("TP2", "DP2 x TP2")]
     slow += [asked for asked in listed if asked.variant.compile]
+    kept = ("gpt", SINGLE.name), ("gpt", "ZeRO 3, DP2"), ("llama", "TP2 sequence parallel")
+    slow += [asked for asked in listed if asked.framework == "jax" and (asked.family, asked.variant.name) not in kept]
     return [*[asked for asked in listed if asked.variant.ranks > 2][::2], *slow]
 
 
@@ -235,6 +256,7 @@ def measure(
         device_kind="cpu",
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         sources=sources_of(framework),
+        rests_on=training_digest(script_of(framework).parent),
         machine=f"{platform.system()} {platform.machine()}, {processor()}",
         runs=tuple(runs),
     )

@@ -146,8 +146,8 @@ def test_a_precision_is_offered_with_a_condition_or_without():
 @pytest.mark.parametrize(
     ("layout", "precision", "words"),
     [
-        ({"tensor": 2}, "fp32", "tensor 2"),
-        ({"pipeline": 2}, "fp32", "pipeline 2"),
+        ({"tensor": 2}, "fp32", "parallelism tensor"),
+        ({"pipeline": 2}, "fp32", "parallelism pipeline"),
         ({}, "fp8", "precision fp8"),
         ({"data": 4, "sharding_stage": 3, "sharding_degree": 2}, "fp32", "2 of 4 ranks"),
     ],

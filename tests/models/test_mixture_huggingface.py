@@ -203,3 +203,87 @@ def test_a_block_of_deepseek_v3():
 def test_a_mixture_without_an_equivalent_is_refused(changes, named):
     with pytest.raises(UsageError, match=named):
         hf_config(model_of(**changes), LENGTH)
+
+
+# DeepSeek-V3 whole: latent attention, a dense layer, groups, shared experts
+
+LATENT = {"query_rank": 14, "key_value_rank": 10, "plain_size": 6, "rotary_size": 4, "value_size": 9}
+
+
+def deepseek(query_rank: int | None = 14) -> Model:
+    return model_of(
+        router={"scores": "sigmoid", "scale": 2.5, "groups": {"count": 3, "chosen": 2}, "bias_rate": 1e-3},
+        experts={"count": 12, "chosen": 4, "shared": 2, "first_layer": 1},
+        query_key_norm=False, kv_heads=4, norm_eps=1e-6, latent_attention={**LATENT, "query_rank": query_rank},
+    )  # fmt: skip
+
+
+def their_deepseek(model: Model):
+    experts, latent = model.experts, model.latent_attention
+    config = transformers.DeepseekV3Config(
+        vocab_size=model.vocab_size, hidden_size=model.hidden_size, intermediate_size=model.ffn_hidden_size,
+        moe_intermediate_size=experts.ffn_hidden_size, num_hidden_layers=model.layers,
+        num_attention_heads=model.heads, num_key_value_heads=model.heads, n_shared_experts=experts.shared,
+        n_routed_experts=experts.count, num_experts_per_tok=experts.chosen, n_group=experts.router.groups.count,
+        topk_group=experts.router.groups.chosen, routed_scaling_factor=experts.router.scale,
+        first_k_dense_replace=experts.first_layer, norm_topk_prob=True, q_lora_rank=latent.query_rank,
+        kv_lora_rank=latent.key_value_rank, qk_nope_head_dim=latent.plain_size, qk_rope_head_dim=latent.rotary_size,
+        v_head_dim=latent.value_size, rope_interleave=False, rms_norm_eps=model.norm_eps, tie_word_embeddings=False,
+        max_position_embeddings=LENGTH, rope_parameters={"rope_type": "default", "rope_theta": model.rope_base},
+        attn_implementation="eager", experts_implementation="eager",
+    )  # fmt: skip
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+DEEPSEEK_NAMES = {
+    "attention.query_down": "self_attn.q_a_proj", "attention.query_norm": "self_attn.q_a_layernorm",
+    "attention.query_up": "self_attn.q_b_proj", "attention.query": "self_attn.q_proj",
+    "attention.latent_down": "self_attn.kv_a_proj_with_mqa", "attention.latent_norm": "self_attn.kv_a_layernorm",
+    "attention.latent_up": "self_attn.kv_b_proj", "attention.output": "self_attn.o_proj",
+    "attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm", "mlp.router": "mlp.gate",
+    **{f"mlp.{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
+    **{f"mlp.shared.{name}": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")},
+}  # fmt: skip
+ENDS = {"embedding.weight": "model.embed_tokens.weight", "final_norm.weight": "model.norm.weight",
+        "head.weight": "lm_head.weight"}  # fmt: skip
+
+
+def as_deepseek(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Ours under their names; the gates and ups of all experts are one parameter there."""
+    found = {}
+    for name, value in values.items():
+        if name in ENDS:
+            found[ENDS[name]] = value
+            continue
+        _, layer, own = name.removesuffix(".weight").split(".", 2)
+        place = f"model.layers.{layer}."
+        if own == "mlp.experts.gate":
+            up = values[name.replace(".gate.", ".up.")]
+            found[f"{place}mlp.experts.gate_up_proj"] = torch.cat((value, up), 1)
+        elif own == "mlp.experts.down":
+            found[f"{place}mlp.experts.down_proj"] = value
+        elif own != "mlp.experts.up":
+            found[f"{place}{DEEPSEEK_NAMES[own]}.weight"] = value
+    return found
+
+
+@pytest.mark.parametrize("query_rank", [14, None])
+def test_deepseek_v3_whole(query_rank):
+    model = deepseek(query_rank)
+    arrays = random_arrays(model)
+    ours, theirs, tokens = build(model, arrays), their_deepseek(model), tokens_of(model)
+    missing, strange = theirs.load_state_dict(
+        as_deepseek({name: torch.from_numpy(array) for name, array in arrays.items()}), strict=False
+    )
+    assert not strange and all(name.endswith("e_score_correction_bias") for name in missing)
+    logits, loss = theirs(tokens[:, :-1]).logits, ours(tokens[:, :-1], tokens[:, 1:])
+    their_loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    loss.backward()
+    their_loss.backward()
+    own = as_deepseek({name: parameter.grad for name, parameter in ours.named_parameters()})
+    right = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    assert set(own) == set(right)
+    pairs = [(loss.detach()[0], their_loss.detach()), *((own[name], right[name]) for name in right)]
+    with torch.no_grad():
+        pairs.append((ours(tokens[:, :-1]), logits))
+    assert max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs) <= TOLERANCE

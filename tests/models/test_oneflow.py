@@ -132,8 +132,13 @@ def test_dropout_that_is_drawn_anew_is_seen(tmp_path, python):
     [
         ({"layout": {"tensor": 3}}, "heads 4"),
         ({"layout": {"pipeline": 5}}, "4 layers"),
-        ({"layout": {"data": 2, "sharding_stage": 1, "sharding_degree": 2}}, "plain data parallelism"),
-        ({"layout": {"tensor": 2, "sequence_parallel": True}}, "sequence parallelism"),
+        (
+            {"layout": {"data": 2, "sharding_stage": 1, "sharding_degree": 2}},
+            "parallelism zero1: this implementation does not have it",
+        ),
+        ({"layout": {"tensor": 2, "sequence_parallel": True}}, "parallelism sequence"),
+        ({"layout": {"context": 2}}, "parallelism context"),
+        ({"model": {"query_key_norm": True}}, "model parts query_key_norm"),
         ({"tuning": {"recompute": "selective"}}, "selective"),
         ({"tuning": {"compile": True}}, "eagerly"),
         ({"tuning": {"attention": "flash_attn"}}, "flash_attn"),

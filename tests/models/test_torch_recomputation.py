@@ -9,6 +9,7 @@ import torch
 from layouts import MODELS
 from levelfield.measure.flops import flops_per_token
 from levelfield.specs.case import Model
+from levelfield.worker.job import namespace
 from torch.utils.flop_counter import FlopCounterMode
 
 pytestmark = pytest.mark.torch
@@ -24,6 +25,11 @@ def addmm_flop(_total, left, right, **_options):
     return 2 * left[0] * left[1] * right[1]
 
 
+def grouped_flop(x, weight, *_rest, **_options):
+    """Of rows by expert with each expert's matrix; or, for the matrices' gradient, of two with the rows as columns."""
+    return 2 * torch.Size(x).numel() * weight[-1]
+
+
 def counted(job):
     """FLOPs of the matrix products of one forward and backward pass. Attention's kernel on a processor has no count."""
     from attention import choose_attention
@@ -37,16 +43,17 @@ def counted(job):
     recompute_blocks(decoder, job.tuning.recompute)
     tokens = torch.randint(0, model.vocab_size, (SEQUENCES, LENGTH))
     own = {torch.ops.levelfield.product: linear_flop, torch.ops.aten.addmm_: addmm_flop}
+    own |= {torch.ops.aten._grouped_mm: grouped_flop}
     with FlopCounterMode(display=False, custom_mapping=own) as counter:
         decoder(tokens, tokens).backward()
     return counter.get_total_flops()
 
 
-def job(family, recompute, precision, dropout):
-    """As the worker has it: the model of the tests with two layers."""
-    model = {**MODELS[family], "layers": 2, "hidden_dropout": dropout}
+def job(family, recompute, precision, dropout, model=None):
+    """As the worker has it: the model of the tests with two layers, or another one."""
+    plain = SimpleNamespace(**{**MODELS[family], "layers": 2, "hidden_dropout": dropout})
     return SimpleNamespace(
-        model=SimpleNamespace(**model),
+        model=model or plain,
         training=SimpleNamespace(precision=precision),
         tuning=SimpleNamespace(recompute=recompute, compile=False),
         layout=SimpleNamespace(tensor=1),
@@ -83,3 +90,21 @@ def test_the_kind_depends_on_dropout_and_kernel():
     kinds = {(p, d): repeats(job("gpt", "full", p, d)) for p in ("fp32", "bf16") for d in (0.0, 0.1)}
     assert kinds["bf16", 0.0] == "full-except-down" and kinds["bf16", 0.1] == kinds["fp32", 0.1] == "full"
     assert repeats(job("gpt", "selective", "bf16", 0.0)) == "selective"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_hfu_counts_what_a_mixture_repeats(precision):
+    """All of it, and the router, which no formula counts."""
+    from recompute import repeats
+
+    experts = {**MODELS["mixture"]["experts"], "first_layer": 0}
+    mixture = namespace({**MODELS["mixture"], "layers": 2, "experts": experts})
+    without = counted(job("mixture", "none", precision, 0.0, mixture))
+    for recompute in ("selective", "full"):
+        with_it = job("mixture", recompute, precision, 0.0, mixture)
+        kind, model = repeats(with_it), Model.model_validate({**MODELS["mixture"], "layers": 2, "experts": experts})
+        plain, repeated = (flops_per_token("megatron", model, LENGTH, recompute=k) for k in ("none", kind))
+        attention = 2 * model.layers * LENGTH * model.hidden_size if recompute == "full" else 0
+        router = 2 * model.layers * experts["count"] * model.hidden_size if recompute == "full" else 0
+        expected = (repeated - plain - attention + router) * LENGTH * SEQUENCES
+        assert counted(with_it) - without == expected, recompute

@@ -32,7 +32,7 @@ from typing import IO
 
 MODULES = (
     "numpy", "torch", "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel",
-    "megatron.core.distributed", "megatron.core.models.gpt", "megatron.core.optimizer", "paddle", "deepspeed",
+    "megatron.core.distributed", "megatron.core.models.gpt", "megatron.core.optimizer", "paddle", "deepspeed", "jax",
     # These two import torch's compiler and 600 modules more, which each rank would import again.
     "deepspeed.runtime.zero.muon.original_muon", "deepspeed.module_inject.auto_ep_layer",
 )  # fmt: skip

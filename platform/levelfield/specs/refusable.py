@@ -20,6 +20,9 @@ Refusable = Literal[
     "loss scale between powers of two",
     "experts with tensor but not sequence parallel",
     "experts with biases",
+    "experts with compile",
+    "experts with fp8",
+    "sharded states with experts over a part of the ranks",
 ]
 
 
@@ -55,4 +58,9 @@ _MADE: dict[Refusable, Callable[[Work, Tuning], bool]] = {
     "loss scale between powers of two": _scale_is_between,
     "experts with tensor but not sequence parallel": _divides_experts_alone,
     "experts with biases": lambda work, tuning: work.model.experts is not None and work.model.bias,
+    "experts with compile": lambda work, tuning: work.model.experts is not None and tuning.compile,
+    "experts with fp8": lambda work, tuning: work.model.experts is not None and work.training.precision == "fp8",
+    "sharded states with experts over a part of the ranks": lambda work, tuning: (
+        tuning.layout.sharding_stage > 0 and tuning.layout.expert not in (1, tuning.layout.gradient_ranks)
+    ),
 }

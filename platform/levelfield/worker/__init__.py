@@ -9,12 +9,13 @@ from .architecture import head_size, is_mixture, part
 from .batches import Batch, Batches
 from .capture import Capture
 from .checksum import checksum_slice
-from .division import check_pipeline, check_tensor_parallel
+from .division import check_context_parallel, check_pipeline, check_tensor_parallel
 from .events import Recorder
 from .faults import CorpusError, JobError, NonFinite, StorageError, Unsupported, WorkerError
 from .init import Initializer
 from .job import coordinates, load_job
 from .loop import train_steps
+from .offers import check_layout, check_parts
 from .own_work import OwnWork
 from .parameters import ParameterSpec
 from .process import run
@@ -37,6 +38,9 @@ __all__ = [
     "StorageError",
     "Unsupported",
     "WorkerError",
+    "check_context_parallel",
+    "check_layout",
+    "check_parts",
     "check_pipeline",
     "check_tensor_parallel",
     "checksum_slice",

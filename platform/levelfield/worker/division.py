@@ -41,6 +41,17 @@ def check_tensor_parallel(job: SimpleNamespace) -> None:
         raise Unsupported(f"tensor parallel over {ranks} ranks: {', '.join(uneven)} cannot be divided by it")
 
 
+def check_context_parallel(job: SimpleNamespace) -> None:
+    """Check that each context rank has two pieces of every sequence, front and back. Raises Unsupported."""
+    ranks, length = job.layout.context, job.training.sequence_length
+    tensor = job.layout.tensor if job.layout.sequence_parallel else 1
+    if ranks > 1 and (length % (2 * ranks) or length // ranks % tensor):
+        beside = f", then by tensor parallel {tensor}" if tensor > 1 else ""
+        raise Unsupported(
+            f"context parallel over {ranks} ranks: sequence_length {length} cannot be divided by {2 * ranks}{beside}"
+        )
+
+
 def check_pipeline(job: SimpleNamespace) -> None:
     """Check that every stage has a layer and a micro-batch. Raises Unsupported."""
     stages = job.layout.pipeline

@@ -178,14 +178,19 @@ def test_only_an_implementation_that_declares_it_interleaves(plan_for: Make, tmp
     ("text", "layout", "says"),
     [
         ("gpt3_6.7B:megatron:cpu:1:2", "CP2", r"megatron does not offer: context \(several ranks share each sequence"),
-        ("gpt3_6.7B:torch:cpu:1:2", "CP2SH1", "torch does not offer: context"),
+        ("gpt3_6.7B:deepspeed:cpu:1:2", "CP2SH1", "deepspeed does not offer: context"),
     ],
 )
 def test_context_parallelism_is_refused_by_name(plan_for: Make, text: str, layout: str, says: str) -> None:
-    """Also with the command that predicts it. Until a training offers it, nothing starts."""
+    """Also with the command that predicts it. Where no training offers it, nothing starts."""
     with pytest.raises(UsageError, match=says) as caught:
         plan_for(text, scale="smoke", layout=layout, micro_batch=1)
     assert "`plan --layout` predicts it" in str(caught.value)
+
+
+def test_a_framework_that_offers_context_parallelism_is_given_it(plan_for: Make, tmp_path: Path) -> None:
+    plan = plan_for("gpt3_6.7B:torch:cpu:1:2", scale="smoke", layout="CP2", micro_batch=1)
+    assert job_of(plan, RunPaths(tmp_path))["layout"]["context"] == 2
 
 
 @pytest.mark.parametrize(
@@ -323,7 +328,7 @@ def test_an_implementation_is_known_by_all_its_sources(tmp_path: Path) -> None:
     assert folder_digest(tmp_path) != first
 
 
-@pytest.mark.parametrize("name", ["deepspeed", "megatron", "oneflow", "paddle", "torch"])
+@pytest.mark.parametrize("name", sorted(Registry().frameworks))
 def test_code_that_is_imported_from_beside_counts(name: str) -> None:
     """What a folder imports and does not have is found in one beside it, and the digest covers that one."""
     folder = ROOT / "models" / name

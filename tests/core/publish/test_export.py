@@ -50,6 +50,8 @@ OTHER: dict[str, dict[str, Any]] = {
     "rope_scaling": {"positions": "rope", "rope_base": 1e4, "rope_scaling": {"kind": "linear", "factor": 2}},
     "latent_attention": {
         "positions": "rope",
+        "bias": False,
+        "query_key_norm": False,
         "rope_base": 1e4,
         "latent_attention": {"key_value_rank": 8, "plain_size": 8, "rotary_size": 4, "value_size": 8},
     },

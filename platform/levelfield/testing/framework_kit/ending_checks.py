@@ -15,8 +15,9 @@ from levelfield.testing.findings import Fails, NotApplicable
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
 from levelfield.testing.framework_kit.layout_checks import offered_runs
 from levelfield.testing.framework_kit.small_jobs import LONG_STEPS, SINGLE, Variant
+from levelfield.testing.framework_kit.small_models import MODELS
 from levelfield.testing.framework_kit.small_runs import read_events, run_small
-from levelfield.testing.framework_kit.variants import TRIED, refusal, small_job
+from levelfield.testing.framework_kit.variants import TRIED, has_parts, refusal, small_job
 
 ALONE_SECONDS = 60.0  # for a rank that refuses, and none joins it
 KILLED_AFTER = 2
@@ -42,6 +43,9 @@ def _refused_jobs(subject: FrameworkSubject) -> Iterator[tuple[str, dict[str, An
     for recompute in ("none", "selective", "full"):
         if recompute not in manifest.recompute:
             yield f"recompute {recompute}", small_job(model, replace(SINGLE, recompute=recompute), "fp32")
+    lacking = next((name for name, each in MODELS.items() if not has_parts(manifest, each)), None)
+    if lacking:
+        yield f"the model {lacking}", small_job(MODELS[lacking], SINGLE, "fp32")
     offered = set(manifest.offered_parallelism(kind))
     for parallelism, variant in _one_kind_each().items():
         job = small_job(model, variant, "fp32")

@@ -4,13 +4,13 @@ implementation.yaml says the same to the platform, which refuses before it start
 that did not come from the platform.
 """
 
-from levelfield.worker import Unsupported
+from levelfield.worker import Unsupported, check_layout, check_parts
 
 
 def check(job):
     """Raise Unsupported where the implementation cannot do what the job says."""
-    if job.world_size > 1:  # REPLACE: with the layouts that you write
-        raise Unsupported(f"{job.world_size} processes: this implementation trains in one")
+    check_layout(job)  # REPLACE: give the names that `parallelism` has, as in check_layout(job, "data", "tensor")
+    check_parts(job)  # REPLACE: give the later parts that you write, as in check_parts(job, "query_key_norm")
     if job.training.precision != "fp32":
         raise Unsupported(f"precision {job.training.precision}: this implementation has fp32")
     if job.tuning.recompute != "none":

@@ -1,0 +1,69 @@
+"""Multi-head latent attention (DeepSeek-AI, 2024, V2, section 2.1): keys and values of all heads from one latent."""
+
+import torch
+from attention import rotate
+from layers import Linear, RMSNorm
+from levelfield.worker import Unsupported, head_size, part
+from torch import nn
+
+
+class LatentAttention(nn.Module):
+    """Each head's query and key has a plain part and one that is rotated; the rotated part of the keys is that of all
+    heads. Queries come from a latent too, or without one from the hidden state."""
+
+    def __init__(self, model, attend):
+        super().__init__()
+        sizes, hidden, heads = model.latent_attention, model.hidden_size, model.heads
+        self.sizes, self.heads, self.attend = sizes, heads, attend
+        width = heads * (sizes.plain_size + sizes.rotary_size)
+        if sizes.query_rank is None:
+            self.query = Linear(hidden, width, bias=False)
+        else:
+            self.query_down = Linear(hidden, sizes.query_rank, bias=False)
+            self.query_norm = RMSNorm(sizes.query_rank, eps=model.norm_eps)
+            self.query_up = Linear(sizes.query_rank, width, bias=False)
+        self.latent_down = Linear(hidden, sizes.key_value_rank + sizes.rotary_size, bias=False)
+        self.latent_norm = RMSNorm(sizes.key_value_rank, eps=model.norm_eps)
+        self.latent_up = Linear(sizes.key_value_rank, heads * (sizes.plain_size + sizes.value_size), bias=False)
+        self.output = Linear(heads * sizes.value_size, hidden, bias=False)
+
+    def forward(self, x, rotary):
+        """x: [batch, sequence, hidden]; rotary: the tables of heads of `rotary_size`."""
+        sizes = self.sizes
+        plain, rotated = self.split(self.queries(x), sizes.plain_size, sizes.rotary_size)
+        query = torch.cat((plain, rotate(rotated, rotary)), dim=-1)
+        latent, rotated = self.latent_down(x).split((sizes.key_value_rank, sizes.rotary_size), dim=-1)
+        plain, value = self.split(self.latent_up(self.latent_norm(latent)), sizes.plain_size, sizes.value_size)
+        shared = rotate(rotated[:, :, None], rotary).expand(-1, -1, self.heads, -1)
+        return self.output(self.attend(query, torch.cat((plain, shared), dim=-1), value).flatten(2))
+
+    def queries(self, x):
+        if self.sizes.query_rank is None:
+            return self.query(x)
+        return self.query_up(self.query_norm(self.query_down(x)))
+
+    def split(self, x, first, second):
+        """[batch, sequence, heads (first + second)] -> two of [batch, sequence, heads, ...]."""
+        return x.unflatten(-1, (self.heads, -1)).split((first, second), dim=-1)
+
+
+def rotary_size(model):
+    """The width of what is rotated of a head."""
+    latent = part(model, "latent_attention")
+    return head_size(model) if latent is None else latent.rotary_size
+
+
+def check_latent_attention(job):
+    """Raises Unsupported for what latent attention cannot be combined with here."""
+    if part(job.model, "latent_attention") is None:
+        return
+    refused = {
+        f"tensor parallel {job.layout.tensor}": job.layout.tensor > 1,
+        f"context parallel {job.layout.context}": job.layout.context > 1,
+        "attention flash_attn: it takes heads of one size": job.tuning.attention == "flash_attn",
+        "positions 'learned'": job.model.positions != "rope",
+        "rope_scaling: its softmax would be scaled too": part(job.model, "rope_scaling") is not None,
+    }
+    found = [what for what, asked in refused.items() if asked]
+    if found:
+        raise Unsupported(f"latent attention with {'; with '.join(found)}: not written")

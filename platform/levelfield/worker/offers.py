@@ -1,0 +1,47 @@
+"""Refusals of what an implementation does not have, called before any rank joins the others.
+
+The platform applies the manifest to a plan. These checks refuse a job that did not come from the platform, so that no
+training leaves out a part of what it says.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from .architecture import UNUSED, part
+from .faults import Unsupported
+
+
+def check_layout(job: SimpleNamespace, *offered: str) -> None:
+    """Raise Unsupported for a kind of parallelism that is not `offered`, by its name in implementation.yaml.
+
+    `uneven` is no part of a layout: `check_pipeline` has the rule for layers.
+    """
+    lacking = [name for name, used in _kinds(job).items() if used and name not in offered]
+    if lacking:
+        has = f"it has {', '.join(offered)}" if offered else "it trains in one process"
+        raise Unsupported(f"parallelism {', '.join(lacking)}: this implementation does not have it; {has}")
+
+
+def _kinds(job: SimpleNamespace) -> dict[str, bool]:
+    layout = job.layout
+    return {
+        "data": layout.data > 1,
+        "tensor": layout.tensor > 1,
+        "sequence": layout.sequence_parallel,
+        "pipeline": layout.pipeline > 1,
+        "interleaved": job.tuning.virtual_pipeline > 1,
+        "context": layout.context > 1,
+        "expert": layout.expert > 1,
+        f"zero{layout.sharding_stage}": layout.sharding_stage > 0,
+    }
+
+
+def check_parts(job: SimpleNamespace, *offered: str) -> None:
+    """Raise Unsupported for a later part of the model that is not `offered`, by its name in specs/case.py:Model.
+
+    The parts that every model says (positions, norm, activation, bias) are not checked here.
+    """
+    lacking = [name for name, unused in UNUSED.items() if part(job.model, name) != unused and name not in offered]
+    if lacking:
+        raise Unsupported(f"model parts {', '.join(lacking)}: this implementation does not have them")

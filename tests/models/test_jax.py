@@ -1,0 +1,159 @@
+"""JAX trains what torch trains, ends as it should, and drops the same in every layout; minutes of compilation."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from layouts import MODELS, SINGLE, Variant, compare, events, first_steps, job_of, launch, planted, script_of, train
+from matrix import VARIANTS
+
+pytestmark = [pytest.mark.layouts, pytest.mark.torch]
+
+TRAIN = script_of("jax")
+PATIENCE_SECONDS = 240  # many ranks compile on busy cores
+
+
+@pytest.fixture(scope="module")
+def python(interpreter_of) -> Path:
+    return interpreter_of("jax")
+
+
+# ---- what it is not: said without JAX, before any rank joins
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layout": {"tensor": 3}}, "heads 4"),
+        ({"layout": {"pipeline": 2}}, "pipeline parallel over 2 ranks: not written"),
+        ({"layout": {"tensor": 2, "context": 2}}, "context parallel over 2 ranks: not written"),
+        ({"tuning": {"compile": True}}, "XLA compiles"),
+        ({"tuning": {"attention": "flash_attn"}}, "flash_attn"),
+        ({"tuning": {"recompute": "some"}}, "none, selective and full"),
+        ({"precision": "fp16"}, "fp32 and bf16"),
+        ({"model": {"sliding_window": 8}}, "model parts sliding_window"),
+        ({"model": {"activation": "geglu_tanh"}}, "activation geglu_tanh"),
+    ],
+)
+def test_what_cannot_be_done_is_unsupported(change, words, tmp_path, python):
+    model = {**MODELS["gpt"], **change.get("model", {})}
+    job = job_of(model, Variant("x", change.get("layout", {})), 2, precision=change.get("precision", "fp32"))
+    job["tuning"].update(change.get("tuning", {}))
+    without = "import sys; sys.modules['jax'] = None"
+    assert {end.returncode for end in launch(job, tmp_path, planted(tmp_path, "jax", without), python)} == {1}
+    for rank in range(job["layout"]["tensor"] * job["layout"]["pipeline"]):
+        error = events(tmp_path, rank)[-1]
+        assert (error["event"], error["class"]) == ("error", "unsupported") and words in error["message"]
+
+
+# ---- what the comparison sees
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("fault", "seen"),
+    [
+        # a norm's gradient stays that of this rank's part of the sequence
+        ("import layers\nright = layers.rms_norm\n"
+         "layers.rms_norm = lambda x, w, e: right(x, layers.vary(w, ('tensor',)) * 1.01, e)", "first_loss"),
+        ("import program\nright = program.square_sums\n"
+         "program.square_sums = lambda g, n: right(g, n) * 1.01", "grad_norm"),
+        ("import optimizer, program\nright = program.adamw\n"
+         "program.adamw = lambda s, held, *rest: right(s, (*held[:3], True), *rest)", "loss"),
+    ],
+)  # fmt: skip
+def test_a_planted_fault_is_seen(fault, seen, tmp_path, python, differs):
+    found = differs(tmp_path, "jax", python, fault, family="llama", variant=VARIANTS["TP2 sequence parallel"])
+    assert not found.within() and getattr(found, seen) > 1e-6
+
+
+# ---- dropout, by keys
+
+
+RANDOM = {**MODELS["gpt"], "layers": 2, "hidden_dropout": 0.2, "attention_dropout": 0.1}
+
+
+@pytest.mark.thorough
+def test_every_layout_drops_the_same(python, reference):
+    alone = train(job_of(RANDOM, SINGLE, 3), TRAIN, python)
+    for name in ("DP2", "TP2 sequence parallel", "recompute full"):
+        found = compare(train(job_of(RANDOM, VARIANTS[name], 3), TRAIN, python), alone)
+        assert found.within(), (name, found)
+    again = train(job_of(RANDOM, SINGLE, 3, seed=8), TRAIN, python)
+    assert again.losses != alone.losses
+
+
+@pytest.mark.thorough
+def test_dropout_changes_the_curve(python, reference):
+    model = {**MODELS["gpt"], "hidden_dropout": 0.1, "attention_dropout": 0.1}
+    found = compare(train(job_of(model, SINGLE, 3), TRAIN, python), first_steps(reference("gpt"), 3))
+    assert found.loss > 1e-4
+
+
+# ---- ends
+
+
+def started(job, folder, python, ranks=2) -> list[subprocess.Popen[bytes]]:
+    """Ranks as processes of their own, which a signal reaches."""
+    path = folder / "job.json"
+    path.write_text(json.dumps({**job, "events_dir": str(folder)}))
+    common = {
+        **os.environ, "LEVELFIELD_JOB": str(path), "PYTHONPATH": str(TRAIN.parents[2] / "platform"),
+        "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29571",
+    }  # fmt: skip
+    return [
+        subprocess.Popen(
+            [str(python), str(TRAIN)],
+            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for rank in range(ranks)
+    ]
+
+
+def trained_until(step, folder, ranks=2):
+    """Return when every rank has recorded `step`."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        files = [folder / f"rank{rank}.jsonl" for rank in range(ranks)]
+        if all(path.exists() and f'"step":{step},' in path.read_text() for path in files):
+            return
+        time.sleep(0.05)
+    raise TimeoutError(f"no step {step} in {folder}")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_rank_ends_the_others(killed, tmp_path, python):
+    ranks = started(job_of(MODELS["gpt"], VARIANTS["DP2"], 100_000), tmp_path, python)
+    try:
+        trained_until(2, tmp_path)
+        ranks[killed].kill()
+        assert ranks[1 - killed].wait(PATIENCE_SECONDS) != 0
+        assert events(tmp_path, 1 - killed)[-1]["event"] != "end"
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+@pytest.mark.thorough
+def test_sigterm_ends_a_rank(tmp_path, python):
+    """JAX's own service would take it for a notice, and go on."""
+    ranks = started(job_of(MODELS["gpt"], VARIANTS["DP2"], 100_000), tmp_path, python)
+    try:
+        trained_until(2, tmp_path)
+        for rank in ranks:
+            rank.send_signal(signal.SIGTERM)
+        assert ranks[0].wait(PATIENCE_SECONDS) == -signal.SIGTERM
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
