@@ -1,9 +1,10 @@
 """The router of models/megatron against the definition of specs/architecture.py, in numpy and one token at a time.
 
-Run by path in Megatron's environment. It prints "as defined", or "differs:" and what does. The variable PLANTED holds
-statements that change the router `it` before.
+Run by path in Megatron's environment. The variable PLANTED is a JSON list of statements that change the router `it`.
+For each it prints a line, the list of what then differs.
 """
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -61,19 +62,19 @@ def losses_of(router, raised, shares, chosen):
     return router.auxiliary_loss * np.mean(by_sequence) + router.z_loss * np.mean(np.log(raised.sum(-1)) ** 2)
 
 
-def made(router, bias):
+def made(router, bias, fault):
     it = DefiniteRouter.__new__(DefiniteRouter)
     torch.nn.Module.__init__(it)
     it.definition, it.topk, it.num_experts, it.tp_cp_group = router, CHOSEN, EXPERTS, dist.group.WORLD
     it.expert_bias, it.local_tokens_per_expert = torch.from_numpy(bias), torch.zeros(EXPERTS)
     it.reset()
-    exec(os.environ["PLANTED"], {"it": it})
+    exec(fault, {"it": it})
     return it
 
 
-def compared(router, bias, logits):
+def compared(router, bias, logits, fault):
     """The names of what differs."""
-    it, given = made(router, bias), torch.tensor(logits, dtype=torch.float32, requires_grad=True)
+    it, given = made(router, bias, fault), torch.tensor(logits, dtype=torch.float32, requires_grad=True)
     gates, chosen = it.routing(given)
     right, taken, losses = define(logits, router, bias.astype(float))
     if not (chosen.view(taken.shape).numpy() == taken).all():
@@ -111,16 +112,17 @@ def value(logits, router, chosen, weights):
     return (gates * weights).sum() + losses_of(router, raised, scores / scores.sum(-1, keepdims=True), chosen)
 
 
-def main():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    rng, found = np.random.default_rng(5), []
+def differing(fault):
+    rng, found = np.random.default_rng(5), set()
     logits = np.round(rng.normal(size=(LENGTH, BATCH, EXPERTS)) * 2) / 2  # many of them are equal
     for given in ROUTERS:
         router = SimpleNamespace(**{"groups": None, **given}, auxiliary_loss=0.2, z_loss=0.03)
         for bias in (np.zeros(EXPERTS), np.round(rng.normal(size=EXPERTS), 1) / 4):
-            found += compared(router, bias.astype(np.float32), logits)
-    print("differs: " + ", differs: ".join(sorted(set(found))) if found else "as defined", flush=True)
-    os._exit(0)
+            found.update(compared(router, bias.astype(np.float32), logits, fault))
+    return sorted(found)
 
 
-main()
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+for planted in json.loads(os.environ["PLANTED"]):
+    print("differs:", json.dumps(differing(planted)), flush=True)
+os._exit(0)
