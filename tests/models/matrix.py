@@ -133,7 +133,10 @@ FLOAT32: dict[str, tuple[str, ...]] = {
         "ZeRO 3, DP2, recompute full", "ZeRO 3, DP2, recompute selective", "ZeRO 1, DP4", "ZeRO 3, DP4",
     ),
     "oneflow": ("accumulation 1", "recompute full", *BASIC, "PP4"),
-    "jax": ("TP2 sequence parallel", "DP2"),
+    "jax": (
+        "TP2 sequence parallel", "DP2", "accumulation 1", "recompute selective", "recompute full", "TP2", "DP2 x TP2",
+        *ZERO, "ZeRO 1, DP2 x TP2 sequence parallel",
+    ),
 }  # fmt: skip
 # What each framework runs in float32 of a mixture of experts, after one process.
 MIXTURE: dict[str, tuple[str, ...]] = {
@@ -154,7 +157,7 @@ SIXTEEN_BITS = (
     "DP2", *ZERO, "TP2", "TP2 sequence parallel", "PP2", "DP2 x TP2", "DP2 x PP2", "TP2 x PP2", "CP2",
 )  # fmt: skip
 
-ALONE_IN_16_BITS = ("jax",)  # one process; its layouts in 16 bits are left to tests/models/test_jax.py
+IN_THE_TESTS = {"jax": 2}  # layouts: each of its ranks compiles for six seconds
 
 
 @dataclass(frozen=True)
@@ -182,8 +185,7 @@ def matrix(framework: str, precisions: tuple[Precision, ...]) -> Iterator[Asked]
     mixture in float32 alone, as rounding to 16 bits gives tokens to other experts."""
     names = FLOAT32[framework]
     for precision in precisions:
-        in_16_bits = SIXTEEN_BITS if framework not in ALONE_IN_16_BITS else ()
-        chosen = names if precision == "fp32" else [name for name in in_16_bits if name in names]
+        chosen = names if precision == "fp32" else [name for name in SIXTEEN_BITS if name in names]
         for name in (SINGLE.name, *chosen):
             for family in families(framework):
                 if family != "mixture":
@@ -204,7 +206,7 @@ def reduced() -> Iterator[Asked]:
         alone = [] if framework == "torch" else [(family, SINGLE.name) for family in EVERYWHERE]
         later = [family for family in families(framework) if family in DIVIDING]
         dividing = [(family, name) for family in later for name in DIVIDING[family] if name in names]
-        for family, name in (*alone, *zip(turns, names, strict=False), *dividing):
+        for family, name in (*alone, *zip(turns, names[: IN_THE_TESTS.get(framework)], strict=False), *dividing):
             yield Asked(framework, family, "fp32", VARIANTS[name])
 
 
