@@ -1,9 +1,10 @@
 """Every framework in every layout that runs on a cpu, against torch in one process.
 
-    PYTHONPATH=platform python tests/models/matrix.py [FRAMEWORK ...]
+    PYTHONPATH=platform python tests/models/matrix.py [FRAMEWORK ...] [--precision fp32]
 
-makes models/<framework>/tested.json anew from 40 steps of each, and docs/frameworks.md from these files; each
-framework's environment is made as for a run. `--docs` only writes the page. The tests run a part of the same list.
+makes models/<framework>/tested.json anew from 40 steps of each, or of those in one precision, and docs/frameworks.md
+from these files; each framework's environment is made as for a run. `--docs` only writes the page. The tests run a part
+of the same list.
 """
 
 from __future__ import annotations
@@ -242,14 +243,18 @@ def noise_of(model: dict[str, Any], reference: Curve) -> OwnNoise:
 
 
 def measure(
-    registry: Registry, framework: str, references: dict[str, Curve], noises: dict[str, OwnNoise]
+    registry: Registry,
+    framework: str,
+    references: dict[str, Curve],
+    noises: dict[str, OwnNoise],
+    precision: Precision | None = None,
 ) -> LayoutRuns:
-    """Run the framework's whole matrix on the cpu."""
+    """Run the framework's matrix on the cpu; precision: only these runs. The others are then not recorded."""
     implementation, _ = registry.implementation(framework)
     environment = environment_of(implementation, "cpu", implementation.requirements["cpu"].packages, None, "process")
     runs = []
     with environment_in_use(environment, print):
-        for asked in matrix(framework, implementation.precisions["cpu"]):
+        for asked in matrix(framework, (precision,) if precision else implementation.precisions["cpu"]):
             run = _run(asked, Path(environment.python), references[asked.family])
             runs.append(run.model_copy(update={"noise": noises[asked.family]}))
             print(f"{asked}: {'passed' if runs[-1].passed else runs[-1]}", flush=True)
@@ -395,6 +400,7 @@ def _yes(passed: bool) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run the matrix of frameworks and layouts; write what it shows")
     parser.add_argument("framework", nargs="*", help=f"of {', '.join(FLOAT32)}; all when none is given")
+    parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), help="only the runs in this one")
     parser.add_argument("--docs", action="store_true", help="only write the page from the files that are there")
     options = parser.parse_args()
     registry = Registry()
@@ -403,7 +409,7 @@ def main() -> None:
         references = {family: train(job_of(MODELS[family], SINGLE, STEPS)) for family in MODELS if family in asked}
         noises = {family: noise_of(MODELS[family], reference) for family, reference in references.items()}
         for framework in options.framework or FLOAT32:
-            tested = measure(registry, framework, references, noises)
+            tested = measure(registry, framework, references, noises, options.precision)
             (script_of(framework).parent / "tested.json").write_text(dump(tested))
     PAGE.write_text(page(registry))
 

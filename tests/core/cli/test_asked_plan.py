@@ -75,13 +75,13 @@ def test_a_kernel_and_a_program_change_the_prediction(capsys: pytest.CaptureFixt
 
 
 def test_context_parallelism_is_predicted_and_marked(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = (*CASE, "--framework", "megatron", "--layout", "DP4CP2SH1", "--micro-batch", "1")
+    asked = (*CASE, "--framework", "deepspeed", "--layout", "DP4CP2SH1", "--micro-batch", "1")
     text = " ".join(said(capsys, *asked).split())
-    assert "assumed: context, which megatron does not offer here; predicted only" in text
+    assert "assumed: context, which deepspeed does not offer here; predicted only" in text
     assert "DP4CP2TP1PP1SH1SP8 1 1 " in text
     found = json.loads(said(capsys, *asked, "--json"))
     assert found["rows"][0]["needs_what_is_not_offered"] == ["context"]
-    assert "context, which megatron does not offer here; predicted only" in found["assumed"]
+    assert "context, which deepspeed does not offer here; predicted only" in found["assumed"]
 
 
 def test_rows_that_a_framework_does_not_offer_are_beyond(capsys: pytest.CaptureFixture[str]) -> None:

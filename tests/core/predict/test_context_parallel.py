@@ -221,11 +221,12 @@ def test_tf32_needs_a_peak() -> None:
         machine_of(chip, "fp32", 8, None, tf32=True)
 
 
-def test_no_implementation_offers_context_parallelism_yet() -> None:
-    """Where one does, docs/planner.md and `plan` must say so."""
+def test_who_offers_context_parallelism_and_partial_sharding() -> None:
+    """docs/planner.md and `plan` say so."""
     registry = Registry()
     files = {name: registry.implementation(name)[0] for name in registry.frameworks}
-    assert not any("context" in file.offered_parallelism("nvidia") for file in files.values())
+    offering = {name for name, file in files.items() if "context" in file.offered_parallelism("nvidia")}
+    assert offering == {"torch", "megatron"}
     whole_only = {name for name, file in files.items() if "partial sharding" in file.refusals("nvidia")}
     assert whole_only == {"megatron", "deepspeed"}
 
