@@ -44,5 +44,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(recorded: Path, tmp_path: Path) -> RunPaths:
-    """A copy of the valid run, to be broken."""
-    return RunPaths(Path(shutil.copytree(recorded, tmp_path / "runs" / recorded.name)))
+    """A copy of the valid run, to be broken, without what another test may have collected from it."""
+    collected = shutil.ignore_patterns("result.json", "report.md")
+    return RunPaths(Path(shutil.copytree(recorded, tmp_path / "runs" / recorded.name, ignore=collected)))
