@@ -26,7 +26,7 @@ attention.Attention.heads = heads
 import attention, torch
 from types import SimpleNamespace
 right = torch.nn.functional.scaled_dot_product_attention
-def shifted(q, k, v, dropout_p, is_causal, enable_gqa):
+def shifted(q, k, v, dropout_p, is_causal, enable_gqa, attn_mask=None):
     mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(1)
     return right(q, k, v, attn_mask=mask, enable_gqa=enable_gqa)
 attention.functional = SimpleNamespace(scaled_dot_product_attention=shifted)
@@ -45,7 +45,7 @@ def scaled(q, k, v, **more):
     return right(q, k, v, scale=job.model.hidden_size**-0.5, **more)
 attention.functional = SimpleNamespace(scaled_dot_product_attention=scaled)
 """,
-        "gradients",
+        "first step",
         "layers.0",
     ),
     Fault(
@@ -115,7 +115,7 @@ def interleaved(x, tables):
     return torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2)
 attention.rotate = interleaved
 """,
-        "gradients",
+        "first step",
         "layers.0",
         family="llama",
     ),
