@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 from levelfield.measure.alignment import TrainingCurve
-from mixture_power import BEGIN, HONEST, PERTURBATIONS, fault_rows, jump_row
+from mixture_power import BEGIN, HONEST, JUDGED, PERTURBATIONS, fault_rows, jump_row
 from power import END, PAGE
-from test_torch_mixture import FAULTS, KINDS
+from test_torch_mixture import FAULTS
 
 STEPS = range(1, 41)
 
@@ -24,7 +24,7 @@ def test_the_page_has_every_fault_and_none_is_aligned() -> None:
     for name, (kind, *_) in FAULTS.items():
         assert verdicts[name, kind] in ("different", "diverged", "not comparable"), name
     for name in HONEST:
-        assert all(verdicts[f"*honest:* {name}", kind] == "aligned" for kind in KINDS), name
+        assert all(verdicts[f"*honest:* {name}", kind] == "aligned" for kind in JUDGED), name
 
 
 def test_the_page_has_every_perturbation() -> None:
@@ -44,7 +44,7 @@ def test_a_row_tells_what_was_before_the_first_change_and_what_after() -> None:
 @pytest.mark.thorough
 @pytest.mark.torch
 @pytest.mark.layouts
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", JUDGED)
 def test_no_fault_of_a_mixture_is_aligned_and_every_honest_run_is(kind: str) -> None:
     for row in fault_rows((kind,)):
         name, verdict = (cell.strip() for cell in row.strip("|").split("|")[:3:2])
