@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from cluster_shared import Cluster, cluster_at, idle_nodes, jobs_left, jobs_of
 from driving import Benchmark, trainings
+from fleet import Fleet
 
 HINT = "`.ci/cluster up` starts them and prints the variables to set"
 SECONDS = 20  # that a question to a host or to Slurm may take
@@ -53,6 +54,15 @@ def slurm(slurm_cluster: Cluster) -> Iterator[Cluster]:
     if left:
         subprocess.run(["scancel", *left], check=False, timeout=SECONDS)
     assert left == []
+
+
+@pytest.fixture
+def fleet(hosts: Cluster, tmp_path: Path) -> Iterator[Fleet]:
+    """The machines as the launcher ssh drives them, with folders of their own; a test leaves nothing on them."""
+    found = Fleet(hosts, tmp_path, tmp_path / "node")
+    yield found
+    found.stop()
+    assert found.nothing_is_left()
 
 
 @pytest.fixture(scope="session")

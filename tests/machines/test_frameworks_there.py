@@ -7,11 +7,10 @@ the machines once. The frameworks' environments are those of this checkout, whic
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_shared import Cluster, site
+from cluster_shared import site
 from driving import Benchmark
 from fleet import Fleet
 from levelfield.catalog.registry import Registry
@@ -25,14 +24,6 @@ RUNS = (
     "llama3_8b:torch:cpu:2:2 DP4",
     "llama3_8b:megatron:cpu:2:2 DP4",
 )
-
-
-@pytest.fixture
-def fleet(hosts: Cluster, tmp_path: Path) -> Iterator[Fleet]:
-    found = Fleet(hosts, tmp_path, tmp_path / "node")
-    yield found
-    found.stop()
-    assert found.nothing_is_left()
 
 
 def is_aligned(benchmark: Benchmark, *arguments: str) -> None:

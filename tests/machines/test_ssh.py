@@ -30,14 +30,6 @@ tee $mine.stdin | ssh "$@"
 """
 
 
-@pytest.fixture
-def fleet(hosts: Cluster, tmp_path: Path) -> Iterator[Fleet]:
-    found = Fleet(hosts, tmp_path, tmp_path / "node")
-    yield found
-    found.stop()
-    assert found.nothing_is_left()
-
-
 # ---- a whole run
 
 

@@ -12,12 +12,12 @@ import hashlib
 import json
 import os
 import pickle
-import socket
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from levelfield.run.launchers.ports import free_port
 from levelfield.testing.framework_kit.small_jobs import LONG_STEPS, SINGLE, Variant, job_of
 from levelfield.testing.framework_kit.small_models import EVERYWHERE, MODELS
 from levelfield.testing.framework_kit.training_curves import (
@@ -104,7 +104,7 @@ def launch(job: dict[str, Any], folder: Path, script: Path | None = None, python
         **os.environ, "LEVELFIELD_JOB": str(path), "PYTHONPATH": str(ROOT / "platform"), "OMP_NUM_THREADS": "1",
         "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "NODE_RANK": "0",
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),  # not the kernels that others left on the machine
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
     }  # fmt: skip
     environments = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
     return run_ranks(str(python or sys.executable), str(script or script_of("torch")), environments, folder)
@@ -153,9 +153,3 @@ def _torch_sources() -> str:
 
 def events(folder: Path, rank: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / f"rank{rank}.jsonl").read_text().splitlines()]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

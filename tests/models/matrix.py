@@ -33,17 +33,11 @@ from levelfield.specs.case import Model, Precision
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import Layout
 from levelfield.specs.tested import Difference, LayoutRuns, MatrixRun, OwnNoise
+from levelfield.testing.framework_kit.variants import SEQUENCE, zero
 
 STEPS = 40
 PAGE = ROOT / "docs" / "frameworks.md"
 DEFAULT_PLANS = ROOT / "tests" / "core" / "plan" / "default_plans.json"
-
-
-def _zero(stage: int, data: int = 2, degree: int = 2, **more: int) -> dict[str, int]:
-    return {"data": data, "sharding_stage": stage, "sharding_degree": degree, **more}
-
-
-_SEQUENCE = {"tensor": 2, "sequence_parallel": True}
 
 VARIANTS = {
     variant.name: variant
@@ -54,52 +48,52 @@ VARIANTS = {
         Variant("recompute full", recompute="full"),
         Variant("compile", compile=True),
         Variant("DP2", {"data": 2}),
-        Variant("ZeRO 1, DP2", _zero(1)),
-        Variant("ZeRO 2, DP2", _zero(2)),
-        Variant("ZeRO 3, DP2", _zero(3)),
-        Variant("ZeRO 2, DP2, recompute full", _zero(2), recompute="full"),
-        Variant("ZeRO 3, DP2, recompute full", _zero(3), recompute="full"),
-        Variant("ZeRO 3, DP2, recompute selective", _zero(3), recompute="selective"),
-        Variant("ZeRO 1, DP4", _zero(1, 4, 4), micro_batch=1),
-        Variant("ZeRO 3, DP4", _zero(3, 4, 4), micro_batch=1),
-        Variant("ZeRO 1 over 2 of DP4", _zero(1, 4)),
-        Variant("ZeRO 2 over 2 of DP4", _zero(2, 4), micro_batch=1),
-        Variant("ZeRO 3 over 2 of DP4", _zero(3, 4), micro_batch=1, recompute="full"),
+        Variant("ZeRO 1, DP2", zero(1)),
+        Variant("ZeRO 2, DP2", zero(2)),
+        Variant("ZeRO 3, DP2", zero(3)),
+        Variant("ZeRO 2, DP2, recompute full", zero(2), recompute="full"),
+        Variant("ZeRO 3, DP2, recompute full", zero(3), recompute="full"),
+        Variant("ZeRO 3, DP2, recompute selective", zero(3), recompute="selective"),
+        Variant("ZeRO 1, DP4", zero(1, 4, 4), micro_batch=1),
+        Variant("ZeRO 3, DP4", zero(3, 4, 4), micro_batch=1),
+        Variant("ZeRO 1 over 2 of DP4", zero(1, 4)),
+        Variant("ZeRO 2 over 2 of DP4", zero(2, 4), micro_batch=1),
+        Variant("ZeRO 3 over 2 of DP4", zero(3, 4), micro_batch=1, recompute="full"),
         Variant("TP2", {"tensor": 2}),
-        Variant("TP2 sequence parallel", _SEQUENCE),
+        Variant("TP2 sequence parallel", SEQUENCE),
         Variant("PP2", {"pipeline": 2}),
         Variant("PP4", {"pipeline": 4}),
         Variant("TP2 x PP2", {"tensor": 2, "pipeline": 2}),
         Variant("DP2 x TP2", {"data": 2, "tensor": 2}),
         Variant("DP2 x PP2", {"data": 2, "pipeline": 2}),
-        Variant("ZeRO 1, DP2 x TP2", _zero(1, tensor=2)),
-        Variant("ZeRO 1, DP2 x TP2 sequence parallel", _zero(1, **_SEQUENCE)),
-        Variant("ZeRO 3, DP2 x TP2", _zero(3, tensor=2)),
-        Variant("ZeRO 1, DP2 x PP2", _zero(1, pipeline=2)),
-        Variant("ZeRO 1, DP2 x PP2, recompute full", _zero(1, pipeline=2), recompute="full"),
+        Variant("ZeRO 1, DP2 x TP2", zero(1, tensor=2)),
+        Variant("ZeRO 1, DP2 x TP2 sequence parallel", zero(1, **SEQUENCE)),
+        Variant("ZeRO 3, DP2 x TP2", zero(3, tensor=2)),
+        Variant("ZeRO 1, DP2 x PP2", zero(1, pipeline=2)),
+        Variant("ZeRO 1, DP2 x PP2, recompute full", zero(1, pipeline=2), recompute="full"),
         Variant("PP2 interleaved", {"pipeline": 2}, virtual_pipeline=2),
         Variant("DP2 x PP2 interleaved", {"data": 2, "pipeline": 2}, virtual_pipeline=2),
         Variant("TP2 x PP2 interleaved", {"tensor": 2, "pipeline": 2}, virtual_pipeline=2),
-        Variant("ZeRO 1, DP2 x PP2 interleaved", _zero(1, pipeline=2), virtual_pipeline=2),
-        Variant("ZeRO 2, DP2 x PP2", _zero(2, pipeline=2)),
-        Variant("ZeRO 3, DP2 x PP2", _zero(3, pipeline=2)),
-        Variant("TP2 sequence parallel x PP2, recompute full", {**_SEQUENCE, "pipeline": 2}, recompute="full"),
+        Variant("ZeRO 1, DP2 x PP2 interleaved", zero(1, pipeline=2), virtual_pipeline=2),
+        Variant("ZeRO 2, DP2 x PP2", zero(2, pipeline=2)),
+        Variant("ZeRO 3, DP2 x PP2", zero(3, pipeline=2)),
+        Variant("TP2 sequence parallel x PP2, recompute full", {**SEQUENCE, "pipeline": 2}, recompute="full"),
         Variant("CP2", {"context": 2}),
         Variant("DP2 x CP2", {"data": 2, "context": 2}),
         Variant("CP2 x TP2", {"context": 2, "tensor": 2}),
-        Variant("CP2 x TP2 sequence parallel", {"context": 2, **_SEQUENCE}),
+        Variant("CP2 x TP2 sequence parallel", {"context": 2, **SEQUENCE}),
         Variant("CP2 x PP2", {"context": 2, "pipeline": 2}),
-        Variant("ZeRO 1, CP2", _zero(1, 1, context=2)),
-        Variant("ZeRO 3, CP2, recompute full", _zero(3, 1, context=2), recompute="full"),
-        Variant("ZeRO 3 over 2 of DP2 x CP2", _zero(3, context=2)),
+        Variant("ZeRO 1, CP2", zero(1, 1, context=2)),
+        Variant("ZeRO 3, CP2, recompute full", zero(3, 1, context=2), recompute="full"),
+        Variant("ZeRO 3 over 2 of DP2 x CP2", zero(3, context=2)),
         Variant("EP2", {"data": 2, "expert": 2}),
         Variant("EP2, recompute full", {"data": 2, "expert": 2}, recompute="full"),
         Variant("EP2 of DP4", {"data": 4, "expert": 2}),
-        Variant("ZeRO 1, EP2", _zero(1, expert=2)),
-        Variant("ZeRO 1, EP2 of DP4", _zero(1, 4, 4, expert=2)),
-        Variant("EP2 x TP2 sequence parallel", {"data": 2, "expert": 2, **_SEQUENCE}),
+        Variant("ZeRO 1, EP2", zero(1, expert=2)),
+        Variant("ZeRO 1, EP2 of DP4", zero(1, 4, 4, expert=2)),
+        Variant("EP2 x TP2 sequence parallel", {"data": 2, "expert": 2, **SEQUENCE}),
         Variant("EP2 of CP2", {"context": 2, "expert": 2}),
-        Variant("ZeRO 1, EP4 of DP2 x CP2", _zero(1, degree=4, context=2, expert=4)),
+        Variant("ZeRO 1, EP4 of DP2 x CP2", zero(1, degree=4, context=2, expert=4)),
         Variant("EP2 x PP2", {"data": 2, "expert": 2, "pipeline": 2}),
     )
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from layouts import MODELS, SINGLE, Variant, compare, events, first_steps, job_of, launch, planted, script_of, train
+from levelfield.run.launchers.ports import free_port
 from matrix import VARIANTS
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
@@ -123,7 +124,8 @@ def started(job, folder, python, ranks=2) -> list[subprocess.Popen[bytes]]:
     path.write_text(json.dumps({**job, "events_dir": str(folder)}))
     common = {
         **os.environ, "LEVELFIELD_JOB": str(path), "PYTHONPATH": str(TRAIN.parents[2] / "platform"),
-        "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29571",
+        "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
     }  # fmt: skip
     return [
         subprocess.Popen(

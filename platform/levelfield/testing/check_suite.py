@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from levelfield.errors import UsageError
 from levelfield.testing import (
     container_checks,
     file_checks,
@@ -18,7 +17,7 @@ from levelfield.testing import (
     tuning_checks,
     value_checks,
 )
-from levelfield.testing.findings import CheckFinding, CheckRow, NotOk
+from levelfield.testing.findings import CheckFinding, CheckRow, found
 from levelfield.testing.subject import Subject
 
 
@@ -79,7 +78,7 @@ def check(subject: Subject, fast: bool = False) -> Iterator[CheckFinding]:
 
 def find(subject: Subject, item: Check) -> CheckFinding:
     """Return the finding of one check, with its rows if it has any."""
-    finding = _found(subject, item)
+    finding = found(item.name, lambda: _result(subject, item))
     if item.rows is None:
         return finding
     with suppress(Exception), subject.surroundings():  # the finding already reports the cause
@@ -87,14 +86,6 @@ def find(subject: Subject, item: Check) -> CheckFinding:
     return finding
 
 
-def _found(subject: Subject, item: Check) -> CheckFinding:
-    """Run one check. An adapter that raises fails the check and does not end the suite."""
-    try:
-        with subject.surroundings():
-            return CheckFinding(item.name, "ok", item.run(subject))
-    except NotOk as found:
-        return CheckFinding(item.name, found.status, found.says, found.do)
-    except UsageError as error:
-        return CheckFinding(item.name, "fails", str(error), "correct the named key or file")
-    except Exception as error:  # an adapter may raise anything
-        return CheckFinding(item.name, "fails", f"raised {type(error).__name__}: {error}", "return nulls with reasons")
+def _result(subject: Subject, item: Check) -> str:
+    with subject.surroundings():
+        return item.run(subject)

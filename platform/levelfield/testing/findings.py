@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+from levelfield.errors import UsageError
 
 Status = Literal["ok", "missing", "fails", "not applicable"]
 
@@ -55,3 +57,20 @@ class Missing(NotOk):
 
 class NotApplicable(NotOk):
     status = "not applicable"
+
+
+def found(check: str, run: Callable[[], str]) -> CheckFinding:
+    """Return the finding of one check. Code under test that raises fails the check and does not end the suite."""
+    try:
+        return CheckFinding(check, "ok", run())
+    except NotOk as known:
+        return CheckFinding(check, known.status, known.says, known.do)
+    except UsageError as error:
+        return CheckFinding(check, "fails", str(error), "correct the named key or file")
+    except Exception as error:  # code under test may raise anything
+        return CheckFinding(
+            check,
+            "fails",
+            f"raised {type(error).__name__}: {error}",
+            "handle the error where it arises; an adapter returns nulls with reasons",
+        )

@@ -24,7 +24,8 @@ from levelfield.contracts.execution import (
 from levelfield.errors import RunFailed
 from levelfield.node.rank_processes import SETTLE_SECONDS, TERMINATE_SECONDS, state_of
 from levelfield.run.launchers.liveness import Liveness
-from levelfield.run.launchers.local import ends_of, evidence_of, free_port, request_of, with_port
+from levelfield.run.launchers.local import ends_of, evidence_of, request_of, with_port
+from levelfield.run.launchers.ports import free_port
 from levelfield.run.runtimes.engine import OWNER_LABEL, EngineError, answers, connect, owner
 from levelfield.run.runtimes.engine_containers import started
 from levelfield.specs.paths import RunPaths

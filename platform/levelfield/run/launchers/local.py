@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import time
 from dataclasses import replace
 from typing import Any
@@ -21,6 +20,7 @@ from levelfield.contracts.execution import (
 from levelfield.node.memory_kills import MemoryKillWatch
 from levelfield.node.rank_processes import POLL_SECONDS, Ranks
 from levelfield.run.launchers.liveness import Liveness
+from levelfield.run.launchers.ports import free_port
 from levelfield.run.runtimes.process_runtime import REMOVED_VARIABLES, inherited
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -117,9 +117,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

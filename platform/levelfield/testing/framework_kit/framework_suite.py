@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from levelfield.errors import UsageError
 from levelfield.node.code_digest import training_digest
 from levelfield.specs.base import dump
 from levelfield.specs.tested import LayoutRuns
-from levelfield.testing.findings import CheckFinding, NotOk
+from levelfield.testing.findings import CheckFinding, found
 from levelfield.testing.framework_kit import (
     ending_checks,
     evidence_checks,
@@ -68,12 +67,7 @@ def check_framework(subject: FrameworkSubject, fast: bool = False) -> Iterator[C
 
 def find(subject: FrameworkSubject, item: FrameworkCheck) -> CheckFinding:
     """Return the finding of one check."""
-    try:
-        return CheckFinding(item.name, "ok", item.run(subject))
-    except NotOk as found:
-        return CheckFinding(item.name, found.status, found.says, found.do)
-    except UsageError as error:
-        return CheckFinding(item.name, "fails", str(error), "correct the named key or file")
+    return found(item.name, lambda: item.run(subject))
 
 
 def write_tested(subject: FrameworkSubject) -> Path | None:

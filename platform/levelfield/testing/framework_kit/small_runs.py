@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.checkout import checkout
+from levelfield.run.launchers.ports import free_port
 
 LIMIT_SECONDS = 600.0
 SETTLE_SECONDS = 30.0  # for the other ranks, after one has failed
@@ -91,7 +91,7 @@ def run_small(
     """
     world = _world(job["layout"])
     started = list(range(world)) if only is None else list(only)
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank in started:
@@ -170,9 +170,3 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

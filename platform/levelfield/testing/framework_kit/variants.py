@@ -14,11 +14,12 @@ from levelfield.specs.tuning import Tuning
 from levelfield.testing.framework_kit.small_jobs import LONG_STEPS, SINGLE, Variant, job_of
 
 
-def _zero(stage: int, data: int = 2, degree: int = 2, **more: int) -> dict[str, int]:
+def zero(stage: int, data: int = 2, degree: int = 2, **more: int) -> dict[str, int]:
+    """Return the keys of a layout whose weights, gradients or optimizer states are sharded."""
     return {"data": data, "sharding_stage": stage, "sharding_degree": degree, **more}
 
 
-_SEQUENCE = {"tensor": 2, "sequence_parallel": True}
+SEQUENCE = {"tensor": 2, "sequence_parallel": True}
 
 # One process, then each kind of parallelism alone, then two kinds together.
 TRIED: tuple[Variant, ...] = (
@@ -28,14 +29,14 @@ TRIED: tuple[Variant, ...] = (
     Variant("recompute full", recompute="full"),
     Variant("compile", compile=True),
     Variant("DP2", {"data": 2}),
-    Variant("ZeRO 1, DP2", _zero(1)),
-    Variant("ZeRO 2, DP2", _zero(2)),
-    Variant("ZeRO 3, DP2", _zero(3)),
-    Variant("ZeRO 1 over 2 of DP4", _zero(1, 4)),
-    Variant("ZeRO 2 over 2 of DP4", _zero(2, 4), micro_batch=1),
-    Variant("ZeRO 3 over 2 of DP4", _zero(3, 4), micro_batch=1),
+    Variant("ZeRO 1, DP2", zero(1)),
+    Variant("ZeRO 2, DP2", zero(2)),
+    Variant("ZeRO 3, DP2", zero(3)),
+    Variant("ZeRO 1 over 2 of DP4", zero(1, 4)),
+    Variant("ZeRO 2 over 2 of DP4", zero(2, 4), micro_batch=1),
+    Variant("ZeRO 3 over 2 of DP4", zero(3, 4), micro_batch=1),
     Variant("TP2", {"tensor": 2}),
-    Variant("TP2 sequence parallel", _SEQUENCE),
+    Variant("TP2 sequence parallel", SEQUENCE),
     Variant("CP2", {"context": 2}),
     Variant("PP2", {"pipeline": 2}),
     Variant("PP4", {"pipeline": 4}),
@@ -44,12 +45,12 @@ TRIED: tuple[Variant, ...] = (
     Variant("DP2 x TP2", {"data": 2, "tensor": 2}),
     Variant("DP2 x PP2", {"data": 2, "pipeline": 2}),
     Variant("TP2 x PP2", {"tensor": 2, "pipeline": 2}),
-    Variant("ZeRO 1, DP2 x TP2", _zero(1, tensor=2)),
-    Variant("ZeRO 3, DP2 x TP2", _zero(3, tensor=2)),
-    Variant("ZeRO 1, DP2 x PP2", _zero(1, pipeline=2)),
-    Variant("ZeRO 2, DP2 x PP2", _zero(2, pipeline=2)),
-    Variant("ZeRO 3, DP2 x PP2", _zero(3, pipeline=2)),
-    Variant("TP2 sequence parallel x PP2, recompute full", {**_SEQUENCE, "pipeline": 2}, recompute="full"),
+    Variant("ZeRO 1, DP2 x TP2", zero(1, tensor=2)),
+    Variant("ZeRO 3, DP2 x TP2", zero(3, tensor=2)),
+    Variant("ZeRO 1, DP2 x PP2", zero(1, pipeline=2)),
+    Variant("ZeRO 2, DP2 x PP2", zero(2, pipeline=2)),
+    Variant("ZeRO 3, DP2 x PP2", zero(3, pipeline=2)),
+    Variant("TP2 sequence parallel x PP2, recompute full", {**SEQUENCE, "pipeline": 2}, recompute="full"),
 )
 # In 16 bits: each kind of parallelism once. Other mixes add no arithmetic of their own.
 OF_SIXTEEN_BITS = (SINGLE.name, "DP2", "ZeRO 1, DP2", "ZeRO 2, DP2", "ZeRO 3, DP2", "TP2", "TP2 sequence parallel",
