@@ -23,7 +23,7 @@ export LEVELFIELD_STORE := none
 .PHONY: test computing waiting installing quick lint environments framework-free each-framework on-the-engine on-machines end-to-end bench gpu-check matrix host-runs thorough drills clean
 
 # Three lanes, for two cores. One computes. Its tests without a framework wait for processes so often that six of them
-# share the cores, and three the frameworks' tests, which wait for their ranks. Whole runs and the container engine mostly
+# share the cores, and four the frameworks' tests, which wait for their ranks. Whole runs and the container engine mostly
 # wait, and so do the installing of packages and the runs on several machines: they run beside it. The engine's tests come
 # last: what ends a rank by a signal must not run beside a container that runs out of memory. A second lane that computes
 # is slower, because ranks of several processes spin while they wait for each other.
@@ -44,7 +44,7 @@ installing: $(STAMP)
 	$(MAKE) --no-print-directory on-machines
 
 each-framework: $(STAMP)
-	$(PYTEST) -n 3 -m "$(NEW)" tests/models
+	$(PYTEST) -n 4 -m "$(NEW)" tests/models
 
 on-the-engine: $(STAMP)
 	$(PYTEST) -m "containers and $(NEW)" tests/containers

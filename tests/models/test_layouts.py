@@ -29,6 +29,10 @@ from matrix import (
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 
 
+def thorough(*values):
+    return pytest.param(*values, marks=pytest.mark.thorough)
+
+
 # Forward and backward, and two updates with what was kept. What shows later only is for the long runs, one of each.
 STEPS = 3
 LONG = [next(asked for asked in reduced() if asked.framework == framework) for framework in FLOAT32]
@@ -51,15 +55,15 @@ def test_same_curve_as_torch_in_one_process(asked, torch_of, interpreter_of):
 @pytest.mark.parametrize(
     ("framework", "name"),
     [
-        ("torch", "DP2"),
+        thorough("torch", "DP2"),
         ("torch", "TP2 x PP2"),
-        ("megatron", "TP2"),
+        thorough("megatron", "TP2"),
         ("megatron", "ZeRO 1, DP2 x PP2"),
-        ("paddle", SINGLE.name),
+        thorough("paddle", SINGLE.name),
         ("paddle", "TP2"),
-        ("paddle", "DP2 x PP2"),
-        ("oneflow", SINGLE.name),
-        ("oneflow", "TP2"),
+        thorough("paddle", "DP2 x PP2"),
+        thorough("oneflow", SINGLE.name),
+        thorough("oneflow", "TP2"),
         ("oneflow", "PP2"),
     ],
 )
@@ -102,14 +106,14 @@ def test_five_layers_over_two_stages(framework, interpreter_of, torch_of):
 @pytest.mark.parametrize(
     ("framework", "name"),
     [
-        ("paddle", SINGLE.name),
+        thorough("paddle", SINGLE.name),
         ("paddle", "TP2"),
-        ("paddle", "PP2"),
+        thorough("paddle", "PP2"),
         ("megatron", "TP2 sequence parallel"),
-        ("oneflow", SINGLE.name),
+        thorough("oneflow", SINGLE.name),
         ("oneflow", "TP2"),
-        pytest.param("oneflow", "DP2 x TP2", marks=pytest.mark.thorough),  # four ranks wait busily for each other
-        ("oneflow", "PP2"),
+        thorough("oneflow", "DP2 x TP2"),  # four ranks wait busily for each other
+        thorough("oneflow", "PP2"),
     ],
 )
 def test_dropout_changes_the_curve_and_repeats_itself(framework, name, interpreter_of, torch_of):

@@ -20,7 +20,10 @@ def python(interpreter_of) -> Path:
     return interpreter_of("paddle")
 
 
-@pytest.mark.parametrize("layout", [SINGLE.name, "TP2", "PP2"])
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(SINGLE.name, marks=pytest.mark.thorough), "TP2", pytest.param("PP2", marks=pytest.mark.thorough)],
+)
 def test_full_recomputation_draws_the_same_dropout(layout, python):
     model = {**MODELS["gpt"], "hidden_dropout": 0.1, "attention_dropout": 0.1}
     curve = train(job_of(model, VARIANTS[layout], 4), TRAIN, python)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,25 +15,30 @@ from matrix import VARIANTS
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 
+
+def thorough(*values: str) -> Any:
+    return pytest.param(*values, marks=pytest.mark.thorough)
+
+
 SAVED = (
-    ("paddle", "gpt", SINGLE.name),
+    thorough("paddle", "gpt", SINGLE.name),
     ("paddle", "llama", "ZeRO 1, DP2 x TP2"),
-    ("paddle", "gpt", "TP2 x PP2"),
-    ("megatron", "gpt", "TP2 x PP2"),
+    thorough("paddle", "gpt", "TP2 x PP2"),
+    thorough("megatron", "gpt", "TP2 x PP2"),
     ("megatron", "llama", "ZeRO 1, DP2 x TP2 sequence parallel"),
     ("megatron", "llama", "ZeRO 1, DP2 x PP2 interleaved"),
-    ("deepspeed", "gpt", SINGLE.name),
+    thorough("deepspeed", "gpt", SINGLE.name),
     ("deepspeed", "llama", "ZeRO 3, DP2"),
-    ("oneflow", "llama", SINGLE.name),
-    ("oneflow", "gpt", "DP2 x TP2"),
+    thorough("oneflow", "llama", SINGLE.name),
+    thorough("oneflow", "gpt", "DP2 x TP2"),
     ("oneflow", "llama", "TP2 x PP2"),
 )
 CAPTURED = (
-    ("paddle", "gpt", "none"),
+    thorough("paddle", "gpt", "none"),
     ("paddle", "llama", "full"),
     ("megatron", "gpt", "none"),
-    ("megatron", "llama", "none"),
-    ("deepspeed", "gpt", "none"),
+    thorough("megatron", "llama", "none"),
+    thorough("deepspeed", "gpt", "none"),
     ("deepspeed", "llama", "none"),
     ("oneflow", "gpt", "full"),
     ("oneflow", "llama", "none"),
