@@ -1,10 +1,10 @@
 """Every framework in every layout that runs on a cpu, against torch in one process.
 
-    PYTHONPATH=platform python tests/models/matrix.py [FRAMEWORK ...] [--precision fp32]
+    PYTHONPATH=platform python tests/models/matrix.py [FRAMEWORK[_VERSION] ...] [--precision fp32]
 
-makes models/<framework>/tested.json anew from 40 steps of each, or of those in one precision, and docs/frameworks.md
-from these files; each framework's environment is made as for a run. `--docs` only writes the page. The tests run a part
-of the same list.
+makes models/<framework>/tested.json, or tested-VERSION.json of a further version, anew from 40 steps of each, or of
+those in one precision, and docs/frameworks.md from these files; each environment is made as for a run. `--docs` only
+writes the page. The tests run a part of the same list.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from layouts import EVERYWHERE, MODELS, ROOT, SINGLE, Curve, Variant, compare, job_of, script_of, train
+from levelfield.catalog.framework_versions import rests_on, runs_path
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import rows, table
-from levelfield.node.code_digest import training_digest
 from levelfield.plan.environment import environment_of
 from levelfield.plan.implementation_identity import folder_digest
 from levelfield.run.runtimes.environments import environment_in_use
@@ -239,13 +239,15 @@ def noise_of(model: dict[str, Any], reference: Curve) -> OwnNoise:
 
 def measure(
     registry: Registry,
-    framework: str,
+    label: str,
     references: dict[str, Curve],
     noises: dict[str, OwnNoise],
     precision: Precision | None = None,
 ) -> LayoutRuns:
-    """Run the framework's matrix on the cpu; precision: only these runs. The others are then not recorded."""
-    implementation, _ = registry.implementation(framework)
+    """Run the matrix of a framework's version on the cpu; precision: only these runs. The others are then not
+    recorded."""
+    implementation, folder = registry.labelled(label)
+    framework = implementation.framework
     environment = environment_of(implementation, "cpu", implementation.requirements["cpu"].packages, None, "process")
     runs = []
     with environment_in_use(environment, print):
@@ -259,7 +261,7 @@ def measure(
         device_kind="cpu",
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         sources=sources_of(framework),
-        rests_on=training_digest(script_of(framework).parent),
+        rests_on=rests_on(implementation, folder),
         machine=f"{platform.system()} {platform.machine()}, {processor()}",
         runs=tuple(runs),
     )
@@ -301,9 +303,11 @@ def page(registry: Registry) -> str:
     """docs/frameworks.md, whole."""
     lines = INTRODUCTION.splitlines()
     lines += ["", "```", *table(list(rows(registry))), "```", "", *_default_plans()]
-    for framework in sorted(FLOAT32):
-        implementation, folder = registry.implementation(framework)
-        lines += _measured(load(LayoutRuns, folder / "tested.json"), implementation)
+    for label in registry.labels():
+        implementation, folder = registry.labelled(label)
+        path = runs_path(implementation, folder)
+        if path.exists() or not implementation.is_further:
+            lines += _measured(load(LayoutRuns, path), implementation)
     return "\n".join(lines) + "\n"
 
 
@@ -394,18 +398,20 @@ def _yes(passed: bool) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run the matrix of frameworks and layouts; write what it shows")
-    parser.add_argument("framework", nargs="*", help=f"of {', '.join(FLOAT32)}; all when none is given")
+    known = f"of {', '.join(FLOAT32)}, also with a further version; all when none is given"
+    parser.add_argument("framework", nargs="*", help=known)
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), help="only the runs in this one")
     parser.add_argument("--docs", action="store_true", help="only write the page from the files that are there")
     options = parser.parse_args()
     registry = Registry()
     if not options.docs:
-        asked = {family for framework in options.framework or FLOAT32 for family in families(framework)}
+        labels = {label: registry.labelled(label) for label in options.framework or FLOAT32}
+        asked = {family for file, _ in labels.values() for family in families(file.framework)}
         references = {family: train(job_of(MODELS[family], SINGLE, STEPS)) for family in MODELS if family in asked}
         noises = {family: noise_of(MODELS[family], reference) for family, reference in references.items()}
-        for framework in options.framework or FLOAT32:
-            tested = measure(registry, framework, references, noises, options.precision)
-            (script_of(framework).parent / "tested.json").write_text(dump(tested))
+        for label, (file, folder) in labels.items():
+            tested = measure(registry, label, references, noises, options.precision)
+            runs_path(file, folder).write_text(dump(tested))
     PAGE.write_text(page(registry))
 
 

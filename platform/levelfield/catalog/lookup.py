@@ -81,12 +81,13 @@ def find(registry: Registry, selector: Selector, check: bool = True) -> Selectio
     vendor does not have the framework.
     """
     case = registry.case(selector.case)
-    implementation, folder = registry.implementation(selector.framework)
+    implementation, folder = registry.implementation(selector.framework, selector.version)
     here = find_hardware(registry, selector.target)
     adapter, chip, devices = here.adapter, here.chip, here.devices
     vendor = adapter.spec
     if check:
         _check_supported(case, implementation, vendor)
+        _check_version(implementation, vendor.device_kind, folder)
     overlay = registry.overlay.used(vendor, chip) if registry.overlay else None
     rows = tuning_rows(registry, vendor.name, case.name)
     constants = registry.constants(implementation.framework)
@@ -244,6 +245,16 @@ def _check_supported(case: Case, implementation: ImplementationFile, vendor: Ven
         raise NotHere(
             f"neither {name} nor vendor {vendor.name} says how {name} reaches devices of kind '{vendor.device_kind}'; "
             f"add `reaches.{vendor.device_kind}` to {name}'s implementation.yaml"
+        )
+
+
+def _check_version(implementation: ImplementationFile, kind: str, folder: Path) -> None:
+    """Raises NotHere for a further version without requirements for the device kind: nothing else would bring it."""
+    if implementation.is_further and kind not in implementation.requirements:
+        raise NotHere(
+            f"{implementation.label} on {kind}: found requirements for {', '.join(implementation.requirements)}; "
+            f"expected some for {kind}. Add `versions.{implementation.version}.requirements.{kind}` to "
+            f"{folder / 'implementation.yaml'}, or take the default: `{implementation.framework}`"
         )
 
 

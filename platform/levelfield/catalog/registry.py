@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar, cast
 
+from levelfield.catalog.framework_versions import chosen
 from levelfield.catalog.machine import Machine
 from levelfield.checkout import checkout
 from levelfield.contracts.declared import DeclaredVendor
@@ -31,6 +32,7 @@ from levelfield.specs.extension import Extension
 from levelfield.specs.figures import FigureSet
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.reference import Reference
+from levelfield.specs.selector import labelled, split_label
 from levelfield.specs.suite import Suite
 from levelfield.specs.vendor import VendorFile
 
@@ -177,10 +179,20 @@ class Registry:
         found = self.files.document(FigureSet, path)
         return _named(found, found.name, name, path)
 
-    def implementation(self, name: str) -> tuple[ImplementationFile, Path]:
+    def implementation(self, name: str, version: str | None = None) -> tuple[ImplementationFile, Path]:
+        """Return a framework's manifest for one of its versions, and its folder. None: the default version."""
         path = self._path("framework", name, self.frameworks)
         found = self.files.document(ImplementationFile, path)
-        return _named(found, found.framework, name, path), path.parent
+        return chosen(_named(found, found.framework, name, path), version, path, self.frameworks), path.parent
+
+    def labelled(self, label: str) -> tuple[ImplementationFile, Path]:
+        """Return the same of a label such as `jax` or `jax_0.10.1`."""
+        return self.implementation(label) if label in self.frameworks else self.implementation(*split_label(label))
+
+    def labels(self) -> list[str]:
+        """Return every framework, each followed by its further versions."""
+        files = (self.implementation(name)[0] for name in sorted(self.frameworks))
+        return [labelled(file.framework, version) for file in files for version in (None, *file.versions)]
 
     def reaching(self, vendor: VendorFile) -> list[str]:
         """Return the frameworks that reach the vendor's devices, by the vendor's words or by their own."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from levelfield.catalog.framework_versions import rests_on, runs_path
 from levelfield.catalog.registry import Registry
-from levelfield.node.code_digest import training_digest
 from levelfield.specs.architecture import FAMILIES
 from levelfield.specs.case import Precision
 from levelfield.specs.implementation import ImplementationFile, Parallelism
@@ -46,7 +46,10 @@ LAYOUTS: dict[str, tuple[Parallelism, ...]] = {
 
 @dataclass(frozen=True)
 class SupportRow:
-    """A row of the table. note: why recorded runs do not count, or what is not known of them; None for good ones."""
+    """A row of the table. framework: with the version of a further one, as in `jax_0.10.1`.
+
+    note: why recorded runs do not count, or what is not known of them; None for good ones.
+    """
 
     framework: str
     family: str
@@ -61,10 +64,13 @@ def families_of(implementation: ImplementationFile) -> list[str]:
 
 
 def rows(registry: Registry) -> Iterator[SupportRow]:
-    """Return a row for each framework, family and precision that is offered on any device. Raises DocumentError."""
-    for name in sorted(registry.frameworks):
-        implementation, folder = registry.implementation(name)
-        path = folder / "tested.json"
+    """Return a row for each version of a framework, family and precision that is offered on any device.
+
+    Raises DocumentError.
+    """
+    for label in registry.labels():
+        implementation, folder = registry.labelled(label)
+        path = runs_path(implementation, folder)
         tested = registry.files.document(LayoutRuns, path) if path.exists() else None
         changed, note = (False, None) if tested is None else _standing(tested, implementation, folder)
         runs = () if tested is None or changed else tested.runs
@@ -76,12 +82,14 @@ def rows(registry: Registry) -> Iterator[SupportRow]:
 
 def _standing(tested: LayoutRuns, implementation: ImplementationFile, folder: Path) -> tuple[bool, str | None]:
     """Return whether the code or the version has changed since the recorded runs, and a sentence about it."""
-    name = implementation.framework
+    name = implementation.label
+    if tested.framework != implementation.framework:
+        return True, f"{name}: its runs of {tested.date} were of {tested.framework}; `framework check {name}`"
     if tested.version != implementation.version:
         return True, f"{name}: the runs of {tested.date} were of version {tested.version}; `framework check {name}`"
     if tested.rests_on is None:
         return False, f"{name}: the code of its runs of {tested.date} was not recorded"
-    if tested.rests_on != training_digest(folder):
+    if tested.rests_on != rests_on(implementation, folder):
         return True, f"{name}: the code has changed since its runs of {tested.date}; `framework check {name}`"
     return False, None
 
@@ -91,7 +99,7 @@ def _row(
 ) -> SupportRow:
     own = [run for run in runs if run.family == family and run.precision == precision]
     cells = {key: _state(implementation, family, precision, key, own) for key in LAYOUTS}
-    return SupportRow(implementation.framework, family, precision, cells)
+    return SupportRow(implementation.label, family, precision, cells)
 
 
 def _state(
@@ -138,16 +146,18 @@ def kind_of(layout: Layout) -> str | None:
     return next((key for key, needed in LAYOUTS.items() if list(needed) == used), None)
 
 
+WIDTH = 10  # of the first column
 HEADINGS = {"TP+SP": "SP", "DPxTP": "DxT", "DPxPP": "DxP", "TPxPP": "TxP"}
 WORDS: dict[State, str] = {"tested": "yes", "fails": "NO", "written": "new", "some": "isa", "chip": "acc", "-": "-"}
 
 
 def table(found: list[SupportRow]) -> list[str]:
     """Return the table in lines of at most 80 columns, with the meaning of words and columns below."""
-    lines = [_line("framework", "family", "prec", {key: HEADINGS.get(key, key) for key in LAYOUTS})]
-    for row in found:
+    lines = _row_lines("framework", "family", "prec", {key: HEADINGS.get(key, key) for key in LAYOUTS})
+    for before, row in zip([None, *found], found, strict=False):
         cells = {key: WORDS[state] for key, state in row.cells.items()}
-        lines.append(_line(row.framework, row.family, row.precision, cells))
+        own = _row_lines(row.framework, row.family, row.precision, cells)
+        lines += own[-1:] if before and before.framework == row.framework else own
     lines += ["", *(f"  {WORDS[state]:<6}{meaning}" for state, meaning in STATES.items())]
     lines += ["  Z1 to Z3: ZeRO stages 1 to 3; SP: tensor with sequence parallel; CP: context;"]
     lines += ["  EP: experts; D, T and P: data, tensor and pipeline"]
@@ -159,5 +169,8 @@ def _wrapped(note: str) -> list[str]:
     return textwrap.wrap(note, 80, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
 
 
-def _line(framework: str, family: str, precision: str, cells: dict[str, str]) -> str:
-    return f"{framework:<10}{family:<8}{precision:<5}{''.join(f'{cell:<4}' for cell in cells.values())}".rstrip()
+def _row_lines(framework: str, family: str, precision: str, cells: dict[str, str]) -> list[str]:
+    """Return the line of a row; a name that is too long for its column has a line of its own above it."""
+    above, name = ([], framework) if len(framework) < WIDTH else ([framework], "")
+    words = "".join(f"{cell:<4}" for cell in cells.values())
+    return [*above, f"{name:<{WIDTH}}{family:<8}{precision:<5}{words}".rstrip()]

@@ -424,7 +424,7 @@ def _framework(parser: argparse.ArgumentParser) -> None:
     )
     new.add_argument("--package", action="store_true", help="write a package FOLDER/levelfield-NAME for pip instead")
     check = actions.add_parser("check", help="train the small models in every offered layout, and compare them")
-    check.add_argument("name", metavar="NAME", help="the framework's name")
+    check.add_argument("name", metavar="NAME", help="the framework, also with a version: acme_2.0.3")
     check.add_argument("--device", default="cpu", metavar="KIND", help="the kind of devices to train on (default: cpu)")
     check.add_argument("--python", metavar="PATH", help="an interpreter with the framework, in place of an environment")
     check.add_argument("--fast", action="store_true", help="one process only, without planted faults; writes nothing")
@@ -436,7 +436,7 @@ def _framework(parser: argparse.ArgumentParser) -> None:
 def _image(parser: argparse.ArgumentParser) -> None:
     actions = _actions(parser)
     build = actions.add_parser("build", help="build the images of these frameworks")
-    build.add_argument("framework", nargs="+", metavar="FRAMEWORK", help="such as torch")
+    build.add_argument("framework", nargs="+", metavar="FRAMEWORK", help="such as torch or jax_0.10.1")
     show = actions.add_parser("show", help="print the Dockerfile")
     show.add_argument("framework", metavar="FRAMEWORK", help="such as torch")
     listing = actions.add_parser("list", help="list Levelfield's images on the engine")
@@ -461,7 +461,9 @@ def _wheels(parser: argparse.ArgumentParser) -> None:
     actions = _actions(parser)
     fetch = actions.add_parser("fetch", help="download wheels into a folder, for machines without network")
     fetch.add_argument("folder", type=Path, metavar="DIR", help="the folder to fill")
-    fetch.add_argument("framework", nargs="*", metavar="FRAMEWORK", help="such as torch (default: every one)")
+    fetch.add_argument(
+        "framework", nargs="*", metavar="FRAMEWORK", help="such as torch or jax_0.10.1 (default: every one)"
+    )
     fetch.add_argument("--vendor", default="cpu", help="for this vendor's devices (default: cpu)")
     _complete("wheels", actions)
 

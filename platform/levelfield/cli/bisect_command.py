@@ -12,6 +12,7 @@ from levelfield.report.words import wrapped
 
 if TYPE_CHECKING:
     from levelfield.run.builds import Pin
+    from levelfield.specs.plan import ImplementationUsed
     from levelfield.specs.record import Gated
     from levelfield.studies.bisection import Answer, FirstBad
 
@@ -66,7 +67,7 @@ def execute(options: argparse.Namespace) -> int:
     terminal = Terminal(quiet=options.quiet or options.json)
     request = UserRequest(scale=options.scale, python=options.python, repeat=1)
     (job,) = scheduler.jobs(registry_of(options), [Entry(options.case, request)], None)
-    candidates = _candidates(options, job.plan.implementation.framework)
+    candidates = _candidates(options, job.plan.implementation)
     good = build_of(*candidates[0], say=terminal.say)
     runs = options.runs or default_runs()
     trials = BuildTrials(job.plan, good, FIGURES[options.figure], runs, options.plugins, terminal.say)
@@ -82,7 +83,7 @@ def execute(options: argparse.Namespace) -> int:
     return 0
 
 
-def _candidates(options: argparse.Namespace, framework: str) -> list[Candidate]:
+def _candidates(options: argparse.Namespace, used: ImplementationUsed) -> list[Candidate]:
     """Return commits with their pins, the good one first. Raises UsageError for a mix of both kinds of search."""
     from levelfield.run.builds import Pin, commits_between, head
 
@@ -91,7 +92,11 @@ def _candidates(options: argparse.Namespace, framework: str) -> list[Candidate]:
             raise UsageError(
                 "bisect --package: found no two --versions, or also commits; expected --versions GOOD ... BAD alone"
             )
-        return [(head(), Pin(framework, options.package, version)) for version in options.versions]
+        if used.is_further:
+            raise UsageError(
+                f"bisect --package: found {used.label}, whose pins stay; expected {used.framework}, the default version"
+            )
+        return [(head(), Pin(used.framework, options.package, version)) for version in options.versions]
     if len(options.commits) != 2 or options.versions:
         raise UsageError(f"bisect: found {len(options.commits)} commits, expected two, GOOD and BAD, or --package")
     return [(commit, None) for commit in commits_between(*options.commits)]

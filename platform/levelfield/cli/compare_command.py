@@ -139,4 +139,4 @@ def _wanted(options: argparse.Namespace) -> tuple[list[str] | None, list[str]]:
         return None, []
     entries = [parse_selector(entry.case) for entry in registry.suite(options.suite).entries]
     cases = dict.fromkeys(registry.spelled(entry.case) for entry in entries)
-    return list(cases), sorted({entry.framework for entry in entries if entry.framework})
+    return list(cases), sorted({registry.implementation(entry.framework, entry.version)[0].label for entry in entries})

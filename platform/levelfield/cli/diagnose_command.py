@@ -52,7 +52,7 @@ def execute(options: argparse.Namespace) -> int:
 def _question(
     options: argparse.Namespace, registry: Registry, paths: RunPaths, plan: Plan, reference: Reference | None
 ) -> Diagnosis:
-    own, other = plan.implementation.framework, options.against or (reference.framework if reference else "torch")
+    own, other = plan.implementation.label, options.against or (reference.framework if reference else "torch")
     if own == other:
         raise UsageError(
             f"diagnose: {paths.root.name} was trained with {own}; choose another framework: --against FRAMEWORK"

@@ -31,7 +31,7 @@ def execute(options: argparse.Namespace) -> int:
 
 def _recipe(options: argparse.Namespace, framework: str) -> ImagePlan:
     registry = Registry(options.plugins, case_files=options.case_file)
-    implementation, folder = registry.implementation(framework)
+    implementation, folder = registry.labelled(framework)
     vendor = registry.vendor_file(options.vendor)
     needs = implementation.requirements.get(vendor.device_kind)
     given = options.base_image or os.environ.get("LEVELFIELD_BASE_IMAGE")

@@ -87,8 +87,8 @@ def _cases(registry: Registry) -> list[Row]:
 
 def _frameworks(registry: Registry) -> list[Row]:
     listed, works = [], list(support.rows(registry))
-    for name in sorted(registry.frameworks):
-        found, _ = registry.implementation(name)
+    for name in registry.labels():
+        found, _ = registry.labelled(name)
         verified = "; ".join(f"{kind}: {needs.verified}" for kind, needs in found.requirements.items())
         layouts = [asdict(row) for row in works if row.framework == name]
         says = f"{found.version}  {', '.join(support.families_of(found))}  {verified}"

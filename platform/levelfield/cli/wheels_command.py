@@ -51,7 +51,7 @@ def _frameworks(options: argparse.Namespace, terminal: Terminal) -> Iterator[Gro
     """Return a group for each framework. One that was not named is left out where this machine has no Python for it."""
     registry = Registry(options.plugins, case_files=options.case_file)
     kind = registry.vendor_file(options.vendor).device_kind
-    for name in options.framework or registry.frameworks:
+    for name in options.framework or registry.labels():
         try:
             yield _framework(registry, name, kind)
         except NotHere as error:
@@ -61,7 +61,7 @@ def _frameworks(options: argparse.Namespace, terminal: Terminal) -> Iterator[Gro
 
 
 def _framework(registry: Registry, name: str, kind: str) -> Group:
-    file, _folder = registry.implementation(name)
+    file, _folder = registry.labelled(name)
     if kind not in file.requirements:
         raise NotHere(f"{name} on {kind}: the vendor's own Python or image brings it; there are no wheels to fetch")
     python = interpreter_for(file, kind).python

@@ -74,7 +74,7 @@ _FIXED: dict[str, Reader] = {
 }
 _CHOSEN: dict[str, Reader] = {
     "chip": lambda r: chip_of(r.series),
-    "framework": lambda r: r.series.framework,
+    "framework": lambda r: r.series.framework_label,
     "precision": lambda r: r.series.precision,
     "devices": lambda r: f"{r.series.nodes} x {r.series.devices // r.series.nodes}",
     "layout": lambda r: r.series.layout,

@@ -98,12 +98,12 @@ def matrix(
 
 def _row_of(record: RunRecord, dimension: Dimension) -> MatrixRow:
     series = record.series
-    other = series.framework if dimension == "vendor" else chip_of(series)
+    other = series.framework_label if dimension == "vendor" else chip_of(series)
     return MatrixRow(series.case, series.scale, series.precision, other, series.nodes, series.devices)
 
 
 def _column_of(record: RunRecord, dimension: Dimension) -> str:
-    return record.series.framework if dimension == "framework" else chip_of(record.series)
+    return record.series.framework_label if dimension == "framework" else chip_of(record.series)
 
 
 def _columns(cells: dict[tuple[MatrixRow, str], MatrixCell], expected: Sequence[str]) -> tuple[str, ...]:

@@ -91,7 +91,7 @@ _EQUAL: dict[str, Reader] = {
     "window": lambda r: f"steps {r.window[0]} to {r.window[1]}",
     "device": device_meaning,
     "precision": lambda r: r.series.precision,
-    "framework": lambda r: r.series.framework,
+    "framework": lambda r: r.series.framework_label,
     "framework version": lambda r: r.subject.framework_version,
     "chip": lambda r: chip_of(r.series),
     "corpus": lambda r: r.series.corpus,

@@ -7,7 +7,9 @@ import re
 from pathlib import Path
 
 SOURCES = (".py", ".yaml", ".json")
-MEASURED = "tested.json"  # what was measured is no source
+MANIFEST = "implementation.yaml"
+_MEASURED = re.compile(r"tested(-.+)?\.json")  # what was measured is no source
+_VERSIONS = re.compile(rb"^versions:[ \t]*\n(?:(?:[ \t].*)?\n)*(?:[ \t].*\Z)?", re.MULTILINE)
 _BESIDE = re.compile(r"parents\[1\] / [\"'](\w+)[\"']")
 
 
@@ -44,15 +46,24 @@ def shared_folders(folder: Path) -> list[Path]:
 
 
 def folder_digest(folder: Path) -> str:
-    """Return the sha256 of all source files below `folder`, with their names, without measured results."""
+    """Return the sha256 of all source files below `folder`, with their names, without measured results.
+
+    Nor does it have `versions` of the manifest: the pins of one version change nothing of another. A run has those of
+    its own in the environment's digest.
+    """
     digest = hashlib.sha256()
     for path in sources(folder):
-        content = path.read_bytes()
+        content = without_versions(path.read_bytes()) if path.name == MANIFEST else path.read_bytes()
         digest.update(f"{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode() + content)
     return "sha256:" + digest.hexdigest()
+
+
+def without_versions(manifest: bytes) -> bytes:
+    """Return the text of a manifest without its further versions: the key and the indented lines below it."""
+    return _VERSIONS.sub(b"", manifest)
 
 
 def sources(folder: Path) -> list[Path]:
     """Return the source files below a folder, in order."""
     found = (path for path in folder.rglob("*") if path.is_file() and path.suffix in SOURCES)
-    return sorted(path for path in found if path.name != MEASURED)
+    return sorted(path for path in found if not _MEASURED.fullmatch(path.name))

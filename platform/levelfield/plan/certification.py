@@ -78,7 +78,7 @@ def certifying_entry(registry: Registry, plan: Plan, reference: Reference, reque
         capture_step=None,
         probe=False,
     )
-    return Entry(f"{reference.case}:{plan.implementation.framework}:{target}:1:{layout.world_size}", alone)
+    return Entry(f"{reference.case}:{plan.implementation.label}:{target}:1:{layout.world_size}", alone)
 
 
 def _micro_batch(sequences: int) -> int:

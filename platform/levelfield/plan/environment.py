@@ -37,10 +37,10 @@ def environment_of(
         if assume:
             return EnvironmentPlan(name="the vendor's own", folder="", python="python3", requirements=(), digest="")
         raise NotHere(
-            f"{file.framework} on {kind}: the vendor's own Python brings the framework. Name it with --python, or use "
+            f"{file.label} on {kind}: the vendor's own Python brings the framework. Name it with --python, or use "
             "--runtime inside in the vendor's container, or --runtime docker with the vendor's image"
         )
-    folder = checkout() / ".venvs" / f"{file.framework}-{kind}"
+    folder = checkout() / ".venvs" / f"{file.stem}-{kind}"
     interpreter, lacking = _interpreter(file, kind, assume)
     version = ".".join(map(str, interpreter.version)) if interpreter else file.requirements[kind].python
     return EnvironmentPlan(
@@ -97,4 +97,4 @@ def interpreter_for(file: ImplementationFile, kind: str) -> Interpreter:
     try:
         return find_interpreter(file.requirements[kind].python)
     except UsageError as error:
-        raise NotHere(f"{file.framework} on {kind}: {error}") from None
+        raise NotHere(f"{file.label} on {kind}: {error}") from None

@@ -32,17 +32,24 @@ def image_plan(
     """Return the recipe for one framework on one vendor.
 
     given: the user's base image. It has the system's packages, and the framework where there are no requirements.
-    Raises UsageError when neither the vendor nor the user names a base image.
+    Raises UsageError when neither the vendor nor the user names a base image, and for a further version where the
+    vendor's image brings the framework.
     """
     base = _base(implementation.framework, vendor, given, bool(requirements))
     needed = () if base.has_framework else requirements
+    if implementation.is_further and base.has_framework:
+        raise UsageError(
+            f"{implementation.label} on {vendor.name}: found the image {base.reference}, which brings a version of its "
+            f"own; name an image without the framework with --base-image, or take the default: "
+            f"`{implementation.framework}`"
+        )
     if not needed and not base.has_framework:
         raise UsageError(
             f"{implementation.framework} on {vendor.name}: {folder / 'implementation.yaml'} has no requirements for "
             f"'{vendor.device_kind}', so the image must have the framework: set has_framework in the vendor's images"
         )
     return ImagePlan(
-        name=f"levelfield/{implementation.framework}-{vendor.name}",
+        name=f"levelfield/{implementation.stem.replace('+', '_')}-{vendor.name}",
         base=base,
         python=f"{ENVIRONMENT}/bin/python" if needed else base.python,
         requirements=needed,

@@ -9,9 +9,8 @@ from levelfield.node import code_digest as node_code
 from levelfield.node.code_digest import folder_digest, shared_folders
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.plan import ImplementationUsed
-from levelfield.specs.selector import Selector
 
-__all__ = ["code_digest", "folder_digest", "implementation_used", "shared_folders", "version_deviations"]
+__all__ = ["code_digest", "folder_digest", "implementation_used", "shared_folders"]
 
 
 def implementation_used(file: ImplementationFile, folder: Path, kind: str) -> ImplementationUsed:
@@ -24,6 +23,7 @@ def implementation_used(file: ImplementationFile, folder: Path, kind: str) -> Im
         environment=file.environment(kind),
         peak_probe=file.launch.peak_probe,
         rests_on=code_digest(folder),
+        is_further=file.is_further,
     )
 
 
@@ -39,11 +39,3 @@ def code_digest(folder: Path) -> str:
 def _platform_code() -> str:
     """Return the digest of the platform's code within a training: it does not change while a command runs."""
     return node_code.platform_digest()
-
-
-def version_deviations(selector: Selector, implementation: ImplementationFile) -> tuple[str, ...]:
-    """Return sentences about a version in the case string that differs from the pinned one."""
-    if selector.version in (None, implementation.version):
-        return ()
-    name, asked, used = implementation.framework, selector.version, implementation.version
-    return (f"{name} {asked} was asked for; the implementation is pinned to {used}",)

@@ -12,7 +12,7 @@ from levelfield.plan.decision import Decision
 from levelfield.plan.devices import container_of, hardware_of, use_notices
 from levelfield.plan.environment import environment_of, image_environment, requirements_of
 from levelfield.plan.hosts import launch_of, unused_hosts
-from levelfield.plan.implementation_identity import implementation_used, version_deviations
+from levelfield.plan.implementation_identity import implementation_used
 from levelfield.plan.peak import MeasuredPeaks, peak_of
 from levelfield.plan.permissions import refuse_choice_of_devices
 from levelfield.plan.preflight_choice import preflight_of
@@ -180,10 +180,9 @@ def _deviations(decision: Decision, arrangement: Arrangement) -> tuple[str, ...]
     request, nodes = decision.request, arrangement.nodes
     shared = nodes > 1 and request.runtime == "docker" and not request.assume and request.launch is None
     one_machine = (f"{nodes} nodes were asked for; they are {nodes} containers of one machine",) if shared else ()
-    versions = version_deviations(decision.selector, decision.found.implementation)
     base, changes = split_name(decision.found.case.name)
     derived = (f"the case is derived from {base}: {changes.words}",) if changes.suffix else ()
-    return (*versions, *derived, *_idle(decision, arrangement), *one_machine, *decision.deviations)
+    return (*derived, *_idle(decision, arrangement), *one_machine, *decision.deviations)
 
 
 def _idle(decision: Decision, arrangement: Arrangement) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from levelfield.checkout import checkout
 from levelfield.contracts.command import completed
 from levelfield.errors import RunFailed
+from levelfield.node.code_digest import without_versions
 from levelfield.run.peak_probe import cache_folder
 from levelfield.run.runtimes.process_runtime import inherited
 from levelfield.specs.paths import RunPaths
@@ -83,7 +84,7 @@ def _pinned(folder: Path, pin: Pin) -> None:
     """Change the version of a package in a framework's manifest. Raises RunFailed where it pins no such package."""
     path = folder / "models" / pin.framework / "implementation.yaml"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = without_versions(path.read_bytes()).decode()  # the pins of the default version, which is bisected
     except OSError as error:
         raise RunFailed(f"{path.name} of {pin.framework}: {error.strerror}") from None
     changed, count = re.subn(rf"(?<![\w.-]){re.escape(pin.package)}==[\w.+!-]+", str(pin), text)

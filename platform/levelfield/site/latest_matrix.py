@@ -59,7 +59,7 @@ def latest_matrix(series: Sequence[Summarized]) -> LatestMatrix:
     places: dict[tuple[str, ...], dict[tuple[str, str, str], list[Summarized]]] = defaultdict(lambda: defaultdict(list))
     for runs, summary in series:
         s = runs.series
-        places[(s.case, s.scale, s.precision, s.work, s.corpus)][(s.vendor, s.chip, s.framework)].append(
+        places[(s.case, s.scale, s.precision, s.work, s.corpus)][(s.vendor, s.chip, s.framework_label)].append(
             (runs, summary)
         )
     columns = tuple(sorted({column for row in places.values() for column in row}))

@@ -106,7 +106,7 @@ def _at(content: Any, path: Sequence[str]) -> Any:
 
 def command(series: Series) -> str:
     """Return the command that starts the same training again, as a shell reads it."""
-    target = (series.case, series.framework, series.chip, str(series.nodes), str(series.devices // series.nodes))
+    target = (series.case, series.framework_label, series.chip, str(series.nodes), str(series.devices // series.nodes))
     words = ["python", "run_benchmarks.py", "--case", ":".join(target), "--scale", series.scale]
     words += ["--layout", str(series.layout), "--micro-batch", str(series.micro_batch)]
     words += ["--recompute", series.recompute, "--attention", series.attention]

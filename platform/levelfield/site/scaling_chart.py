@@ -66,7 +66,15 @@ def scaling_charts(latest: Sequence[Latest]) -> tuple[ScalingChart, ...]:
 
 
 def _kind(series: Series) -> tuple[str, ...]:
-    return (series.framework, series.chip, series.scale, series.precision, series.work, series.corpus, series.runtime)
+    return (
+        series.framework_label,
+        series.chip,
+        series.scale,
+        series.precision,
+        series.work,
+        series.corpus,
+        series.runtime,
+    )
 
 
 def _speed(summary: SeriesSummary) -> float | None:
@@ -97,7 +105,7 @@ def _chart(members: Sequence[Latest]) -> ScalingChart:
     )
     ticks = tuple((f"{value:g}", _y(value, top)) for value in _powers(top))
     setting = f"{first.scale} {first.precision}"
-    return ScalingChart(first.framework, first.chip, setting, points, _y(most / fewest, top), ticks)
+    return ScalingChart(first.framework_label, first.chip, setting, points, _y(most / fewest, top), ticks)
 
 
 def _powers(top: float) -> list[float]:

@@ -11,6 +11,7 @@ from levelfield.specs.architecture import Part
 from levelfield.specs.base import LATER, Document, Value
 from levelfield.specs.case import Precision
 from levelfield.specs.refusable import Refusable
+from levelfield.specs.selector import labelled
 from levelfield.specs.vendor import HOST_KIND, NAME, FrameworkAccess
 
 # uneven: the stages of a pipeline may differ by a layer; context: ranks share each sequence; expert: ranks of data
@@ -23,6 +24,8 @@ ANY_ACCELERATOR = "accelerator"
 ANY_KIND = "any"
 PythonVersion = tuple[int, int]
 
+# Of a further version: a part of folder names, of images' names and of case strings.
+_VERSION = re.compile(r"[0-9]+(\.[0-9a-z]+)+(\+[0-9a-z.]+)?")
 _CLAUSE = re.compile(r"(>=|<)(\d+)\.(\d+)|(==)(\d+)\.(\d+)\.\*")
 
 PLACEHOLDERS = frozenset({"python", "folder", "rank", "local_rank", "node_rank", "world_size"})
@@ -64,6 +67,12 @@ class Requirements(Value):
             raise ValueError(f"packages: found {', '.join(loose)}, expected every version pinned with '=='")
         takes_python(self.python, (3, 0))  # raises ValueError for clauses of an unknown form
         return self
+
+
+class FurtherVersion(Value):
+    """Another version of the framework beside the default one: its requirements, by device kind."""
+
+    requirements: dict[str, Requirements] = Field(min_length=1)
 
 
 class Launch(Value):
@@ -117,6 +126,9 @@ class ImplementationFile(Document):
 
     refuses: by device kind, choices of a case or a tuning that the implementation does not have, each with the reason.
     `any` means every kind. A plan with such a choice is refused before anything is made.
+
+    version, requirements: of the default version. versions: what other versions have in their place; each has an
+    environment or an image of its own. `catalog/framework_versions.py` chooses one.
     """
 
     KIND: ClassVar[str] = "implementation"
@@ -133,6 +145,7 @@ class ImplementationFile(Document):
     refuses: dict[str, dict[Refusable, str]] = Field(default_factory=dict)
     requirements: dict[str, Requirements]
     launch: Launch
+    versions: dict[str, FurtherVersion] = Field(default_factory=dict, json_schema_extra=LATER)
 
     @model_validator(mode="after")
     def _conditions_are_not_unconditional(self) -> ImplementationFile:
@@ -148,6 +161,32 @@ class ImplementationFile(Document):
         if silent:
             raise ValueError(f"reaches: found {', '.join(silent)}, for which precisions has nothing; add it there")
         return self
+
+    @model_validator(mode="after")
+    def _versions_are_further_ones(self) -> ImplementationFile:
+        for version, further in self.versions.items():
+            if not _VERSION.fullmatch(version):
+                raise ValueError(f"versions: found '{version}', expected a version such as 2.11.0 in quotes")
+            if version == self.version:
+                raise ValueError(f"versions: found {version}, which is the default version; remove it there")
+            for kind, needs in further.requirements.items():
+                _require_pin(needs.packages, version, f"versions.{version}.requirements.{kind}")
+        return self
+
+    @property
+    def is_further(self) -> bool:
+        """Whether this is a further version, with its requirements in the place of the default's."""
+        return self.version in self.versions
+
+    @property
+    def label(self) -> str:
+        """The framework as a case string names it: `jax`, or `jax_0.10.1` for a further version."""
+        return labelled(self.framework, self.version if self.is_further else None)
+
+    @property
+    def stem(self) -> str:
+        """The begin of the names of environments and images: `jax`, or `jax-0.10.1` for a further version."""
+        return f"{self.framework}-{self.version}" if self.is_further else self.framework
 
     def environment(self, kind: str) -> dict[str, str]:
         """Return the variables of a training process on this device kind."""
@@ -171,3 +210,9 @@ class ImplementationFile(Document):
 
 def _stand_in(kind: str) -> str:
     return "" if kind == HOST_KIND else ANY_ACCELERATOR
+
+
+def _require_pin(packages: tuple[str, ...], version: str, key: str) -> None:
+    """Raises ValueError where no package is pinned to the version, so that another one would be installed."""
+    if not any(re.search(rf"=={re.escape(version)}(\+|$)", package) for package in packages):
+        raise ValueError(f"{key}: found {', '.join(packages)}, expected a package pinned with =={version}")

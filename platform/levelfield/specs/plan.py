@@ -16,7 +16,7 @@ from levelfield.specs.container import ContainerPlan
 from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.layout import Layout
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.selector import Selector
+from levelfield.specs.selector import Selector, labelled
 from levelfield.specs.suite import EntryUsed
 from levelfield.specs.tuning import Recompute, Tuning
 from levelfield.specs.variables import masked
@@ -90,7 +90,8 @@ class PeakUsed(Value):
 class ImplementationUsed(Value):
     """The implementation of a plan. digest: of its own folder. rests_on: of all code that a result rests on.
 
-    rests_on: None in a plan of an earlier version.
+    rests_on: None in a plan of an earlier version. is_further: whether the version is another than the manifest's
+    default one.
     """
 
     framework: str
@@ -101,6 +102,12 @@ class ImplementationUsed(Value):
     environment: dict[str, str]
     peak_probe: tuple[str, ...]
     rests_on: str | None = Field(default=None, json_schema_extra=LATER)
+    is_further: bool = Field(default=False, json_schema_extra=LATER)
+
+    @property
+    def label(self) -> str:
+        """The framework as a case string names it: `jax`, or `jax_0.10.1` for a further version."""
+        return labelled(self.framework, self.version if self.is_further else None)
 
 
 class EnvironmentPlan(Value):

@@ -14,6 +14,7 @@ from levelfield.specs.base import LATER, Document, Value
 from levelfield.specs.case import Precision, Scale
 from levelfield.specs.layout import Layout
 from levelfield.specs.result import Word
+from levelfield.specs.selector import labelled
 from levelfield.specs.traces import RunTraces
 
 Purpose = Literal["manual", "nightly", "confirm-a", "confirm-b"]
@@ -25,7 +26,8 @@ class Series(Value):
     """What stays the same from night to night. Its fingerprint is the series' digest.
 
     work, corpus: digests of what the case fixes and of the tokens. devices: of all nodes together. runtime: what the
-    ranks ran in. version: of this list of fields; another list gives every series a new digest.
+    ranks ran in. version: of this list of fields; another list gives every series a new digest. framework_version: of a
+    further version of the manifest; None for its default, which may be another one tomorrow.
     """
 
     version: int = 1
@@ -49,11 +51,17 @@ class Series(Value):
     attention: str
     threads: int | None
     runtime: str
+    framework_version: str | None = Field(default=None, json_schema_extra=LATER)
+
+    @property
+    def framework_label(self) -> str:
+        """The framework as a case string names it: `jax`, or `jax_0.10.1` for a further version."""
+        return labelled(self.framework, self.framework_version)
 
     @property
     def label(self) -> str:
         """Return the series in a line, such as `gpt3_6.7B:torch:cpu:1:2 smoke fp32 DP1TP2PP1 mb8`."""
-        target = f"{self.case}:{self.framework}:{self.chip}:{self.nodes}:{self.devices // self.nodes}"
+        target = f"{self.case}:{self.framework_label}:{self.chip}:{self.nodes}:{self.devices // self.nodes}"
         return f"{target} {self.scale} {self.precision} {self.layout} mb{self.micro_batch}"
 
 

@@ -53,6 +53,17 @@ def parse_selector(text: str) -> Selector:
     )
 
 
+def labelled(framework: str, version: str | None) -> str:
+    """Return a framework as a case string names it; with a version, such as `jax_0.10.1`."""
+    return f"{framework}_{version}" if version else framework
+
+
+def split_label(text: str) -> tuple[str, str | None]:
+    """Return framework and version of `jax_0.10.1`. Another text is a framework without a version."""
+    found = _FRAMEWORK.fullmatch(text)
+    return (found["name"], found["version"]) if found else (text, None)
+
+
 def split_target(text: str) -> tuple[str | None, str | None]:
     """Split 'TP1PP1SH2SP8A10080G' into layout and chip; either may be absent.
 

@@ -79,7 +79,7 @@ def _labelled(series: Iterable[Series], label: str) -> Series:
 
 def _fits(series: Series, label: str) -> bool:
     target, *words = label.split()
-    own = [{series.case}, {series.framework}, {series.chip, series.vendor}, {str(series.nodes)},
+    own = [{series.case}, {series.framework_label}, {series.chip, series.vendor}, {str(series.nodes)},
            {str(series.devices // series.nodes)}]  # fmt: skip
     parts = target.split(":")
     named = len(parts) <= len(own) and all(part in names for part, names in zip(parts, own, strict=False))

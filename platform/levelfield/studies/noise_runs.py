@@ -15,8 +15,8 @@ LAYOUTS = {"data": "DP2", "tensor": "TP2", "pipeline": "PP2", "zero1": "DP2SH1SP
 
 def variations(registry: Registry, plan: Plan) -> list[Entry]:
     """Return entries of the same work: one thread, other micro-batches, each layout over two processes."""
-    framework, vendor = plan.implementation.framework, plan.hardware.vendor
-    offered = registry.implementation(framework)[0].parallelism.get(plan.hardware.device_kind, ())
+    framework, vendor = plan.implementation.label, plan.hardware.vendor
+    offered = registry.labelled(framework)[0].parallelism.get(plan.hardware.device_kind, ())
     one, two = (f"{plan.case}:{framework}:{vendor}:1:{devices}" for devices in (1, 2))
     choices = [(one, TuningChoice(threads=1))]
     choices += [(one, TuningChoice(micro_batch=size)) for size in _micro_batches(plan)]

@@ -122,7 +122,7 @@ def test_a_wrong_file_is_named_with_its_key(
 
 def test_the_plan_has_the_file_s_fields_and_names_it(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(use_flash_attention=1)
-    given = ("--case", "GPT3-6.7B:paddle_2.5.1:A100:1:8:1", "--strategy", file, "--scale", "full")
+    given = ("--case", "GPT3-6.7B:paddle_3.3.1:A100:1:8:1", "--strategy", file, "--scale", "full")
     plan = plan_of(capsys, *given)
     assert plan["tuning"]["layout"] == {
         "data": 4, "tensor": 2, "pipeline": 1, "sequence_parallel": False, "sharding_stage": 2, "sharding_degree": 4

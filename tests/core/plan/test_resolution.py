@@ -295,9 +295,9 @@ def test_a_corpus_that_does_not_fit_the_case_is_refused(plan_for: Make, changes:
 # -- framework and environment
 
 
-def test_another_framework_version_is_a_deviation(plan_for: Make) -> None:
-    plan = plan_for("tiny:fake_2.5.1:F1")
-    assert plan.deviations == ("fake 2.5.1 was asked for; the implementation is pinned to 1.2.3",)
+def test_another_framework_version_is_refused(plan_for: Make) -> None:
+    with pytest.raises(UsageError, match=r"found version 2\.5\.1, expected one of: 1\.2\.3 \(the default\)"):
+        plan_for("tiny:fake_2.5.1:F1")
     assert plan_for("tiny:fake_1.2.3:F1").deviations == ()
 
 
@@ -373,7 +373,7 @@ def test_a_change_of_the_worker_changes_what_every_result_rests_on(monkeypatch: 
 
 
 def test_a_plan_reads_back_from_its_file(plan_for: Make, tmp_path: Path) -> None:
-    plan = plan_for("tiny:fake_2.0:F1:1:2:3", layout="TP2+seq", environment={"A": "1"}, repeat=2)
+    plan = plan_for("tiny:fake_1.2.3:F1:1:2:3", layout="TP2+seq", environment={"A": "1"}, repeat=2)
     (tmp_path / "plan.json").write_text(dump(plan))
     assert load(Plan, tmp_path / "plan.json") == plan
 

@@ -15,6 +15,7 @@ from levelfield.errors import LevelfieldError, UnknownName
 from levelfield.plan.environment import environment_of
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.specs.implementation import ImplementationFile
+from levelfield.specs.selector import split_label
 from levelfield.specs.vendor import HOST_KIND, FrameworkAccess, VendorFile
 from levelfield.testing.findings import Fails, NotApplicable
 from levelfield.testing.framework_kit.small_models import MODELS
@@ -32,6 +33,7 @@ def silent(line: str) -> None:
 class FrameworkSubject:
     """The state that all checks of one framework share. Raises UnknownName for an unknown framework.
 
+    name: also with a further version of the manifest, such as `jax_0.10.1`.
     kind: of the devices to train on. python: an interpreter to use in place of the environment of the manifest.
     """
 
@@ -43,11 +45,12 @@ class FrameworkSubject:
         python: str | None = None,
         say: Say = silent,
     ) -> None:
-        self.name, self.kind, self.say = name, kind, say
+        self.kind, self.say = kind, say
         self.registry = Registry(tuple(folder.absolute() for folder in plugins))
-        if name not in self.registry.frameworks:
+        self.name, self.version = (name, None) if name in self.registry.frameworks else split_label(name)
+        if self.name not in self.registry.frameworks:
             raise UnknownName("framework", name, self.registry.frameworks, hint="`framework new NAME` begins one.")
-        self.file = self.registry.frameworks[name]
+        self.file = self.registry.frameworks[self.name]
         self.folder = self.file.parent.absolute()
         self.kept: dict[str, Any] = {}  # what one check leaves for others
         self._python = python
@@ -56,7 +59,7 @@ class FrameworkSubject:
     @cached_property
     def manifest(self) -> ImplementationFile:
         """The content of implementation.yaml. Raises DocumentError when it does not fit its schema."""
-        return self.registry.implementation(self.name)[0]
+        return self.registry.implementation(self.name, self.version)[0]
 
     @cached_property
     def vendor(self) -> VendorFile:

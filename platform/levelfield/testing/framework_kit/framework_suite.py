@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from levelfield.node.code_digest import training_digest
+from levelfield.catalog.framework_versions import rests_on, runs_path
 from levelfield.specs.base import dump
 from levelfield.specs.tested import LayoutRuns
 from levelfield.testing.findings import CheckFinding, found
@@ -20,8 +20,6 @@ from levelfield.testing.framework_kit import (
     planted_jobs,
 )
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
-
-TESTED = "tested.json"
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,10 @@ def find(subject: FrameworkSubject, item: FrameworkCheck) -> CheckFinding:
 
 
 def write_tested(subject: FrameworkSubject) -> Path | None:
-    """Write tested.json from the trainings of the suite, and return its path; None where it trained nothing."""
+    """Write tested.json, or the file of a further version, from the trainings of the suite, and return its path.
+
+    None where it trained nothing.
+    """
     runs = subject.kept.get("runs")
     if not runs:
         return None
@@ -81,10 +82,10 @@ def write_tested(subject: FrameworkSubject) -> Path | None:
         device_kind=subject.kind,
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         machine=f"{platform.system()} {platform.machine()}, {_processor(subject)}",
-        rests_on=training_digest(subject.folder),
+        rests_on=rests_on(subject.manifest, subject.folder),
         runs=runs,
     )
-    path = subject.folder / TESTED
+    path = runs_path(subject.manifest, subject.folder)
     path.write_text(dump(tested), encoding="utf-8")
     return path
 

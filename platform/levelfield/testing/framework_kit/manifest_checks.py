@@ -85,7 +85,9 @@ def launch(subject: FrameworkSubject) -> str:
     """Check that a run of a case is planned whole, with the manifest's argv and variables."""
     why = "no case fits"
     for case in sorted(subject.registry.cases):
-        selector = Selector(case=case, framework=subject.name, target=subject.vendor.name, devices=1)
+        selector = Selector(
+            case=case, framework=subject.name, version=subject.version, target=subject.vendor.name, devices=1
+        )
         try:
             found = find(subject.registry, selector)
             request = UserRequest("smoke", assume=True, python=sys.executable)

@@ -1,0 +1,310 @@
+"""Several versions of one framework: which is chosen, what each has of its own, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from levelfield.catalog.framework_versions import rests_on, runs_path
+from levelfield.catalog.registry import Registry
+from levelfield.catalog.support import SupportRow, rows, table
+from levelfield.errors import DocumentError, NotHere, UsageError
+from levelfield.node.code_digest import folder_digest, training_digest
+from levelfield.plan.image_recipe import image_plan
+from levelfield.specs.base import dump, load
+from levelfield.specs.implementation import ImplementationFile
+from levelfield.specs.layout import Layout
+from levelfield.specs.plan import Plan
+from levelfield.specs.selector import parse_selector
+from levelfield.specs.tested import Difference, LayoutRuns, MatrixRun
+from levelfield.specs.vendor import Image
+from levelfield.store.run_record import series_of
+from plans import PLUGINS, ROOT, make_plan
+
+NEWER = """\
+versions:
+  # the next one
+  "2.0.0":
+    requirements:
+      cpu: {packages: [fake-tensors==2.0.0, numpy==2.4.6], verified: none}
+"""
+RIGHT = Difference(
+    first_loss=0.0, loss=0.0, grad_norm=0.0, parameter_norm=0.0, total_norm=0.0, same_weights=True, same_tokens=True
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The tests' plugins, where the framework `fake` has a further version."""
+    shutil.copytree(PLUGINS, tmp_path / "plugins")
+    append(tmp_path / "plugins", "reaches: {cpu: {device: cpu, backend: gloo}}\n")
+    append(tmp_path / "plugins", NEWER)
+    return tmp_path / "plugins"
+
+
+def append(folder: Path, text: str, framework: str = "fake") -> Path:
+    manifest = folder / "models" / framework / "implementation.yaml"
+    manifest.write_text(manifest.read_text() + text)
+    return manifest
+
+
+def plan(folder: Path, framework: str, target: str = "cpu") -> Plan:
+    return make_plan(Registry([folder]), f"tiny:{framework}:{target}")
+
+
+# -- which is chosen
+
+
+def test_a_framework_alone_is_its_default_version(folder: Path) -> None:
+    plain, named = plan(folder, "fake"), plan(folder, "fake_1.2.3")
+    for found in (plain, named):
+        assert (found.implementation.version, found.implementation.is_further) == ("1.2.3", False)
+        assert found.environment.name == "fake-cpu" and found.environment.requirements == ("numpy==2.4.6",)
+    assert plain.environment == named.environment and plain.implementation.label == "fake"
+
+
+def test_a_version_has_pins_and_an_environment_of_its_own(folder: Path) -> None:
+    found, plain = plan(folder, "fake_2.0.0"), plan(folder, "fake")
+    used = found.implementation
+    assert (used.framework, used.version, used.label, used.is_further) == ("fake", "2.0.0", "fake_2.0.0", True)
+    assert found.environment.name == "fake-2.0.0-cpu" and found.environment.folder.endswith(".venvs/fake-2.0.0-cpu")
+    assert found.environment.requirements == ("fake-tensors==2.0.0", "numpy==2.4.6")
+    assert found.environment.digest != plain.environment.digest and found.deviations == ()
+    assert (used.digest, used.rests_on) == (plain.implementation.digest, plain.implementation.rests_on)
+
+
+def test_an_unknown_version_is_refused_with_those_that_there_are(folder: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        plan(folder, "fake_2.0")
+    said = str(caught.value)
+    assert "framework fake: found version 2.0, expected one of: 1.2.3 (the default), 2.0.0." in said
+    assert "`fake` alone" in said and "models/fake/implementation.yaml" in said
+
+
+def test_a_version_without_this_kind_of_device_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_DEVICES", "1")
+    with pytest.raises(NotHere) as caught:
+        plan(folder, "fake_2.0.0", "F1")
+    said = str(caught.value)
+    assert "fake_2.0.0 on fake: found requirements for cpu; expected some for fake" in said
+    assert "versions.2.0.0.requirements.fake" in said and "take the default: `fake`" in said
+    assert plan(folder, "fake", "F1").implementation.version == "1.2.3"
+
+
+def test_a_label_names_a_version_everywhere(folder: Path) -> None:
+    registry = Registry([folder])
+    assert registry.labelled("fake_2.0.0")[0].label == "fake_2.0.0" and registry.labelled("fake")[0].label == "fake"
+    assert [label for label in registry.labels() if label.startswith("fake")] == ["fake", "fake_2.0.0"]
+    with pytest.raises(UsageError, match=r"found version 9\.9"):
+        registry.labelled("fake_9.9")
+
+
+# -- what a manifest may say
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"2.0.0":', '"1.2.3":', "versions: found 1.2.3, which is the default version"),
+        ('"2.0.0":', "2.0:", "versions"),  # YAML reads a number, which would lose the zero of 2.10
+        ('"2.0.0":', '"2":', "versions: found '2', expected a version such as 2.11.0"),
+        ('"2.0.0":', '"../2.0":', "versions: found '../2.0', expected a version"),
+        ('"2.0.0":', '"2.0-1":', "versions: found '2.0-1', expected a version"),
+        ("fake-tensors==2.0.0", "fake-tensors==1.2.3", "versions.2.0.0.requirements.cpu: found fake-tensors==1.2.3"),
+        ("fake-tensors==2.0.0", "fake-tensors==2.0.01", "expected a package pinned with ==2.0.0"),
+        ("fake-tensors==2.0.0", "fake-tensors>=2.0.0", "expected every version pinned with '=='"),
+        ("      cpu: {packages: [fake-tensors==2.0.0, numpy==2.4.6], verified: none}", "      {}", "requirements"),
+        ("    requirements:", "    pins: 1\n    requirements:", "unknown key"),
+    ],
+)
+def test_a_wrong_version_of_a_manifest_is_named(folder: Path, old: str, new: str, said: str) -> None:
+    manifest = folder / "models/fake/implementation.yaml"
+    assert old in manifest.read_text()
+    manifest.write_text(manifest.read_text().replace(old, new))
+    with pytest.raises(DocumentError) as caught:
+        Registry([folder]).implementation("fake")
+    assert said in str(caught.value) and str(manifest) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["fake-2.0.0", "fake-2.0.0-large"])
+def test_a_framework_with_the_name_of_a_version_s_environment_is_refused(folder: Path, name: str) -> None:
+    manifest = folder / "models" / name / "implementation.yaml"
+    shutil.copytree(PLUGINS / "models/fake", manifest.parent)
+    manifest.write_text(manifest.read_text().replace("framework: fake", f"framework: {name}"))
+    with pytest.raises(DocumentError, match=rf"environments are named fake-2\.0\.0-.*framework {name}"):
+        Registry([folder]).implementation("fake", "2.0.0")
+    assert Registry([folder]).implementation("fake")[0].version == "1.2.3"
+
+
+# -- digests: a further version invalidates nothing that was recorded of the default
+
+
+def test_a_further_version_changes_no_digest_of_the_default(folder: Path) -> None:
+    before, after = folder.parent / "before/models/fake", folder / "models/fake"
+    shutil.copytree(after, before)
+    (before / "implementation.yaml").write_text((after / "implementation.yaml").read_text().replace(NEWER, ""))
+    assert training_digest(after) == training_digest(before) and folder_digest(after) == folder_digest(before)
+    plain = load(ImplementationFile, before / "implementation.yaml")
+    content = {**plain.model_dump(), "versions": {}}
+    assert plain.fingerprint() == ImplementationFile.model_validate(content).fingerprint()
+    assert load(ImplementationFile, after / "implementation.yaml").fingerprint() != plain.fingerprint()
+
+
+@pytest.mark.parametrize("change", ["# a comment", "recompute_more: 1", "versions2:\n  a: 1"])
+def test_every_other_change_of_the_manifest_changes_it(folder: Path, change: str) -> None:
+    before = folder_digest(folder / "models/fake")
+    append(folder, f"{change}\n")
+    changed = folder_digest(folder / "models/fake")
+    assert changed != before
+    append(folder, "launch:\n  argv: [x]\n")  # what follows the versions counts
+    assert folder_digest(folder / "models/fake") != changed
+
+
+def test_only_the_manifest_s_own_key_is_left_out(folder: Path) -> None:
+    home = folder / "models/fake"
+    before = folder_digest(home)
+    (home / "other.yaml").write_text(NEWER)
+    assert folder_digest(home) != before
+    (home / "other.yaml").unlink()
+    (home / "tested-2.0.0.json").write_text("{}")
+    assert folder_digest(home) == before
+    (home / "tested_2.json").write_text("{}")
+    assert folder_digest(home) != before
+
+
+def test_the_versions_that_ship_leave_the_recorded_runs_of_the_default_alone(tmp_path: Path) -> None:
+    for manifest in sorted(ROOT.glob("models/*/implementation.yaml")):
+        content = yaml.safe_load(manifest.read_text())
+        if not content.pop("versions", None):
+            continue
+        home = tmp_path / manifest.parent.name
+        shutil.copytree(manifest.parent, home, ignore=shutil.ignore_patterns("__pycache__"))
+        text = manifest.read_text()
+        (home / manifest.name).write_text(text[: text.index("\nversions:") + 1])
+        assert yaml.safe_load((home / manifest.name).read_text()) == content  # it is the last key
+        assert folder_digest(home) == folder_digest(manifest.parent)
+
+
+# -- recorded runs by version
+
+
+def record(folder: Path, name: str, **change: str) -> None:
+    registry = Registry([folder])
+    file, home = registry.labelled("fake_2.0.0")
+    run = MatrixRun(name="one", family="gpt", precision="fp32", layout=Layout(), steps=40, difference=RIGHT)
+    said = {"framework": "fake", "version": file.version, "rests_on": rests_on(file, home), **change}
+    (home / name).write_text(dump(LayoutRuns(device_kind="cpu", date="2026-01-01", machine="m", runs=(run,), **said)))
+
+
+def row(folder: Path, label: str) -> SupportRow:
+    return next(r for r in rows(Registry([folder])) if (r.framework, r.family, r.precision) == (label, "gpt", "fp32"))
+
+
+def test_a_version_without_recorded_runs_is_new(folder: Path) -> None:
+    found = row(folder, "fake_2.0.0")
+    assert (found.cells["one"], found.note) == ("written", None)
+
+
+def test_recorded_runs_count_for_their_own_version_alone(folder: Path) -> None:
+    record(folder, "tested-2.0.0.json")
+    assert row(folder, "fake_2.0.0").cells["one"] == "tested" and row(folder, "fake").cells["one"] == "written"
+    file, home = Registry([folder]).labelled("fake")
+    record(folder, "tested.json", version="1.2.3", rests_on=rests_on(file, home))
+    (home / "tested-2.0.0.json").unlink()
+    assert row(folder, "fake").cells["one"] == "tested" and row(folder, "fake_2.0.0").cells["one"] == "written"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": "1.2.3"}, "were of version 1.2.3"),
+        ({"framework": "torch"}, "were of torch"),
+        ({"rests_on": "sha256:" + "0" * 64}, "the code has changed"),
+    ],
+)
+def test_a_swapped_or_old_file_counts_for_nothing(folder: Path, change: dict[str, str], said: str) -> None:
+    record(folder, "tested-2.0.0.json", **change)
+    found = row(folder, "fake_2.0.0")
+    assert found.cells["one"] == "written" and found.note and said in found.note and "check fake_2.0.0" in found.note
+
+
+def test_the_default_s_file_under_a_version_s_name_counts_for_nothing(folder: Path) -> None:
+    file, home = Registry([folder]).labelled("fake")
+    record(folder, "tested-2.0.0.json", version="1.2.3", rests_on=rests_on(file, home))
+    assert row(folder, "fake_2.0.0").cells["one"] == "written"
+
+
+def test_other_pins_of_the_version_make_its_runs_old_and_not_the_default_s(folder: Path) -> None:
+    record(folder, "tested-2.0.0.json")
+    file, home = Registry([folder]).labelled("fake")
+    record(folder, "tested.json", version="1.2.3", rests_on=rests_on(file, home))
+    manifest = home / "implementation.yaml"
+    manifest.write_text(manifest.read_text().replace("fake-tensors==2.0.0, numpy==2.4.6", "fake-tensors==2.0.0"))
+    assert row(folder, "fake_2.0.0").cells["one"] == "written" and row(folder, "fake").cells["one"] == "tested"
+
+
+def test_each_version_has_a_file_of_its_own() -> None:
+    registry = Registry()
+    places = [runs_path(*registry.labelled(label)) for label in registry.labels()]
+    assert len(set(places)) == len(places) and ROOT / "models/jax/tested-0.10.1.json" in places
+
+
+def test_a_long_name_leaves_the_table_in_80_columns_and_stands_once(folder: Path) -> None:
+    lines = table(list(rows(Registry([folder]))))
+    assert max(map(len, lines)) <= 80 and lines.count("fake_2.0.0") == 1
+    assert lines[lines.index("fake_2.0.0") + 1].startswith("          gpt     fp32 new ")
+    assert sum(line.startswith("fake      ") for line in lines) > 1
+
+
+# -- images and series
+
+
+def test_a_version_has_an_image_of_its_own(folder: Path) -> None:
+    registry, images = Registry([folder]), []
+    vendor = registry.vendor_file("cpu")
+    for label in ("fake", "fake_2.0.0"):
+        file, home = registry.labelled(label)
+        images.append(image_plan(file, home, vendor, file.requirements["cpu"].packages, None))
+    assert [image.name for image in images] == ["levelfield/fake-cpu", "levelfield/fake-2.0.0-cpu"]
+    assert images[1].requirements == ("fake-tensors==2.0.0", "numpy==2.4.6")
+
+
+def test_an_image_s_name_has_no_plus(folder: Path) -> None:
+    manifest = folder / "models/fake/implementation.yaml"
+    manifest.write_text(manifest.read_text().replace("2.0.0", "2.0.0+cpu"))
+    registry = Registry([folder])
+    file, home = registry.labelled("fake_2.0.0+cpu")
+    image = image_plan(file, home, registry.vendor_file("cpu"), file.requirements["cpu"].packages, None)
+    assert image.name == "levelfield/fake-2.0.0_cpu-cpu"
+
+
+def test_an_image_that_brings_the_framework_is_refused_for_a_further_version(folder: Path) -> None:
+    registry = Registry([folder])
+    own = Image(image="maker/fake:1", has_framework=True, source="made for the tests")
+    vendor = registry.vendor_file("cpu").model_copy(update={"images": {"fake": own}})
+    file, home = registry.labelled("fake_2.0.0")
+    with pytest.raises(UsageError, match=r"fake_2\.0\.0 on cpu: found the image maker/fake:1, which brings a version"):
+        image_plan(file, home, vendor, file.requirements["cpu"].packages, None)
+    plain, _ = registry.labelled("fake")
+    assert image_plan(plain, home, vendor, plain.requirements["cpu"].packages, None).requirements == ()
+
+
+def test_two_versions_are_two_series_and_the_default_s_is_the_earlier_one(folder: Path) -> None:
+    plain, further = series_of(plan(folder, "fake")), series_of(plan(folder, "fake_2.0.0"))
+    assert plain.fingerprint() != further.fingerprint()
+    assert (plain.framework_version, further.framework_version) == (None, "2.0.0")
+    assert plain.label.startswith("tiny:fake:cpu:1:1 ") and further.label.startswith("tiny:fake_2.0.0:cpu:1:1 ")
+    earlier = {key: value for key, value in plain.model_dump(mode="json").items() if key != "framework_version"}
+    assert type(plain).model_validate(earlier).fingerprint() == plain.fingerprint()
+    assert series_of(plan(folder, "fake_1.2.3")) == plain
+
+
+def test_an_earlier_plan_reads_back_as_the_default(folder: Path) -> None:
+    found = plan(folder, "fake")
+    content = json.loads(dump(found))
+    del content["implementation"]["is_further"]
+    assert Plan.model_validate({key: value for key, value in content.items() if key != "schema"}) == found
+    assert parse_selector("tiny:fake_2.0.0").version == "2.0.0"
