@@ -14,7 +14,7 @@ examples:
 
 a case string:
   case:framework[_version][:vendor-or-chip[:nodes[:devices[:repeats]]]]
-version: one of the framework's manifest (`list frameworks`); without, its default
+versions: those of the framework's manifest; without one, its default
 layouts: DP4TP2PP1, PP2DP4TP1, 8x1x4 (data x tensor x pipeline), TP1PP1SH2SP8
 (sharding stage and degree), 1n_8g_dp_4bs; +seq adds sequence parallelism
 
