@@ -27,7 +27,7 @@ AS_ASKED = (
     "series.attention",
     "series.threads",
     "series.runtime",
-    "series.framework_version",
+    "series.further_version",
 )
 # What every framework has its own of: between two frameworks it is no reason for caution.
 OF_A_FRAMEWORK = ("subject.framework_version", "subject.environment", "subject.packages", "subject.implementation")

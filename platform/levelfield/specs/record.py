@@ -26,8 +26,8 @@ class Series(Value):
     """What stays the same from night to night. Its fingerprint is the series' digest.
 
     work, corpus: digests of what the case fixes and of the tokens. devices: of all nodes together. runtime: what the
-    ranks ran in. version: of this list of fields; another list gives every series a new digest. framework_version: of a
-    further version of the manifest; None for its default, which may be another one tomorrow.
+    ranks ran in. version: of this list of fields; another list gives every series a new digest. further_version: of the
+    framework's manifest; None for its default, which may be another one tomorrow.
     """
 
     version: int = 1
@@ -51,12 +51,12 @@ class Series(Value):
     attention: str
     threads: int | None
     runtime: str
-    framework_version: str | None = Field(default=None, json_schema_extra=LATER)
+    further_version: str | None = Field(default=None, json_schema_extra=LATER)
 
     @property
     def framework_label(self) -> str:
         """The framework as a case string names it: `jax`, or `jax_0.10.1` for a further version."""
-        return labelled(self.framework, self.framework_version)
+        return labelled(self.framework, self.further_version)
 
     @property
     def label(self) -> str:

@@ -112,7 +112,7 @@ def series_of(plan: Plan) -> Series:
         precision=plan.work.training.precision,
         accumulation=plan.accumulation,
         runtime=plan.runtime,
-        framework_version=plan.implementation.version if plan.implementation.is_further else None,
+        further_version=plan.implementation.version if plan.implementation.is_further else None,
         **{
             name: getattr(tuning, name)
             for name in ("layout", "micro_batch", "virtual_pipeline", "recompute", "compile", "attention", "threads")

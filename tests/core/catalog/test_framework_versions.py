@@ -295,9 +295,9 @@ def test_an_image_that_brings_the_framework_is_refused_for_a_further_version(fol
 def test_two_versions_are_two_series_and_the_default_s_is_the_earlier_one(folder: Path) -> None:
     plain, further = series_of(plan(folder, "fake")), series_of(plan(folder, "fake_2.0.0"))
     assert plain.fingerprint() != further.fingerprint()
-    assert (plain.framework_version, further.framework_version) == (None, "2.0.0")
+    assert (plain.further_version, further.further_version) == (None, "2.0.0")
     assert plain.label.startswith("tiny:fake:cpu:1:1 ") and further.label.startswith("tiny:fake_2.0.0:cpu:1:1 ")
-    earlier = {key: value for key, value in plain.model_dump(mode="json").items() if key != "framework_version"}
+    earlier = {key: value for key, value in plain.model_dump(mode="json").items() if key != "further_version"}
     assert type(plain).model_validate(earlier).fingerprint() == plain.fingerprint()
     assert series_of(plan(folder, "fake_1.2.3")) == plain
 

@@ -26,6 +26,13 @@ def test_a_cell_is_the_newest_good_run() -> None:
     assert cell(found, "gpt", "torch").value == 1000 and cell(found, "gpt", "torch").detail == ""
 
 
+def test_each_version_of_a_framework_has_a_column_of_its_own() -> None:
+    further = record(3, 500, further_version="2.11.0", framework_version="2.11.0")
+    found = matrix([record(1, 1000), further], "framework")
+    assert (cell(found, "gpt", "torch").value, cell(found, "gpt", "torch_2.11.0").value) == (1000, 500)
+    assert [(ratio.column, ratio.value) for ratio in found.ratios] == [("torch_2.11.0", pytest.approx(0.5))]
+
+
 def test_a_cell_is_the_median_over_the_newest_repeats() -> None:
     runs = [numbered(record(n, rate), n) for n, rate in ((1, 1000), (2, 1010), (3, 960))]
     found = cell(matrix([record(0, 5.0), *runs], "framework"), "gpt", "torch")

@@ -63,6 +63,16 @@ def test_a_pinned_build_changes_that_package_alone(commits: list[str]) -> None:
     assert "torch==2.13.0" in (build_of(commits[2], say=say).folder / "models/torch/implementation.yaml").read_text()
 
 
+def test_a_pinned_build_has_no_further_versions(commits: list[str], tmp_path: Path) -> None:
+    """Their pins would be changed too, and the manifest would contradict itself."""
+    manifest = tmp_path / "checkout/models/torch/implementation.yaml"
+    manifest.write_text(manifest.read_text() + 'versions:\n  "2.12.0":\n    packages: [torch==2.12.0]\n')
+    git(tmp_path / "checkout", "commit", "-q", "-a", "-m", "versions")
+    build = build_of(git(tmp_path / "checkout", "rev-parse", "HEAD"), Pin("torch", "torch", "2.11.0"), say=say)
+    text = (build.folder / "models" / "torch" / "implementation.yaml").read_text()
+    assert text == "packages:\n  - torch==2.11.0\n  - numpy==2.4.6\n"
+
+
 @pytest.mark.parametrize("pin", [Pin("torch", "orch", "1"), Pin("torch", "scipy", "1"), Pin("jax", "jax", "1")])
 def test_a_package_that_nothing_pins_is_refused(commits: list[str], pin: Pin) -> None:
     with pytest.raises(RunFailed, match=r"implementation\.yaml"):

@@ -119,3 +119,12 @@ def test_repeats_that_began_in_one_second_are_one_command_in_any_order() -> None
     for name in ("T100007Z", "T100008Z", "T100009Z"):
         assert numbers(named_runs(source, name, with_repeats=True)) == [7, 8, 9]
     assert numbers(list(latest_of_series(source, runs[0].series))) == [7, 8, 9]
+
+
+def test_a_framework_alone_is_its_default_and_a_version_is_named() -> None:
+    further = [record(n, further_version="2.11.0", framework_version="2.11.0") for n in (7, 8)]
+    runs = ListedRuns([record(1), record(2), *further])
+    assert numbers(named_runs(runs, "gpt:torch")) == [1, 2]
+    assert numbers(named_runs(runs, "gpt:torch_2.11.0:X1")) == [7, 8]
+    with pytest.raises(UnknownName, match=r"gpt:torch_2\.11\.0:X1:1:1"):
+        named_runs(runs, "gpt:torch_2.11")
