@@ -43,6 +43,19 @@ def test_two_sides_from_the_store(compared: Compared, capsys: pytest.CaptureFixt
     assert "| tokens/s/device | B/A | 0.4000 |" in capsys.readouterr().out
 
 
+def test_two_versions_of_a_framework_are_two_series_of_the_store(
+    compared: Compared, capsys: pytest.CaptureFixture[str]
+) -> None:
+    older = repeats(1200, 1210, 1190, first=20, further_version="2.11.0", framework_version="2.11.0")
+    assert compared([*TORCH, *older], "gpt:torch_2.11.0", "gpt:torch") == 0
+    text = capsys.readouterr().out
+    assert "gpt:torch_2.11.0:X1:1:1" in text and "0.8333" in text and "lower" in text
+    with Store.open() as store:
+        assert len(store.series()) == 2
+    assert main(["history", "gpt:torch_2.11.0:X1:1:1 smoke fp32 DP1TP1PP1 mb8", "--json"]) == 0
+    assert [each["label"].split(" ")[0] for each in json.loads(capsys.readouterr().out)] == ["gpt:torch_2.11.0:X1:1:1"]
+
+
 def test_json_is_one_object(compared: Compared, capsys: pytest.CaptureFixture[str]) -> None:
     assert compared(BOTH, "*_torch", "*_paddle", "--json") == 0
     values = json.loads(capsys.readouterr().out)

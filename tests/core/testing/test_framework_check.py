@@ -257,6 +257,25 @@ def test_a_tested_layout_is_new_again_after_a_change_of_its_code(
     assert word == "new" and "were of version 0.0.9" in note
 
 
+def test_the_runs_of_a_further_version_have_a_file_of_their_own(acme: Path, capsys: Said) -> None:
+    manifest = acme / "models/acme/implementation.yaml"
+    pins = "{packages: [acme-tensors==2.0.3, numpy==2.4.6], verified: none}"
+    manifest.write_text(manifest.read_text() + f'versions:\n  "2.0.3":\n    requirements: {{cpu: {pins}}}\n')
+    subject = FrameworkSubject("acme_2.0.3", [acme], python=PYTHON)
+    assert (subject.name, subject.manifest.version) == ("acme", "2.0.3")
+    assert found(subject, "launch")[0] == "ok" and found(subject, "events")[0] == "ok"
+    subject.kept["runs"] = (layout_run(subject, OfferedRun("gpt", "fp32", SINGLE)),)
+    path = acme / "models/acme/tested-2.0.3.json"
+    assert write_tested(subject) == path and load(LayoutRuns, path).version == "2.0.3"
+    assert state(acme, capsys) == ("new", "")  # the default has none
+    assert main(["list", "frameworks", "--plugins", str(acme), "--json"]) == 0
+    listed = {row["name"]: row for row in json.loads(capsys.readouterr().out)["frameworks"]}
+    assert listed["acme_2.0.3"]["layouts"][0]["cells"]["one"] == "tested"
+    assert listed["acme_2.0.3"]["says"].startswith("2.0.3  ")
+    with pytest.raises(UsageError, match=r"found version 2\.0\.4, expected one of"):
+        _ = FrameworkSubject("acme_2.0.4", [acme]).manifest
+
+
 def test_nothing_is_recorded_of_a_suite_that_trained_nothing(acme: Path) -> None:
     assert write_tested(subject_of(acme)) is None
 
