@@ -2,6 +2,7 @@
 PYTHON ?= python3
 DEV := .venvs/dev
 PY := $(DEV)/bin/python
+INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r
 STAMP := $(DEV)/levelfield-locks.sha256
 NEW := not thorough
 PYTEST := PYTHONPATH=platform $(PY) -m pytest
@@ -17,16 +18,19 @@ export PIP_NO_INDEX := 1
 export PIP_FIND_LINKS := $(abspath $(LEVELFIELD_WHEELS))
 endif
 
+# Threads that wait give their core to the other lanes. Without this they spin on it.
+test: export OMP_WAIT_POLICY := passive
+
 # No run of a test or a benchmark goes into the store of the developer's own results.
 export LEVELFIELD_STORE := none
 
 .PHONY: test computing waiting installing quick lint environments framework-free each-framework on-the-engine on-machines end-to-end bench gpu-check matrix host-runs thorough drills clean
 
-# Three lanes, for two cores. One computes. Its tests without a framework wait for processes so often that six of them
-# share the cores, and four the frameworks' tests, which wait for their ranks. Whole runs and the container engine mostly
-# wait, and so do the installing of packages and the runs on several machines: they run beside it. The engine's tests come
-# last: what ends a rank by a signal must not run beside a container that runs out of memory. A second lane that computes
-# is slower, because ranks of several processes spin while they wait for each other.
+# Three lanes, for two cores. One computes. Its tests wait for processes and ranks so often that four of them share the
+# cores. Whole runs and the container engine mostly wait, and so do the installing of packages and the runs on several
+# machines: they run beside it. The engine's tests come last: what ends a rank by a signal must not run beside a container
+# that runs out of memory. A second lane that computes is slower, because ranks of several processes spin while they wait
+# for each other.
 test: $(STAMP)
 	$(MAKE) --no-print-directory -j 3 computing waiting installing
 
@@ -56,7 +60,7 @@ end-to-end: $(STAMP)
 	$(PYTEST) -n 2 --dist loadfile -m "e2e and $(NEW)" tests/e2e
 
 framework-free: $(STAMP)
-	$(PYTEST) -n 6 -m "not e2e and not containers and not machines and $(NEW)" --ignore=tests/models
+	$(PYTEST) -n 4 -m "not e2e and not containers and not machines and $(NEW)" --ignore=tests/models
 
 environments: $(STAMP)
 	PYTHONPATH=platform $(PY) tests/environments.py
@@ -100,7 +104,7 @@ gpu-check:
 
 $(STAMP): requirements.lock requirements-dev.lock
 	$(PYTHON) -m venv --clear $(DEV)
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements.lock -r requirements-dev.lock
+	$(INSTALL) requirements.lock & own=$$!; $(INSTALL) requirements-dev.lock && wait $$own
 	cat $^ | sha256sum > $@
 
 clean:

@@ -91,6 +91,9 @@ def kept_to_the_end() -> Iterator[None]:
         yield
     finally:
         gc.freeze()
+        gc.set_threshold(
+            50_000, 20, 20
+        )  # tests make little garbage in circles: a search for it costs more than it frees
         gc.enable()
 
 

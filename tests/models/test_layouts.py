@@ -85,10 +85,11 @@ torch.compile = functools.partial(torch.compile, backend={})
 """
 
 
-def test_compiled_blocks_train_the_same_curve(tmp_path, reference):
-    job = job_of(MODELS["llama"], VARIANTS["compile"], STEPS)
+def test_compiled_blocks_train_the_same_curve(tmp_path, torch_of):
+    model = shallow(MODELS["llama"])
+    job = job_of(model, VARIANTS["compile"], STEPS)
     traced = planted(tmp_path, "torch", BACKEND.format("'aot_eager'"))
-    found = compare(train(job, traced), first_steps(reference("llama"), STEPS))
+    found = compare(train(job, traced), torch_of(job_of(model, SINGLE, STEPS)))
     assert found.within(), found
     with pytest.raises(RuntimeError, match="a block was traced"):
         train(job, planted(tmp_path, "torch", BACKEND.format("no_backend")))

@@ -158,8 +158,9 @@ def place(fault: Fault) -> tuple[str, bool]:
     return fault.tensor.split(".")[0], fault.step > 1
 
 
-# `make test` diagnoses one fault of each kind of place; each diagnosis is several trainings.
-ALWAYS = {place(fault): fault for fault in reversed(DIAGNOSED)}.values()
+# `make test` diagnoses one fault of each kind of place; each diagnosis is several trainings. Of the two kinds that need
+# a search over steps, the longest, it makes that of the tokens.
+ALWAYS = {place(fault): fault for fault in reversed(DIAGNOSED) if place(fault) != ("updated", True)}.values()
 
 
 @pytest.mark.layouts

@@ -15,8 +15,9 @@ def refuse_unsupported(implementation: ImplementationFile, work: Work, tuning: T
     """Raises NotHere for what the implementation does not declare, and for what it refuses, with its reason."""
     offered = implementation.offered_parallelism(kind)
     lacking = [f"{name}{MEANING.get(name, '')} on {kind}" for name in tuning.parallelism if name not in offered]
-    if work.training.precision not in implementation.offered_precisions(kind):
-        lacking.append(f"precision {work.training.precision} on {kind}")
+    precisions = implementation.offered_precisions(kind)
+    if work.training.precision not in precisions:
+        lacking.append(f"precision {work.training.precision} on {kind} (it has {', '.join(precisions) or 'none'})")
     if tuning.recompute not in implementation.recompute:
         lacking.append(f"recomputation {tuning.recompute}")
     refusals = implementation.refusals(kind)

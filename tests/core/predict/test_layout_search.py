@@ -156,7 +156,12 @@ def test_overlap_hides_its_share_of_the_gradients() -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "devices", "capacity"), [("llama3_8b", 8, 80), ("gpt3_13B", 16, 40), ("gpt2_small", 4, 3)]
+    ("case", "devices", "capacity"),
+    [
+        ("llama3_8b", 8, 80),
+        pytest.param("gpt3_13B", 16, 40, marks=pytest.mark.thorough),
+        ("gpt2_small", 4, 3),
+    ],
 )
 def test_the_search_loses_nothing(case: str, devices: int, capacity: float) -> None:
     """Against every combination, one by one, with the relations that a run must satisfy.

@@ -81,15 +81,15 @@ def compare_routing(curve: Curve, reference: Curve) -> tuple[float, int]:
 
     Infinite for a curve without routing, and for other layers or steps than the reference's.
     """
-    pairs = list(zip(curve.auxiliary, reference.auxiliary, strict=True))
     steps = {step: set(layers) for step, layers in curve.experts.items()}
-    if not pairs or not steps or steps != {step: set(layers) for step, layers in reference.experts.items()}:
+    is_whole = len(curve.auxiliary) == len(reference.auxiliary) > 0 and bool(steps)
+    if not is_whole or steps != {step: set(layers) for step, layers in reference.experts.items()}:
         return math.inf, 0
     moved = 0
     for step, layers in reference.experts.items():
         for layer, counts in layers.items():
             moved += sum(abs(a - b) for a, b in zip(curve.experts[step][layer], counts, strict=True)) // 2
-    return max(_relative(a, b) for a, b in pairs), moved
+    return max(_relative(a, b) for a, b in zip(curve.auxiliary, reference.auxiliary, strict=True)), moved
 
 
 def _finite(value: float) -> float | None:
@@ -124,8 +124,15 @@ def _root(square: float) -> float:
 
 
 def _relative(value: float, reference: float) -> float:
-    """Infinite for anything that is not a finite number, so that no comparison with a limit accepts it."""
-    difference = abs(value - reference) / abs(reference) if isinstance(value, float) else math.inf
+    """Infinite for anything that is not a finite number, so that no comparison with a limit accepts it.
+
+    Infinite too for a number where the reference is 0, such as the loss of a router that has none.
+    """
+    if not isinstance(value, float) or not math.isfinite(value):
+        return math.inf
+    if not reference:
+        return math.inf if value else 0.0
+    difference = abs(value - reference) / abs(reference)
     return difference if math.isfinite(difference) else math.inf
 
 
