@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -13,7 +14,10 @@ from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import SupportRow, rows, table
 from levelfield.errors import DocumentError, NotHere, UsageError
 from levelfield.node.code_digest import folder_digest, training_digest
+from levelfield.plan.certification import certifying_entry
 from levelfield.plan.image_recipe import image_plan
+from levelfield.plan.request import UserRequest
+from levelfield.site.run_details import command
 from levelfield.specs.base import dump, load
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import Layout
@@ -22,6 +26,7 @@ from levelfield.specs.selector import parse_selector
 from levelfield.specs.tested import Difference, LayoutRuns, MatrixRun
 from levelfield.specs.vendor import Image
 from levelfield.store.run_record import series_of
+from levelfield.studies.noise_runs import variations
 from plans import PLUGINS, ROOT, make_plan
 
 NEWER = """\
@@ -165,10 +170,11 @@ def test_every_other_change_of_the_manifest_changes_it(folder: Path, change: str
 
 def test_only_the_manifest_s_own_key_is_left_out(folder: Path) -> None:
     home = folder / "models/fake"
+    (home / "other.yaml").write_text("a: 1\n")
     before = folder_digest(home)
-    (home / "other.yaml").write_text(NEWER)
+    (home / "other.yaml").write_text("a: 1\n" + NEWER)
     assert folder_digest(home) != before
-    (home / "other.yaml").unlink()
+    (home / "other.yaml").write_text("a: 1\n")
     (home / "tested-2.0.0.json").write_text("{}")
     assert folder_digest(home) == before
     (home / "tested_2.json").write_text("{}")
@@ -298,8 +304,19 @@ def test_two_versions_are_two_series_and_the_default_s_is_the_earlier_one(folder
     assert (plain.further_version, further.further_version) == (None, "2.0.0")
     assert plain.label.startswith("tiny:fake:cpu:1:1 ") and further.label.startswith("tiny:fake_2.0.0:cpu:1:1 ")
     earlier = {key: value for key, value in plain.model_dump(mode="json").items() if key != "further_version"}
-    assert type(plain).model_validate(earlier).fingerprint() == plain.fingerprint()
+    stored = hashlib.sha256(json.dumps(earlier, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    assert plain.fingerprint() == f"sha256:{stored}"  # of a store from before there were versions
     assert series_of(plan(folder, "fake_1.2.3")) == plain
+
+
+def test_what_a_plan_starts_beside_itself_is_of_its_own_version() -> None:
+    registry = Registry()
+    found = make_plan(registry, "gpt3_6.7B:jax_0.10.1:cpu")
+    assert found.environment.requirements[:2] == ("jax==0.10.1", "jaxlib==0.10.1")
+    certifying = certifying_entry(registry, found, registry.reference("gpt3_6.7B_smoke_fp32"), UserRequest())
+    texts = {certifying.text, *(entry.text for entry in variations(registry, found))}
+    assert {text.split(":")[1] for text in texts} == {"jax_0.10.1"}
+    assert command(series_of(found)).split("--case ")[1].startswith("gpt3_6.7B:jax_0.10.1:")
 
 
 def test_an_earlier_plan_reads_back_as_the_default(folder: Path) -> None:
