@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from levelfield.contracts.command import completed
 from levelfield.errors import UsageError
-from levelfield.specs.implementation import PythonVersion, takes_python
+from levelfield.specs.requirements import PythonVersion, takes_python
 
 MINORS = range(30, 5, -1)
 PATIENCE_SECONDS = 30

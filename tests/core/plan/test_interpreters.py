@@ -14,8 +14,9 @@ from levelfield.plan.environment import environment_of
 from levelfield.plan.interpreters import Interpreter, find_interpreter
 from levelfield.run.runtimes import environments
 from levelfield.run.runtimes.environments import environment_in_use
-from levelfield.specs.implementation import ImplementationFile, Requirements, takes_python
+from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.plan import EnvironmentPlan
+from levelfield.specs.requirements import Requirements, takes_python
 
 OWN = sys.version_info[:2]
 OTHER = "3.29"  # no machine has it
