@@ -28,7 +28,7 @@ def launch_of(options: argparse.Namespace) -> LaunchPlan | None:
         return None
     if name not in launcher_names(options.plugins):
         raise UnknownName("launcher", name, [LOCAL, *launcher_names(options.plugins)])
-    hosts = hosts_of(options.hosts or (Path(site.hosts) if site.hosts and name == "ssh" else None))
+    hosts = hosts_of(options.hosts or (_hosts_path(options.site, site) if name == "ssh" else None))
     if name == "ssh" and not hosts:
         raise UsageError("--launcher ssh: found no hosts; give --hosts hosts.yaml, or `hosts` in the site's file")
     return LaunchPlan(launcher=name, code=launcher_code(name, options.plugins), site=site, hosts=hosts)
@@ -36,16 +36,25 @@ def launch_of(options: argparse.Namespace) -> LaunchPlan | None:
 
 def site_of(given: str | None) -> Site:
     """Return the site of --site: a file, or a name below configs/sites; by default the user's own, or an empty one."""
+    path = _site_path(given)
+    return load(Site, path) if given or path.is_file() else Site()
+
+
+def _site_path(given: str | None) -> Path:
     if given is None:
-        own = user_site()
-        return load(Site, own) if own.is_file() else Site()
+        return user_site()
     if Path(given).suffix in SUFFIXES:
-        return load(Site, Path(given))
+        return Path(given)
     folder = checkout() / "configs" / "sites"
     known = {path.stem: path for path in folder.glob("*.yaml")}
     if given not in known:
         raise UnknownName("site", given, known, hint="A file is named with its ending, such as ./site.yaml.")
-    return load(Site, known[given])
+    return known[given]
+
+
+def _hosts_path(given: str | None, site: Site) -> Path | None:
+    """Return the path of the site's hosts file, which a relative name gives beside the site's own file."""
+    return _site_path(given).parent / site.hosts if site.hosts else None
 
 
 def user_site() -> Path:

@@ -138,6 +138,10 @@ def test_each_host_is_tried_and_named(
 @pytest.mark.parametrize(
     ("changed", "word", "said"),
     [
+        ({}, "ok", "it has the interface eth0"),
+        ({"interfaces": ["eth1", "lo"]}, "missing", "found no interface eth0; it has eth1, lo"),
+        ({"interfaces": []}, "missing", "found no interface eth0"),
+        ({"interfaces": None}, "unknown", "whether it has the interface eth0 cannot be seen"),
         ({"old": True, "python": "3.6.8"}, "missing", "Python 3.6.8, expected 3.8 or newer"),
         ({"venv": False}, "missing", "its Python makes no environments"),
         ({"writable": False, "why": "/x: Read-only file system"}, "missing", "Read-only file system"),
@@ -153,7 +157,8 @@ def test_each_host_is_tried_and_named(
 def test_planted_answers_of_a_host(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, Any], word: str, said: str
 ) -> None:
-    answer = {"python": "3.11.2", "old": False, "venv": True, "writable": True, "free": 2**40, "index": "pip's own"}
+    answer = {"python": "3.11.2", "old": False, "venv": True, "writable": True, "free": 2**40, "index": "pip's default"}
+    answer |= {"interfaces": ["eth0", "lo"]}
     ssh = tmp_path / "ssh"
     text = json.dumps({**answer, **changed})[:-1]
     body = text.replace("'", "'\\''")
@@ -161,8 +166,10 @@ def test_planted_answers_of_a_host(
     ssh.write_text(f"#!/bin/sh\nprintf '%s' '{body}'\nprintf '{tail}}}\\n' $(date +%s)\n")
     ssh.chmod(0o755)
     (tmp_path / "hosts.json").write_text('{"schema": "levelfield.hosts/1", "hosts": [{"name": "a"}]}')
-    site = site_file(tmp_path, ssh={"command": [str(ssh)]})
-    given = ("--launcher", "ssh", "--hosts", str(tmp_path / "hosts.json"), "--site", site)
+    site = site_file(
+        tmp_path, ssh={"command": [str(ssh)]}, interface="eth0", hosts="hosts.json"
+    )  # beside the site's file
+    given = ("--launcher", "ssh", "--site", site)
     found = checked(capsys, *given, code=4 if word == "missing" else 0)
     assert [each["word"] for each in found if said in each["says"]] == [word], found
 

@@ -1,4 +1,4 @@
-"""What a hosts file says, against the hosts: reached, Python, folder, room, clock, package index. All at once."""
+"""What a hosts file says, against the hosts: reached, Python, interface, folder, room, clock, index. All at once."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ try:
     handle, name = tempfile.mkstemp(dir=place); os.close(handle); os.unlink(name); found["writable"] = True
 except OSError as error:
     found["writable"] = False; found["why"] = "%s: %s" % (place, error.strerror)
+found["interfaces"] = sorted(os.listdir("/sys/class/net")) if os.path.isdir("/sys/class/net") else None
 found["free"] = shutil.disk_usage(place).free
 found["venv"] = True
 try:
@@ -45,7 +46,7 @@ except ImportError:
 try:
     out = subprocess.run([sys.executable, "-m", "pip", "config", "get", "global.index-url"], timeout=20,
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout.decode().strip()
-    found["index"] = out or "pip's own"
+    found["index"] = out or "pip's default index"
 except Exception:
     found["index"] = None
 print(json.dumps(found))
@@ -75,9 +76,10 @@ def _of_host(launch: LaunchPlan, host: Host) -> list[SiteFinding]:
     found = _answer(done.stdout)
     if done.returncode or found is None:
         said = explained(host.name, done.returncode, done.stderr).removeprefix(f"{host.name}: ")
-        return [missing(host.name, said, "a run would end with this message")]
+        return [missing(host.name, said, "correct its entry in the hosts file, then try again")]
     return [
         *_python(host, found),
+        *_interface(host, launch.site.interface, found),
         _folder(host, folder, found),
         _clock(host, found, begin, time.time()),
         _index(host, found),
@@ -101,6 +103,20 @@ def _python(host: Host, found: Mapping[str, Any]) -> list[SiteFinding]:
         do = "install its package, such as python3-venv, or give `python` of the site an interpreter with the framework"
         return [ok(host.name, f"reached, Python {version}"), missing(host.name, "its Python makes no environments", do)]
     return [ok(host.name, f"reached, Python {version}")]
+
+
+def _interface(host: Host, of_site: str | None, found: Mapping[str, Any]) -> list[SiteFinding]:
+    """Return a finding where the host or the site names an interface for the collectives."""
+    name, known = host.interface or of_site, found.get("interfaces")
+    if name is None:
+        return []
+    if not isinstance(known, list):
+        return [unknown(host.name, f"whether it has the interface {name} cannot be seen")]
+    if name not in known:
+        has = ", ".join(map(str, known))[:200]
+        do = "correct `interface` of the host or of the site"
+        return [missing(host.name, f"found no interface {name}; it has {has}", do)]
+    return [ok(host.name, f"it has the interface {name}")]
 
 
 def _folder(host: Host, folder: str, found: Mapping[str, Any]) -> SiteFinding:
