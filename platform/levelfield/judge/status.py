@@ -175,4 +175,4 @@ def last_line(log: Path) -> str | None:
 
 
 def _steps_done(raw: RawRecords) -> str:
-    return f"{raw.steps_done} steps were finished"
+    return "1 step was finished" if raw.steps_done == 1 else f"{raw.steps_done} steps were finished"
