@@ -21,11 +21,20 @@ def test_the_kernel_gives_it_to_no_connection(tmp_path: Path) -> None:
     assert all(10_000 <= free_port(file) < 20_000 for _ in range(20))
 
 
+def test_processes_of_one_seed_choose_their_own(tmp_path: Path) -> None:
+    file = given_by_the_kernel(tmp_path, "32768\t60999\n")
+    chosen = set()
+    for _ in range(5):
+        random.seed(1)
+        chosen.add(free_port(file))
+    assert len(chosen) > 1
+
+
 def test_a_port_in_use_is_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = given_by_the_kernel(tmp_path, "32768\t60999\n")
     first, second = free_port(file), free_port(file)
     answers = iter([first, first, second])
-    monkeypatch.setattr(random, "randrange", lambda low, high: next(answers))
+    monkeypatch.setattr(random.SystemRandom, "randrange", lambda self, low, high: next(answers))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", first))
         assert free_port(file) == second

@@ -17,7 +17,8 @@ def free_port(file: Path = _RANGE) -> int:
     process, and the rank cannot listen. `file` has the first and the last port that the kernel gives.
     """
     end = _first_given(file)
-    for port in (random.randrange(_LOWEST, end) for _ in range(_TRIES if end > _LOWEST else 0)):
+    choose = random.SystemRandom().randrange  # of its own: processes with one seed would choose one port
+    for port in (choose(_LOWEST, end) for _ in range(_TRIES if end > _LOWEST else 0)):
         with suppress(OSError):
             return _bound(port)
     return _bound(0)
