@@ -87,6 +87,12 @@ def open_case(page: Any, site: Path, folder: str = "") -> None:
     page.wait_for_selector(f"#{first_series(site)}[data-drawn] canvas")
 
 
+def unfold(details: Any) -> None:
+    """Open what is folded and wait for its rows: a browser tells the page of the opening later than of the click."""
+    details.locator("summary").click()
+    details.locator("tbody tr").first.wait_for()
+
+
 def axe(page: Any) -> list[str]:
     """What axe finds that is serious or critical."""
     from axe_playwright_python.sync_playwright import Axe
@@ -113,10 +119,10 @@ def test_every_page_is_right_by_axe_and_fits_its_width(
                 page.wait_for_selector("#comparison[data-drawn]")
             assert fits(page) and axe(page) == [], name
         open_case(page, seeded_site, language)
-        page.locator("section[data-drawn] summary").first.click()
+        unfold(page.locator("section[data-drawn] details").first)
         assert fits(page) and axe(page) == [], "case"
         open_run(page, seeded_site, folder=language)
-        page.locator("summary").first.click()
+        unfold(page.locator("details").first)
         assert fits(page) and axe(page) == [], "run"
         assert page.evaluate("document.documentElement.lang") == ("zh-Hans" if language else "en")
 
@@ -240,7 +246,7 @@ def test_a_case_shows_segments_statements_findings_and_every_run(browser: Any, s
         ):
             assert part in text, part
         assert section.locator("canvas").count() == 5
-        section.locator("summary").click()
+        unfold(section.locator("details"))
         assert section.locator("details tbody tr").count() == 40
 
 
@@ -268,8 +274,9 @@ def test_a_run_shows_its_figures_and_its_neighbours(browser: Any, seeded_site: P
         page.go_back()
         page.wait_for_function("document.querySelector('h1').textContent.startsWith('20261109')")
         page.locator("a.language").click()
+        page.wait_for_url("**/zh/run.html#**")
         page.wait_for_selector("#run[data-drawn]")
-        assert "/zh/run.html#" in page.url and "测量值" in page.locator("main").inner_text()
+        assert "测量值" in page.locator("main").inner_text()
 
 
 def test_a_run_shows_readings_over_time_and_each_rank(browser: Any, seeded_site: Path) -> None:
@@ -383,7 +390,7 @@ def test_hostile_texts_do_nothing_on_any_page(browser: Any, hostile_site: Path) 
             assert page.locator("main img, main script").count() == 0
         page.goto(f"file://{case_of(hostile_site)}")
         page.wait_for_selector("section[data-drawn]")
-        page.locator("summary").first.click()
+        unfold(page.locator("details").first)
         page.locator("details a").first.click()
         page.wait_for_selector("#run[data-drawn]")
         text = page.locator("main").inner_text()
@@ -408,35 +415,26 @@ def case_of(site: Path) -> Path:
     return next(site.glob("case-*.html"))
 
 
+PIXELS = """(() => {
+    const canvas = document.querySelector('canvas');
+    const all = canvas.getContext('2d').getImageData(0, 0, 40, canvas.height).data;
+    return [...all].filter((value, i) => i % 4 === 1 && all[i + 2] > 200);
+})()"""
+BRIGHT, DARK = f"Math.max(...{PIXELS}) > 150", f"Math.min(...{PIXELS}) < 110"
+
+
 def test_dark_charts_can_be_read_and_paper_is_light(browser: Any, seeded_site: Path) -> None:
     with watched(browser, color_scheme="dark") as page:
         open_run(page, seeded_site)
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 29)"
-        assert brightest(page) > 150, "the labels of the axes stand out of a dark page"
+        page.wait_for_function(BRIGHT)  # the labels of the axes stand out of a dark page
         page.emulate_media(color_scheme="light")
-        page.wait_for_timeout(100)
-        assert darkest(page) < 110
+        page.wait_for_function(DARK)
         page.emulate_media(color_scheme="dark")
+        page.wait_for_function(BRIGHT)
         page.evaluate("dispatchEvent(new Event('beforeprint'))")
-        assert (
-            darkest(page) < 110
-            and page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-        )
-
-
-PIXELS = """() => {
-    const canvas = document.querySelector('canvas');
-    const all = canvas.getContext('2d').getImageData(0, 0, 40, canvas.height).data;
-    return [...all].filter((value, i) => i % 4 === 1 && all[i + 2] > 200);
-}"""
-
-
-def brightest(page: Any) -> int:
-    return int(max(page.evaluate(PIXELS)))
-
-
-def darkest(page: Any) -> int:
-    return int(min(page.evaluate(PIXELS)))
+        page.wait_for_function(DARK)
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 
 
 def test_the_server_gives_the_same_pages(browser: Any, seeded_site: Path) -> None:
@@ -451,6 +449,7 @@ def test_the_server_gives_the_same_pages(browser: Any, seeded_site: Path) -> Non
             page.goto(f"{server.url}run.html#{first_series(seeded_site)}/{run_of(page, first_series(seeded_site), -1)}")
             page.wait_for_selector("#run[data-drawn] canvas")
             page.locator("a.language").click()
+            page.wait_for_url("**/zh/run.html#**")
             page.wait_for_selector("#run[data-drawn] canvas")
             page.goto(f"{server.url}zh/")
             assert page.locator("h1").text_content() == "总览"
