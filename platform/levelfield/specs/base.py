@@ -22,7 +22,8 @@ LATER: dict[str, JsonValue] = {"later": True}
 class Value(BaseModel):
     """A frozen value with no unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    # A validator is built on first use: a command reads few kinds of the documents, and imports all.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
     def fingerprint(self) -> str:
         """Return the sha256 of the canonical JSON. Equal values have equal digests in every file format.
