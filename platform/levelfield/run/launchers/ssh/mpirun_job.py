@@ -31,7 +31,7 @@ class MpirunJob:
         self._process = Connection("mpirun", argv, mpirun_variables(os.environ))
         self.lines = [MpirunLine(self, name) for name in names]
         self._rest, self._stray, self._next_pulse = b"", "", 0.0
-        self._is_stopped = False
+        self._is_stopped = self._is_over = False
 
     @property
     def output(self) -> IO[bytes]:
@@ -81,11 +81,11 @@ class MpirunJob:
 
     def code(self) -> int | None:
         """Return mpirun's exit code, or None while it runs."""
-        return self._process.code if self._process.has_ended() else None
+        return self._process.code if self._is_over or self._process.has_ended() else None
 
     def end(self) -> None:
         """End mpirun, whatever it does, when no line is in use."""
-        if any(line.is_used for line in self.lines):
+        if self._is_over or any(line.is_used for line in self.lines):
             return
         deadline = time.monotonic() + END_SECONDS
         while not self._process.has_ended() and time.monotonic() < deadline:
@@ -94,6 +94,7 @@ class MpirunJob:
             self.take()
             time.sleep(0.05)
         self._process.end()
+        self._is_over = True
 
 
 class MpirunLine:
