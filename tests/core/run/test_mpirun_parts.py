@@ -48,7 +48,7 @@ def dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[...,
         (tmp_path / "hosts.json").write_text(json.dumps({"schema": "levelfield.hosts/1", "hosts": hosts}))
         site = {"schema": "levelfield.site/1", "launcher": "ssh", "hosts": "hosts.json"}
         (tmp_path / "site.json").write_text(json.dumps({**site, "ssh": {"engine": "mpirun", **ssh}}))
-        given = ["--case", "gpt3_6.7B:torch:cpu:2:1", "--site", str(tmp_path / "site.json"), "--dry-run", "--json"]
+        given = ["--case", "gpt3_6.7B:torch:cpu:2:1", "--site", str(tmp_path / "site.json"), "--dry-run"]
         code = main([*given, *arguments])
         printed = capsys.readouterr()
         return code, printed.out or " ".join(printed.err.split())
@@ -57,7 +57,7 @@ def dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[...,
 
 
 def test_a_dry_run_shows_each_nodes_work_and_one_mpirun(dry_run: Callable[..., tuple[int, str]]) -> None:
-    code, out = dry_run({}, {})
+    code, out = dry_run({}, {}, "--json")
     *works, mpirun = json.loads(out)[0]["request"]["submissions"]
     assert code == 0 and [work["name"] for work in works] == ["h1", "h2"] and mpirun["name"] == "mpirun"
     for rank, work in enumerate(works):
