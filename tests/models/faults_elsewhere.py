@@ -175,4 +175,49 @@ stages.Stage.batch = lambda self, array: stages.flow.tensor(array).to_global(
     ),
 )
 
-ELSEWHERE = (*MEGATRON, *PADDLE, *DEEPSPEED, *ONEFLOW)
+JAX = (
+    Fault(
+        "keys dealt out to the query heads by turns",
+        """
+import attention
+right = attention.mix
+def dealt(query, key, value, dropout, keys):
+    order = [head for turn in range(key.shape[2]) for head in range(turn, query.shape[2], key.shape[2])]
+    mixed = right(query[:, :, attention.jnp.array(order)], key, value, dropout, keys)
+    return mixed[:, :, attention.jnp.argsort(attention.jnp.array(order))]
+attention.mix = dealt
+""",
+        "first step",
+        None,
+        family="llama",
+        framework="jax",
+    ),
+    Fault(
+        "weight decay on norms and biases",
+        """
+import program
+right = program.adamw
+program.adamw = lambda settings, held, *others: right(settings, (*held[:3], True), *others)
+""",
+        "gradients",
+        None,
+        framework="jax",
+    ),
+    Fault(
+        "gradients summed over data-parallel ranks",  # the loss stays the mean, and clipping hides the factor from Adam
+        """
+import program
+right = program.Program.gradients
+def summed(self, held, batch, step):
+    loss, found = right(self, held, batch, step)
+    return loss, {name: gradient * self.job.layout.data for name, gradient in found.items()}
+program.Program.gradients = summed
+""",
+        "gradients",
+        None,
+        variant=VARIANTS["DP2"],
+        framework="jax",
+    ),
+)
+
+ELSEWHERE = (*MEGATRON, *PADDLE, *DEEPSPEED, *ONEFLOW, *JAX)

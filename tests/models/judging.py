@@ -58,10 +58,10 @@ HONEST = (
     HonestRun("held to AVX2", environment=fewer_instructions("AVX2", "avx2")),
     HonestRun("held to SSE4.1", environment=fewer_instructions("SSE41", "default")),
     HonestRun("MKL in its compatible mode", environment={"MKL_CBWR": "COMPATIBLE"}),
-    *(HonestRun(framework, framework=framework) for framework in ("megatron", "paddle", "deepspeed", "oneflow")),
+    *(HonestRun(framework, framework=framework) for framework in ("megatron", "paddle", "deepspeed", "oneflow", "jax")),
     HonestRun("two threads", code="import torch; torch.set_num_threads(2)"),
 )  # fmt: skip
-SIXTEEN_BITS = ("torch", "megatron", "deepspeed")  # the frameworks that train in bf16 on a processor
+SIXTEEN_BITS = ("torch", "megatron", "deepspeed", "jax")  # the frameworks that train in bf16 on a processor
 
 
 @dataclass(frozen=True)

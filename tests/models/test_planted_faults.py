@@ -78,7 +78,7 @@ def test_weight_decay_on_biases_stands_out_in_the_final_weights(expected):
 def test_there_are_enough_faults():
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 45
     assert {framework: len(list(of)) for framework, of in groupby(ELSEWHERE, lambda fault: fault.framework)} == {
-        "megatron": 3, "paddle": 3, "deepspeed": 3, "oneflow": 3
+        "megatron": 3, "paddle": 3, "deepspeed": 3, "oneflow": 3, "jax": 3
     }  # fmt: skip
 
 
