@@ -185,6 +185,24 @@ def _kept_its_steps(fleet: Fleet) -> None:
 # ---- faults before the training
 
 
+@pytest.mark.thorough
+def test_a_failing_preflight_stops_the_run_before_the_training(fleet: Fleet, tmp_path: Path) -> None:
+    host, failing = fleet.cluster.hosts[1], tmp_path / "python"
+    failing.write_text(
+        '#!/bin/sh\ncase "$(hostname) $*" in\n'
+        f'"{host} "*worker.preflight*) echo "no such library" >&2; exit 7;;\nesac\nexec {sys.executable} "$@"\n'
+    )
+    failing.chmod(0o755)
+    given = [word for word in fleet.command("--python", str(failing)) if word != "--no-preflight"]
+    done = fleet.run(*given)
+    status = fleet.result()["status"]
+    assert done.returncode == 3 and (status["word"], status["failure"]) == ("not-run", "preflight"), done.stderr
+    assert f"{host}: rank 1 ended with exit code 7" in status["evidence"] and "no such library" in status["evidence"]
+    assert status["evidence"].count(host) == 1 and "stopped" not in status["evidence"], status["evidence"]
+    assert "training" not in done.stderr.replace("no training yet", "")
+    assert not list((fleet.only_run() / "events").iterdir())
+
+
 def test_an_unknown_host_key_is_refused_and_not_learned(fleet: Fleet, tmp_path: Path) -> None:
     config = tmp_path / "ssh_config"
     known = tmp_path / "known_hosts"

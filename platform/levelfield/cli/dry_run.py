@@ -29,6 +29,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
 from levelfield.specs.variables import masked
 
+SHOWN_BELOW = "shown below"
 TUNING_FIELDS = (
     "layout", "micro_batch", "virtual_pipeline", "recompute", "compile", "attention", "threads", "environment",
 )  # fmt: skip
@@ -151,14 +152,30 @@ def _preflight(plan: Plan, paths: RunPaths) -> Iterator[str]:
 
 
 def _submissions(request: Request) -> Iterator[str]:
-    """Return what a launcher gives to its engine, byte for byte: files, command and standard input."""
+    """Return what a launcher gives to its engine: files, command and standard input. --json has its very bytes."""
     for each in request.submissions:
         for name, text in each.files.items():
             yield f"file {name}:"
             yield from text.splitlines()
         yield f"submit {each.name}: {shlex.join(each.argv)}"
         if each.stdin is not None:
-            yield f"standard input: {each.stdin.rstrip()}"
+            yield from _standard_input(each.stdin)
+
+
+def _standard_input(text: str) -> Iterator[str]:
+    """Return a standard input to be read: JSON indented, and the files in it after it, as they are."""
+    try:
+        content = json.loads(text)
+        files = content.get("files", {})
+    except (ValueError, AttributeError):
+        yield f"standard input: {text.rstrip()}"
+        return
+    shown = {**content, "files": {name: SHOWN_BELOW for name in files}} if files else content
+    yield "standard input, sent as JSON in one line:"
+    yield from json.dumps(shown, indent=2).splitlines()
+    for name, file in files.items():
+        yield f"its file {name}:"
+        yield from file.splitlines()
 
 
 def _age_of_peak(plan: Plan) -> Iterator[str]:

@@ -21,7 +21,8 @@ FIRST_NODE = "{first_node}"  # in a rank's variables: the address of node 0, whe
 Watch = Callable[[], None]
 Cause = Literal[
     "exited", "rank-failed", "hang", "interrupted", "launch-error", "environment", "engine", "device-taken",
-    "unsupported", "corpus", "node-lost", "node-differs", "unreachable", "cancelled", "preempted", "time-limit",
+    "unsupported", "corpus", "preflight", "node-lost", "node-differs", "unreachable", "cancelled", "preempted",
+    "time-limit",
 ]  # fmt: skip
 NodeWord = Literal[
     "ended", "failed", "stopped", "lost", "differs", "unreachable", "device-taken", "cancelled", "preempted",

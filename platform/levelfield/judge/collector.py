@@ -113,7 +113,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
             *raw.warnings,
             *used.warnings,
             *_loaded(raw),
-            *missing_warnings(nodes),
+            *(missing_warnings(nodes) if status.word != "not-run" else ()),  # else none was to be
             *seal_warnings(status, seal),
         ),
         allowed=plan.container.allowed if plan.container else (),

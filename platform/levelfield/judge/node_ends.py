@@ -66,9 +66,10 @@ def rank_named(plan: Plan, raw: RawRecords, rank: int) -> str:
     return f"rank {rank} on {_called(node, _name(raw, node))}"
 
 
-def node_evidence(raw: RawRecords) -> str | None:
-    """Return which nodes ended badly, and what is known about it; None when none did."""
+def node_evidence(raw: RawRecords, known: str) -> str | None:
+    """Return which nodes ended badly, and what `known` does not already say about it; None when there is nothing."""
     bad = {node: end for node, end in sorted(raw.node_ends.items()) if end.get("word") not in GOOD}
+    bad = {node: end for node, end in bad.items() if not (end.get("detail") and str(end["detail"]) in known)}
     said = [_ended(node, _name(raw, node), end) for node, end in list(bad.items())[:_SHOWN]]
     more = [f"and {len(bad) - _SHOWN} more nodes"] if len(bad) > _SHOWN else []
     return "; ".join([*said, *more]) or None

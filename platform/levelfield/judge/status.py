@@ -31,6 +31,7 @@ _WORDS_OF_CAUSES: dict[str, tuple[Word, str | None, str]] = {
     "unsupported": ("unsupported", None, "this machine cannot run it"),
     "hang": ("timeout", "hang", "the run hung"),
     "corpus": ("failed", "corpus", "the corpus is not the one that was checked"),
+    "preflight": ("not-run", "preflight", "the preflight failed; --no-preflight trains without one"),
     "node-lost": ("failed", "node", "a node went away, or the connection to it"),
     "node-differs": ("not-run", "node", "a node has other code or another environment"),
     "unreachable": ("not-run", "node", "a node could not be reached"),
@@ -74,7 +75,7 @@ def _unkillable(held: list[str], cause: str, raw: RawRecords) -> Status:
 def _evidence(raw: RawRecords) -> str:
     """Return the launcher's evidence, the nodes that ended badly, and the number of finished steps."""
     said = raw.outcome.get("evidence") if raw.outcome["cause"] != "interrupted" else None
-    nodes = node_evidence(raw)
+    nodes = node_evidence(raw, said or "")
     done = _steps_done(raw) if raw.steps_done or not (said or nodes) else None
     return "; ".join(part for part in (said, nodes, done) if part)
 

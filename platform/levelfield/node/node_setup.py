@@ -25,11 +25,13 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Sequence
 
 STAMP = "levelfield-environment.json"  # as run/runtimes/environments.py writes it
 PROGRESS_BYTES = 64 * 2**20
+SAY_SECONDS = 15.0  # of an installer's silence
 _running: list[subprocess.Popen[str]] = []
 
 
@@ -54,7 +56,7 @@ def main() -> int:
 
 
 def answer(**content: Any) -> None:
-    sys.stdout.write(json.dumps(content) + "\n")
+    sys.stdout.write(json.dumps(content) + "\n")  # in one piece: two threads answer
     sys.stdout.flush()
 
 
@@ -185,6 +187,7 @@ def _run(argv: Sequence[str], variables: Mapping[str, str]) -> None:
         start_new_session=True,
     )
     _running.append(process)
+    threading.Thread(target=_say_while, args=(process, " ".join(argv[1:4])), daemon=True).start()
     lines = []
     assert process.stdout is not None
     for line in process.stdout:
@@ -194,6 +197,17 @@ def _run(argv: Sequence[str], variables: Mapping[str, str]) -> None:
     if process.wait() != 0:
         last = "; ".join(text for text in lines if text)[-600:] if lines else "no output"
         raise SetupError(f"{' '.join(argv[1:4])} ended with exit code {process.returncode}: {last}")
+
+
+def _say_while(process: subprocess.Popen[str], what: str) -> None:
+    """Report from time to time that an installer still works: it may be silent for minutes."""
+    begun = time.monotonic()
+    while True:
+        try:
+            process.wait(SAY_SECONDS)
+            return
+        except subprocess.TimeoutExpired:
+            answer(say=f"{what}: {time.monotonic() - begun:.0f} s so far")
 
 
 def _end_with_platform() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Callable
 
 from levelfield.specs.result import Figure, Result, Utilisation
@@ -89,14 +90,26 @@ def memory_remarks(result: Result) -> tuple[str, ...]:
 
 
 def node_lines(result: Result) -> list[str]:
-    """Return a line for each node that did not just end; without any, how many ended."""
-    bad = [each for each in result.machines if each.word not in ("ended", "stopped")]
+    """Return how many nodes ended in which way, and a line for each that did not just end."""
+    bad = [each for each in result.machines if each.word not in ("ended", "stopped", None)]
     named = [
         f"node{n.node} ({n.name or 'no name'}) {n.word or 'unknown'}{f': {n.detail}' if n.detail else ''}" for n in bad
     ]
-    good = [f"{len(result.machines) - len(bad)} of {len(result.machines)} ended"] if result.machines else []
-    lines = [*good, *named[:MOST_NODES], *([f"and {len(bad) - MOST_NODES} more"] if len(bad) > MOST_NODES else [])]
+    lines = [
+        *_counted(result),
+        *named[:MOST_NODES],
+        *([f"and {len(bad) - MOST_NODES} more"] if len(bad) > MOST_NODES else []),
+    ]
     return [f"{'nodes' if place == 0 else '':8} {line}" for place, line in enumerate(lines)]
+
+
+def _counted(result: Result) -> list[str]:
+    """Return how many nodes ended in which way: `2 of 2 ended`, or `1 failed, 1 stopped`."""
+    number_of = Counter(each.word or "without a known end" for each in result.machines)
+    if set(number_of) == {"ended"}:
+        return [f"{len(result.machines)} of {len(result.machines)} ended"]
+    named = [f"{number} {word}" for word, number in number_of.items()]
+    return [", ".join(named)] if named else []
 
 
 def _of_node(name: str) -> str:

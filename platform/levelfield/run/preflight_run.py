@@ -27,6 +27,7 @@ from levelfield.judge.node_comparison import (
     slower_than_earlier,
     word_of,
 )
+from levelfield.judge.node_ends import GOOD
 from levelfield.judge.status import last_line
 from levelfield.run.device_locks import DeviceInUse, DeviceLocks, devices_locked
 from levelfield.run.launchers import LOCAL, means, speaking
@@ -179,8 +180,10 @@ def _evidence(outcome: Outcome, paths: RunPaths) -> str | None:
     failed = next((end.rank for end in outcome.ends if end.exit_code), None)
     if not said and failed is not None:
         said = [line for line in [last_line(paths.logs / f"rank{failed}.log")] if line]
-    lost = [f"{node.name}: {node.word}: {node.detail or ''}" for node in outcome.nodes if node.word != "ended"]
-    return "; ".join([outcome.cause, *filter(None, [outcome.evidence]), *said, *lost[:4]])
+    known = outcome.evidence or ""
+    bad = [node for node in outcome.nodes if node.word not in GOOD and not (node.detail and node.detail in known)]
+    lost = [f"{node.name}: {node.word}" + (f": {node.detail}" if node.detail else "") for node in bad]
+    return "; ".join([outcome.cause, *filter(None, [known]), *said, *lost[:4]])
 
 
 def _why_no_collectives(plan: Plan, facts: PreflightFacts) -> str | None:

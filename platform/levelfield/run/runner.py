@@ -176,6 +176,8 @@ def _attempt(
         return Outcome("device-taken", (), str(error))
     except CorpusError as error:
         return Outcome("corpus", (), str(error))
+    except PreflightFailed as error:
+        return Outcome("preflight", (), str(error))
     except NodesNotReady as error:
         return Outcome(error.cause, (), " ".join(str(error).split()), nodes=error.nodes)
     except RunFailed as error:
@@ -193,17 +195,23 @@ def _write_inputs(plan: Plan, paths: RunPaths, copies: Mapping[Path, Document | 
         directory.write_status(paths, "environment", "running")
 
 
+class PreflightFailed(RunFailed):
+    """A rank or a node failed in the preflight. The training starts the same ranks on the same nodes."""
+
+
 def _before_training(
     plan: Plan, vendor: Vendor, paths: RunPaths, listener: Listener, ready: ReadyRuntime, launcher: Launcher
 ) -> None:
     """Run the plan's preflight and write its report. Raises DeviceInUse for others where a quiet machine is asked for,
-    and KeyboardInterrupt for a preflight that the user interrupted."""
+    PreflightFailed for a rank or a node that failed, and KeyboardInterrupt where the user interrupted it."""
     if plan.preflight is None:
         return
     report = preflight_in(plan, vendor, paths.root.parent, ready, launcher, listener.say)
     directory.write_atomically(paths.preflight, dump(report))
     if report.was_interrupted:
         raise KeyboardInterrupt
+    if report.word == "failed":
+        raise PreflightFailed(report.evidence or "nothing is known about it")
     listener.say(f"preflight: {sentence_of(report)}")
     for finding in report.findings:
         listener.say(finding.sentence)

@@ -56,6 +56,40 @@ def test_the_word_and_the_node(
     assert result.loss.first is not None, "what was finished is kept"
 
 
+def test_a_failure_that_the_launcher_has_told_is_told_once(run: RunPaths) -> None:
+    spread(run)
+    why = "rack-1: it cannot be reached"
+    write_json(
+        run.outcome, Outcome("unreachable", (), why, nodes=(NodeEnd(1, "rack-1", "unreachable", why),)).to_dict()
+    )
+    for path in (*run.events.glob("*"), run.node_telemetry(1), run.node_facts(1)):
+        path.unlink()
+    seal_again(run)
+    result = collect(run)
+    assert result.status.word == "not-run" and str(result.status.evidence).count(why) == 1
+    assert not [warning for warning in result.warnings if "did not arrive" in warning]
+    lines = "\n".join(result_lines(result))
+    assert lines.count(why) == 1 and "nodes    1 without a known end, 1 unreachable" in lines and "0 of 2" not in lines
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("ended", "ended"), "nodes    2 of 2 ended"),
+        (("failed", "stopped"), "nodes    1 failed, 1 stopped"),
+        (("failed", "failed"), "nodes    2 failed"),
+        (("lost", "ended"), "nodes    1 lost, 1 ended"),
+    ],
+)
+def test_how_many_nodes_ended_in_which_way(run: RunPaths, words: tuple[NodeWord, NodeWord], said: str) -> None:
+    spread(run)
+    ends = (ProcessEnd(0, 1, None, False), ProcessEnd(1, 1, None, False))
+    nodes = tuple(NodeEnd(rank, f"rack-{rank}", word, "why") for rank, word in enumerate(words))
+    write_json(run.outcome, Outcome("rank-failed", ends, "x", nodes=nodes).to_dict())
+    seal_again(run)
+    assert said in result_lines(collect(run))
+
+
 def test_every_cause_of_the_contract_has_a_word(run: RunPaths) -> None:
     for cause in Cause.__args__:  # type: ignore[attr-defined]
         write_json(run.outcome, Outcome(cause, (ProcessEnd(1, 1, None, False),), "x").to_dict())

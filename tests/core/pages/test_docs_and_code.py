@@ -19,10 +19,10 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 ENDINGS = ("py", "yaml", "json", "md", "j2", "toml", "svg")
 # Files of others: of FlagPerf, and of the invented vendor of docs/writing-a-vendor.md.
 FOREIGN = re.compile(r"config/.*|(recorded|vendors/acme|DIR)/.*")
-# Options of pip, of pytest, of container engines and of that vendor's tool.
+# Options of pip, pytest, setpriv, mpirun, container engines and of that vendor's tool.
 FOREIGN_OPTIONS = {
     *("--container-image", "--deadline", "--no-requeue", "--switches"),  # of Slurm
-    *("--durations", "--gpus", "--no-deps", "--query"),
+    *("--durations", "--gpus", "--no-deps", "--pdeathsig", "--query", "--stdin"),
 }
 # What a library calls: validators of pydantic, hooks of pytest, functions at exit. Then what only tools of a developer
 # use: the files of `make host-runs`, the count of benchmarks/.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from levelfield.contracts.execution import Outcome, ProcessEnd, Request
+from levelfield.contracts.execution import NodeEnd, Outcome, ProcessEnd, Request
 from levelfield.contracts.vendor import Device, Sample
 from levelfield.run import preflight_run
 from levelfield.run.launchers.local import LocalLauncher
@@ -346,3 +346,10 @@ def test_the_sentence_of_a_run(of: Of, tmp_path: Path) -> None:
     path.write_text(dump(of(nodes(2))))
     assert json.loads(path.read_text())["schema"] == "levelfield.preflight/1"
     assert preflight_sentence(path) == "in line: 2 node(s); all_reduce up to 0.524 GB/s bus bandwidth"
+
+
+def test_a_failed_node_is_told_once_and_a_stopped_one_gives_no_reason(of: Callable[..., PreflightReport]) -> None:
+    why = "b: rank 1 ended with exit code 3"
+    nodes = (NodeEnd(0, "a", "stopped"), NodeEnd(1, "b", "failed", why), NodeEnd(2, "c", "lost"))
+    report = of([], planned=2, outcome=Outcome("rank-failed", (), why, nodes=nodes))
+    assert (report.word, report.evidence) == ("failed", f"rank-failed; {why}; c: lost")

@@ -90,9 +90,13 @@ def test_an_interrupted_preflight_interrupts_the_run(run: Run) -> None:
     assert code == 130 and result["status"]["failure"] == "interrupted" and result["steps_done"] == 0
 
 
-def test_a_failed_preflight_does_not_hide_how_the_run_ends(run: Run) -> None:
+def test_a_failed_preflight_stops_the_run_before_the_training(run: Run, tmp_path: Path) -> None:
     code, result = run(report(word="failed", evidence="rank-failed; rank 0: no module"), "--preflight")
-    assert code == 0 and result["preflight"] == "failed: rank-failed; rank 0: no module"
+    assert (code, result["steps_done"]) == (3, 0) and not list(only(tmp_path).events.glob("*"))
+    status = result["status"]
+    assert (status["word"], status["failure"]) == ("not-run", "preflight")
+    assert "rank-failed; rank 0: no module" in status["evidence"] and "--no-preflight" in status["reasons"][0]
+    assert result["preflight"] == "failed: rank-failed; rank 0: no module"
 
 
 SSH = LaunchPlan(launcher="ssh", site=Site(), hosts=(Host(name="a"), Host(name="b")))

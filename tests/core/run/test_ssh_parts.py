@@ -274,6 +274,16 @@ def archive_of(path: Path) -> bytes:
     return output.getvalue()
 
 
+def test_a_silent_installer_is_reported_while_it_works(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(node_setup, "SAY_SECONDS", 0.1)
+    monkeypatch.setattr(node_setup, "_running", [])
+    node_setup._run([sys.executable, "-c", "import time; time.sleep(0.5)"], {})
+    said = [json.loads(line)["say"] for line in capsys.readouterr().out.splitlines()]
+    assert said and all(line.endswith(" s so far") and "-c" in line for line in said)
+
+
 @pytest.mark.parametrize("version", ["2.7", "3.6", "3.7"])
 def test_the_loader_names_an_old_python(version: str) -> None:
     old = next(iter(sorted(Path("~/.pyenv/versions").expanduser().glob(f"{version}.*/bin/python"))), None)

@@ -13,6 +13,7 @@ from typing import Any
 from levelfield.contracts.command import completed
 from levelfield.run.launchers.ssh.ssh_errors import explained
 from levelfield.run.launchers.ssh.ssh_places import ssh_argv
+from levelfield.run.site_checks.mpirun_checks import mpirun_findings
 from levelfield.run.site_checks.site_findings import SiteFinding, missing, ok, unknown
 from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.site import Host
@@ -61,6 +62,8 @@ def ssh_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for findings in pool.map(lambda host: _of_host(launch, host), launch.hosts):
             yield from findings
+    if launch.site.ssh.engine == "mpirun":
+        yield from mpirun_findings(launch)
 
 
 def _of_host(launch: LaunchPlan, host: Host) -> list[SiteFinding]:

@@ -7,21 +7,41 @@ import selectors
 import signal
 import subprocess
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import IO
+from typing import IO, Protocol
 
 _PART_BYTES = 256 * 1024
 _MOST_COMPLAINT = 16 * 1024  # of what ssh prints; its last words are the evidence
 
 
+class NodeLine(Protocol):
+    """What the platform needs of the line to one node's part: Connection says what each member does."""
+
+    complaint: str
+    code: int | None
+
+    @property
+    def is_at_end(self) -> bool: ...
+    @property
+    def stdout(self) -> IO[bytes]: ...
+    @property
+    def has_sent(self) -> bool: ...
+    def send(self, content: bytes | memoryview) -> None: ...
+    def flush(self) -> None: ...
+    def close_input(self) -> None: ...
+    def read(self) -> bytes | None: ...
+    def has_ended(self) -> bool: ...
+    def end(self) -> None: ...
+
+
 class Connection:
     """One connection. complaint: the end of its error output. code: the exit code, or None while it runs.
 
-    is_at_end: whether standard output has ended.
+    is_at_end: whether standard output has ended. variables: in place of this process's own.
     """
 
-    def __init__(self, name: str, argv: Sequence[str]) -> None:
+    def __init__(self, name: str, argv: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
         self.name, self.complaint, self.code = name, "", None
         self._waiting: deque[memoryview] = deque()
         self._closing = False
@@ -34,6 +54,7 @@ class Connection:
             stderr=subprocess.PIPE,
             start_new_session=True,
             bufsize=0,
+            env=variables,
         )
         for stream in (self._stdin, self.stdout, self.stderr):
             os.set_blocking(stream.fileno(), False)
@@ -109,6 +130,11 @@ class Connection:
             self._read_complaint()
         return self.code is not None
 
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process, if it still runs."""
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+
     def end(self) -> None:
         """End the process, whatever it does, and close its streams."""
         if self._process.poll() is None:
@@ -123,9 +149,9 @@ class Connection:
                 stream.close()
 
 
-def wait_for_output(connections: Iterable[Connection], seconds: float) -> None:
+def wait_for_output(lines: Iterable[NodeLine], seconds: float) -> None:
     """Return when one of them has something to read, or after so many seconds."""
     with selectors.DefaultSelector() as selector:
-        for connection in (each for each in connections if not each.is_at_end):
-            selector.register(connection.stdout, selectors.EVENT_READ)
+        for output in {each.stdout for each in lines if not each.is_at_end}:
+            selector.register(output, selectors.EVENT_READ)
         selector.select(seconds)

@@ -11,7 +11,7 @@ from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, NodeWork, P
 from levelfield.node.heartbeat_watch import WatchedTime
 from levelfield.run.launchers.local import ends_of, evidence_of
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
-from levelfield.run.launchers.ssh.connection import Connection
+from levelfield.run.launchers.ssh.connection import NodeLine
 from levelfield.run.launchers.ssh.ssh_errors import explained
 
 FULL_BYTES = 2**20
@@ -33,7 +33,7 @@ _MEANINGS: Mapping[str, tuple[Cause, NodeWord]] = {
 class NodeRun:
     """A node while it runs. end: how it ended, and what that means for the run; None before."""
 
-    def __init__(self, work: NodeWork, root: Path, connection: Connection, clock: WatchedTime) -> None:
+    def __init__(self, work: NodeWork, root: Path, connection: NodeLine, clock: WatchedTime) -> None:
         self.work, self.connection, self._root, self._clock = work, connection, root, clock
         self.name = work.name or work.address
         self.stream = NodeStream(root, work.node_rank, [process.rank for process in work.processes])

@@ -1,15 +1,17 @@
-"""Launcher `ssh`: one node's part for each host, over plain OpenSSH.
+"""Launcher `ssh`: one node's part for each host, over plain OpenSSH or by one mpirun.
 
 Each connection carries one node: its work on standard input, its files back on standard output. The end of standard
-input ends the ranks of that node. So nothing stays on a node when the platform ends, however it ends.
+input ends the ranks of that node. So nothing stays on a node when the platform ends, however it ends. With mpirun the
+same holds by other means (mpirun_argv.py).
 """
 
 from __future__ import annotations
 
 import json
+import re
 import resource
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,11 +25,12 @@ from levelfield.contracts.execution import (
     Submission,
     Watch,
 )
-from levelfield.errors import UsageError
 from levelfield.node.heartbeat_watch import WatchedTime
 from levelfield.run.launchers.liveness import Liveness
 from levelfield.run.launchers.node_content import node_content, request_for_nodes, secret_values
-from levelfield.run.launchers.ssh.connection import Connection
+from levelfield.run.launchers.ssh.connection import Connection, NodeLine
+from levelfield.run.launchers.ssh.mpirun_argv import mpirun_submissions, refuse_without_ssh
+from levelfield.run.launchers.ssh.mpirun_job import MpirunJob, keep_works
 from levelfield.run.launchers.ssh.node_run import NodeRun
 from levelfield.run.launchers.ssh.node_supervision import Supervision
 from levelfield.run.launchers.ssh.ssh_container import in_container
@@ -39,6 +42,7 @@ from levelfield.rundir.directory import write_atomically
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
 
+_PROGRAM = re.compile(r"node_agent\.py run - --stream|mpi_part\.py keep")
 FILES_OF_A_NODE = 4  # three pipes, and one that is being written
 LEAST_SILENCE_SECONDS = 30.0  # ssh itself gives a host up after fifteen
 
@@ -49,17 +53,18 @@ class SshLauncher:
     name = "ssh"
 
     def runtime(self, plan: Plan) -> SshRuntime:
-        """Return the nodes' surroundings. Raises UsageError for an engine that this launcher does not have."""
+        """Return the nodes' surroundings. Raises UsageError for what the site's engine does not do."""
         if launch_of(plan).site.ssh.engine == "mpirun":
-            raise UsageError(
-                "the site's file: key 'ssh.engine': found mpirun, expected ssh: each node has a connection"
-            )
+            refuse_without_ssh(plan)
         return SshRuntime(plan)
 
     def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request:
-        """One command of ssh for each host, with the node's work for its standard input. Pure."""
+        """One command of ssh for each host, with the node's work for its standard input; or mpirun's last. Pure."""
         request = request_for_nodes(plan, paths, self.name, runtime)
-        return replace(request, submissions=tuple(_submission(plan, request, node) for node in request.nodes))
+        contents = {node.node_rank: _content(plan, request, node) for node in request.nodes}
+        if launch_of(plan).site.ssh.engine == "mpirun":
+            return replace(request, submissions=mpirun_submissions(plan, contents))
+        return replace(request, submissions=tuple(_submission(plan, *each) for each in contents.items()))
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
         """Start all nodes and wait. No process is left on a node that can be reached, and none here."""
@@ -69,9 +74,8 @@ class SshLauncher:
             _write_work(root, request)
             _allow_files(FILES_OF_A_NODE * len(request.nodes))
             clock = WatchedTime(time.monotonic)
-            for node, sent in zip(request.nodes, request.submissions, strict=True):
-                nodes.append(NodeRun(node, root, Connection(sent.name, sent.argv), clock))
-                nodes[-1].connection.send(_with_secrets(sent, secret_values(request)).encode())
+            for node, line in zip(request.nodes, _lines(request), strict=True):
+                nodes.append(NodeRun(node, root, line, clock))
             return _collected(root, request, nodes, _supervised(request, nodes, watch))
         except OSError as error:
             evidence = f"{error.filename or 'ssh'}: {error.strerror}"
@@ -81,7 +85,8 @@ class SshLauncher:
                 each.connection.end()
 
 
-def _submission(plan: Plan, request: Request, node: NodeWork) -> Submission:
+def _content(plan: Plan, request: Request, node: NodeWork) -> str:
+    """Return the text that a node is given."""
     places = places_of(plan, node.node_rank)
     there = replace(request, events_dir=str(places.run.events))
     own = moved(plan, places)
@@ -89,8 +94,31 @@ def _submission(plan: Plan, request: Request, node: NodeWork) -> Submission:
         **node_content(own, places.run, there, node, plan.implementation.rests_on),
         "files": {"job.json": json.dumps(job_of(plan, places.run), indent=2) + "\n"},
     }
+    return json.dumps(content) + "\n"
+
+
+def _submission(plan: Plan, rank: int, content: str) -> Submission:
+    places = places_of(plan, rank)
     argv = ssh_argv(launch_of(plan), places.host, _agent(plan, places))
-    return Submission(places.host.name, argv, stdin=json.dumps(content) + "\n")
+    return Submission(places.host.name, argv, stdin=content)
+
+
+def _lines(request: Request) -> Iterator[NodeLine]:
+    """Start all nodes' parts, and yield the line to each. Raises OSError and NodesNotReady."""
+    works = _works(request)
+    if len(works) < len(request.submissions):
+        keep_works(works)
+        yield from MpirunJob(request.submissions[-1].argv, [work.name for work in works]).lines
+        return
+    for sent in works:
+        connection = Connection(sent.name, sent.argv)
+        connection.send(_with_secrets(sent, secret_values(request)).encode())
+        yield connection
+
+
+def _works(request: Request) -> tuple[Submission, ...]:
+    """Return the submissions that hold a node's work: all but mpirun's own."""
+    return request.submissions[: len(request.nodes)]
 
 
 def _agent(plan: Plan, places: NodePlaces) -> list[str]:
@@ -104,7 +132,7 @@ def _agent(plan: Plan, places: NodePlaces) -> list[str]:
 def _write_work(root: Path, request: Request) -> None:
     """Keep each node's work, without secrets. Raises OSError."""
     (root / "nodes").mkdir(exist_ok=True)
-    for node, sent in zip(request.nodes, request.submissions, strict=True):
+    for node, sent in zip(request.nodes, _works(request), strict=True):
         content = json.loads(sent.stdin or "{}")
         write_atomically(root / f"nodes/node{node.node_rank}.json", json.dumps(content, indent=2) + "\n")
 
@@ -150,11 +178,22 @@ def _collected(root: Path, request: Request, nodes: Sequence[NodeRun], outcome: 
     """Return the outcome with how each node ended, after what is missing was fetched."""
     found: list[NodeEnd] = []
     try:
-        for node, sent in zip(nodes, request.submissions, strict=True):
+        for node, sent in zip(nodes, _works(request), strict=True):
             found.append(_end_of(root, node, sent))
     except KeyboardInterrupt:
         outcome = replace(outcome, cause="interrupted", evidence="interrupted by the user while files were fetched")
-    return replace(outcome, ends=_ends(nodes), nodes=tuple(found))
+    return replace(outcome, ends=_ends(nodes), nodes=tuple(found), evidence=_evidence(request, outcome, found))
+
+
+def _evidence(request: Request, outcome: Outcome, found: Sequence[NodeEnd]) -> str | None:
+    """Return the outcome's evidence. mpirun ends for one lost node and takes all others along.
+
+    Of them that one is meant from which nothing more could be fetched.
+    """
+    lost = [end for end in found if end.word == "lost"]
+    away = [end for end in lost if end.missing]
+    is_shared = len(request.submissions) > len(request.nodes)
+    return away[0].detail if is_shared and outcome.cause == "node-lost" and away else outcome.evidence
 
 
 def _end_of(root: Path, node: NodeRun, sent: Submission) -> NodeEnd:
@@ -164,7 +203,7 @@ def _end_of(root: Path, node: NodeRun, sent: Submission) -> NodeEnd:
     if node.stream.is_complete() or end.word == "unreachable":
         return end
     work = json.loads(sent.stdin or "{}")
-    argv = (*sent.argv[:-1], sent.argv[-1].replace("node_agent.py run - --stream", "node_fetch.py"))
+    argv = (*sent.argv[:-1], _PROGRAM.sub("node_fetch.py", sent.argv[-1]))
     again = fetch(Connection(sent.name, argv), root, node.work.node_rank, Path(work["root"]), node.stream)
     node.stream.received.update(again.received)
     missing = missing_of(node.work.node_rank, again.received, again.is_complete())

@@ -51,6 +51,10 @@ class NodePlaces:
         return str(self.code / "platform/levelfield/node/node_agent.py")
 
     @property
+    def mpi_part(self) -> str:
+        return str(self.code / "platform/levelfield/node/mpi_part.py")
+
+    @property
     def fetch(self) -> str:
         return str(self.code / "platform/levelfield/node/node_fetch.py")
 
@@ -104,19 +108,25 @@ def node_folders(plan: Plan, places: NodePlaces) -> NodeFolders:
 
 def ssh_argv(launch: LaunchPlan, host: Host, command: list[str]) -> tuple[str, ...]:
     """Return the argv of ssh that runs a command on a host. The host's shell gets it quoted."""
+    remote = shlex.join(with_modules(launch, command)) if launch.site.modules else f"exec {shlex.join(command)}"
+    return (*launch.site.ssh.command, *ssh_options(launch, host), host.name, remote)
+
+
+def ssh_options(launch: LaunchPlan, host: Host) -> tuple[str, ...]:
+    """Return the options of ssh for a host."""
     site = launch.site.ssh
     config = ("-F", site.config) if site.config else ()
     options = (*_OPTIONS, f"ConnectTimeout={site.connect_seconds}")
     named = [word for option in options for word in ("-o", option)]
-    reached = (*(("-p", str(host.port)) if host.port else ()), *(("-l", host.user) if host.user else ()))
-    return (*site.command, *config, *named, *reached, host.name, _remote(launch, command))
+    return (*config, *named, *(("-p", str(host.port)) if host.port else ()), *(("-l", host.user) if host.user else ()))
 
 
-def _remote(launch: LaunchPlan, command: list[str]) -> str:
+def with_modules(launch: LaunchPlan, command: list[str]) -> list[str]:
+    """Return the words that run a command after the site's modules were loaded."""
     modules = launch.site.modules
     if not modules:
-        return f"exec {shlex.join(command)}"
-    return shlex.join(["bash", "-lc", f"module load {shlex.join(modules)} && exec {shlex.join(command)}"])
+        return command
+    return ["bash", "-lc", f"module load {shlex.join(modules)} && exec {shlex.join(command)}"]
 
 
 def _short(digest: str) -> str:

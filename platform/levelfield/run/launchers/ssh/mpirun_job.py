@@ -1,0 +1,190 @@
+"""One process of mpirun that starts all nodes' parts, and the line to each of them through it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Sequence
+from typing import IO
+
+from levelfield.contracts.execution import NodeEnd, NodesNotReady, Submission
+from levelfield.node.stream_frames import MOST_LINE_BYTES
+from levelfield.run.launchers.ssh.connection import Connection, wait_for_output
+from levelfield.run.launchers.ssh.mpirun_argv import mpirun_variables
+from levelfield.run.launchers.ssh.ssh_errors import explained
+
+AT_ONCE = 64  # connections that are made at the same time
+KEEP_SECONDS = 60.0
+PULSE_SECONDS = 0.5  # at least, between two signs of the platform
+END_SECONDS = 5.0
+_LINE = re.compile(rb"(\d{1,6}) (ready|frame|said|ended)(?: (.*))?", re.DOTALL)
+_NOISE = re.compile(r"^-{10,}$|setpgid\(")
+
+
+class MpirunJob:
+    """mpirun while it runs. lines: to each node's part, by its rank."""
+
+    def __init__(self, argv: Sequence[str], names: Sequence[str]) -> None:
+        self._process = Connection("mpirun", argv, mpirun_variables(os.environ))
+        self.lines = [MpirunLine(self, name) for name in names]
+        self._rest, self._stray, self._next_pulse = b"", "", 0.0
+        self._is_stopped = self._is_over = False
+
+    @property
+    def output(self) -> IO[bytes]:
+        return self._process.stdout
+
+    @property
+    def is_at_end(self) -> bool:
+        return self._process.is_at_end
+
+    @property
+    def has_all(self) -> bool:
+        """Whether every node's part waits for its first sign, or more."""
+        return all(line.is_ready for line in self.lines)
+
+    @property
+    def said(self) -> str:
+        """What mpirun said, as one line. It draws boxes around its errors."""
+        return one_line(self._process.complaint + "\n" + self._stray)
+
+    def take(self) -> None:
+        """Give what came to the nodes' lines."""
+        while not self._process.is_at_end and (part := self._process.read()):
+            *lines, self._rest = (self._rest + part).split(b"\n")
+            for line in lines:
+                self._give(line)
+            if len(self._rest) > 2 * MOST_LINE_BYTES:
+                self._rest = self._rest[: MOST_LINE_BYTES + 100]  # its node's line is then broken
+
+    def _give(self, line: bytes) -> None:
+        found = _LINE.fullmatch(line)
+        if found and int(found[1]) < len(self.lines):
+            return self.lines[int(found[1])].give(found[2], found[3] or b"")
+        self._stray = (self._stray + line.decode(errors="replace") + "\n")[-4096:]
+
+    def pulse(self) -> None:
+        """Send all nodes a sign of the platform. One that came before a part is ready would end that part."""
+        now = time.monotonic()
+        if self.has_all and not self._is_stopped and now >= self._next_pulse:
+            self._next_pulse = now + PULSE_SECONDS
+            self._process.signal(signal.SIGUSR2)
+
+    def stop(self) -> None:
+        """End all nodes' parts in order. mpirun itself ends where not all were started: none works then."""
+        if not self._is_stopped:
+            self._is_stopped = True
+            self._process.signal(signal.SIGUSR1 if self.has_all else signal.SIGTERM)
+
+    def code(self) -> int | None:
+        """Return mpirun's exit code, or None while it runs."""
+        return self._process.code if self._is_over or self._process.has_ended() else None
+
+    def end(self) -> None:
+        """End mpirun, whatever it does, when no line is in use."""
+        if self._is_over or any(line.is_used for line in self.lines):
+            return
+        deadline = time.monotonic() + END_SECONDS
+        while not self._process.has_ended() and time.monotonic() < deadline:
+            if time.monotonic() > deadline - END_SECONDS / 2:
+                self._process.signal(signal.SIGTERM)  # mpirun then removes its own folders
+            self.take()
+            time.sleep(0.05)
+        self._process.end()
+        self._is_over = True
+
+
+class MpirunLine:
+    """The line to one node's part, as a Connection is one. is_used: nobody has ended it here."""
+
+    def __init__(self, job: MpirunJob, name: str) -> None:
+        self._job, self._name = job, name
+        self.is_ready, self.is_used = False, True
+        self.code: int | None = None
+        self.complaint = ""
+        self._waiting = b""
+
+    is_at_end = property(lambda self: self._job.is_at_end)
+    stdout = property(lambda self: self._job.output)
+    has_sent = True
+
+    def give(self, word: bytes, content: bytes) -> None:
+        """Take a line of the node's part."""
+        if word == b"ready":
+            self.is_ready = True
+        elif word == b"frame":
+            self._waiting += content + b"\n"
+        elif word == b"said":
+            self.complaint = (self.complaint + _text(content) + "\n")[-4096:]
+        elif self.code is None and content.lstrip(b"-").isdigit():
+            self.code = int(content[:8])
+
+    def send(self, content: bytes | memoryview) -> None:
+        """Send a sign of the platform; mpirun carries nothing else."""
+        self._job.pulse()
+
+    def flush(self) -> None:
+        pass
+
+    def close_input(self) -> None:
+        """End the node's part in order: with it all others, which the platform ends at the same time."""
+        self._job.stop()
+
+    def read(self) -> bytes | None:
+        self._job.take()
+        part, self._waiting = self._waiting, b""
+        return part or (None if self.has_ended() else b"")
+
+    def has_ended(self) -> bool:
+        if self.code is None and (code := self._job.code()) is not None:
+            self._job.take()
+            if self.code is None:
+                self.code, self.complaint = code, f"{self.complaint}mpirun: {self._job.said}"
+        return self.code is not None and not self._waiting
+
+    def end(self) -> None:
+        self.is_used = False
+        self._job.end()
+
+
+def keep_works(works: Sequence[Submission]) -> None:
+    """Bring each node its work. Raises NodesNotReady with the first node that does not keep it."""
+    for first in range(0, len(works), AT_ONCE):
+        part = works[first : first + AT_ONCE]
+        sending = [Connection(work.name, work.argv) for work in part]
+        try:
+            for work, connection in zip(part, sending, strict=True):
+                connection.send((work.stdin or "").encode())
+                connection.close_input()
+            for rank, connection in enumerate(sending, first):
+                _until_kept(rank, connection)
+        finally:
+            for connection in sending:
+                connection.end()
+
+
+def _until_kept(rank: int, connection: Connection) -> None:
+    deadline = time.monotonic() + KEEP_SECONDS
+    while time.monotonic() < deadline and not (connection.read() is None and connection.has_ended()):
+        connection.flush()
+        wait_for_output([connection], 0.1)
+    if connection.code != 0:
+        why = explained(connection.name, connection.code, connection.complaint)
+        raise NodesNotReady("unreachable", why, (NodeEnd(rank, connection.name, "unreachable", why),))
+
+
+def one_line(text: str) -> str:
+    """Return mpirun's errors as one printable line, without the boxes around them."""
+    lines = (line.strip() for line in text.splitlines())
+    said = " ".join(line for line in lines if line and not _NOISE.search(line))
+    return "".join(c for c in said if c.isprintable())[:1000]
+
+
+def _text(content: bytes) -> str:
+    try:
+        return str(json.loads(content))
+    except (ValueError, RecursionError):
+        return ""
