@@ -79,6 +79,7 @@ def test_two_machines_train_and_what_was_shown_was_sent(mpi_fleet: Fleet, tmp_pa
     assert [each["hostname"] for each in facts] == list(mpi_fleet.cluster.hosts)
 
 
+@pytest.mark.thorough
 def test_a_killed_rank_is_named_with_its_node(mpi_fleet: Fleet) -> None:
     process = mpi_fleet.begun()
     known = [name for node in (0, 1) for name in _variables(mpi_fleet.rank(node))]
