@@ -15,12 +15,11 @@ from functools import cached_property
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from levelfield.catalog.framework_versions import chosen
 from levelfield.catalog.machine import Machine
 from levelfield.checkout import checkout
-from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.vendor import Vendor
 from levelfield.errors import DocumentError, UnknownName, UsageError
 from levelfield.specs.case import Case
@@ -29,12 +28,15 @@ from levelfield.specs.constants import Constants
 from levelfield.specs.derivation import split_name
 from levelfield.specs.document_cache import DocumentCache
 from levelfield.specs.extension import Extension
-from levelfield.specs.figures import FigureSet
 from levelfield.specs.implementation import ImplementationFile
-from levelfield.specs.reference import Reference
 from levelfield.specs.selector import labelled, split_label
-from levelfield.specs.suite import Suite
 from levelfield.specs.vendor import VendorFile
+
+# Some commands read none of these documents, and to make the classes takes a tenth of such a command's time.
+if TYPE_CHECKING:
+    from levelfield.specs.figures import FigureSet
+    from levelfield.specs.reference import Reference
+    from levelfield.specs.suite import Suite
 
 ENTRY_POINT_GROUP = "levelfield.plugins"
 T = TypeVar("T")
@@ -166,15 +168,21 @@ class Registry:
         return self._case(extension.extends)
 
     def suite(self, name: str) -> Suite:
+        from levelfield.specs.suite import Suite
+
         return self.files.document(Suite, self._path("suite", name, self.suites))
 
     def reference(self, name: str) -> Reference:
+        from levelfield.specs.reference import Reference
+
         path = self._path("reference", name, self.references)
         found = self.files.document(Reference, path)
         return _named(found, found.name, name, path)
 
     def figures(self, name: str) -> FigureSet:
         """Return a set of published figures."""
+        from levelfield.specs.figures import FigureSet
+
         path = self._path("published set", name, self.published)
         found = self.files.document(FigureSet, path)
         return _named(found, found.name, name, path)
@@ -280,6 +288,8 @@ def _plain(name: str) -> str:
 
 
 def _declared(spec: VendorFile, path: Path) -> Vendor:
+    from levelfield.contracts.declared import DeclaredVendor
+
     if spec.discovery is None and spec.monitor is None:
         raise DocumentError(
             f"{path}: found neither 'discovery' nor 'monitor' nor {path.with_name('adapter.py')}; "

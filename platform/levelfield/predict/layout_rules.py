@@ -7,7 +7,7 @@ the way in which tensor and sequence parallelism split a tensor.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from levelfield.errors import LayoutError
 from levelfield.specs.case import Work
@@ -37,28 +37,31 @@ def broken(
 
     uneven_stages: the stages of the pipeline may differ by a layer.
     """
-    world = nodes * devices_per_node
     per_pass = micro_batch * layout.data
-    checks = [
-        (
-            work.training.global_batch % per_pass == 0,
-            f"micro-batch {micro_batch} x data {layout.data} x accumulation = global batch: "
-            f"{work.training.global_batch} is not a multiple of {per_pass}",
-        ),
-        (
-            layout.world_size == world,
-            f"{layout.in_words} = nodes {nodes} x devices {devices_per_node}: {layout.world_size} is not {world}",
-        ),
-        *_divisions(work, layout, uneven_stages),
-        *_interleaving(work, layout, accumulation(work, layout, micro_batch), virtual_pipeline),
-    ]
-    return [sentence for holds, sentence in checks if not holds]
+    batches = (
+        work.training.global_batch % per_pass == 0,
+        f"micro-batch {micro_batch} x data {layout.data} x accumulation = global batch: "
+        f"{work.training.global_batch} is not a multiple of {per_pass}",
+    )
+    chunks = _interleaving(work, layout, accumulation(work, layout, micro_batch), virtual_pipeline)
+    beside = broken_beside_batches(work, layout, nodes, devices_per_node, uneven_stages)
+    return [*_unkept([batches]), *beside, *_unkept(chunks)]
 
 
-def broken_beside_batches(work: Work, layout: Layout, devices: int, uneven_stages: bool) -> list[str]:
+def broken_beside_batches(
+    work: Work, layout: Layout, nodes: int, devices_per_node: int, uneven_stages: bool
+) -> list[str]:
     """Return the broken rules of a layout that do not depend on the micro-batch. uneven_stages: as in `broken`."""
-    alone = work.training.model_copy(update={"global_batch": layout.data})
-    return broken(work.model_copy(update={"training": alone}), layout, 1, 1, devices, uneven_stages=uneven_stages)
+    world = nodes * devices_per_node
+    broken_rules = _unkept(_divisions(work, layout, uneven_stages))
+    if layout.world_size != world:
+        size = f"{layout.in_words} = nodes {nodes} x devices {devices_per_node}: {layout.world_size} is not {world}"
+        return [size, *broken_rules]
+    return broken_rules
+
+
+def _unkept(checks: Iterable[tuple[bool, str]]) -> list[str]:
+    return [sentence for holds, sentence in checks if not holds]
 
 
 def interleaves(work: Work, layout: Layout, micro_batch: int, virtual_pipeline: int) -> bool:

@@ -253,6 +253,8 @@ def _contexts(question: LayoutQuestion, ranks: int) -> list[int]:
 
 def _variants(question: LayoutQuestion, tensor: int, pipeline: int, context: int, data: int) -> Iterator[Layout]:
     has = question.offer.parallelism
+    if question.work.training.global_batch % data:
+        return  # _micro_batches would refuse each of them
     sequences = [False, True] if tensor > 1 and "sequence" in has else [False]
     for stage, degree in _shardings(question, tensor, data * context):
         for sequence_parallel, expert in product(sequences, _expert_ranks(question, data * context)):
@@ -312,7 +314,7 @@ def _micro_batches(question: LayoutQuestion, layout: Layout) -> list[int]:
     work, asked = question.work, question.wanted
     if work.training.global_batch % layout.data:
         return []
-    if broken_beside_batches(work, layout, question.devices, uneven_stages=asked.layout is not None):
+    if broken_beside_batches(work, layout, 1, question.devices, uneven_stages=asked.layout is not None):
         return []
     sizes = divisors(work.training.global_batch // layout.data)
     if asked.layout is None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from levelfield.specs.result import Figure, Result, Utilisation
 from levelfield.specs.vendor import HOST_SHARE
+
+if TYPE_CHECKING:  # a plan has words and no result
+    from levelfield.specs.result import Figure, Result, Utilisation
 
 GIB = 2**30
 NONE = "-"
