@@ -59,11 +59,8 @@ on-machines: $(STAMP)
 end-to-end: $(STAMP)
 	$(PYTEST) -n 2 --dist loadfile -m "e2e and $(NEW)" tests/e2e
 
-# One process compiles all tests first. On a fresh clone each of the six would compile them all.
-framework-free: FREE = -m "not e2e and not containers and not machines and $(NEW)" --ignore=tests/models
 framework-free: $(STAMP)
-	$(PYTEST) --collect-only --quiet --quiet >/dev/null
-	$(PYTEST) -n 6 $(FREE)
+	$(PYTEST) -n 6 -m "not e2e and not containers and not machines and $(NEW)" --ignore=tests/models
 
 environments: $(STAMP)
 	PYTHONPATH=platform $(PY) tests/environments.py
