@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,25 +75,38 @@ class Fleet(Benchmark):
 
     def processes(self, *words: str) -> list[int]:
         """Return the numbers of the processes of this test's nodes and ranks whose command has all words."""
-        found = []
-        for place in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                line = place.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            if str(self.folder) in line and all(word in line for word in words):
-                found.append(int(place.parent.name))
-        return [pid for pid in found if pid != os.getpid()]
+        mine = (str(self.folder), *words)
+        return [pid for pid, line in running() if pid != os.getpid() and all(word in line for word in mine)]
 
     def nothing_is_left(self) -> bool:
         """Whether no node's part and no rank runs, now or shortly after."""
         return wait_until(lambda: not self.processes(f"{self.folder}/code/"))
+
+    def killed_platform_leaves_nothing(self) -> bool:
+        """Kill the platform of a run. Whether its ranks and all else of it ended."""
+        process = self.begun()
+        ranks = [self.rank(node) for node in (0, 1)]
+        process.kill()
+        process.communicate(timeout=30)
+        return have_ended(ranks) and self.nothing_is_left()
 
     def agent(self, node: int) -> int:
         return int(next(line for line in self.record(node) if line["event"] == "started")["process"])
 
     def rank(self, node: int) -> int:
         return int(next(line for line in self.record(node) if line["event"] == "ranks-started")["processes"][0])
+
+
+def running() -> Iterator[tuple[int, str]]:
+    """Return the number and the command of every process of this machine."""
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended meanwhile
+            yield int(place.parent.name), place.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+
+
+def have_ended(processes: list[int], seconds: float = 30) -> bool:
+    """Whether these processes ended before long."""
+    return wait_until(lambda: not [pid for pid in processes if Path(f"/proc/{pid}").exists()], seconds)
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 30) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from cluster_shared import Cluster
-from fleet import Fleet, wait_until
+from fleet import Fleet, have_ended, running, wait_until
 from levelfield.run.launchers import means
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
@@ -43,15 +43,8 @@ def mpi_fleet(hosts: Cluster, tmp_path: Path) -> Iterator[Fleet]:
 
 def _daemons(cluster: Cluster) -> list[str]:
     """Return the commands of Open MPI that run for these hosts."""
-    lines = []
-    for place in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = place.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if str(MPIRUN.parent) in line and ("prted" in line or cluster.hosts[0] in line):
-            lines.append(line)
-    return lines
+    open_mpi = (line for _, line in running() if str(MPIRUN.parent) in line)
+    return [line for line in open_mpi if "prted" in line or cluster.hosts[0] in line]
 
 
 def test_two_machines_train_and_what_was_shown_was_sent(mpi_fleet: Fleet, tmp_path: Path) -> None:
@@ -99,12 +92,7 @@ def _variables(pid: int) -> list[str]:
 
 
 def test_a_killed_platform_leaves_nothing_on_the_nodes(mpi_fleet: Fleet) -> None:
-    process = mpi_fleet.begun()
-    ranks = [mpi_fleet.rank(node) for node in (0, 1)]
-    process.kill()
-    process.communicate(timeout=30)
-    assert wait_until(lambda: not [pid for pid in ranks if Path(f"/proc/{pid}").exists()])
-    assert mpi_fleet.nothing_is_left()
+    assert mpi_fleet.killed_platform_leaves_nothing()
 
 
 @pytest.mark.thorough
@@ -116,7 +104,7 @@ def test_a_killed_mpirun_loses_the_nodes_and_its_files_are_fetched(mpi_fleet: Fl
     said = mpi_fleet.ended(process)
     assert process.returncode == 3, said
     assert mpi_fleet.outcome()["cause"] == "node-lost" and mpi_fleet.words() == ["lost", "lost"]
-    assert wait_until(lambda: not [pid for pid in ranks if Path(f"/proc/{pid}").exists()])
+    assert have_ended(ranks)
 
 
 @pytest.mark.thorough
@@ -148,7 +136,7 @@ def test_a_host_that_is_cut_off_is_lost_and_its_ranks_end(mpi_fleet: Fleet) -> N
         assert process.returncode == 3, said
         assert mpi_fleet.outcome()["cause"] == "node-lost" and mpi_fleet.words()[1] == "lost"
         assert host in mpi_fleet.outcome()["evidence"]
-        assert wait_until(lambda: not [pid for pid in ranks if Path(f"/proc/{pid}").exists()], 90)
+        assert have_ended(ranks, 90)
     finally:
         subprocess.run(["ip", "-n", switch, "link", "set", f"v-{host}", "up"], check=True)
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from cluster_shared import Cluster
 from driving import SHORT
-from fleet import Fleet, wait_until
+from fleet import Fleet, have_ended
 from levelfield.node.device_files import device_locked
 from levelfield.run.launchers import means
 from levelfield.specs.base import load
@@ -149,12 +149,7 @@ def test_a_suspended_rank_is_a_hang(fleet: Fleet) -> None:
 
 @pytest.mark.drill
 def test_a_killed_platform_leaves_nothing_on_the_nodes(fleet: Fleet) -> None:
-    process = fleet.begun()
-    ranks = [fleet.rank(node) for node in (0, 1)]
-    process.kill()
-    process.communicate(timeout=30)
-    assert wait_until(lambda: not [pid for pid in ranks if Path(f"/proc/{pid}").exists()])
-    assert fleet.nothing_is_left()
+    assert fleet.killed_platform_leaves_nothing()
 
 
 @pytest.mark.thorough
@@ -170,7 +165,7 @@ def test_a_cut_network_is_a_lost_node_and_its_ranks_end(fleet: Fleet) -> None:
         assert fleet.outcome()["cause"] == "node-lost" and lost["word"] == "lost"
         assert host in fleet.outcome()["evidence"] and any("record" in name for name in lost["missing"])
         # The node's own part ends its rank by itself: its platform is silent for too long.
-        assert wait_until(lambda: not [pid for pid in ranks if Path(f"/proc/{pid}").exists()], 90)
+        assert have_ended(ranks, 90)
     finally:
         subprocess.run(["ip", "-n", switch, "link", "set", f"v-{host}", "up"], check=True)
 
