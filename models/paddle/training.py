@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import math
 
 import paddle
 import paddle.distributed as dist
@@ -86,9 +87,11 @@ class Trainer:
     def finish(self, batch):
         """Wait for the step's end; what to record of it."""
         norm = None if self.clip.norm is None else self.clip.norm.item()
+        # Of logits that are not numbers Paddle's cross-entropy is ln(vocabulary size); their gradients show it.
+        loss = self.total.item() / self.job.world_size if math.isfinite(norm or 0) else math.nan
         owner = self.place.tensor == 0 and self.place.pipeline == 0
         return {
-            "loss": self.total.item() / self.job.world_size,
+            "loss": loss,
             "grad_norm": norm,
             "tokens": batch.tokens if owner else 0,
             "learning_rate": learning_rate(self.job.training.schedule, batch.step),

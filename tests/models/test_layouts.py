@@ -76,6 +76,15 @@ def test_learned_positions_biases_and_a_tied_head_in_llama(framework, name, inte
     assert found.within(), found
 
 
+@pytest.mark.parametrize("framework", ["paddle", "megatron", *map(thorough, ("torch", "deepspeed", "oneflow", "jax"))])
+def test_weights_that_become_infinite_end_the_training(framework, interpreter_of):
+    """Paddle's loss alone does not show it: of logits that are not numbers it is ln(vocabulary size)."""
+    job = job_of(shallow(MODELS["gpt"]), SINGLE, STEPS)
+    job["training"]["schedule"].update(peak_lr=1e30, min_lr=1e29, warmup_steps=1)
+    with pytest.raises(RuntimeError, match="non-finite: step 2: the loss is nan"):
+        train(job, script_of(framework), interpreter_of(framework))
+
+
 # Blocks are traced and differentiated as torch.compile does; the generated code is torch's own, in `make thorough`.
 BACKEND = """
 import functools, torch

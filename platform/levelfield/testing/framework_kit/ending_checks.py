@@ -109,7 +109,7 @@ def _kill(path: Path, victim: int) -> Any:
 def nan(subject: FrameworkSubject) -> str:
     """Check that a loss which is not finite ends the training with its own class of error."""
     job = small_job(next(iter(subject.models.values())), SINGLE, "fp32", steps=5)
-    schedule = {**job["training"]["schedule"], "peak_lr": 1e38, "min_lr": 1e37, "warmup_steps": 1}
+    schedule = {**job["training"]["schedule"], "peak_lr": 1e30, "min_lr": 1e29, "warmup_steps": 1}
     job["training"]["schedule"] = schedule
     with subject.scratch() as folder:
         run = subject.run(job, folder)
