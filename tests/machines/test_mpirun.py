@@ -141,6 +141,7 @@ def test_a_host_that_is_cut_off_is_lost_and_its_ranks_end(mpi_fleet: Fleet) -> N
         subprocess.run(["ip", "-n", switch, "link", "set", f"v-{host}", "up"], check=True)
 
 
+@pytest.mark.thorough
 def test_the_check_starts_a_process_on_each_host(mpi_fleet: Fleet) -> None:
     site = str(mpi_fleet.folder.parent / "site.json")
     done = mpi_fleet.run("site", "check", "--site", site)
