@@ -164,6 +164,7 @@ def modules_after(*arguments: str) -> set[str]:
         (["report", "--help"], {"numpy", "pydantic", "yaml", "psutil", "jinja2"}),
         (["list", "cases"], {"numpy", "psutil", "jinja2", "pynvml", "levelfield_vendor_cpu"}),
         (["list"], {"numpy", "jinja2"}),
+        (["plan", "llama3_70b", "--chip", "H100", "--devices", "1024"], {"numpy", "psutil", "jinja2", "sqlalchemy"}),
     ],
 )
 def test_a_command_imports_only_what_it_needs(arguments: list[str], unwanted: set[str]) -> None:

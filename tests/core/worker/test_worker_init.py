@@ -198,7 +198,7 @@ def test_a_checksum_refuses_another_dtype_or_shape(initializer):
 
 def test_the_worker_needs_the_standard_library_and_numpy_only():
     code = (
-        "import sys, json; before = set(sys.modules); import numpy; import levelfield.worker;"
+        "import sys, json; before = set(sys.modules); import numpy; import levelfield.worker.interface;"
         "print(json.dumps(sorted({m.partition('.')[0] for m in set(sys.modules) - before})))"
     )
     out = subprocess.run(
