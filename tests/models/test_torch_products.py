@@ -69,6 +69,22 @@ def test_the_probe_compares_the_libraries():
 
     ratio = peak.onednn_over_mkl(0.0)
     assert 0.05 < ratio < 20
+
+
+def test_one_slow_product_does_not_choose_the_library(monkeypatch):
+    import peak
+
+    rounds = [(9.0, 9.0), (1.0, 2.0), (30.0, 2.0), (30.0, 2.0)]  # (by MKL, by oneDNN); two of them in a busy moment
+    times = iter([seconds for each in rounds for _ in range(2 * len(peak.LAYERS)) for seconds in each])
+    monkeypatch.setattr(peak, "duration", lambda device, run: next(times))
+    clock = iter([0.0, 0.0, 0.0, 0.0, 0.0, 9.0])
+    monkeypatch.setattr(peak.time, "perf_counter", lambda: next(clock))
+    assert peak.onednn_over_mkl(1.0) == 0.5
+
+
+def test_both_libraries_compute_the_same_products():
+    import peak
+
     for by_mkl, by_onednn in peak.layer_products(8, 16, 24):
         assert torch.allclose(by_mkl(), by_onednn(), rtol=1e-5, atol=1e-5)
 

@@ -52,6 +52,9 @@ class Hardware(Value):
         return self.device_kind == HOST_KIND
 
 
+ABOUT_AS_FAST = 0.9
+
+
 class PeakMeasurement(Value):
     """When a peak was measured, in UTC, and beside what. Null: not known.
 
@@ -67,10 +70,13 @@ class PeakMeasurement(Value):
 
     @property
     def products(self) -> Literal["onednn", "mkl"] | None:
-        """The faster library for a layer's float32 products on this processor; None where it was not measured."""
+        """The library for a layer's float32 products on this processor; None where it was not measured.
+
+        Both round differently. So where they are about as fast, it is always oneDNN, and all runs have the same bits.
+        """
         if self.onednn_over_mkl is None:
             return None
-        return "onednn" if self.onednn_over_mkl >= 1 else "mkl"
+        return "onednn" if self.onednn_over_mkl >= ABOUT_AS_FAST else "mkl"
 
 
 class PeakUsed(Value):
