@@ -9,8 +9,10 @@ import contextlib
 import logging
 
 import torch
+from megatron.core.models.common.embeddings import rotary_pos_embedding
 from megatron.core.tensor_parallel import random
 from megatron.core.transformer.moe import token_dispatcher
+from sequence import Sequence
 from torch.overrides import TorchFunctionMode
 from uneven_parts import exchange_uneven_parts
 
@@ -27,6 +29,7 @@ def stand_in_for_cuda(device):
     torch.cuda.stream = contextlib.nullcontext
     # its own moves tensors of other devices only, and leaves a processor's where numbers are needed
     token_dispatcher.maybe_move_tensor_to_cpu = on_processor
+    rotary_pos_embedding.get_pos_emb_on_this_cp_rank = own_positions  # its own needs memory that CUDA pins
     exchange_uneven_parts()
     # it warns when the processor's random numbers move inside the device's, which are the same here
     logging.getLogger(random.__name__).setLevel(logging.ERROR)
@@ -36,6 +39,11 @@ def stand_in_for_cuda(device):
 def on_processor(tensor, as_numpy=False, record_stream=False):
     """What is there already, as Megatron's function of this place returns it."""
     return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+
+def own_positions(embedding, _dimension, group):
+    """Of rotary embeddings [sequence, ...] those of this context-parallel rank's part."""
+    return embedding[Sequence(len(embedding), group.size(), group.rank(), embedding.device).places]
 
 
 class NoStream:

@@ -10,6 +10,7 @@ import functools
 import importlib.util
 
 import torch
+from context_attention import use_context_attention
 from definite_router import use_definite_router
 from levelfield.worker import head_size, part
 from local_norm import use_local_norm
@@ -49,9 +50,12 @@ def chunk(job, place, config, number, accelerated):
     spec = get_gpt_decoder_block_spec(config, accelerated, config.normalization, vp_stage=stage)
     if part(model, "experts") is not None:
         spec = use_definite_router(spec, model.experts.router)
+    if not accelerated:
+        spec = use_local_norm(spec)
+        spec = use_context_attention(spec) if job.layout.context > 1 else spec
     built = GPTModel(
         config=config,
-        transformer_layer_spec=spec if accelerated else use_local_norm(spec),
+        transformer_layer_spec=spec,
         vocab_size=model.vocab_size,
         max_sequence_length=job.training.sequence_length,
         pre_process=place.pipeline == 0 and number == 0,

@@ -117,7 +117,8 @@ FLOAT32: dict[str, tuple[str, ...]] = {
     "megatron": (
         "accumulation 1", "recompute selective", "recompute full", *BASIC, "ZeRO 1, DP2", "TP2 sequence parallel",
         "PP4", "ZeRO 1, DP2 x TP2 sequence parallel", "ZeRO 1, DP2 x PP2",
-        "TP2 sequence parallel x PP2, recompute full", *INTERLEAVED,
+        "TP2 sequence parallel x PP2, recompute full", *INTERLEAVED, "CP2", "CP2 x TP2", "CP2 x TP2 sequence parallel",
+        "ZeRO 1, CP2", "DP2 x CP2", "CP2 x PP2",
     ),
     "paddle": (
         "accumulation 1", "recompute full", *BASIC, "ZeRO 1, DP2", "PP4", "ZeRO 1 over 2 of DP4", "ZeRO 1, DP2 x TP2",
@@ -143,7 +144,8 @@ MIXTURE: dict[str, tuple[str, ...]] = {
     "megatron": (
         "accumulation 1", "recompute selective", "recompute full", "DP2", "EP2", "EP2 of DP4", "TP2 sequence parallel",
         "PP2", "PP2 interleaved", "EP2, recompute full", "EP2 x TP2 sequence parallel", "EP2 x PP2", "ZeRO 1, EP2",
-        "ZeRO 1, EP2 of DP4", "ZeRO 1, DP2", "TP2 sequence parallel x PP2, recompute full",
+        "ZeRO 1, EP2 of DP4", "ZeRO 1, DP2", "TP2 sequence parallel x PP2, recompute full", "CP2", "EP2 of CP2",
+        "ZeRO 1, EP4 of DP2 x CP2",
     ),
 }  # fmt: skip
 # Of a family that not every framework has, the layouts of the tests: those that divide its own parts.

@@ -181,7 +181,7 @@ def test_what_cannot_be_done_is_unsupported(change, words):
     [
         ({"data": 3, "expert": 3}, {}, "4 experts cannot be divided"),
         ({"tensor": 2}, {}, "needs sequence parallel"),
-        ({"context": 2}, {}, "transformer-engine's attention"),
+        ({"context": 3}, {}, "context parallel over 3 ranks cannot divide a sequence"),
         ({}, {"bias": True}, "experts with biases"),
         ({"data": 2, "expert": 2}, {"experts": None}, "has no experts"),
         ({}, {"norm": "layernorm", "query_key_norm": True}, "expected rmsnorm"),

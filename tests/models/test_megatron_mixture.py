@@ -184,40 +184,13 @@ def test_a_fault_in_the_router_is_seen(name, differing):
     assert ROUTER_FAULTS[name][1] in differing[name]
 
 
-# ---- context parallelism, with another attention in place of transformer-engine's: its own part is not tested here
-
-GATHERED = """
-import copy
-import torch
-import offered
-from megatron.core import parallel_state
-from megatron.core.models import backends
-from megatron.core.models.common.embeddings import rotary_pos_embedding
-from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region as gathered
-from sequence import Sequence
-offered.context = lambda job: ()
-class Whole(backends.DotProductAttention):
-    def __init__(self, config, *given, **named):
-        alone = copy.copy(config)
-        alone.context_parallel_size = 1
-        super().__init__(alone, *given, **named)
-    def forward(self, query, key, value, *given, **named):
-        group = parallel_state.get_context_parallel_group()
-        length, ranks = query.shape[0] * group.size(), group.size()
-        places = torch.cat([Sequence(length, ranks, rank, "cpu").places for rank in range(ranks)])
-        whole = [gathered(each, group=group)[places.argsort()] for each in (query, key, value)]
-        return super().forward(*whole, *given, **named)[Sequence(length, ranks, group.rank(), "cpu").places]
-backends.DotProductAttention = Whole
-def own(embedding, dimension, group):
-    return embedding[Sequence(embedding.shape[0], group.size(), group.rank(), "cpu").places]
-rotary_pos_embedding.get_pos_emb_on_this_cp_rank = own
-"""
+# ---- context parallelism
 
 
 @pytest.mark.parametrize(
     ("model", "variant"),
     [
-        (EVERY_PART, Variant("CP2 EP2", {"context": 2, "expert": 2})),
+        ({**EVERY_PART, "sliding_window": 5}, Variant("CP2 EP2", {"context": 2, "expert": 2})),
         pytest.param(shallow(MODELS["gpt"]), Variant("CP2, ZeRO 1", {
             "context": 2, "sharding_stage": 1, "sharding_degree": 2}), marks=pytest.mark.thorough),
         pytest.param(EVERY_PART, Variant("DP2 CP2 EP4", {"data": 2, "context": 2, "expert": 4}),
@@ -228,8 +201,8 @@ rotary_pos_embedding.get_pos_emb_on_this_cp_rank = own
     ],
     ids=["CP2 EP2", "CP2, ZeRO 1, GPT", "DP2 CP2 EP4", "CP2 EP2 x TP2", "CP2 x PP2"],
 )  # fmt: skip
-def test_context_ranks_train_as_one_process(model, variant, tmp_path, alone, python):
-    curve = faulty(tmp_path, python, GATHERED, model, variant)
+def test_context_ranks_train_as_one_process(model, variant, alone, python):
+    curve = train(job_of(model, variant, STEPS), TRAIN, python)
     found = compare(curve, alone(model))
     assert found.within(), found
     if curve.experts:
@@ -240,7 +213,7 @@ def test_context_ranks_train_as_one_process(model, variant, tmp_path, alone, pyt
 def test_a_loss_that_is_not_divided_over_the_context_ranks_is_seen(tmp_path, alone, python):
     fault = "import training\nright = training.mean_loss\ntraining.mean_loss = lambda losses, ranks: right(losses)"
     model = shallow(MODELS["gpt"])
-    found = compare(faulty(tmp_path, python, GATHERED + fault, model, Variant("CP2", {"context": 2})), alone(model))
+    found = compare(faulty(tmp_path, python, fault, model, Variant("CP2", {"context": 2})), alone(model))
     assert not found.within()
 
 
