@@ -208,16 +208,37 @@ def reduced() -> Iterator[Asked]:
 
 
 def left_to_thorough(runs: Iterable[Asked]) -> list[Asked]:
-    """What `make test` leaves out: two in three of four processes, as these take two cores longest, and one in three of
-    two; oneflow under tensor parallelism, which test_oneflow.py trains too, as its waiting threads keep a core busy;
-    torch's compiler, which calls a C++ compiler for half a minute; two of jax, whose ranks compile for seconds."""
+    """What `make test` leaves out: all but a few runs that have every feature of every framework between them.
+
+    Greedy: the most new features for each rank first. Some are left out for their cost: torch's compiler, which calls a
+    C++ compiler for half a minute, oneflow under tensor parallelism, whose waiting threads keep a core busy and which
+    test_oneflow.py trains too, and a run of jax, whose ranks compile for seconds.
+    """
     listed = list(runs)
-    slow = [asked for asked in listed if asked.framework == "oneflow" and asked.variant.name in ("TP2", "DP2 x TP2")]
-    slow += [asked for asked in listed if asked.variant.compile]
-    slow += [asked for asked in listed if str(asked) in (f"jax llama fp32 {SINGLE.name}", "jax gpt fp32 DP2")]
-    slow += [asked for index, asked in enumerate(asked for asked in listed if asked.variant.ranks > 2) if index % 3]
-    slow += [asked for asked in listed if asked.variant.ranks == 2 and asked.framework != "jax"][2::3]
-    return slow
+    rest = [asked for asked in listed if not _is_slow(asked)]
+    kept, had = [], set()
+    while rest:
+        best = max(rest, key=lambda asked: len(_features(asked) - had) / asked.variant.ranks)
+        if _features(best) <= had:
+            break
+        kept.append(best)
+        had |= _features(best)
+        rest.remove(best)
+    return [asked for asked in listed if asked not in kept]
+
+
+def _is_slow(asked: Asked) -> bool:
+    divides = asked.framework == "oneflow" and asked.variant.layout.get("tensor", 1) > 1
+    return asked.variant.compile or divides or str(asked) == "jax gpt fp32 DP2"
+
+
+def _features(asked: Asked) -> set[tuple[str, object]]:
+    variant, layout = asked.variant, asked.variant.layout
+    divided = (name for name in ("data", "tensor", "pipeline", "context", "expert") if layout.get(name, 1) > 1)
+    sharding = layout.get("sharding_stage", 0), layout.get("sharding_degree", 1) < layout.get("data", 1)
+    tuning = variant.recompute, variant.micro_batch, variant.virtual_pipeline
+    others = enumerate((*sharding, layout.get("sequence_parallel", False), *tuning))
+    return {(asked.framework, each) for each in (asked.family, *divided, *others)}
 
 
 def difference(asked: Asked, python: Path | None, reference: Curve, model: dict[str, Any] | None = None) -> Difference:
