@@ -18,7 +18,7 @@ from levelfield.specs.case import Model, Work
 from levelfield.worker import Initializer
 from levelfield.worker.job import namespace
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("transformers")]  # one process imports it: eight seconds
 LENGTH = 24
 TOLERANCE = 1e-5
 
