@@ -55,7 +55,7 @@ def wants_pairs(found: Examination, around: Surroundings) -> bool:
 def judged_night(found: Examination, around: Surroundings, source: PairSource) -> Finding:
     """Return the finding about one figure, after a confirmation where one is needed and can be run."""
     if found.level is None:
-        detail = f"{len(found.history)} of {FEWEST} nights"
+        detail = f"{len(found.history)} of {FEWEST} nights before this one"
         return Finding(
             series=around.series, label=around.label, figure=found.figure, word="new series", detail=detail,
             nights=len(found.history), run_id=found.tonight.run_id, node=found.tonight.node,

@@ -16,12 +16,14 @@ Summarized = tuple[SeriesRuns, SeriesSummary]
 class LatestCell:
     """The fastest series of a work on a chip by a framework. more: other series of the same cell.
 
-    tokens: tokens/s/device of its latest valid run; None without one, and `word` says how the last run ended.
+    tokens: tokens/s/device of its latest valid run, and verdict: on the loss of that; None without one, and `word` says
+    how the last run ended.
     """
 
     case_slug: str
     slug: str
     tokens: float | None
+    verdict: str | None
     date: str
     devices: str
     layout: str
@@ -88,6 +90,7 @@ def _cell(series: Sequence[Summarized]) -> LatestCell:
         case_slug=runs.case_slug,
         slug=runs.slug,
         tokens=latest.tokens if latest else None,
+        verdict=latest.verdict if latest else None,
         date=(latest.began if latest else summary.last)[:10],
         devices=f"{s.nodes}x{s.devices // s.nodes}",
         layout=str(s.layout),

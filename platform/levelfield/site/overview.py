@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from levelfield.compare.findings import COMPARED, WORDS
+from levelfield.compare.level import FEWEST
 from levelfield.site.gathering import SiteContent
 from levelfield.site.latest_matrix import LatestMatrix, latest_matrix
 from levelfield.site.night_findings import CHANGES, NightFinding, in_order
@@ -57,6 +58,11 @@ class Overview:
     def is_judged(self) -> bool:
         """Whether a gate said anything about the night; a missing run alone is no judgement."""
         return any(count for word, count in self.counts.items() if word != "missing")
+
+    @property
+    def nights_of_a_level(self) -> int:
+        """How many nights a series has before it is compared."""
+        return FEWEST
 
     @property
     def attention(self) -> int:

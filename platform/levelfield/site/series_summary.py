@@ -10,10 +10,11 @@ from levelfield.specs.record import Point
 
 @dataclass(frozen=True)
 class LatestFigures:
-    """Figures of the last run that may stand in a comparison."""
+    """Figures of the last run that may stand in a comparison. verdict: on its loss, such as aligned."""
 
     run_id: str
     began: str
+    verdict: str
     tokens: float | None
     mfu: float | None
     memory: float | None
@@ -52,6 +53,7 @@ def _figures(point: Point) -> LatestFigures:
     return LatestFigures(
         run_id=point.run_id,
         began=point.began,
+        verdict=point.verdict,
         tokens=point.tokens_per_second_per_device,
         mfu=point.mfu,
         memory=point.memory_bytes,

@@ -142,7 +142,7 @@ def test_a_cell_is_the_fastest_series_of_its_place_and_counts_the_others() -> No
     faster = record.model_copy(update={"run_id": "b", "series": other, "tokens_per_second_per_device": 9e4})
     (row,) = matrix([record, faster]).rows
     (cell,) = row.cells
-    assert cell is not None and (cell.tokens, cell.more) == (9e4, 1)
+    assert cell is not None and (cell.tokens, cell.more, cell.verdict) == (9e4, 1, "aligned")
 
 
 @pytest.mark.parametrize("field", ["work", "corpus"])

@@ -213,6 +213,16 @@ def test_an_empty_store_explains_itself(tmp_path: Path) -> None:
     assert "No night has been recorded yet" in text and "There is no run in this store yet" in text
 
 
+def test_a_first_night_says_why_nothing_was_compared(tmp_path: Path) -> None:
+    (record,) = SeededNights(series=1, nights=1, faults=False).records()
+    (entry,) = GivenRuns([record]).series()
+    new = {"series": entry.digest, "label": "a", "word": "new series"}
+    build_site(GivenRuns([record], findings={record.night: [new]}), tmp_path / "site", Registry())
+    page = Page(tmp_path / "site" / "index.html").text
+    assert "a series is compared with its level after 7 nights" in page and "Nothing changed" not in page
+    assert f"aligned {record.night[2:]}" in page, "the verdict stands beside the figure"
+
+
 # -- texts of runs
 
 

@@ -227,7 +227,7 @@ def test_a_young_accepted_level_is_judged_at_once_with_the_old_scatter() -> None
 def test_a_new_series_says_how_many_nights_it_has() -> None:
     found = compared(given(nights(5), 4))
     (finding,) = [f for f in found.findings if f.figure == TOKENS]
-    assert (finding.word, finding.detail) == ("new series", "4 of 7 nights") and found.compared == 0
+    assert (finding.word, finding.detail) == ("new series", "4 of 7 nights before this one") and found.compared == 0
     assert word(compared(given(nights(8), 7))) == "no change"
 
 
