@@ -10,6 +10,8 @@ import pytest
 from cluster_shared import Cluster
 from levelfield.testing import LauncherConformance
 
+pytestmark = pytest.mark.machines
+
 
 class TestSsh(LauncherConformance):
     launcher: ClassVar[str] = "ssh"

@@ -9,6 +9,8 @@ import pytest
 from cluster_shared import Cluster
 from levelfield.cli.main import main
 
+pytestmark = pytest.mark.machines
+
 
 def words(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, list[str]]:
     main(["site", "check", *arguments, "--json"])

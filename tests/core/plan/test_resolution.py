@@ -177,7 +177,7 @@ def test_only_an_implementation_that_declares_it_interleaves(plan_for: Make, tmp
 @pytest.mark.parametrize(
     ("text", "layout", "says"),
     [
-        ("gpt3_6.7B:megatron:cpu:1:2", "CP2", r"megatron does not offer: context \(several ranks share each sequence"),
+        ("gpt3_6.7B:paddle:cpu:1:2", "CP2", r"paddle does not offer: context \(several ranks share each sequence"),
         ("gpt3_6.7B:deepspeed:cpu:1:2", "CP2SH1", "deepspeed does not offer: context"),
     ],
 )

@@ -46,7 +46,7 @@ def plan_of(text: str, **given: object) -> Plan:
         ("megatron:cpu", {"layout": "DP4SH1SP2"}, "partial sharding (Megatron's distributed optimizer"),
         ("deepspeed:cpu", {"layout": "DP2SH3SP2", "compile": True}, "compile under zero3"),
         ("paddle:nvidia", {"layout": "DP2PP2SH2SP2"}, "zero2 or zero3 in a pipeline (Paddle's pipelines"),
-        ("megatron:cpu", {"layout": "DP2CP2"}, "context (several ranks share each sequence;"),
+        ("paddle:cpu", {"layout": "DP2CP2"}, "context (several ranks share each sequence;"),
         ("torch:cpu", {"layout": "PP4", "micro_batch": 16}, "fewer micro-batches than stages (torch's 1F1B"),
         ("paddle:cpu", {"layout": "PP4", "micro_batch": 16}, "fewer micro-batches than stages (fleet's 1F1B"),
     ],
