@@ -104,8 +104,9 @@ def percent_change(change: float | None) -> str:
 
 
 def _counts(findings: Sequence[Finding]) -> str:
+    """Return how many findings have each word. A series has several: one for each figure."""
     counts = Counter(finding.word for finding in findings)
-    return ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word]) or "no findings"
+    return "findings: " + (", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word]) or "none")
 
 
 def _figure_line(finding: Finding) -> str:
