@@ -8,10 +8,12 @@ from decoder import Decoder, compute_dtype, stage_of
 from expert_parallel import check_experts, distribute_experts, expert_parameters
 from fp8 import check_fp8, use_fp8
 from latent import check_latent_attention
-from levelfield.worker import check_context_parallel, check_pipeline, check_tensor_parallel, part
+from levelfield.worker import check_context_parallel, check_layout, check_pipeline, check_tensor_parallel, part
 from parameters import fill
 from recompute import check_recompute, compile_blocks, recompute_blocks
 from tensor_parallel import apply_tensor_parallel
+
+LAYOUT = ("data", "tensor", "sequence", "pipeline", "context", "expert", "zero1", "zero2", "zero3")
 
 
 def check(job):
@@ -19,6 +21,7 @@ def check(job):
 
     Every rank asks before it joins the others: one that ends while another joins may leave that one waiting.
     """
+    check_layout(job, *LAYOUT)
     check_recompute(job.tuning.recompute)
     check_pipeline(job)
     check_tensor_parallel(job)

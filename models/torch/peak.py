@@ -1,66 +1,47 @@
-"""The best rate of matrix products that this machine reaches, for devices whose peak nobody publishes.
+"""The best rate of torch's matrix products, for devices whose peak nobody publishes: see worker/product_rates.py.
 
-    peak.py --device cpu --dtype fp32,bf16 --threads 2 --seconds 2
-
-prints one line of JSON: {"fp32": {"tflops": best, "median": of the best shape, "shape": [m, k, n], "repeats": n}}.
-A product of [m, k] and [k, n] is 2 m k n operations. Shapes take turns, so that a slow moment hits none alone.
-For fp32 on a processor "onednn_over_mkl" is added: the rate of a layer's products by oneDNN, over that by MKL.
+For fp32 on a processor both of torch's libraries multiply, as both take part in a training, and "onednn_over_mkl" is
+added: the rate of a layer's products by oneDNN, over that by MKL.
 """
 
-import argparse
 import json
-import statistics
 import time
 
 import onednn
 import torch
+from levelfield.worker import best_product_rate, probe_options
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-SHAPES = {
-    "cpu": [(512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (2048, 512, 2048), (2048, 768, 3072)],
-    "accelerator": [(4096, 4096, 4096), (8192, 8192, 8192), (16384, 4096, 4096), (8192, 4096, 16384)],
-}
 LAYERS = [(1024, 512, 512), (1024, 512, 2048), (1024, 2048, 512), (1024, 768, 3072)]  # tokens, inputs, outputs
 LAYER_SHARE = 0.25  # of the seconds
 
 
 def main():
-    options = parse_arguments()
+    options = probe_options(DTYPES)
     if options.threads:
         torch.set_num_threads(options.threads)
-    names = options.dtype.split(",")
-    print(json.dumps({name: measure(options.device, DTYPES[name], options.seconds) for name in names}))
-
-
-def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--device", default="cpu", help="torch's name of the device")
-    parser.add_argument("--dtype", default="fp32,bf16", help=f"comma-separated, of {', '.join(DTYPES)}")
-    parser.add_argument("--threads", type=int, help="processor threads; torch's own choice without it")
-    parser.add_argument("--seconds", type=float, default=2.0, help="how long to measure each dtype")
-    options = parser.parse_args()
-    unknown = [name for name in options.dtype.split(",") if name not in DTYPES]
-    if unknown:
-        parser.error(f"--dtype: unknown {', '.join(unknown)}; known: {', '.join(DTYPES)}")
-    return options
+    print(json.dumps({name: measure(options.device, DTYPES[name], options.seconds) for name in options.dtypes}))
 
 
 def measure(device, dtype, seconds):
-    """The best rate over the shapes, in 10^12 operations a second, with the median and number of its repeats."""
-    shapes = SHAPES["cpu" if device == "cpu" else "accelerator"]
-    runs = {shape: product(device, dtype, shape) for shape in shapes}
-    for run in runs.values():
-        duration(device, run)  # the first call sets up kernels and memory
-    rates = {shape: [] for shape in shapes}
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or not rates[shapes[-1]]:
-        for shape, run in runs.items():
-            rates[shape].append(2 * shape[0] * shape[1] * shape[2] / duration(device, run) / 1e12)
-    shape = max(rates, key=lambda key: max(rates[key]))
-    best = rates[shape]
-    found = {"tflops": max(best), "median": statistics.median(best), "shape": list(shape), "repeats": len(best)}
-    is_chosen = device == "cpu" and dtype == torch.float32 and torch.backends.mkldnn.is_available()
-    return {**found, **({"onednn_over_mkl": onednn_over_mkl(seconds * LAYER_SHARE)} if is_chosen else {})}
+    """The best rate of one dtype, and on a processor how the two libraries compare."""
+    wait = None if device == "cpu" else lambda _: torch.get_device_module(device).synchronize()
+    found = best_product_rate(lambda *shape: ways(device, dtype, *shape), device, seconds, wait)
+    return {**found, **({"onednn_over_mkl": onednn_over_mkl(seconds * LAYER_SHARE)} if has_both(device, dtype) else {})}
+
+
+def has_both(device, dtype):
+    return device == "cpu" and dtype == torch.float32 and torch.backends.mkldnn.is_available()
+
+
+def ways(device, dtype, rows, inner, columns):
+    """Every way to multiply [rows, inner] and [inner, columns]: torch's own, and oneDNN's where that is another."""
+    left = torch.randn(rows, inner, device=device).to(dtype)
+    right = torch.randn(columns, inner, device=device).to(dtype)
+    out = torch.empty(rows, columns, device=device, dtype=dtype)
+    yield lambda: torch.mm(left, right.t(), out=out)
+    if has_both(device, dtype):
+        yield lambda: onednn.product(left, right)
 
 
 def onednn_over_mkl(seconds):
@@ -74,7 +55,7 @@ def onednn_over_mkl(seconds):
     while time.perf_counter() < end or len(times[0][0]) < 2:  # the first one sets up kernels and memory
         for pair, measured in zip(pairs, times, strict=True):
             for run, durations in zip(pair, measured, strict=True):
-                durations.append(duration("cpu", run))
+                durations.append(duration(run))
     by_mkl, by_onednn = (sum(min(measured[i][1:]) for measured in times) for i in (0, 1))
     return by_mkl / by_onednn
 
@@ -86,23 +67,10 @@ def layer_products(tokens, inputs, outputs):
     yield (lambda: gradient @ weight), (lambda: onednn.product(gradient, weight.t()))
 
 
-def product(device, dtype, shape):
-    rows, inner, columns = shape
-    left = torch.randn(rows, inner, device=device).to(dtype)
-    right = torch.randn(columns, inner, device=device).to(dtype).t()
-    out = torch.empty(rows, columns, device=device, dtype=dtype)
-    return lambda: torch.mm(left, right, out=out)
-
-
-def duration(device, run):
-    """Seconds of one product, on an accelerator as the mean of ten that are waited for together."""
-    repeats = 1 if device == "cpu" else 10
+def duration(run):
     start = time.perf_counter()
-    for _ in range(repeats):
-        run()
-    if device != "cpu":
-        torch.get_device_module(device).synchronize()
-    return (time.perf_counter() - start) / repeats
+    run()
+    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

@@ -76,10 +76,19 @@ def test_one_slow_product_does_not_choose_the_library(monkeypatch):
 
     rounds = [(9.0, 9.0), (1.0, 2.0), (30.0, 2.0), (30.0, 2.0)]  # (by MKL, by oneDNN); two of them in a busy moment
     times = iter([seconds for each in rounds for _ in range(2 * len(peak.LAYERS)) for seconds in each])
-    monkeypatch.setattr(peak, "duration", lambda device, run: next(times))
+    monkeypatch.setattr(peak, "duration", lambda run: next(times))
     clock = iter([0.0, 0.0, 0.0, 0.0, 0.0, 9.0])
     monkeypatch.setattr(peak.time, "perf_counter", lambda: next(clock))
     assert peak.onednn_over_mkl(1.0) == 0.5
+
+
+def test_the_peak_counts_both_libraries_where_both_train():
+    import peak
+
+    for dtype, ways in ((torch.float32, 1 + torch.backends.mkldnn.is_available()), (torch.bfloat16, 1)):
+        products = [multiply() for multiply in peak.ways("cpu", dtype, 8, 16, 24)]
+        assert [product.shape for product in products] == [(8, 24)] * ways
+        assert all(torch.allclose(product, products[0], rtol=1e-5, atol=1e-5) for product in products)
 
 
 def test_both_libraries_compute_the_same_products():

@@ -78,9 +78,9 @@ def measure_peaks(
     precision = plan.work.training.precision
     if not plan.implementation.peak_probe:
         return MeasuredPeaks(how=f"{plan.implementation.framework} has no probe")
-    once = f"again ({SECONDS_PER_DTYPE:g} s): {why}" if why else f"once ({SECONDS_PER_DTYPE:g} s)"
+    again = f"again ({SECONDS_PER_DTYPE:g} s): {why}" if why else f"({SECONDS_PER_DTYPE:g} s; kept for later runs)"
     where = plan.launch.hosts[0].name if plan.launch else "this machine"
-    say(f"measuring {where}'s {precision} matmul peak{' ' if why else ', '}{once}")
+    say(f"measuring {where}'s {precision} matmul peak {again}")
     before = _counters(plan)
     try:
         argv = [*_argv(plan), "--dtype", precision, "--seconds", str(SECONDS_PER_DTYPE)]

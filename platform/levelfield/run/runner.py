@@ -76,7 +76,7 @@ def run(
         result = _finished(paths, outcome)
     if plan.peak.tflops is None and _exceeds_its_peak(result):
         peak_probe.forget_peaks(plan, machine)
-        listener.say("the run was faster than the measured peak; the next run measures the peak again")
+        listener.say("the run was faster than the measured peak: that peak is deleted, and the next run measures it")
     listener.recorded(paths)
     return result
 

@@ -18,6 +18,7 @@ from .own_work import OwnWork
 from .parameters import ParameterSpec
 from .peak_memory import process_memory
 from .process import run
+from .product_rates import best_product_rate, probe_options
 from .randomness import dropout_seed
 from .rotary import rotary_magnitude, scaled_frequencies
 from .schedule import learning_rate
@@ -36,6 +37,7 @@ __all__ = [
     "StorageError",
     "Unsupported",
     "WorkerError",
+    "best_product_rate",
     "check_context_parallel",
     "check_layout",
     "check_parts",
@@ -49,6 +51,7 @@ __all__ = [
     "learning_rate",
     "load_job",
     "part",
+    "probe_options",
     "process_memory",
     "rotary_magnitude",
     "run",

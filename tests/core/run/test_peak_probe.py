@@ -45,7 +45,7 @@ def test_a_probe_is_remembered_for_this_machine_only(plan: Plan) -> None:
 def test_the_user_is_told_that_it_takes_a_moment(plan: Plan) -> None:
     said: list[str] = []
     peak_probe.measure_peaks(plan, "here", ProcessRuntime(), said.append)
-    assert said == ["measuring this machine's fp32 matmul peak, once (3 s)"]
+    assert said == ["measuring this machine's fp32 matmul peak (3 s; kept for later runs)"]
     assert asked(plan) == []
 
 
@@ -268,7 +268,7 @@ def test_a_peak_of_nodes_is_that_of_the_first_host_and_divided_among_its_devices
     said: list[str] = []
     found = peak_probe.peaks_for(launched(plan, "a", "b"), "here", ProcessRuntime(), said.append)
     assert found.tflops == {"fp32": 1.0} and found.measurements["fp32"].other_cores is None
-    assert said == ["measuring a's fp32 matmul peak, once (3 s)"]
+    assert said == ["measuring a's fp32 matmul peak (3 s; kept for later runs)"]
     assert peak_probe.known_peaks(launched(plan, "a", "c"), "elsewhere").tflops == {"fp32": 1.0}
     assert peak_probe.known_peaks(launched(plan, "b", "a"), "here") == MeasuredPeaks()
 

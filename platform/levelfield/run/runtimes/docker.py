@@ -20,7 +20,7 @@ from levelfield.contracts.execution import ContainerWork, NodeWork, ProcessWork
 from levelfield.run.runtimes import images
 from levelfield.run.runtimes.engine import OWNER_LABEL, RUN_LABEL, EngineError, answers, connect, owner, reap
 from levelfield.run.runtimes.engine_containers import started
-from levelfield.run.runtimes.rank_work import LISTING, packages, rank_work, ranks_of
+from levelfield.run.runtimes.rank_work import LISTING, packages, rank_work, ranks_of, worker_path
 from levelfield.run.runtimes.wheels import cache_folder
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.container import ContainerPlan
@@ -104,7 +104,8 @@ class ReadyDocker(DockerRuntime):
 
     def output(self, plan: Plan, argv: Sequence[str], environment: Mapping[str, str], seconds: float) -> str:
         """Return the output of a command in its own container. Raises OSError when it fails or takes too long."""
-        work = self._work(plan, f"ask-{os.urandom(3).hex()}", tuple(argv[1:]), {}, environment)
+        variables = {**worker_path(checkout()), **environment}
+        work = self._work(plan, f"ask-{os.urandom(3).hex()}", tuple(argv[1:]), {}, variables)
         try:
             with connect() as client, answers(), started(client, work) as (container, _):
                 code = container.wait(timeout=seconds)["StatusCode"]

@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from levelfield.checkout import checkout
 from levelfield.contracts.command import completed
 from levelfield.contracts.execution import NodeWork
 from levelfield.run.runtimes.environments import environment_in_use
-from levelfield.run.runtimes.rank_work import LISTING, packages, rank_work, ranks_of
+from levelfield.run.runtimes.rank_work import LISTING, packages, rank_work, ranks_of, worker_path
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
@@ -39,7 +40,7 @@ class ProcessRuntime:
         return NodeWork(node_rank, "127.0.0.1", tuple(work))
 
     def output(self, plan: Plan, argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
-        done = completed(argv, seconds, {**inherited(), **environment})
+        done = completed(argv, seconds, {**inherited(), **worker_path(checkout()), **environment})
         done.check_returncode()
         return done.stdout
 

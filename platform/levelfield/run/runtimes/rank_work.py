@@ -24,6 +24,11 @@ def ranks_of(plan: Plan, node_rank: int) -> range:
     return range(node_rank * per_node, (node_rank + 1) * per_node)
 
 
+def worker_path(code: Path) -> dict[str, str]:
+    """Return the variable by which a framework's Python finds the worker. code: has platform/."""
+    return {"PYTHONPATH": str(code / "platform")}
+
+
 @dataclass(frozen=True)
 class NodeFolders:
     """The folders of a node. code: has platform/. implementation: of the framework. python: an executable."""
@@ -67,7 +72,7 @@ def rank_work(
             **plan.hardware.environment,
             **plan.tuning.environment,
         }
-        | {"LEVELFIELD_JOB": str(paths.job), "PYTHONPATH": str(folders.code / "platform")},
+        | {"LEVELFIELD_JOB": str(paths.job), **worker_path(folders.code)},
         log=str(paths.logs / f"rank{rank}.log"),
     )
 

@@ -14,6 +14,7 @@ from levelfield.run.launchers.ssh.ssh_container import container_of, in_containe
 from levelfield.run.launchers.ssh.ssh_places import NodePlaces, moved, node_folders, places_of, ssh_argv
 from levelfield.run.launchers.ssh.ssh_setup import prepare
 from levelfield.run.runtimes.node_runtime import NodeRuntime, launch_of
+from levelfield.run.runtimes.rank_work import worker_path
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
@@ -60,7 +61,7 @@ class SshRuntime(NodeRuntime):
 
     def output(self, plan: Plan, argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
         places = places_of(plan, 0)
-        assigned = [f"{name}={value}" for name, value in environment.items()]
+        assigned = [f"{name}={value}" for name, value in (worker_path(places.code) | environment).items()]
         command = ["env", *assigned, *(_moved_word(plan, places, word) for word in argv)]
         if plan.runtime == "docker":
             command = in_container(plan, places, command)

@@ -1,0 +1,31 @@
+"""The best rate of OneFlow's matrix products, for devices whose peak nobody publishes: see worker/product_rates.py."""
+
+import json
+
+from levelfield.worker import best_product_rate, probe_options
+from processor import choose_products
+
+DTYPES = {"fp32": "float32", "fp16": "float16"}
+
+
+def main():
+    options = probe_options(DTYPES)
+    choose_products()
+    import oneflow  # after the variables that its mathematical library reads
+
+    print(json.dumps({name: measure(oneflow, options.device, name, options.seconds) for name in options.dtypes}))
+
+
+def measure(flow, device, name, seconds):
+    dtype = getattr(flow, DTYPES[name])
+
+    def ways(rows, inner, columns):
+        left, right = (flow.randn(*size).to(device).to(dtype) for size in ((rows, inner), (inner, columns)))
+        yield lambda: flow.matmul(left, right)
+
+    # an operation is computed after it has returned: one element of the result waits for all before it
+    return best_product_rate(ways, device, seconds, lambda result: result[0, 0].numpy())
+
+
+if __name__ == "__main__":
+    main()
