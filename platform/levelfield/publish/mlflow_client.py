@@ -48,7 +48,7 @@ class MlflowClient:
         if self._has(experiment, record.run_id):
             return False
         began = _milliseconds(record.began)
-        tags = _pairs({TAG: record.run_id, **_tags(record)})
+        tags = _pairs({TAG: _quoted(record.run_id), **_tags(record)})
         start = {"experiment_id": experiment, "run_name": record.run_id, "start_time": began, "tags": tags}
         run = str(self._post("runs/create", start)["run"]["info"]["run_id"])
         self._post("runs/log-batch", {"run_id": run, "params": _pairs(_params(record))})
@@ -70,8 +70,8 @@ class MlflowClient:
         return self._experiments[name]
 
     def _has(self, experiment: str, run_id: str) -> bool:
-        quoted = run_id.replace("\\", "\\\\").replace("'", "\\'")
-        wanted = {"experiment_ids": [experiment], "filter": f"tags.`{TAG}` = '{quoted}'", "max_results": 1}
+        filter_ = f"tags.`{TAG}` = '{_quoted(run_id)}'"
+        wanted = {"experiment_ids": [experiment], "filter": filter_, "max_results": 1}
         return bool(self._post("runs/search", wanted).get("runs"))
 
     def _get(self, place: str, query: Mapping[str, str]) -> Any:
@@ -101,6 +101,11 @@ class MlflowClient:
 
     def _failed(self, request: urllib.request.Request, why: str) -> UsageError:
         return UsageError(f"MLflow at {_shown(self._url)}: {request.full_url.rpartition('/mlflow/')[2]}: {why}")
+
+
+def _quoted(run_id: str) -> str:
+    """Return a run's id without quotation marks: MLflow's filters have no way to write them. Ours have none."""
+    return urllib.parse.quote(run_id)
 
 
 class _Absent(Exception):
