@@ -14,6 +14,8 @@ from layers import TensorParallel, linear, mlp, norm
 from recompute import recomputed
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
+# On a processor XLA runs the operations of a loop one after another, and those of layers in a row beside each other.
+LAYERS_AT_ONCE = 8
 
 
 class Decoder:
@@ -47,8 +49,11 @@ class Decoder:
             x = block(x, of_layer, layer)
             return x, x
 
-        block = recomputed(self.job, partial(self.block, rotary, keys))
-        x, outputs = lax.scan(run, embedded, (jnp.arange(self.model.layers), layers))
+        kept = partial(self.block, rotary, keys)
+        block = recomputed(self.job, kept)
+        # Without the loop XLA would find that a recomputed value is known already.
+        at_once = LAYERS_AT_ONCE if self.job.device == "cpu" and block is kept else 1
+        x, outputs = lax.scan(run, embedded, (jnp.arange(self.model.layers), layers), unroll=at_once)
         return norm(self.model, x, ends, "final_norm"), embedded, outputs
 
     def block(self, rotary, keys, x, weights, layer):
