@@ -1,6 +1,7 @@
 """The best rate of OneFlow's matrix products, for devices whose peak nobody publishes: see worker/product_rates.py."""
 
 import json
+import os
 
 from levelfield.worker import best_product_rate, probe_options
 from processor import choose_products
@@ -11,14 +12,15 @@ DTYPES = {"fp32": "float32", "fp16": "float16"}
 def main():
     options = probe_options(DTYPES)
     choose_products()
+    if options.threads:
+        os.environ["OMP_NUM_THREADS"] = str(options.threads)
     import oneflow  # after the variables that its mathematical library reads
 
-    print(json.dumps({name: measure(oneflow, options.device, name, options.seconds) for name in options.dtypes}))
+    dtypes = {name: getattr(oneflow, DTYPES[name]) for name in options.dtypes}
+    print(json.dumps({name: measure(oneflow, options.device, dtypes[name], options.seconds) for name in dtypes}))
 
 
-def measure(flow, device, name, seconds):
-    dtype = getattr(flow, DTYPES[name])
-
+def measure(flow, device, dtype, seconds):
     def ways(rows, inner, columns):
         left, right = (flow.randn(*size).to(device).to(dtype) for size in ((rows, inner), (inner, columns)))
         yield lambda: flow.matmul(left, right)
