@@ -26,8 +26,9 @@ export LEVELFIELD_STORE := none
 
 .PHONY: test computing waiting installing quick lint environments framework-free each-framework on-the-engine on-machines end-to-end bench gpu-check matrix host-runs thorough drills clean
 
-# Three lanes, for two cores. One computes and is the longest: six processes for the tests without a framework, which wait
-# often, and four for the frameworks' tests give it the larger part of the cores. Whole runs and the container engine mostly
+# Three lanes, for two cores. One computes and is the longest: four processes for the tests without a framework and four
+# for the frameworks' tests give it the larger part of the cores. Each process reads all tests, so more cost more. One that
+# has no test left takes some of another, so that no test that waits is the last. Whole runs and the container engine mostly
 # wait, and so do the installing of packages and the runs on several machines: they run beside it. The engine's tests come
 # last: what ends a rank by a signal must not run beside a container that runs out of memory. A second lane that computes
 # is slower, because ranks of several processes spin while they wait for each other.
@@ -60,7 +61,7 @@ end-to-end: $(STAMP)
 	$(PYTEST) -n 2 --dist loadfile -m "e2e and $(NEW)" tests/e2e
 
 framework-free: $(STAMP)
-	$(PYTEST) -n 6 -m "not e2e and not containers and not machines and $(NEW)" --ignore=tests/models
+	$(PYTEST) -n 4 --dist worksteal -m "not e2e and not containers and not machines and $(NEW)" --ignore=tests/models tests/vendors tests
 
 environments: $(STAMP)
 	PYTHONPATH=platform $(PY) tests/environments.py
