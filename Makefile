@@ -73,7 +73,7 @@ thorough: $(STAMP)
 	$(PYTEST) -m "thorough and machines" tests/machines
 
 quick: $(STAMP)
-	$(PYTEST) -n 2 -m "$(NEW)" tests/core tests/vendors
+	$(PYTEST) -n 4 --dist worksteal -m "$(NEW)" tests/vendors tests/core
 
 lint: $(STAMP)
 	$(PY) -m ruff check .

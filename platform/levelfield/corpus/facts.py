@@ -119,7 +119,7 @@ def _cached(prefix: Path) -> Path:
 
 def _replace(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.partial")
     try:
         partial.write_text(text, encoding="utf-8")
         partial.replace(path)

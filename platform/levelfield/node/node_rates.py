@@ -124,7 +124,7 @@ def disk(folder: str, size: int) -> Fields:
     facts = {"free_bytes": free, "free_files": room.f_favail, "size_bytes": size}
     if free < 4 * size:
         return {"facts": facts, "reason": f"only {free} bytes are free, too few for a file of {size} bytes"}
-    path = Path(folder) / f"preflight-{os.getpid()}.tmp"
+    path = Path(folder) / f"preflight-{os.urandom(4).hex()}.tmp"
     try:
         pairs = [_write_and_read(path, os.urandom(2**20) * (size // 2**20)) for _ in range(DISK_REPEATS)]
     finally:

@@ -20,6 +20,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # two nodes may share the folder
+    # Two nodes may share the folder, and have the same process number in their containers.
+    part = path.with_name(f"{path.name}.{os.urandom(4).hex()}.part")
     part.write_text(text, encoding="utf-8")
     part.replace(path)

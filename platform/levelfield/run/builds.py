@@ -96,7 +96,7 @@ def _pinned(folder: Path, pin: Pin) -> None:
 def _make(build: Build) -> None:
     """Clone this checkout at a commit. The folder gets its name last, so that a killed attempt does not count."""
     commit, folder = build.commit, build.folder
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
+    unfinished = folder.with_name(f".{folder.name}.{os.urandom(4).hex()}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _git("clone", "--quiet", "--no-checkout", str(checkout()), str(unfinished))
