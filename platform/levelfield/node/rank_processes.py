@@ -22,6 +22,7 @@ POLL_SECONDS = 0.1
 SETTLE_SECONDS = 3.0  # after one rank has failed: time for the others to write their errors
 TERMINATE_SECONDS = 2.0  # between SIGTERM and SIGKILL; both together stay well under the five seconds of Ctrl-C
 KILL_SECONDS = 5.0  # after SIGKILL; a process that a driver or a frozen cgroup holds in the kernel never ends
+FIRST_FOR_MEMORY = 500  # ranks count half of all memory more: out of memory, the kernel ends a rank, not the platform
 
 
 class Ranks:
@@ -43,6 +44,7 @@ class Ranks:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        _offer_for_memory(self._running[rank].pid)
 
     def alive(self) -> list[int]:
         """Return the ranks that still run."""
@@ -101,6 +103,14 @@ class Ranks:
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._running[rank].pid, number)
+
+
+def _offer_for_memory(process: int) -> None:
+    """Let the kernel prefer this process when memory ends. It may kill again before the memory of the first is free."""
+    adjustment = Path(f"/proc/{process}/oom_score_adj")
+    with contextlib.suppress(OSError, ValueError):
+        if int(adjustment.read_text(encoding="utf-8")) < FIRST_FOR_MEMORY:  # to lower it is not permitted to users
+            adjustment.write_text(str(FIRST_FOR_MEMORY), encoding="utf-8")
 
 
 def _end(rank: int, code: int | None, stopped: bool) -> dict[str, Any]:
