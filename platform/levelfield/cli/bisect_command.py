@@ -25,12 +25,15 @@ the difference is proven or excluded. A build that cannot be decided is left
 out, and the answer names the two builds that it lies between.
 
 With --package the commit stays, and a version that the framework's manifest
-pins changes; each version gets an environment of its own.
+pins changes; each version gets an environment of its own. Packages that only
+work in the same version are named together.
 
 examples:
   run_benchmarks.py bisect v1.0 HEAD --case gpt3_6.7B:torch:cpu:1:1
   run_benchmarks.py bisect --package torch --versions 2.11.0 2.12.0 2.13.0 \\
       --case gpt3_6.7B:torch:cpu:1:1
+  run_benchmarks.py bisect --package jax jaxlib --versions 0.10.1 0.10.2 \\
+      --case gpt3_6.7B:jax:cpu:1:1 --figure memory
 """
 FIGURES: dict[str, Gated] = {
     "speed": "tokens_per_second_per_device",
@@ -44,7 +47,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("commits", nargs="*", metavar="GOOD BAD", help="a good commit, and a bad one after it")
     parser.add_argument("--case", required=True, metavar="STRING", help="the case string to run")
     parser.add_argument("--figure", choices=tuple(FIGURES), default="speed", help="what got worse (default: speed)")
-    parser.add_argument("--package", metavar="NAME", help="search versions of this package instead of commits")
+    parser.add_argument(
+        "--package", nargs="+", metavar="NAME", help="search versions of this package, or of these, instead of commits"
+    )
     parser.add_argument("--versions", nargs="+", default=[], metavar="V", help="with --package: the good one first")
     parser.add_argument("--scale", choices=("auto", "smoke", "full"), default="auto", help="default: auto")
     parser.add_argument("--python", metavar="PATH", help="train every build with this Python")
@@ -96,7 +101,7 @@ def _candidates(options: argparse.Namespace, used: ImplementationUsed) -> list[C
             raise UsageError(
                 f"bisect --package: found {used.label}, whose pins stay; expected {used.framework}, the default version"
             )
-        return [(head(), Pin(used.framework, options.package, version)) for version in options.versions]
+        return [(head(), Pin(used.framework, tuple(options.package), version)) for version in options.versions]
     if len(options.commits) != 2 or options.versions:
         raise UsageError(f"bisect: found {len(options.commits)} commits, expected two, GOOD and BAD, or --package")
     return [(commit, None) for commit in commits_between(*options.commits)]

@@ -31,14 +31,14 @@ Say = Callable[[str], None]
 
 
 class Pin(NamedTuple):
-    """Another version of a package of one framework."""
+    """Another version of one framework's package, or of packages that have their versions in common."""
 
     framework: str
-    package: str
+    packages: tuple[str, ...]
     version: str
 
     def __str__(self) -> str:
-        return f"{self.package}=={self.version}"
+        return " ".join(f"{package}=={self.version}" for package in self.packages)
 
 
 class Build(NamedTuple):
@@ -56,7 +56,7 @@ def build_of(commit: str, pin: Pin | None = None, *, say: Say) -> Build:
     """Return the checkout of a commit; the first call makes it. Raises RunFailed where git cannot."""
     if not _COMMIT.fullmatch(commit):
         raise RunFailed(f"build '{commit[:80]}': found no full commit, expected 40 or 64 hexadecimal digits")
-    name = commit[:16] if pin is None else f"{commit[:16]}-{pin.framework}-{pin.package}-{pin.version}"
+    name = commit[:16] if pin is None else "-".join((commit[:16], pin.framework, *pin.packages, pin.version))
     build = Build(commit, cache_folder().with_name("builds") / name, pin)
     if not (build.folder / "run_benchmarks.py").is_file():
         say(f"checking out the build {build}")
@@ -81,16 +81,18 @@ def commits_between(good: str, bad: str) -> list[str]:
 
 
 def _pinned(folder: Path, pin: Pin) -> None:
-    """Change the version of a package in a framework's manifest. Raises RunFailed where it pins no such package."""
+    """Change the versions of packages in a framework's manifest. Raises RunFailed where it does not pin one of them."""
     path = folder / "models" / pin.framework / "implementation.yaml"
     try:
         text = without_versions(path.read_bytes()).decode()  # the pins of the default version, which is bisected
     except OSError as error:
         raise RunFailed(f"{path.name} of {pin.framework}: {error.strerror}") from None
-    changed, count = re.subn(rf"(?<![\w.-]){re.escape(pin.package)}==[\w.+!-]+", str(pin), text)
-    if not count:
-        raise RunFailed(f"models/{pin.framework}/implementation.yaml: found no pin of {pin.package}, expected `==`")
-    path.write_text(changed, encoding="utf-8")
+    for package in pin.packages:
+        name = rf"(?<![\w.-]){re.escape(package)}(?:\[[\w,.-]+\])?=="  # extras stay, as in jax[cuda12]
+        text, count = re.subn(rf"({name})[\w.+!-]+", lambda found: found[1] + pin.version, text)
+        if not count:
+            raise RunFailed(f"models/{pin.framework}/implementation.yaml: found no pin of {package}, expected `==`")
+    path.write_text(text, encoding="utf-8")
 
 
 def _make(build: Build) -> None:

@@ -57,7 +57,7 @@ def test_a_build_has_the_code_of_its_commit_and_is_made_once(commits: list[str],
 
 
 def test_a_pinned_build_changes_that_package_alone(commits: list[str]) -> None:
-    build = build_of(commits[2], Pin("torch", "torch", "2.11.0"), say=say)
+    build = build_of(commits[2], Pin("torch", ("torch",), "2.11.0"), say=say)
     text = (build.folder / "models" / "torch" / "implementation.yaml").read_text()
     assert text == "packages:\n  - torch==2.11.0\n  - numpy==2.4.6\n"
     assert "torch==2.13.0" in (build_of(commits[2], say=say).folder / "models/torch/implementation.yaml").read_text()
@@ -68,12 +68,32 @@ def test_a_pinned_build_has_no_further_versions(commits: list[str], tmp_path: Pa
     manifest = tmp_path / "checkout/models/torch/implementation.yaml"
     manifest.write_text(manifest.read_text() + 'versions:\n  "2.12.0":\n    packages: [torch==2.12.0]\n')
     git(tmp_path / "checkout", "commit", "-q", "-a", "-m", "versions")
-    build = build_of(git(tmp_path / "checkout", "rev-parse", "HEAD"), Pin("torch", "torch", "2.11.0"), say=say)
+    build = build_of(git(tmp_path / "checkout", "rev-parse", "HEAD"), Pin("torch", ("torch",), "2.11.0"), say=say)
     text = (build.folder / "models" / "torch" / "implementation.yaml").read_text()
     assert text == "packages:\n  - torch==2.11.0\n  - numpy==2.4.6\n"
 
 
-@pytest.mark.parametrize("pin", [Pin("torch", "orch", "1"), Pin("torch", "scipy", "1"), Pin("jax", "jax", "1")])
+def test_packages_of_one_version_change_together_and_keep_their_extras(commits: list[str], tmp_path: Path) -> None:
+    manifest = tmp_path / "checkout/models/torch/implementation.yaml"
+    manifest.write_text("packages:\n  - torch[cuda12,x]==2.13.0\n  - torchlib==2.13.0\n  - my-torch==2.13.0\n")
+    git(tmp_path / "checkout", "commit", "-q", "-a", "-m", "extras")
+    pin = Pin("torch", ("torch", "torchlib"), "2.11.0+cpu")
+    build = build_of(git(tmp_path / "checkout", "rev-parse", "HEAD"), pin, say=say)
+    text = (build.folder / "models" / "torch" / "implementation.yaml").read_text()
+    pins = ["torch[cuda12,x]==2.11.0+cpu", "torchlib==2.11.0+cpu", "my-torch==2.13.0"]
+    assert text == "".join(["packages:\n", *(f"  - {pin}\n" for pin in pins)])
+    assert str(build) == "torch==2.11.0+cpu torchlib==2.11.0+cpu"
+
+
+@pytest.mark.parametrize(
+    "pin",
+    [
+        Pin("torch", ("orch",), "1"),
+        Pin("torch", ("scipy",), "1"),
+        Pin("jax", ("jax",), "1"),
+        Pin("torch", ("torch", "scipy"), "1"),
+    ],
+)
 def test_a_package_that_nothing_pins_is_refused(commits: list[str], pin: Pin) -> None:
     with pytest.raises(RunFailed, match=r"implementation\.yaml"):
         build_of(commits[2], pin, say=say)
