@@ -156,6 +156,25 @@ def test_clipping_and_decay_are_those_of_torch():
         torch.testing.assert_close(a, b)
 
 
+def test_the_norm_of_a_large_gradient_is_that_of_its_halves():
+    """Each layout has other parts of a gradient. Norms added up in float32 part by 1e-5 at this size."""
+    from optimizer import LocalAdamW
+
+    settings = SimpleNamespace(optimizer=SimpleNamespace(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1))
+    gradient = torch.randn(1024, 2048, generator=torch.Generator().manual_seed(0))
+
+    def square(part):
+        model = torch.nn.Linear(part.shape[1], part.shape[0], bias=False, device="meta").to_empty(device="cpu")
+        optimizer = LocalAdamW(model, settings, stage_ranks=1)
+        model.weight.grad = part
+        optimizer.take_gradients()
+        return optimizer.squares().sum().item()
+
+    exact = gradient.double().square().sum().item()
+    assert square(gradient) == pytest.approx(exact, rel=1e-12)
+    assert sum(square(half) for half in gradient.chunk(2)) == pytest.approx(exact, rel=1e-12)
+
+
 @pytest.mark.parametrize("sizes", [(64, 64), (2000, 400), (2**24, 2**23)])
 def test_head_loss_is_cross_entropy(sizes, monkeypatch):
     import head_loss
