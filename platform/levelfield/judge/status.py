@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import INTERRUPTED, Status, Word
 
+_LIBRARY = re.compile(r"(lib[\w.+-]+\.so[\d.]*): cannot open shared object file")
 _WORDS_OF_CLASSES = {"oom": "oom", "non-finite": "invalid", "unsupported": "unsupported"}
 
 
@@ -127,18 +129,23 @@ def _failed(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
             {
                 "word": word,
                 "failure": failure,
-                "reasons": (message, *_advice(failure, plan)),
+                "reasons": (message, *_advice(failure, message, plan)),
                 "evidence": f"{evidence}; {_steps_done(raw)}",
             }
         )
     return _from_log(plan, raw, paths)
 
 
-def _advice(failure: str, plan: Plan) -> tuple[str, ...]:
-    """Return what to do about a package that a framework's own environment has lost since it was made."""
-    if failure != "environment" or not plan.environment.folder:
+def _advice(failure: str, message: str, plan: Plan) -> tuple[str, ...]:
+    """Return what to do about what an import lacks: a library of the system, or a package of its own environment."""
+    if failure != "environment":
         return ()
-    return (f"if {plan.environment.folder} has lost a package, remove that folder: the next run makes it again",)
+    advice = []
+    if library := _LIBRARY.search(message):
+        advice.append(f"install the system's package that has {library[1]}; on Debian libgomp1 has libgomp.so.1")
+    if folder := plan.environment.folder:
+        advice.append(f"if {folder} has lost a package, remove that folder: the next run makes it again")
+    return tuple(advice)
 
 
 def _first_error(raw: RawRecords) -> tuple[int, dict[str, object]]:
@@ -162,7 +169,7 @@ def _from_log(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
     line = last_line(paths.logs / f"rank{rank}.log")
     failure = "environment" if line and line.startswith(("ModuleNotFoundError", "ImportError")) else "error"
     evidence = f"{rank_named(plan, raw, rank)}: {line or raw.outcome.get('evidence')}"
-    reasons = ("a rank ended with an error", *_advice(failure, plan))
+    reasons = ("a rank ended with an error", *_advice(failure, line or "", plan))
     return Status(word="failed", failure=failure, reasons=reasons, evidence=evidence)
 
 

@@ -61,7 +61,10 @@ def utilisation(result: Result, formula: str, kind: str = "MFU") -> Utilisation 
 
 
 def worst_memory(result: Result) -> tuple[str, float | None]:
-    """Return the first known memory figure with its name, in the order device, framework, process."""
+    """Return the first known memory figure with its name, in the order device, framework, process.
+
+    On a processor the device's is the machine's, with all other programs, and never counts.
+    """
     memory = result.memory
     named = (
         ("device used", memory.device_used_peak),
@@ -69,8 +72,8 @@ def worst_memory(result: Result) -> tuple[str, float | None]:
         ("allocated", memory.allocated_peak),
         ("process", memory.process_peak),
     )
-    order = named if result.device_is != HOST_SHARE else (named[3], *named[:3])
-    return next(((name, figure.value) for name, figure in order if figure.value is not None), ("memory", None))
+    order = named if result.device_is != HOST_SHARE else (named[3], *named[1:3])
+    return next(((name, figure.value) for name, figure in order if figure.value is not None), (order[0][0], None))
 
 
 def headline_memory(result: Result) -> Figure:

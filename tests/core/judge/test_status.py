@@ -204,6 +204,14 @@ def test_a_framework_that_lost_a_package_says_how_its_environment_is_made_again(
     )
 
 
+def test_an_import_that_lacks_a_library_of_the_system_names_it(run: RunPaths) -> None:
+    message = "libgomp.so.1: cannot open shared object file: No such file or directory"
+    break_off(run, 7, {"class": "environment", "message": message, "type": "ImportError"})
+    fail(run)
+    said = "install the system's package that has libgomp.so.1; on Debian libgomp1 has libgomp.so.1"
+    assert status(run).reasons[:2] == (message, said)
+
+
 def test_a_cause_comes_before_what_follows_from_it(run: RunPaths) -> None:
     break_off(run, 7, {"class": "oom", "message": "no memory", "type": "OutOfMemoryError"})
     follows = {"event": "error", "class": "error", "message": "connection closed by peer", "type": "RuntimeError"}

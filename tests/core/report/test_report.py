@@ -15,6 +15,7 @@ from levelfield.report.tables import as_csv, as_json, as_markdown, as_text
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Figure, Result
+from levelfield.specs.vendor import HOST_SHARE
 from recorded_runs import break_off, change_steps, fail
 
 
@@ -66,6 +67,16 @@ def test_a_run_in_full_says_its_figures(valid: Result) -> None:
     for said in ("tiny (smoke)", "fake 1.2.3", "DP2TP1PP1", "valid", "64.0 tokens/s/device", "500.0 ms", "2 TFLOP/s"):
         assert said in text
     assert "measured: a probe of the tests" in text
+
+
+def test_memory_of_the_whole_machine_is_never_a_runs(valid: Result) -> None:
+    """A processor's run that failed before its first step: its processes gave no figure, the machine's counter did."""
+    unknown = Figure(value=None, unit="B", reason="no step was finished")
+    peaks = dict.fromkeys(("process_peak", "reserved_peak", "allocated_peak"), unknown)
+    memory = valid.memory.model_copy(update={**peaks, "device_used_peak": Figure(value=2**30, unit="B")})
+    on_processor = valid.model_copy(update={"device_is": HOST_SHARE, "memory": memory})
+    assert words.worst_memory(on_processor) == ("process", None)
+    assert words.worst_memory(on_processor.model_copy(update={"device_is": "card"})) == ("device used", 2**30)
 
 
 def test_an_interrupted_run_says_so_and_shows_no_speed(interrupted: Result) -> None:
