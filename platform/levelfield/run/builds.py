@@ -119,12 +119,12 @@ def run_of(build: Build, arguments: Sequence[str], runs: Path, limit_seconds: fl
     try:
         done = completed(argv, limit_seconds, {**inherited(), **NO_STORE})
     except (OSError, subprocess.SubprocessError) as error:
-        raise RunFailed(f"the build {build} could not be run: {error}") from None
+        raise RunFailed(f"it could not be run: {error}") from None
     try:
         name = json.loads(done.stdout)[0]["run_id"]
     except (ValueError, LookupError, TypeError):
         said = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        raise RunFailed(f"the build {build} gave no result, exit code {done.returncode}: {said}") from None
+        raise RunFailed(f"it gave no result, exit code {done.returncode}: {said}") from None
     return RunPaths(runs.absolute() / str(name))
 
 

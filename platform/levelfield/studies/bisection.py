@@ -45,8 +45,8 @@ def first_bad(builds: Sequence[T], answer_of: Callable[[T], Answer]) -> FirstBad
     trials = [Trial(len(builds) - 1, answer_of(builds[-1]))]
     if trials[0].answer != "bad":
         raise RunFailed(
-            f"bisect: the last build is {trials[0].answer} in pairs with the first; expected it to be slower. More "
-            "pairs, or another case, may show the difference"
+            f"bisect: the last build is {trials[0].answer} in pairs with the first; expected it to be worse. "
+            "Another case, or an idle machine, may show the difference"
         )
     good, bad = 0, len(builds) - 1
     while (place := _middle(good, bad, {t.place for t in trials})) is not None:

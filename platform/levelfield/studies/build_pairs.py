@@ -20,6 +20,14 @@ Keep = Callable[[str, RunPaths], RunRecord]  # arm and run directory -> the reco
 MOST_SECONDS = 6 * 3600.0
 
 
+class ArmFailed(RunFailed):
+    """A run of a pair gives no figure. The message names the build; arm: the name of its arm."""
+
+    def __init__(self, arm: Arm, why: str) -> None:
+        super().__init__(f"{arm.build}: {why}")
+        self.arm = arm.name
+
+
 @dataclass(frozen=True)
 class Arm:
     """One build of a pair. name: `a` for the accepted build, `b` for tonight's."""
@@ -80,23 +88,27 @@ def paired_records(
 ) -> Iterator[tuple[RunRecord, RunRecord]]:
     """Run and return one pair after another: the accepted build's record first.
 
-    done: records of an earlier start, in the order in which they ran; they are not run again. Raises RunFailed where a
+    done: records of an earlier start, in the order in which they ran; they are not run again. Raises ArmFailed where a
     run is not valid or is of another series.
     """
     by_name, left = {arm.name: arm for arm in arms}, list(done)
     for order in abba(pairs):
         found = {name: left.pop(0) if left else _record(by_name[name], runs, keep) for name in order}
-        for record in found.values():
-            _check(record, series)
+        for name, record in found.items():
+            _check(by_name[name], record, series)
         yield found["a"], found["b"]
 
 
 def _record(arm: Arm, runs: Path, keep: Keep) -> RunRecord:
-    return keep(arm.name, run_of(arm.build, arm.arguments, runs, MOST_SECONDS))
+    try:
+        paths = run_of(arm.build, arm.arguments, runs, MOST_SECONDS)
+    except RunFailed as error:
+        raise ArmFailed(arm, str(error)) from None
+    return keep(arm.name, paths)
 
 
-def _check(record: RunRecord, series: Series) -> None:
+def _check(arm: Arm, record: RunRecord, series: Series) -> None:
     if record.word != "valid":
-        raise RunFailed(f"{record.run_id} of a pair is {record.word}: {record.reason or 'no reason'}")
+        raise ArmFailed(arm, f"{record.run_id} is {record.word}: {record.reason or 'no reason'}")
     if record.series.fingerprint() != series.fingerprint():
-        raise RunFailed(f"{record.run_id} of a pair is of another series: {record.series.label}")
+        raise ArmFailed(arm, f"{record.run_id} is of another series: {record.series.label}")

@@ -19,7 +19,7 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.record import Gated
 from levelfield.store.run_record import record_of, series_of
 from levelfield.studies.bisection import Answer
-from levelfield.studies.build_pairs import arms_of, paired_records
+from levelfield.studies.build_pairs import ArmFailed, arms_of, paired_records
 
 Say = Callable[[str], None]
 
@@ -43,11 +43,16 @@ class BuildTrials:
         """Return whether the build is good or bad. `unknown`: the pairs do not show it, or it does not run.
 
         The first build that is tried is the last of the list: its difference is what the others are held against.
+        Raises RunFailed where the good build itself does not run.
         """
         try:
             return self._whole_effect(build) if self.effect is None else self._side(build, self.effect)
-        except RunFailed as error:
-            self.say(f"{build}: {error}")
+        except ArmFailed as error:
+            if error.arm == "a":
+                raise RunFailed(
+                    f"bisect: the first build does not run, so nothing can be held against it. {error}"
+                ) from None
+            self.say(str(error))
             return "unknown"
 
     def _whole_effect(self, build: Build) -> Answer:
