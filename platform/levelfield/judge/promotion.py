@@ -52,7 +52,7 @@ def reference_from(paths: RunPaths, why: str) -> Reference:
 def promoted(paths: RunPaths, why: str, present: Reference | None, replace: bool) -> Reference:
     """Return the new reference. Raises GateFailed for a run that fails against the present one, unless `replace`.
 
-    Recorded noise of the same work stays: it belongs to the case, not to one run.
+    Recorded noise of the same work stays: it belongs to the case, not to one run. The promoted run's own row goes.
     """
     found = reference_from(paths, why)
     if present is None or present.identity.work != found.identity.work:
@@ -63,7 +63,7 @@ def promoted(paths: RunPaths, why: str, present: Reference | None, replace: bool
             f"{paths.root.name} is {verdict.verdict} against the present reference ({verdict.reason}); "
             "use --replace to promote it anyway"
         )
-    return found.model_copy(update={"noise": present.noise})
+    return found.model_copy(update={"noise": tuple(row for row in present.noise if row.run_id != found.run_id)})
 
 
 def with_noise(reference: Reference, paths: RunPaths, why: str | None = None) -> Reference:

@@ -288,8 +288,11 @@ def test_a_run_that_fails_against_the_present_reference_is_not_promoted_unless_t
     seal_again(twin)
     with pytest.raises(GateFailed, match="--replace"):
         promoted(twin, "better", reference, replace=False)
-    made = promoted(twin, "better", reference, replace=True)
-    assert (made.why, made.run_id, made.noise) == ("better", read_plan(twin).run_id, reference.noise)
+    (own,) = reference.noise
+    assert own.run_id == read_plan(twin).run_id
+    other = own.model_copy(update={"run_id": "another run"})
+    made = promoted(twin, "better", reference.model_copy(update={"noise": (own, other)}), replace=True)
+    assert (made.why, made.run_id, made.noise) == ("better", own.run_id, (other,))
 
 
 def test_a_damaged_reference_is_named(run, reference, monkeypatch, capsys):

@@ -77,6 +77,16 @@ def verdict(*changes: Change, limits: AlignmentLimits = LIMITS) -> tuple[str, st
     return found.verdict, failed[0] if failed else ""
 
 
+def test_final_weights_have_the_wider_limit_where_every_row_parts_early() -> None:
+    """Then no row says how far they differ without a changed choice: such a run stays open, a parted one does not."""
+    all_part = replace(LIMITS, weights=None)
+    assert verdict(moved(1, 5), weights(1.1), limits=all_part) == ("aligned", "")
+    assert verdict(moved(1, 5), weights(1.3), limits=all_part) == ("different", "final weights")
+    assert verdict(weights(1.1), limits=all_part) == ("inconclusive", "")
+    without_rows = AlignmentLimits(None, None, None, "no row", None, IN_FLOAT32)
+    assert verdict(moved(1, 5), weights(1.1), limits=without_rows) == ("inconclusive", "")
+
+
 def test_the_same_routing_is_aligned_and_its_layer_says_so() -> None:
     found = align(REFERENCE, REFERENCE, LIMITS)
     assert found.verdict == "aligned" and "routing" not in found.reason
