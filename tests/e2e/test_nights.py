@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +12,7 @@ from statistics import geometric_mean
 from typing import Any
 
 import pytest
-from driving import ROOT
+from cloned_project import ClonedProject
 
 pytestmark = pytest.mark.e2e
 
@@ -30,63 +27,14 @@ ARMS = ("confirm-a", "confirm-b")
 COMPARED = ("no change", "inconclusive", "improvement")  # and end with 0
 
 
-class Project:
-    """A clone of the tree as it would be committed now, with its own runs, store and caches."""
+class Nights(ClonedProject):
+    """A clone whose nights run one entry."""
 
     def __init__(self, folder: Path) -> None:
-        self.code, self.data = folder / "code", folder / "data"
-        self.code.mkdir(parents=True)
-        listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
-        for name in (n for n in names if n and (ROOT / n).is_file()):
-            (self.code / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, self.code / name)
-        self.suite = self.code / "one.yaml"
+        super().__init__(folder)
+        self.suite = self.data / "one.yaml"
+        self.suite.parent.mkdir()
         self.suite.write_text(SUITE)
-        self.git("init", "-q")
-        self.steps_last(0.03)
-        self.first = self.commit("steps of 30 ms")
-
-    def git(self, *words: str) -> str:
-        who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false", "-c", "gc.auto=0"]
-        done = subprocess.run(["git", *who, *words], cwd=self.code, check=True, capture_output=True, text=True)
-        return done.stdout.strip()
-
-    def commit(self, message: str) -> str:
-        self.git("add", "-A")
-        self.git("commit", "-q", "--allow-empty", "-m", message)
-        return self.git("rev-parse", "HEAD")
-
-    def steps_last(self, seconds: float) -> None:
-        """Change the code of the training: that is what a nightly has to find."""
-        path = self.code / "tests/core/plugins/models/fake/train.py"
-        text, count = re.subn(r'("FAKE_STEP_SECONDS", ")[0-9.]+"', rf'\g<1>{seconds}"', path.read_text())
-        assert count == 1
-        path.write_text(text)
-
-    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-        own = {
-            "LEVELFIELD_NO_BOOTSTRAP": "1",
-            "LEVELFIELD_RUNS": str(self.data / "runs"),
-            "LEVELFIELD_STORE": str(self.data / "results.sqlite"),
-            "XDG_CACHE_HOME": str(self.data / "cache"),
-            "FAKE_DEVICES": "1",
-        }
-        argv = [sys.executable, "run_benchmarks.py", *arguments]
-        return subprocess.Popen(
-            argv,
-            cwd=self.code,
-            env={**os.environ, **own, **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def run(self, *arguments: str) -> tuple[int, str, str]:
-        process = self.start(*arguments)
-        out, err = process.communicate(timeout=600)
-        assert "Traceback" not in err, err
-        return process.returncode, out, err
 
     def nightly_arguments(self, night: str) -> list[str]:
         plugins = str(self.code / "tests/core/plugins")
@@ -106,8 +54,8 @@ class Project:
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    made = Project(tmp_path_factory.mktemp("nights"))
+def project(tmp_path_factory: pytest.TempPathFactory) -> Nights:
+    made = Nights(tmp_path_factory.mktemp("nights"))
     for night in QUIET:
         made.commit(f"night {night}")
         code, found = made.speed(night)
@@ -116,7 +64,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 @pytest.fixture(scope="module")
-def slower(project: Project) -> tuple[str, str]:
+def slower(project: Nights) -> tuple[str, str]:
     """The commit before the training got slower, and the commit that made it slower; one more follows."""
     quiet = project.commit("as it was")
     project.steps_last(0.15)
@@ -125,7 +73,7 @@ def slower(project: Project) -> tuple[str, str]:
     return quiet, slow
 
 
-def test_a_slower_commit_is_a_regression_in_its_night_by_pairs(project: Project, slower: tuple[str, str]) -> None:
+def test_a_slower_commit_is_a_regression_in_its_night_by_pairs(project: Nights, slower: tuple[str, str]) -> None:
     code, found = project.speed("2026-01-20")
     assert (code, found["word"]) == (4, "regression"), found
     assert project.run("gate", "--night", "2026-01-20", "--suite", "one")[1].startswith("compared 1 of 1 series")
@@ -143,7 +91,7 @@ def change_of(pairs: list[dict[str, Any]]) -> float:
 
 
 @pytest.mark.thorough
-def test_bisection_names_the_commit(project: Project, slower: tuple[str, str]) -> None:
+def test_bisection_names_the_commit(project: Nights, slower: tuple[str, str]) -> None:
     quiet, slow = slower
     plugins = ["--plugins", str(project.code / "tests/core/plugins"), "--python", sys.executable]
     case = ["--case", "tiny:fake:F1", "--scale", "smoke"]
@@ -151,7 +99,7 @@ def test_bisection_names_the_commit(project: Project, slower: tuple[str, str]) -
     assert code == 0 and f"first bad  {slow[:12]}" in out and f"last good  {quiet[:12]}" in out, out + err
 
 
-def test_a_killed_night_goes_on_where_it_was(project: Project) -> None:
+def test_a_killed_night_goes_on_where_it_was(project: Nights) -> None:
     """How fast the machine is meanwhile changes the word about the speed, so any word that compares it will do."""
     project.steps_last(0.03)
     project.commit("back")
@@ -173,7 +121,7 @@ def test_a_killed_night_goes_on_where_it_was(project: Project) -> None:
     assert code == 0 and "is kept for pairs" in out, err
 
 
-def test_two_nightlies_of_a_suite_do_not_run_at_once(project: Project) -> None:
+def test_two_nightlies_of_a_suite_do_not_run_at_once(project: Nights) -> None:
     process = project.start(*project.nightly_arguments("2026-01-22"), FAKE_STEP_SECONDS="2")
     wait_for_run(project, process)
     code, _out, err = project.run(*project.nightly_arguments("2026-01-22"))
@@ -183,7 +131,7 @@ def test_two_nightlies_of_a_suite_do_not_run_at_once(project: Project) -> None:
     assert process.returncode == 130
 
 
-def wait_for_run(project: Project, process: subprocess.Popen[str]) -> str:
+def wait_for_run(project: Nights, process: subprocess.Popen[str]) -> str:
     """Wait until a run of this nightly trains. Return its id."""
     known = trained(project)
     while not (new := trained(project) - known):
@@ -192,16 +140,16 @@ def wait_for_run(project: Project, process: subprocess.Popen[str]) -> str:
     return min(new)
 
 
-def trained(project: Project) -> set[str]:
+def trained(project: Nights) -> set[str]:
     return {path.parts[-3] for path in (project.data / "runs").glob("*/events/rank0.jsonl")}
 
 
-def of_night(project: Project, night: str) -> list[dict[str, Any]]:
+def of_night(project: Nights, night: str) -> list[dict[str, Any]]:
     """The night's stored runs."""
     return [record for record in runs_of(project) if record["night"] == night]
 
 
-def runs_of(project: Project) -> list[dict[str, Any]]:
+def runs_of(project: Nights) -> list[dict[str, Any]]:
     code, out, err = project.run("store", "export", "--format", "jsonl")
     assert code == 0, err
     lines = [json.loads(line) for line in out.splitlines()]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import levelfield
+from levelfield.cli.container_options import BASE_IMAGE
 from levelfield.cli.descriptions import DESCRIPTIONS
 from levelfield.cli.store_options import recording_arguments, store_argument
 
@@ -48,7 +49,6 @@ COMMANDS = (
 )
 
 _RUN = "a path, a run id, a part of an id, or latest"
-_BASE_IMAGE = "base of the image (default: LEVELFIELD_BASE_IMAGE, else the vendor's image)"
 
 
 def parser_of(arguments: Sequence[str]) -> argparse.Namespace:
@@ -254,7 +254,7 @@ def _run(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="measure that first, and train nothing where others use a device or the processors",
     )
-    where.add_argument("--base-image", metavar="IMAGE", help=_BASE_IMAGE)
+    where.add_argument("--base-image", metavar="IMAGE", help=BASE_IMAGE)
     where.add_argument("--offline", action="store_true", help="fetch neither wheels nor images from a network")
     where.add_argument(
         "--allow",
@@ -452,7 +452,7 @@ def _image(parser: argparse.ArgumentParser) -> None:
     for name in ("build", "show", "export"):
         of = actions.choices[name]
         of.add_argument("--vendor", default="cpu", help="build for this vendor's devices (default: cpu)")
-        of.add_argument("--base-image", metavar="IMAGE", help=_BASE_IMAGE)
+        of.add_argument("--base-image", metavar="IMAGE", help=BASE_IMAGE)
         of.add_argument("--offline", action="store_true", help="fetch neither wheels nor images")
     _complete("image", actions)
 

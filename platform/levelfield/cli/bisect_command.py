@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from levelfield.cli.container_options import base_image, container_arguments
 from levelfield.errors import UsageError
 from levelfield.report.words import wrapped
 
@@ -52,6 +53,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--versions", nargs="+", default=[], metavar="V", help="with --package: the good one first")
     parser.add_argument("--scale", choices=("auto", "smoke", "full"), default="auto", help="default: auto")
+    container_arguments(parser)
     parser.add_argument("--python", metavar="PATH", help="train every build with this Python")
     parser.add_argument("--chips", type=Path, metavar="FILE", help="private chips and corrections")
     parser.add_argument("--json", action="store_true", help="machine-readable output")
@@ -70,7 +72,13 @@ def execute(options: argparse.Namespace) -> int:
     from levelfield.studies.build_trials import BuildTrials
 
     terminal = Terminal(quiet=options.quiet or options.json)
-    request = UserRequest(scale=options.scale, python=options.python, repeat=1)
+    request = UserRequest(
+        scale=options.scale,
+        runtime=options.runtime,
+        base_image=base_image(options),
+        python=options.python,
+        repeat=1,
+    )
     (job,) = scheduler.jobs(registry_of(options), [Entry(options.case, request)], None)
     candidates = _candidates(options, job.plan.implementation)
     good = build_of(*candidates[0], say=terminal.say)

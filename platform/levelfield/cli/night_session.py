@@ -17,6 +17,7 @@ from uuid import uuid4
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.stored_references import reference_of
 from levelfield.checkout import checkout
+from levelfield.cli.container_options import base_image
 from levelfield.cli.plugins import registry_of
 from levelfield.cli.stored_nights import gate_input
 from levelfield.cli.terminal import Terminal
@@ -201,7 +202,7 @@ def _work(
     registry: Registry, store: Store, options: argparse.Namespace, night: str, terminal: Terminal
 ) -> tuple[NightRun, ...]:
     """Return the suite's entries that this machine can run, with what a run of each would tell."""
-    request = UserRequest(python=options.python)
+    request = UserRequest(runtime=options.runtime, base_image=base_image(options), python=options.python)
     jobs = scheduler.jobs(registry, scheduler.entries(registry, [], [options.suite], request), None)
     planned = {}
     for job in jobs:

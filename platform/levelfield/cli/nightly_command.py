@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
+from levelfield.cli.container_options import container_arguments
 from levelfield.errors import INTERRUPTED, UsageError
 
 _HELP = """\
@@ -37,6 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget", type=duration, metavar="TIME", help="such as 90m or 3h (default: no limit)")
     parser.add_argument("--night", type=_night, metavar="NAME", help="name of the night (default: today in UTC)")
     parser.add_argument("--store", metavar="URL", help="the store (default: LEVELFIELD_STORE, else the user's)")
+    container_arguments(parser)
     parser.add_argument("--python", metavar="PATH", help="train with this Python")
     parser.add_argument("--chips", type=Path, metavar="FILE", help="private chips and corrections")
     parser.add_argument("--no-control", action="store_true", help="do not measure first whether the machine is in line")

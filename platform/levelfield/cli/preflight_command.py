@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from levelfield.cli import launch_options
+from levelfield.cli.container_options import base_image
 from levelfield.cli.plugins import registry_of
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import INTERRUPTED, GateFailed, RunFailed
@@ -95,11 +95,10 @@ def exit_code(report: PreflightReport, quiet_machine: bool) -> int:
 
 
 def _request(options: argparse.Namespace) -> UserRequest:
-    containers = options.runtime == "docker"
     return UserRequest(
         python=options.python,
         runtime=options.runtime,
-        base_image=options.base_image or (os.environ.get("LEVELFIELD_BASE_IMAGE") if containers else None),
+        base_image=base_image(options),
         offline=options.offline,
         launch=launch_options.launch_of(options),
     )

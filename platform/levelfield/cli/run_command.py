@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.stored_references import reference_of
 from levelfield.cli import dry_run, launch_options
+from levelfield.cli.container_options import base_image
 from levelfield.cli.flagperf_options import checked, with_files
 from levelfield.cli.node_series import node_counts, series_entries, series_scaling
 from levelfield.cli.plugins import registry_of
@@ -132,7 +132,6 @@ def _request(options: argparse.Namespace) -> UserRequest:
         "threads": options.threads,
         "environment": dict(_variable(text) for text in options.env) or None,
     }
-    containers = options.runtime == "docker"
     choice = parse(TuningChoice, {k: v for k, v in fields.items() if v is not None}, "command line")
     return UserRequest(
         scale=options.scale,
@@ -143,7 +142,7 @@ def _request(options: argparse.Namespace) -> UserRequest:
         save_weights=options.save_weights,
         probe=options.probe,
         runtime=options.runtime,
-        base_image=options.base_image or (os.environ.get("LEVELFIELD_BASE_IMAGE") if containers else None),
+        base_image=base_image(options),
         offline=options.offline,
         container_memory_bytes=options.container_memory,
         allow=_allowed(options.allow),

@@ -57,6 +57,9 @@ def image_plan(
     )
 
 
+GIVEN = "given by the user"  # the source of a base image that --base-image names
+
+
 def _base(framework: str, vendor: VendorFile, given: str | None, installs: bool) -> Image:
     named = vendor.images.get(framework) or vendor.images.get("base")
     if given:
@@ -65,7 +68,7 @@ def _base(framework: str, vendor: VendorFile, given: str | None, installs: bool)
             "image": given,
             "python_version": version,
             "has_framework": not installs,
-            "source": "given by the user",
+            "source": GIVEN,
         }
         return parse(Image, content, "--base-image or LEVELFIELD_BASE_IMAGE")
     if named is None:

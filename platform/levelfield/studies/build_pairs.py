@@ -11,6 +11,7 @@ from pathlib import Path
 
 from levelfield.checkout import checkout
 from levelfield.errors import RunFailed
+from levelfield.plan.image_recipe import GIVEN
 from levelfield.run.builds import Build, run_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -56,7 +57,7 @@ def shared_python(plan: Plan, before: Subject, now: Subject) -> str | None:
 
 def case_arguments(plan: Plan) -> tuple[str, ...]:
     """Return options that plan the same work and free fields again, also with another commit's command line."""
-    tuning = plan.tuning
+    tuning, image = plan.tuning, plan.container.image if plan.container else None
     options = [
         *("--case", plan.asked, "--scale", plan.scale, "--repeat", "1", "--no-certificate"),
         *("--layout", str(tuning.layout), "--micro-batch", str(tuning.micro_batch)),
@@ -64,6 +65,7 @@ def case_arguments(plan: Plan) -> tuple[str, ...]:
         *("--attention", tuning.attention, "--compile" if tuning.compile else "--no-compile"),
         *(("--threads", str(tuning.threads)) if tuning.threads else ()),
         *(("--runtime", plan.runtime) if plan.runtime != "process" else ()),
+        *(("--base-image", image.base.image) if image and image.base.source == GIVEN else ()),
     ]
     for name, text in sorted(tuning.environment.items()):
         options += ["--env", f"{name}={text}"]

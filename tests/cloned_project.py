@@ -1,0 +1,69 @@
+"""A clone of this tree with commits of its own, for tests of builds: nights, bisections, pairs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from driving import ROOT
+
+
+class ClonedProject:
+    """A clone of the tree as it would be committed now, with its own runs, store and caches."""
+
+    def __init__(self, folder: Path) -> None:
+        self.code, self.data = folder / "code", folder / "data"
+        self.code.mkdir(parents=True)
+        listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+        for name in (n for n in names if n and (ROOT / n).is_file()):
+            (self.code / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, self.code / name)
+        self.git("init", "-q")
+        self.steps_last(0.03)
+        self.first = self.commit("steps of 30 ms")
+
+    def git(self, *words: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false", "-c", "gc.auto=0"]
+        done = subprocess.run(["git", *who, *words], cwd=self.code, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    def commit(self, message: str) -> str:
+        self.git("add", "-A")
+        self.git("commit", "-q", "--allow-empty", "-m", message)
+        return self.git("rev-parse", "HEAD")
+
+    def steps_last(self, seconds: float) -> None:
+        """Change the code of the training: that is what a nightly has to find."""
+        path = self.code / "tests/core/plugins/models/fake/train.py"
+        text, count = re.subn(r'("FAKE_STEP_SECONDS", ")[0-9.]+"', rf'\g<1>{seconds}"', path.read_text())
+        assert count == 1
+        path.write_text(text)
+
+    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        own = {
+            "LEVELFIELD_NO_BOOTSTRAP": "1",
+            "LEVELFIELD_RUNS": str(self.data / "runs"),
+            "LEVELFIELD_STORE": str(self.data / "results.sqlite"),
+            "XDG_CACHE_HOME": str(self.data / "cache"),
+            "FAKE_DEVICES": "1",
+        }
+        argv = [sys.executable, "run_benchmarks.py", *arguments]
+        return subprocess.Popen(
+            argv,
+            cwd=self.code,
+            env={**os.environ, **own, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=600)
+        assert "Traceback" not in err, err
+        return process.returncode, out, err
