@@ -119,4 +119,4 @@ def test_a_missing_device_is_an_error_and_leaves_no_container(engine: DockerClie
     asked = work("print('ran')", ContainerOptions(device_nodes=("/dev/acme-that-is-not-there",)))
     with pytest.raises(APIError, match="acme-that-is-not-there"), started(engine, asked):
         pytest.fail("it started")
-    assert asked.name not in [c.name for c in engine.containers.list(all=True)]
+    assert asked.name not in [c.name for c in engine.containers.list(all=True, ignore_removed=True)]

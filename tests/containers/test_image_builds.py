@@ -57,13 +57,13 @@ def test_a_cancelled_build_stops_the_engines_work(
     for line in process.stderr:
         if "sleeps" in line:
             break
-    working = {str(c.id) for c in engine.containers.list()}
+    working = {str(c.id) for c in engine.containers.list(ignore_removed=True)}
     process.send_signal(number)
     assert finished(process).returncode in (130, -signal.SIGTERM)
     deadline = time.monotonic() + 30
-    while working & {str(c.id) for c in engine.containers.list()} and time.monotonic() < deadline:
+    while working & {str(c.id) for c in engine.containers.list(ignore_removed=True)} and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert not working & {str(c.id) for c in engine.containers.list()} and tags(engine) == before
+    assert not working & {str(c.id) for c in engine.containers.list(ignore_removed=True)} and tags(engine) == before
 
 
 def test_export_writes_what_docker_loads_and_what_docker_builds(

@@ -73,7 +73,10 @@ def command(tmp_path: Path, *more: str) -> tuple[str, ...]:
 
 
 def containers(engine: DockerClient, run: Path) -> list[str]:
-    return [c.id for c in engine.containers.list(all=True, filters={"label": f"{RUN_LABEL}={run.name}"})]
+    return [
+        c.id
+        for c in engine.containers.list(all=True, filters={"label": f"{RUN_LABEL}={run.name}"}, ignore_removed=True)
+    ]
 
 
 def test_two_machines_train_in_containers_of_one_image_that_is_brought_once(

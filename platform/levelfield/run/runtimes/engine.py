@@ -78,7 +78,11 @@ def reap(client: DockerClient, say: Say) -> None:
     from docker.errors import APIError
 
     marked: dict[str, str | list[str] | bool] = {"label": OWNER_LABEL}
-    dead = [c for c in client.containers.list(all=True, filters=marked) if not is_alive(c.labels[OWNER_LABEL])]
+    dead = [
+        c
+        for c in client.containers.list(all=True, filters=marked, ignore_removed=True)
+        if not is_alive(c.labels[OWNER_LABEL])
+    ]
     for container in dead:
         say(f"removing {container.name}, which a killed run left")
         with suppress(APIError):
