@@ -15,7 +15,7 @@ from levelfield.errors import UsageError
 from levelfield.specs.base import parse
 from levelfield.specs.container import ImagePlan
 from levelfield.specs.implementation import ImplementationFile
-from levelfield.specs.vendor import Image, VendorFile
+from levelfield.specs.vendor import GIVEN, Image, VendorFile
 
 ENVIRONMENT = "/opt/levelfield"
 PIP = "pip-26.3-py3-none-any.whl"
@@ -55,9 +55,6 @@ def image_plan(
         requirements=needed,
         dockerfile=_render(implementation.framework, folder, vendor.name, base, needed),
     )
-
-
-GIVEN = "given by the user"  # the source of a base image that --base-image names
 
 
 def _base(framework: str, vendor: VendorFile, given: str | None, installs: bool) -> Image:

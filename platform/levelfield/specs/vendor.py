@@ -149,6 +149,9 @@ class ContainerAccess(Value):
     ulimits: dict[str, int] = Field(default_factory=dict)
 
 
+GIVEN = "given by the user"  # the source of an image that --base-image or LEVELFIELD_BASE_IMAGE names
+
+
 class Image(Value):
     """A base image. A digest fixes its content for ever; without one, `source` gives the origin of the tag.
 

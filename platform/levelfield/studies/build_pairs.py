@@ -11,11 +11,11 @@ from pathlib import Path
 
 from levelfield.checkout import checkout
 from levelfield.errors import RunFailed
-from levelfield.plan.image_recipe import GIVEN
 from levelfield.run.builds import Build, run_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import RunRecord, Series, Subject
+from levelfield.specs.vendor import GIVEN
 
 Keep = Callable[[str, RunPaths], RunRecord]  # arm and run directory -> the record, stored with its purpose
 MOST_SECONDS = 6 * 3600.0
