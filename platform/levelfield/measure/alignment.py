@@ -147,13 +147,12 @@ def widened(limits: AlignmentLimits, moved: Rerouting, reference: TrainingCurve)
         (step, group_of(name)) for step in reference.gradients if step >= first for name in reference.gradients[step]
     }
     figures = {(group_of(name), figure) for name in reference.weights for figure in ("norm", "projection")}
-    has_rows = limits.first_step is not None
     return replace(
         limits,
         first_step=_raised(limits.first_step, [1] if first == 1 else [], after.curve),
         gradient=_raised(limits.gradient, groups, after.gradient),
         curve=_raised(limits.curve, late, after.curve),
-        weights=_raised({} if limits.weights is None and has_rows else limits.weights, figures, after.weights),
+        weights=_raised({} if limits.weights is None else limits.weights, figures, after.weights),
         source=f"{limits.source}; from step {first} on that of runs whose routing differs",
     )
 
