@@ -2,9 +2,10 @@
 
     PYTHONPATH=platform python tests/models/matrix.py [FRAMEWORK[_VERSION] ...] [--precision fp32]
 
-makes models/<framework>/tested.json, or tested-VERSION.json of a further version, anew from 40 steps of each, or of
-those in one precision, and docs/frameworks.md from these files; each environment is made as for a run. `--docs` only
-writes the page. The tests run a part of the same list.
+makes models/<framework>/tested.json, or tested-VERSION.json of a further version, from 40 steps of each, or of those
+in one precision, and docs/frameworks.md from these files; each environment is made as for a run. What is recorded of
+the same code is not trained again, so a matrix that was stopped goes on. `--docs` only writes the page. The tests run
+a part of the same list.
 """
 
 from __future__ import annotations
@@ -33,128 +34,45 @@ from levelfield.specs.case import Model, Precision
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import Layout
 from levelfield.specs.tested import Difference, LayoutRuns, MatrixRun, OwnNoise
-from levelfield.testing.framework_kit.variants import SEQUENCE, zero
+from levelfield.testing.framework_kit.variants import SEQUENCE, TRIED, offered, zero
 
 STEPS = 40
 PAGE = ROOT / "docs" / "frameworks.md"
 DEFAULT_PLANS = ROOT / "tests" / "core" / "plan" / "default_plans.json"
 
-VARIANTS = {
-    variant.name: variant
-    for variant in (
-        SINGLE,
-        Variant("accumulation 1", micro_batch=8),
-        Variant("recompute selective", recompute="selective"),
-        Variant("recompute full", recompute="full"),
-        Variant("compile", compile=True),
-        Variant("DP2", {"data": 2}),
-        Variant("ZeRO 1, DP2", zero(1)),
-        Variant("ZeRO 2, DP2", zero(2)),
-        Variant("ZeRO 3, DP2", zero(3)),
-        Variant("ZeRO 2, DP2, recompute full", zero(2), recompute="full"),
-        Variant("ZeRO 3, DP2, recompute full", zero(3), recompute="full"),
-        Variant("ZeRO 3, DP2, recompute selective", zero(3), recompute="selective"),
-        Variant("ZeRO 1, DP4", zero(1, 4, 4), micro_batch=1),
-        Variant("ZeRO 3, DP4", zero(3, 4, 4), micro_batch=1),
-        Variant("ZeRO 1 over 2 of DP4", zero(1, 4)),
-        Variant("ZeRO 2 over 2 of DP4", zero(2, 4), micro_batch=1),
-        Variant("ZeRO 3 over 2 of DP4", zero(3, 4), micro_batch=1, recompute="full"),
-        Variant("TP2", {"tensor": 2}),
-        Variant("TP2 sequence parallel", SEQUENCE),
-        Variant("PP2", {"pipeline": 2}),
-        Variant("PP4", {"pipeline": 4}),
-        Variant("TP2 x PP2", {"tensor": 2, "pipeline": 2}),
-        Variant("DP2 x TP2", {"data": 2, "tensor": 2}),
-        Variant("DP2 x PP2", {"data": 2, "pipeline": 2}),
-        Variant("ZeRO 1, DP2 x TP2", zero(1, tensor=2)),
-        Variant("ZeRO 1, DP2 x TP2 sequence parallel", zero(1, **SEQUENCE)),
-        Variant("ZeRO 3, DP2 x TP2", zero(3, tensor=2)),
-        Variant("ZeRO 1, DP2 x PP2", zero(1, pipeline=2)),
-        Variant("ZeRO 1, DP2 x PP2, recompute full", zero(1, pipeline=2), recompute="full"),
-        Variant("PP2 interleaved", {"pipeline": 2}, virtual_pipeline=2),
-        Variant("DP2 x PP2 interleaved", {"data": 2, "pipeline": 2}, virtual_pipeline=2),
-        Variant("TP2 x PP2 interleaved", {"tensor": 2, "pipeline": 2}, virtual_pipeline=2),
-        Variant("ZeRO 1, DP2 x PP2 interleaved", zero(1, pipeline=2), virtual_pipeline=2),
-        Variant("ZeRO 2, DP2 x PP2", zero(2, pipeline=2)),
-        Variant("ZeRO 3, DP2 x PP2", zero(3, pipeline=2)),
-        Variant("TP2 sequence parallel x PP2, recompute full", {**SEQUENCE, "pipeline": 2}, recompute="full"),
-        Variant("CP2", {"context": 2}),
-        Variant("DP2 x CP2", {"data": 2, "context": 2}),
-        Variant("CP2 x TP2", {"context": 2, "tensor": 2}),
-        Variant("CP2 x TP2 sequence parallel", {"context": 2, **SEQUENCE}),
-        Variant("CP2 x PP2", {"context": 2, "pipeline": 2}),
-        Variant("ZeRO 1, CP2", zero(1, 1, context=2)),
-        Variant("ZeRO 3, CP2, recompute full", zero(3, 1, context=2), recompute="full"),
-        Variant("ZeRO 3 over 2 of DP2 x CP2", zero(3, context=2)),
-        Variant("EP2", {"data": 2, "expert": 2}),
-        Variant("EP2, recompute full", {"data": 2, "expert": 2}, recompute="full"),
-        Variant("EP2 of DP4", {"data": 4, "expert": 2}),
-        Variant("ZeRO 1, EP2", zero(1, expert=2)),
-        Variant("ZeRO 1, EP2 of DP4", zero(1, 4, 4, expert=2)),
-        Variant("EP2 x TP2 sequence parallel", {"data": 2, "expert": 2, **SEQUENCE}),
-        Variant("EP2 of CP2", {"context": 2, "expert": 2}),
-        Variant("ZeRO 1, EP4 of DP2 x CP2", zero(1, degree=4, context=2, expert=4)),
-        Variant("EP2 x PP2", {"data": 2, "expert": 2, "pipeline": 2}),
-    )
-}
-BASIC = ("DP2", "TP2", "PP2", "DP2 x TP2", "DP2 x PP2", "TP2 x PP2")
-ZERO = ("ZeRO 1, DP2", "ZeRO 2, DP2", "ZeRO 3, DP2")
-INTERLEAVED = (
-    "PP2 interleaved", "DP2 x PP2 interleaved", "TP2 x PP2 interleaved", "ZeRO 1, DP2 x PP2 interleaved",
-)  # fmt: skip
-CONTEXT = (
-    "CP2", "CP2 x TP2", "ZeRO 3, CP2, recompute full", "CP2 x TP2 sequence parallel", "ZeRO 1, CP2", "DP2 x CP2",
-    "CP2 x PP2", "ZeRO 3 over 2 of DP2 x CP2",
-)  # fmt: skip
-# What each framework runs in float32, after one process.
-FLOAT32: dict[str, tuple[str, ...]] = {
-    "torch": (
-        "accumulation 1", "recompute selective", "recompute full", "compile", *BASIC, *ZERO, "TP2 sequence parallel",
-        "PP4", "ZeRO 1 over 2 of DP4", "ZeRO 2 over 2 of DP4", "ZeRO 3 over 2 of DP4",
-        "ZeRO 1, DP2 x TP2 sequence parallel", "ZeRO 3, DP2 x TP2", "ZeRO 2, DP2 x PP2", "ZeRO 3, DP2 x PP2",
-        "TP2 sequence parallel x PP2, recompute full", *CONTEXT,
-    ),
-    "megatron": (
-        "accumulation 1", "recompute selective", "recompute full", *BASIC, "ZeRO 1, DP2", "TP2 sequence parallel",
-        "PP4", "ZeRO 1, DP2 x TP2 sequence parallel", "ZeRO 1, DP2 x PP2",
-        "TP2 sequence parallel x PP2, recompute full", *INTERLEAVED, "CP2", "CP2 x TP2", "CP2 x TP2 sequence parallel",
-        "ZeRO 1, CP2", "DP2 x CP2", "CP2 x PP2",
-    ),
-    "paddle": (
-        "accumulation 1", "recompute full", *BASIC, "ZeRO 1, DP2", "PP4", "ZeRO 1 over 2 of DP4", "ZeRO 1, DP2 x TP2",
-        "ZeRO 1, DP2 x PP2, recompute full",
-    ),
-    "deepspeed": (
-        "accumulation 1", "recompute selective", "recompute full", "DP2", *ZERO, "ZeRO 2, DP2, recompute full",
-        "ZeRO 3, DP2, recompute full", "ZeRO 3, DP2, recompute selective", "ZeRO 1, DP4", "ZeRO 3, DP4",
-    ),
-    "oneflow": ("accumulation 1", "recompute full", *BASIC, "PP4"),
-    "jax": (
-        "TP2 sequence parallel", "DP2", "accumulation 1", "recompute selective", "recompute full", "TP2", "DP2 x TP2",
-        *ZERO, "ZeRO 1, DP2 x TP2 sequence parallel",
-    ),
-}  # fmt: skip
-# What each framework runs in float32 of a mixture of experts, after one process.
-MIXTURE: dict[str, tuple[str, ...]] = {
-    "torch": (
-        "accumulation 1", "recompute selective", "recompute full", "DP2", "EP2", "EP2 of DP4", "TP2",
-        "TP2 sequence parallel", "PP2", "EP2, recompute full", "EP2 x TP2 sequence parallel", "EP2 x PP2",
-        "ZeRO 1, EP2", "ZeRO 1, DP2", "ZeRO 2, DP2", "ZeRO 3, DP2", "CP2", "EP2 of CP2", "ZeRO 1, EP4 of DP2 x CP2",
-    ),
-    "megatron": (
-        "accumulation 1", "recompute selective", "recompute full", "DP2", "EP2", "EP2 of DP4", "TP2 sequence parallel",
-        "PP2", "PP2 interleaved", "EP2, recompute full", "EP2 x TP2 sequence parallel", "EP2 x PP2", "ZeRO 1, EP2",
-        "ZeRO 1, EP2 of DP4", "ZeRO 1, DP2", "TP2 sequence parallel x PP2, recompute full", "CP2", "EP2 of CP2",
-        "ZeRO 1, EP4 of DP2 x CP2",
-    ),
-}  # fmt: skip
+# Beside the layouts of `framework check`: mixes of more kinds, and what only some frameworks have.
+FURTHER = (
+    Variant("ZeRO 2, DP2, recompute full", zero(2), recompute="full"),
+    Variant("ZeRO 3, DP2, recompute full", zero(3), recompute="full"),
+    Variant("ZeRO 3, DP2, recompute selective", zero(3), recompute="selective"),
+    Variant("ZeRO 1, DP4", zero(1, 4, 4), micro_batch=1),
+    Variant("ZeRO 3, DP4", zero(3, 4, 4), micro_batch=1),
+    Variant("ZeRO 1, DP2 x TP2 sequence parallel", zero(1, **SEQUENCE)),
+    Variant("ZeRO 1, DP2 x PP2, recompute full", zero(1, pipeline=2), recompute="full"),
+    Variant("DP2 x PP2 interleaved", {"data": 2, "pipeline": 2}, virtual_pipeline=2),
+    Variant("TP2 x PP2 interleaved", {"tensor": 2, "pipeline": 2}, virtual_pipeline=2),
+    Variant("ZeRO 1, DP2 x PP2 interleaved", zero(1, pipeline=2), virtual_pipeline=2),
+    Variant("DP2 x CP2", {"data": 2, "context": 2}),
+    Variant("CP2 x TP2", {"context": 2, "tensor": 2}),
+    Variant("CP2 x TP2 sequence parallel", {"context": 2, **SEQUENCE}),
+    Variant("CP2 x PP2", {"context": 2, "pipeline": 2}),
+    Variant("ZeRO 1, CP2", zero(1, 1, context=2)),
+    Variant("ZeRO 3, CP2, recompute full", zero(3, 1, context=2), recompute="full"),
+    Variant("ZeRO 3 over 2 of DP2 x CP2", zero(3, context=2)),
+    Variant("EP2, recompute full", {"data": 2, "expert": 2}, recompute="full"),
+    Variant("EP2 of DP4", {"data": 4, "expert": 2}),
+    Variant("ZeRO 1, EP2", zero(1, expert=2)),
+    Variant("ZeRO 1, EP2 of DP4", zero(1, 4, 4, expert=2)),
+    Variant("EP2 x TP2 sequence parallel", {"data": 2, "expert": 2, **SEQUENCE}),
+    Variant("EP2 of CP2", {"context": 2, "expert": 2}),
+    Variant("ZeRO 1, EP4 of DP2 x CP2", zero(1, degree=4, context=2, expert=4)),
+    Variant("EP2 x PP2", {"data": 2, "expert": 2, "pipeline": 2}),
+)
+VARIANTS = {variant.name: variant for variant in (*TRIED, *FURTHER)}
 # Of a family that not every framework has, the layouts of the tests: those that divide its own parts.
 DIVIDING = {"qwen": ("ZeRO 3, DP2", "TP2 sequence parallel")}
-SIXTEEN_BITS = (
-    "DP2", *ZERO, "TP2", "TP2 sequence parallel", "PP2", "DP2 x TP2", "DP2 x PP2", "TP2 x PP2", "CP2",
-)  # fmt: skip
-
-IN_THE_TESTS = {"jax": 2}  # layouts: each of its ranks compiles for six seconds
+# The layouts of the tests where they are not all that are offered: each of jax's ranks compiles for six seconds.
+IN_THE_TESTS = {"jax": ("TP2 sequence parallel", "DP2")}
 
 
 @dataclass(frozen=True)
@@ -178,18 +96,12 @@ def families(framework: str) -> tuple[str, ...]:
 
 
 def matrix(framework: str, precisions: tuple[Precision, ...]) -> Iterator[Asked]:
-    """Every run of a framework: float32 in all its layouts, 16 bits in those of one kind of parallelism or two; the
-    mixture in float32 alone, as rounding to 16 bits gives tokens to other experts."""
-    names = FLOAT32[framework]
+    """Every run of a framework: all that its manifest offers of the layouts above, for each of its small models."""
+    implementation = Registry().implementation(framework)[0]
     for precision in precisions:
-        chosen = names if precision == "fp32" else [name for name in SIXTEEN_BITS if name in names]
-        for name in (SINGLE.name, *chosen):
-            for family in families(framework):
-                if family != "mixture":
-                    yield Asked(framework, family, precision, VARIANTS[name])
-    if "mixture" in families(framework):
-        for name in (SINGLE.name, *MIXTURE[framework]):
-            yield Asked(framework, "mixture", "fp32", VARIANTS[name])
+        for family in families(framework):
+            for variant in offered(implementation, "cpu", MODELS[family], precision, VARIANTS.values()):
+                yield Asked(framework, family, precision, variant)
 
 
 def reduced() -> Iterator[Asked]:
@@ -199,12 +111,14 @@ def reduced() -> Iterator[Asked]:
     Of each framework the first one is the long run.
     """
     turns = itertools.cycle(EVERYWHERE)
-    for framework, names in FLOAT32.items():
-        alone = [] if framework == "torch" else [(family, SINGLE.name) for family in EVERYWHERE]
-        later = [family for family in families(framework) if family in DIVIDING]
-        dividing = [(family, name) for family in later for name in DIVIDING[family] if name in names]
-        for family, name in (*alone, *zip(turns, names[: IN_THE_TESTS.get(framework)], strict=False), *dividing):
-            yield Asked(framework, family, "fp32", VARIANTS[name])
+    for framework in Registry().frameworks:
+        runs = [asked for asked in matrix(framework, ("fp32",)) if asked.family != "mixture"]
+        names = IN_THE_TESTS.get(framework, dict.fromkeys(asked.variant.name for asked in runs))
+        chosen = [] if framework == "torch" else [(family, SINGLE.name) for family in EVERYWHERE]
+        chosen += zip(turns, [name for name in names if name != SINGLE.name], strict=False)
+        chosen += [(family, name) for family, dividing in DIVIDING.items() for name in dividing]
+        for key in chosen:
+            yield from (asked for asked in runs if (asked.family, asked.variant.name) == key)
 
 
 def left_to_thorough(runs: Iterable[Asked]) -> list[Asked]:
@@ -229,7 +143,7 @@ def left_to_thorough(runs: Iterable[Asked]) -> list[Asked]:
 
 def _is_slow(asked: Asked) -> bool:
     divides = asked.framework == "oneflow" and asked.variant.layout.get("tensor", 1) > 1
-    return asked.variant.compile or divides or str(asked) == "jax gpt fp32 DP2"
+    return asked.variant.compile or divides or (asked.framework == "jax" and asked.variant.name == "DP2")
 
 
 def _features(asked: Asked) -> set[tuple[str, object]]:
@@ -261,34 +175,53 @@ def noise_of(model: dict[str, Any], reference: Curve) -> OwnNoise:
     return OwnNoise(**{name: max(getattr(each, name) for each in found) for name in names})
 
 
-def measure(
-    registry: Registry,
-    label: str,
-    references: dict[str, Curve],
-    noises: dict[str, OwnNoise],
-    precision: Precision | None = None,
-) -> LayoutRuns:
-    """Run the matrix of a framework's version on the cpu; precision: only these runs. The others are then not
-    recorded."""
+@functools.cache
+def reference_of(family: str) -> Curve:
+    return train(job_of(MODELS[family], SINGLE, STEPS))
+
+
+@functools.cache
+def family_noise(family: str) -> OwnNoise:
+    return noise_of(MODELS[family], reference_of(family))
+
+
+def measure(registry: Registry, label: str, precision: Precision | None = None, again: bool = False) -> None:
+    """Train what the matrix of a framework's version asks on the cpu, and write its file after each run.
+
+    precision: only these runs. again: also what the file has of the same code on a processor of the same name.
+    """
     implementation, folder = registry.labelled(label)
     framework = implementation.framework
+    path = runs_path(implementation, folder)
+    head = {
+        "framework": framework,
+        "version": implementation.version,
+        "device_kind": "cpu",
+        "sources": sources_of(framework),
+        "rests_on": rests_on(implementation, folder),
+        "machine": f"{platform.system()} {platform.machine()}, {processor()}",
+    }
+    listed = list(matrix(framework, implementation.precisions["cpu"]))
+    runs = {} if again else recorded_runs(path, head)
     environment = environment_of(implementation, "cpu", implementation.requirements["cpu"].packages, None, "process")
-    runs = []
     with environment_in_use(environment, print):
-        for asked in matrix(framework, (precision,) if precision else implementation.precisions["cpu"]):
-            run = _run(asked, Path(environment.python), references[asked.family])
-            runs.append(run.model_copy(update={"noise": noises[asked.family]}))
-            print(f"{asked}: {'passed' if runs[-1].passed else runs[-1]}", flush=True)
-    return LayoutRuns(
-        framework=framework,
-        version=implementation.version,
-        device_kind="cpu",
-        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        sources=sources_of(framework),
-        rests_on=rests_on(implementation, folder),
-        machine=f"{platform.system()} {platform.machine()}, {processor()}",
-        runs=tuple(runs),
-    )
+        for asked in listed:
+            if str(asked) in runs or precision not in (None, asked.precision):
+                continue
+            run = runs[str(asked)] = _run(asked, Path(environment.python))
+            print(f"{asked}: {'passed' if run.passed else run}", flush=True)
+            date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+            there = tuple(runs[str(each)] for each in listed if str(each) in runs)
+            path.write_text(dump(LayoutRuns(**head, date=date, runs=there)))
+
+
+def recorded_runs(path: Path, head: dict[str, Any]) -> dict[str, MatrixRun]:
+    """The passed runs of a file of the code, version and machine that `head` says, by what was asked; none of another
+    file."""
+    old = load(LayoutRuns, path) if path.exists() else None
+    if old is None or any(getattr(old, key) != value for key, value in head.items()):
+        return {}
+    return {f"{old.framework} {run.family} {run.precision} {run.name}": run for run in old.runs if run.passed}
 
 
 def sources_of(framework: str) -> str:
@@ -298,10 +231,10 @@ def sources_of(framework: str) -> str:
     return "sha256:" + hashlib.sha256(" ".join(map(folder_digest, folders)).encode()).hexdigest()
 
 
-def _run(asked: Asked, python: Path, reference: Curve) -> MatrixRun:
+def _run(asked: Asked, python: Path) -> MatrixRun:
     found, failure = None, None
     try:
-        found = difference(asked, python, reference)
+        found = difference(asked, python, reference_of(asked.family))
     except RuntimeError as error:
         failure = str(error).strip().splitlines()[-1][:200]
     return MatrixRun(
@@ -312,6 +245,7 @@ def _run(asked: Asked, python: Path, reference: Curve) -> MatrixRun:
         steps=STEPS,
         difference=found,
         failure=failure,
+        noise=family_noise(asked.family),
     )
 
 
@@ -354,11 +288,11 @@ caused. `tests/core/plan/default_plans.py` plans all of them and writes the coun
 
 INTRODUCTION = """# Frameworks: what works where
 
-Made by `make matrix`, which trains the small models of `tests/models/layouts.py` for 40 steps with every framework
-that has their parts, in every layout below and writes `models/<framework>/tested.json`; this page follows from these
-files and from what each `implementation.yaml` declares. `list frameworks` prints the table too. The tests run a part
-of the same runs: each layout in one family, in 3 steps and with two layers where stages do not need four, and one
-layout of each framework with four layers in all 40.
+Made by `make matrix`, which trains four small models for 40 steps with every framework that has their parts, in every
+layout of a list (`tests/models/matrix.py`) that its manifest offers, and writes `models/<framework>/tested.json`; this
+page follows from these files and from what each `implementation.yaml` declares. `list frameworks` prints the table too.
+The tests run a part of the same runs: each layout in one family, in 3 steps and with two layers where stages do not
+need four, and one layout of each framework with four layers in all 40.
 
 A run passes in fp32 when it is within 1e-6 of torch's loss in one process at step 1, 1e-5 at every step, 1e-4 in the
 global gradient norm and in each parameter's (steps 1, 2 and 10), and when initial weights and all tokens have the
@@ -421,21 +355,17 @@ def _yes(passed: bool) -> str:
 
 
 def main() -> None:
+    registry = Registry()
     parser = argparse.ArgumentParser(description="Run the matrix of frameworks and layouts; write what it shows")
-    known = f"of {', '.join(FLOAT32)}, also with a further version; all when none is given"
+    known = f"of {', '.join(registry.frameworks)}, also with a further version; all when none is given"
     parser.add_argument("framework", nargs="*", help=known)
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), help="only the runs in this one")
+    parser.add_argument("--again", action="store_true", help="also the runs that are recorded of this very code")
     parser.add_argument("--docs", action="store_true", help="only write the page from the files that are there")
     options = parser.parse_args()
-    registry = Registry()
     if not options.docs:
-        labels = {label: registry.labelled(label) for label in options.framework or FLOAT32}
-        asked = {family for file, _ in labels.values() for family in families(file.framework)}
-        references = {family: train(job_of(MODELS[family], SINGLE, STEPS)) for family in MODELS if family in asked}
-        noises = {family: noise_of(MODELS[family], reference) for family, reference in references.items()}
-        for label, (file, folder) in labels.items():
-            tested = measure(registry, label, references, noises, options.precision)
-            runs_path(file, folder).write_text(dump(tested))
+        for label in options.framework or registry.frameworks:
+            measure(registry, label, options.precision, options.again)
     PAGE.write_text(page(registry))
 
 

@@ -19,15 +19,14 @@ sys.path[:0] = [str(ROOT / "platform"), str(Path(__file__).parent)]
 from faults import FAULTS  # noqa: E402
 from judging import training_of  # noqa: E402
 from layouts import EVERYWHERE, MODELS, SINGLE, Curve, Variant, job_of, planted, script_of, train  # noqa: E402
+from levelfield.catalog.registry import Registry  # noqa: E402
 from levelfield.judge.noise import row_of  # noqa: E402
 from levelfield.measure.calibration import noise_between  # noqa: E402
 from matrix import VARIANTS  # noqa: E402
 
 TARGET = ROOT / "tests" / "core" / "data" / "noise_rows.json"
-FRAMEWORKS = ("deepspeed", "megatron", "oneflow", "paddle")
 LAYOUTS = (
     "recompute full", "DP2", "ZeRO 1, DP2", "ZeRO 2, DP2", "ZeRO 3, DP2", "TP2", "TP2 sequence parallel", "PP2",
-    "PP2 interleaved",
 )  # fmt: skip
 INPUTS = ("weights of one layer perturbed by 1e-3", "two samples swapped between steps")  # seen by digests
 
@@ -40,7 +39,9 @@ def trainings(family: str, folder: Path) -> Iterator[tuple[str, str, bool, Curve
     for name in LAYOUTS:
         kind = "recompute" if name.startswith("recompute") else "layout"
         yield name, kind, False, train(job_of(model, VARIANTS[name]))
-    for framework in FRAMEWORKS:
+    for framework in Registry().frameworks:
+        if framework == "torch":
+            continue
         python = ROOT / ".venvs" / f"{framework}-cpu" / "bin" / "python"
         yield framework, "framework", False, train(job_of(model, SINGLE), script_of(framework), python)
     for fault in FAULTS:

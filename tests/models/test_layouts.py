@@ -10,10 +10,9 @@ import matrix as matrix_module
 import pytest
 from layouts import LONG_STEPS, MODELS, SINGLE, compare, first_steps, job_of, planted, script_of, shallow, train
 from levelfield.catalog.registry import Registry
-from levelfield.specs.base import load
+from levelfield.specs.base import dump, load
 from levelfield.specs.tested import LayoutRuns
 from matrix import (
-    FLOAT32,
     PAGE,
     VARIANTS,
     difference,
@@ -21,6 +20,7 @@ from matrix import (
     matrix,
     noise_of,
     page,
+    recorded_runs,
     reduced,
     same_sources,
     sources_of,
@@ -35,7 +35,7 @@ def thorough(*values):
 
 # Forward and backward, and two updates with what was kept. What shows later only is for the long runs, one of each.
 STEPS = 3
-LONG = [next(asked for asked in reduced() if asked.framework == framework) for framework in FLOAT32]
+LONG = [next(asked for asked in reduced() if asked.framework == framework) for framework in Registry().frameworks]
 LATER = left_to_thorough(reduced())
 
 
@@ -208,8 +208,20 @@ def test_sources_are_those_of_the_framework_of_torch_and_of_the_worker(tmp_path,
         before = sources_of("paddle")
 
 
-def test_every_framework_is_in_the_matrix():
-    assert set(FLOAT32) == set(Registry().frameworks)
+CODE = {"sources": "sha256:1", "rests_on": "sha256:2", "machine": "Linux x86_64, one", "version": "2.13.0"}
+
+
+@pytest.mark.parametrize("other", [{}, *({key: "another"} for key in CODE)], ids=str)
+def test_a_matrix_goes_on_with_what_is_recorded_of_the_same_code(other, tmp_path):
+    """A run that failed, and each run of other code, of another version or processor, is trained again."""
+    tested = load(LayoutRuns, script_of("torch").with_name("tested.json"))
+    first, second, *_ = tested.runs
+    failed = second.model_copy(update={"difference": None, "failure": "killed"})
+    path = tmp_path / "tested.json"
+    path.write_text(dump(tested.model_copy(update={**CODE, **other, "runs": (first, failed)})))
+    expected = {f"torch {first.family} {first.precision} {first.name}": first}
+    assert recorded_runs(path, CODE) == ({} if other else expected)
+    assert recorded_runs(tmp_path / "none.json", CODE) == {}
 
 
 @pytest.mark.parametrize("fault", ["", "1e-5 too far", "other tokens"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from levelfield.errors import NotHere
@@ -70,10 +70,14 @@ def small_job(model: dict[str, Any], variant: Variant, precision: Precision, **c
 
 
 def offered(
-    implementation: ImplementationFile, kind: str, model: dict[str, Any], precision: Precision
+    implementation: ImplementationFile,
+    kind: str,
+    model: dict[str, Any],
+    precision: Precision,
+    variants: Iterable[Variant] = TRIED,
 ) -> Iterator[Variant]:
-    """Return the variants that the manifest offers for a model on a device kind, and that are possible for it."""
-    for variant in TRIED:
+    """Return those of `variants` that the manifest offers for a model on a device kind and that are possible for it."""
+    for variant in variants:
         if precision != "fp32" and variant.name not in OF_SIXTEEN_BITS:
             continue
         if variant.layout.get("expert", 1) > 1 and not model.get("experts"):
