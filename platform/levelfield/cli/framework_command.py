@@ -11,7 +11,7 @@ from pathlib import Path
 
 from levelfield.catalog.registry import Registry
 from levelfield.checkout import checkout
-from levelfield.cli.terminal import shown
+from levelfield.cli.terminal import say_command, shown, this_program
 from levelfield.errors import GateFailed
 from levelfield.report.escapes import printable
 from levelfield.report.words import wrapped
@@ -20,7 +20,7 @@ from levelfield.testing.framework_kit.framework_scaffold import new_framework, n
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, silent
 from levelfield.testing.framework_kit.framework_suite import check_framework, write_tested
 
-INDENT = 22  # the column after a check's name
+INDENT = 23  # the column after a check's name
 LABELS = {"ok": "ok", "missing": "missing", "fails": "FAILS", "not applicable": "n/a"}
 
 
@@ -31,7 +31,7 @@ def execute(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     """Run the suite. tested.json is written when everything was tried, also where something failed."""
     progress = _progress if sys.stderr.isatty() or options.verbose else silent
-    subject = FrameworkSubject(options.name, options.plugins, options.device, options.python, progress)
+    subject = FrameworkSubject(options.name, options.plugins, options.device, options.python, progress, _progress)
     found: list[CheckFinding] = []
     try:
         for finding in check_framework(subject, options.fast):
@@ -56,7 +56,7 @@ def _progress(line: str) -> None:
 
 
 def _show(finding: CheckFinding) -> None:
-    text = f"{LABELS[finding.status]:<8} {finding.check:<12} {printable(finding.says)}"
+    text = f"{LABELS[finding.status]:<8} {finding.check:<13} {printable(finding.says)}"
     print(wrapped(text, INDENT), flush=True)
     if finding.do:
         print(wrapped(f"{'':<{INDENT - 2}}> {printable(finding.do)}", INDENT), flush=True)
@@ -85,9 +85,9 @@ def _new(options: argparse.Namespace) -> int:
 def _next(name: str, plugins: Path) -> int:
     """Print the commands of a first run and of the page that goes on."""
     here = plugins.absolute() == checkout().absolute()
-    where = "" if here else f" --plugins {shown(plugins.absolute())}"
-    _say(f"         python run_benchmarks.py framework check {name}{where} --fast")
-    _say(f"         python run_benchmarks.py --case gpt3_6.7B:{name}{where}")
+    where = () if here else (f"--plugins {shown(plugins.absolute())}",)
+    say_command(f"{this_program()} framework check {name}", *where, "--fast")
+    say_command(f"{this_program()} --case gpt3_6.7B:{name}", *where)
     _say("         and then docs/writing-a-framework.md, step by step")
     return 0
 

@@ -89,7 +89,8 @@ def _frameworks(registry: Registry) -> list[Row]:
     listed, works = [], list(support.rows(registry))
     for name in registry.labels():
         found, _ = registry.labelled(name)
-        verified = "; ".join(f"{kind}: {needs.verified}" for kind, needs in found.requirements.items())
+        pins = ((kind, needs.verified) for kind, needs in found.requirements.items())
+        verified = "; ".join(f"{kind}: {'pins ran nowhere yet' if where == 'none' else where}" for kind, where in pins)
         layouts = [asdict(row) for row in works if row.framework == name]
         says = f"{found.version}  {', '.join(support.families_of(found))}  {verified}"
         listed.append({"name": name, "says": says, "layouts": layouts})

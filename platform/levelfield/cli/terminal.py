@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from levelfield.checkout import checkout
 from levelfield.compare import scaling_sheets
 from levelfield.compare.scaling import Scaling
 from levelfield.report import repeats, suites, tables, words
@@ -168,13 +169,30 @@ def result_lines(result: Result) -> list[str]:
         lines += [f"         {mfu.peak_source or mfu.reason}"]
     lines.append(f"memory   {words.gib(memory)} ({name}), expected {words.expectation(result)}")
     lines += [f"         remark: {remark}" for remark in words.memory_remarks(result)]
-    lines.append(f"loss     {words.number(result.loss.first, 4)} -> {words.number(result.loss.tail_mean, 4)}")
+    first, last = words.number(result.loss.first, 4), words.number(result.loss.tail_mean, 4)
+    lines.append(f"loss     {first} -> {last}, mean of the last steps")
     lines += [f"experts  {sentence}" for sentence in words.expert_lines(result)]
     lines += words.node_lines(result)
     lines += [f"before   {result.preflight}"] if result.preflight else []
     lines += [f"warning  {warning}" for warning in result.warnings]
     lines.append(f"aligned  {result.alignment.verdict}: {result.alignment.reason}")
+    if result.alignment.verdict == "different":
+        lines.append(f"         next: `diagnose {result.run_id}` names the first step and tensor that differ")
     return [words.wrapped(line, 9) for line in lines]
+
+
+_CONTINUED = " \\\n           "
+
+
+def this_program() -> str:
+    """Return the command of this program, from the current folder."""
+    return f"python {shown(checkout() / 'run_benchmarks.py')}"
+
+
+def say_command(*parts: str) -> None:
+    """Print a command to paste, with the shell's line continuation where it is too long for a line."""
+    line = " ".join(parts)
+    print(f"         {line if len(line) <= 80 - 9 else _CONTINUED.join(parts)}", flush=True)
 
 
 def shown(path: Path) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from levelfield.catalog.registry import Registry
 from levelfield.checkout import checkout
-from levelfield.cli.terminal import shown
+from levelfield.cli.terminal import say_command, shown, this_program
 from levelfield.errors import GateFailed
 from levelfield.report.words import wrapped
 from levelfield.testing.check_suite import check
@@ -24,7 +24,6 @@ from levelfield.testing.value_checks import readings
 
 INDENT = 25  # the column after a check's name
 BLANK = "\0"  # a blank where no line may break
-CONTINUED = " \\\n           "
 LABELS = {"ok": "ok", "missing": "missing", "fails": "FAILS", "not applicable": "n/a"}
 
 
@@ -38,21 +37,15 @@ def _new(options: argparse.Namespace) -> int:
         made = new_package(options.name, options.output or Path.cwd(), registry)
         folder = made[0].parent
         _say(f"created  {shown(folder)}, a package. Next:")
-        _say_command(f"{shown(Path(sys.executable))} -m pip install -e", shown(folder))
-        _say_command(f"python run_benchmarks.py vendor check {options.name}")
+        say_command(f"{shown(Path(sys.executable))} -m pip install -e", shown(folder))
+        say_command(f"{this_program()} vendor check {options.name}")
         return 0
     made = new_vendor(options.name, options.output or checkout(), registry)
     where = [f"--plugins {shown(options.output)}"] if options.output else []
     _say(f"created  {shown(made[0].parent)}. Next:")
     _say(f"         fill in {shown(made[0])}")
-    _say_command(f"python run_benchmarks.py vendor check {options.name}", *where)
+    say_command(f"{this_program()} vendor check {options.name}", *where)
     return 0
-
-
-def _say_command(*parts: str) -> None:
-    """Print a command to paste, with the shell's line continuation where it is too long for a line."""
-    line = " ".join(parts)
-    print(f"         {line if len(line) <= 80 - 9 else CONTINUED.join(parts)}", flush=True)
 
 
 def _record(options: argparse.Namespace) -> int:

@@ -66,19 +66,25 @@ class Difference(Value):
     same_weights: bool
     same_tokens: bool
 
+    def beyond(
+        self, precision: Precision = "fp32", noise: OwnNoise | None = None
+    ) -> dict[str, tuple[float | None, float]]:
+        """Return each figure that is not within its limit of `precision`, with the limit, for a shape of this noise."""
+        limits, own = LIMITS[precision], noise or OwnNoise()
+        bounds = {
+            "first_loss": _scaled(limits.first_loss, own.first_loss),
+            "loss": _scaled(limits.loss, own.loss),
+            "grad_norm": _scaled(limits.grad_norm, own.grad_norm),
+            "total_norm": 1e-5,
+        }
+        if precision == "fp32":  # in 16 bits the norm of a small parameter is mostly rounding error
+            bounds["parameter_norm"] = _scaled(limits.grad_norm, own.parameter_norm)
+        figures = ((name, getattr(self, name), limit) for name, limit in bounds.items())
+        return {name: (value, limit) for name, value, limit in figures if value is None or not value <= limit}
+
     def within(self, precision: Precision = "fp32", noise: OwnNoise | None = None) -> bool:
         """Return whether every difference is within the limits of `precision`, for a shape of this noise."""
-        limits, own = LIMITS[precision], noise or OwnNoise()
-        bounds = [
-            (self.first_loss, _scaled(limits.first_loss, own.first_loss)),
-            (self.loss, _scaled(limits.loss, own.loss)),
-            (self.grad_norm, _scaled(limits.grad_norm, own.grad_norm)),
-            (self.total_norm, 1e-5),
-        ]
-        if precision == "fp32":  # in 16 bits the norm of a small parameter is mostly rounding error
-            bounds.append((self.parameter_norm, _scaled(limits.grad_norm, own.parameter_norm)))
-        near = all(value is not None and value <= limit for value, limit in bounds)
-        return near and self.same_weights and self.same_tokens
+        return not self.beyond(precision, noise) and self.same_weights and self.same_tokens
 
 
 class MatrixRun(Value):

@@ -69,6 +69,13 @@ def test_a_run_in_full_says_its_figures(valid: Result) -> None:
     assert "measured: a probe of the tests" in text
 
 
+@pytest.mark.parametrize("verdict", ["aligned", "different"])
+def test_a_training_that_differs_says_what_to_do(verdict: str, valid: Result) -> None:
+    found = valid.model_copy(update={"alignment": valid.alignment.model_copy(update={"verdict": verdict})})
+    said = f"next: `diagnose {valid.run_id}`" in " ".join("\n".join(result_lines(found)).split())
+    assert said == (verdict == "different")
+
+
 def test_memory_of_the_whole_machine_is_never_a_runs(valid: Result) -> None:
     """A processor's run that failed before its first step: its processes gave no figure, the machine's counter did."""
     unknown = Figure(value=None, unit="B", reason="no step was finished")

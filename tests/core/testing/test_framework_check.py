@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -9,18 +10,20 @@ from pathlib import Path
 
 import pytest
 from levelfield.catalog.registry import Registry
+from levelfield.checkout import checkout
 from levelfield.cli.main import main
 from levelfield.errors import UnknownName, UsageError
 from levelfield.specs.base import load
 from levelfield.specs.tested import LayoutRuns
-from levelfield.testing.framework_kit import framework_suite, planted_jobs
+from levelfield.testing.framework_kit import framework_suite, layout_checks, planted_jobs
 from levelfield.testing.framework_kit.framework_scaffold import new_framework
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
-from levelfield.testing.framework_kit.framework_suite import CHECKS, check_framework, find, write_tested
-from levelfield.testing.framework_kit.known_curves import recorded_curve
+from levelfield.testing.framework_kit.framework_suite import CHECKS, FrameworkCheck, check_framework, find, write_tested
+from levelfield.testing.framework_kit.known_curves import known_curve, recorded_curve
 from levelfield.testing.framework_kit.layout_checks import OfferedRun, layout_run, offered_runs
 from levelfield.testing.framework_kit.small_jobs import SINGLE, Variant, job_of
 from levelfield.testing.framework_kit.small_models import MODELS
+from levelfield.testing.framework_kit.training_curves import compare
 from levelfield.testing.framework_kit.variants import offered, refusal, small_job
 
 Said = pytest.CaptureFixture[str]
@@ -77,6 +80,20 @@ FAULTS: dict[str, tuple[str, str, str, str, str]] = {
     "no memory": ("training.py", "process_memory(),", "{},", "events", "memory {}, expected the fields"),
     "a rate of its own": ("training.py", '"learning_rate": self.rate', '"learning_rate": 1e-3', "events", "expected"),
     "a name of its own": ("training.py", "recorder.framework(NAME", 'recorder.framework("else"', "events", "says else"),
+    "a version of its own": (
+        "training.py",
+        "NAME, np.__version__",
+        'NAME, "9.9"',
+        "events",
+        "version 9.9, expected 2.2.6",
+    ),
+    "squares added up one by one in float32": (
+        "training.py",
+        "float(np.square(gradient, dtype=np.float64).sum())",
+        "float(np.cumsum(np.square(gradient))[-1])",
+        "large-tensors",
+        "differs from torch's by",
+    ),
     "captured after clipping": (
         "training.py",
         'keep(f"gradient.{name}", gradient)',
@@ -144,6 +161,21 @@ WRONG_TRAININGS = {
     "a scale of attention left out": ("attention.py", "np.float32(self.size**-0.5)", "np.float32(1)"),
     "a mask that shows the next token": ("attention.py", "scores.shape[-1], dtype", "scores.shape[-1], 1, dtype"),
 }
+
+
+def test_a_finding_names_the_figures_that_are_beyond_their_limits_and_the_section(acme: Path) -> None:
+    wrong = plant(acme, "training.py", "recorder.weights(trainer.weights())", "recorder.weights(doubled(trainer))")
+    path = acme / "models" / "acme" / "training.py"
+    path.write_text(
+        path.read_text() + "\n\ndef doubled(t):\n    return [(n, s, i, 2 * v) for n, s, i, v in t.weights()]\n"
+    )
+    finding = find(wrong, FrameworkCheck("one-process", lambda subject: layout_checks.training(subject, True)))
+    assert finding.says.startswith("4 of 4 trainings differ from torch's; gpt fp32 1 process, accumulation 4: other in")
+    assert finding.do == "see section 4 of docs/writing-a-framework.md"
+    right = known_curve(wrong, "gpt").curve
+    losses = (*right.losses[:-1], 1.001 * right.losses[-1])
+    beyond = compare(dataclasses.replace(right, losses=losses), right).beyond()
+    assert list(beyond) == ["loss"] and beyond["loss"] == (pytest.approx(1e-3), 1e-5)
 
 
 @pytest.mark.parametrize("fault", sorted(WRONG_TRAININGS))
@@ -287,9 +319,11 @@ def test_new_in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.chdir(tmp_path)
     assert main(["framework", "new", "acme"]) == 0
     said = capsys.readouterr().out
-    assert "framework check acme" in said and all(len(line) <= 80 for line in said.splitlines())
+    program = f"python {checkout() / 'run_benchmarks.py'}"  # a path has any length
+    assert f"{program} framework check acme --plugins . --fast" in said.replace(" \\\n           ", " ")
+    assert all(len(line) <= 80 for line in said.replace(program, "").splitlines())
     assert main(["list", "frameworks", "--plugins", "."]) == 0
-    assert "acme" in capsys.readouterr().out
+    assert "cpu: pins ran nowhere yet" in capsys.readouterr().out
     assert main(["framework", "new", "acme"]) == 2 and "exists" in capsys.readouterr().err
     assert main(["framework", "new", "torch"]) == 2 and "'torch' exists" in capsys.readouterr().err
     assert main(["framework", "new", "Bad_Name"]) == 2 and "lower-case" in capsys.readouterr().err

@@ -30,7 +30,7 @@ def refusals(subject: FrameworkSubject) -> str:
         raise NotApplicable("the manifest offers everything that the check tries")
     for what, job in found:
         _check_refused(subject, what, job)
-    return f"unsupported, before ranks join: {', '.join(what for what, _ in found)}"
+    return f"unsupported, before ranks join: {'; '.join(what for what, _ in found)}"
 
 
 def _refused_jobs(subject: FrameworkSubject) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,12 +69,24 @@ def _faults(subject: FrameworkSubject, job: dict[str, Any], rank: SmallRank) -> 
     said = rank.of("framework")[0]
     if said["name"] != subject.name or not said["version"] or not said["device"]:
         yield f"the framework event says {said['name']} {said['version']} on {said['device']}; name all three"
+    needs = subject.manifest.requirements.get(subject.kind)
+    expected = _versions(subject.manifest.version, needs.packages) if needs else {said["version"]}
+    if not {said["version"], said["version"].partition("+")[0]} & expected:
+        yield f"the framework event says version {said['version']}, expected {' or '.join(sorted(expected))}, as pinned"
     steps = rank.of("step")
     if [event["step"] for event in steps] != list(range(1, STEPS + 1)):
         yield f"found steps {[event['step'] for event in steps]}, expected 1 to {STEPS}"
     yield from _step_faults(job, steps)
     if len(rank.of("gradients")) != 1:
         yield f"found {len(rank.of('gradients'))} events `gradients`, expected one of step {CAPTURED}"
+
+
+def _versions(version: str, packages: Iterable[str]) -> set[str]:
+    """Return the manifest's version, and those that its package is pinned to for other Pythons."""
+    found = (re.match(r"([\w.-]+)(?:\[.*\])?==([\w.+]+)", package) for package in packages)
+    pins = [match.groups() for match in found if match]
+    names = {name for name, pinned in pins if pinned == version}
+    return {version, *(pinned for name, pinned in pins if name in names)}
 
 
 def _step_faults(job: dict[str, Any], steps: Sequence[dict[str, Any]]) -> Iterator[str]:

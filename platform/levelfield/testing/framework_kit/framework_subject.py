@@ -35,6 +35,7 @@ class FrameworkSubject:
 
     name: also with a further version of the manifest, such as `jax_0.10.1`.
     kind: of the devices to train on. python: an interpreter to use in place of the environment of the manifest.
+    say: hears what is trained. tell: hears that an environment is made, which may take minutes.
     """
 
     def __init__(
@@ -44,8 +45,9 @@ class FrameworkSubject:
         kind: str = HOST_KIND,
         python: str | None = None,
         say: Say = silent,
+        tell: Say = silent,
     ) -> None:
-        self.kind, self.say = kind, say
+        self.kind, self.say, self._tell = kind, say, tell
         self.registry = Registry(tuple(folder.absolute() for folder in plugins))
         self.name, self.version = (name, None) if name in self.registry.frameworks else split_label(name)
         if self.name not in self.registry.frameworks:
@@ -91,7 +93,7 @@ class FrameworkSubject:
     def _environment(self, manifest: ImplementationFile, python: str | None) -> str:
         needs = manifest.requirements.get(self.kind)
         plan = environment_of(manifest, self.kind, needs.packages if needs else (), python, "process")
-        self._closing.enter_context(environment_in_use(plan, self.say))
+        self._closing.enter_context(environment_in_use(plan, self._tell))
         return plan.python
 
     @property

@@ -39,6 +39,7 @@ CHECKS = (
     FrameworkCheck("events", evidence_checks.events),
     FrameworkCheck("one-process", lambda subject: layout_checks.training(subject, only_one_process=True)),
     FrameworkCheck("large-weights", layout_checks.large_weights),
+    FrameworkCheck("large-tensors", layout_checks.large_tensors),
     FrameworkCheck("repeats", layout_checks.repeats),
     FrameworkCheck("dropout", layout_checks.dropout),
     FrameworkCheck("capture", evidence_checks.capture),

@@ -13,11 +13,12 @@ from levelfield.testing.findings import Fails, NotApplicable
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
 from levelfield.testing.framework_kit.known_curves import curve_by_torch, known_curve
 from levelfield.testing.framework_kit.small_jobs import LONG_STEPS, SINGLE, Variant
-from levelfield.testing.framework_kit.small_models import with_large_weights
+from levelfield.testing.framework_kit.small_models import with_large_vocabulary, with_large_weights
 from levelfield.testing.framework_kit.training_curves import Curve, compare, compare_routing
 from levelfield.testing.framework_kit.variants import offered, small_job
 
 FEW_STEPS = 10
+LARGE_STEPS = 2  # of the embedding of a million elements
 ROUTING = 1e-4  # of the routers' losses, at any step
 # Of one process with large weights. Measured: rounding is up to 1e-7 in the loss and 2e-7 in the gradient norm; GELU's
 # other form is 6e-6 and 6e-5, and its cubic constant 1 % off 1.6e-6 and 4e-5.
@@ -59,7 +60,9 @@ def training(subject: FrameworkSubject, only_one_process: bool = False) -> str:
     bad = [run for run in runs if not run.passed]
     if bad:
         first = f"{bad[0].family} {bad[0].precision} {bad[0].name}: {_word(bad[0])}"
-        raise Fails(f"{len(bad)} of {len(runs)} trainings differ from torch's; {first}", "section 5 lists causes")
+        section = 5 if all(run.layout.world_size > 1 for run in bad) else 4
+        hint = f"see section {section} of docs/writing-a-framework.md"
+        raise Fails(f"{len(bad)} of {len(runs)} trainings differ from torch's; {first}", hint)
     return f"{len(runs)} trainings as torch's; compared with {_source(subject)}"
 
 
@@ -107,10 +110,10 @@ def _word(run: MatrixRun) -> str:
         return "passed"
     if run.difference is None:
         return run.failure or "no difference"
-    figures = run.difference.model_dump()
-    return ", ".join(
-        f"{name} {value if isinstance(value, bool) else _number(value)}" for name, value in figures.items()
-    )
+    beyond = run.difference.beyond(run.precision, run.noise)
+    said = [f"{name} {_number(value)} (limit {limit:g})" for name, (value, limit) in beyond.items()]
+    said += [] if run.difference.same_weights else ["other initial weights"]
+    return ", ".join(said + ([] if run.difference.same_tokens else ["other tokens"]))
 
 
 def _number(value: float | None) -> str:
@@ -131,6 +134,20 @@ def large_weights(subject: FrameworkSubject) -> str:
             raise Fails(why, "compare the constants of activation, norms and positions with section 4")
     losses = ", ".join(f"{family} {_number(each.loss)}" for family, each in found.items())
     return f"losses with larger weights within {SHARP.loss:g} of torch's: {losses}"
+
+
+def large_tensors(subject: FrameworkSubject) -> str:
+    """Check gradient norms with an embedding of a million elements, in few steps. Clipping divides by the norm."""
+    family, model = next(iter(subject.models.items()))
+    job = small_job(with_large_vocabulary(model), SINGLE, "fp32", steps=LARGE_STEPS)
+    found = compare(subject.train(job), curve_by_torch(subject, job).curve)
+    for name, value in (("the gradient norm", found.grad_norm), ("a parameter's gradient norm", found.parameter_norm)):
+        if value is None or value > SHARP.grad_norm:
+            why = f"{family} with {job['model']['vocab_size']:,} words: {name} differs from torch's by {_number(value)}"
+            raise Fails(f"{why}, expected {SHARP.grad_norm:g} at most", "add up the squares in float64")
+    return (
+        f"gradient norm of {family} with {job['model']['vocab_size']:,} words: {_number(found.grad_norm)} from torch's"
+    )
 
 
 def is_sharp(difference: Difference) -> bool:
@@ -164,7 +181,8 @@ def dropout(subject: FrameworkSubject) -> str:
     job = small_job(model, SINGLE, "fp32", steps=5)
     first, second = subject.train(job), subject.train(job)
     if not compare(second, first).within():
-        raise Fails("dropout differs when the same job runs again", "seed each step by dropout_seed(job, place, step)")
+        hint = "seed each step by dropout_seed(job, coordinates(job), step)"
+        raise Fails("dropout differs when the same job runs again", hint)
     plain = subject.train(
         small_job({**model, "hidden_dropout": 0.0, "attention_dropout": 0.0}, SINGLE, "fp32", steps=5)
     )

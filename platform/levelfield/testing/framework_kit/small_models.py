@@ -47,3 +47,11 @@ def with_large_weights(model: dict[str, Any]) -> dict[str, Any]:
     With small weights every activation is nearly a line, and a wrong constant in it changes no digit that is compared.
     """
     return {**model, "init_std": 0.1}
+
+
+def with_large_vocabulary(model: dict[str, Any]) -> dict[str, Any]:
+    """Return one layer of the model with an embedding of a million elements.
+
+    Sums in float32 over so many are wrong in the fourth or fifth digit where they are made one by one.
+    """
+    return {**model, "layers": 1, "vocab_size": 32768}
