@@ -21,13 +21,18 @@ def configuration(job):
         "train_batch_size": training.global_batch,
         "train_micro_batch_size_per_gpu": tuning.micro_batch,
         "gradient_accumulation_steps": job.accumulation,
-        "gradient_clipping": training.gradient_clip,
+        "gradient_clipping": 0.0 if clips_here(job) else training.gradient_clip,
         "communication_data_type": "fp32",
         "data_types": {"grad_accum_dtype": accumulation_type(job)},
         "zero_optimization": zero_optimization(job),
         "steps_per_print": NEVER,
         **precision(training),
     }
+
+
+def clips_here(job):
+    """Without ZeRO and in float32 the engine clips by torch's norm in float32, and keeps it from everybody."""
+    return job.layout.sharding_stage == 0 and job.training.precision == "fp32"
 
 
 def zero_optimization(job):

@@ -6,12 +6,12 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from activations import keep_gradients, kept_activations
-from configuration import check
+from configuration import check, clips_here
 from device import describe, memory, open_device, process_group
 from engine import open_engine
 from exchange import own_work
 from levelfield.worker import Capture, Initializer, coordinates, learning_rate, train_steps
-from partition import save, squared_norm, whole_gradients, whole_parameters
+from partition import exact_norm, save, squared_norm, whole_gradients, whole_parameters
 from recompute import repeats
 from training import step_seed
 
@@ -31,15 +31,14 @@ def train(job, recorder):
 
 
 class ZeroTrainer:
-    """One rank's engine, for train_steps. The engine accumulates, clips, scales the loss and skips steps."""
+    """One rank's engine, for train_steps. The engine accumulates, scales the loss, skips steps, and mostly clips."""
 
     def __init__(self, job, place, device):
         self.job, self.place, self.device, self.capture = job, place, device, Capture(job)
         self.engine = open_engine(job, place, Initializer(job), device)
         self.model = self.engine.module
         self.stage, self.scaled = job.layout.sharding_stage, job.training.precision == "fp16"
-        # without ZeRO and in float32 the engine drops the norm that it clips by
-        self.unkept = self.stage == 0 and job.training.precision == "fp32"
+        self.clips_here = clips_here(job)
         self.random = bool(job.model.hidden_dropout or job.model.attention_dropout)
         self.own_work = own_work(job, device, first_exchanging_stage=2)
 
@@ -61,6 +60,8 @@ class ZeroTrainer:
             group["lr"] = self.rate
         self.loss = self.gradients(batch)
         self.take_evidence(batch.step)
+        if self.clips_here:
+            self.clip()
         self.engine.step()
         self.own_work.exchanged()
 
@@ -99,8 +100,12 @@ class ZeroTrainer:
         if step in self.job.gradient_steps:
             scale = self.scale**2
             self.squares = [(name, squared_norm(whole) / scale) for name, whole in whole_gradients(self.model)]
-        if self.unkept:
-            self.total = torch.nn.utils.get_total_norm([whole for _, whole in whole_gradients(self.model)])
+
+    def clip(self):
+        """What the engine leaves to this training; every rank has the whole gradients of the global batch."""
+        gradients = [whole for _, whole in whole_gradients(self.model)]
+        self.total = exact_norm(gradients)
+        torch._foreach_div_(gradients, (self.total / self.job.training.gradient_clip).clamp(min=1))
 
     def gradient_squares(self):
         """(name, this rank's share of its squared gradient norm): each rank has computed all of them."""
@@ -108,7 +113,7 @@ class ZeroTrainer:
 
     def norm(self):
         """The gradient's norm before clipping, without the loss scale, which the engine's has without ZeRO."""
-        if self.unkept:
+        if self.clips_here:
             return float(self.total)
         return float(self.engine.get_global_grad_norm()) / (1.0 if self.stage else self.scale)
 

@@ -2,7 +2,8 @@
 
 No file of the package is changed. Megatron asks torch.cuda in five ways, and each gets a processor's answer:
 which device is current, random numbers' states, tensors made or moved by the word "cuda", the names of tensor types,
-which it compares with "torch.cuda.FloatTensor" and its like, and streams, on which a mixture copies its counts.
+which it compares with "torch.cuda.FloatTensor" and its like, and streams, on which a mixture copies its counts. One
+more answer is its own and inexact: the gradient's norm.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import logging
 
 import torch
 from megatron.core.models.common.embeddings import rotary_pos_embedding
+from megatron.core.optimizer import clip_grads
 from megatron.core.tensor_parallel import random
 from megatron.core.transformer.moe import token_dispatcher
 from sequence import Sequence
@@ -30,10 +32,18 @@ def stand_in_for_cuda(device):
     # its own moves tensors of other devices only, and leaves a processor's where numbers are needed
     token_dispatcher.maybe_move_tensor_to_cpu = on_processor
     rotary_pos_embedding.get_pos_emb_on_this_cp_rank = own_positions  # its own needs memory that CUDA pins
+    clip_grads.l2_norm_impl = exact_norm
     exchange_uneven_parts()
     # it warns when the processor's random numbers move inside the device's, which are the same here
     logging.getLogger(random.__name__).setLevel(logging.ERROR)
     OnProcessor().__enter__()
+
+
+def exact_norm(_chunk, _overflow, lists, _by_tensor):
+    """The norm of all tensors together. Megatron's own is torch's in float32, which a processor adds up in few lanes:
+    wrong by 2e-5 for a million elements."""
+    norms = torch._foreach_norm(lists[0], 2, torch.float64)
+    return torch.linalg.vector_norm(torch.stack(norms)).float().reshape(1), None
 
 
 def on_processor(tensor, as_numpy=False, record_stream=False):

@@ -36,8 +36,8 @@ from levelfield.measure.alignment import (
 
 ERROR_RATE, CONFIDENCE = 1e-3, 0.95
 # The least limits, in units in the last place of float32. A loss is one rounded number; one job was seen to start with
-# losses 5.6e-7 apart in different processes. Gradients and weights of another framework differ by 2.7e-5 and 5e-6: that
-# has to pass where only rows of one framework are recorded.
+# losses 5.6e-7 apart in different processes. Gradients and weights of another framework differ by 4e-6 and 3e-6 at
+# smoke scale, and more on small models: that has to pass where only rows of one framework are recorded.
 LEAST, LEAST_OF_GRADIENTS, LEAST_OF_WEIGHTS = 8 * 2**-23, 256 * 2**-23, 128 * 2**-23
 
 Places = Mapping[Place, float]
@@ -107,7 +107,8 @@ def basis(rows: Sequence[Noise]) -> str:
 def merged(noise: Iterable[Noise]) -> list[Noise]:
     """Return one row for each setting, with the largest values, and one for equal values.
 
-    Repeats of one setting, and settings that give the same bits, say nothing of others.
+    Repeats of one setting, and settings that give the same bits, say nothing of others. A row without any difference is
+    left out where another is there.
     """
     found: dict[str, Noise] = {}
     for number, row in enumerate(noise):
@@ -117,7 +118,11 @@ def merged(noise: Iterable[Noise]) -> list[Noise]:
     for row in found.values():
         if not any(row[:_VALUES] == other[:_VALUES] for other in rows):
             rows.append(row)
-    return rows
+    return list(filter(_differs, rows)) or rows
+
+
+def _differs(row: Noise) -> bool:
+    return bool(row.first_step) or any(any(part.values()) for part in (row.gradient, row.curve, row.weights) if part)
 
 
 def tolerance_factor(rows: int, quantile: float) -> float:

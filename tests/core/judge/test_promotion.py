@@ -182,7 +182,7 @@ def test_the_first_noise_has_a_ceiling(run, factor, holds, tmp_path):
 
 
 def test_the_first_noise_is_of_the_references_own_framework(run, known, tmp_path):
-    other = copied(run, tmp_path, "other", framework="elsewhere")
+    other = copied(run, tmp_path, "other", 1 + 1e-7, framework="elsewhere")
     with pytest.raises(GateFailed, match=r"with elsewhere.*must be of the reference's own framework \(found 0\)"):
         with_noise(reference_from(run, "the test's"), other)
     assert "1 framework" in verdict(other, with_noise(known, other)).limits

@@ -239,7 +239,9 @@ def test_more_rows_make_a_limit_tighter_and_many_small_ones_do_not_hide_a_large_
 def test_repeats_and_equal_bits_are_no_further_rows():
     one = limits_of([noisy(1e-5)], "")
     for other in (noisy(1e-5), noisy(0.0), noisy(0.0, kind="threads")):
-        assert limit_at(limits_of([noisy(1e-5), other], "").curve, 9) == limit_at(one.curve, 9)
+        assert limits_of([noisy(1e-5), other], "") == one
+    alone = limits_of([noisy(0.0)], "")
+    assert limit_at(alone.curve, 9) == LEAST and "1 row" in alone.source
     repeated = limits_of([noisy(size, setting="DP2 on this host") for size in (1e-6, 1e-5, 5e-6)], "")
     assert (
         limit_at(repeated.curve, 9) == pytest.approx(limit_at(one.curve, 9)) and "1 row (1 layout)" in repeated.source
