@@ -46,13 +46,18 @@ def create(runs: Path, run_id: str) -> RunPaths:
 
 
 def find_run(runs: Path, name: str) -> RunPaths:
-    """Return a run by its path, its id, or a unique part of its id. Raises UnknownName or UsageError."""
+    """Return a run by its path, its id, a unique part of its id, or `latest`. Raises UnknownName or UsageError.
+
+    The latest run is the one whose plan was written last, when it began. Ids are made for a whole command at once, so
+    the run of a certificate, repeats and the entries of a suite are not in the order of their ids.
+    """
     given = Path(name)
     if (given / "plan.json").is_file():
         return RunPaths(given.resolve())
-    known = sorted(p.parent.name for p in runs.glob("*/plan.json"))
-    if name == "latest" and known:
-        return RunPaths((runs / known[-1]).resolve())
+    plans = sorted(runs.glob("*/plan.json"))
+    if name == "latest" and plans:
+        return RunPaths(max(plans, key=lambda plan: (plan.stat().st_mtime_ns, plan)).parent.resolve())
+    known = [plan.parent.name for plan in plans]
     matching = [k for k in known if name in k]
     if len(matching) > 1:
         named = ", ".join(matching[:4])

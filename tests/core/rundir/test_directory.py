@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -63,6 +64,14 @@ def runs(tmp_path: Path) -> Path:
 )
 def test_a_run_is_found_by_what_only_it_has(runs: Path, name: str, found: str) -> None:
     assert directory.find_run(runs, name).root.name.endswith(found)
+
+
+def test_the_latest_run_is_the_one_that_began_last_and_not_the_one_with_the_latest_id(runs: Path) -> None:
+    """Of a command with a certificate, the certificate's run has the later id and begins first."""
+    plan = next(runs.glob("*222222")) / "plan.json"
+    later = (runs / "20260103T000000Z_b_x_y_333333" / "plan.json").stat().st_mtime_ns + 1
+    os.utime(plan, ns=(later, later))
+    assert directory.find_run(runs, "latest").root.name.endswith("222222")
 
 
 def test_a_run_is_found_by_its_path(runs: Path) -> None:
