@@ -298,7 +298,8 @@ A run passes in fp32 when it is within 1e-6 of torch's loss in one process at st
 global gradient norm and in each parameter's (steps 1, 2 and 10), and when initial weights and all tokens have the
 same checksums. A shape that is noisier than that has limits of 4 times its own noise, which is that of torch's honest
 runs (another micro-batch, two processes), up to 100 times the fixed ones. In 16 bits a run is compared with the same
-fp32 curve, within 5e-3 and 0.1: that shows the layout, not the last digit.
+fp32 curve, within 5e-3 and 0.1: that shows the layout, not the last digit. Rounding to 16 bits gives some tokens of a
+mixture to other experts, in every layout and in one process.
 
 ## Processors
 

@@ -66,8 +66,9 @@ def test_private_random_numbers_differ_by_stream_and_leave_the_common_ones_alone
     assert torch.equal(first, draws(0)[0])
 
 
-def test_bf16_stays_near_fp32():
-    single, half = (train(job_of(gpt(), SINGLE, steps=10, precision=name)) for name in ("fp32", "bf16"))
+@pytest.mark.parametrize("family", ["gpt", "mixture"])
+def test_bf16_stays_near_fp32(family):
+    single, half = (train(job_of(MODELS[family], SINGLE, steps=10, precision=name)) for name in ("fp32", "bf16"))
     found = compare(half, single)
     assert 0 < found.loss < 2e-2
 

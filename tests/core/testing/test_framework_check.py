@@ -14,6 +14,7 @@ from levelfield.checkout import checkout
 from levelfield.cli.main import main
 from levelfield.errors import UnknownName, UsageError
 from levelfield.specs.base import load
+from levelfield.specs.case import Precision
 from levelfield.specs.tested import LayoutRuns
 from levelfield.testing.framework_kit import framework_suite, layout_checks, planted_jobs
 from levelfield.testing.framework_kit.framework_scaffold import new_framework
@@ -23,7 +24,7 @@ from levelfield.testing.framework_kit.known_curves import known_curve, recorded_
 from levelfield.testing.framework_kit.layout_checks import OfferedRun, layout_run, offered_runs
 from levelfield.testing.framework_kit.small_jobs import SINGLE, Variant, job_of
 from levelfield.testing.framework_kit.small_models import MODELS
-from levelfield.testing.framework_kit.training_curves import compare
+from levelfield.testing.framework_kit.training_curves import Curve, compare
 from levelfield.testing.framework_kit.variants import offered, refusal, small_job
 
 Said = pytest.CaptureFixture[str]
@@ -176,6 +177,24 @@ def test_a_finding_names_the_figures_that_are_beyond_their_limits_and_the_sectio
     losses = (*right.losses[:-1], 1.001 * right.losses[-1])
     beyond = compare(dataclasses.replace(right, losses=losses), right).beyond()
     assert list(beyond) == ["loss"] and beyond["loss"] == (pytest.approx(1e-3), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("precision", "factor", "fault"),
+    [("fp32", 1 + 5e-5, None), ("fp32", 1 + 2e-4, "2.0e-04, expected 0.0001"), ("fp32", 1.01, "1.0e-02"),
+     ("bf16", 1 + 5e-3, None), ("bf16", 1.02, "2.0e-02, expected 0.01"), ("fp16", 0.0, "1.0e+00")],
+)  # fmt: skip
+def test_the_routers_losses_of_a_mixture_are_compared(precision: Precision, factor: float, fault: str | None) -> None:
+    known = recorded_curve(job_of(MODELS["mixture"], SINGLE)).curve
+    other = dataclasses.replace(known, auxiliary=tuple(factor * value for value in known.auxiliary))
+    found = layout_checks.routing_fault(MODELS["mixture"], precision, other, known)
+    assert found is None if fault is None else fault in str(found), found
+    assert "inf" in str(layout_checks.routing_fault(MODELS["mixture"], precision, unrouted(known), known))
+    assert layout_checks.routing_fault(MODELS["gpt"], precision, unrouted(known), unrouted(known)) is None
+
+
+def unrouted(curve: Curve) -> Curve:
+    return dataclasses.replace(curve, auxiliary=(), experts={})
 
 
 @pytest.mark.parametrize("fault", sorted(WRONG_TRAININGS))

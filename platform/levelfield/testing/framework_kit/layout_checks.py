@@ -19,7 +19,8 @@ from levelfield.testing.framework_kit.variants import offered, small_job
 
 FEW_STEPS = 10
 LARGE_STEPS = 2  # of the embedding of a million elements
-ROUTING = 1e-4  # of the routers' losses, at any step
+# Of the routers' losses, at any step. In 16 bits rounding gives tokens to other experts, and they were 1.4e-3 apart.
+ROUTING: dict[Precision, float] = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}
 # Of one process with large weights. Measured: rounding is up to 1e-7 in the loss and 2e-7 in the gradient norm; GELU's
 # other form is 6e-6 and 6e-5, and its cubic constant 1 % off 1.6e-6 and 4e-5.
 SHARP = DifferenceLimits(first_loss=1e-6, loss=1e-6, grad_norm=1e-5)
@@ -79,7 +80,7 @@ def layout_run(subject: FrameworkSubject, each: OfferedRun) -> MatrixRun:
         if len(curve.losses) != len(known.curve.losses):
             raise Fails(f"it recorded {len(curve.losses)} steps, expected {len(known.curve.losses)}")
         difference = compare(curve, known.curve)
-        failure = _routing_fault(model, each.precision, curve, known.curve)
+        failure = routing_fault(model, each.precision, curve, known.curve)
     except Fails as found:
         failure = found.says[-200:]
     difference = None if failure else difference
@@ -94,14 +95,14 @@ def layout_run(subject: FrameworkSubject, each: OfferedRun) -> MatrixRun:
     )
 
 
-def _routing_fault(model: dict[str, Any], precision: Precision, curve: Curve, known: Curve) -> str | None:
-    """Return what is wrong with the routing of a mixture in float32: its routers' losses, which the loss leaves out."""
-    if not model.get("experts") or precision != "fp32":
+def routing_fault(model: dict[str, Any], precision: Precision, curve: Curve, known: Curve) -> str | None:
+    """Return what is wrong with the routing of a mixture: its routers' losses, which the loss leaves out."""
+    if not model.get("experts"):
         return None
-    apart, moved = compare_routing(curve, known)
-    if apart <= ROUTING:
+    (apart, moved), limit = compare_routing(curve, known), ROUTING[precision]
+    if apart <= limit:
         return None
-    return f"the routers' losses differ by {apart:.1e}, expected {ROUTING:g} at most; {moved} choices of experts differ"
+    return f"the routers' losses differ by {apart:.1e}, expected {limit:g} at most; {moved} choices of experts differ"
 
 
 def _word(run: MatrixRun) -> str:

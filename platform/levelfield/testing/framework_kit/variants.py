@@ -54,7 +54,7 @@ TRIED: tuple[Variant, ...] = (
 )
 # In 16 bits: each kind of parallelism once. Other mixes add no arithmetic of their own.
 OF_SIXTEEN_BITS = (SINGLE.name, "DP2", "ZeRO 1, DP2", "ZeRO 2, DP2", "ZeRO 3, DP2", "TP2", "TP2 sequence parallel",
-                   "CP2", "PP2", "DP2 x TP2", "DP2 x PP2", "TP2 x PP2")  # fmt: skip
+                   "CP2", "PP2", "EP2", "DP2 x TP2", "DP2 x PP2", "TP2 x PP2")  # fmt: skip
 SCALE = {"initial": 256.0, "growth_interval": 1000}
 
 
@@ -82,8 +82,6 @@ def offered(
             continue
         if variant.layout.get("expert", 1) > 1 and not model.get("experts"):
             continue
-        if precision != "fp32" and model.get("experts"):
-            continue  # rounding to 16 bits gives tokens to other experts
         job = small_job(model, variant, precision)
         if not refusal(implementation, kind, job):
             yield variant
