@@ -7,6 +7,7 @@ two steps beside it. So a steady fall of the loss is no jump.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 WIDTH = 5  # neighbours on each side
 # A spike is more than this multiple of the reference's median jump, and more than this part of the loss.
@@ -34,6 +35,13 @@ def jumps(losses: Mapping[int, float]) -> dict[int, float]:
         slope = max((abs(losses[b] - losses[a]) for a, b in _neighbours(steps, place)), default=0.0)
         found[step] = min(abs(losses[step] - middle), slope) / max(abs(middle), 1e-300)
     return found
+
+
+def largest_rise(losses: Mapping[int, float]) -> tuple[int, float]:
+    """Return the step whose loss rises most from the step before it, of two or more, and that rise relative to it."""
+    rises = {b: (losses[b] - losses[a]) / max(abs(losses[a]), 1e-300) for a, b in pairwise(sorted(losses))}
+    step = max(rises, key=lambda step: rises[step])
+    return step, rises[step]
 
 
 def _neighbours(steps: Sequence[int], place: int) -> list[tuple[int, int]]:

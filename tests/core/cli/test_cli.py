@@ -15,10 +15,12 @@ from typing import NamedTuple
 
 import pytest
 import yaml
+from levelfield.catalog.registry import Registry
 from levelfield.cli import listing_command
 from levelfield.cli.arguments import COMMANDS, parser_of, size_in_bytes
 from levelfield.cli.descriptions import DESCRIPTIONS
 from levelfield.cli.main import main
+from levelfield.cli.references_command import jump_remark
 from levelfield.run.runner import finish
 from levelfield.rundir import directory
 from levelfield.specs.paths import RunPaths
@@ -372,6 +374,20 @@ def test_a_reference_is_not_made_of_a_run_that_goes_on(command: Command, run: Ru
     live(run)
     done = command("references", "promote", "latest", "--why", "a test")
     assert done.code == 2 and "is running" in done.err
+
+
+@pytest.mark.parametrize("name", sorted(Registry().references))
+def test_no_shipped_reference_jumps_and_a_jump_is_remarked(name: str) -> None:
+    """A jump multiplies rounding."""
+    reference = Registry().reference(name)
+    assert jump_remark(reference) is None
+    losses = list(reference.losses)
+    losses[18] = 1.2 * losses[17]
+    said = jump_remark(reference.model_copy(update={"losses": tuple(losses)}))
+    assert said is not None and "the loss rises by 20% at step 19" in said
+    losses[18] = 0.5 * losses[17]  # a fall alone is no jump
+    losses[19:] = [0.4 * losses[17]] * len(losses[19:])
+    assert jump_remark(reference.model_copy(update={"losses": tuple(losses)})) is None
 
 
 @pytest.mark.parametrize(
