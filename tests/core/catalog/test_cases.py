@@ -95,7 +95,7 @@ def test_a_smoke_scale_is_the_same_architecture_with_less_of_it(name: str) -> No
     full, smoke = case(name).work("full"), case(name).work("smoke")
     whole, less = dict(leaves(full.model.model_dump())), dict(leaves(smoke.model.model_dump()))
     assert set(whole) == set(less) and set(full.model.parts) - {"dropout"} == set(smoke.model.parts)
-    random = {"hidden_dropout", "attention_dropout", "init_std"}  # initial weights of a small size may need to be larger
+    random = {"hidden_dropout", "attention_dropout", "init_std"}  # a small size may need larger weights
     assert {key for key, value in whole.items() if less[key] != value} <= SIZES | random
     assert less["init_std"] >= whole["init_std"]
     assert all(less[key] <= whole[key] for key in SIZES & set(whole) if whole[key] is not None)
