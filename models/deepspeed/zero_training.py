@@ -11,6 +11,7 @@ from device import describe, memory, open_device, process_group
 from engine import open_engine
 from exchange import own_work
 from levelfield.worker import Capture, Initializer, coordinates, learning_rate, train_steps
+from optimizer import clip_divisor
 from partition import exact_norm, save, squared_norm, whole_gradients, whole_parameters
 from recompute import repeats
 from training import step_seed
@@ -105,7 +106,7 @@ class ZeroTrainer:
         """What the engine leaves to this training; every rank has the whole gradients of the global batch."""
         gradients = [whole for _, whole in whole_gradients(self.model)]
         self.total = exact_norm(gradients)
-        torch._foreach_div_(gradients, (self.total / self.job.training.gradient_clip).clamp(min=1))
+        torch._foreach_div_(gradients, clip_divisor(self.total, self.job.training.gradient_clip, 1.0))
 
     def gradient_squares(self):
         """(name, this rank's share of its squared gradient norm): each rank has computed all of them."""
