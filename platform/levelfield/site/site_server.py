@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+import sys
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -79,6 +80,11 @@ class SiteServer(ThreadingHTTPServer):
             {f"{name}:{self.server_port}" for name in names} | (names if self.server_port == 80 else set())
         )
         self.url = f"http://{own}:{self.server_port}/"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Report an error, but not that a browser went away before it had its answer."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from levelfield.site.site_server import opened_server
+from levelfield.site.site_server import SiteServer, opened_server
 from seeded_nights import SeededNights
 
 CHROMIUM = shutil.which(os.environ.get("LEVELFIELD_CHROMIUM", "chromium"))
@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is here: .
 PAGES = ("index.html", "compare.html", "nodes.html", "published.html", "guide.html")
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "device_scale_factor": 2, "has_touch": True}
 DESKTOP = {"viewport": {"width": 1280, "height": 900}}
+GIVEN_UP = "net::ERR_ABORTED"
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,10 @@ def browser() -> Iterator[Any]:
 
 @contextmanager
 def watched(browser: Any, **options: Any) -> Iterator[Any]:
-    """A page on which any error, any dialog and any request to the outside fails the test."""
+    """A page on which any error, any dialog and any request to the outside fails the test.
+
+    A page that is left while its icon is on the way gives the request up, which is no error.
+    """
     context = browser.new_context(**({**DESKTOP, **options}))
     page, faults = context.new_page(), []
     page.on(
@@ -45,7 +49,12 @@ def watched(browser: Any, **options: Any) -> Iterator[Any]:
         ),
     )
     page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on("requestfailed", lambda request: faults.append(f"failed: {request.url}"))
+    page.on(
+        "requestfailed",
+        lambda request: (
+            faults.append(f"failed: {request.url}: {request.failure}") if request.failure != GIVEN_UP else None
+        ),
+    )
     page.on("dialog", lambda dialog: (faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))
     page.on("request", lambda request: faults.append(f"outside: {request.url}") if is_outside(request.url) else None)
     yield page
@@ -437,23 +446,45 @@ def test_dark_charts_can_be_read_and_paper_is_light(browser: Any, seeded_site: P
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 
 
-def test_the_server_gives_the_same_pages(browser: Any, seeded_site: Path) -> None:
-    server = opened_server(seeded_site, "127.0.0.1", 0)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+@pytest.fixture
+def server(seeded_site: Path) -> Iterator[SiteServer]:
+    served = opened_server(seeded_site, "127.0.0.1", 0)
+    thread = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    try:
-        with watched(browser) as page:
+    yield served
+    served.shutdown()
+    served.server_close()
+    thread.join()
+
+
+def test_the_server_gives_the_same_pages(browser: Any, seeded_site: Path, server: SiteServer) -> None:
+    with watched(browser) as page:
+        page.goto(server.url)
+        page.locator("table.matrix a").first.click()
+        page.wait_for_selector("section[data-drawn] canvas")
+        page.goto(f"{server.url}run.html#{first_series(seeded_site)}/{run_of(page, first_series(seeded_site), -1)}")
+        page.wait_for_selector("#run[data-drawn] canvas")
+        page.locator("a.language").click()
+        page.wait_for_url("**/zh/run.html#**")
+        page.wait_for_selector("#run[data-drawn] canvas")
+        page.goto(f"{server.url}zh/")
+        assert page.locator("h1").text_content() == "总览"
+
+
+def test_a_page_that_is_left_before_its_icon_came_is_no_error(browser: Any, server: SiteServer) -> None:
+    with watched(browser) as page:
+        given_up: list[Any] = []
+        page.on("requestfailed", lambda request: given_up.append(request.failure))
+        page.route("**/icon.svg", lambda route: None)  # never answered
+        with page.expect_request("**/icon.svg"):
             page.goto(server.url)
-            page.locator("table.matrix a").first.click()
-            page.wait_for_selector("section[data-drawn] canvas")
-            page.goto(f"{server.url}run.html#{first_series(seeded_site)}/{run_of(page, first_series(seeded_site), -1)}")
-            page.wait_for_selector("#run[data-drawn] canvas")
-            page.locator("a.language").click()
-            page.wait_for_url("**/zh/run.html#**")
-            page.wait_for_selector("#run[data-drawn] canvas")
-            page.goto(f"{server.url}zh/")
-            assert page.locator("h1").text_content() == "总览"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        page.goto(f"{server.url}zh/")
+        assert given_up == [GIVEN_UP]
+
+
+@pytest.mark.parametrize("reason", ["failed", "connectionreset"])
+def test_a_request_that_fails_is_an_error(browser: Any, server: SiteServer, reason: str) -> None:
+    with pytest.raises(AssertionError, match=r"failed: .*icon\.svg: net::ERR_"), watched(browser) as page:
+        page.route("**/icon.svg", lambda route: route.abort(reason))
+        with page.expect_event("requestfailed"):
+            page.goto(server.url)

@@ -6,6 +6,7 @@ import http.client
 import json
 import shutil
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -169,3 +170,24 @@ def test_an_address_that_cannot_be_is_refused(site: Path, host: str, port: int, 
 def test_a_port_in_use_is_named(server: SiteServer, site: Path) -> None:
     with pytest.raises(UsageError, match=f"--port {server.server_port}: cannot listen there"):
         opened_server(site, "127.0.0.1", server.server_port)
+
+
+def test_a_browser_that_leaves_puts_no_traceback_on_the_terminal(
+    server: SiteServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(20):  # now before the server reads the request, now while it answers
+        connection = socket.create_connection(("127.0.0.1", server.server_port), timeout=10)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close by a reset
+        connection.sendall(f"GET /assets/charts.js HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode())
+        connection.close()
+    assert ask(server, "/")[0] == 200
+    assert capsys.readouterr().err == ""
+
+
+def test_another_error_of_the_server_is_reported(
+    server: SiteServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.files, "content", lambda address: 1 / 0)
+    with pytest.raises(http.client.RemoteDisconnected):
+        ask(server, "/")
+    assert "ZeroDivisionError" in capsys.readouterr().err
