@@ -286,4 +286,4 @@ def test_deepseek_v3_whole(query_rank):
     pairs = [(loss.detach()[0], their_loss.detach()), *((own[name], right[name]) for name in right)]
     with torch.no_grad():
         pairs.append((ours(tokens[:, :-1]), logits))
-    assert max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs) <= TOLERANCE
+    assert max(float((a.detach() - b).abs().max() / b.abs().max()) for a, b in pairs) <= TOLERANCE
