@@ -10,7 +10,7 @@ from dropout import ATTENTION, EMBEDDING, MLP, SCORES, drop, own_numbers, use_ke
 from grid import TENSOR, vary
 from jax import lax
 from jax import numpy as jnp
-from layers import TensorParallel, linear, mlp, norm
+from layers import TensorParallel, biased, linear, mlp, norm
 from recompute import recomputed
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
@@ -69,7 +69,7 @@ class Decoder:
 
     def biased(self, y, weights, name):
         """y with the bias of a layer whose inputs are split over ranks: it is added once, after their sum."""
-        return y + weights[f"{name}.bias"] if f"{name}.bias" in weights else y
+        return biased(y, weights[f"{name}.bias"]) if f"{name}.bias" in weights else y
 
     def dropped(self, x, keys, layer, use):
         if not self.model.hidden_dropout:

@@ -9,7 +9,12 @@ from jax import numpy as jnp
 def linear(x, weight, bias=None):
     """x W^T + b; weight: [out, in]."""
     y = lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
-    return y if bias is None else y + bias
+    return y if bias is None else biased(y, bias)
+
+
+def biased(y, bias):
+    """y + bias, added in float32: so the gradient of the bias is summed over the tokens in float32 too."""
+    return (y.astype(jnp.float32) + bias.astype(jnp.float32)).astype(y.dtype)
 
 
 def layer_norm(x, weight, bias, epsilon):

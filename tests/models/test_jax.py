@@ -92,6 +92,32 @@ def test_a_planted_fault_is_seen(fault, seen, tmp_path, python, differs):
     assert not found.within() and getattr(found, seen) > 1e-6
 
 
+# ---- sums in bf16
+
+BIAS_GRADIENT = """
+import sys, jax, numpy
+from jax import numpy as jnp
+from layers import biased
+given = numpy.random.default_rng(0).normal(0.05, 1, (4096, 8)).astype(jnp.bfloat16)
+added = (lambda y, b: y + b) if sys.argv[1:] else biased
+loss = lambda b: jnp.sum(added(jnp.zeros_like(given), b) * given, dtype=jnp.float32)
+found = jax.grad(loss)(jnp.zeros(8, jnp.bfloat16))
+right = given.astype(float).sum(0)
+print(max(abs(numpy.asarray(found, float) / right - 1)))
+"""
+
+
+def test_the_gradient_of_a_bias_is_summed_in_float32(python):
+    """XLA sums in bf16 on a processor what is added in bf16. One rounding of the sum is at most 2^-8."""
+
+    def error(*arguments):
+        command = [python, "-c", BIAS_GRADIENT, *arguments]
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(TRAIN.parent)}
+        return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+
+    assert error() < 2**-8 < error("added in bf16")
+
+
 # ---- dropout, by keys
 
 
