@@ -102,14 +102,16 @@ def training_of(curve: Curve) -> rules.TrainingCurve:
     return rules.TrainingCurve(len(losses), losses, global_norms, norms, identity, curve.final, curve.experts)
 
 
-def yardstick(curve_of: Callable[[Variant], Curve], learnt: Sequence[tuple[str, Variant]] = LEARNT) -> Yardstick:
+def yardstick(
+    curve_of: Callable[[Variant], Curve], precision: str, learnt: Sequence[tuple[str, Variant]] = LEARNT
+) -> Yardstick:
     """The reference, and the limits from the rows of noise that its variations give."""
     right = training_of(curve_of(SINGLE))
     rows = [
         noise_between(training_of(curve_of(variant)), right)._replace(kind=kind, setting=variant.name)
         for kind, variant in learnt
     ]
-    return Yardstick(right, limits_of(rows, "the small model's noise"))
+    return Yardstick(right, limits_of(rows, "the small model's noise", precision))
 
 
 def judge(
@@ -152,7 +154,9 @@ class Trainings:
 def judgements(precision: str, trainings: Trainings) -> Iterator[Judgement]:
     """Every fault in its family and every honest run in both families, of the frameworks that have the precision."""
     by = {
-        family: yardstick(lambda variant, f=family: trainings.curve(HonestRun(variant.name, variant), f, precision))
+        family: yardstick(
+            lambda variant, f=family: trainings.curve(HonestRun(variant.name, variant), f, precision), precision
+        )
         for family in EVERYWHERE
     }
     runs = [(fault, fault.family) for fault in (*FAULTS, *ELSEWHERE)]

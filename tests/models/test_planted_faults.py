@@ -42,7 +42,7 @@ NUMERICS = (
 def expected(torch_of) -> Callable[[str], Yardstick]:
     """The right training of a family's small model, and the limits that its numerics-only variations give."""
     return functools.cache(
-        lambda family: yardstick(lambda variant: torch_of(job_of(MODELS[family], variant, STEPS)), NUMERICS)
+        lambda family: yardstick(lambda variant: torch_of(job_of(MODELS[family], variant, STEPS)), "fp32", NUMERICS)
     )
 
 

@@ -106,7 +106,7 @@ def test_a_fault_that_bf16_hides_is_found_by_the_fp32_run(torch_of):
     hidden = next(fault for fault in FAULTS if fault.name == "Adam's moments in bf16")
     found = []
     for precision in PRECISIONS:
-        by = yardstick(lambda v, p=precision: torch_of(job_of(MODELS["gpt"], v, STEPS, precision=p)), learnt)
+        by = yardstick(lambda v, p=precision: torch_of(job_of(MODELS["gpt"], v, STEPS, precision=p)), precision, learnt)
         training = functools.partial(Trainings(None).curve, hidden, "gpt", precision)
         found.append(judge(hidden, "gpt", training, by, precision))
     assert [judged.verdict for judged in found] == ["different", "aligned"]

@@ -20,7 +20,7 @@ def limits_from(reference: Reference) -> AlignmentLimits:
     forced = sum(row.why is not None for row in reference.noise)
     note = f", {forced} of them recorded with --replace" if forced else ""
     rows = [noise_of(row, reference) for row in reference.noise if first_change(row, reference) != 1]
-    limits = limits_of(rows, f"the reference's noise{note}")
+    limits = limits_of(rows, f"the reference's noise{note}", reference.precision)
     if routing_limits(reference) is None:
         return limits
     gradient, curve = _everywhere(limits.gradient), _everywhere(limits.curve)

@@ -22,7 +22,7 @@ from levelfield.measure.alignment import (
 )
 from levelfield.measure.calibration import (
     LEAST,
-    LEAST_OF_GRADIENTS,
+    LeastLimits,
     Noise,
     chi_square_quantile,
     limits_of,
@@ -208,13 +208,25 @@ def noisy(size, kind="layout", setting="", first=1):
 
 
 def test_limits_are_by_step_and_never_below_rounding():
-    limits = limits_of([noisy(s * 1e-6, first=20) for s in (1, 2, 3)], "three runs")
-    assert limit_at(limits.curve, 19) == LEAST and limit_at(limits.first_step, 1) == LEAST
+    limits, least = limits_of([noisy(s * 1e-6, first=20) for s in (1, 2, 3)], "three runs"), LEAST["fp32"]
+    assert limit_at(limits.curve, 19) == least.curve and limit_at(limits.first_step, 1) == least.first_step
     assert limit_at(limits.curve, 60) == pytest.approx(limit_at(limits.curve, 20)) and limit_at(limits.curve, 20) > 2e-5
-    assert limit_at(limits.gradient, (1, "mlp.up.weight")) == LEAST_OF_GRADIENTS
+    assert limit_at(limits.gradient, (1, "mlp.up.weight")) == least.gradient
     late, early = (with_losses(lambda s, x, at=at: x * (1 + 5e-6 * (s >= at))) for at in (20, 5))
     words = [align(run, REFERENCE, limits) for run in (late, early)]
     assert [found.verdict for found in words] == ["aligned", "diverged"] and "first at step 5" in words[1].reason
+
+
+@pytest.mark.parametrize("precision", LEAST)
+def test_the_least_limits_are_those_of_the_precision(precision):
+    rows, least = [noise_between(training(), REFERENCE)], LEAST[precision]
+    limits = limits_of(rows, "the same bits", precision)
+    assert limit_at(limits.first_step, 1) == least.first_step and limit_at(limits.curve, 9) == least.curve
+    assert limit_at(limits.gradient, (1, "mlp.up.weight")) == least.gradient
+    for part, passes in ((0.9, True), (1.1, False)):
+        first = with_losses(lambda s, x, part=part: x * (1 + part * least.first_step * (s == 1)))
+        later = with_losses(lambda s, x, part=part: x * (1 + part * least.curve * (s == 9)))
+        assert [align(run, REFERENCE, limits).verdict == "aligned" for run in (first, later)] == [passes, passes]
 
 
 def test_gradients_have_a_limit_of_their_group():
@@ -222,7 +234,7 @@ def test_gradients_have_a_limit_of_their_group():
     rows = [noise_between(training(gradients=apart), REFERENCE)]
     limits = limits_of(rows, "one run")
     assert limit_at(limits.gradient, (1, "mlp.up.weight")) > 1e-4
-    assert limit_at(limits.gradient, (10, "mlp.up.weight")) == LEAST_OF_GRADIENTS
+    assert limit_at(limits.gradient, (10, "mlp.up.weight")) == LEAST["fp32"].gradient
     moved = {1: {**NORMS, "embedding.weight": 1 + 1e-4}, 10: NORMS}
     found = align(training(gradients=moved), REFERENCE, replace(limits, curve=1e-5, first_step=1e-6))
     assert found.verdict == "different" and "embedding.weight at step 1" in found.reason
@@ -241,7 +253,7 @@ def test_repeats_and_equal_bits_are_no_further_rows():
     for other in (noisy(1e-5), noisy(0.0), noisy(0.0, kind="threads")):
         assert limits_of([noisy(1e-5), other], "") == one
     alone = limits_of([noisy(0.0)], "")
-    assert limit_at(alone.curve, 9) == LEAST and "1 row" in alone.source
+    assert limit_at(alone.curve, 9) == LEAST["fp32"].curve and "1 row" in alone.source
     repeated = limits_of([noisy(size, setting="DP2 on this host") for size in (1e-6, 1e-5, 5e-6)], "")
     assert (
         limit_at(repeated.curve, 9) == pytest.approx(limit_at(one.curve, 9)) and "1 row (1 layout)" in repeated.source
@@ -305,7 +317,6 @@ def test_on_recorded_noise_false_alarms_are_rare_and_every_fault_is_seen(rows):
 
 def test_the_rates_count_a_limit_that_is_too_small(monkeypatch):
     monkeypatch.setattr("levelfield.measure.calibration.tolerance_factor", lambda rows, quantile: 1.0)
-    for least in ("LEAST", "LEAST_OF_GRADIENTS", "LEAST_OF_WEIGHTS"):
-        monkeypatch.setattr(f"levelfield.measure.calibration.{least}", 0.0)
+    monkeypatch.setitem(LEAST, "fp32", LeastLimits(0, 0, 0, 0))
     alarms, runs = limit_rates.rates("gpt", 6, draws=10).known
     assert alarms > runs / 2

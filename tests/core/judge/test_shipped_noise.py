@@ -1,0 +1,35 @@
+"""The shipped references: other frameworks' rows hold against limits that were learned without them."""
+
+from __future__ import annotations
+
+import pytest
+from levelfield.catalog.registry import Registry
+from levelfield.judge.noise import limits_from, noise_of
+from levelfield.specs.reference import NoiseRow, Reference
+from limit_rates import exceeds
+
+REGISTRY = Registry()
+FOREIGN = [
+    (reference, row)
+    for reference in map(REGISTRY.reference, sorted(REGISTRY.references))
+    for row in reference.noise
+    if row.changed.split()[0] != reference.framework
+]
+
+
+def learned_without_others(reference: Reference):
+    own = [row for row in reference.noise if row.changed.split()[0] == reference.framework]
+    return limits_from(reference.model_copy(update={"noise": tuple(own)}))
+
+
+@pytest.mark.parametrize(("reference", "row"), [pytest.param(*f, id=f"{f[0].name} {f[1].changed}") for f in FOREIGN])
+def test_a_framework_without_a_row_is_not_refused(reference: Reference, row: NoiseRow):
+    limits, found = learned_without_others(reference), noise_of(row, reference)
+    assert not exceeds(found, limits)
+    assert exceeds(found._replace(first_step=1e-4), limits), "a first loss that is shifted by 0.01 %"
+    assert exceeds(found._replace(curve={**found.curve, 2: 1e-2}), limits), "a second loss that is shifted by 1 %"
+
+
+def test_references_in_16_bits_have_rows_of_other_frameworks():
+    known = {(reference.name, row.changed.split()[0]) for reference, row in FOREIGN if reference.precision == "bf16"}
+    assert {framework for _, framework in known} == {"deepspeed", "jax", "megatron"} and len(known) == 6
