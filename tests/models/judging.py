@@ -15,10 +15,12 @@ from fault import Fault
 from faults import FAULTS
 from faults_elsewhere import ELSEWHERE
 from layouts import EVERYWHERE, MODELS, SINGLE, Curve, Variant, job_of, planted, script_of, train
+from levelfield.catalog.registry import Registry
 from levelfield.measure import alignment as rules
 from levelfield.measure.calibration import limits_of, noise_between
 from matrix import VARIANTS
 
+REGISTRY = Registry()
 STEPS = 10  # the last step whose gradients are recorded
 PRECISIONS = ("fp32", "bf16")
 
@@ -58,10 +60,9 @@ HONEST = (
     HonestRun("held to AVX2", environment=fewer_instructions("AVX2", "avx2")),
     HonestRun("held to SSE4.1", environment=fewer_instructions("SSE41", "default")),
     HonestRun("MKL in its compatible mode", environment={"MKL_CBWR": "COMPATIBLE"}),
-    *(HonestRun(framework, framework=framework) for framework in ("megatron", "paddle", "deepspeed", "oneflow", "jax")),
+    *(HonestRun(framework, framework=framework) for framework in REGISTRY.frameworks if framework != "torch"),
     HonestRun("two threads", code="import torch; torch.set_num_threads(2)"),
 )  # fmt: skip
-SIXTEEN_BITS = ("torch", "megatron", "deepspeed", "jax")  # the frameworks that train in bf16 on a processor
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def judgements(precision: str, trainings: Trainings) -> Iterator[Judgement]:
     runs = [(fault, fault.family) for fault in (*FAULTS, *ELSEWHERE)]
     runs += [(run, family) for run in HONEST for family in EVERYWHERE]
     for run, family in runs:
-        if precision == "fp32" or run.framework in SIXTEEN_BITS:
+        if precision in REGISTRY.implementation(run.framework)[0].precisions["cpu"]:
             yield judge(run, family, functools.partial(trainings.curve, run, family, precision), by[family], precision)
 
 

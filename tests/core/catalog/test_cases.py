@@ -81,7 +81,7 @@ def test_the_published_models_have_cases() -> None:
     assert set(MODELS) - set(NAMES) == {"deepseek_v2_lite"}  # the arithmetic of its shape is tested, as of the others
 
 
-@pytest.mark.parametrize("name", ["torch", "megatron", "deepspeed", "paddle", "oneflow"])
+@pytest.mark.parametrize("name", Registry().frameworks)
 def test_a_part_that_a_framework_does_not_have_is_named(name: str) -> None:
     file, _ = Registry().implementation(name)
     if "latent_attention" in file.architecture:

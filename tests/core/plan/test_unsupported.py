@@ -29,6 +29,13 @@ REGISTRY = Registry()
 SMOKE = REGISTRY.case("gpt2_small").work("smoke")  # 4 layers, batch 32, micro-batch 8
 
 
+def file(framework: str) -> ImplementationFile:
+    return REGISTRY.implementation(framework)[0]
+
+
+UNEVEN = [name for name in REGISTRY.frameworks if "uneven" in file(name).offered_parallelism("cpu")]
+
+
 def plan_of(text: str, **given: object) -> Plan:
     return make_plan(REGISTRY, text, scale="smoke", assume=True, **given)
 
@@ -99,7 +106,7 @@ def test_an_unknown_refusal_is_an_error_of_the_file() -> None:
 # ---- stages of unequal length
 
 
-@pytest.mark.parametrize("framework", ["torch", "paddle", "oneflow"])
+@pytest.mark.parametrize("framework", UNEVEN)
 def test_uneven_stages_are_planned_with_their_memory(framework: str) -> None:
     plan = plan_of(f"gpt2_small:{framework}:cpu", layout="PP3")
     assert (plan.tuning.layout, plan.accumulation) == (Layout(pipeline=3), 4)
@@ -166,10 +173,6 @@ def refusal(framework: str, kind: str, work: Work, tuning: Tuning) -> str:
     except NotHere as error:
         return str(error)
     return ""
-
-
-def file(framework: str) -> ImplementationFile:
-    return REGISTRY.implementation(framework)[0]
 
 
 def changed(work: Work, **parts: dict[str, Any]) -> Work:
