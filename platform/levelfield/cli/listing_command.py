@@ -48,7 +48,7 @@ def execute(options: argparse.Namespace) -> int:
 def _text(found: dict[str, list[Row]]) -> list[str]:
     blocks = []
     for kind, rows in found.items():
-        lines = {"vendors": _vendor_lines, "chips": _chip_lines}.get(kind, _lines)(rows)
+        lines = {"vendors": _vendor_lines, "chips": _chip_lines, "frameworks": _framework_lines}.get(kind, _lines)(rows)
         notes = [wrapped(note, 4) for note in _private(rows)] if kind == "chips" else []
         blocks.append("\n".join([kind, *lines, *notes]))
     return blocks
@@ -80,6 +80,17 @@ def _vendor_lines(rows: list[Row]) -> list[str]:
     return [*(wrapped(line, name + here + 6) for line in lines), *(wrapped(problem, 6) for problem in problems)]
 
 
+def _framework_lines(rows: list[Row]) -> list[str]:
+    """Return name, version and families of models in columns; below, where its pins ran by kind of device."""
+    table = [{"name": "name", "version": "version", "families": ["families of models"]}, *rows]
+    name, version = (max(len(r[key]) for r in table) for key in ("name", "version"))
+    lines = []
+    for r in table:
+        lines.append(f"  {r['name']:<{name}}  {r['version']:<{version}}  {', '.join(r['families'])}")
+        lines += [wrapped(f"    {kind}: {where}", 6) for kind, where in r.get("verified", {}).items()]
+    return lines
+
+
 def _cases(registry: Registry) -> list[Row]:
     cases = [registry.case(name) for name in sorted(registry.cases)]
     return [{"name": c.name, "says": c.title, "family": c.model.family, "digest": c.fingerprint()} for c in cases]
@@ -89,11 +100,12 @@ def _frameworks(registry: Registry) -> list[Row]:
     listed, works = [], list(support.rows(registry))
     for name in registry.labels():
         found, _ = registry.labelled(name)
-        pins = ((kind, needs.verified) for kind, needs in found.requirements.items())
-        verified = "; ".join(f"{kind}: {'pins ran nowhere yet' if where == 'none' else where}" for kind, where in pins)
-        layouts = [asdict(row) for row in works if row.framework == name]
-        says = f"{found.version}  {', '.join(support.families_of(found))}  {verified}"
-        listed.append({"name": name, "says": says, "layouts": layouts})
+        pins = {kind: needs.verified for kind, needs in found.requirements.items()}
+        verified = {kind: "pins ran nowhere yet" if where == "none" else where for kind, where in pins.items()}
+        row: Row = {"name": name, "version": found.version, "families": support.families_of(found)}
+        row["says"] = f"{row['version']}  {', '.join(row['families'])}  {'; '.join(map(': '.join, verified.items()))}"
+        row["layouts"] = [asdict(each) for each in works if each.framework == name]
+        listed.append({**row, "verified": verified})
     return listed
 
 

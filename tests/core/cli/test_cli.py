@@ -184,6 +184,15 @@ def test_a_kind_is_listed_for_programs_too(command: Command, kind: str) -> None:
     assert command("list", kind).code == 0
 
 
+def test_frameworks_are_listed_in_columns_with_whole_sentences(command: Command) -> None:
+    head, *lines = command("list", "frameworks").out.split("\n\n")[0].splitlines()[1:]
+    first = json.loads(command("list", "frameworks", "--json").out)["frameworks"][0]
+    assert lines[0].index(first["version"]) == head.index("version")
+    assert lines[0].index(", ".join(first["families"])) == head.index("families")
+    said = " ".join(" ".join(lines[1:]).split())
+    assert all(f"{kind}: {where}" in said for kind, where in first["verified"].items()) and "..." not in said
+
+
 def test_runs_are_listed_with_their_state(command: Command, run: RunPaths) -> None:
     finish(run)
     assert f"{run.root.name}  done: valid" in command("list", "runs").out
