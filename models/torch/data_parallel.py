@@ -8,25 +8,29 @@ parameters when it runs and frees them after. With fewer shards than data-parall
 import contextlib
 
 import torch
+from expert_parallel import expert_parameters, shard_experts
 from mixture import Mixture
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 
-def shard_data_parallel(model, grid, stage, divided=()):
+def shard_data_parallel(model, grid, stage, experts=None):
     """Apply FSDP2, on the meta device, where the layout needs it; returns whether it did.
 
-    divided: the parameters that expert parallelism divides, which are reduced by themselves.
+    experts: the ExpertMesh, which reduces the gradients of the experts' parameters or shards them; or None.
     """
     mesh = grid.data_mesh()
     if mesh is None or not (stage or grid["tensor"] is not None):
         return False
+    ignored = set(expert_parameters(model)) if experts is not None and not experts.shards else set()
     for block in model.layers.values():
-        if isinstance(block.mlp, Mixture):  # its scores are in float32
-            shard(block.mlp.router, mesh, grid, stage, policy(torch.float32))
-        shard(block, mesh, grid, stage, policy(model.dtype), ignored_params=set(divided))
-    shard(model, mesh, grid, min(stage, 2), policy(model.dtype), ignored_params=set(divided))
+        if isinstance(block.mlp, Mixture):
+            shard(block.mlp.router, mesh, grid, stage, policy(torch.float32))  # its scores are in float32
+            if experts is not None and experts.shards:
+                shard_experts(block.mlp, experts, stage, policy(model.dtype))
+        shard(block, mesh, grid, stage, policy(model.dtype), ignored_params=ignored)
+    shard(model, mesh, grid, min(stage, 2), policy(model.dtype), ignored_params=ignored)
     return True
 
 

@@ -9,11 +9,14 @@ import torch.distributed as dist
 from levelfield.worker import Unsupported, part
 from mixture import mixtures
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn import Parameter
 
-# of an expert's matrix [experts, out, in]: the dimension that tensor-parallel ranks divide
+# Of the experts' matrices [experts, out, in]: the dimension that tensor-parallel ranks divide, and that of the hidden
+# size, which ZeRO's ranks divide. An expert rank may have fewer experts than there are ranks with the same ones.
 TENSOR_DIMENSIONS = {"gate": 1, "up": 1, "down": 2}
+HIDDEN_DIMENSIONS = {"gate": 2, "up": 2, "down": 1}
 
 
 def check_experts(job):
@@ -33,10 +36,14 @@ def check_experts(job):
         f"an expert's ffn_hidden_size {experts.ffn_hidden_size} over {layout.tensor} tensor-parallel ranks": (
             experts.ffn_hidden_size % layout.tensor > 0
         ),
-        f"ZeRO with experts over {layout.expert} of {gradient_ranks} ranks; take all of them": (
-            layout.sharding_stage > 0 and layout.expert not in (1, gradient_ranks)
-        ),
     }
+    if layout.sharding_stage and 1 < layout.expert < gradient_ranks:
+        over = f"experts over {layout.expert} of {gradient_ranks} ranks and ZeRO over"
+        replicas = gradient_ranks // layout.expert
+        refused[f"{over} {layout.sharding_degree}; take all of them"] = layout.sharding_degree < gradient_ranks
+        refused[f"{over} all: hidden_size {job.model.hidden_size} over the {replicas} with the same experts"] = (
+            job.model.hidden_size % replicas > 0
+        )
     found = [what for what, asked in refused.items() if asked]
     if found:
         raise Unsupported(f"mixture of experts with {'; with '.join(found)}: not written")
@@ -52,13 +59,16 @@ class ExpertMesh:
         layout = job.layout
         self.gradient_ranks = layout.data * layout.context
         self.replicas = self.gradient_ranks // layout.expert
+        self.shards = layout.sharding_stage > 0 and self.replicas > 1  # ZeRO over the ranks with the same experts
         shape = (layout.pipeline, self.replicas, layout.expert, layout.tensor)
         self.mesh = init_device_mesh(job.device, shape, mesh_dim_names=("pipeline", "replicas", "expert", "tensor"))
         self.weights = self.mesh[("expert", "tensor") if layout.tensor > 1 else "expert"]
 
     def reduce_gradients(self, model):
         """Make the experts' gradients those of the mean over all ranks, as the other parameters' are: after the last
-        backward pass of a step."""
+        backward pass of a step. Where the experts are sharded, FSDP2 has done so."""
+        if self.shards:
+            return
         group = self.mesh["replicas"].get_group()
         for parameter in expert_parameters(model):
             gradient = parameter.grad.to_local()
@@ -82,6 +92,21 @@ def distribute_experts(model, experts, tensor):
             mixture.router.weight = Parameter(distribute_tensor(mixture.router.weight, tensor, [Replicate()]))
         if experts is not None:
             mixture.experts.exchange = Exchange(experts.mesh["expert"].get_group())
+
+
+def shard_experts(mixture, experts, stage, precision):
+    """Apply FSDP2, on the meta device, to the experts over the ranks that hold the same ones."""
+    dimensions = {layer.weight: HIDDEN_DIMENSIONS[name] for name, layer in mixture.experts.named_children()}
+    sharded = fully_shard(
+        mixture.experts,
+        mesh=experts.mesh["replicas"],
+        mp_policy=precision,
+        reshard_after_forward=stage == 3,
+        shard_placement_fn=lambda weight: Shard(dimensions[weight]),
+    )
+    # a rank's experts have the tokens of its whole group of `expert`; a factor of one's own is a sum for NCCL only
+    sharded.set_gradient_divide_factor(experts.gradient_ranks)
+    sharded.set_force_sum_reduction_for_comms(True)
 
 
 def expert_parameters(model):

@@ -47,7 +47,7 @@ def build(job, grid, coordinates, initializer, device, experts=None, share=None)
     recompute_blocks(model, job.tuning.recompute)
     if job.tuning.compile:
         compile_blocks(model)
-    sharded = shard_data_parallel(model, grid, job.layout.sharding_stage, divided_parameters(model, experts))
+    sharded = shard_data_parallel(model, grid, job.layout.sharding_stage, experts)
     model.to_empty(device=device)
     fill(model, initializer)
     model.prepare(device)

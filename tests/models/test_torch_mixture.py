@@ -21,6 +21,7 @@ from layouts import (
     shallow,
     train,
 )
+from levelfield.testing.framework_kit.variants import zero
 from matrix import VARIANTS
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
@@ -54,6 +55,7 @@ LAYOUTS = (
     ("deepseek", "EP2 of CP2"),
     ("deepseek", "TP2 sequence parallel"),
     ("switch", "EP2, recompute full"),
+    ("deepseek", "ZeRO 3, EP2 of DP4, recompute full"),
 )
 
 
@@ -214,6 +216,18 @@ def twice(self, model):
 expert_parallel.ExpertMesh.reduce_gradients = twice
 """,
     ),
+    "sharded experts' gradients divided by the ranks of the same experts": (
+        "mixture",
+        VARIANTS["ZeRO 1, EP2 of DP4"],
+        """
+import expert_parallel
+right = expert_parallel.shard_experts
+def wrong(mixture, experts, *more):
+    right(mixture, experts, *more)
+    mixture.experts.set_gradient_divide_factor(experts.replicas)
+expert_parallel.shard_experts = wrong
+""",
+    ),
     "rows sorted by rank and not by expert": (
         "mixture",
         VARIANTS["EP2"],
@@ -254,6 +268,24 @@ def test_of_equal_scores_the_lower_expert_is_taken(tmp_path):
     assert compare_routing(higher, lower)[1] == 512
 
 
+HELD = """
+import optimizer
+right = optimizer.LocalAdamW.__init__
+def told(self, *arguments):
+    right(self, *arguments)
+    print("held", sum(local.numel() for name, local in zip(self.names, self.locals) if ".experts." in name))
+optimizer.LocalAdamW.__init__ = told
+"""
+
+
+@pytest.mark.parametrize(("name", "parts"), [("EP2 of DP4", 2), ("ZeRO 1, EP2 of DP4", 4)])
+def test_zero_divides_the_states_of_experts_over_the_ranks_with_the_same_ones(name, parts, tmp_path):
+    experts, hidden = KINDS["mixture"]["experts"], KINDS["mixture"]["hidden_size"]
+    whole = 3 * experts["count"] * experts["ffn_hidden_size"] * hidden
+    ends = launch(job_of(KINDS["mixture"], VARIANTS[name], 1), tmp_path, planted(tmp_path, "torch", HELD))
+    assert [f"held {whole // parts}" in end.output for end in ends] == [True] * 4, ends[0].output
+
+
 # ---- what is refused before ranks join
 
 
@@ -261,7 +293,8 @@ def test_of_equal_scores_the_lower_expert_is_taken(tmp_path):
     ("changes", "variant", "named"),
     [
         ({}, Variant("", {"data": 3, "expert": 3}, micro_batch=1), "4 experts over 3 ranks"),
-        ({}, Variant("", {"data": 4, "expert": 2, "sharding_stage": 1, "sharding_degree": 4}), "ZeRO with experts"),
+        ({}, Variant("", zero(1, 4, 2, expert=2), micro_batch=1), "2 of 4 ranks and ZeRO over 2; take all of them"),
+        ({}, Variant("", zero(1, 6, 6, expert=2), micro_batch=1), "hidden_size 32 over the 3 with the same experts"),
         ({}, Variant("", compile=True), "torch.compile"),
         ({"bias": True}, SINGLE, "biases in the experts"),
         (SWITCH, Variant("", {"context": 2}), "a capacity under context parallel 2"),

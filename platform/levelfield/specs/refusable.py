@@ -23,6 +23,8 @@ Refusable = Literal[
     "experts with compile",
     "experts with fp8",
     "experts of a part of the ranks with zero",
+    "experts of a part of the ranks with partial sharding",
+    "experts of a part of the ranks with an uneven hidden size",
     "expert capacity with context parallel",
     "latent attention with tensor parallel",
     "latent attention with rope scaling",
@@ -51,6 +53,15 @@ def _divides_experts_over_a_part(work: Work, tuning: Tuning) -> bool:
     return part and work.model.experts is not None
 
 
+def _shards_experts_over_a_part(work: Work, tuning: Tuning) -> bool:
+    return _divides_experts_over_a_part(work, tuning) and tuning.layout.shards_a_part
+
+
+def _shards_experts_unevenly(work: Work, tuning: Tuning) -> bool:
+    replicas = tuning.layout.gradient_ranks // tuning.layout.expert
+    return _divides_experts_over_a_part(work, tuning) and work.model.hidden_size % replicas > 0
+
+
 def _limits_shared_sequences(work: Work, tuning: Tuning) -> bool:
     experts = work.model.experts
     return experts is not None and experts.capacity_factor is not None and tuning.layout.context > 1
@@ -75,6 +86,8 @@ _MADE: dict[Refusable, Callable[[Work, Tuning], bool]] = {
     "experts with compile": lambda work, tuning: work.model.experts is not None and tuning.compile,
     "experts with fp8": lambda work, tuning: work.model.experts is not None and work.training.precision == "fp8",
     "experts of a part of the ranks with zero": _divides_experts_over_a_part,
+    "experts of a part of the ranks with partial sharding": _shards_experts_over_a_part,
+    "experts of a part of the ranks with an uneven hidden size": _shards_experts_unevenly,
     "expert capacity with context parallel": _limits_shared_sequences,
     "latent attention with tensor parallel": lambda work, tuning: (
         work.model.latent_attention is not None and tuning.layout.tensor > 1

@@ -243,8 +243,13 @@ LATENT = {"key_value_rank": 16, "plain_size": 8, "rotary_size": 4, "value_size":
         ({"experts": EXPERTS}, Tuning(compile=True), "experts with compile"),
         (
             {"experts": EXPERTS},
-            Tuning(layout=Layout(data=4, expert=2, sharding_stage=1, sharding_degree=4)),
-            "experts of a part of the ranks with zero",
+            Tuning(layout=Layout(data=4, expert=2, sharding_stage=1, sharding_degree=2)),
+            "experts of a part of the ranks with partial sharding",
+        ),
+        (
+            {"experts": EXPERTS},
+            Tuning(layout=Layout(data=10, expert=2, sharding_stage=1, sharding_degree=10)),
+            "experts of a part of the ranks with an uneven hidden size",
         ),
         (
             {"experts": {**EXPERTS, "capacity_factor": 1.0}},
@@ -265,7 +270,8 @@ def test_torch_refuses_what_its_mixtures_do_not_have(model: dict[str, object], t
     assert words not in refusal("torch", "cpu", changed(SMOKE, model=plain), tuning)
 
 
-def test_experts_over_all_ranks_are_planned_with_zero() -> None:
+@pytest.mark.parametrize("expert", [1, 2, 4])
+def test_experts_are_planned_with_zero_over_all_ranks(expert: int) -> None:
     work = changed(SMOKE, model={"experts": EXPERTS, "bias": False})
-    tuning = Tuning(layout=Layout(data=4, expert=4, sharding_stage=1, sharding_degree=4))
+    tuning = Tuning(layout=Layout(data=4, expert=expert, sharding_stage=3, sharding_degree=4))
     assert refusal("torch", "cpu", work, tuning) == ""

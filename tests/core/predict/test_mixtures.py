@@ -344,6 +344,8 @@ def test_without_the_offer_no_row_divides_experts_and_beyond_shows_them() -> Non
     ("name", "layout", "fields", "precision"),
     [
         ("experts of a part of the ranks with zero", "DP8EP4SH1", {}, "bf16"),
+        ("experts of a part of the ranks with partial sharding", "DP8EP4SH1SP4", {}, "bf16"),
+        ("experts of a part of the ranks with an uneven hidden size", "DP24EP8SH1", {}, "bf16"),
         ("experts with compile", "DP8EP8", {"compile": True}, "bf16"),
         ("experts with fp8", "DP8EP8", {}, "fp8"),
     ],
