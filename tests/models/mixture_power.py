@@ -35,7 +35,8 @@ LEARNT = {
 JUDGED = tuple(kind for kind in KINDS if kind != "latent")
 HONEST = {
     "micro-batch 8": VARIANTS["accumulation 1"],
-    **{name: VARIANTS[name] for name in ("EP2 of DP4", "ZeRO 3, DP2", "TP2 sequence parallel", "recompute full")},
+    **{name: VARIANTS[name] for name in ("EP2 of DP4", "ZeRO 2, EP2 of DP4", "ZeRO 3, DP2")},
+    **{name: VARIANTS[name] for name in ("TP2 sequence parallel", "recompute full")},
 }
 # Weights perturbed in their last bits before step 1: the arithmetic of another machine, many times over.
 PERTURBED = """
