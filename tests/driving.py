@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +91,14 @@ def steps(run: Path) -> list[tuple[float, float, str]]:
     """Loss, gradient norm and tokens of every step of rank 0, as they were written."""
     events = [json.loads(line) for line in (run / "events" / "rank0.jsonl").read_text().splitlines()]
     return [(e["loss"], e["grad_norm"], e["tokens_checksum"]) for e in events if e.get("event") == "step"]
+
+
+@contextmanager
+def alone_on_the_engine() -> Iterator[None]:
+    """While no other test of this lock uses the engine: any start on it removes what any killed run left there."""
+    with (ROOT / ".ci" / "engine").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def trainings(runs: Path) -> dict[int, psutil.Process]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from containers_shared import IN_CONTAINERS, kept
 from docker import DockerClient
-from driving import PRETENDING, Benchmark, finished, trainings
+from driving import PRETENDING, Benchmark, alone_on_the_engine, finished, trainings
 
 pytestmark = pytest.mark.containers
 LONG = ("--case", "long:fake:fake:1:2", *PRETENDING, *IN_CONTAINERS)
@@ -73,6 +73,7 @@ def test_an_interrupt_stops_everything(benchmark: Benchmark, number: int) -> Non
     assert benchmark.result()["status"]["failure"] == "interrupted"
 
 
+@alone_on_the_engine()
 def test_a_killed_platform_ends_its_ranks_and_the_next_start_removes_the_container(
     benchmark: Benchmark, engine: DockerClient
 ) -> None:

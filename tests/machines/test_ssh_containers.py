@@ -17,7 +17,7 @@ import pytest
 from cluster_shared import Cluster
 from docker import DockerClient
 from docker.errors import DockerException
-from driving import PRETENDING
+from driving import PRETENDING, alone_on_the_engine
 from fleet import Fleet, wait_until
 from levelfield.run.runtimes.engine import RUN_LABEL
 
@@ -62,8 +62,9 @@ def fleet(hosts: Cluster, engine: DockerClient, tmp_path: Path) -> Iterator[Flee
     client.chmod(0o755)
     here = found.address(hosts.hosts[0]).rpartition(".")[0] + ".1"
     found.write(lambda host: {**host, "address": here, "interface": "lo"}, container=str(client))
-    yield found
-    found.stop()
+    with alone_on_the_engine():
+        yield found
+        found.stop()
     assert found.nothing_is_left()
 
 
