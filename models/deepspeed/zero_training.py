@@ -6,8 +6,9 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from activations import keep_gradients, kept_activations
+from attention_kernel import attention_kernel
 from configuration import check, clips_here
-from device import describe, memory, open_device, process_group
+from device import describe, memory, on_device, open_device, process_group
 from engine import open_engine
 from exchange import own_work
 from levelfield.worker import Capture, Initializer, coordinates, learning_rate, train_steps
@@ -22,6 +23,7 @@ def train(job, recorder):
     device = open_device(job)
     name, details = describe(device)
     details = {**details, "torch": torch.__version__, "repeats": repeats(job)}
+    details["attention_kernel"] = attention_kernel(job, device)
     recorder.framework("deepspeed", deepspeed.__version__, name, details)
     check(job)
     with process_group(job, device, alone=True):
@@ -68,7 +70,7 @@ class ZeroTrainer:
 
     def gradients(self, batch):
         """Forward and backward over all micro-batches. Returns the global batch's mean loss."""
-        inputs, targets = (torch.from_numpy(array).to(self.device) for array in (batch.inputs, batch.targets))
+        inputs, targets = on_device((batch.inputs, batch.targets), self.device)
         keep, total = self.capture.wants(batch.step), torch.zeros(1, device=self.device)
         for micro in range(self.job.accumulation):
             if micro:

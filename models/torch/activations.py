@@ -14,7 +14,7 @@ def kept_activations(model, capture):
         keep_tensor(capture, "embedding", inputs[0])
 
     def keep_logits(_norm, _inputs, output):
-        keep_tensor(capture, "logits", model.logits(output))
+        keep_tensor(capture, "logits", model.scores(output))
 
     hooks = [next(iter(model.layers.values())).register_forward_pre_hook(keep_embedding)]
     hooks += [block.register_forward_hook(keep(f"layers.{index}")) for index, block in model.layers.items()]

@@ -76,9 +76,10 @@ def choose_attention(name, dropout, private_randomness, window=None):
     """
     kernel = flash_attention() if name == "flash_attn" else scaled_dot_product
     kernel = kernel if window is None else functools.partial(kernel, window=window)
+    own = private_randomness is not None and dropout
 
     def attend(query, key, value):
-        with private(private_randomness) if private_randomness is not None and dropout else contextlib.nullcontext():
+        with private(private_randomness, query.device) if own else contextlib.nullcontext():
             return kernel(query, key, value, dropout)
 
     return attend
@@ -121,13 +122,14 @@ def flash_attention():
 
 
 @contextlib.contextmanager
-def private(stream):
+def private(stream, device):
     """Random numbers of their own for this rank's heads; afterwards the common ones go on as if nothing was drawn.
 
     The seed is drawn from the common numbers, so it is another one in each layer and micro-batch, and the same
     when a checkpointed block is computed again. stream: the tensor-parallel rank.
     """
     seed = int(torch.randint(2**62, (), device="cpu")) + stream
-    with torch.random.fork_rng():
+    devices = {"devices": []} if device.type == "cpu" else {"devices": [device], "device_type": device.type}
+    with torch.random.fork_rng(**devices):  # without devices it would save the numbers of every device of the machine
         torch.manual_seed(seed)
         yield

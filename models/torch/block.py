@@ -3,10 +3,8 @@
 import gpt
 import llama
 from attention import Attention
-from latent import LatentAttention
 from layers import dropout, norm
 from levelfield.worker import is_mixture, part
-from mixture import Mixture, shared_experts
 from torch import nn
 
 MLPS = {"gelu": gpt.MLP, "gelu_tanh": gpt.MLP, "swiglu": llama.MLP, "geglu_tanh": llama.MLP}
@@ -18,8 +16,7 @@ class Block(nn.Module):
     def __init__(self, model, attend, layer, sequence_length):
         super().__init__()
         self.attention_norm = norm(model)
-        latent = part(model, "latent_attention") is not None
-        self.attention = (LatentAttention if latent else Attention)(model, attend)
+        self.attention = attention_of(model)(model, attend)
         self.mlp_norm = norm(model)
         self.mlp = mlp(model, layer, sequence_length)
         self.dropout, self.norm_after = model.hidden_dropout, part(model, "norm_place") == "after"
@@ -32,10 +29,20 @@ class Block(nn.Module):
         return x + dropout(self.mlp(self.mlp_norm(x)), self.dropout)
 
 
+def attention_of(model):
+    if part(model, "latent_attention") is None:
+        return Attention
+    from latent import LatentAttention
+
+    return LatentAttention
+
+
 def mlp(model, layer, sequence_length):
     """The MLP of layer `layer`, or the mixture of experts in its place."""
     kind = MLPS[model.activation]
     if not is_mixture(model, layer):
         return kind(model)
+    from mixture import Mixture, shared_experts
+
     shared = shared_experts(model)
     return Mixture(model, sequence_length, None if shared is None else kind(shared))

@@ -8,8 +8,7 @@ parameters when it runs and frees them after. With fewer shards than data-parall
 import contextlib
 
 import torch
-from expert_parallel import expert_parameters, shard_experts
-from mixture import Mixture
+from levelfield.worker import is_mixture
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -23,15 +22,29 @@ def shard_data_parallel(model, grid, stage, experts=None):
     mesh = grid.data_mesh()
     if mesh is None or not (stage or grid["tensor"] is not None):
         return False
-    ignored = set(expert_parameters(model)) if experts is not None and not experts.shards else set()
-    for block in model.layers.values():
-        if isinstance(block.mlp, Mixture):
+    ignored = set()
+    if experts is not None:
+        from expert_parallel import expert_parameters, shard_experts
+
+        ignored = ignored if experts.shards else set(expert_parameters(model))
+    for layer, block in model.layers.items():
+        if is_mixture(model.model, int(layer)):
             shard(block.mlp.router, mesh, grid, stage, policy(torch.float32))  # its scores are in float32
             if experts is not None and experts.shards:
                 shard_experts(block.mlp, experts, stage, policy(model.dtype))
         shard(block, mesh, grid, stage, policy(model.dtype), ignored_params=ignored)
+    for end in ends_apart(model):
+        shard(end, mesh, grid, min(stage, 2), policy(model.dtype))
     shard(model, mesh, grid, min(stage, 2), policy(model.dtype), ignored_params=ignored)
     return True
+
+
+def ends_apart(model):
+    """The embedding and the head of this rank, which FSDP2 exchanges one after the other: together their gradients in
+    float32 are gigabytes for a vocabulary of 128,000. One weight that is both stays in the group of the whole model."""
+    if model.model.tied_embeddings:
+        return []
+    return [*([model.embedding] if model.stage.first else []), *([model.head] if model.stage.last else [])]
 
 
 def shard(module, mesh, grid, stage, precision, **ignored):
@@ -49,7 +62,12 @@ def policy(dtype):
 
 
 def replicate_data_parallel(model, grid, divided=()):
-    """DDP around the filled model; its ranks start from equal weights, so nothing is broadcast."""
+    """DDP around the filled model; its ranks start from equal weights, so nothing is broadcast.
+
+    Its buckets are the gradients, from before the first micro-batch on: other gradients would need the memory twice.
+    """
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
     ignored = [name for name, parameter in model.named_parameters() if any(parameter is each for each in divided)]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
     group = grid["replicate"].get_group()
@@ -58,9 +76,13 @@ def replicate_data_parallel(model, grid, divided=()):
     )
 
 
+def gradients_in_buckets(model):
+    return isinstance(model, DistributedDataParallel)
+
+
 def micro_batch_context(model, stage, last):
     """What to communicate after this micro-batch's backward pass: all after the last, else what the stage needs."""
-    if isinstance(model, DistributedDataParallel):
+    if gradients_in_buckets(model):
         return contextlib.nullcontext() if last else model.no_sync()
     if isinstance(model, FSDPModule):
         model.set_is_last_backward(last)

@@ -5,15 +5,12 @@ from types import SimpleNamespace
 import torch
 from attention import rotary_tables
 from block import Block
-from head_loss import head_loss
-from latent import rotary_size
-from layers import Linear, Positions, dropout, norm
-from levelfield.worker import part
-from mixture import mixtures
+from head_loss import EmbeddingHead, Head, head_scores
+from layers import Positions, dropout, norm
+from levelfield.worker import head_size, is_mixture, part
 from tied import TiedGradient, tied_embedding
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.nn import functional
 
 
 class Decoder(nn.Module):
@@ -29,7 +26,8 @@ class Decoder(nn.Module):
         self.share = share
         self.model, self.length, self.dtype, self.stage = model, sequence_length, dtype, stage
         if stage.first or (stage.last and model.tied_embeddings):
-            self.embedding = nn.Embedding(model.vocab_size, model.hidden_size)
+            embedding = EmbeddingHead if stage.last and model.tied_embeddings else nn.Embedding
+            self.embedding = embedding(model.vocab_size, model.hidden_size)
         if stage.first and model.positions == "learned":
             self.position = Positions(sequence_length, model.hidden_size)
         self.layers = nn.ModuleDict(
@@ -38,19 +36,21 @@ class Decoder(nn.Module):
         if stage.last:
             self.final_norm = norm(model)
         if stage.last and not model.tied_embeddings:
-            self.head = Linear(model.hidden_size, model.vocab_size, bias=False)
+            self.head = Head(model.hidden_size, model.vocab_size)
         self.rotary = self.tied = None
 
     def prepare(self, device):
         """Compute the constant tables, which are no parameters, on `device`, where the parameters now lie."""
         model, stage = self.model, self.stage
         if model.positions == "rope":
-            scaling = part(model, "rope_scaling")
-            self.rotary = rotary_tables(rotary_size(model), self.length, model.rope_base, device, self.dtype, scaling)
+            scaling, latent = part(model, "rope_scaling"), part(model, "latent_attention")
+            width = head_size(model) if latent is None else latent.rotary_size
+            self.rotary = rotary_tables(width, self.length, model.rope_base, device, self.dtype, scaling)
             if self.share is not None:
                 self.rotary = tuple(table[self.share.positions.to(device)] for table in self.rotary)
-        for _, mixture in mixtures(self):
-            mixture.prepare(device, self.share)
+        for layer, block in self.layers.items():
+            if is_mixture(model, int(layer)):
+                block.mlp.prepare(device, self.share)
         whole = stage.first and stage.last and not isinstance(self.embedding.weight, DTensor)
         if model.tied_embeddings and whole and device.type == "cpu":
             self.tied = TiedGradient()  # elsewhere its sums would depend on the order of threads
@@ -66,8 +66,7 @@ class Decoder(nn.Module):
             x = block(x, self.rotary)
         if not self.stage.last:
             return x
-        x = self.final_norm(x)
-        return self.logits(x) if targets is None else head_loss(x, self.head_weight, targets, scale, self.tied)
+        return self.scores(self.final_norm(x), targets, scale)
 
     def embed(self, tokens):
         x = self.embedding(tokens) if self.tied is None else tied_embedding(tokens, self.embedding.weight, self.tied)
@@ -83,12 +82,11 @@ class Decoder(nn.Module):
             return self.position(length)
         return self.position(self.length)[self.share.embedded.to(self.position.weight.device)]
 
-    @property
-    def head_weight(self):
-        return self.embedding.weight if self.model.tied_embeddings else self.head.weight
-
-    def logits(self, x):
-        return functional.linear(x, self.head_weight.to(x.dtype))
+    def scores(self, x, targets=None, scale=1.0):
+        """What `forward` returns on the last stage, of the final norm's output."""
+        if self.model.tied_embeddings:
+            return head_scores(self.embedding, x, targets, scale, self.tied)
+        return self.head(x, targets, scale)
 
 
 def stage_of(layers, stages, index):

@@ -3,6 +3,7 @@
 import functools
 
 import torch
+from casts import CastLayer
 from levelfield.worker.architecture import GATED
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -14,7 +15,7 @@ LAST = 2**31  # sorts after every expert
 ALIGNMENT = 16  # bytes: of the rows that grouped_mm takes
 
 
-class ExpertLinear(nn.Module):
+class ExpertLinear(CastLayer):
     """y = x W^T in x's dtype, each row by the W of its expert. weight: [experts, out, in]."""
 
     def __init__(self, count, columns, rows):
@@ -23,8 +24,10 @@ class ExpertLinear(nn.Module):
 
     def forward(self, x, counts):
         """x: [rows, in], sorted by expert; counts: [experts of this rank], of their rows."""
-        weight = self.weight.to_local() if isinstance(self.weight, DTensor) else self.weight
-        return grouped_product(x, weight.to(x.dtype), counts)
+        return grouped_product(x, self.cast("weight", x.dtype), counts)
+
+    def held(self, name):
+        return self.weight.to_local() if isinstance(self.weight, DTensor) else self.weight
 
 
 class Experts(nn.Module):

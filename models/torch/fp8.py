@@ -6,6 +6,7 @@ capability 8.9 or newer.
 
 import contextlib
 
+import torch
 from levelfield.worker import Unsupported
 from torch import nn
 
@@ -33,8 +34,20 @@ def use_fp8(model):
 
 
 def _replacement(engine, layer):
-    made = engine.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
-    return made.float()
+    made = engine.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta").float()
+    made.forward = _in_half(made.forward)
+    return made
+
+
+def _in_half(forward):
+    """Weights that FSDP2 does not gather are float32: transformer-engine takes such weights under autocast only, which
+    must not reach the block's norms."""
+
+    def run(x):
+        with torch.autocast(x.device.type, dtype=torch.bfloat16):
+            return forward(x)
+
+    return run
 
 
 def _in_fp8(engine, forward):

@@ -7,9 +7,12 @@ head for its part of the vocabulary, and only three numbers a token travel (Shoe
 
 import torch
 import torch.distributed as dist
+from casts import CastLayer
 from onednn import applies, product
+from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.nn import functional
 
 # Rows of one product: below about 512 it is slow, as each chunk reads and writes the head's whole gradient. The
 # float32 softmax between the products takes fewer rows at a time, which a processor's cache holds.
@@ -19,34 +22,58 @@ LEAST_ROWS = 512
 PRECISION_ROWS = 8192  # of the head's gradient, changed from the products' precision to its own at a time
 
 
-def head_loss(x, weight, targets, scale, tied=None):
+class Head(CastLayer):
+    """The head of a model whose embedding is not tied to it. weight: [vocabulary, hidden]."""
+
+    def __init__(self, hidden_size, vocabulary):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocabulary, hidden_size))
+
+    def forward(self, x, targets=None, scale=1.0):
+        return head_scores(self, x, targets, scale)
+
+
+class EmbeddingHead(CastLayer, nn.Embedding):
+    """An embedding that is the head too; only the head takes its weight in x's precision."""
+
+
+def head_scores(layer, x, targets, scale, tied=None):
+    """The logits of x without targets, else their `head_loss`. layer: with the head's weight."""
+    cast = layer.cast("weight", x.dtype)
+    if targets is None:
+        return functional.linear(x, cast)
+    return head_loss(x, layer.weight, targets, scale, tied, cast.detach())
+
+
+def head_loss(x, weight, targets, scale, tied=None, cast=None):
     """scale times the mean cross-entropy of the logits x W^T against `targets`, as float32 [1].
 
     x: [batch, sequence, hidden]; weight: [vocabulary, hidden], a DTensor where the vocabulary is sharded;
     targets: [batch, sequence]. The gradient is right for a backward pass that starts from this value: a factor
     belongs into `scale`, where it costs nothing. Raises ValueError on the cpu for any other use.
-    tied: the TiedGradient that is given the weight's gradient in place of autograd, or None.
+    tied: the TiedGradient that is given the weight's gradient in place of autograd, or None. cast: the weight in x's
+    precision, if there is one already.
     """
     group, start = None, 0
     if isinstance(weight, DTensor):
         mesh, placements = weight.device_mesh, weight.placements
         group, start = mesh.get_group(), compute_local_shape_and_global_offset(weight.shape, mesh, placements)[1][0]
-        weight = weight.to_local()
+        weight, cast = weight.to_local(), None if cast is None else cast.to_local()
     weight = weight if tied is None else weight.detach()
-    return HeadLoss.apply(x.flatten(0, 1), weight, targets.flatten() - start, float(scale), group, tied)
+    return HeadLoss.apply(x.flatten(0, 1), weight, targets.flatten() - start, float(scale), group, tied, cast)
 
 
 class HeadLoss(torch.autograd.Function):
     """x: [tokens, hidden]; weight: [vocabulary's part, hidden]; targets: [tokens], counted from that part's start."""
 
     @staticmethod
-    def forward(ctx, x, weight, targets, scale, group, tied):
-        cast, factor = weight.to(x.dtype), scale / x.shape[0]
+    def forward(ctx, x, weight, targets, scale, group, tied, cast):
+        cast, factor = weight.to(x.dtype) if cast is None else cast, scale / x.shape[0]
         rows, softmax_rows = chunk_rows(x, weight.shape[0])
         fast = applies(x, weight)
         products = None if fast else torch.empty(rows, weight.shape[0], dtype=x.dtype, device=x.device)
         x_gradient, weight_gradient = torch.empty_like(x), torch.empty_like(weight)
-        total = torch.zeros((), dtype=torch.float32, device=x.device)
+        total = torch.zeros(1, dtype=torch.float32, device=x.device)
         for start in range(0, x.shape[0], rows):
             part, part_targets = x[start : start + rows], targets[start : start + rows]
             logits = product(part, cast) if fast else torch.mm(part, cast.t(), out=products[: part.shape[0]])
@@ -58,7 +85,7 @@ class HeadLoss(torch.autograd.Function):
                 x_gradient[start : start + rows].addmm_(logits, cast, beta=0, alpha=factor)
             accumulate_(weight_gradient, logits.t(), part, factor, first=start == 0)
         ctx.gradients, ctx.tied = (x_gradient, weight_gradient), tied
-        return (total * factor).reshape(1)
+        return total * factor
 
     @staticmethod
     def backward(ctx, gradient):
@@ -69,7 +96,7 @@ class HeadLoss(torch.autograd.Function):
         if ctx.tied is not None:
             ctx.tied.give(weight_gradient)
             weight_gradient = None
-        return x_gradient, weight_gradient, None, None, None, None
+        return x_gradient, weight_gradient, None, None, None, None, None
 
 
 def chunk_rows(x, vocabulary):

@@ -3,7 +3,7 @@
 import torch
 from attention import rotate
 from layers import Linear, RMSNorm
-from levelfield.worker import Unsupported, head_size, part
+from levelfield.worker import Unsupported, part
 from torch import nn
 
 
@@ -45,12 +45,6 @@ class LatentAttention(nn.Module):
     def split(self, x, first, second):
         """[batch, sequence, heads (first + second)] -> two of [batch, sequence, heads, ...]."""
         return x.unflatten(-1, (self.heads, -1)).split((first, second), dim=-1)
-
-
-def rotary_size(model):
-    """The width of what is rotated of a head."""
-    latent = part(model, "latent_attention")
-    return head_size(model) if latent is None else latent.rotary_size
 
 
 def check_latent_attention(job):

@@ -1,33 +1,34 @@
 """The layers of both families. Parameters are float32; the activation's dtype decides what is computed in."""
 
 import torch
+from casts import CastLayer
 from onednn import OneDnnLinear, applies
 from torch import nn
 from torch.nn import functional
 
 
-class Linear(nn.Linear):
+class Linear(CastLayer, nn.Linear):
     """y = x W^T + b, in x's dtype. W: [out, in]."""
 
     def forward(self, x):
         if applies(x, self.weight):
             return OneDnnLinear.apply(x, self.weight, self.bias)
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        return functional.linear(x, self.weight.to(x.dtype), bias)
+        return functional.linear(x, self.cast("weight", x.dtype), self.cast("bias", x.dtype))
 
 
-class LayerNorm(nn.LayerNorm):
+class LayerNorm(CastLayer, nn.LayerNorm):
     """Layer normalisation (Ba et al., 2016) over the last dimension."""
 
     def forward(self, x):
-        return functional.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
+        weight, bias = self.cast("weight", x.dtype), self.cast("bias", x.dtype)
+        return functional.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
 
-class RMSNorm(nn.RMSNorm):
+class RMSNorm(CastLayer, nn.RMSNorm):
     """Root mean square normalisation (Zhang and Sennrich, 2019) over the last dimension."""
 
     def forward(self, x):
-        return functional.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+        return functional.rms_norm(x, self.normalized_shape, self.cast("weight", x.dtype), self.eps)
 
 
 class Positions(nn.Module):

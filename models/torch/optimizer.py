@@ -31,6 +31,7 @@ class LocalAdamW:
             names = _square_names(held)
             self.square_names += names
             self.replicas += [copies] * len(names)
+        self.replicas = torch.tensor(self.replicas, dtype=torch.float64, device=self.locals[0].device)
         held = [(local, local.dim()) for local in self.locals if local.numel()]
         self.adamw = make_adamw(held, training)
 
@@ -54,7 +55,7 @@ class LocalAdamW:
         parts = [part for local in self.locals for part in (local.grad.unbind() if local.dim() == 3 else [local.grad])]
         exact = torch.float64 if parts[0].device.type == "cpu" else None
         norms = torch.stack(torch._foreach_norm(parts, 2, exact)).double()
-        return norms.square() / norms.new_tensor(self.replicas)
+        return norms.square() / self.replicas
 
     def step(self, learning_rate, divisor, skip=None):
         """One step with the gradients divided by `divisor` (a tensor), or none where the tensor `skip` is one."""
@@ -63,9 +64,13 @@ class LocalAdamW:
         self.adamw.grad_scale, self.adamw.found_inf = divisor, skip
         self.adamw.step()
 
-    def drop_gradients(self):
+    def drop_gradients(self, keep=False):
+        """Forget the step's gradients. keep: their memory is that of a collective, so it is filled with zeros."""
+        if keep:
+            torch._foreach_zero_([local.grad for local in self.locals])
         for parameter, local in zip(self.parameters, self.locals, strict=True):
-            parameter.grad = local.grad = None
+            local.grad = None
+            parameter.grad = parameter.grad if keep else None
 
 
 class LossScale:

@@ -2,16 +2,11 @@
 
 import torch
 from attention import check_attention, choose_attention
-from context_parallel import shared_attention
 from data_parallel import replicate_data_parallel, shard_data_parallel
 from decoder import Decoder, compute_dtype, stage_of
-from expert_parallel import check_experts, distribute_experts, expert_parameters
-from fp8 import check_fp8, use_fp8
-from latent import check_latent_attention
 from levelfield.worker import check_context_parallel, check_layout, check_pipeline, check_tensor_parallel, part
 from parameters import fill
 from recompute import check_recompute, compile_blocks, recompute_blocks
-from tensor_parallel import apply_tensor_parallel
 
 LAYOUT = ("data", "tensor", "sequence", "pipeline", "context", "expert", "zero1", "zero2", "zero3")
 
@@ -26,10 +21,19 @@ def check(job):
     check_pipeline(job)
     check_tensor_parallel(job)
     check_context_parallel(job)
-    check_fp8(job)
     check_attention(job.tuning.attention)
-    check_experts(job)
-    check_latent_attention(job)
+    if job.training.precision == "fp8":
+        from fp8 import check_fp8
+
+        check_fp8(job)
+    if part(job.model, "experts") is not None:
+        from expert_parallel import check_experts
+
+        check_experts(job)
+    if part(job.model, "latent_attention") is not None:
+        from latent import check_latent_attention
+
+        check_latent_attention(job)
 
 
 def build(job, grid, coordinates, initializer, device, experts=None, share=None):
@@ -40,10 +44,17 @@ def build(job, grid, coordinates, initializer, device, experts=None, share=None)
     with torch.device("meta"):
         model = Decoder(**decoder_arguments(job, coordinates, share))
     if job.training.precision == "fp8":
+        from fp8 import use_fp8
+
         use_fp8(model)
     if grid["tensor"] is not None:
+        from tensor_parallel import apply_tensor_parallel
+
         apply_tensor_parallel(model, grid["tensor"], job.layout.sequence_parallel)
-    distribute_experts(model, experts, grid["tensor"])
+    if part(job.model, "experts") is not None:
+        from expert_parallel import distribute_experts
+
+        distribute_experts(model, experts, grid["tensor"])
     recompute_blocks(model, job.tuning.recompute)
     if job.tuning.compile:
         compile_blocks(model)
@@ -56,19 +67,27 @@ def build(job, grid, coordinates, initializer, device, experts=None, share=None)
 
 
 def divided_parameters(model, experts):
-    return expert_parameters(model) if experts is not None else []
+    if experts is None:
+        return []
+    from expert_parallel import expert_parameters
+
+    return expert_parameters(model)
 
 
 def decoder_arguments(job, coordinates, share=None):
     stream = coordinates.tensor if private_randomness(job) else None
     window = part(job.model, "sliding_window")
     attend = choose_attention(job.tuning.attention, job.model.attention_dropout, stream, window)
+    if share is not None:
+        from context_parallel import shared_attention
+
+        attend = shared_attention(attend, share)
     return {
         "model": job.model,
         "sequence_length": job.training.sequence_length,
         "dtype": compute_dtype(job.training.precision),
         "stage": stage_of(job.model.layers, job.layout.pipeline, coordinates.pipeline),
-        "attend": attend if share is None else shared_attention(attend, share),
+        "attend": attend,
         "share": share,
     }
 

@@ -3,7 +3,6 @@
 import torch
 import torch.distributed as dist
 from levelfield.worker import part
-from mixture import mixtures
 from torch.distributed.device_mesh import init_device_mesh
 
 
@@ -12,9 +11,12 @@ class Tallies:
 
     def __init__(self, job, model, place, device):
         self.job, self.device = job, device
-        self.layers = [(layer, mixture.tally) for layer, mixture in mixtures(model)]
         self.counts_tokens = place.tensor == 0  # of ranks with equal tokens one counts them
-        experts = part(job.model, "experts")
+        experts, self.layers = part(job.model, "experts"), []
+        if experts is not None:
+            from mixture import mixtures
+
+            self.layers = [(layer, mixture.tally) for layer, mixture in mixtures(model)]
         self.exist, self.rate = experts is not None, experts.router.bias_rate if experts is not None else 0.0
         self.group = data_group(job) if self.rate else None
 

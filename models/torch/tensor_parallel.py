@@ -7,9 +7,8 @@ each rank has its part of the sequence.
 
 from functools import partial
 
-from levelfield.worker import part
+from levelfield.worker import is_mixture, part
 from levelfield.worker.architecture import GATED
-from mixture import Mixture
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -24,8 +23,8 @@ from torch.nn import Parameter
 def apply_tensor_parallel(model, mesh, sequence_parallel):
     """Shard `model`, still on the meta device, over `mesh`."""
     between = Shard(1) if sequence_parallel else Replicate()
-    for block in model.layers.values():
-        mixture = isinstance(block.mlp, Mixture)
+    for layer, block in model.layers.items():
+        mixture = is_mixture(model.model, int(layer))
         parallelize_module(block, mesh, block_plan(model.model, between, sequence_parallel, mixture))
         if mixture:
             block.mlp.between = between

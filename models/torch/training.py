@@ -8,17 +8,16 @@ import onednn
 import torch
 import torch.distributed as dist
 from activations import keep_gradients, kept_activations
-from context_parallel import open_share
-from data_parallel import micro_batch_context
-from device import describe, memory, open_device, process_group
+from attention_kernel import attention_kernel
+from casts import StepCasts
+from data_parallel import gradients_in_buckets, micro_batch_context
+from device import describe, memory, on_device, open_device, process_group
 from exchange import own_work
-from expert_parallel import ExpertMesh
 from levelfield.worker import Capture, Initializer, coordinates, learning_rate, train_steps
 from mesh import Grid
 from optimizer import LocalAdamW, LossScale, clip_divisor
-from parallelize import build, check
+from parallelize import build, check, divided_parameters
 from parameters import as_arrays, save
-from pipeline import Pipeline
 from recompute import repeats
 from tallies import Tallies
 
@@ -28,7 +27,8 @@ def train(job, recorder):
     onednn.choose(getattr(job, "products", None))
     device = open_device(job)
     name, details = describe(device)
-    recorder.framework("torch", torch.__version__, name, {**details, "repeats": repeats(job)})
+    details = {**details, "repeats": repeats(job), "attention_kernel": attention_kernel(job, device)}
+    recorder.framework("torch", torch.__version__, name, details)
     check(job)
     with process_group(job, device):
         trainer = Trainer(job, coordinates(job), device)
@@ -42,12 +42,23 @@ class Trainer:
     def __init__(self, job, place, device):
         self.job, self.place, self.device, self.capture = job, place, device, Capture(job)
         grid = Grid(job)
-        self.experts = ExpertMesh(job) if job.layout.expert > 1 else None
-        self.share = open_share(job, place)
+        self.experts = self.share = None
+        # a training rests on what it imports (tested.json): so what only some layouts use is imported by them
+        if job.layout.expert > 1:
+            from expert_parallel import ExpertMesh
+
+            self.experts = ExpertMesh(job)
+        if job.layout.context > 1:
+            from context_parallel import open_share
+
+            self.share = open_share(job, place)
         self.model, self.runner = build(job, grid, place, Initializer(job), device, self.experts, self.share)
+        self.casts = StepCasts(self.model, divided_parameters(self.model, self.experts))
         self.tallies = Tallies(job, self.model, place, device)
         self.pipeline = None
         if job.layout.pipeline > 1:
+            from pipeline import Pipeline
+
             stage = self.model.stage
             self.pipeline = Pipeline(job, self.runner, stage, self.model.dtype, device, grid["pipeline"])
         ends = grid.ends_group(place) if job.layout.pipeline > 1 and job.model.tied_embeddings else None
@@ -68,12 +79,14 @@ class Trainer:
         """Forward, backward, clipping and the optimizer's step, without waiting for the device."""
         if self.random:
             torch.manual_seed(step_seed(self.job, self.place, batch.step))
-        inputs, targets = (torch.from_numpy(array).to(self.device) for array in (batch.inputs, batch.targets))
+        inputs, targets = on_device((batch.inputs, batch.targets), self.device)
         if self.share is not None:
             inputs, targets = self.share.of(inputs), self.share.of(targets)
         keep = self.capture.wants(batch.step)
         self.tallies.begin(self.loss_scale.value / self.job.accumulation)
+        self.casts.make()
         loss = self.gradients(inputs, targets, keep)
+        self.casts.drop()
         if self.experts is not None:
             self.experts.reduce_gradients(self.model)
         self.optimizer.take_gradients()
@@ -90,7 +103,7 @@ class Trainer:
         norm = self.figures[1].sqrt() / scale
         skip = None if self.loss_scale.interval is None else (~norm.isfinite()).float()
         self.optimizer.step(rate, clip_divisor(norm, self.job.training.gradient_clip, scale), skip)
-        self.optimizer.drop_gradients()
+        self.optimizer.drop_gradients(keep=gradients_in_buckets(self.runner))
 
     def gradients(self, inputs, targets, keep):
         """Forward and backward over all micro-batches; the first one's activations are captured if `keep`.

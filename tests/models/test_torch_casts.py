@@ -1,0 +1,61 @@
+"""A step casts each parameter once, whatever its number of micro-batches, and trains as if each had its own cast."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from layouts import MODELS, SINGLE, Variant, job_of, planted, train
+from matrix import VARIANTS
+from torch.utils._python_dispatch import TorchDispatchMode
+
+NEVER = "import casts\ncasts.StepCasts.make = lambda self: None\n"
+
+pytestmark = pytest.mark.torch
+
+
+class Casts(TorchDispatchMode):
+    """Counts casts of float32 tensors of one shape to 16 bits."""
+
+    def __init__(self, shape: torch.Size) -> None:
+        super().__init__()
+        self.shape, self.count = shape, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten._to_copy.default and args[0].shape == self.shape:
+            self.count += args[0].dtype == torch.float32 and (kwargs or {}).get("dtype") == torch.bfloat16
+        return function(*args, **(kwargs or {}))
+
+
+def test_each_weight_is_cast_once_for_all_micro_batches_and_its_gradients_add_up():
+    from casts import StepCasts
+    from layers import Linear
+
+    layer = Linear(4, 3)
+    layer.dtype = torch.bfloat16
+    inputs = torch.randn(3, 5, 4, dtype=torch.bfloat16)
+    each, counted = [], Casts(layer.weight.shape)
+    casts = StepCasts(layer)
+    for shared in (False, True):
+        layer.weight.grad = None
+        counted.count = 0
+        with counted:
+            if shared:
+                casts.make()
+            for micro_batch in inputs:
+                layer(micro_batch).float().square().sum().backward()
+        casts.drop()
+        each.append((counted.count, layer.weight.grad))
+    (apart, expected), (together, found) = each
+    assert (apart, together) == (3, 1)
+    assert torch.equal(found, expected)
+    assert layer.casts is None
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize("variant", [SINGLE, VARIANTS["DP2"], VARIANTS["PP2"]], ids=lambda variant: variant.name)
+@pytest.mark.parametrize("family", ["gpt", "mixture"])
+def test_a_curve_is_that_of_a_cast_in_each_micro_batch(variant: Variant, family: str, tmp_path: Path):
+    job = job_of(MODELS[family], variant, steps=4, precision="bf16")
+    assert train(job) == train(job, planted(tmp_path, "torch", NEVER))
