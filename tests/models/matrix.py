@@ -3,9 +3,10 @@
     PYTHONPATH=platform python tests/models/matrix.py [FRAMEWORK[_VERSION] ...] [--precision fp32]
 
 makes models/<framework>/tested.json, or tested-VERSION.json of a further version, from 40 steps of each, or of those
-in one precision, and docs/frameworks.md from these files; each environment is made as for a run. What is recorded of
-the same code is not trained again, so a matrix that was stopped goes on. `--docs` only writes the page. The tests run
-a part of the same list.
+in one precision, and docs/frameworks.md from these files; each environment is made as for a run. A recorded run whose
+files have not changed is not trained again, so a matrix that was stopped goes on. torch's curves, which all runs are
+compared with, are trained again first where their code has changed (tests/models/references.py); `--references` does
+only this. `--docs` only writes the page. The tests run a part of the same list.
 """
 
 from __future__ import annotations
@@ -13,28 +14,32 @@ from __future__ import annotations
 import argparse
 import datetime
 import functools
-import hashlib
 import itertools
 import json
-import platform
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from layouts import EVERYWHERE, MODELS, ROOT, SINGLE, Curve, Variant, compare, job_of, script_of, train
-from levelfield.catalog.framework_versions import rests_on, runs_path
+from layouts import EVERYWHERE, MODELS, ROOT, SINGLE, Curve, Variant, compare, job_of, script_of, train, trained
+from levelfield.catalog.code_basis import CodeBasis
+from levelfield.catalog.framework_versions import runs_path
 from levelfield.catalog.registry import Registry
+from levelfield.catalog.run_currency import ReferenceState, RunCurrency
 from levelfield.catalog.support import rows, table
 from levelfield.plan.environment import environment_of
-from levelfield.plan.implementation_identity import folder_digest
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.specs.base import dump, load
+from levelfield.specs.basis import basis_of, key_of
 from levelfield.specs.case import Model, Precision
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import Layout
+from levelfield.specs.reference_curves import ReferenceCurve
 from levelfield.specs.tested import Difference, LayoutRuns, MatrixRun, OwnNoise
+from levelfield.testing.framework_kit.layout_checks import edited_since
 from levelfield.testing.framework_kit.variants import SEQUENCE, TRIED, offered, zero
+from references import HONEST, curve_of, honest_noise, machine, train_references
 
 STEPS = 40
 PAGE = ROOT / "docs" / "frameworks.md"
@@ -162,31 +167,21 @@ def _features(asked: Asked) -> set[tuple[str, object]]:
 def difference(asked: Asked, python: Path | None, reference: Curve, model: dict[str, Any] | None = None) -> Difference:
     """Of one run from torch's curve in one process in float32, in as many steps. Raises RuntimeError for a rank that
     fails. model: the one of `reference`, if it is not the family's."""
+    return compare(train(*training_of_run(asked, python, len(reference.losses), model)), reference)
+
+
+def training_of_run(
+    asked: Asked, python: Path | None, steps: int, model: dict[str, Any] | None = None
+) -> tuple[dict[str, Any], Path, Path | None]:
+    """The job, the script and the interpreter of a run."""
     scale = {"loss_scale": {"initial": 256.0, "growth_interval": 1000}} if asked.precision == "fp16" else {}
-    steps = len(reference.losses)
     job = job_of(model or MODELS[asked.family], asked.variant, steps, precision=asked.precision, **scale)
-    return compare(train(job, script_of(asked.framework), python), reference)
-
-
-HONEST = ("accumulation 1", "DP2")  # what changes the order of sums, and nothing else
+    return job, script_of(asked.framework), python
 
 
 def noise_of(model: dict[str, Any], reference: Curve) -> OwnNoise:
     """The largest differences of torch's honest runs of `model` from its one process."""
-    steps = len(reference.losses)
-    found = [compare(train(job_of(model, VARIANTS[name], steps)), reference) for name in HONEST]
-    names = OwnNoise.model_fields
-    return OwnNoise(**{name: max(getattr(each, name) for each in found) for name in names})
-
-
-@functools.cache
-def reference_of(family: str) -> Curve:
-    return train(job_of(MODELS[family], SINGLE, STEPS))
-
-
-@functools.cache
-def family_noise(family: str) -> OwnNoise:
-    return noise_of(MODELS[family], reference_of(family))
+    return honest_noise(model, reference, [VARIANTS[name] for name in HONEST])
 
 
 def measure(registry: Registry, label: str, precision: Precision | None = None, again: bool = False) -> None:
@@ -195,53 +190,79 @@ def measure(registry: Registry, label: str, precision: Precision | None = None, 
     precision: only these runs. again: also what the file has of the same code on a processor of the same name.
     """
     implementation, folder = registry.labelled(label)
-    framework = implementation.framework
-    path = runs_path(implementation, folder)
-    head = {
-        "framework": framework,
-        "version": implementation.version,
-        "device_kind": "cpu",
-        "sources": sources_of(framework),
-        "rests_on": rests_on(implementation, folder),
-        "machine": f"{platform.system()} {platform.machine()}, {processor()}",
-    }
+    framework, path = implementation.framework, runs_path(implementation, folder)
     listed = list(matrix(framework, implementation.precisions["cpu"]))
-    runs = {} if again else recorded_runs(path, head)
+    record = RunRecord(path, implementation, folder)
+    for family in dict.fromkeys(asked.family for asked in listed):
+        reference_of(family)  # before: what it says of the recorded runs
+    current = record.current(ReferenceState(registry))
+    done = set() if again else current
     environment = environment_of(implementation, "cpu", implementation.requirements["cpu"].packages, None, "process")
     with environment_in_use(environment, print):
         for asked in listed:
-            if str(asked) in runs or precision not in (None, asked.precision):
+            if str(asked) in done or precision not in (None, asked.precision):
                 continue
-            run = runs[str(asked)] = _run(asked, Path(environment.python))
+            run = record.add(asked, *_run(asked, Path(environment.python), reference_of(asked.family)))
             print(f"{asked}: {'passed' if run.passed else run}", flush=True)
-            date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-            there = tuple(runs[str(each)] for each in listed if str(each) in runs)
-            path.write_text(dump(LayoutRuns(**head, date=date, runs=there)))
+            record.write([str(each) for each in listed])
 
 
-def recorded_runs(path: Path, head: dict[str, Any]) -> dict[str, MatrixRun]:
-    """The passed runs of a file of the code, version and machine that `head` says, by what was asked; none of another
-    file."""
-    old = load(LayoutRuns, path) if path.exists() else None
-    if old is None or any(getattr(old, key) != value for key, value in head.items()):
-        return {}
-    return {f"{old.framework} {run.family} {run.precision} {run.name}": run for run in old.runs if run.passed}
+class RunRecord:
+    """The runs of one file, by what was asked, with the files that each rests on."""
+
+    def __init__(self, path: Path, implementation: ImplementationFile, folder: Path) -> None:
+        self.path, self.implementation, self.folder = path, implementation, folder
+        self.head = {
+            "framework": implementation.framework,
+            "version": implementation.version,
+            "device_kind": "cpu",
+            "machine": machine(),
+        }
+        self.runs: dict[str, MatrixRun] = {}
+        self.sets: dict[str, dict[str, str]] = {}
+
+    def current(self, references: ReferenceState) -> set[str]:
+        """Read the file. What it has of another version or machine is dropped. Return the passed runs that count."""
+        old = load(LayoutRuns, self.path) if self.path.exists() else None
+        if old is None or old.basis is None or any(getattr(old, key) != value for key, value in self.head.items()):
+            return set()
+        self.runs = {f"{old.framework} {run.family} {run.precision} {run.name}": run for run in old.runs}
+        self.sets = {key: old.basis.of(key) for key in old.basis.sets}
+        currency = RunCurrency(old, self.implementation, self.folder, references)
+        return {name for name, run in self.runs.items() if run.passed and currency.fault(run) is None}
+
+    def add(self, asked: Asked, run: MatrixRun, imported: frozenset[str] | None) -> MatrixRun:
+        """Add a run that rests on the files that its ranks imported; None: unknown, so all that it may import."""
+        code = CodeBasis(self.implementation, self.folder)
+        digests = code.of_all("cpu") if imported is None else code.of_training(imported, "cpu")
+        self.sets[key_of(digests)] = digests
+        self.runs[str(asked)] = run.model_copy(update={"rests_on": key_of(digests)})
+        return self.runs[str(asked)]
+
+    def write(self, listed: Iterable[str]) -> None:
+        """Write the runs of these names, in their order, and the sets that they rest on."""
+        runs = tuple(self.runs[name] for name in listed if name in self.runs)
+        basis = basis_of(self.sets[key] for key in dict.fromkeys(run.rests_on for run in runs) if key)
+        date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+        self.path.write_text(dump(LayoutRuns(**self.head, date=date, basis=basis, runs=runs)))
 
 
-def sources_of(framework: str) -> str:
-    """A digest of the code that a run of `framework` and the curve beside it follow from."""
-    worker = ROOT / "platform" / "levelfield" / "worker"
-    folders = (script_of(framework).parent, script_of("torch").parent, worker)
-    return "sha256:" + hashlib.sha256(" ".join(map(folder_digest, folders)).encode()).hexdigest()
+@functools.cache
+def reference_of(family: str) -> ReferenceCurve:
+    """torch's curve, trained again where its code has changed."""
+    return train_references(Registry(), [family])[family]
 
 
-def _run(asked: Asked, python: Path) -> MatrixRun:
-    found, failure = None, None
+def _run(asked: Asked, python: Path, reference: ReferenceCurve) -> tuple[MatrixRun, frozenset[str] | None]:
+    """A run, and the files that its ranks imported; None where it failed."""
+    found, failure, imported, began = None, None, None, time.time()
     try:
-        found = difference(asked, python, reference_of(asked.family))
+        curve, imported = trained(*training_of_run(asked, python, STEPS))
+        failure = edited_since(imported, began)
+        found = None if failure else compare(curve, curve_of(reference.figures))
     except RuntimeError as error:
         failure = str(error).strip().splitlines()[-1][:200]
-    return MatrixRun(
+    run = MatrixRun(
         name=asked.variant.name,
         family=asked.family,
         precision=asked.precision,
@@ -249,13 +270,10 @@ def _run(asked: Asked, python: Path) -> MatrixRun:
         steps=STEPS,
         difference=found,
         failure=failure,
-        noise=family_noise(asked.family),
+        noise=reference.noise,
+        reference=reference.key,
     )
-
-
-def processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+    return run, imported
 
 
 # ---- the page
@@ -265,11 +283,13 @@ def page(registry: Registry) -> str:
     """docs/frameworks.md, whole."""
     lines = INTRODUCTION.splitlines()
     lines += ["", "```", *table(list(rows(registry))), "```", "", *_default_plans()]
+    references = ReferenceState(registry)
     for label in registry.labels():
         implementation, folder = registry.labelled(label)
         path = runs_path(implementation, folder)
         if path.exists() or not implementation.is_further:
-            lines += _measured(load(LayoutRuns, path), implementation)
+            tested = load(LayoutRuns, path)
+            lines += _measured(tested, implementation, RunCurrency(tested, implementation, folder, references))
     return "\n".join(lines) + "\n"
 
 
@@ -325,25 +345,28 @@ bf16 under the same answer. On each processor one more test expects of DeepSpeed
 ## The table"""
 
 
-def _measured(tested: LayoutRuns, implementation: ImplementationFile) -> list[str]:
+def _measured(tested: LayoutRuns, implementation: ImplementationFile, currency: RunCurrency) -> list[str]:
+    faults = [currency.fault(run) for run in tested.runs]
     head = "| model | precision | run | step 1 | all steps | gradient norm | by parameter | weights, tokens | passed |"
     lines = ["", f"## {tested.framework} {tested.version}", ""]
-    lines += [f"{tested.date}, {tested.device_kind}: {tested.machine}. {same_sources(tested)}"]
+    lines += [f"{tested.date}, {tested.device_kind}: {tested.machine}. {standing(tested, faults)}"]
     for kind, conditions in implementation.conditions.items():
         lines += [line for precision, why in conditions.items() for line in ("", f"{precision} on {kind}: {why}.")]
     lines += ["", head, "|---" * 9 + "|"]
-    for run in tested.runs:
-        lines.append(f"| {run.family} | {run.precision} | {run.name} | {_figures(run)} | {_yes(run.passed)} |")
+    for run, fault in zip(tested.runs, faults, strict=True):
+        passed = _yes(run.passed) + (", of older code" if fault else "")
+        lines.append(f"| {run.family} | {run.precision} | {run.name} | {_figures(run)} | {passed} |")
     return lines
 
 
-def same_sources(tested: LayoutRuns) -> str:
-    """A sentence: whether the code of the recorded runs is the code beside this page."""
-    if tested.sources is None:
+def standing(tested: LayoutRuns, faults: list[str | None]) -> str:
+    """A sentence: how many of the recorded runs count for the code beside this page. faults: of each run."""
+    if tested.basis is None and tested.rests_on is None:
         return "The code of these runs was not recorded."
-    if tested.sources == sources_of(tested.framework):
-        return "The code has not changed since these runs."
-    return "The code has changed since these runs; `make matrix` repeats them."
+    bad = sum(fault is not None for fault in faults)
+    if not bad:
+        return "The code that these runs rest on has not changed."
+    return f"{bad} of {len(faults)} runs are of older code (marked below); `make matrix` repeats them."
 
 
 def _figures(run: MatrixRun) -> str:
@@ -366,9 +389,12 @@ def main() -> None:
     parser.add_argument("framework", nargs="*", help=known)
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), help="only the runs in this one")
     parser.add_argument("--again", action="store_true", help="also the runs that are recorded of this very code")
+    parser.add_argument("--references", action="store_true", help="only torch's curves, where their code has changed")
     parser.add_argument("--docs", action="store_true", help="only write the page from the files that are there")
     options = parser.parse_args()
-    if not options.docs:
+    if options.references or not options.docs:
+        train_references(registry, MODELS)
+    if not options.docs and not options.references:
         for label in options.framework or registry.frameworks:
             measure(registry, label, options.precision, options.again)
     PAGE.write_text(page(registry))

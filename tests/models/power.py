@@ -21,7 +21,7 @@ from faults_elsewhere import ELSEWHERE
 from interpreters import interpreters
 from judging import HONEST, LAYER_SETS, PRECISIONS, HonestRun, Judgement, Trainings, certified, judgements, missed
 from layouts import EVERYWHERE, ROOT, SINGLE
-from matrix import processor
+from references import processor
 
 PAGE = ROOT / "docs" / "alignment.md"
 BEGIN, END = "<!-- written by tests/models/power.py: begin -->", "<!-- end -->"

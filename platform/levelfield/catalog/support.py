@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from levelfield.catalog.framework_versions import rests_on, runs_path
+from levelfield.catalog.framework_versions import runs_path
 from levelfield.catalog.registry import Registry
+from levelfield.catalog.run_currency import ReferenceState, RunCurrency
 from levelfield.specs.architecture import FAMILIES
 from levelfield.specs.case import Precision
 from levelfield.specs.implementation import ImplementationFile, Parallelism
@@ -68,30 +70,44 @@ def rows(registry: Registry) -> Iterator[SupportRow]:
 
     Raises DocumentError.
     """
+    references = ReferenceState(registry)
     for label in registry.labels():
         implementation, folder = registry.labelled(label)
         path = runs_path(implementation, folder)
         tested = registry.files.document(LayoutRuns, path) if path.exists() else None
-        changed, note = (False, None) if tested is None else _standing(tested, implementation, folder)
-        runs = () if tested is None or changed else tested.runs
+        runs, note = ((), None) if tested is None else current_runs(tested, implementation, folder, references)
         for family in families_of(implementation):
             for precision in PRECISIONS:
                 if any(precision in implementation.offered_precisions(kind) for kind in implementation.precisions):
                     yield replace(_row(implementation, family, precision, runs), note=note)
 
 
-def _standing(tested: LayoutRuns, implementation: ImplementationFile, folder: Path) -> tuple[bool, str | None]:
-    """Return whether the code or the version has changed since the recorded runs, and a sentence about it."""
+def current_runs(
+    tested: LayoutRuns, implementation: ImplementationFile, folder: Path, references: ReferenceState
+) -> tuple[tuple[MatrixRun, ...], str | None]:
+    """Return the recorded runs that count for the code at hand, and a sentence about the others."""
     name = implementation.label
     if tested.framework != implementation.framework:
-        return True, f"{name}: its runs of {tested.date} were of {tested.framework}; `framework check {name}`"
+        return (), f"{name}: its runs of {tested.date} were of {tested.framework}; `framework check {name}`"
     if tested.version != implementation.version:
-        return True, f"{name}: the runs of {tested.date} were of version {tested.version}; `framework check {name}`"
-    if tested.rests_on is None:
-        return False, f"{name}: the code of its runs of {tested.date} was not recorded"
-    if tested.rests_on != rests_on(implementation, folder):
-        return True, f"{name}: the code has changed since its runs of {tested.date}; `framework check {name}`"
-    return False, None
+        return (), f"{name}: the runs of {tested.date} were of version {tested.version}; `framework check {name}`"
+    if tested.rests_on is None and tested.basis is None:
+        return tested.runs, f"{name}: the code of its runs of {tested.date} was not recorded"
+    currency = RunCurrency(tested, implementation, folder, references)
+    faults = [currency.fault(run) for run in tested.runs]
+    runs = tuple(run for run, fault in zip(tested.runs, faults, strict=True) if fault is None)
+    return runs, _note(name, tested, [fault for fault in faults if fault is not None])
+
+
+def _note(name: str, tested: LayoutRuns, faults: list[str]) -> str | None:
+    """Return a sentence about the runs that do not count, with the most frequent reason."""
+    if not faults:
+        return None
+    if tested.basis is None:
+        return f"{name}: the code has changed since its runs of {tested.date}; `framework check {name}`"
+    reason, _ = Counter(faults).most_common(1)[0]
+    which = f"{len(faults)} of its {len(tested.runs)} runs of {tested.date} do not count"
+    return f"{name}: {which}: {reason}; `framework check {name}`"
 
 
 def _row(

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from levelfield.specs.base import Document, Value
+from levelfield.specs.basis import Basis
 from levelfield.specs.case import Precision
 from levelfield.specs.layout import Layout
 
@@ -91,6 +92,8 @@ class MatrixRun(Value):
     """One run of a family's small model. failure: the error message of a failed run; its difference is None.
 
     noise: of torch's honest runs of this model, in float32; None in files from before it was recorded.
+    rests_on: the key of the files that its ranks imported. reference: the key of torch's curve that it was compared
+    with; None for a curve that was recorded for all checkouts. Both are None in files without `basis`.
     """
 
     name: str
@@ -101,6 +104,8 @@ class MatrixRun(Value):
     difference: Difference | None
     failure: str | None = None
     noise: OwnNoise | None = None
+    rests_on: str | None = None
+    reference: str | None = None
 
     @property
     def passed(self) -> bool:
@@ -110,8 +115,8 @@ class MatrixRun(Value):
 class LayoutRuns(Document):
     """The runs of one version on one kind of device, compared with torch in one process.
 
-    sources: digest of the code that was run and of torch's, by tests/models/matrix.py. rests_on: digest of all code
-    that the framework's own runs follow from (node/code_digest.py). Both are None in files from before them.
+    basis: what each run rests on. A file from before it has None, and all of its runs rest on one digest: rests_on, of
+    all code that the framework's own runs follow from (node/code_digest.py). sources: the same with torch's code.
     """
 
     KIND: ClassVar[str] = "tested"
@@ -123,4 +128,14 @@ class LayoutRuns(Document):
     machine: str
     sources: str | None = None
     rests_on: str | None = None
+    basis: Basis | None = None
     runs: tuple[MatrixRun, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _sets_are_there(self) -> LayoutRuns:
+        sets = {} if self.basis is None else self.basis.sets
+        lost = [run for run in self.runs if (self.basis or run.rests_on) and run.rests_on not in sets]
+        if lost:
+            why = f"found no '{lost[0].rests_on}', which {lost[0].family} {lost[0].name} rests on"
+            raise ValueError(f"basis.sets: {why}. Train the runs again")
+        return self

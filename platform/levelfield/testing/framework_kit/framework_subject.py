@@ -125,13 +125,20 @@ class FrameworkSubject:
 
     def train(self, job: Mapping[str, Any], others: Mapping[int, Mapping[str, Any]] | None = None) -> Curve:
         """Return the curve of a job. Raises Fails when a rank fails or leaves a process behind."""
+        return self.trained(job, others)[0]
+
+    def trained(
+        self, job: Mapping[str, Any], others: Mapping[int, Mapping[str, Any]] | None = None
+    ) -> tuple[Curve, frozenset[str]]:
+        """Return the curve of a job and the files that its ranks imported. Raises Fails as `train`."""
         ranks = {rank: self.on_device(own) for rank, own in (others or {}).items()}
         with self.scratch() as folder:
             run = run_small(self.program, self.on_device(job), folder, others=ranks)
         if run.failure:
             raise Fails(run.failure, "run the job alone: its rank's log says more")
         try:
-            return read_curve([list(rank.events) for rank in run.ranks])
+            curve = read_curve([list(rank.events) for rank in run.ranks])
+            return curve, frozenset(path for rank in run.ranks for path in rank.imported)
         except (RuntimeError, LookupError, TypeError, ValueError) as error:
             why = f"the events make no curve: {type(error).__name__}: {error}"
             raise Fails(why, "compare them with section 3 of docs/writing-a-framework.md") from None

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from levelfield.catalog.framework_versions import rests_on, runs_path
+from levelfield.catalog.framework_versions import runs_path
 from levelfield.specs.base import dump
+from levelfield.specs.basis import basis_of
 from levelfield.specs.tested import LayoutRuns
 from levelfield.testing.findings import CheckFinding, found
 from levelfield.testing.framework_kit import (
@@ -83,7 +84,7 @@ def write_tested(subject: FrameworkSubject) -> Path | None:
         device_kind=subject.kind,
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         machine=f"{platform.system()} {platform.machine()}, {_processor(subject)}",
-        rests_on=rests_on(subject.manifest, subject.folder),
+        basis=basis_of(subject.kept["sets"].values()),
         runs=runs,
     )
     path = runs_path(subject.manifest, subject.folder)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from levelfield.catalog.code_basis import CodeBasis
+from levelfield.specs.basis import key_of
 from levelfield.specs.case import Precision
 from levelfield.specs.layout import Layout
 from levelfield.specs.tested import Difference, DifferenceLimits, MatrixRun
@@ -75,12 +79,15 @@ def layout_run(subject: FrameworkSubject, each: OfferedRun) -> MatrixRun:
     """Train once and return the difference from torch's curve, or the failure."""
     difference, failure = None, None
     model = subject.models[each.family]
+    imported: frozenset[str] | None = None
+    began = time.time()
     try:
-        curve, known = subject.train(small_job(model, each.variant, each.precision)), known_curve(subject, each.family)
+        curve, imported = subject.trained(small_job(model, each.variant, each.precision))
+        known = known_curve(subject, each.family)
         if len(curve.losses) != len(known.curve.losses):
             raise Fails(f"it recorded {len(curve.losses)} steps, expected {len(known.curve.losses)}")
         difference = compare(curve, known.curve)
-        failure = routing_fault(model, each.precision, curve, known.curve)
+        failure = routing_fault(model, each.precision, curve, known.curve) or edited_since(imported, began)
     except Fails as found:
         failure = found.says[-200:]
     difference = None if failure else difference
@@ -92,7 +99,22 @@ def layout_run(subject: FrameworkSubject, each: OfferedRun) -> MatrixRun:
         steps=LONG_STEPS,
         difference=difference,
         failure=failure,
+        rests_on=_basis_key(subject, imported),
     )
+
+
+def _basis_key(subject: FrameworkSubject, imported: frozenset[str] | None) -> str:
+    """Return the key of what a training rests on, and keep its files for tested.json."""
+    code = CodeBasis(subject.manifest, subject.folder)
+    digests = code.of_training(imported, subject.kind) if imported else code.of_all(subject.kind)
+    subject.kept.setdefault("sets", {})[key_of(digests)] = digests
+    return key_of(digests)
+
+
+def edited_since(imported: Iterable[str], began: float) -> str | None:
+    """Return a sentence about a file that was written while the training ran: no digest says which text it ran."""
+    edited = [path for path in sorted(imported) if Path(path).stat().st_mtime > began]
+    return f"{edited[0]} was changed while it trained; train again" if edited else None
 
 
 def routing_fault(model: dict[str, Any], precision: Precision, curve: Curve, known: Curve) -> str | None:

@@ -1,0 +1,91 @@
+"""The code at hand, as recorded trainings rest on it: by file, and by the parts of a manifest that a training has."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from levelfield.checkout import checkout
+from levelfield.node.code_digest import MANIFEST, shared_folders, sources
+from levelfield.specs.implementation import ImplementationFile
+
+SEPARATOR = "#"  # between a manifest and a kind of device
+
+
+class CodeBasis:
+    """The digests of files at hand, each computed once.
+
+    implementation: the version whose trainings are judged; its manifest counts by the parts that they follow from.
+    folder: of the implementation. Its neighbours are found beside it, the platform's code in the checkout.
+    """
+
+    def __init__(self, implementation: ImplementationFile, folder: Path) -> None:
+        self.implementation, self.folder = implementation, folder.resolve()
+        self._digests: dict[str, str | None] = {}
+
+    def digest(self, path: str) -> str | None:
+        """Return the digest of a file, or of the parts of the manifest; None where it is missing."""
+        if path not in self._digests:
+            self._digests[path] = self._manifest(path) if SEPARATOR in path else self._file(path)
+        return self._digests[path]
+
+    def changed(self, recorded: dict[str, str]) -> list[str]:
+        """Return the paths whose digest is another one now, or that are gone."""
+        return [path for path, digest in recorded.items() if self.digest(path) != digest]
+
+    def of_all(self, kind: str) -> dict[str, str]:
+        """Return all that a training on this kind of device may import, by path: for one whose imports are unknown."""
+        worker = checkout() / "platform" / "levelfield" / "worker"
+        folders = (self.folder, *shared_folders(self.folder), worker)
+        code = (str(path) for folder in folders for path in sources(folder) if path.name != MANIFEST)
+        return self.of_training(code, kind)
+
+    def of_training(self, imported: Iterable[str], kind: str) -> dict[str, str]:
+        """Return what a training on this kind of device rests on, by path, from the files that its ranks imported.
+
+        It is these files, other sources of the folder than Python (which a program reads without an import), and the
+        parts of the manifest.
+        """
+        read = (str(path) for path in sources(self.folder) if path.suffix != ".py" and path.name != MANIFEST)
+        labels = {label for path in (*imported, *read) if (label := self._label(Path(path).resolve())) is not None}
+        labels.add(f"models/{self.folder.name}/{MANIFEST}{SEPARATOR}{kind}")
+        return {label: digest for label in sorted(labels) if (digest := self.digest(label)) is not None}
+
+    def _label(self, path: Path) -> str | None:
+        """Return the name of a file of the project; None of another file."""
+        for root, name in ((self.folder.parent, "models"), (checkout().resolve() / "platform", "platform")):
+            if path.is_relative_to(root):
+                return f"{name}/{path.relative_to(root).as_posix()}"
+        return None
+
+    def _file(self, label: str) -> str | None:
+        name, _, rest = label.partition("/")
+        root = self.folder.parent if name == "models" else checkout() / "platform"
+        path = root / rest
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+    def _manifest(self, label: str) -> str | None:
+        path, _, kind = label.partition(SEPARATOR)
+        if path != f"models/{self.folder.name}/{MANIFEST}":
+            return None
+        return manifest_digest(self.implementation, kind)
+
+
+def manifest_digest(file: ImplementationFile, kind: str) -> str:
+    """Return the digest of what a training on this kind of device follows from in a manifest.
+
+    It is the start of a process, its variables, its way to the device, and the pins of the kind: no titles, no
+    refusals, no words about where pins ran, and nothing of other kinds or versions.
+    """
+    needs = file.requirements.get(kind)
+    reach = file.reaches.get(kind)
+    parts = {
+        "version": file.version,
+        "argv": file.launch.argv,
+        "environment": file.environment(kind),
+        "reach": None if reach is None else reach.access.model_dump(mode="json"),
+        "packages": None if needs is None else needs.packages,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

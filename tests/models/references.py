@@ -1,0 +1,128 @@
+"""torch's curves in one process, which recorded runs of all frameworks are compared with.
+
+They are trained again where their code has changed. A new curve within the noise of the recorded one confirms it: its
+key stays, and so the runs of other frameworks count. Another curve replaces it, and all runs are trained again
+(docs/decisions/recorded-runs-rest-on-what-they-import.md).
+"""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import time
+from collections.abc import Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from layouts import MODELS, SINGLE, Curve, Variant, compare, job_of, train, trained
+from levelfield.catalog.code_basis import CodeBasis
+from levelfield.catalog.registry import Registry
+from levelfield.catalog.run_currency import REFERENCE, REFERENCES, ReferenceState
+from levelfield.specs.base import dump
+from levelfield.specs.basis import basis_of, key_of
+from levelfield.specs.reference_curves import CurveFigures, ReferenceCurve, ReferenceCurves
+from levelfield.specs.tested import Difference, OwnNoise
+from levelfield.testing.framework_kit.layout_checks import edited_since
+from levelfield.testing.framework_kit.variants import TRIED
+
+STEPS = 40
+HONEST = ("accumulation 1", "DP2")  # what changes the order of sums, and nothing else
+
+
+def train_references(registry: Registry, families: Iterable[str]) -> dict[str, ReferenceCurve]:
+    """The references of these families, trained again where their code or the machine is another one."""
+    state = ReferenceState(registry)
+    implementation, folder = registry.implementation(REFERENCE)
+    old = state.recorded if state.recorded and state.recorded.version == implementation.version else None
+    curves = {} if old is None else {curve.family: curve for curve in old.curves}
+    sets = {} if old is None else {key: old.basis.of(key) for key in old.basis.sets}
+    for family in families:
+        known = curves.get(family)
+        here = old is not None and old.machine == machine()
+        if known is not None and here and state.fault(family, known.key) is None:
+            continue
+        curve, digests = _trained(family, CodeBasis(implementation, folder))
+        curves[family] = _confirmed(known, curve, key_of(digests)) or _new(family, curve, key_of(digests))
+        sets[key_of(digests)] = digests
+        print(f"reference {family}: {_said(known, curves[family])}", flush=True)
+        used = {each.rests_on for each in curves.values()}
+        basis = basis_of(digests for key, digests in sets.items() if key in used)
+        document = ReferenceCurves(
+            version=implementation.version, machine=machine(), basis=basis, curves=tuple(curves.values())
+        )
+        (folder / REFERENCES).write_text(dump(document))
+    return curves
+
+
+def _trained(family: str, code: CodeBasis) -> tuple[Curve, dict[str, str]]:
+    began = time.time()
+    curve, imported = trained(job_of(MODELS[family], SINGLE, STEPS))
+    if said := edited_since(imported, began):
+        raise SystemExit(f"reference {family}: {said}")
+    return curve, code.of_training(imported, "cpu")
+
+
+def _confirmed(known: ReferenceCurve | None, curve: Curve, rests_on: str) -> ReferenceCurve | None:
+    """The recorded reference where the new curve is within its noise; else None."""
+    if known is None:
+        return None
+    difference = compare(curve, curve_of(known.figures))
+    if not confirms(difference, known.noise):
+        return None
+    return known.model_copy(update={"difference": difference, "rests_on": rests_on, "date": _today()})
+
+
+def confirms(difference: Difference, noise: OwnNoise) -> bool:
+    """Whether a curve with this difference is within the noise of the recorded one, which no sum's order explains."""
+    pairs = ((getattr(difference, name), getattr(noise, name)) for name in OwnNoise.model_fields)
+    within = all(value is not None and value <= limit for value, limit in pairs)
+    return within and difference.same_weights and difference.same_tokens
+
+
+def _new(family: str, curve: Curve, rests_on: str) -> ReferenceCurve:
+    figures = figures_of(curve)
+    return ReferenceCurve(
+        family=family,
+        key=figures.key,
+        figures=figures,
+        noise=honest_noise(MODELS[family], curve, [each for each in TRIED if each.name in HONEST]),
+        difference=compare(curve, curve),
+        date=_today(),
+        rests_on=rests_on,
+    )
+
+
+def _said(known: ReferenceCurve | None, now: ReferenceCurve) -> str:
+    if known is None or known.key != now.key:
+        return "another curve; all runs of the family are trained again" if known else "recorded"
+    return "the same curve" if now.difference.loss == 0 else "within its noise"
+
+
+def honest_noise(model: dict[str, Any], reference: Curve, variants: Iterable[Variant]) -> OwnNoise:
+    """The largest differences of torch's runs of `model` in these layouts from its one process."""
+    steps = len(reference.losses)
+    found = [compare(train(job_of(model, variant, steps)), reference) for variant in variants]
+    return OwnNoise(**{name: max(getattr(each, name) for each in found) for name in OwnNoise.model_fields})
+
+
+def figures_of(curve: Curve) -> CurveFigures:
+    return CurveFigures(**{name: getattr(curve, name) for name in CurveFigures.model_fields})
+
+
+def curve_of(figures: CurveFigures) -> Curve:
+    known = {field.name for field in fields(Curve)}
+    return Curve(**{name: getattr(figures, name) for name in CurveFigures.model_fields if name in known})
+
+
+def machine() -> str:
+    return f"{platform.system()} {platform.machine()}, {processor()}"
+
+
+def processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _today() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).date().isoformat()
