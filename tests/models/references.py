@@ -34,13 +34,12 @@ def train_references(registry: Registry, families: Iterable[str]) -> dict[str, R
     """The references of these families, trained again where their code or the machine is another one."""
     state = ReferenceState(registry)
     implementation, folder = registry.implementation(REFERENCE)
-    old = state.recorded if state.recorded and state.recorded.version == implementation.version else None
+    old = state.recorded
     curves = {} if old is None else {curve.family: curve for curve in old.curves}
     sets = {} if old is None else {key: old.basis.of(key) for key in old.basis.sets}
     for family in families:
         known = curves.get(family)
-        here = old is not None and old.machine == machine()
-        if known is not None and here and state.fault(family, known.key) is None:
+        if known is not None and known.machine == machine() and state.fault(family, known.key) is None:
             continue
         curve, digests = _trained(family, CodeBasis(implementation, folder))
         curves[family] = _confirmed(known, curve, key_of(digests)) or _new(family, curve, key_of(digests))
@@ -48,10 +47,7 @@ def train_references(registry: Registry, families: Iterable[str]) -> dict[str, R
         print(f"reference {family}: {_said(known, curves[family])}", flush=True)
         used = {each.rests_on for each in curves.values()}
         basis = basis_of(digests for key, digests in sets.items() if key in used)
-        document = ReferenceCurves(
-            version=implementation.version, machine=machine(), basis=basis, curves=tuple(curves.values())
-        )
-        (folder / REFERENCES).write_text(dump(document))
+        (folder / REFERENCES).write_text(dump(ReferenceCurves(basis=basis, curves=tuple(curves.values()))))
     return curves
 
 
@@ -70,7 +66,9 @@ def _confirmed(known: ReferenceCurve | None, curve: Curve, rests_on: str) -> Ref
     difference = compare(curve, curve_of(known.figures))
     if not confirms(difference, known.noise):
         return None
-    return known.model_copy(update={"difference": difference, "rests_on": rests_on, "date": _today()})
+    return known.model_copy(
+        update={"difference": difference, "rests_on": rests_on, "date": _today(), "machine": machine()}
+    )
 
 
 def confirms(difference: Difference, noise: OwnNoise) -> bool:
@@ -89,6 +87,7 @@ def _new(family: str, curve: Curve, rests_on: str) -> ReferenceCurve:
         noise=honest_noise(MODELS[family], curve, [each for each in TRIED if each.name in HONEST]),
         difference=compare(curve, curve),
         date=_today(),
+        machine=machine(),
         rests_on=rests_on,
     )
 

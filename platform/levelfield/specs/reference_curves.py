@@ -37,7 +37,7 @@ class ReferenceCurve(Value):
     """torch's curve of one family in one process in float32.
 
     key: of `figures`. difference: of the last training, by the code that `rests_on` names, from `figures`: zero, or
-    within `noise`. noise: of torch's honest runs of the family.
+    within `noise`. noise: of torch's honest runs of the family. date, machine: of the last training.
     """
 
     family: str
@@ -46,6 +46,7 @@ class ReferenceCurve(Value):
     noise: OwnNoise
     difference: Difference
     date: str
+    machine: str
     rests_on: str
 
     @model_validator(mode="after")
@@ -56,12 +57,10 @@ class ReferenceCurve(Value):
 
 
 class ReferenceCurves(Document):
-    """torch's curves by family, of one version on one machine."""
+    """torch's curves by family. The pins of torch are among what each rests on."""
 
     KIND: ClassVar[str] = "references"
 
-    version: str
-    machine: str
     basis: Basis
     curves: tuple[ReferenceCurve, ...] = Field(min_length=1)
 
