@@ -40,6 +40,7 @@ from levelfield.specs.tested import Difference, LayoutRuns, MatrixRun, OwnNoise
 from levelfield.testing.framework_kit.layout_checks import edited_since
 from levelfield.testing.framework_kit.variants import SEQUENCE, TRIED, offered, zero
 from references import HONEST, curve_of, honest_noise, machine, train_references
+from rehearsed_page import REHEARSED, rehearsed_page
 
 STEPS = 40
 PAGE = ROOT / "docs" / "frameworks.md"
@@ -354,7 +355,7 @@ def _measured(tested: LayoutRuns, implementation: ImplementationFile, currency: 
         lines += [line for precision, why in conditions.items() for line in ("", f"{precision} on {kind}: {why}.")]
     lines += ["", head, "|---" * 9 + "|"]
     for run, fault in zip(tested.runs, faults, strict=True):
-        passed = _yes(run.passed) + (", of older code" if fault else "")
+        passed = _yes(run.passed) + (", of older code" if fault and not all(faults) else "")
         lines.append(f"| {run.family} | {run.precision} | {run.name} | {_figures(run)} | {passed} |")
     return lines
 
@@ -366,6 +367,8 @@ def standing(tested: LayoutRuns, faults: list[str | None]) -> str:
     bad = sum(fault is not None for fault in faults)
     if not bad:
         return "The code that these runs rest on has not changed."
+    if bad == len(faults):
+        return "The code has changed since these runs; `make matrix` repeats them."
     return f"{bad} of {len(faults)} runs are of older code (marked below); `make matrix` repeats them."
 
 
@@ -398,6 +401,7 @@ def main() -> None:
         for label in options.framework or registry.frameworks:
             measure(registry, label, options.precision, options.again)
     PAGE.write_text(page(registry))
+    REHEARSED.write_text(rehearsed_page(registry))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 They are trained again where their code has changed. A new curve within the noise of the recorded one confirms it: its
 key stays, and so the runs of other frameworks count. Another curve replaces it, and all runs are trained again
-(docs/decisions/recorded-runs-rest-on-what-they-import.md).
+(docs/decisions/recorded-runs.md).
 """
 
 from __future__ import annotations

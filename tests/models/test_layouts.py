@@ -23,6 +23,7 @@ from matrix import (
     reduced,
     standing,
 )
+from rehearsed_page import REHEARSED, rehearsed_page
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 
@@ -199,6 +200,10 @@ def test_the_recorded_runs_are_those_of_the_matrix_for_the_version_in_use_and_pa
 
 def test_the_page_is_made_from_the_files():
     assert PAGE.read_text() == page(Registry()), "run `python tests/models/matrix.py --docs`"
+
+
+def test_the_page_of_rehearsals_is_made_from_its_file():
+    assert REHEARSED.read_text() == rehearsed_page(Registry()), "run `python tests/models/matrix.py --docs`"
 
 
 def test_the_page_says_whether_the_code_is_that_of_the_runs():

@@ -11,6 +11,7 @@ from levelfield.checkout import checkout
 from levelfield.node.code_digest import MANIFEST, shared_folders, sources
 from levelfield.specs.implementation import ImplementationFile
 
+ROOTS = ("models", "platform", "tests")  # tests: what a rehearsal puts in the place of a device
 SEPARATOR = "#"  # between a manifest and a kind of device
 
 
@@ -55,16 +56,19 @@ class CodeBasis:
 
     def _label(self, path: Path) -> str | None:
         """Return the name of a file of the project; None of another file."""
-        for root, name in ((self.folder.parent, "models"), (checkout().resolve() / "platform", "platform")):
+        for name in ROOTS:
+            root = self._root(name)
             if path.is_relative_to(root):
                 return f"{name}/{path.relative_to(root).as_posix()}"
         return None
 
     def _file(self, label: str) -> str | None:
         name, _, rest = label.partition("/")
-        root = self.folder.parent if name == "models" else checkout() / "platform"
-        path = root / rest
+        path = self._root(name) / rest
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+    def _root(self, name: str) -> Path:
+        return self.folder.parent if name == "models" else checkout().resolve() / name
 
     def _manifest(self, label: str) -> str | None:
         path, _, kind = label.partition(SEPARATOR)
@@ -76,8 +80,8 @@ class CodeBasis:
 def manifest_digest(file: ImplementationFile, kind: str) -> str:
     """Return the digest of what a training on this kind of device follows from in a manifest.
 
-    It is the start of a process, its variables, its way to the device, and the pins of the kind: no titles, no
-    refusals, no words about where pins ran, and nothing of other kinds or versions.
+    It is the start of a process, its variables, its way to the device, and the pins and the Python of the kind: no
+    titles, no refusals, no words about where pins ran, and nothing of other kinds or versions.
     """
     needs = file.requirements.get(kind)
     reach = file.reaches.get(kind)
@@ -87,5 +91,6 @@ def manifest_digest(file: ImplementationFile, kind: str) -> str:
         "environment": file.environment(kind),
         "reach": None if reach is None else reach.access.model_dump(mode="json"),
         "packages": None if needs is None else needs.packages,
+        "python": None if needs is None else needs.python,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -10,6 +10,7 @@ from typing import Any
 
 from levelfield.catalog import support
 from levelfield.catalog.registry import Registry
+from levelfield.catalog.rehearsals import Rehearsals
 from levelfield.cli.plugins import registry_of
 from levelfield.report.words import WIDTH, wrapped
 from levelfield.rundir.directory import default_runs
@@ -97,11 +98,12 @@ def _cases(registry: Registry) -> list[Row]:
 
 
 def _frameworks(registry: Registry) -> list[Row]:
-    listed, works = [], list(support.rows(registry))
+    listed, works, rehearsals = [], list(support.rows(registry)), Rehearsals(registry)
     for name in registry.labels():
         found, _ = registry.labelled(name)
         pins = {kind: needs.verified for kind, needs in found.requirements.items()}
         verified = {kind: "pins ran nowhere yet" if where == "none" else where for kind, where in pins.items()}
+        verified = {k: _and(where, rehearsals.said(framework=name, kind=k)) for k, where in verified.items()}
         row: Row = {"name": name, "version": found.version, "families": support.families_of(found)}
         row["says"] = f"{row['version']}  {', '.join(row['families'])}  {'; '.join(map(': '.join, verified.items()))}"
         row["layouts"] = [asdict(each) for each in works if each.framework == name]
@@ -110,15 +112,21 @@ def _frameworks(registry: Registry) -> list[Row]:
 
 
 def _vendors(registry: Registry) -> list[Row]:
-    rows = []
+    rows, rehearsals = [], Rehearsals(registry)
     for name in sorted(registry.vendors):
         verified, devices = registry.vendor_file(name).verified, registry.machine.devices(name)
+        verified = _and(verified, rehearsals.said(vendor=name))
         unknown = devices.problem is not None and not devices
         here = f"{len(devices)} ({devices[0].description})" if devices else "unknown" if unknown else "no"
         says = f"here: {here}; verified: {verified}"
         listed: Row = {"name": name, "says": says, "devices": None if unknown else len(devices)}
         rows.append({**listed, "problem": devices.problem, "here": here, "verified": verified})
     return rows
+
+
+def _and(where: str, rehearsed: str | None) -> str:
+    """Return where something ran, with when it was rehearsed."""
+    return f"{where}; {rehearsed}" if rehearsed else where
 
 
 def _chips(registry: Registry) -> list[Row]:

@@ -290,6 +290,12 @@ def state(folder: Path, capsys: Said) -> tuple[str, str]:
     return row[3], next((line.strip() for line in lines if line.strip().startswith("acme:")), "")
 
 
+def said_of(folder: Path, capsys: Said) -> str:
+    """All that `list frameworks` says, without its line ends."""
+    assert main(["list", "frameworks", "--plugins", str(folder)]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
 def test_a_tested_layout_is_new_again_after_a_change_of_its_code(
     acme: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
 ) -> None:
@@ -297,9 +303,14 @@ def test_a_tested_layout_is_new_again_after_a_change_of_its_code(
     assert state(acme, capsys) == ("yes", "")
     (acme / "models/acme/mlp.py").open("a").write("# changed\n")
     word, note = state(acme, capsys)
-    assert word == "new" and note.startswith("acme: the code has changed since its runs of")
+    assert word == "new" and note.startswith("acme: 1 of its 1 runs of")
+    assert "its code has changed (models/acme/mlp.py)" in said_of(acme, capsys)
     path = acme / "models/acme/tested.json"
-    old = {key: value for key, value in json.loads(path.read_text()).items() if key != "rests_on"}
+    old = {key: value for key, value in json.loads(path.read_text()).items() if key != "basis"}
+    old["runs"][0] |= {"rests_on": None}
+    path.write_text(json.dumps({**old, "rests_on": "sha256:0"}))
+    word, note = state(acme, capsys)
+    assert word == "new" and note.startswith("acme: the code has changed since its runs of")
     path.write_text(json.dumps(old))
     word, note = state(acme, capsys)
     assert word == "yes" and "was not recorded" in note
