@@ -20,7 +20,7 @@ from typing import Any
 from levelfield.run.launchers.ports import free_port
 from levelfield.testing.framework_kit.small_jobs import LONG_STEPS, SINGLE, Variant, job_of
 from levelfield.testing.framework_kit.small_models import EVERYWHERE, MODELS
-from levelfield.testing.framework_kit.small_runs import imported_by
+from levelfield.testing.framework_kit.small_runs import imported_by, imported_by_all
 from levelfield.testing.framework_kit.training_curves import (
     Curve,
     compare,
@@ -129,7 +129,7 @@ def trained(
         if failed:
             raise RuntimeError("\n".join(failed))
         ranks = range(len(ends))
-        imported = frozenset(path for rank in ranks for path in imported_by(folder, rank))
+        imported = imported_by_all([imported_by(folder, rank) for rank in ranks])
         return read_curve([events(folder, rank) for rank in ranks]), imported
 
 

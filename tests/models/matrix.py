@@ -232,10 +232,10 @@ class RunRecord:
         currency = RunCurrency(old, self.implementation, self.folder, references)
         return {name for name, run in self.runs.items() if run.passed and currency.fault(run) is None}
 
-    def add(self, asked: Asked, run: MatrixRun, imported: frozenset[str] | None) -> MatrixRun:
-        """Add a run that rests on the files that its ranks imported; None: unknown, so all that it may import."""
+    def add(self, asked: Asked, run: MatrixRun, imported: frozenset[str]) -> MatrixRun:
+        """Add a run that rests on the files that its ranks imported; none: unknown, so all that it may import."""
         code = CodeBasis(self.implementation, self.folder)
-        digests = code.of_all("cpu") if imported is None else code.of_training(imported, "cpu")
+        digests = code.of_training(imported, "cpu") if imported else code.of_all("cpu")
         self.sets[key_of(digests)] = digests
         self.runs[str(asked)] = run.model_copy(update={"rests_on": key_of(digests)})
         return self.runs[str(asked)]
@@ -254,9 +254,9 @@ def reference_of(family: str) -> ReferenceCurve:
     return train_references(Registry(), [family])[family]
 
 
-def _run(asked: Asked, python: Path, reference: ReferenceCurve) -> tuple[MatrixRun, frozenset[str] | None]:
-    """A run, and the files that its ranks imported; None where it failed."""
-    found, failure, imported, began = None, None, None, time.time()
+def _run(asked: Asked, python: Path, reference: ReferenceCurve) -> tuple[MatrixRun, frozenset[str]]:
+    """A run, and the files that its ranks imported; none where it failed."""
+    found, failure, imported, began = None, None, frozenset(), time.time()
     try:
         curve, imported = trained(*training_of_run(asked, python, STEPS))
         failure = edited_since(imported, began)

@@ -56,7 +56,7 @@ def _trained(family: str, code: CodeBasis) -> tuple[Curve, dict[str, str]]:
     curve, imported = trained(job_of(MODELS[family], SINGLE, STEPS))
     if said := edited_since(imported, began):
         raise SystemExit(f"reference {family}: {said}")
-    return curve, code.of_training(imported, "cpu")
+    return curve, code.of_training(imported, "cpu") if imported else code.of_all("cpu")
 
 
 def _confirmed(known: ReferenceCurve | None, curve: Curve, rests_on: str) -> ReferenceCurve | None:

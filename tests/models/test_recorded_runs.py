@@ -52,6 +52,11 @@ def test_a_training_reports_the_modules_of_its_own_layout(name, has, lacks):
     assert not here & {*lacks, "context_parallel", "expert_parallel", "mixture", "experts", "routing", "latent", "fp8"}
     worker = layouts.ROOT / "platform" / "levelfield" / "worker"
     assert {worker / "loop.py", worker / "process.py"} <= set(map(Path, imported))
+    implementation, folder = Registry().implementation("torch")
+    rests_on_those = CodeBasis(implementation, folder).of_training(imported, "cpu")
+    assert {path.rsplit("/", 1)[0] for path in rests_on_those} == {
+        "models/torch", "platform/levelfield", "platform/levelfield/worker",
+    }  # fmt: skip
     assert not [path for path in imported if "site-packages" in path or path.startswith(sys.base_prefix)]
 
 
@@ -321,3 +326,10 @@ def test_runs_of_two_states_of_the_code_stand_in_one_file(models):
     tested = load(LayoutRuns, path)
     currency = RunCurrency(tested, *registry.implementation("paddle"), ReferenceState(registry))
     assert [currency.fault(run) is None for run in tested.runs] == [False, True]
+
+
+def test_a_run_whose_imports_are_unknown_rests_on_all_code(models):
+    path = _recorded(models)
+    for change in ("sharding.py", "peak.py"):
+        digests = load(LayoutRuns, path).basis.of(load(LayoutRuns, path).runs[0].rests_on)
+        assert f"models/paddle/{change}" in digests and "platform/levelfield/worker/loop.py" in digests

@@ -11,7 +11,8 @@ from levelfield.checkout import checkout
 from levelfield.node.code_digest import MANIFEST, shared_folders, sources
 from levelfield.specs.implementation import ImplementationFile
 
-ROOTS = ("models", "platform", "tests")  # tests: what a rehearsal puts in the place of a device
+MODELS = "models"  # beside the folder, so also that of a plugin; the others are folders of the checkout
+ROOTS = (MODELS, "platform", "tests/gpu")  # tests/gpu: what a rehearsal puts in the place of a device
 SEPARATOR = "#"  # between a manifest and a kind of device
 
 
@@ -51,7 +52,7 @@ class CodeBasis:
         """
         read = (str(path) for path in sources(self.folder) if path.suffix != ".py" and path.name != MANIFEST)
         labels = {label for path in (*imported, *read) if (label := self._label(Path(path).resolve())) is not None}
-        labels.add(f"models/{self.folder.name}/{MANIFEST}{SEPARATOR}{kind}")
+        labels.add(f"{MODELS}/{self.folder.name}/{MANIFEST}{SEPARATOR}{kind}")
         return {label: digest for label in sorted(labels) if (digest := self.digest(label)) is not None}
 
     def _label(self, path: Path) -> str | None:
@@ -63,16 +64,16 @@ class CodeBasis:
         return None
 
     def _file(self, label: str) -> str | None:
-        name, _, rest = label.partition("/")
-        path = self._root(name) / rest
-        return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+        name = next((name for name in ROOTS if label.startswith(f"{name}/")), None)
+        path = self._root(name) / label[len(name) + 1 :] if name else None
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path and path.is_file() else None
 
     def _root(self, name: str) -> Path:
-        return self.folder.parent if name == "models" else checkout().resolve() / name
+        return self.folder.parent if name == MODELS else checkout().resolve() / name
 
     def _manifest(self, label: str) -> str | None:
         path, _, kind = label.partition(SEPARATOR)
-        if path != f"models/{self.folder.name}/{MANIFEST}":
+        if path != f"{MODELS}/{self.folder.name}/{MANIFEST}":
             return None
         return manifest_digest(self.implementation, kind)
 

@@ -16,7 +16,7 @@ FileDigests = Mapping[str, str]  # path to sha256
 class Basis(Value):
     """The files and the sets of files that runs rest on.
 
-    files: by key, "DIGEST  PATH" as sha256sum prints it. A path begins with models/, platform/ or tests/. That of a
+    files: by key, "DIGEST  PATH" as sha256sum prints it. A path begins with models/, platform/ or tests/gpu/. That of a
     manifest ends with #KIND, and its digest is of the parts that a training on this kind of device follows from.
     sets: by key, the keys of files, with a space between. Each key is the begin of a digest of what it stands for, so
     that a digest edited by hand is an error.

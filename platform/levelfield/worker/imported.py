@@ -14,11 +14,16 @@ VARIABLE = "LEVELFIELD_IMPORTED"
 def report_imported(rank: int) -> None:
     """Write the files that this process imported to rankN.imported in the folder that LEVELFIELD_IMPORTED names.
 
-    Recorded trainings rest on these files. Without the variable nothing is written.
+    Recorded trainings rest on these files. Without the variable nothing is written. A report that cannot be written
+    fails no training: who reads it takes all files that there are.
     """
     folder = os.environ.get(VARIABLE)
-    if folder:
+    if not folder:
+        return
+    try:
         (Path(folder) / f"rank{rank}.imported").write_text(json.dumps(imported_files()), encoding="utf-8")
+    except OSError as error:
+        print(f"levelfield: {VARIABLE}={folder}: the imported files cannot be written: {error}", file=sys.stderr)
 
 
 def imported_files() -> list[str]:

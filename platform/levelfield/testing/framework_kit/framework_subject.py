@@ -19,7 +19,7 @@ from levelfield.specs.selector import split_label
 from levelfield.specs.vendor import HOST_KIND, FrameworkAccess, VendorFile
 from levelfield.testing.findings import Fails, NotApplicable
 from levelfield.testing.framework_kit.small_models import MODELS
-from levelfield.testing.framework_kit.small_runs import RankProgram, SmallRun, Watch, run_small
+from levelfield.testing.framework_kit.small_runs import RankProgram, SmallRun, Watch, imported_by_all, run_small
 from levelfield.testing.framework_kit.training_curves import Curve, read_curve
 from levelfield.testing.framework_kit.variants import has_parts
 
@@ -138,7 +138,7 @@ class FrameworkSubject:
             raise Fails(run.failure, "run the job alone: its rank's log says more")
         try:
             curve = read_curve([list(rank.events) for rank in run.ranks])
-            return curve, frozenset(path for rank in run.ranks for path in rank.imported)
+            return curve, imported_by_all([rank.imported for rank in run.ranks])
         except (RuntimeError, LookupError, TypeError, ValueError) as error:
             why = f"the events make no curve: {type(error).__name__}: {error}"
             raise Fails(why, "compare them with section 3 of docs/writing-a-framework.md") from None

@@ -79,7 +79,7 @@ def layout_run(subject: FrameworkSubject, each: OfferedRun) -> MatrixRun:
     """Train once and return the difference from torch's curve, or the failure."""
     difference, failure = None, None
     model = subject.models[each.family]
-    imported: frozenset[str] | None = None
+    imported: frozenset[str] = frozenset()
     began = time.time()
     try:
         curve, imported = subject.trained(small_job(model, each.variant, each.precision))
@@ -103,7 +103,7 @@ def layout_run(subject: FrameworkSubject, each: OfferedRun) -> MatrixRun:
     )
 
 
-def _basis_key(subject: FrameworkSubject, imported: frozenset[str] | None) -> str:
+def _basis_key(subject: FrameworkSubject, imported: frozenset[str]) -> str:
     """Return the key of what a training rests on, and keep its files for tested.json."""
     code = CodeBasis(subject.manifest, subject.folder)
     digests = code.of_training(imported, subject.kind) if imported else code.of_all(subject.kind)

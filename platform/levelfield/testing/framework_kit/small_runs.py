@@ -171,6 +171,11 @@ def _rank(folder: Path, rank: int, process: subprocess.Popen[bytes]) -> SmallRan
     return SmallRank(process.returncode, events, output, imported_by(folder, rank))
 
 
+def imported_by_all(ranks: Sequence[Sequence[str]]) -> frozenset[str]:
+    """Return the files that the ranks imported between them; none where one of them did not report its own."""
+    return frozenset(path for rank in ranks for path in rank) if all(ranks) else frozenset()
+
+
 def imported_by(folder: Path, rank: int) -> tuple[str, ...]:
     """Return the files that a rank imported, as worker/imported.py wrote them; none where it did not."""
     path = folder / f"rank{rank}.imported"
