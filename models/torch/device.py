@@ -33,14 +33,6 @@ def keep_freed_memory():
         mallopt(M_TRIM_THRESHOLD, LARGEST_INT)
 
 
-def on_device(arrays, device):
-    """The NumPy arrays as tensors on the device. The host waits for no copy: CUDA reads pinned memory by itself."""
-    tensors = [torch.from_numpy(array) for array in arrays]
-    if device.type == "cuda":
-        tensors = [tensor.pin_memory() for tensor in tensors]
-    return [tensor.to(device, non_blocking=True) for tensor in tensors]
-
-
 @contextlib.contextmanager
 def process_group(job, device, alone=False):
     """The default group, by the rank's environment, while the context lasts; for a single process if `alone`."""

@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 from activations import keep_gradients, kept_activations
 from attention_kernel import attention_kernel
+from batch_copy import on_device
 from casts import StepCasts
 from data_parallel import gradients_in_buckets, micro_batch_context
-from device import describe, memory, on_device, open_device, process_group
+from device import describe, memory, open_device, process_group
 from exchange import own_work
 from levelfield.worker import Capture, Initializer, coordinates, learning_rate, train_steps
 from mesh import Grid

@@ -11,7 +11,6 @@ from typing import Callable, NoReturn
 
 from .events import Recorder
 from .faults import StorageError, classify
-from .imported import report_imported
 from .job import load_job
 
 DONE, FAILED = 0, 1
@@ -40,7 +39,6 @@ def _attempt(main: Main) -> int:
         for module in job.preload:
             importlib.import_module(module)
         main(job, recorder)
-        report_imported(job.rank)
         recorder.close()
     except BaseException as error:
         _report(error, recorder)

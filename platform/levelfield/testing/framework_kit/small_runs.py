@@ -128,7 +128,8 @@ def _start(
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "NODE_RANK": 0}
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **own, **given}
     environment["LEVELFIELD_IMPORTED"] = str(folder)
-    environment |= {"PYTHONPATH": str(checkout() / "platform")} | {key: str(value) for key, value in place.items()}
+    paths = (str(checkout() / "platform"), str(Path(__file__).with_name("imports")))
+    environment |= {"PYTHONPATH": os.pathsep.join(paths)} | {key: str(value) for key, value in place.items()}
     argv = [text.format_map(values) for text in program.argv]
     with (folder / f"rank{rank}.log").open("wb") as log:
         return subprocess.Popen(
@@ -177,7 +178,7 @@ def imported_by_all(ranks: Sequence[Sequence[str]]) -> frozenset[str]:
 
 
 def imported_by(folder: Path, rank: int) -> tuple[str, ...]:
-    """Return the files that a rank imported, as worker/imported.py wrote them; none where it did not."""
+    """Return the files that a rank imported, as imports/sitecustomize.py wrote them; none where it did not."""
     path = folder / f"rank{rank}.imported"
     return tuple(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else ()
 
