@@ -8,7 +8,10 @@ key stays, and so the runs of other frameworks count. Another curve replaces it,
 from __future__ import annotations
 
 import datetime
+import fcntl
+import os
 import platform
+import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import fields
@@ -31,7 +34,16 @@ HONEST = ("accumulation 1", "DP2")  # what changes the order of sums, and nothin
 
 
 def train_references(registry: Registry, families: Iterable[str]) -> dict[str, ReferenceCurve]:
-    """The references of these families, trained again where their code or the machine is another one."""
+    """The references of these families, trained again where their code or the machine is another one.
+
+    Several matrices may run at a time: one trains them, the others wait and read them.
+    """
+    with (Path(tempfile.gettempdir()) / f"levelfield-references-{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _train_references(registry, families)
+
+
+def _train_references(registry: Registry, families: Iterable[str]) -> dict[str, ReferenceCurve]:
     state = ReferenceState(registry)
     implementation, folder = registry.implementation(REFERENCE)
     old = state.recorded
@@ -47,8 +59,14 @@ def train_references(registry: Registry, families: Iterable[str]) -> dict[str, R
         print(f"reference {family}: {_said(known, curves[family])}", flush=True)
         used = {each.rests_on for each in curves.values()}
         basis = basis_of(digests for key, digests in sets.items() if key in used)
-        (folder / REFERENCES).write_text(dump(ReferenceCurves(basis=basis, curves=tuple(curves.values()))))
+        part = _path(registry).with_suffix(".part")
+        part.write_text(dump(ReferenceCurves(basis=basis, curves=tuple(curves.values()))))
+        part.replace(_path(registry))
     return curves
+
+
+def _path(registry: Registry) -> Path:
+    return registry.implementation(REFERENCE)[1] / REFERENCES
 
 
 def _trained(family: str, code: CodeBasis) -> tuple[Curve, dict[str, str]]:

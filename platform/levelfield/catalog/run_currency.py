@@ -7,6 +7,7 @@ from pathlib import Path
 from levelfield.catalog.code_basis import CodeBasis
 from levelfield.catalog.framework_versions import rests_on
 from levelfield.catalog.registry import Registry
+from levelfield.specs.base import load
 from levelfield.specs.basis import Basis
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.reference_curves import ReferenceCurves
@@ -22,7 +23,7 @@ class ReferenceState:
     def __init__(self, registry: Registry) -> None:
         implementation, folder = registry.implementation(REFERENCE)
         path = folder / REFERENCES
-        self.recorded = registry.files.document(ReferenceCurves, path) if path.exists() else None
+        self.recorded = load(ReferenceCurves, path) if path.exists() else None  # not cached: the matrix writes it
         self._code = CodeBasis(implementation, folder)
 
     def fault(self, family: str, key: str) -> str | None:
