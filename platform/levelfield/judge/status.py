@@ -17,7 +17,7 @@ from levelfield.rundir.node_parts import node_parts
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.result import INTERRUPTED, Status, Word
+from levelfield.specs.result import INTERRUPTED, PRETENDED, Status, Word
 
 _LIBRARY = re.compile(r"(lib[\w.+-]+\.so[\d.]*): cannot open shared object file")
 _WORDS_OF_CLASSES = {"oom": "oom", "non-finite": "invalid", "unsupported": "unsupported"}
@@ -91,7 +91,8 @@ def _without_outcome(raw: RawRecords) -> Status:
 
 
 def _validity(plan: Plan, raw: RawRecords) -> Status:
-    reasons = [str(r) for r in check(raw.steps, raw.weights, plan.work, plan.tuning.layout)]
+    reasons = _pretended(raw)
+    reasons += [str(r) for r in check(raw.steps, raw.weights, plan.work, plan.tuning.layout)]
     reasons += [f"clock: {r}" for r in platform_clock_reasons(raw.steps, raw.seen, plan.work.window)]
     reasons += [f"clock: {r}" for r in _between_nodes(plan, raw)]
     reasons += [f"gradients: {r}" for r in gradient_reasons(raw.gradients, raw.steps, plan.work)]
@@ -100,7 +101,14 @@ def _validity(plan: Plan, raw: RawRecords) -> Status:
     reasons += [f"auxiliary loss: {r}" for r in auxiliary_reasons(raw.steps, plan.work.model)]
     reasons += [f"raw files: {sentence}" for sentence in (*raw.broken, *_of_no_node(plan, raw))]
     reasons += [f"rank {rank} did not write its end" for rank in range(plan.world_size) if rank not in raw.ended]
-    return Status(word="invalid", reasons=tuple(reasons)) if reasons else Status(word="valid")
+    failure = PRETENDED if raw.pretended else None
+    return Status(word="invalid", failure=failure, reasons=tuple(reasons)) if reasons else Status(word="valid")
+
+
+def _pretended(raw: RawRecords) -> list[str]:
+    """Return the reason why no figure of a run on pretended devices means anything; none for real devices."""
+    chips = ", ".join(sorted(set(raw.pretended.values())))
+    return [f"{PRETENDED}: a stand-in for {chips} computed nothing"] if chips else []
 
 
 def _of_no_node(plan: Plan, raw: RawRecords) -> list[str]:

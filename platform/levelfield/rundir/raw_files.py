@@ -33,7 +33,8 @@ class RawRecords:
     """All raw records of a run. `broken`: lines that are not events, as sentences.
 
     telemetry: by machine. node_facts, node_software: what each node is and has. node_ends: how its part ended.
-    seen: the windows by the platform's clock.
+    seen: the windows by the platform's clock. pretended: the chip that a stand-in for a device's libraries pretended
+    to be, by rank; the stand-in writes this event itself.
     """
 
     steps: tuple[StepRecord, ...] = ()
@@ -44,6 +45,7 @@ class RawRecords:
     begins: dict[int, int] = field(default_factory=dict)
     errors: dict[int, Event] = field(default_factory=dict)
     frameworks: dict[int, Event] = field(default_factory=dict)
+    pretended: dict[int, str] = field(default_factory=dict)
     ended: frozenset[int] = frozenset()
     telemetry: tuple[NodeTelemetry, ...] = ()
     node_facts: dict[int, Event] = field(default_factory=dict)
@@ -102,6 +104,7 @@ def read_raw(paths: RunPaths) -> RawRecords:
         begins=dict(_records(pairs, "begin", lambda rank, e: (rank, whole(e["end_ns"])), broken)),
         errors={rank: e for rank, e in pairs if e.get("event") == "error"},
         frameworks={rank: e for rank, e in pairs if e.get("event") == "framework"},
+        pretended={rank: str(e.get("chip")) for rank, e in pairs if e.get("event") == "pretended"},
         ended=frozenset(rank for rank, e in pairs if e.get("event") == "end"),
         telemetry=telemetry,
         node_facts=dict(_node_documents(paths, "facts")),

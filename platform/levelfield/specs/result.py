@@ -20,6 +20,7 @@ Word = Literal[
 ]  # fmt: skip
 
 INTERRUPTED = "interrupted by the user"  # a reason
+PRETENDED = "pretended devices"  # a class of failure: a stand-in for a device, whose figures mean nothing
 
 COUNT: dict[str, JsonValue] = {"unit": "count"}
 RATIO: dict[str, JsonValue] = {"unit": "1"}

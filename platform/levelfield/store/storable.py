@@ -8,6 +8,7 @@ from datetime import datetime
 from levelfield.errors import DocumentError
 from levelfield.specs.base import Document
 from levelfield.specs.record import RunRecord
+from levelfield.specs.result import PRETENDED
 
 _MOST = 2**31  # PostgreSQL's whole numbers
 _UTC = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")  # in this form times sort as texts
@@ -15,7 +16,10 @@ _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # as JSON writes it; behind an ev
 
 
 def storable(record: RunRecord, origin: str) -> RunRecord:
-    """Return the record. Raises DocumentError for a text, a number or a time that no database can hold or sort."""
+    """Return the record. Raises DocumentError for a text, a number or a time that no database can hold or sort, and for
+    a run on pretended devices, which no series may have."""
+    if record.failure == PRETENDED:
+        raise DocumentError(f"{origin}: found a run on pretended devices, expected real ones; a store takes no such run")
     check_texts(record, origin)
     return with_storable_numbers(record, origin)
 

@@ -13,8 +13,9 @@ from levelfield.testing.framework_kit.small_runs import imported_by, imported_by
 REPORT = Path(__file__).parents[3] / "platform/levelfield/testing/framework_kit/imports"
 SCRIPT = """
 import os, sys, types, beside
-sys.path.insert(0, {other!r})
-import elsewhere, numpy
+sys.path[:0] = [{other!r}, {other!r} + "/kernels"]
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = {other!r} + "/kernels"  # as torch's compiler sets it
+import elsewhere, numpy, generated
 sys.modules["fake"] = types.ModuleType("fake")
 sys.modules["fake"].__file__ = "_classes.py"
 if not os.fork():
@@ -34,8 +35,9 @@ def run(folder: Path, out: Path | None, end: str = "os._exit(0)", other: Path | 
     return done.stderr
 
 
-def own_modules(folder: Path) -> None:
-    for name in ("beside.py", "unused.py", "elsewhere.py"):
+def own_modules(folder: Path, *names: str) -> None:
+    for name in names or ("beside.py", "elsewhere.py", "kernels/generated.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("")
 
 
@@ -43,8 +45,8 @@ def test_a_rank_reports_its_own_modules_wherever_they_lie_and_no_installed_ones(
     own, other, out = (tmp_path / name for name in ("own", "other", "out"))
     for folder in (own, other, out):
         folder.mkdir()
-    for path in (own / "beside.py", own / "unused.py", other / "elsewhere.py"):
-        path.write_text("")
+    own_modules(own, "beside.py", "unused.py")
+    own_modules(other, "elsewhere.py", "kernels/generated.py")
     (own / "link.py").symlink_to(own / "beside.py")
     assert run(own, out, other=other) == ""
     found = set(imported_by(out, 3))

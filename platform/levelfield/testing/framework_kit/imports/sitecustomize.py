@@ -33,8 +33,10 @@ def report_at_end(folder, rank):
 
 
 def imported_files():
-    """Return the real paths of the files of all modules that came from no installed package."""
-    installed = tuple(os.path.realpath(path) + os.sep for path in sysconfig.get_paths().values())
+    """Return the real paths of the files of all modules that neither came from an installed package nor were written by
+    torch's compiler, which names its folder in the environment."""
+    folders = [*sysconfig.get_paths().values(), *filter(None, [os.environ.get("TORCHINDUCTOR_CACHE_DIR")])]
+    installed = tuple(os.path.realpath(path) + os.sep for path in folders)
     named = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     found = {os.path.realpath(name) for name in named if isinstance(name, str) and Path(name).is_file()}
     return sorted(path for path in found if not path.startswith(installed) and path != os.path.realpath(__file__))
