@@ -10,7 +10,6 @@ import functools
 import importlib.util
 
 import torch
-from context_attention import use_context_attention
 from definite_router import use_definite_router
 from layer_makers import by_engine
 from levelfield.worker import head_size, part
@@ -53,7 +52,11 @@ def chunk(job, place, config, number, accelerated):
         spec = use_definite_router(spec, model.experts.router)
     if not accelerated:
         spec = use_local_norm(spec)
-        spec = use_context_attention(spec) if job.layout.context > 1 else spec
+        if job.layout.context > 1:
+            # a training rests on what it imports (tested.json): so only these layouts import it
+            from context_attention import use_context_attention
+
+            spec = use_context_attention(spec)
     built = GPTModel(
         config=config,
         transformer_layer_spec=spec,
