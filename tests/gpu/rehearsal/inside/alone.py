@@ -1,0 +1,66 @@
+"""A store in which every other rank has said already what is asked for: for one rank of a large world."""
+
+import datetime
+
+import torch.distributed as dist
+
+ANSWER = b"7" * 128  # to what nobody set; an identity of NCCL is 128 bytes
+
+
+class AnsweringStore(dist.Store):
+    def __init__(self, world):
+        super().__init__()
+        self.world, self.kept, self.wait_time = world, {}, datetime.timedelta(seconds=60)
+
+    def set(self, key, value):
+        self.kept[key] = value.encode() if isinstance(value, str) else bytes(value)
+
+    def get(self, key):
+        return self.kept.get(key, ANSWER)
+
+    def add(self, key, amount):
+        self.kept[key] = str(int(self.kept.get(key, b"0")) + amount).encode()
+        return self.world
+
+    def compare_set(self, key, expected, desired):
+        self.set(key, desired)
+        return self.kept[key]
+
+    def wait(self, *keys_and_time):
+        pass
+
+    def check(self, keys):
+        return True
+
+    def delete_key(self, key):
+        return self.kept.pop(key, None) is not None
+
+    def num_keys(self):
+        return len(self.kept)
+
+    def set_timeout(self, wait_time):
+        self.wait_time = wait_time
+
+    def has_extended_api(self):
+        return False
+
+    def clone(self):
+        return self
+
+
+def stand_alone(world):
+    """Have torch's default group meet at such a store, and pipelines take the others' agreement as given."""
+    import torch
+    from torch.distributed.pipelining import stage
+
+    real = dist.init_process_group
+
+    def init_process_group(backend=None, init_method=None, **more):
+        return real(backend, store=AnsweringStore(world), **{k: v for k, v in more.items() if k != "store"})
+
+    def agreed(self, *arguments, **named):
+        return torch.ones(1, dtype=torch.int32)
+
+    dist.init_process_group = init_process_group
+    if hasattr(stage.PipelineStage, "_warmup_backward_result"):
+        stage.PipelineStage._warmup_backward_result = agreed

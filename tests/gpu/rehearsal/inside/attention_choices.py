@@ -1,0 +1,29 @@
+"""Which fused attention torch chooses, and flash's in the place of cuDNN's, which needs a real device to be planned."""
+
+import torch
+from torch.nn import functional
+
+NAMES = {-1: "error", 0: "math", 1: "flash", 2: "efficient", 3: "cudnn", 4: "overrideable"}
+
+
+def observe_choices(chosen):
+    """Put into the dict `chosen`, for each shape of attention, what torch would take on the device."""
+    real = functional.scaled_dot_product_attention
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+    def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+        words = f"{list(query.shape)} {query.dtype} keys {key.shape[1]} dropout {dropout_p:g} causal {is_causal}"
+        if words not in chosen and query.is_cuda:
+            more = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+            chosen[words] = choice(query, key, value, attn_mask, more)
+        return real(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+    functional.scaled_dot_product_attention = attention
+
+
+def choice(query, key, value, mask, more):
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        return NAMES.get(torch._fused_sdp_choice(query, key, value, attn_mask=mask, **more), "unknown")
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(False)

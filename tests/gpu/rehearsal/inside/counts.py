@@ -1,0 +1,81 @@
+"""Real counts for mixtures: kernels do nothing on a pretended device, so whole numbers are computed on the host.
+
+Each token chooses its experts in turn, so that all experts have as many tokens.
+"""
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+WHOLE = (torch.int64, torch.int32, torch.bool, torch.uint8, torch.int8, torch.int16)
+MOST_BYTES = 2**20
+MOVING = {"aten::_to_copy", "aten::copy_", "aten::_local_scalar_dense", "aten::item", "aten::is_pinned"}
+
+
+class HostCounts(TorchDispatchMode):
+    """Operations on small whole numbers run on the host, and top-k choices are even.
+
+    books: the stand-in's library. What this mode itself copies is not counted there.
+    """
+
+    def __init__(self, books):
+        super().__init__()
+        self.books = books
+
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):
+        named = named or {}
+        name = function._schema.name
+        if name == "aten::topk" and arguments[0].is_cuda:
+            return self.even_choice(function(*arguments, **named))
+        if name == "aten::_grouped_mm":
+            self.count_grouped(*arguments[:2])
+        if name in MOVING or not name.startswith("aten::") or not on_small_numbers(arguments, named):
+            return function(*arguments, **named)
+        result = function(*arguments, **named)
+        if function.is_view:
+            return result
+        self.fill(result, function, arguments, named)
+        return result
+
+    def fill(self, result, function, arguments, named):
+        """Compute on the host what the kernel left out, and put it into `result`."""
+        self.books.standin_quiet(1)
+        try:
+            there = {id(t): t for t in tree_flatten((arguments, named))[0] if isinstance(t, torch.Tensor)}
+            here = {key: tensor.cpu() for key, tensor in there.items()}
+            swap = lambda x: here[id(x)] if isinstance(x, torch.Tensor) else cpu_device(x)  # noqa: E731
+            answer = function(*tree_map(swap, arguments), **tree_map(swap, named))
+            for out, value in zip(tree_flatten(result)[0], tree_flatten(answer)[0]):
+                if isinstance(out, torch.Tensor) and out.is_cuda and out.numel():
+                    out.copy_(value)
+        finally:
+            self.books.standin_quiet(0)
+
+    def even_choice(self, chosen):
+        """The values as they are, and for each token the next experts in turn."""
+        values, indices = chosen
+        rows, many = indices.reshape(-1, indices.shape[-1]).shape
+        experts = self.experts
+        even = (torch.arange(rows * many) % experts).view(indices.shape)
+        self.books.standin_quiet(1)
+        indices.copy_(even)
+        self.books.standin_quiet(0)
+        return values, indices
+
+    def count_grouped(self, left, right):
+        rows, columns = left.shape[-2] if left.dim() == 2 else left.shape[0] * left.shape[1], left.shape[-1]
+        width = right.shape[-1]
+        words = f"grouped rows={rows} n={width} k={columns}"
+        self.books.standin_count_product(words.encode(), 2 * rows * width * columns)
+
+
+def cpu_device(value):
+    return torch.device("cpu") if isinstance(value, torch.device) else value
+
+
+def on_small_numbers(arguments, named):
+    """Whether all tensors are whole numbers, some are on a device, and all are small."""
+    tensors = [t for t in tree_flatten((arguments, named))[0] if isinstance(t, torch.Tensor)]
+    plain = all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors)
+    fit = all(t.dtype in WHOLE and t.device.type != "meta" and t.nbytes <= MOST_BYTES for t in tensors)
+    return bool(tensors) and plain and fit and any(t.is_cuda for t in tensors)

@@ -1,0 +1,156 @@
+"""One rank of a training at full scale, by the project's own code, on a pretended device.
+
+Replaced are the initial weights, which are zeros and not generated, the recorder, and for a rank alone the rendezvous.
+"""
+
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+
+def run_rank(spec, rank):
+    """Train and write the report. Returns the process's exit code."""
+    report = {"rank": rank, "world": spec["world"], "alone": not spec["whole"], "steps": [], "attention_choices": {}}
+    enter(spec, rank)
+    try:
+        train_rank(spec, report)
+        report["error"] = None
+    except BaseException as error:
+        traceback.print_exc()
+        report["error"] = f"{type(error).__name__}: {error}"
+        report["where"] = traceback.format_exc()[-1500:]
+    write(spec, report)
+    return 1 if report["error"] else 0
+
+
+def write(spec, report):
+    Path(spec["folder"], f"rank{report['rank']}.json").write_text(json.dumps(report))
+
+
+def enter(spec, rank):
+    """The variables and the import paths of this rank."""
+    devices, world = spec["devices"], spec["world"]
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(world),
+        LOCAL_RANK=str(rank % devices),
+        LOCAL_WORLD_SIZE=str(min(devices, world)),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(spec["port"]),
+        LEVELFIELD_JOB=str(Path(spec["folder"]) / "job.json"),
+        TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC="36000",
+    )
+    if not spec["whole"]:
+        os.environ["TORCH_DIST_INIT_BARRIER"] = "0"
+    models = Path(spec["checkout"]) / "models"
+    own = [str(models / spec["framework"]), str(Path(spec["checkout"]) / "platform")]
+    sys.path[:0] = own
+    if spec["framework"] in ("deepspeed", "megatron"):
+        sys.path.append(str(models / "torch"))
+
+
+def train_rank(spec, report):
+    from attention_choices import observe_choices
+    from books import Books
+
+    books = Books()
+    job = prepared_job(spec)
+    if spec["framework"] == "deepspeed":
+        from accelerator import prepare
+
+        prepare(job)
+    if not spec["whole"] and spec["world"] > 1:
+        from alone import stand_alone
+
+        stand_alone(spec["world"])
+    weights_are_zeros()
+    observe_choices(report["attention_choices"])
+    train, recorder = trainer_of(spec["framework"]), StepBooks(spec, job, books, report)
+    with counts_mode(job, books):
+        train(job, recorder)
+
+
+def prepared_job(spec):
+    from levelfield.worker.job import load_job
+
+    job = load_job()
+    job.training.steps, job.gradient_steps, job.capture, job.save_weights_dir = spec["steps"], [1], None, None
+    job.events_dir = spec["folder"]
+    return job
+
+
+def trainer_of(framework):
+    if framework == "deepspeed":
+        from zero_training import train
+    else:
+        from training import train
+    return train
+
+
+def counts_mode(job, books):
+    import contextlib
+
+    experts = getattr(job.model, "experts", None)
+    if experts is None:
+        return contextlib.nullcontext()
+    from counts import HostCounts
+
+    mode = HostCounts(books.library)
+    mode.experts = experts.count
+    return mode
+
+
+def weights_are_zeros():
+    """Generated weights would touch all of a model's memory, and kernels do nothing with them."""
+    import numpy as np
+    from levelfield.worker import Initializer
+
+    def array(self, name, shape, slices=None, std=None, fill=None):
+        bounds = slices or [None] * len(shape)
+        sizes = [len(range(*(each or slice(None)).indices(size))) for each, size in zip(bounds, shape)]
+        return np.zeros(sizes, dtype=np.float32)
+
+    Initializer.array = array
+
+
+class StepBooks:
+    """The recorder of a rehearsal: books of each step. Losses of a pretended device mean nothing and stop nothing."""
+
+    def __init__(self, spec, job, books, report):
+        self.spec, self.books, self.report = spec, books, report
+        self.layers, self.began = job.model.layers, time.monotonic()
+
+    def framework(self, name, version, device, details=None):
+        self.report.update(framework=name, version=version, device=device)
+
+    def weights(self, parameters):
+        """The weights stay as they are: nothing of them is read."""
+        import torch
+
+        torch.cuda.synchronize()
+        self.report["built_seconds"] = round(time.monotonic() - self.began, 1)
+        self.report["built_allocated_bytes"] = torch.cuda.memory_allocated()
+        self.books.reset()
+
+    def final_weights(self, parameters):
+        pass
+
+    def begin(self):
+        self.began = time.monotonic()
+
+    def gradients(self, step, squares):
+        list(squares)
+
+    def experts(self, step, tokens):
+        self.report["expert_tokens"] = {str(layer): [int(each) for each in row] for layer, row in tokens}
+
+    def step(self, step, **facts):
+        self.books.wait_for_messages()
+        found = self.books.step(step, self.layers)
+        found["host_seconds"] = round(time.monotonic() - self.began, 1)
+        self.report["steps"].append(found)
+        write(self.spec, self.report)
+        self.began = time.monotonic()

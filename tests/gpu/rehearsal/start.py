@@ -1,0 +1,93 @@
+"""Start the ranks of a rehearsal in the CUDA environment, and read what they leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rehearsal.plans import CHECKOUT, RehearsalError, chip_of, world_size
+from standin.build import Standin
+
+REMOVED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+PARENT = Path(__file__).resolve().parent / "inside" / "parent.py"
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def rehearse(
+    entry: dict[str, Any], python: Path, standin: Standin, ranks: list[int], steps: int, timeout: int
+) -> list[dict[str, Any]]:
+    """Run these ranks: all of the world with messages delivered, or some, each alone. Returns a report of each."""
+    world = world_size(entry["job"])
+    whole = len(ranks) == world > 1
+    with tempfile.TemporaryDirectory(prefix="rehearsal-") as folder:
+        space = open_space() if whole else None
+        try:
+            spec = specification(entry, Path(folder), ranks, steps, whole)
+            run_parent(spec, python, variables(entry, standin, space, timeout))
+        finally:
+            if space:
+                shutil.rmtree(space, ignore_errors=True)
+        return [read_report(Path(folder), rank) for rank in ranks]
+
+
+def open_space() -> str:
+    """The folder through which the ranks exchange messages: in memory where the system has such a place."""
+    return tempfile.mkdtemp(prefix="standin-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None)
+
+
+def specification(entry: dict[str, Any], folder: Path, ranks: list[int], steps: int, whole: bool) -> dict[str, Any]:
+    (folder / "job.json").write_text(json.dumps(entry["job"]))
+    hardware = entry["plan"]["hardware"]
+    spec = {
+        "checkout": str(CHECKOUT),
+        "framework": entry["plan"]["implementation"]["framework"],
+        "folder": str(folder),
+        "ranks": ranks,
+        "world": world_size(entry["job"]),
+        "devices": hardware["devices_per_node"],
+        "steps": steps,
+        "whole": whole,
+        "port": free_port(),
+    }
+    (folder / "spec.json").write_text(json.dumps(spec))
+    return spec
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def variables(entry: dict[str, Any], standin: Standin, space: str | None, timeout: int) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in REMOVED}
+    devices = entry["plan"]["hardware"]["devices_per_node"]
+    own = entry["plan"]["implementation"].get("environment") or {}
+    tuned = entry["plan"]["tuning"].get("environment") or {}
+    more = {"LEVELFIELD_STANDIN_SPACE": space} if space else {}
+    limit = {"LEVELFIELD_STANDIN_TIMEOUT_SECONDS": str(timeout)}
+    return {**kept, **own, **tuned, **standin.environment(chip_of(entry), devices), **more, **limit}
+
+
+def run_parent(spec: dict[str, Any], python: Path, environment: dict[str, str]) -> None:
+    argv = [str(python), str(PARENT), str(Path(spec["folder"]) / "spec.json")]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RehearsalError(f"the ranks did not start: {done.stderr.strip()[-2000:]}")
+
+
+def read_report(folder: Path, rank: int) -> dict[str, Any]:
+    """What a rank left; where it was ended, its last lines."""
+    path, printed = folder / f"rank{rank}.json", folder / f"rank{rank}.txt"
+    report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"rank": rank, "steps": []}
+    code = folder / f"rank{rank}.code"
+    report["exit_code"] = int(code.read_text()) if code.exists() else None
+    if report["exit_code"] != 0:
+        report["printed"] = printed.read_text(errors="replace")[-3000:] if printed.exists() else ""
+    return report

@@ -1,0 +1,60 @@
+"""A rehearsal in lines of at most 80 columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+GIB = 2**30
+
+
+def gib(size: float | None) -> str:
+    return "-" if size is None else f"{size / GIB:.2f}"
+
+
+def lines_of(entry: dict[str, Any], planned: int | None, reports: list[dict[str, Any]]) -> list[str]:
+    """The table of memory and the last step's work of each rank."""
+    tuning = entry["plan"]["tuning"]
+    layout = ", ".join(f"{key} {value}" for key, value in tuning["layout"].items() if value not in (1, False))
+    head = [
+        f"{entry['plan']['asked']}, pretended devices",
+        f"  {layout or 'one device'}; micro-batch {tuning['micro_batch']}, recompute {tuning['recompute']}",
+        f"  planned without the reserve: {gib(planned)} GiB",
+    ]
+    return head + [line for report in reports for line in rank_lines(report)]
+
+
+def rank_lines(report: dict[str, Any]) -> list[str]:
+    if report.get("error") or report["exit_code"]:
+        return failure_lines(report)
+    mode = "alone" if report["alone"] else "with all others"
+    choices = ", ".join(sorted(set(report["attention_choices"].values())))
+    lines = [f"rank {report['rank']} of {report['world']}, {mode}; attention: {choices or 'none fused'}"]
+    return lines + [line for step in report["steps"] for line in step_lines(step)] + work_lines(report["steps"][-1])
+
+
+def failure_lines(report: dict[str, Any]) -> list[str]:
+    why = report.get("error") or f"ended with code {report['exit_code']}"
+    printed = [line for line in (report.get("printed") or "").splitlines() if line.strip()]
+    said = [line for line in printed if line.startswith(("stand-in", "  rank"))] or printed[-3:]
+    return [f"rank {report['rank']}: {why}"[:400], *(f"  {line}"[:400] for line in said)]
+
+
+def step_lines(step: dict[str, Any]) -> list[str]:
+    return [
+        f"  step {step['step']}: allocated {gib(step['allocated_peak_bytes'])}, "
+        f"reserved {gib(step['reserved_peak_bytes'])} GiB; "
+        f"{step['failed_allocations']} failed, {step['allocator_retries']} flushes"
+    ]
+
+
+def work_lines(step: dict[str, Any]) -> list[str]:
+    waits = ", ".join(f"{name} {many}" for name, many in sorted(step["synchronisations"].items())) or "none"
+    back = step["copies"].get("device to host", {"count": 0})
+    lines = [
+        f"  products {step['product_flops']:.4g} FLOPs; kernels {step['kernels']}, "
+        f"{step['kernels_a_layer']} a layer",
+        f"  synchronisations: {waits}; copies to the host: {back['count']}",
+    ]
+    for name, row in step["collectives"].items():
+        lines.append(f"  {name:<26} {row['count']:>7} x {gib(row['bytes']):>10} GiB")
+    return lines + [f"  {many} x {name[:60]}" for name, many in step["attention_kernels"].items()]
