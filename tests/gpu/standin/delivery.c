@@ -142,6 +142,7 @@ static void before(const void *address, size_t bytes) {
     advance_all();
     if ((op = into(address, bytes))) pause_a_little(&patience, op, "hangs: a message did not come");
   }
+  if (patience.started) standin_waited();
 }
 
 void standin_before(const void *address, size_t bytes) {
@@ -176,6 +177,7 @@ static void wait_all(void) {
     pause_a_little(&patience, op, "hangs: a message did not come");
   for (struct communicator *group = groups; group; group = group->next)
     if (group->delivered) wait_until_sent(group);
+  standin_waited();
 }
 
 void standin_wait_all(void) {

@@ -71,6 +71,11 @@ void standin_tell(const char *verb, const struct operation *operation) {
            operation->type);
 }
 
+/* The wait that this rank told of is over. */
+void standin_waited(void) {
+  if (own_status && !strncmp(own_status->words, "waits in", 8)) memcpy(own_status->words, "has done", 8);
+}
+
 /* What each rank of the machine does, to a file; returns the sum of their signs of life. */
 uint64_t standin_others(void *file) {
   FILE *out = file;

@@ -103,7 +103,8 @@ const char *standin_space(void); /* the folder; NULL: no messages are delivered 
 int standin_global_rank(void);
 void standin_open_status(void);
 void standin_tell(const char *verb, const struct operation *operation);
-uint64_t standin_others(void *file);
+void standin_waited(void);
+uint64_t standin_others(void *file); /* signs of life of all; what each does goes to the FILE, where it is given */
 void standin_end(int code, const char *why);
 int standin_log_file(struct communicator *group, int from, int to, int flags);
 void standin_append(int file, uint64_t *end_at, struct header header, const char *content);

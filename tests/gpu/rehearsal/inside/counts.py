@@ -3,6 +3,8 @@
 Each token chooses its experts in turn, so that all experts have as many tokens.
 """
 
+import functools
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
@@ -12,27 +14,50 @@ MOST_BYTES = 2**20
 MOVING = {"aten::_to_copy", "aten::copy_", "aten::_local_scalar_dense", "aten::item", "aten::is_pinned"}
 
 
+OBJECTS = ("send_object_list", "recv_object_list", "broadcast_object_list", "all_gather_object")
+VOTES = "_warmup"  # of pipeline stages: on whether gradients are wanted
+
+
+def exchange_on_host(books):
+    """Have torch's exchanges of objects, and the votes of pipeline stages, work with what they send."""
+    import torch.distributed as dist
+    from torch.distributed.pipelining.stage import PipelineStage
+
+    for place, names in ((dist, OBJECTS), (PipelineStage, [n for n in dir(PipelineStage) if n.startswith(VOTES)])):
+        for name in names:
+            setattr(place, name, counted_on_host(getattr(place, name), books))
+
+
+def counted_on_host(function, books):
+    @functools.wraps(function)
+    def call(*arguments, **named):
+        with HostCounts(books):
+            return function(*arguments, **named)
+
+    return call
+
+
 class HostCounts(TorchDispatchMode):
     """Operations on small whole numbers run on the host, and top-k choices are even.
 
-    books: the stand-in's library. What this mode itself copies is not counted there.
+    books: the stand-in's library. What this mode itself copies is not counted there. experts: of each mixture.
     """
 
-    def __init__(self, books):
+    def __init__(self, books, experts=None):
         super().__init__()
-        self.books = books
+        self.books, self.experts = books, experts
 
     def __torch_dispatch__(self, function, types, arguments=(), named=None):
         named = named or {}
         name = function._schema.name
-        if name == "aten::topk" and arguments[0].is_cuda:
+        if name == "aten::topk" and self.experts and arguments[0].is_cuda:
             return self.even_choice(function(*arguments, **named))
         if name == "aten::_grouped_mm":
             self.count_grouped(*arguments[:2])
-        if name in MOVING or not name.startswith("aten::") or not on_small_numbers(arguments, named):
-            return function(*arguments, **named)
         result = function(*arguments, **named)
-        if function.is_view:
+        if name in MOVING or not name.startswith("aten::") or name.startswith("aten::empty") or function.is_view:
+            return result
+        if not on_small_numbers(arguments, named, result):
             return result
         self.fill(result, function, arguments, named)
         return result
@@ -55,8 +80,7 @@ class HostCounts(TorchDispatchMode):
         """The values as they are, and for each token the next experts in turn."""
         values, indices = chosen
         rows, many = indices.reshape(-1, indices.shape[-1]).shape
-        experts = self.experts
-        even = (torch.arange(rows * many) % experts).view(indices.shape)
+        even = (torch.arange(rows * many) % self.experts).view(indices.shape)
         self.books.standin_quiet(1)
         indices.copy_(even)
         self.books.standin_quiet(0)
@@ -73,9 +97,9 @@ def cpu_device(value):
     return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
-def on_small_numbers(arguments, named):
+def on_small_numbers(arguments, named, result):
     """Whether all tensors are whole numbers, some are on a device, and all are small."""
-    tensors = [t for t in tree_flatten((arguments, named))[0] if isinstance(t, torch.Tensor)]
+    tensors = [t for t in tree_flatten((arguments, named, result))[0] if isinstance(t, torch.Tensor)]
     plain = all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors)
     fit = all(t.dtype in WHOLE and t.device.type != "meta" and t.nbytes <= MOST_BYTES for t in tensors)
     return bool(tensors) and plain and fit and any(t.is_cuda for t in tensors)

@@ -55,6 +55,7 @@ def enter(spec, rank):
 def train_rank(spec, report):
     from attention_choices import observe_choices
     from books import Books
+    from counts import exchange_on_host
 
     books = Books()
     job = prepared_job(spec)
@@ -62,6 +63,7 @@ def train_rank(spec, report):
         from accelerator import prepare
 
         prepare(job)
+    exchange_on_host(books.library)
     if not spec["whole"] and spec["world"] > 1:
         from alone import stand_alone
 
@@ -98,9 +100,7 @@ def counts_mode(job, books):
         return contextlib.nullcontext()
     from counts import HostCounts
 
-    mode = HostCounts(books.library)
-    mode.experts = experts.count
-    return mode
+    return HostCounts(books.library, experts.count)
 
 
 def weights_are_zeros():
