@@ -1,6 +1,6 @@
 """docs/verified/rehearsed.json: the real code at full scale on devices that only keep books of their memory.
 
-tests/gpu/rehearse.py writes it; nobody edits it by hand.
+tests/gpu/rehearse_all.py writes it; nobody edits it by hand.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ class RehearsedRow(Value):
     fullest device, without its margin; None where it has none. allocated_bytes, reserved_bytes: the peaks of the
     framework's allocator on the fullest device. failed_allocations: of all ranks that were run. rests_on: the key of
     the files that they imported.
+
+    ranks: that were run; delivered: whether they were all, with their messages. Of the last step, of the rank with the
+    most: flushes of the allocator, FLOPs of matrix products, bytes by kind of collective, waits for the device and
+    copies from it, kernels a layer. attention: the kernel that the framework would take on this chip.
     """
 
     case: str = Field(min_length=1)
@@ -34,6 +38,19 @@ class RehearsedRow(Value):
     allocated_bytes: int = Field(ge=1)
     reserved_bytes: int = Field(ge=1)
     failed_allocations: int = Field(ge=0)
+    virtual_pipeline: int = Field(default=1, ge=1)
+    ranks: int = Field(default=1, ge=1)
+    delivered: bool = False
+    flushes: int = Field(default=0, ge=0)
+    product_flops: float = Field(default=0, ge=0)
+    gathered_bytes: int = Field(default=0, ge=0)
+    scattered_bytes: int = Field(default=0, ge=0)
+    all_reduced_bytes: int = Field(default=0, ge=0)
+    sent_bytes: int = Field(default=0, ge=0)
+    waits: int = Field(default=0, ge=0)
+    copies_to_host: int = Field(default=0, ge=0)
+    kernels_a_layer: float = Field(default=0, ge=0)
+    attention: str | None = None
     date: str = Field(pattern=r"^20\d\d-\d\d-\d\d$")
     rests_on: str
 

@@ -22,8 +22,17 @@ def run_rank(spec, rank):
         traceback.print_exc()
         report["error"] = f"{type(error).__name__}: {error}"
         report["where"] = traceback.format_exc()[-1500:]
+    report["imported"] = imported_files(spec)
     write(spec, report)
     return 1 if report["error"] else 0
+
+
+def imported_files(spec):
+    """What the evidence of this rehearsal rests on."""
+    import runpy
+
+    folder = Path(spec["checkout"], "platform", "levelfield", "testing", "framework_kit", "imports")
+    return runpy.run_path(str(folder / "sitecustomize.py"))["imported_files"]()
 
 
 def write(spec, report):

@@ -1,0 +1,47 @@
+"""The plans that are rehearsed: the defaults of shipped cases on several chips, and each family of layouts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    """A plan: a case string, further options, and whether all ranks run, with their messages delivered."""
+
+    case: str
+    options: tuple[str, ...] = ()
+    delivered: bool = False
+
+    def __str__(self) -> str:
+        return " ".join((self.case, *self.options, *(["delivered"] if self.delivered else [])))
+
+
+def laid_out(case: str, layout: str, *more: str, delivered: bool = False) -> Row:
+    return Row(case, ("--scale", "full", "--layout", layout, *more), delivered)
+
+
+# without any option: what a user gets
+DEFAULTS = (
+    *(Row(f"{case}:torch:H100:1:8") for case in ("gpt3_6.7B", "llama3_8b", "qwen3_8b")),
+    Row("gpt3_6.7B:deepspeed:H100:1:8"),
+    Row("llama3_8b:deepspeed:H100:1:8"),
+    *(Row(f"{case}:torch:H100:8:8") for case in ("llama3_70b", "qwen3_30b_a3b", "mixtral_8x7b")),
+    Row("gpt3_6.7B:torch:H100:2:8"),
+    Row("llama3_8b:torch:H200:1:8"),
+    Row("gpt3_6.7B:torch:A100-SXM4-40GB:1:8"),
+    Row("gpt3_6.7B:torch:V100-SXM2-16GB:2:8"),
+    Row("gpt2_small:torch:H100:1:1"),
+)
+# each family of layouts, and its crosses
+FAMILIES = (
+    laid_out("gpt3_6.7B:torch:H100:1:8", "DP2PP4", delivered=True),
+    laid_out("gpt3_6.7B:torch:H100:1:8", "DP4TP2+seq"),
+    laid_out("gpt3_6.7B:torch:H100:1:8", "TP2PP4+seq", delivered=True),
+    laid_out("llama3_8b:torch:H100:1:8", "DP8SH1"),
+    laid_out("llama3_8b:torch:H100:1:8", "DP8SH2"),
+    laid_out("llama3_8b:torch:H100:1:8", "DP4CP2SH3"),
+    laid_out("llama3_8b:torch:H100:1:8", "DP4TP2SH1+seq"),
+    laid_out("llama3_8b:torch:H100:1:8", "DP2TP2PP2SH1+seq", delivered=True),
+    laid_out("gpt2_medium:torch:H100:1:8", "DP8", delivered=True),
+)
+ROWS = (*DEFAULTS, *FAMILIES)
