@@ -2,16 +2,16 @@
 
 GPT: LayerNorm, GELU, learned positions, biases, the head tied to the embedding. Llama: RMSNorm, SwiGLU, rotary
 positions, grouped queries, no biases, a head of its own. Later models compose the same parts and others: norms of
-queries and keys, heads of their own size, scaled positions, mixtures of experts. On a GPU with transformer-engine the
-layers are its, with Megatron's fused kernels; elsewhere they are Megatron's local ones, without.
+queries and keys, heads of their own size, scaled positions, mixtures of experts. On a GPU the layers are
+transformer-engine's, with Megatron's fused kernels; on a processor they are Megatron's local ones, without.
 """
 
 import functools
 import importlib.util
 
 import torch
+from context_attention import use_context_attention
 from definite_router import use_definite_router
-from layer_makers import by_engine
 from levelfield.worker import head_size, part
 from local_norm import use_local_norm
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
@@ -32,7 +32,7 @@ def build(job, place, device):
     One holds consecutive layers; interleaved, chunk c of stage s is the (c * stages + s)th part of the model.
     Parameters are in the precision they are multiplied in.
     """
-    accelerated = by_engine(device.type)
+    accelerated = device.type == "cuda"
     config = TransformerConfig(
         **architecture(job.model),
         **mixture(job.model),
@@ -52,11 +52,7 @@ def chunk(job, place, config, number, accelerated):
         spec = use_definite_router(spec, model.experts.router)
     if not accelerated:
         spec = use_local_norm(spec)
-        if job.layout.context > 1:
-            # a training rests on what it imports (tested.json): so only these layouts import it
-            from context_attention import use_context_attention
-
-            spec = use_context_attention(spec)
+        spec = use_context_attention(spec) if job.layout.context > 1 else spec
     built = GPTModel(
         config=config,
         transformer_layer_spec=spec,

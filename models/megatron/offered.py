@@ -2,7 +2,6 @@
 
 import itertools
 
-from layer_makers import by_engine
 from levelfield.worker import Unsupported, check_tensor_parallel, part
 
 
@@ -20,13 +19,10 @@ def kernels(job):
         yield f"recompute '{tuning.recompute}'; this implementation has none, selective and full"
     if tuning.compile:
         yield "compile: Megatron fuses its own operations"
-    if by_engine(job.device):
-        return
-    here = "the package is not installed" if job.device == "cuda" else f"this is '{job.device}'"
-    if tuning.attention == "flash_attn":
-        yield f"attention flash_attn is transformer-engine's, for NVIDIA devices; {here}"
-    if job.training.precision == "fp8":
-        yield f"precision fp8 needs an NVIDIA device and transformer-engine; {here}"
+    if tuning.attention == "flash_attn" and job.device != "cuda":
+        yield f"attention flash_attn is transformer-engine's, for NVIDIA devices; this is '{job.device}'"
+    if job.training.precision == "fp8" and job.device != "cuda":
+        yield f"precision fp8 needs an NVIDIA device and transformer-engine; this is '{job.device}'"
 
 
 def norms(job):

@@ -8,7 +8,6 @@ from cpu import stand_in_for_cuda
 from definite_router import routers_of
 from device import describe, memory, open_device
 from exchange import own_work
-from layer_makers import by_engine
 from levelfield.worker import Capture, Initializer, coordinates, learning_rate, part, train_steps
 from megatron.core import __version__ as megatron_version
 from megatron.core.pipeline_parallel import get_forward_backward_func
@@ -162,18 +161,9 @@ def mean_loss(losses, ranks=1):
 
 
 def software(device):
-    """What else took part: the layers' maker, by Megatron's name, and transformer-engine's version or None.
-
-    Local attention is one product after the other, as torch's kernel `math`; transformer-engine chooses at its first
-    call and does not say what.
-    """
+    """What else took part: the layers' maker, by Megatron's name, and transformer-engine's version or None."""
     version = None
     if importlib.util.find_spec("transformer_engine") is not None:
         version = importlib.import_module("transformer_engine").__version__
-    engine = by_engine(device.type)
-    return {
-        "torch": torch.__version__,
-        "layers": "transformer_engine" if engine else "local",
-        "transformer_engine": version,
-        "attention_kernel": None if engine else "math",
-    }
+    layers = "transformer_engine" if device.type == "cuda" else "local"
+    return {"torch": torch.__version__, "layers": layers, "transformer_engine": version}
