@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -124,7 +125,7 @@ def compile_all(work: Path, torch: Path) -> None:
     stubs = work / "stubs.c"
     written = sources((*PLAIN, *CUDA))
     gcc("-o", main, *written, *include, "-ldl", "-lpthread")
-    absent = sorted(wanted(torch) - defined(main))
+    absent = sorted((wanted(torch) | triton_wants(torch)) - defined(main))
     stubs.write_text('#include "standin.h"\n' + "".join(STUB.format(name) for name in absent))
     gcc("-o", main, *written, stubs, *include, f"-I{HERE}", "-ldl", "-lpthread")
     beside = ("-L", work, "-Wl,--no-as-needed", "-l:libstandin.so", "-Wl,-rpath,$ORIGIN")
@@ -165,6 +166,15 @@ def wanted(torch: Path) -> set[str]:
     """CUDA's functions that torch's own libraries need."""
     libraries = sorted(torch.glob("lib/lib*.so"))
     return {name for name in symbols("--undefined-only", libraries) if is_cuda(name)}
+
+
+def triton_wants(torch: Path) -> set[str]:
+    """The driver's functions that Triton's own module calls, which it compiles where it runs."""
+    source = torch.parent / "triton" / "backends" / "nvidia" / "driver.c"
+    text = source.read_text() if source.exists() else ""
+    return set(re.findall(r"\b(cu[A-Z][a-zA-Z]+(?:_v\d+)?)\s*\(", text)) | set(
+        re.findall(r"CUDA_CHECK\w*\(\s*(cu[A-Z]\w+)", text)
+    )
 
 
 def is_cuda(name: str) -> bool:
