@@ -51,8 +51,7 @@ def work_lines(step: dict[str, Any]) -> list[str]:
     waits = ", ".join(f"{name} {many}" for name, many in sorted(step["synchronisations"].items())) or "none"
     back = step["copies"].get("device to host", {"count": 0})
     lines = [
-        f"  products {step['product_flops']:.4g} FLOPs; kernels {step['kernels']}, "
-        f"{step['kernels_a_layer']} a layer",
+        f"  products {step['product_flops']:.4g} FLOPs; kernels {step['kernels']}, {step['kernels_a_layer']} a layer",
         f"  synchronisations: {waits}; copies to the host: {back['count']}",
     ]
     for name, row in step["collectives"].items():

@@ -78,7 +78,9 @@ def cache_folder(cache: Path | None) -> Path:
 def check_compiler() -> None:
     missing = [tool for tool in ("gcc", "nm") if not shutil.which(tool)]
     if missing:
-        raise BuildError(f"found no {' and no '.join(missing)}; the stand-in for CUDA is compiled: install gcc (binutils)")
+        raise BuildError(
+            f"found no {' and no '.join(missing)}; the stand-in for CUDA is compiled: install gcc (binutils)"
+        )
 
 
 def cuda_torch(python: Path) -> Path:
@@ -153,7 +155,9 @@ def sources(names) -> list[Path]:
 
 def gcc(*arguments, shared: bool = True) -> None:
     flags = FLAGS if shared else ("-O2", "-D_GNU_SOURCE")
-    answer = subprocess.run(["gcc", *flags, *map(str, arguments)], capture_output=True, text=True, env=plain_environment())
+    answer = subprocess.run(
+        ["gcc", *flags, *map(str, arguments)], capture_output=True, text=True, env=plain_environment()
+    )
     if answer.returncode:
         raise BuildError(f"gcc failed: {answer.stderr.strip()[:2000]}")
 

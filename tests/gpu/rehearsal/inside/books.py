@@ -5,6 +5,7 @@ import json
 import os
 import re
 import tempfile
+from pathlib import Path
 
 import torch
 
@@ -33,10 +34,9 @@ class Books:
         try:
             if self.library.standin_dump(path.encode()):
                 raise OSError(f"{path}: the books cannot be written")
-            with open(path) as file:
-                return json.load(file)
+            return json.loads(Path(path).read_text())
         finally:
-            os.unlink(path)
+            Path(path).unlink()
 
     def step(self, number, layers):
         """The facts of the step that ended, and begin the next one's books."""

@@ -40,18 +40,19 @@ def counted_on_host(function, books):
 class HostCounts(TorchDispatchMode):
     """Operations on small whole numbers run on the host, and top-k choices are even.
 
-    books: the stand-in's library. What this mode itself copies is not counted there. experts: of each mixture.
+    books: the stand-in's library. What this mode itself copies is not counted there. experts, chosen: of each
+    mixture, and of each token.
     """
 
-    def __init__(self, books, experts=None):
+    def __init__(self, books, experts=None, chosen=None):
         super().__init__()
-        self.books, self.experts = books, experts
+        self.books, self.experts, self.chosen = books, experts, chosen
 
     def __torch_dispatch__(self, function, types, arguments=(), named=None):
         named = named or {}
         name = function._schema.name
-        if name == "aten::topk" and self.experts and arguments[0].is_cuda:
-            return self.even_choice(function(*arguments, **named))
+        if name in ("aten::topk", "aten::sort") and self.chosen and is_scores(arguments[0]):
+            return self.even_choice(*function(*arguments, **named))
         if name == "aten::_grouped_mm":
             self.count_grouped(*arguments[:2])
         result = function(*arguments, **named)
@@ -70,19 +71,19 @@ class HostCounts(TorchDispatchMode):
             here = {key: tensor.cpu() for key, tensor in there.items()}
             swap = lambda x: here[id(x)] if isinstance(x, torch.Tensor) else cpu_device(x)  # noqa: E731
             answer = function(*tree_map(swap, arguments), **tree_map(swap, named))
-            for out, value in zip(tree_flatten(result)[0], tree_flatten(answer)[0]):
+            for out, value in zip(tree_flatten(result)[0], tree_flatten(answer)[0], strict=True):
                 if isinstance(out, torch.Tensor) and out.is_cuda and out.numel():
                     out.copy_(value)
         finally:
             self.books.standin_quiet(0)
 
-    def even_choice(self, chosen):
-        """The values as they are, and for each token the next experts in turn."""
-        values, indices = chosen
-        rows, many = indices.reshape(-1, indices.shape[-1]).shape
-        even = (torch.arange(rows * many) % self.experts).view(indices.shape)
+    def even_choice(self, values, indices):
+        """The values as they are, and for each token the next experts in turn; the second row begins where the
+        first one's chosen ones end."""
+        size = self.experts if values.shape[-1] == self.chosen else values.shape[-1]
+        first = torch.arange(indices[..., 0].numel()).view(*indices.shape[:-1], 1) * self.chosen
         self.books.standin_quiet(1)
-        indices.copy_(even)
+        indices.copy_((first + torch.arange(indices.shape[-1])) % size)
         self.books.standin_quiet(0)
         return values, indices
 
@@ -91,6 +92,10 @@ class HostCounts(TorchDispatchMode):
         width = right.shape[-1]
         words = f"grouped rows={rows} n={width} k={columns}"
         self.books.standin_count_product(words.encode(), 2 * rows * width * columns)
+
+
+def is_scores(tensor):
+    return tensor.is_cuda and tensor.is_floating_point() and tensor.dim() > 1
 
 
 def cpu_device(value):

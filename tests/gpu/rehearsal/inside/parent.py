@@ -1,5 +1,6 @@
 """Import torch once and fork a process for each rank: `python parent.py SPEC.json`, with the stand-in preloaded."""
 
+import contextlib
 import json
 import os
 import sys
@@ -33,7 +34,7 @@ def import_once(spec):
     import torch
     import torch.distributed.fsdp
     import torch.distributed.pipelining
-    import torch.distributed.tensor.parallel  # noqa: F401
+    import torch.distributed.tensor.parallel
 
     if spec["framework"] == "torch":
         import torch.distributed._composable.replicate_with_fsdp  # noqa: F401
@@ -67,10 +68,8 @@ def end_others(running):
     """After one rank failed: give the others a moment to say where they wait, then end them."""
     time.sleep(2)
     for child in running:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(child, 9)
-        except ProcessLookupError:
-            pass
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def counts_mode(job, books):
         return contextlib.nullcontext()
     from counts import HostCounts
 
-    return HostCounts(books.library, experts.count)
+    return HostCounts(books.library, experts.count, experts.chosen)
 
 
 def weights_are_zeros():
@@ -119,7 +119,7 @@ def weights_are_zeros():
 
     def array(self, name, shape, slices=None, std=None, fill=None):
         bounds = slices or [None] * len(shape)
-        sizes = [len(range(*(each or slice(None)).indices(size))) for each, size in zip(bounds, shape)]
+        sizes = [len(range(*(each or slice(None)).indices(size))) for each, size in zip(bounds, shape, strict=True)]
         return np.zeros(sizes, dtype=np.float32)
 
     Initializer.array = array

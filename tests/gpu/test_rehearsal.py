@@ -1,0 +1,104 @@
+"""The rehearsal without a CUDA build: plans, ranks, text, and the settings of the stand-in."""
+
+import ctypes
+import shutil
+from pathlib import Path
+
+import pytest
+from rehearsal.plans import CHIPS, RehearsalError, case_string, chip_of, planned_bytes, telling_ranks, world_size
+from rehearsal.text import lines_of
+from standin.build import build_delivery, is_cuda
+
+GIB = 2**30
+
+
+def job(**sizes):
+    return {"layout": {"data": 1, "tensor": 1, "pipeline": 1, **sizes}}
+
+
+def entry():
+    chip = {"chip": {"name": "H100-SXM5-80GB"}, "devices_per_node": 8}
+    tuning = {"layout": job(data=8)["layout"], "micro_batch": 4, "recompute": "selective"}
+    expected = {"parts": {"weights": 3 * GIB, "reserve": GIB}}
+    return {"plan": {"asked": "a:torch", "hardware": chip, "tuning": tuning, "expected_memory": expected}}
+
+
+def step(**changes):
+    found = {"step": 2, "allocated_peak_bytes": 2 * GIB, "reserved_peak_bytes": 3 * GIB, "failed_allocations": 0}
+    found.update(allocator_retries=0, product_flops=1.5e15, kernels=64, kernels_a_layer=2.0, copies={})
+    found.update(synchronisations={"stream": 4}, attention_kernels={}, collectives={})
+    return {**found, **changes}
+
+
+def rank(**changes):
+    report = {"rank": 0, "world": 8, "alone": True, "exit_code": 0, "error": None, "steps": [step()]}
+    return {**report, "attention_choices": {"shape": "cudnn"}, **changes}
+
+
+def test_a_case_string_is_completed():
+    assert case_string("gpt3_6.7B") == "gpt3_6.7B:torch:H100:1:8"
+    assert case_string("gpt3_6.7B:deepspeed:A100-40GB") == "gpt3_6.7B:deepspeed:A100-40GB:1:8"
+    for wrong in ("a:b:c:1:8:9", "a::H100", ""):
+        with pytest.raises(RehearsalError, match="expected CASE"):
+            case_string(wrong)
+
+
+def test_ranks_that_tell_most():
+    assert telling_ranks(job(data=8)) == [0, 7]
+    assert telling_ranks(job(data=2, pipeline=4)) == [0, 4, 6]
+    assert telling_ranks(job()) == [0]
+    assert world_size(job(data=2, tensor=2, context=2)) == 8
+
+
+def test_the_reserve_is_no_part_of_the_planned_memory():
+    assert planned_bytes(entry()) == 3 * GIB
+    assert planned_bytes({"plan": {"expected_memory": None}}) is None
+
+
+def test_a_chip_without_a_stand_in_is_named():
+    assert chip_of(entry()) == "H100-80"
+    other = {"plan": {"hardware": {"chip": {"name": "B200-SXM-180GB"}}}}
+    with pytest.raises(RehearsalError, match="chip B200-SXM-180GB: the stand-in pretends to be one of H100"):
+        chip_of(other)
+
+
+def test_lines_of_a_rank():
+    reduced = {"all_reduce over 8": {"count": 7, "bytes": GIB}}
+    lines = lines_of(entry(), 3 * GIB, [rank(steps=[step(collectives=reduced, failed_allocations=3)])])
+    assert max(map(len, lines)) <= 80
+    assert "  planned without the reserve: 3.00 GiB" in lines
+    assert "  step 2: allocated 2.00, reserved 3.00 GiB; 3 failed, 0 flushes" in lines
+    assert any("attention: cudnn" in line for line in lines)
+    assert any("all_reduce over 8" in line and "7 x" in line and "1.00 GiB" in line for line in lines)
+
+
+def test_lines_of_a_rank_that_was_ended():
+    said = "noise\nstand-in: rank 0: hangs\n  rank 1: waits in recv from rank 0\nmore noise\n"
+    lines = lines_of(entry(), None, [{"rank": 0, "steps": [], "exit_code": 86, "printed": said}])
+    assert lines[-3:] == [
+        "rank 0: ended with code 86",
+        "  stand-in: rank 0: hangs",
+        "    rank 1: waits in recv from rank 0",
+    ]
+    assert "planned without the reserve: - GiB" in lines[2]
+
+
+def test_functions_of_cuda_are_told_from_others():
+    assert all(map(is_cuda, ("cudaMalloc", "__cudaGetKernel", "cublasSgemm_v2", "ncclSend", "cuLaunchKernel")))
+    assert not any(map(is_cuda, ("cufftExec", "cuFileRead", "current", "custom", "malloc")))
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc")
+def test_memory_of_a_device_ends_and_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEVELFIELD_STANDIN_BYTES", str(2 * GIB))
+    library = ctypes.CDLL(str(build_delivery(tmp_path)))
+    at, left, whole = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
+    assert library.cudaMalloc(ctypes.byref(at), ctypes.c_size_t(GIB)) == 0
+    assert library.cudaMalloc(ctypes.byref(at), ctypes.c_size_t(GIB)) == 2  # out of memory: 600 MiB are the context's
+    library.cudaMemGetInfo(ctypes.byref(left), ctypes.byref(whole))
+    assert (whole.value, left.value) == (2 * GIB, GIB - (600 << 20))
+
+
+def test_chips_of_the_catalog_are_known_to_the_stand_in():
+    source = (Path(__file__).parent / "standin" / "books.c").read_text()
+    assert all(f'{{"{key}", ' in source for key in CHIPS.values())
