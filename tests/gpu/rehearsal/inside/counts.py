@@ -60,20 +60,22 @@ class HostCounts(TorchDispatchMode):
             return result
         if not on_small_numbers(arguments, named, result):
             return result
-        self.fill(result, function, arguments, named)
-        return result
+        return self.fill(result, function, arguments, named)
 
     def fill(self, result, function, arguments, named):
-        """Compute on the host what the kernel left out, and put it into `result`."""
+        """Compute on the host what the kernel left out; return it in `result`, or in its place."""
         self.books.standin_quiet(1)
         try:
             there = {id(t): t for t in tree_flatten((arguments, named))[0] if isinstance(t, torch.Tensor)}
             here = {key: tensor.cpu() for key, tensor in there.items()}
             swap = lambda x: here[id(x)] if isinstance(x, torch.Tensor) else cpu_device(x)  # noqa: E731
             answer = function(*tree_map(swap, arguments), **tree_map(swap, named))
+            if isinstance(result, torch.Tensor) and result.shape != answer.shape:
+                return answer.to(result.device)  # its size follows from the numbers
             for out, value in zip(tree_flatten(result)[0], tree_flatten(answer)[0], strict=True):
                 if isinstance(out, torch.Tensor) and out.is_cuda and out.numel():
                     out.copy_(value)
+            return result
         finally:
             self.books.standin_quiet(0)
 
