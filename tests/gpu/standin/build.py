@@ -16,7 +16,7 @@ from typing import NamedTuple
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parents[2]
 PLAIN = ("books.c", "memory.c", "logs.c", "delivery.c", "reduction.c", "collectives.c")  # need no header of CUDA
-CUDA = ("devices.c", "streams.c", "kernels.c", "products.c", "driver.c")
+CUDA = ("devices.c", "streams.c", "kernels.c", "products.c", "driver.c", "mapping.c", "mark.c")
 FLAGS = ("-O2", "-fPIC", "-shared", "-fno-strict-aliasing", "-D_GNU_SOURCE")
 # what torch needs of CUDA and has no meaning here: a function that returns 0 and is counted
 STUB = 'long {0}(void) {{ standin_count("stub", "{0}", 0, 0); return 0; }}\n'

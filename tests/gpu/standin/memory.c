@@ -1,5 +1,6 @@
 /* Allocations are address space that nobody touches; copies above a limit are counted and move nothing. */
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -49,42 +50,69 @@ int standin_device_of(const void *address) {
   return device;
 }
 
-static void keep(char *at, size_t bytes, int device) {
+void standin_hold(void *address, size_t bytes, int device) {
+  char *at = address;
+  pthread_mutex_lock(&lock);
   if (many == room) ranges = realloc(ranges, (room = room ? 2 * room : 1024) * sizeof *ranges);
   size_t place = after(at);
   memmove(ranges + place + 1, ranges + place, (many - place) * sizeof *ranges);
   ranges[place] = (struct range){at, bytes, device};
   many++;
-  used[device] += bytes;
+  pthread_mutex_unlock(&lock);
+}
+
+/* Forget the range at this address. Returns its bytes, or 0 where there is none, and its device. */
+size_t standin_let_go(void *address, int *device) {
+  size_t bytes = 0;
+  pthread_mutex_lock(&lock);
+  struct range *range = holding(address);
+  if (range) {
+    bytes = range->bytes, *device = range->device;
+    memmove(range, range + 1, (--many - (range - ranges)) * sizeof *ranges);
+  }
+  pthread_mutex_unlock(&lock);
+  return bytes;
+}
+
+/* Take bytes of a device's memory, of which some are left. Returns whether there are so many. */
+int standin_take_memory(int device, size_t bytes, size_t asked) {
+  pthread_mutex_lock(&lock);
+  int fits = used[device] + bytes + standin_context_bytes() <= standin_device_bytes();
+  if (fits) used[device] += bytes;
   if (used[device] > peak[device]) peak[device] = used[device];
+  pthread_mutex_unlock(&lock);
+  standin_count("memory", fits ? "allocation" : "failed allocation", asked, 0);
+  return fits;
+}
+
+void standin_return_memory(int device, size_t bytes) {
+  pthread_mutex_lock(&lock);
+  used[device] -= bytes;
+  pthread_mutex_unlock(&lock);
+  standin_count("memory", "free", 0, 0);
 }
 
 int cudaMalloc(void **out, size_t bytes) {
   int device = standin_current_device;
   size_t rounded = (bytes + GRAIN - 1) / GRAIN * GRAIN;
-  pthread_mutex_lock(&lock);
-  int fits = used[device] + rounded + standin_context_bytes() <= standin_device_bytes();
-  void *at = MAP_FAILED;
-  if (fits) at = mmap(NULL, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (at != MAP_FAILED) keep(at, rounded, device);
-  pthread_mutex_unlock(&lock);
-  standin_count("memory", at == MAP_FAILED ? "failed allocation" : "allocation", bytes, 0);
-  if (at == MAP_FAILED) return OUT_OF_MEMORY;
-  *out = at;
+  if (!standin_take_memory(device, rounded, bytes)) return OUT_OF_MEMORY;
+  *out = standin_addresses(rounded);
+  standin_hold(*out, rounded, device);
   return 0;
+}
+
+void *standin_addresses(size_t bytes) {
+  void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED) perror("stand-in: the system has no address space left for a device's memory"), abort();
+  return at;
 }
 
 int cudaFree(void *at) {
   if (!at) return 0;
-  pthread_mutex_lock(&lock);
-  struct range *range = holding(at);
-  if (range) {
-    used[range->device] -= range->bytes;
-    munmap(range->at, range->bytes);
-    memmove(range, range + 1, (--many - (range - ranges)) * sizeof *ranges);
-  }
-  pthread_mutex_unlock(&lock);
-  standin_count("memory", "free", 0, 0);
+  int device = 0;
+  size_t bytes = standin_let_go(at, &device);
+  if (bytes) munmap(at, bytes);
+  standin_return_memory(device, bytes);
   return 0;
 }
 

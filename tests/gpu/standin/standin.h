@@ -11,6 +11,8 @@
  * logs.c         the files that carry them
  * reduction.c    sums and other reductions of small messages
  * driver.c       the driver's own functions
+ * mapping.c      ... those that map memory into reserved addresses, for torch's expandable segments
+ * mark.c         what says that nothing here is real
  * nvml.c         a library of its own: NVML; smi.c: nvidia-smi
  *
  * books, memory, collectives, delivery, logs and reduction need no header of CUDA: the tests build them with gcc alone.
@@ -48,6 +50,11 @@ size_t standin_used_bytes(int device);
 size_t standin_peak_bytes(int device);
 void standin_reset_peaks(void);
 int standin_device_of(const void *address); /* -1: not of a device */
+void *standin_addresses(size_t bytes);
+void standin_hold(void *address, size_t bytes, int device);
+size_t standin_let_go(void *address, int *device);
+int standin_take_memory(int device, size_t bytes, size_t asked);
+void standin_return_memory(int device, size_t bytes);
 
 /* ---- delivery.c and collectives.c */
 enum kind { INIT, SPLIT, ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE, ALL_TO_ALL, SEND, RECV };
