@@ -67,14 +67,14 @@ class HostCounts(TorchDispatchMode):
         self.books.standin_quiet(1)
         try:
             there = {id(t): t for t in tree_flatten((arguments, named))[0] if isinstance(t, torch.Tensor)}
-            here = {key: tensor.cpu() for key, tensor in there.items()}
+            here = {key: on_host(tensor) for key, tensor in there.items()}
             swap = lambda x: here[id(x)] if isinstance(x, torch.Tensor) else cpu_device(x)  # noqa: E731
             answer = function(*tree_map(swap, arguments), **tree_map(swap, named))
             if isinstance(result, torch.Tensor) and result.shape != answer.shape:
                 return answer.to(result.device)  # its size follows from the numbers
             for out, value in zip(tree_flatten(result)[0], tree_flatten(answer)[0], strict=True):
                 if isinstance(out, torch.Tensor) and out.is_cuda and out.numel():
-                    out.copy_(value)
+                    put(out, value)
             return result
         finally:
             self.books.standin_quiet(0)
@@ -85,7 +85,7 @@ class HostCounts(TorchDispatchMode):
         size = self.experts if values.shape[-1] == self.chosen else values.shape[-1]
         first = torch.arange(indices[..., 0].numel()).view(*indices.shape[:-1], 1) * self.chosen
         self.books.standin_quiet(1)
-        indices.copy_((first + torch.arange(indices.shape[-1])) % size)
+        put(indices, (first + torch.arange(indices.shape[-1])) % size)
         self.books.standin_quiet(0)
         return values, indices
 
@@ -94,6 +94,23 @@ class HostCounts(TorchDispatchMode):
         width = right.shape[-1]
         words = f"grouped rows={rows} n={width} k={columns}"
         self.books.standin_count_product(words.encode(), 2 * rows * width * columns)
+
+
+def whole_storage(tensor):
+    """All of what a tensor is a view of, which is copied without a kernel."""
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def on_host(tensor):
+    return whole_storage(tensor).cpu().as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+
+def put(out, value):
+    """Write values of the host into a tensor of any strides."""
+    storage = whole_storage(out)
+    here = storage.cpu()
+    here.as_strided(out.size(), out.stride(), out.storage_offset()).copy_(value)
+    storage.copy_(here)
 
 
 def is_scores(tensor):
