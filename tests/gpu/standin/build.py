@@ -19,6 +19,7 @@ PLAIN = ("books.c", "memory.c", "logs.c", "delivery.c", "reduction.c", "collecti
 CUDA = ("devices.c", "streams.c", "kernels.c", "products.c", "driver.c", "mapping.c", "mark.c")
 FLAGS = ("-O2", "-fPIC", "-shared", "-fno-strict-aliasing", "-D_GNU_SOURCE")
 # what torch needs of CUDA and has no meaning here: a function that returns 0 and is counted
+UNSUPPORTED = "int {0}(void) {{ return 3; }}\n"  # NVML_ERROR_NOT_SUPPORTED
 STUB = 'long {0}(void) {{ standin_count("stub", "{0}", 0, 0); return 0; }}\n'
 FIND_TORCH = """
 import importlib.util, json, pathlib, re
@@ -136,7 +137,11 @@ def compile_all(work: Path, torch: Path) -> None:
     gcc("-o", work / "libcuda.so.1", empty, "-Wl,-soname,libcuda.so.1", *beside)
     (work / "libcuda.so").symlink_to("libcuda.so.1")
     plain = sources(PLAIN)
-    gcc("-o", work / "libnvidia-ml.so.1", HERE / "nvml.c", *plain, "-Wl,-soname,libnvidia-ml.so.1", "-ldl", "-lpthread")
+    monitor, unsupported = [HERE / "nvml.c", *plain, "-Wl,-soname,libnvidia-ml.so.1"], work / "unsupported.c"
+    gcc("-o", work / "libnvidia-ml.so.1", *monitor, "-ldl", "-lpthread")
+    absent = sorted(monitor_wanted(torch) - defined(work / "libnvidia-ml.so.1"))
+    unsupported.write_text("".join(UNSUPPORTED.format(name) for name in absent))
+    gcc("-o", work / "libnvidia-ml.so.1", *monitor, unsupported, "-ldl", "-lpthread")
     (work / "bin").mkdir()
     gcc("-no-pie", "-o", work / "bin" / "nvidia-smi", HERE / "smi.c", *plain, "-ldl", "-lpthread", shared=False)
 
@@ -170,6 +175,12 @@ def wanted(torch: Path) -> set[str]:
     """CUDA's functions that torch's own libraries need."""
     libraries = sorted(torch.glob("lib/lib*.so"))
     return {name for name in symbols("--undefined-only", libraries) if is_cuda(name)}
+
+
+def monitor_wanted(torch: Path) -> set[str]:
+    """NVML's functions that torch's allocator looks up, whether it calls them or not."""
+    header = torch / "include" / "c10" / "cuda" / "driver_api.h"
+    return set(re.findall(r"\b(nvml[A-Z]\w*)", header.read_text())) if header.exists() else set()
 
 
 def triton_wants(torch: Path) -> set[str]:

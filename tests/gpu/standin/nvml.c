@@ -45,6 +45,24 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, int **device) {
   return 0;
 }
 
+/* As CUDA names a device: domain, bus, device. The bus is 16 and the index (devices.c). */
+int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, int **device) {
+  unsigned domain, number;
+  if (sscanf(bus, "%x:%x", &domain, &number) != 2) return INVALID_ARGUMENT;
+  return nvmlDeviceGetHandleByIndex_v2(number - 16, device);
+}
+
+/* No fabric joins the devices of several machines: all behind the struct's version is zero. */
+int nvmlDeviceGetGpuFabricInfoV(int *device, unsigned *info) {
+  memset(info + 1, 0, 28);
+  return 0;
+}
+
+int nvmlDeviceGetComputeRunningProcesses(int *device, unsigned *many, void *out) {
+  *many = 0;
+  return 0;
+}
+
 int nvmlDeviceGetIndex(int *device, unsigned *index) {
   *index = *device;
   return 0;
