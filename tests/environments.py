@@ -25,7 +25,7 @@ def main() -> None:
 
 def make(registry: Registry, framework: str) -> None:
     implementation, _folder = registry.implementation(framework)
-    plan = environment_of(implementation, KIND, implementation.requirements[KIND].packages, None, "process")
+    plan = environment_of(implementation, KIND, implementation.requirements[KIND].stages(), None, "process")
     with environment_in_use(plan, say):
         pass
 

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -76,6 +76,35 @@ def source_variables() -> dict[str, str]:
     """Return the variables that make pip install from the folder of LEVELFIELD_WHEELS alone; none without one."""
     folder = wheels_folder()
     return {} if folder is None else {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": folder.as_uri()}
+
+
+def sources(index: str | None) -> dict[str, str]:
+    """Return the variables of pip's sources: the folder of LEVELFIELD_WHEELS, else pip's index and a named one.
+
+    index: the variable that names an index beside pip's own.
+    """
+    return source_variables() or index_variables(index)
+
+
+def index_variables(index: str | None) -> dict[str, str]:
+    """Return the variables by which pip takes the index that the user's variable `index` names beside its own."""
+    named = os.environ.get(index or "", "")
+    return {"PIP_EXTRA_INDEX_URL": f"{os.environ.get('PIP_EXTRA_INDEX_URL', '')} {named}".strip()} if named else {}
+
+
+def build_variables(folder: Path, home: Mapping[str, str], headers: str | None) -> dict[str, str]:
+    """Return the variables of a build against the packages of the environment in `folder`.
+
+    Its programs come first on PATH. home: variables that name folders of its packages. headers: a pattern of folders
+    there, in which compilers look for headers.
+    """
+    packages = next(folder.glob("lib/python3*/site-packages"), folder)
+    found = {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+    found |= {name: str(packages / place) for name, place in home.items()}
+    if headers:
+        places = [*map(str, sorted(packages.glob(headers))), *filter(None, [os.environ.get("CPATH")])]
+        found["CPATH"] = os.pathsep.join(places)
+    return found
 
 
 def run(argv: Sequence[str], folder: Path, say: Say, source: dict[str, str] | None = None) -> None:

@@ -19,6 +19,7 @@ from levelfield.plan import image_recipe
 from levelfield.plan.image_recipe import image_plan
 from levelfield.run.runtimes.images import tag_of
 from levelfield.run.runtimes.wheels import Wheels, verify, wheels_of
+from levelfield.specs.build_needs import Stages
 from levelfield.specs.container import ImagePlan
 from levelfield.specs.vendor import Image
 
@@ -31,7 +32,7 @@ def recipe(vendor: str, framework: str, given: str | None = None) -> ImagePlan:
     implementation, folder = registry.implementation(framework)
     file = registry.vendor_file(vendor)
     needs = implementation.requirements.get(file.device_kind)
-    return image_plan(implementation, folder, file, needs.packages if needs else (), given)
+    return image_plan(implementation, folder, file, needs.stages() if needs else Stages(), given)
 
 
 def offered() -> list[tuple[str, str]]:
@@ -129,7 +130,7 @@ def test_a_vendor_without_an_image_is_told_where_to_name_one() -> None:
     implementation, folder = registry.implementation("torch")
     file = registry.vendor_file("cpu").model_copy(update={"images": {}})
     with pytest.raises(UsageError, match=r"vendor cpu has no image for torch: .*--base-image"):
-        image_plan(implementation, folder, file, ("torch==2.13.0",), None)
+        image_plan(implementation, folder, file, Stages(("torch==2.13.0",)), None)
 
 
 def test_an_image_that_brings_the_framework_gets_no_wheels() -> None:
@@ -137,7 +138,7 @@ def test_an_image_that_brings_the_framework_gets_no_wheels() -> None:
     implementation, folder = registry.implementation("torch")
     brings = Image(image="acme/torch:1", python="python3.9", has_framework=True, source="Acme")
     file = registry.vendor_file("cpu").model_copy(update={"images": {"torch": brings}})
-    image = image_plan(implementation, folder, file, ("torch==2.13.0",), None)
+    image = image_plan(implementation, folder, file, Stages(("torch==2.13.0",)), None)
     assert (image.requirements, image.python) == ((), "python3.9")
     assert "COPY" not in image.dockerfile and wheels_of(image, offline=True, say=print) == Wheels(Path(), {})
 
@@ -152,7 +153,7 @@ def test_requirements_for_nothing_need_an_image_that_brings_the_framework() -> N
     registry = Registry()
     implementation, folder = registry.implementation("torch")
     with pytest.raises(UsageError, match="has_framework"):
-        image_plan(implementation, folder, registry.vendor_file("cpu"), (), None)
+        image_plan(implementation, folder, registry.vendor_file("cpu"), Stages(), None)
 
 
 @pytest.mark.parametrize("damage", ["changed", "removed"])

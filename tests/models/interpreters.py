@@ -29,7 +29,7 @@ def interpreters() -> Iterator[Callable[[str], Path]]:
             implementation, _folder = registry.implementation(framework)
             if framework == "torch" and version("torch").partition("+")[0] == implementation.version:
                 return Path(sys.executable)
-            plan = environment_of(implementation, "cpu", implementation.requirements["cpu"].packages, None, "process")
+            plan = environment_of(implementation, "cpu", implementation.requirements["cpu"].stages(), None, "process")
             in_use.enter_context(environment_in_use(plan, print))
             return Path(plan.python)
 

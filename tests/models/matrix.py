@@ -198,7 +198,7 @@ def measure(registry: Registry, label: str, precision: Precision | None = None, 
         reference_of(family)  # before: what it says of the recorded runs
     current = record.current(ReferenceState(registry))
     done = set() if again else current
-    environment = environment_of(implementation, "cpu", implementation.requirements["cpu"].packages, None, "process")
+    environment = environment_of(implementation, "cpu", implementation.requirements["cpu"].stages(), None, "process")
     with environment_in_use(environment, print):
         for asked in listed:
             if str(asked) in done or precision not in (None, asked.precision):

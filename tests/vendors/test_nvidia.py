@@ -24,7 +24,7 @@ FIELDS = {"power_watts", "energy_joules", "memory_used_bytes", "utilisation", "t
 
 
 def smi(output: str) -> Any:
-    return NVIDIA.Smi(lambda: CommandOutput(output))
+    return NVIDIA.Smi(lambda seconds: CommandOutput(output))
 
 
 def samples(output: str, indices: tuple[int, ...] = (0, 1)) -> list[Sample]:
@@ -147,8 +147,8 @@ def test_messages_in_place_of_lines_are_no_devices_and_say_whether_that_is_known
 
 def test_nvidia_smis_own_word_for_no_device_is_an_answer_also_as_its_exit() -> None:
     said = "nvidia-smi ended with exit code 6: No devices were found"
-    assert NVIDIA.Smi(lambda: CommandOutput(None, said)).gpus() == ((), None)
-    assert NVIDIA.Smi(lambda: CommandOutput(None, "absent", absent=True)).gpus() == ((), None)
+    assert NVIDIA.Smi(lambda seconds: CommandOutput(None, said)).gpus() == ((), None)
+    assert NVIDIA.Smi(lambda seconds: CommandOutput(None, "absent", absent=True)).gpus() == ((), None)
 
 
 @given(st.text(max_size=200))
@@ -164,10 +164,9 @@ def test_a_tool_that_fails_or_hangs_is_silence_with_the_reason(tmp_path: Path, m
         path.chmod(0o755)
         return str(path)
 
-    monkeypatch.setattr(NVIDIA, "SMI_TIMEOUT_SECONDS", 0.3)
     failed = NVIDIA.ask_smi(script("echo 'NVIDIA-SMI has failed'; exit 9"))
     assert failed.text is None and failed.reason.endswith("ended with exit code 9: NVIDIA-SMI has failed")
-    assert NVIDIA.ask_smi(script("exec sleep 20")).reason.endswith("did not answer within 0.3 s")
+    assert NVIDIA.ask_smi(script("exec sleep 20"), 0.3).reason.endswith("did not answer within 0.3 s")
     assert NVIDIA.ask_smi(str(tmp_path / "absent")).absent and not failed.absent
     assert NVIDIA.ask_smi(script('echo "$LC_ALL $2"')).text == "C --format=csv,noheader,nounits\n"
 
@@ -297,7 +296,7 @@ def test_cards_that_are_all_in_mig_mode_are_no_reason_to_take_the_cpu(spec: Vend
 
 
 def test_nvml_that_hangs_is_left_alone_after_its_time_limit(spec: VendorFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NVIDIA, "NVML_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(NVIDIA, "FIRST_TIMEOUT_SECONDS", 0.1)
     free, calls = threading.Event(), []
 
     class Hung(Replay):
@@ -307,8 +306,8 @@ def test_nvml_that_hangs_is_left_alone_after_its_time_limit(spec: VendorFile, mo
             return super().__getattr__(name)
 
     hung = adapter(spec, Hung(A100S))
-    assert hung.devices() == [] and hung.devices().problem == "NVML did not answer within 0.1 s"
-    assert set(hung.sample([Device(0, None, "", None)])[0].reasons.values()) == {"NVML did not answer within 0.1 s"}
+    assert hung.devices() == [] and hung.devices().problem == f"NVML did not answer within 0.1 s; {NVIDIA.SLOW_START}"
+    assert set(hung.sample([Device(0, None, "", None)])[0].reasons.values()) == {hung.devices().problem}
     assert "did not answer" in hung.software()["driver"] and calls == ["nvmlDeviceGetCount"]
     free.set()
 

@@ -25,6 +25,9 @@ from levelfield.specs.vendor import VendorFile
 MEBIBYTE = 2**20
 SMI_TIMEOUT_SECONDS = 5.0
 NVML_TIMEOUT_SECONDS = 5.0
+# Without persistence mode the driver starts each card for the first answer, which takes seconds a card.
+FIRST_TIMEOUT_SECONDS = 30.0
+SLOW_START = "without persistence mode the first answer takes long: `nvidia-smi -pm 1` as root, then start again"
 _ON_THE_CHIP = 0  # NVML_TEMPERATURE_GPU
 SMI_FIELDS = (
     *("index", "uuid", "name", "memory.total", "memory.used"),
@@ -108,10 +111,11 @@ class Adapter(DeclaredVendor):
     def node_commands(self) -> NodeCommands:
         """nvidia-smi on each node, also where NVML is: an output can be read elsewhere, and a library cannot."""
         command = NodeCommand(argv=smi_argv("nvidia-smi"), timeout_seconds=SMI_TIMEOUT_SECONDS)
-        return NodeCommands((command,), {**super().node_commands().facts, "nvidia-smi": command})
+        first = command.model_copy(update={"timeout_seconds": FIRST_TIMEOUT_SECONDS})
+        return NodeCommands((command,), {**super().node_commands().facts, "nvidia-smi": first})
 
     def replayed(self, ask: Ask) -> Vendor:
-        return Adapter(self.spec, Smi(lambda: ask(smi_argv("nvidia-smi"), SMI_TIMEOUT_SECONDS)))
+        return Adapter(self.spec, Smi(lambda seconds: ask(smi_argv("nvidia-smi"), seconds)))
 
     def _gpus(self) -> GpuList:
         return self._tool.gpus() if self._tool else GpuList(())
@@ -128,7 +132,7 @@ class NoAnswer(Exception):
     """NVML gave no answer within its time limit."""
 
 
-def in_time(act: Callable[[], T]) -> T:
+def in_time(act: Callable[[], T], seconds: float) -> T:
     """Call a function of NVML in a thread of its own. Raises NoAnswer where it hangs, as a broken driver makes it."""
     kept: list[T] = []
     raised: list[Exception] = []
@@ -141,12 +145,17 @@ def in_time(act: Callable[[], T]) -> T:
 
     thread = threading.Thread(target=run, daemon=True, name="nvml")
     thread.start()
-    thread.join(NVML_TIMEOUT_SECONDS)
+    thread.join(seconds)
     if raised:
         raise raised[0]
     if not kept:
-        raise NoAnswer(f"NVML did not answer within {NVML_TIMEOUT_SECONDS:g} s")
+        raise NoAnswer(with_advice(f"NVML did not answer within {seconds:g} s", seconds))
     return kept[0]
+
+
+def with_advice(reason: str, seconds: float) -> str:
+    """Return why a tool gave no answer, with what to do where it was the first answer."""
+    return f"{reason}; {SLOW_START}" if seconds == FIRST_TIMEOUT_SECONDS else reason
 
 
 class Silent:
@@ -171,6 +180,7 @@ class Nvml:
     def __init__(self, library: Any) -> None:
         self._library = library
         self._hung: Silent | None = None
+        self._seconds = FIRST_TIMEOUT_SECONDS  # until the first answer
 
     def gpus(self) -> GpuList:
         return self._called(self._all, lambda silent: silent.gpus())
@@ -185,7 +195,9 @@ class Nvml:
         """Return the result of `act`, which does not raise. Where NVML hangs, return `otherwise`."""
         if self._hung is None:
             try:
-                return in_time(act)
+                answer = in_time(act, self._seconds)
+                self._seconds = NVML_TIMEOUT_SECONDS
+                return answer
             except NoAnswer as error:
                 self._hung = Silent(str(error))
         return otherwise(self._hung)
@@ -256,7 +268,7 @@ def open_nvml() -> Nvml | Silent | None:
     except ImportError:
         return None
     try:
-        in_time(pynvml.nvmlInit)
+        in_time(pynvml.nvmlInit, FIRST_TIMEOUT_SECONDS)
     except Exception as error:  # no library, no driver, no permission, a driver of another version
         absent = getattr(error, "value", None) == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
         return None if absent else Silent(f"NVML cannot be opened: {_said(error)}")
@@ -264,10 +276,19 @@ def open_nvml() -> Nvml | Silent | None:
 
 
 class Smi:
-    """`ask` runs nvidia-smi and returns what it printed."""
+    """`run` runs nvidia-smi within so many seconds and returns what it printed."""
 
-    def __init__(self, ask: Callable[[], CommandOutput]) -> None:
-        self._ask = ask
+    def __init__(self, run: Callable[[float], CommandOutput]) -> None:
+        self._run = run
+        self._seconds = FIRST_TIMEOUT_SECONDS  # until the first answer
+
+    def _ask(self) -> CommandOutput:
+        answer = self._run(self._seconds)
+        if answer.text is not None:
+            self._seconds = SMI_TIMEOUT_SECONDS
+        elif answer.reason.endswith(f"within {self._seconds:g} s"):
+            return answer._replace(reason=with_advice(answer.reason, self._seconds))
+        return answer
 
     def gpus(self) -> GpuList:
         answer = self._ask()
@@ -311,12 +332,12 @@ def _why_none(answer: CommandOutput) -> str | None:
 
 def find_smi() -> Smi | None:
     """nvidia-smi, where it is on the path."""
-    return Smi(lambda: ask_smi("nvidia-smi")) if shutil.which("nvidia-smi") else None
+    return Smi(lambda seconds: ask_smi("nvidia-smi", seconds)) if shutil.which("nvidia-smi") else None
 
 
-def ask_smi(tool: str) -> CommandOutput:
-    """What nvidia-smi prints, in the C locale, within five seconds."""
-    return ask(smi_argv(tool), SMI_TIMEOUT_SECONDS)
+def ask_smi(tool: str, seconds: float = SMI_TIMEOUT_SECONDS) -> CommandOutput:
+    """What nvidia-smi prints, in the C locale, within so many seconds."""
+    return ask(smi_argv(tool), seconds)
 
 
 def smi_argv(tool: str) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ class Machine:
         self._vendor = vendor
         self._devices: dict[str, DeviceList] = {}
         self._busy: dict[str, dict[int, str]] = {}
+        self._drivers: dict[str, str] = {}
 
     def devices(self, vendor: str) -> DeviceList:
         """Return the vendor's devices, as its tool showed them when it was first asked in this command."""
@@ -28,6 +29,12 @@ class Machine:
         if vendor not in self._busy:
             self._busy[vendor] = _in_use(self._vendor(vendor), self.devices(vendor))
         return self._busy[vendor]
+
+    def driver(self, vendor: str) -> str:
+        """Return the version of the devices' driver, or why it is not known."""
+        if vendor not in self._drivers:
+            self._drivers[vendor] = _driver(self._vendor(vendor))
+        return self._drivers[vendor]
 
     def silent(self, vendors: Sequence[str]) -> Iterator[tuple[str, str]]:
         """Return the vendors whose tool is here and shows no device, each with the reason."""
@@ -48,6 +55,13 @@ def _in_use(vendor: Vendor, devices: DeviceList) -> dict[int, str]:
     read = ((d, plausible(vendor.spec, d, samples[d.index])) for d in devices if d.index in samples)
     values = {d.index: (s.memory_used_bytes, d.memory_bytes, s.utilisation) for d, s in read}
     return {i: device_sentence(str(i), *each, "when it was planned") for i, each in values.items() if in_use(*each)}
+
+
+def _driver(vendor: Vendor) -> str:
+    try:
+        return vendor.software().get("driver", "unknown: the vendor does not name it")
+    except Exception as error:  # an adapter may raise anything
+        return f"unknown: {type(error).__name__}"
 
 
 def devices_of(vendor: Vendor) -> DeviceList:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import levelfield
-from levelfield.cli.container_options import BASE_IMAGE
+from levelfield.cli.container_options import BASE_HAS_FRAMEWORK, BASE_IMAGE
 from levelfield.cli.descriptions import DESCRIPTIONS
 from levelfield.cli.store_options import recording_arguments, store_argument
 
@@ -255,6 +255,7 @@ def _run(parser: argparse.ArgumentParser) -> None:
         help="measure that first, and train nothing where others use a device or the processors",
     )
     where.add_argument("--base-image", metavar="IMAGE", help=BASE_IMAGE)
+    where.add_argument("--base-has-framework", action="store_true", help=BASE_HAS_FRAMEWORK)
     where.add_argument("--offline", action="store_true", help="fetch neither wheels nor images from a network")
     where.add_argument(
         "--allow",
@@ -453,6 +454,7 @@ def _image(parser: argparse.ArgumentParser) -> None:
         of = actions.choices[name]
         of.add_argument("--vendor", default="cpu", help="build for this vendor's devices (default: cpu)")
         of.add_argument("--base-image", metavar="IMAGE", help=BASE_IMAGE)
+        of.add_argument("--base-has-framework", action="store_true", help=BASE_HAS_FRAMEWORK)
         of.add_argument("--offline", action="store_true", help="fetch neither wheels nor images")
     _complete("image", actions)
 
@@ -465,6 +467,14 @@ def _wheels(parser: argparse.ArgumentParser) -> None:
         "framework", nargs="*", metavar="FRAMEWORK", help="such as torch or jax_0.10.1 (default: every one)"
     )
     fetch.add_argument("--vendor", default="cpu", help="for this vendor's devices (default: cpu)")
+    fetch.add_argument(
+        "--with",
+        dest="uses",
+        action="append",
+        choices=("fp8", "flash_attn"),
+        default=[],
+        help="also what this choice needs; may be repeated",
+    )
     _complete("wheels", actions)
 
 

@@ -7,6 +7,8 @@ import os
 
 BASE_IMAGE = "base of the image (default: LEVELFIELD_BASE_IMAGE, else the vendor's image)"
 
+BASE_HAS_FRAMEWORK = "the base image brings the framework: install nothing into it"
+
 
 def container_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(

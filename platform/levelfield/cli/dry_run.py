@@ -26,7 +26,7 @@ from levelfield.run.preflight_run import plan_of
 from levelfield.run.runtimes.environments import is_ready
 from levelfield.specs.certificate import CertificateUsed
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import Plan, job_of
+from levelfield.specs.plan import EnvironmentPlan, Plan, job_of
 from levelfield.specs.variables import masked
 
 SHOWN_BELOW = "shown below"
@@ -121,7 +121,10 @@ def _lines(plan: Plan, request: Request, paths: RunPaths) -> Iterator[str]:
         yield f"certificate  {_certificate(plan.certificate)}"
     yield f"environment  {_place(plan)}"
     if plan.environment.lacking:
-        yield f"             CANNOT BE MADE here: {plan.environment.lacking}"
+        first, *others = plan.environment.lacking.splitlines()
+        yield f"             CANNOT BE MADE here: {first}"
+        yield from (f"             {line.strip()}" for line in others)
+    yield from (f"             {sentence}" for sentence in plan.environment.left_out)
     yield from _preflight(plan, paths)
     yield f"run          {paths.root}"
     yield "files        plan.json request.json job.json provenance.json events/ telemetry.jsonl logs/"
@@ -222,13 +225,20 @@ def _reached(plan: Plan) -> str:
 
 def _place(plan: Plan) -> str:
     """Return where the packages are, and which they are."""
-    environment, packages = plan.environment, ", ".join(plan.environment.requirements)
+    environment, packages = plan.environment, _packages(plan.environment)
     if plan.container:
         base = plan.container.image.base.reference
         return f"{environment.name} on {base} (`image show` prints the Dockerfile): {packages}"
     if not packages:
         return f"{environment.name}: {environment.python}, unchanged; give it with --python or --runtime inside"
     return f"{environment.name} ({'ready' if is_ready(environment) else 'would be made'}): {packages}"
+
+
+def _packages(environment: EnvironmentPlan) -> str:
+    """Return what is installed, in its order."""
+    parts = [", ".join(environment.requirements), *(", ".join(step.packages) for step in environment.builds)]
+    index = f" (with the index of {environment.index})" if environment.index else ""
+    return "; then built against them: ".join(parts) + index
 
 
 def _container(node_rank: int, work: ContainerWork) -> Iterator[str]:

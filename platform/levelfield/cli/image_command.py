@@ -17,6 +17,7 @@ from levelfield.report.words import gib
 from levelfield.run.runtimes import images
 from levelfield.run.runtimes.engine import EngineError, answers, connect
 from levelfield.run.runtimes.wheels import verify, wheels_of
+from levelfield.specs.build_needs import Stages
 from levelfield.specs.container import ContainerOptions, ContainerPlan, ImagePlan
 
 
@@ -35,7 +36,9 @@ def _recipe(options: argparse.Namespace, framework: str) -> ImagePlan:
     vendor = registry.vendor_file(options.vendor)
     needs = implementation.requirements.get(vendor.device_kind)
     given = options.base_image or os.environ.get("LEVELFIELD_BASE_IMAGE")
-    return image_plan(implementation, folder, vendor, needs.packages if needs else (), given)
+    return image_plan(
+        implementation, folder, vendor, needs.stages() if needs else Stages(), given, options.base_has_framework
+    )
 
 
 def _ready(options: argparse.Namespace, framework: str) -> images.Built:

@@ -143,6 +143,7 @@ def _request(options: argparse.Namespace) -> UserRequest:
         probe=options.probe,
         runtime=options.runtime,
         base_image=base_image(options),
+        base_has_framework=options.base_has_framework,
         offline=options.offline,
         container_memory_bytes=options.container_memory,
         allow=_allowed(options.allow),

@@ -140,7 +140,7 @@ def environment(folder: Path, header: Mapping[str, Any]) -> str | None:
 def _source(folder: Path, header: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables that make pip install from the wheels that were brought, where there are some."""
     if not header.get("wheels"):
-        return {}
+        return dict(header["environment"].get("index") or {})
     return {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": (folder / "wheels" / header["wheels"]["name"]).as_uri()}
 
 
@@ -148,11 +148,27 @@ def _make(place: Path, wanted: Mapping[str, Any], source: Mapping[str, str]) -> 
     answer(say=f"making {place} with Python {sys.version.split()[0]}: {', '.join(wanted['requirements'])}")
     _run([sys.executable, "-m", "venv", "--clear", str(place)], {})
     pip = [str(place / "bin/python"), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
-    if wanted["requirements"]:
-        _run([*pip, *wanted["requirements"]], source)
+    made = list(wanted["requirements"])
+    if made:
+        _run([*pip, *made], source)
+    for step in wanted.get("builds", ()):
+        argv = [*pip, "--no-build-isolation", *wanted["requirements"], *step["packages"]]
+        _run(argv, {**source, **_build_variables(place, step)})
+        made += step["packages"]
     part = place / (STAMP + ".part")
-    part.write_text(json.dumps({"digest": wanted["digest"], "requirements": wanted["requirements"]}) + "\n")
+    part.write_text(json.dumps({"digest": wanted["digest"], "requirements": made}) + "\n")
     part.replace(place / STAMP)
+
+
+def _build_variables(place: Path, step: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables of a build against an environment's packages, as installer.build_variables does."""
+    packages = next(place.glob("lib/python3*/site-packages"), place)
+    found = {"PATH": os.pathsep.join((str(place / "bin"), os.environ.get("PATH", os.defpath)))}
+    found.update({name: str(packages / below) for name, below in step["home"].items()})
+    if step["headers"]:
+        places = [str(each) for each in sorted(packages.glob(step["headers"]))]
+        found["CPATH"] = os.pathsep.join([*places, *filter(None, [os.environ.get("CPATH")])])
+    return found
 
 
 def _made_from(place: Path) -> str | None:

@@ -17,7 +17,8 @@ class Decision:
     text: the case string as the user wrote it. selector: the same with the chosen hardware. found: the documents and
     devices that it names. scale, why_scale: the requested scale, and the reason where it is not the command line's.
     suite: the suite's entry. deviations: differences from the request, as sentences. refusal: why this machine cannot
-    run it; the plan is then a record and is not checked.
+    run it; the plan is then a record and is not checked. driver: the version of the devices' driver, where packages
+    that the platform installs need a certain one.
     """
 
     text: str
@@ -30,3 +31,4 @@ class Decision:
     suite: EntryUsed | None = None
     deviations: tuple[str, ...] = ()
     refusal: str | None = None
+    driver: str | None = None

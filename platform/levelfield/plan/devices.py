@@ -10,6 +10,7 @@ from levelfield.plan.decision import Decision
 from levelfield.plan.image_recipe import image_plan
 from levelfield.plan.permissions import permitted
 from levelfield.plan.request import UserRequest
+from levelfield.specs.build_needs import Stages
 from levelfield.specs.container import ContainerPlan
 from levelfield.specs.plan import Hardware
 
@@ -22,7 +23,7 @@ def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:
         return _elsewhere(found, nodes, devices)
     assumed = _are_absent(decision, nodes, devices)
     if assumed and not decision.request.assume:
-        raise UsageError(_absent(found, nodes, devices))
+        raise UsageError(_absent(found, nodes, devices, _names_chip(decision)))
     return Hardware(
         vendor=found.vendor.name,
         device_kind=found.vendor.device_kind,
@@ -89,7 +90,12 @@ def _visible(found: Selection, devices: int) -> dict[str, str]:
     return {variable: indices} if variable and indices else {}
 
 
-def _absent(found: Selection, nodes: int, devices: int) -> str:
+def _names_chip(decision: Decision) -> bool:
+    """Return whether the case string names a chip, and not only its vendor: that one's first chip stands for all."""
+    return decision.selector.target not in (None, decision.found.vendor.name)
+
+
+def _absent(found: Selection, nodes: int, devices: int, is_named: bool) -> str:
     if nodes > 1:
         return (
             f"found one node, expected {nodes}: the local launcher reaches only this machine. --launcher ssh, slurm or "
@@ -97,13 +103,14 @@ def _absent(found: Selection, nodes: int, devices: int) -> str:
             "docker starts a container for each node"
         )
     why = f": {found.problem}" if found.problem else ""
+    here = f"{len(found.devices)} x {found.chip.name}" if found.devices or is_named else "no devices"
     return (
-        f"found {len(found.devices)} x {found.chip.name} (vendor {found.vendor.name}), expected {devices}{why}. "
+        f"found {here} (vendor {found.vendor.name}), expected {devices}{why}. "
         "`list vendors` shows the devices here; --dry-run shows the plan without them"
     )
 
 
-def container_of(decision: Decision, hardware: Hardware, requirements: tuple[str, ...]) -> ContainerPlan | None:
+def container_of(decision: Decision, hardware: Hardware, stages: Stages) -> ContainerPlan | None:
     """Return the container of a node with its image and devices; None for another runtime. Raises UsageError."""
     found, request = decision.found, decision.request
     if request.runtime != "docker":
@@ -113,7 +120,9 @@ def container_of(decision: Decision, hardware: Hardware, requirements: tuple[str
         raise UsageError("--python: a container has its own Python; leave it out, or use --runtime inside or process")
     options = found.adapter.container(_exposed(found, hardware))
     return ContainerPlan(
-        image=image_plan(found.implementation, found.folder, found.vendor, requirements, request.base_image),
+        image=image_plan(
+            found.implementation, found.folder, found.vendor, stages, request.base_image, request.base_has_framework
+        ),
         options=options,
         allowed=permitted(options, request.allow, found.vendor.name),
         visible={} if found.vendor.container.renumbered else hardware.visible,
@@ -125,6 +134,7 @@ def container_of(decision: Decision, hardware: Hardware, requirements: tuple[str
 def _refuse_container_options(request: UserRequest) -> None:
     given = {
         "--base-image": request.base_image,
+        "--base-has-framework": request.base_has_framework,
         "--container-memory": request.container_memory_bytes,
         "--allow": request.allow,
     }

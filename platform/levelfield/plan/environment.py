@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from levelfield.checkout import checkout
 from levelfield.errors import NotHere, UsageError
+from levelfield.plan.build_checks import missing
 from levelfield.plan.interpreters import Interpreter, find_interpreter
+from levelfield.specs.build_needs import BuildStep, Stages
 from levelfield.specs.case import Work
 from levelfield.specs.container import ImagePlan
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.plan import EnvironmentPlan, RuntimeName
 from levelfield.specs.tuning import Tuning
 
+STAMP = "levelfield-environment.json"  # in an environment's folder: what it was made from
+
 
 def environment_of(
     file: ImplementationFile,
     kind: str,
-    requirements: tuple[str, ...],
+    stages: Stages,
     python: str | None,
     runtime: RuntimeName,
     assume: bool = False,
     offline: bool = False,
+    driver: str | None = None,
 ) -> EnvironmentPlan:
     """Return the Python environment: made by the platform from pinned requirements, or an existing one.
 
-    Raises NotHere when the machine has no suitable Python, or the implementation has no requirements for this kind of
-    device. `assume`: return the vendor's own Python or a reason instead of raising.
+    driver: the version of the devices' driver; None without devices. Raises NotHere when the machine has no suitable
+    Python or lacks what the packages need, or the implementation has no requirements for this kind of device.
+    `assume`: return the vendor's own Python or a reason instead of raising.
     """
     if runtime == "inside":
         python = python or "python3"
@@ -43,16 +53,53 @@ def environment_of(
     folder = checkout() / ".venvs" / f"{file.stem}-{kind}"
     interpreter, lacking = _interpreter(file, kind, assume)
     version = ".".join(map(str, interpreter.version)) if interpreter else file.requirements[kind].python
+    digest = _digest((version, *stages.first, *_lines(stages.steps)))
+    why = refusal(file, kind, stages, driver, made_from(folder) == digest, assume)
     return EnvironmentPlan(
         name=folder.name,
         folder=str(folder),
         python=str(folder / "bin" / "python"),
         made_with=interpreter.python if interpreter else None,
-        requirements=requirements,
-        digest=_digest((version, *requirements)),
-        lacking=lacking,
+        requirements=stages.first,
+        digest=digest,
+        lacking=lacking or why,
         offline=offline,
+        builds=stages.steps,
+        index=stages.index.setting if stages.index else None,
+        left_out=left_out(stages),
     )
+
+
+def refusal(
+    file: ImplementationFile, kind: str, stages: Stages, driver: str | None, is_fetched: bool, assume: bool
+) -> str | None:
+    """Return what this machine lacks, in one sentence for each thing; None where it lacks nothing.
+
+    Raises NotHere instead, unless `assume`.
+    """
+    if not (found := list(missing(stages, driver, is_fetched))):
+        return None
+    said = f"{file.label} on {kind}: " + "\n  ".join(found)
+    if assume:
+        return said
+    raise NotHere(said)
+
+
+def left_out(stages: Stages) -> tuple[str, ...]:
+    """Return a sentence for each package that the run does without."""
+    return tuple(f"without {build.name}: {build.without}" for build in stages.left_out)
+
+
+def made_from(folder: Path) -> str | None:
+    """Return the digest of what the environment in this folder was made from; None where none is whole."""
+    try:
+        return str(json.loads((folder / STAMP).read_text())["digest"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _lines(steps: Sequence[BuildStep]) -> tuple[str, ...]:
+    return tuple(step.fingerprint() for step in steps)
 
 
 def _interpreter(file: ImplementationFile, kind: str, assume: bool) -> tuple[Interpreter | None, str | None]:
@@ -71,22 +118,34 @@ def _given(python: str) -> EnvironmentPlan:
     return EnvironmentPlan(name="given", folder="", python=python, requirements=(), digest="")
 
 
-def image_environment(image: ImagePlan) -> EnvironmentPlan:
-    """Return the Python of a container. It is part of the image; nothing is made on the host."""
-    digest = _digest((image.dockerfile, *image.requirements))
+def image_environment(image: ImagePlan, lacking: str | None = None, stages: Stages | None = None) -> EnvironmentPlan:
+    """Return the Python of a container. It is part of the image; nothing is made on the host.
+
+    lacking: what this machine lacks for the image. stages: of the run, whose left out packages the plan names.
+    """
     return EnvironmentPlan(
-        name=f"image {image.name}", folder="", python=image.python, requirements=image.requirements, digest=digest
+        name=f"image {image.name}",
+        folder="",
+        python=image.python,
+        requirements=image.requirements,
+        digest=_digest((image.dockerfile, *image.requirements, *_lines(image.builds))),
+        lacking=lacking,
+        builds=image.builds,
+        index=image.index,
+        left_out=left_out(stages) if stages and image.requirements else (),
     )
 
 
-def requirements_of(file: ImplementationFile, kind: str, tuning: Tuning, work: Work) -> tuple[str, ...]:
+def requirements_of(file: ImplementationFile, kind: str, tuning: Tuning, work: Work) -> Stages:
     """Return the pinned requirements of this choice; none where the vendor provides the framework."""
     if kind not in file.requirements:
-        return ()
+        return Stages()
     needs = file.requirements[kind]
-    wanted = {"flash-attn": tuning.attention == "flash_attn", "transformer-engine": work.training.precision == "fp8"}
+    uses = {"flash_attn": tuning.attention == "flash_attn", "fp8": work.training.precision == "fp8"}
+    stages = needs.stages([use for use, used in uses.items() if used])
+    wanted = {"flash-attn": uses["flash_attn"], "transformer-engine": uses["fp8"]}
     optional = tuple(p for p in needs.optional if any(used and p.startswith(name) for name, used in wanted.items()))
-    return (*needs.packages, *optional)
+    return replace(stages, first=(*stages.first, *optional))
 
 
 def _digest(lines: tuple[str, ...]) -> str:

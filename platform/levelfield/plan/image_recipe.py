@@ -13,8 +13,10 @@ import jinja2
 from levelfield.checkout import checkout
 from levelfield.errors import UsageError
 from levelfield.specs.base import parse
+from levelfield.specs.build_needs import Stages
 from levelfield.specs.container import ImagePlan
 from levelfield.specs.implementation import ImplementationFile
+from levelfield.specs.requirements import takes_python
 from levelfield.specs.vendor import GIVEN, Image, VendorFile
 
 ENVIRONMENT = "/opt/levelfield"
@@ -26,35 +28,54 @@ def image_plan(
     implementation: ImplementationFile,
     folder: Path,
     vendor: VendorFile,
-    requirements: tuple[str, ...],
+    stages: Stages,
     given: str | None,
+    given_has_framework: bool = False,
 ) -> ImagePlan:
     """Return the recipe for one framework on one vendor.
 
-    given: the user's base image. It has the system's packages, and the framework where there are no requirements.
-    Raises UsageError when neither the vendor nor the user names a base image, and for a further version where the
-    vendor's image brings the framework.
+    given: the user's base image. It has the system's packages, and the framework where there are no requirements or
+    where given_has_framework says so. Raises UsageError when neither the vendor nor the user names a base image, for an
+    image of another Python than the requirements', and for a further version where the image brings the framework.
     """
-    base = _base(implementation.framework, vendor, given, bool(requirements))
-    needed = () if base.has_framework else requirements
+    if given_has_framework and not given:
+        raise UsageError("--base-has-framework: found no base image; name it with --base-image")
+    base = _base(implementation.framework, vendor, given, bool(stages.first) and not given_has_framework)
+    needed = Stages() if base.has_framework else stages
     if implementation.is_further and base.has_framework:
         raise UsageError(
             f"{implementation.label} on {vendor.name}: found the image {base.reference}, which brings a version of its "
             f"own; name an image without the framework with --base-image, or take the default: "
             f"`{implementation.framework}`"
         )
-    if not needed and not base.has_framework:
+    if not needed.first and not base.has_framework:
         raise UsageError(
             f"{implementation.framework} on {vendor.name}: {folder / 'implementation.yaml'} has no requirements for "
             f"'{vendor.device_kind}', so the image must have the framework: set has_framework in the vendor's images"
         )
+    if needed.first:
+        _refuse_other_python(implementation, vendor, base)
     return ImagePlan(
         name=f"levelfield/{implementation.stem.replace('+', '_')}-{vendor.name}",
         base=base,
-        python=f"{ENVIRONMENT}/bin/python" if needed else base.python,
-        requirements=needed,
-        dockerfile=_render(implementation.framework, folder, vendor.name, base, needed),
+        python=f"{ENVIRONMENT}/bin/python" if needed.first else base.python,
+        requirements=needed.first,
+        dockerfile=_render(implementation.framework, folder, vendor, base, bool(needed.first)),
+        builds=needed.steps,
+        index=needed.index.setting if needed.index else None,
     )
+
+
+def _refuse_other_python(implementation: ImplementationFile, vendor: VendorFile, base: Image) -> None:
+    """Raises UsageError where the image's Python is none of those that the requirements exist for."""
+    wanted = implementation.requirements[vendor.device_kind].python
+    major, _, minor = base.python_version.partition(".")
+    if not takes_python(wanted, (int(major), int(minor))):
+        raise UsageError(
+            f"{implementation.label} on {vendor.name}: found Python {base.python_version} in the image "
+            f"{base.reference}, expected {wanted}; name an image with such a Python for {implementation.framework} "
+            f"in `images` of {vendor.name}'s vendor.yaml"
+        )
 
 
 def _base(framework: str, vendor: VendorFile, given: str | None, installs: bool) -> Image:
@@ -76,7 +97,7 @@ def _base(framework: str, vendor: VendorFile, given: str | None, installs: bool)
     return named
 
 
-def _render(framework: str, folder: Path, vendor: str, base: Image, requirements: tuple[str, ...]) -> str:
+def _render(framework: str, folder: Path, vendor: VendorFile, base: Image, installs: bool) -> str:
     own = folder / "Dockerfile.j2"
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([checkout() / "docker", folder]),
@@ -89,7 +110,13 @@ def _render(framework: str, folder: Path, vendor: str, base: Image, requirements
     template = own.name if own.exists() else named if (checkout() / "docker" / named).exists() else "base.Dockerfile.j2"
     try:
         return environment.get_template(template).render(
-            base=base, framework=framework, vendor=vendor, requirements=requirements, environment=ENVIRONMENT, pip=PIP
+            base=base,
+            framework=framework,
+            vendor=vendor.name,
+            is_accelerator=not vendor.is_host,
+            installs=installs,
+            environment=ENVIRONMENT,
+            pip=PIP,
         )
     except jinja2.TemplateError as error:
         raise UsageError(f"{template}: {type(error).__name__}: {error}") from None

@@ -10,6 +10,7 @@ from levelfield.catalog.lookup import Selection
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DoesNotFit, UsageError
 from levelfield.plan.decision import Decision
+from levelfield.plan.driver_choice import for_driver
 from levelfield.plan.reduced_layout import reduced
 from levelfield.plan.request import Entry, RequestedScale, Suggestion
 from levelfield.specs.hardware import WITHHELD, NamedHardware
@@ -61,6 +62,7 @@ def _decided(registry: Registry, entry: Entry, selector: Selector, refusal: str 
     if entry.request.launch and not found.vendor.is_host:  # the devices of this machine have no part in the run
         found = replace(found, devices=(), problem=None, notices=(), busy={})
     scale = _scale(entry)
+    selector, found, driver, older = for_driver(registry, selector, found, entry.request)
     by_suite = entry.suite is not None and scale != entry.request.scale
     return Decision(
         text=entry.text,
@@ -71,7 +73,9 @@ def _decided(registry: Registry, entry: Entry, selector: Selector, refusal: str 
         why_scale=f"the suite {entry.suite.suite} asks for it" if by_suite and entry.suite else None,
         suggestion=entry.suggestion,
         suite=entry.suite,
+        deviations=older,
         refusal=refusal,
+        driver=driver,
     )
 
 

@@ -22,7 +22,8 @@ class UserRequest:
     choice: free fields that the user sets. repeat: the number of runs; None takes it from the case string.
     python: an interpreter to use as it is. assume: plan for devices that may be absent. probe: measure the peak again.
     capture_step: the step whose tensors are written. offline: nothing is fetched from a network. base_image,
-    container_memory_bytes, allow: for runtime docker; allow: what a vendor's container may be given beyond the closed
+    base_has_framework, container_memory_bytes, allow: for runtime docker; base_has_framework: the user's image brings
+    the framework, and nothing is installed; allow: what a vendor's container may be given beyond the closed
     list.
     hardware: the value of --assume-hardware. derivation: changes that make a derived case. launch: how other machines
     are reached, with all hosts of the site; None for this machine alone. preflight: whether the nodes are measured
@@ -39,6 +40,7 @@ class UserRequest:
     probe: bool = False
     runtime: RuntimeName = "process"
     base_image: str | None = None
+    base_has_framework: bool = False
     offline: bool = False
     container_memory_bytes: int | None = None
     allow: tuple[str, ...] = ()

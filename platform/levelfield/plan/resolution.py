@@ -10,7 +10,7 @@ from levelfield.measure.parameter_counts import parameters
 from levelfield.plan.arrangement import Arrangement, arrange
 from levelfield.plan.decision import Decision
 from levelfield.plan.devices import container_of, hardware_of, use_notices
-from levelfield.plan.environment import environment_of, image_environment, requirements_of
+from levelfield.plan.environment import environment_of, image_environment, refusal, requirements_of
 from levelfield.plan.hosts import launch_of, unused_hosts
 from levelfield.plan.implementation_identity import implementation_used
 from levelfield.plan.peak import MeasuredPeaks, peak_of
@@ -20,6 +20,7 @@ from levelfield.plan.scale import choose_scale, footprint_of
 from levelfield.plan.unsupported import refuse_unsupported
 from levelfield.predict import layout_rules
 from levelfield.predict.footprint import Footprint
+from levelfield.specs.build_needs import Stages
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.container import ContainerPlan
 from levelfield.specs.derivation import split_name
@@ -40,8 +41,8 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         _check(decision, arrangement, reason)
     found, scale, work, tuning = decision.found, arrangement.scale, arrangement.work, arrangement.tuning
     hardware, memory = hardware_of(decision, arrangement), footprint_of(decision, arrangement)
-    requirements = requirements_of(found.implementation, found.vendor.device_kind, tuning, work)
-    container = None if decision.refusal else container_of(decision, hardware, requirements)
+    stages = requirements_of(found.implementation, found.vendor.device_kind, tuning, work)
+    container = None if decision.refusal else container_of(decision, hardware, stages)
     return Plan(
         run_id=run_id,
         asked=decision.text,
@@ -61,7 +62,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         predicted=_predicted(arrangement),
         accumulation=max(1, layout_rules.accumulation(work, tuning.layout, tuning.micro_batch)),
         corpus=_corpus(corpus, work, scale),
-        environment=_environment(decision, container, requirements),
+        environment=_environment(decision, container, stages),
         runtime=decision.request.runtime,
         container=container,
         peak=peak_of(hardware.chip, work, MeasuredPeaks()),
@@ -154,20 +155,15 @@ def _predicted(arrangement: Arrangement) -> tuple[PredictedLayout, ...]:
     )
 
 
-def _environment(decision: Decision, container: ContainerPlan | None, requirements: tuple[str, ...]) -> EnvironmentPlan:
-    if container:
-        return image_environment(container.image)
+def _environment(decision: Decision, container: ContainerPlan | None, stages: Stages) -> EnvironmentPlan:
     request, found = decision.request, decision.found
-    assume = request.assume or decision.refusal is not None
-    return environment_of(
-        found.implementation,
-        found.vendor.device_kind,
-        requirements,
-        request.python,
-        request.runtime,
-        assume,
-        request.offline,
-    )
+    file, kind, assume = found.implementation, found.vendor.device_kind, request.assume or decision.refusal is not None
+    if container and not container.image.requirements:
+        return image_environment(container.image)
+    if container:  # with --offline its wheels are there already
+        why = refusal(file, kind, stages, decision.driver, request.offline, assume)
+        return image_environment(container.image, why, stages)
+    return environment_of(file, kind, stages, request.python, request.runtime, assume, request.offline, decision.driver)
 
 
 def _expected(memory: Footprint, hardware: Hardware) -> MemoryExpected:

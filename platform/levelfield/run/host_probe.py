@@ -47,8 +47,8 @@ def measure_host_rates(registry: Registry, say: Callable[[str], None]) -> HostRa
     Raises RunFailed without usable rates, and NotHere or UsageError where torch's environment cannot be made.
     """
     implementation, folder = registry.implementation("torch")
-    packages = implementation.requirements[HOST_KIND].packages
-    environment = environment_of(implementation, HOST_KIND, packages, None, "process")
+    stages = implementation.requirements[HOST_KIND].stages()
+    environment = environment_of(implementation, HOST_KIND, stages, None, "process")
     argv = [environment.python, str(folder / "host_rates.py")]
     argv += ["--dtype", PRECISIONS, "--seconds", str(SECONDS_PER_SIZE)]
     with environment_in_use(environment, say):

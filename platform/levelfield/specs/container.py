@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from levelfield.specs.base import Value
+from pydantic import Field
+
+from levelfield.specs.base import LATER, Value
+from levelfield.specs.build_needs import BuildStep
 from levelfield.specs.vendor import Image
 
 
@@ -34,7 +37,7 @@ class ContainerOptions:
 class ImagePlan(Value):
     """The recipe of a run's image. `dockerfile` is complete, except for the wheels of `requirements`.
 
-    python: the interpreter in the image.
+    python: the interpreter in the image. builds, index: of the wheels, as in an environment's plan.
     """
 
     name: str
@@ -42,6 +45,13 @@ class ImagePlan(Value):
     python: str
     requirements: tuple[str, ...]
     dockerfile: str
+    builds: tuple[BuildStep, ...] = Field(default=(), json_schema_extra=LATER)
+    index: str | None = Field(default=None, json_schema_extra=LATER)
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """All packages that are installed in the image."""
+        return (*self.requirements, *(package for step in self.builds for package in step.packages))
 
 
 class ContainerPlan(Value):

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from levelfield.specs.base import LATER, Document, Value
+from levelfield.specs.build_needs import BuildStep
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.certificate import CertificateUsed
 from levelfield.specs.chips import OverlayUsed
@@ -121,6 +122,8 @@ class EnvironmentPlan(Value):
 
     made_with: the interpreter that creates the environment; None when the platform does not create it. lacking: the
     reason why this machine cannot create it; only a plan that does not run has one. offline: no package index is used.
+    builds: what pip builds against the requirements, one step after another. index: the variable that names a package
+    index beside pip's own; its value is in no plan. left_out: what the environment is made without, as sentences.
     """
 
     name: str
@@ -131,6 +134,9 @@ class EnvironmentPlan(Value):
     digest: str
     lacking: str | None = None
     offline: bool = False
+    builds: tuple[BuildStep, ...] = Field(default=(), json_schema_extra=LATER)
+    index: str | None = Field(default=None, json_schema_extra=LATER)
+    left_out: tuple[str, ...] = Field(default=(), json_schema_extra=LATER)
 
 
 class CorpusUsed(Value):

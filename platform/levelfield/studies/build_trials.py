@@ -94,6 +94,6 @@ class BuildTrials:
         kind, framework = self.plan.hardware.device_kind, self.plan.implementation.framework
         try:
             manifest = load(ImplementationFile, build.folder / "models" / framework / "implementation.yaml")
-            return environment_of(manifest, kind, manifest.requirements[kind].packages, None, "process").digest
+            return environment_of(manifest, kind, manifest.requirements[kind].stages(), None, "process").digest
         except (DocumentError, KeyError):
             return None

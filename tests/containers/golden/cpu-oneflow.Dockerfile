@@ -1,4 +1,4 @@
-FROM debian:bookworm-slim AS system
+FROM ubuntu:22.04 AS system
 LABEL org.opencontainers.image.title="Levelfield: oneflow on cpu" \
       levelfield.image="oneflow-cpu"
 # Debian keeps one version of a package at a time, so none is pinned; the image's digest says which it became.

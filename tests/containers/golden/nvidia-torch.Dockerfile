@@ -4,7 +4,7 @@ LABEL org.opencontainers.image.title="Levelfield: torch on nvidia" \
 # Debian keeps one version of a package at a time, so none is pinned; the image's digest says which it became.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends ca-certificates libgomp1 libstdc++6 python3 \
+    && apt-get install --yes --no-install-recommends ca-certificates libgomp1 libstdc++6 python3 g++ gcc libc6-dev python3-dev \
     && rm -rf /var/lib/apt/lists/*
 
 FROM system AS wheels

@@ -163,7 +163,7 @@ def oneflow() -> ImplementationFile:
 
 
 def environment(file: ImplementationFile, python: str | None = None) -> EnvironmentPlan:
-    return environment_of(file, "cpu", file.requirements["cpu"].packages, python, "process")
+    return environment_of(file, "cpu", file.requirements["cpu"].stages(), python, "process")
 
 
 def test_a_plan_says_what_makes_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:

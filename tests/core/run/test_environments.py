@@ -41,7 +41,7 @@ class Installer:
         self.calls: list[list[str]] = []
         self.fails = False
 
-    def __call__(self, argv: list[str], folder: Path, say: object) -> None:
+    def __call__(self, argv: list[str], folder: Path, say: object, source: object = None) -> None:
         self.calls.append(argv)
         if self.fails and "pip" in argv:
             raise KeyboardInterrupt
@@ -110,7 +110,7 @@ def test_a_failing_installer_gives_its_last_words_and_leaves_no_environment(
 ) -> None:
     real, wanted = environments._run, plan(tmp_path, str(tmp_path / "absent-1.0-py3-none-any.whl"))
 
-    def without_venv(argv: list[str], folder: Path, say: environments.Say) -> None:
+    def without_venv(argv: list[str], folder: Path, say: environments.Say, source: object = None) -> None:
         """The tests' own pip in place of a new environment's, which takes seconds to make."""
         if "venv" in argv:
             return Path(wanted.python).parent.mkdir(parents=True)
@@ -197,7 +197,7 @@ from pathlib import Path
 from levelfield.run.runtimes import environments
 from levelfield.specs.plan import EnvironmentPlan
 
-def slow(argv, folder, say):
+def slow(argv, folder, say, source=None):
     with open(sys.argv[2], "a") as log:
         log.write(f"{'venv' if 'venv' in argv else 'pip'}\\n")
     time.sleep(0.3)

@@ -19,6 +19,7 @@ from levelfield.plan.image_recipe import image_plan
 from levelfield.run.runtimes import environments
 from levelfield.run.runtimes.environments import environment_in_use, is_ready
 from levelfield.run.runtimes.wheels import fetch_into, wheels_of
+from levelfield.specs.build_needs import Stages
 from levelfield.specs.plan import EnvironmentPlan
 from plans import ROOT
 from planted_wheels import wheel
@@ -37,6 +38,7 @@ STARTED = """
 import sys
 from pathlib import Path
 from levelfield.run.runtimes.environments import environment_in_use
+from levelfield.specs.build_needs import Stages
 from levelfield.specs.plan import EnvironmentPlan
 with environment_in_use(EnvironmentPlan.model_validate_json(Path(sys.argv[1]).read_text()), print):
     pass
@@ -85,7 +87,7 @@ def until(condition: object) -> None:
 def test_an_environment_is_made_at_once_after_its_maker_was_killed(
     killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def install(argv: list[str], folder: Path, say: object) -> None:
+    def install(argv: list[str], folder: Path, say: object, source: object = None) -> None:
         assert installer._marked(killed) == []
         (killed / "bin").mkdir(parents=True, exist_ok=True)
         (killed / "bin/python").touch()
@@ -180,7 +182,7 @@ def test_offline_makes_no_environment_from_an_index(tmp_path: Path, monkeypatch:
     wheel(tmp_path)
     made: list[str] = []
 
-    def install(argv: list[str], folder: Path, say: object) -> None:
+    def install(argv: list[str], folder: Path, say: object, source: object = None) -> None:
         folder.mkdir(exist_ok=True)
         made.append(argv[-1])
 
@@ -194,7 +196,7 @@ def test_offline_makes_no_environment_from_an_index(tmp_path: Path, monkeypatch:
 def test_the_wheels_of_an_image_come_from_the_folder_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = Registry()
     implementation, place = registry.implementation("torch")
-    image = image_plan(implementation, place, registry.vendor_file("cpu"), ("acme==1.0",), "mine:1")
+    image = image_plan(implementation, place, registry.vendor_file("cpu"), Stages(("acme==1.0",)), "mine:1")
     monkeypatch.setattr("levelfield.run.runtimes.wheels.PIP_REQUIREMENT", "acme==1.0")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_INDEX_URL", NOBODY)
@@ -217,7 +219,7 @@ def test_fetch_takes_levelfield_its_tests_and_every_framework_that_this_machine_
 ) -> None:
     fetched: list[tuple[str, ...]] = []
 
-    def fetch(folder: Path, python: str, arguments: tuple[str, ...], say: object) -> None:
+    def fetch(folder: Path, python: str, arguments: tuple[str, ...], say: object, *rest: object) -> None:
         folder.mkdir(exist_ok=True)
         fetched.append(arguments)
 

@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from levelfield.contracts.execution import PORT_CHOSEN_AT_START, NodeSource, NodeWork, ProcessWork, Request
+from levelfield.plan.environment import STAMP
 from levelfield.run.launchers.local import request_of
-from levelfield.run.runtimes.environments import STAMP
 from levelfield.run.runtimes.node_runtime import launch_of
 from levelfield.run.runtimes.process_runtime import REMOVED_VARIABLES
 from levelfield.specs.launch import rendezvous_port

@@ -7,7 +7,6 @@ lock. The stamp is written last, so a killed installation does not count.
 from __future__ import annotations
 
 import fcntl
-import json
 import shutil
 import sys
 import time
@@ -17,11 +16,11 @@ from pathlib import Path
 
 from levelfield import installer
 from levelfield.errors import RunFailed, UsageError
+from levelfield.plan.environment import STAMP, made_from
 from levelfield.rundir.directory import write_error, write_json
 from levelfield.specs.plan import EnvironmentPlan
 
 Say = Callable[[str], None]
-STAMP = "levelfield-environment.json"  # in an environment's folder: what it was made from
 
 
 @contextmanager
@@ -49,11 +48,7 @@ def is_ready(plan: EnvironmentPlan) -> bool:
     """Return whether the environment is complete and has exactly these requirements."""
     if not plan.folder:
         return shutil.which(plan.python) is not None
-    try:
-        made_from = json.loads(_stamp(Path(plan.folder)).read_text())["digest"]
-    except (OSError, ValueError, TypeError, KeyError):
-        return False
-    return bool(made_from == plan.digest) and Path(plan.python).exists()
+    return made_from(Path(plan.folder)) == plan.digest and Path(plan.python).exists()
 
 
 def _stamp(folder: Path) -> Path:
@@ -104,14 +99,20 @@ def _make(plan: EnvironmentPlan, folder: Path, say: Say) -> None:
     started = time.monotonic()
     create, install = installer.making(plan.made_with or sys.executable, folder)
     _run(create, folder, say)
-    _run([*install, *plan.requirements], folder, say)
-    write_json(_stamp(folder), {"digest": plan.digest, "requirements": plan.requirements})
+    source = installer.sources(plan.index)
+    _run([*install, *plan.requirements], folder, say, source)
+    for step in plan.builds:
+        say(f"building {', '.join(step.packages)} against what is installed; this may take long")
+        argv = [*install, "--no-build-isolation", *plan.requirements, *step.packages]
+        _run(argv, folder, say, {**source, **installer.build_variables(folder, step.home, step.headers)})
+    made = [*plan.requirements, *(package for step in plan.builds for package in step.packages)]
+    write_json(_stamp(folder), {"digest": plan.digest, "requirements": made})
     say(f"{folder.name} is ready after {time.monotonic() - started:.0f} s")
 
 
-def _run(argv: list[str], folder: Path, say: Say) -> None:
+def _run(argv: list[str], folder: Path, say: Say, source: dict[str, str] | None = None) -> None:
     """Run an installer and report each package that it collects. Raises RunFailed with its last lines."""
     try:
-        installer.run(argv, folder, say)
+        installer.run(argv, folder, say, source)
     except RunFailed as error:
         raise RunFailed(f"the environment cannot be made: {error}") from None

@@ -71,7 +71,7 @@ def ready(client: DockerClient, container: ContainerPlan, say: Say) -> Built:
 def tag_of(image: ImagePlan, base_id: str, wheels: Wheels) -> str:
     """Return name:digest over the Dockerfile, the base's id, the requirements and every wheel's content."""
     listed = [f"{name} {digest}" for name, digest in sorted(wheels.files.items())]
-    parts = (image.dockerfile, base_id, *image.requirements, *listed)
+    parts = (image.dockerfile, base_id, *image.packages, *listed)
     return f"{image.name}:{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
 
 
@@ -157,7 +157,7 @@ def _follow(stream: Iterable[dict[str, Any]], log: TextIO, say: Say) -> None:
 @contextmanager
 def context(image: ImagePlan, wheels: Wheels) -> Iterator[Any]:
     """Give the build context as a tar file: the Dockerfile, the wheels and the list of requirements."""
-    listed = "".join(f"{line}\n" for line in image.requirements)
+    listed = "".join(f"{line}\n" for line in image.packages)
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w") as tar:
             _add(tar, "Dockerfile", image.dockerfile)

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,10 @@ from levelfield.errors import RunFailed
 from levelfield.plan.image_recipe import PIP_REQUIREMENT
 from levelfield.plan.interpreters import find_interpreter
 from levelfield.rundir.directory import write_atomically
+from levelfield.specs.build_needs import BuildStep
 from levelfield.specs.container import ImagePlan
+
+BUILD = ".build"  # in a folder of wheels: the environment in which some of them are built
 
 Say = Callable[[str], None]
 
@@ -43,7 +47,8 @@ def wheels_of(image: ImagePlan, offline: bool, say: Say) -> Wheels:
     when this machine has no interpreter of the image's version to choose them."""
     if not image.requirements:
         return Wheels(Path(), {})
-    wanted = "\n".join((image.base.python_version, platform.machine(), PIP_REQUIREMENT, *image.requirements))
+    steps = (step.fingerprint() for step in image.builds)
+    wanted = "\n".join((image.base.python_version, platform.machine(), PIP_REQUIREMENT, *image.requirements, *steps))
     folder = cache_folder() / "wheels" / hashlib.sha256(wanted.encode()).hexdigest()[:16]
     found = _listed(folder)
     if found is None:
@@ -80,13 +85,25 @@ def _fetch(image: ImagePlan, folder: Path, say: Say) -> dict[str, str]:
         raise RunFailed(f"{folder}: {error.strerror}") from None
 
 
-def fetch_into(folder: Path, python: str, arguments: Sequence[str], say: Say) -> None:
-    """Download wheels for this Python into a folder, from pip's index. Raises RunFailed."""
+def fetch_into(
+    folder: Path,
+    python: str,
+    arguments: Sequence[str],
+    say: Say,
+    builds: Sequence[BuildStep] = (),
+    index: str | None = None,
+) -> None:
+    """Download wheels for this Python into a folder, from pip's index and a named one, and build the others.
+
+    arguments: requirements as pip takes them. Raises RunFailed.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            _run(folder, python, arguments, say, source={})
+            source = installer.index_variables(index)
+            _run(folder, python, arguments, say, source)
+            _build(folder, python, arguments, builds, say, source)
     except OSError as error:
         raise RunFailed(f"{folder}: {error.strerror}") from None
 
@@ -101,11 +118,34 @@ def _run(folder: Path, python: str, arguments: Sequence[str], say: Say, source: 
         raise RunFailed(f"pip could not fetch the wheels: {error}") from None
 
 
+def _build(
+    folder: Path, python: str, arguments: Sequence[str], builds: Sequence[BuildStep], say: Say, source: dict[str, str]
+) -> None:
+    """Build the wheels of packages that are built against others, in an environment that has those, and remove it."""
+    if not builds:
+        return
+    place = folder / BUILD
+    fetched = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": folder.as_uri()}
+    create, install = installer.making(python, place)
+    try:
+        installer.run(create, folder, say, source)
+        installer.run([*install, *arguments], folder, say, fetched)
+        inside = str(place / "bin" / "python")
+        for step in builds:
+            variables = {**source, **installer.build_variables(place, step.home, step.headers)}
+            options = ("--no-build-isolation", "--find-links", str(folder))
+            _run(folder, inside, (*options, *arguments, *step.packages), say, variables)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
 def _run_pip(image: ImagePlan, folder: Path, say: Say) -> dict[str, str]:
     version = image.base.python_version
     say(f"fetching the wheels of {image.name} for Python {version}: {', '.join(image.requirements)}")
     interpreter = find_interpreter(f"=={version}.*")
-    _run(folder, interpreter.python, (PIP_REQUIREMENT, *image.requirements), lambda line: None, None)
+    source, quiet = installer.sources(image.index), lambda line: None
+    _run(folder, interpreter.python, (PIP_REQUIREMENT, *image.requirements), quiet, source)
+    _build(folder, interpreter.python, image.requirements, image.builds, quiet, source)
     files = {path.name: _sha256(path) for path in sorted(folder.glob("*.whl"))}
     write_atomically(folder / "wheels.json", json.dumps(files, indent=2) + "\n")
     return files

@@ -14,6 +14,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.errors import LevelfieldError, UnknownName
 from levelfield.plan.environment import environment_of
 from levelfield.run.runtimes.environments import environment_in_use
+from levelfield.specs.build_needs import Stages
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.selector import split_label
 from levelfield.specs.vendor import HOST_KIND, FrameworkAccess, VendorFile
@@ -92,7 +93,7 @@ class FrameworkSubject:
 
     def _environment(self, manifest: ImplementationFile, python: str | None) -> str:
         needs = manifest.requirements.get(self.kind)
-        plan = environment_of(manifest, self.kind, needs.packages if needs else (), python, "process")
+        plan = environment_of(manifest, self.kind, needs.stages() if needs else Stages(), python, "process")
         self._closing.enter_context(environment_in_use(plan, self._tell))
         return plan.python
 

@@ -67,7 +67,7 @@ def _torch(subject: FrameworkSubject) -> FrameworkSubject | None:
 def _is_made(torch: FrameworkSubject) -> bool:
     needs = torch.manifest.requirements[HOST_KIND]
     try:
-        return is_ready(environment_of(torch.manifest, HOST_KIND, needs.packages, None, "process"))
+        return is_ready(environment_of(torch.manifest, HOST_KIND, needs.stages(), None, "process"))
     except LevelfieldError:
         return False
 

@@ -16,11 +16,11 @@ from typing import Any
 from levelfield.checkout import checkout
 from levelfield.contracts.execution import FIRST_NODE, NodeSource, Outcome, Request, Runtime, Submission, Watch
 from levelfield.errors import UsageError
+from levelfield.plan.environment import STAMP
 from levelfield.run.launchers.node_content import node_content, request_for_nodes, secret_values
 from levelfield.run.launchers.slurm.slurm_commands import SlurmJob, SubmissionError, find, state_of, submit
 from levelfield.run.launchers.slurm.slurm_script import job_name, job_script
 from levelfield.run.launchers.slurm.slurm_watch import JobWatch
-from levelfield.run.runtimes.environments import STAMP
 from levelfield.run.runtimes.node_runtime import NodeRuntime
 from levelfield.run.runtimes.rank_work import NodeFolders
 from levelfield.rundir.directory import write_atomically, write_json

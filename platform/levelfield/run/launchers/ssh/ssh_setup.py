@@ -168,7 +168,13 @@ class NodeSetup:
 def setup_header(plan: Plan, places: NodePlaces, cargo: Cargo) -> dict[str, Any]:
     """Return what a node is told before its preparation."""
     name = environment_name(plan)
-    made = {"name": name, "digest": plan.environment.digest, "requirements": list(plan.environment.requirements)}
+    made = {
+        "name": name,
+        "digest": plan.environment.digest,
+        "requirements": list(plan.environment.requirements),
+        "builds": [step.model_dump(mode="json") for step in plan.environment.builds],
+        "index": installer.index_variables(plan.environment.index),
+    }
     python = places.host.python if plan.runtime == "docker" else places.python  # the image's is not on the node
     return {
         "folder": str(places.folder),
