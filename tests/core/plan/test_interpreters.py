@@ -200,7 +200,7 @@ def test_a_given_interpreter_is_not_looked_for(machine: Path) -> None:
 def test_an_environment_is_made_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[list[str]] = []
 
-    def install(argv: list[str], _folder: Path, _say: object) -> None:
+    def install(argv: list[str], _folder: Path, _say: object, _source: object = None) -> None:
         calls.append(argv)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.touch()

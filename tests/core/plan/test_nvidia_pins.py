@@ -1,0 +1,162 @@
+"""Every pin for NVIDIA devices is on the package index for its Python: by metadata alone, nothing is downloaded.
+
+pip reads the index that it is configured to use, without local folders of wheels, whose builds may be others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from levelfield.catalog.registry import Registry
+from levelfield.specs.build_needs import Stages
+from levelfield.specs.requirements import takes_python
+
+KIND = "nvidia"
+SOURCES_ONLY = ("flash-attn", "deepspeed")  # pip would build their metadata: only their versions are listed
+PATIENCE_SECONDS = 120
+NO_INDEX = "no package index answers"
+
+
+def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
+    hidden = ("PIP_CONFIG_FILE", "PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_EXTRA_INDEX_URL", "PIP_CONSTRAINT")
+    variables = {name: value for name, value in os.environ.items() if name not in hidden}
+    asked = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
+    mirror = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+    own = {"PIP_CONFIG_FILE": os.devnull, **({"PIP_INDEX_URL": mirror} if mirror else {})}
+    argv = [sys.executable, "-m", "pip", *arguments, "--disable-pip-version-check", "--retries", "0"]
+    try:
+        return subprocess.run(
+            argv, env={**own, **variables, **own}, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"{NO_INDEX} within {PATIENCE_SECONDS} s")
+
+
+@cache
+def listed(name: str) -> tuple[str, ...]:
+    """The versions of a package on the index."""
+    found = re.search(r"Available versions: (.+)", pip("index", "versions", name).stdout)
+    return tuple(found[1].split(", ")) if found else ()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def index() -> None:
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        pytest.skip("the pins for NVIDIA devices are looked up for Linux on x86-64")
+    if not listed("packaging"):
+        pytest.skip(NO_INDEX)
+
+
+def environments() -> Iterator[tuple[str, Stages, str]]:
+    """Every framework's packages with all that a run can want, and the Python for them."""
+    registry = Registry()
+    for label in registry.labels():
+        file, _folder = registry.labelled(label)
+        if needs := file.requirements.get(KIND):
+            python = next(f"3.{minor}" for minor in (11, 10) if takes_python(needs.python, (3, minor)))
+            yield label, needs.stages(("fp8", "flash_attn")), python
+
+
+def resolved(packages: list[str], python: str, folder: Path, *options: str) -> dict[str, Any]:
+    """pip's report by package, as it would install them. An unknown pin fails the test with pip's own words."""
+    report = folder / "report.json"
+    target = ("--python-version", python, "--only-binary=:all:", "--target", str(folder / "nothing"))
+    chosen = ("--dry-run", "--quiet", "--ignore-installed", "--report", str(report), *target, *options)
+    done = pip("install", *chosen, *packages)
+    assert done.returncode == 0, f"{packages}: {done.stderr[-600:]}"
+    assert not (folder / "nothing").exists()
+    found = json.loads(report.read_text())["install"]
+    return {each["metadata"]["name"].lower().replace("_", "-"): each["metadata"] for each in found}
+
+
+def name_of(package: str) -> str:
+    return re.split(r"[\[=;]", package)[0].lower().replace("_", "-")
+
+
+def fitting(packages: tuple[str, ...], python: str) -> list[str]:
+    """Those whose marker fits the Python: pip would judge markers by the one that it runs in."""
+    return [p for p in packages if f"python_version {'<' if python != '3.10' else '>='}" not in p]
+
+
+def batches() -> Iterator[tuple[str, list[str]]]:
+    """All pins that have wheels, each once, with the Python; each batch has a package in one version only."""
+    left: dict[tuple[str, str], None] = {}
+    for _label, stages, python in environments():
+        elsewhere = stages.index.packages if stages.index else ()
+        packages = fitting((*stages.first, *(p for step in stages.steps for p in step.packages)), python)
+        left |= dict.fromkeys(
+            (python, p.partition(";")[0]) for p in packages if name_of(p) not in (*SOURCES_ONLY, *elsewhere)
+        )
+    while left:
+        python = next(iter(left))[0]
+        batch = {name_of(p): p for own, p in left if own == python}
+        yield python, list(batch.values())
+        left = {key: None for key in left if key[0] != python or key[1] not in batch.values()}
+
+
+def test_every_pin_with_wheels_is_on_the_index(tmp_path: Path) -> None:
+    for number, (python, packages) in enumerate(batches()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert {name_of(p) for p in packages} <= set(resolved(packages, python, folder, "--no-deps"))
+
+
+def test_every_other_pin_is_listed_or_has_a_named_index() -> None:
+    for label, stages, python in environments():
+        elsewhere = stages.index.packages if stages.index else ()
+        for package in fitting((*stages.first, *(p for step in stages.steps for p in step.packages)), python):
+            name, _, version = package.partition(";")[0].strip().partition("==")
+            if name_of(name) in SOURCES_ONLY:
+                assert version in listed(name_of(name)), f"{label}: {package}"
+            if name_of(name) in elsewhere:
+                assert version not in listed(name_of(name)), f"{label}: {package} needs no named index any more"
+            if name_of(name) == "transformer-engine":  # its extra `pytorch` is a package of sources
+                assert version in listed("transformer-engine-torch"), f"{label}: {package}"
+
+
+def test_a_pin_that_is_not_there_is_seen(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="packaging==99999"):
+        resolved(["packaging==99999"], "3.11", tmp_path, "--no-deps")
+    assert "99999" not in listed("packaging")
+
+
+def cuda_of(torch: dict[str, Any]) -> int:
+    """The CUDA that a build of torch is for, by the libraries that it requires."""
+    wanted = " ".join(torch["requires_dist"])
+    found = re.search(r"cuda-toolkit\[[^]]*\]==(\d+)|nvidia-cuda-runtime-cu\d+==(\d+)", wanted)
+    assert found, wanted
+    return int(found[1] or found[2])
+
+
+def test_a_driver_is_asked_for_by_the_cuda_of_the_build(tmp_path: Path) -> None:
+    """NVIDIA's table of drivers: CUDA 12 runs with 525.60.13 and newer, CUDA 13 with 580.65.06 and newer."""
+    least = {12: "525.60.13", 13: "580.65.06"}
+    builds: dict[str, int] = {}
+    for label, stages, python in environments():
+        for package in stages.first:
+            if name_of(package) == "torch":
+                if package not in builds:
+                    builds[package] = cuda_of(resolved([package], python, tmp_path, "--no-deps")["torch"])
+                assert stages.driver is not None and stages.driver.least == least[builds[package]], label
+                assert f"CUDA {builds[package]}" in stages.driver.reason
+                engines = [p for step in stages.steps for p in step.packages if "transformer" in p]
+                assert all(f"core-cu{builds[package]}," in p for p in engines), label
+    assert sorted(set(builds.values())) == [12, 13]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("label", ["megatron", "torch_2.10.0", "jax"])
+def test_all_that_pip_installs_before_the_builds_resolves_together(label: str, tmp_path: Path) -> None:
+    stages, python = next((stages, python) for name, stages, python in environments() if name == label)
+    wheels = [p.partition(";")[0] for p in fitting(stages.first, python)]
+    assert len(resolved(wheels, python, tmp_path)) > len(wheels)
