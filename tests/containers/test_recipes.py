@@ -171,3 +171,42 @@ def test_offline_without_wheels_says_how_to_get_them(tmp_path: Path, monkeypatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(Exception, match="--offline, and the wheels of levelfield/torch-cpu were never fetched"):
         wheels_of(recipe("cpu", "torch"), offline=True, say=print)
+
+
+@pytest.mark.parametrize("framework", ["torch", "deepspeed", "megatron"])
+def test_an_accelerators_image_has_the_compiler_that_triton_starts(framework: str) -> None:
+    assert " gcc libc6-dev python3-dev" in recipe("nvidia", framework).dockerfile
+    assert "gcc" not in recipe("cpu", framework).dockerfile
+    assert "gcc" not in recipe("nvidia", framework, given="mine:1").dockerfile  # the user's image has its own
+
+
+@pytest.mark.parametrize("vendor", ["cpu", "nvidia"])
+def test_the_python_of_every_image_is_one_that_its_pins_are_for(vendor: str) -> None:
+    assert recipe(vendor, "oneflow").base.python_version == "3.10"
+    registry = Registry()
+    implementation, folder = registry.implementation("oneflow")
+    file = registry.vendor_file(vendor)
+    older = file.model_copy(update={"images": {"base": file.images["base"]}})
+    with pytest.raises(UsageError, match=r"oneflow on .*: found Python 3.11 in the image .*, expected ==3.10.\*; name"):
+        image_plan(implementation, folder, older, implementation.requirements[file.device_kind].stages(), None)
+
+
+def test_a_users_image_brings_the_framework_where_he_says_so() -> None:
+    registry = Registry()
+    implementation, folder = registry.implementation("megatron")
+    file = registry.vendor_file("nvidia")
+    stages = implementation.requirements["nvidia"].stages()
+    image = image_plan(implementation, folder, file, stages, "mine:1", given_has_framework=True)
+    assert (image.requirements, image.builds, image.python) == ((), (), "python3") and "COPY" not in image.dockerfile
+    with pytest.raises(UsageError, match="--base-has-framework: found no base image"):
+        image_plan(implementation, folder, file, stages, None, given_has_framework=True)
+
+
+def test_what_is_built_for_an_image_is_in_its_requirements_and_its_tag() -> None:
+    registry = Registry()
+    implementation, folder = registry.implementation("torch")
+    needs, file = implementation.requirements["nvidia"], registry.vendor_file("nvidia")
+    plain = image_plan(implementation, folder, file, needs.stages(), None)
+    built = image_plan(implementation, folder, file, needs.stages(["fp8"]), None)
+    assert built.packages[-1] == "transformer-engine[core-cu13,pytorch]==2.11.0" and plain.builds == ()
+    assert tag_of(plain, "sha256:base", WHEELS) != tag_of(built, "sha256:base", WHEELS)

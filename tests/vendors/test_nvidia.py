@@ -171,6 +171,36 @@ def test_a_tool_that_fails_or_hangs_is_silence_with_the_reason(tmp_path: Path, m
     assert NVIDIA.ask_smi(script('echo "$LC_ALL $2"')).text == "C --format=csv,noheader,nounits\n"
 
 
+def test_the_first_answer_has_more_time_and_a_reason_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+    answers = [CommandOutput(RECORDED), CommandOutput(RECORDED), CommandOutput(None, "it did not answer within 5 s")]
+
+    def run(seconds: float) -> CommandOutput:
+        given.append(seconds)
+        return answers[len(given) - 1]
+
+    tool = NVIDIA.Smi(run)
+    assert len(tool.gpus().gpus) == 2 and len(tool.samples((0, 1))) == 2
+    assert tool.gpus().problem == "it did not answer within 5 s" and given == [30.0, 5.0, 5.0]
+    slow = NVIDIA.Smi(lambda seconds: CommandOutput(None, f"it did not answer within {seconds:g} s"))
+    assert slow.gpus().problem == f"it did not answer within 30 s; {NVIDIA.SLOW_START}"
+    fails = NVIDIA.Smi(lambda seconds: CommandOutput(None, "it ended with exit code 9"))
+    assert fails.gpus().problem == "it ended with exit code 9"
+
+
+def test_nvml_has_the_same_time(spec: VendorFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    def in_time(act: Any, seconds: float) -> Any:
+        given.append(seconds)
+        return act()
+
+    monkeypatch.setattr(NVIDIA, "in_time", in_time)
+    first = adapter(spec, Replay(A100S))
+    assert len(first.devices()) == 2 and len(first.sample(first.devices())) == 2
+    assert given[0] == 30.0 and set(given[1:]) == {5.0}
+
+
 class Replay:
     """NVML's functions over recorded values, in NVML's units; `broken` names functions that raise."""
 

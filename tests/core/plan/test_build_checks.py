@@ -1,0 +1,260 @@
+"""What packages need of this machine is checked before a download: each lack ends in one sentence."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from levelfield.catalog.registry import Registry
+from levelfield.errors import NotHere
+from levelfield.plan.build_checks import lacks, missing, too_old, unset
+from levelfield.plan.environment import environment_of
+from levelfield.plan.placement import place
+from levelfield.plan.request import Entry, UserRequest
+from levelfield.plan.resolution import resolve
+from levelfield.specs.build_needs import Build, BuildTool, DriverNeed, NamedIndex, Stages
+from levelfield.specs.plan import Plan
+from levelfield.specs.tuning import TuningChoice
+
+CARD = "{index}, GPU-0000000{index}-1111, NVIDIA H100 80GB HBM3, 81559, 0, 60.0, 0, 30, Disabled, {driver}\n"
+NVCC = BuildTool(
+    program="nvcc", home="CUDA_HOME", release="13", header="cuda_runtime.h", source="install CUDA's toolkit 13"
+)
+BUILD = Build(name="acme", packages=("acme==1",), wanted="fp8", tools=(NVCC,), without="no fp8")
+
+
+def program(path: Path, said: str = "Cuda compilation tools, release 13.0, V13.0.88", code: int = 0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\necho '{said}'\nexit {code}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A whole toolkit of release 13, and nothing else on PATH."""
+    program(tmp_path / "cuda/bin/nvcc")
+    program(tmp_path / "cuda/bin/g++")
+    (tmp_path / "cuda/include").mkdir()
+    (tmp_path / "cuda/include/cuda_runtime.h").touch()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'cuda/bin'}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    return tmp_path / "cuda"
+
+
+def test_a_whole_toolkit_lacks_nothing(toolkit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lacks(NVCC, BUILD) is None
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("CUDA_HOME", str(toolkit))
+    assert lacks(NVCC, BUILD) is None
+    monkeypatch.delenv("CUDA_HOME")
+    assert lacks(NVCC.model_copy(update={"usual": str(toolkit)}), BUILD) is None
+
+
+def test_a_script_on_path_that_starts_the_usual_toolkits_program(
+    toolkit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = program(tmp_path / "scripts/nvcc")
+    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
+    assert "without the header" in str(lacks(NVCC, BUILD))
+    assert lacks(NVCC.model_copy(update={"usual": str(toolkit)}), BUILD) is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        ("no program", "found no nvcc (on PATH), expected nvcc 13, which builds acme: install CUDA's toolkit 13"),
+        ("no header", "without the header"),
+        ("release 12", "of release 12.8, expected nvcc 13"),
+        ("release 130", "of release 130.1, expected nvcc 13"),
+        ("silent", "of release unknown, expected nvcc 13"),
+        ("home without it", "found no nvcc (in CUDA_HOME=/nowhere), expected nvcc 13"),
+    ],
+)
+def test_each_fault_of_a_toolkit_is_one_sentence(
+    fault: str, found: str, toolkit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if fault == "no program":
+        (toolkit / "bin/nvcc").unlink()
+    elif fault == "no header":
+        (toolkit / "include/cuda_runtime.h").unlink()
+    elif fault == "home without it":
+        monkeypatch.setenv("CUDA_HOME", "/nowhere")
+    else:
+        said = {"release 12": "release 12.8, V1", "release 130": "release 130.1", "silent": ""}[fault]
+        program(toolkit / "bin/nvcc", said)
+    assert found in str(lacks(NVCC, BUILD))
+
+
+@pytest.mark.parametrize(
+    ("driver", "is_old"),
+    [
+        ("579.99.99", True),
+        ("580", True),  # the least has more numbers
+        ("580.65.05", True),
+        ("99.0", True),  # as text it would be the newer one
+        ("580.65.06", False),
+        ("580.95.05", False),
+        ("1000.1", False),
+        ("unreadable: NVML", False),
+        ("no answer", False),
+        ("", False),
+    ],
+)
+def test_drivers_are_compared_by_their_numbers(driver: str, is_old: bool) -> None:
+    need = DriverNeed(least="580.65.06", reason="it is a build for CUDA 13")
+    assert (too_old(need, driver) is not None) == is_old
+
+
+@pytest.mark.parametrize(("given", "said"), [(None, "found none in"), ("paddle", "no URL"), ("ftp://a/b", "no URL")])
+def test_a_named_index_is_asked_for(given: str | None, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = NamedIndex(setting="LEVELFIELD_ACME_INDEX", packages=("acme",), reason="Acme has its own")
+    monkeypatch.delenv("LEVELFIELD_ACME_INDEX", raising=False)
+    if given:
+        monkeypatch.setenv("LEVELFIELD_ACME_INDEX", given)
+    why = str(unset(index))
+    assert said in why and "expected the URL of a package index that has acme: Acme has its own" in why
+    if given:
+        assert given not in why  # it may hold a password
+    for right in ("https://me:secret@acme.example/simple", "file:///srv/wheels"):
+        monkeypatch.setenv("LEVELFIELD_ACME_INDEX", right)
+        assert unset(index) is None
+
+
+def test_what_is_fetched_already_needs_neither_index_nor_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("LEVELFIELD_ACME_INDEX", raising=False)
+    index = NamedIndex(setting="LEVELFIELD_ACME_INDEX", packages=("acme",), reason="Acme has its own")
+    stages = Stages(("acme==1",), (BUILD,), driver=DriverNeed(least="580", reason="CUDA 13"), index=index)
+    assert len(list(missing(stages, "550.1", is_fetched=False))) == 3
+    assert len(list(missing(stages, None, is_fetched=False))) == 2
+    assert len(list(missing(stages, "550.1", is_fetched=True))) == 1
+    monkeypatch.setenv("LEVELFIELD_WHEELS", str(tmp_path))
+    assert list(missing(stages, None, is_fetched=False)) == []
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A machine with two cards by its nvidia-smi; called with the driver's version."""
+    pynvml = pytest.importorskip("pynvml")
+
+    def absent() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    def make(driver: str) -> None:
+        lines = "".join(CARD.format(index=index, driver=driver) for index in (0, 1)).rstrip("\n")
+        program(tmp_path / "bin/nvidia-smi", lines)
+        monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+
+    monkeypatch.setattr(pynvml, "nvmlInit", absent)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("LEVELFIELD_PADDLE_INDEX", raising=False)
+    return make
+
+
+def planned(text: str, **given: object) -> Plan:
+    choice = TuningChoice(attention=given.pop("attention", None))
+    request = UserRequest(choice=choice, scale="smoke", **given)  # type: ignore[arg-type]
+    return resolve(place(Registry(), Entry(text, request)), "run-id")
+
+
+def test_a_new_driver_has_the_default_version(machine) -> None:
+    machine("580.95.05")
+    plan = planned("gpt3_6.7B:torch:nvidia:1:2")
+    assert "torch==2.13.0" in plan.environment.requirements and plan.deviations == ()
+    assert plan.environment.builds == () and [s.partition(":")[0] for s in plan.environment.left_out] == [
+        "without flash-attn",
+        "without transformer-engine",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("framework", "version"), [("torch", "2.10.0"), ("deepspeed", "0.19.8+cuda12"), ("megatron", "0.16.1+cuda12")]
+)
+def test_an_older_driver_has_the_build_that_it_can_run(
+    framework: str, version: str, machine, toolkit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(toolkit / "bin/nvcc", "release 12.8, V12.8.93")
+    machine("550.54.15")
+    plan = planned(f"gpt3_6.7B:{framework}:nvidia:1:2")
+    assert "torch==2.10.0" in plan.environment.requirements
+    assert (plan.implementation.version, plan.implementation.is_further) == (version, True)
+    assert plan.environment.name == f"{framework}-{version}-nvidia" and plan.selector.version == version
+    (why,) = plan.deviations
+    assert why.startswith(f"{framework}_{version} in place of {framework} ")
+    assert "found driver 550.54.15, and" in why and "580.65.06 or newer (torch 2.13.0 is a build for CUDA 13.0)" in why
+
+
+def test_a_driver_that_is_too_old_for_all_ends_before_anything(machine) -> None:
+    machine("470.82.01")
+    with pytest.raises(NotHere) as caught:
+        planned("gpt3_6.7B:torch:nvidia:1:2")
+    assert str(caught.value).startswith("torch on nvidia: found driver 470.82.01, expected 580.65.06 or newer: torch ")
+    assert len(str(caught.value).splitlines()) == 1
+    assumed = planned("gpt3_6.7B:torch:nvidia:1:2", assume=True)
+    assert "found driver 470.82.01" in str(assumed.environment.lacking)
+
+
+def test_a_version_that_the_user_named_is_not_changed(machine) -> None:
+    machine("550.54.15")
+    with pytest.raises(NotHere, match=r"found driver 550.54.15, expected 580.65.06 or newer: torch 2.13.0 is a build"):
+        planned("gpt3_6.7B:torch_2.13.0:nvidia:1:2")
+    assert planned("gpt3_6.7B:torch_2.10.0:nvidia:1:2").deviations == ()
+
+
+def test_a_driver_that_nobody_can_read_is_said_and_not_guessed(machine) -> None:
+    machine("[Not Supported]")
+    (said,) = planned("gpt3_6.7B:torch:nvidia:1:2").deviations
+    assert said.startswith("torch needs driver 580.65.06 or newer") and "not checked: [Not Supported]" in said
+
+
+def test_a_python_of_the_users_own_needs_no_check(machine) -> None:
+    machine("470.82.01")
+    for given in ({"runtime": "inside"}, {"python": "python3"}):
+        plan = planned("gpt3_6.7B:torch:nvidia:1:2", **given)
+        assert plan.deviations == () and plan.environment.requirements == ()
+
+
+def test_paddles_index_is_asked_for_before_anything(machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine("580.95.05")
+    with pytest.raises(NotHere, match=r"paddle on nvidia: found none in LEVELFIELD_PADDLE_INDEX, expected the URL"):
+        planned("gpt3_6.7B:paddle:nvidia:1:2")
+    monkeypatch.setenv("LEVELFIELD_PADDLE_INDEX", "https://me:secret@acme.example/simple")
+    plan = planned("gpt3_6.7B:paddle:nvidia:1:2")
+    assert plan.environment.index == "LEVELFIELD_PADDLE_INDEX" and "secret" not in plan.to_json()
+
+
+def test_a_kernel_that_must_be_built_needs_its_compiler(
+    machine, toolkit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine("580.95.05")
+    monkeypatch.setenv("CUDA_HOME", "/nowhere")
+    with pytest.raises(
+        NotHere, match=r"found no nvcc \(in CUDA_HOME=/nowhere\), expected nvcc 13, which builds flash-"
+    ):
+        planned("gpt3_6.7B:torch:nvidia:1:2", attention="flash_attn")
+    monkeypatch.setenv("CUDA_HOME", str(toolkit))
+    plan = planned("gpt3_6.7B:torch:nvidia:1:2", attention="flash_attn")
+    assert [step.packages for step in plan.environment.builds] == [("flash-attn==2.8.3",)]
+    assert "ninja==1.13.0" in plan.environment.requirements and len(plan.environment.left_out) == 1
+    plain = planned("gpt3_6.7B:torch:nvidia:1:2")
+    assert plain.environment.digest != plan.environment.digest and "ninja==1.13.0" not in plain.environment.requirements
+
+
+def test_an_image_has_the_same_checks(machine) -> None:
+    machine("470.82.01")
+    with pytest.raises(NotHere, match=r"found driver 470\.82\.01"):
+        planned("gpt3_6.7B:torch:nvidia:1:2", runtime="docker")
+    plan = planned("gpt3_6.7B:torch:nvidia:1:2", runtime="docker", base_image="mine:1", base_has_framework=True)
+    assert plan.container and plan.container.image.requirements == () and plan.environment.lacking is None
+
+
+def test_a_further_step_changes_the_digest_and_no_other_environment() -> None:
+    file, _folder = Registry().implementation("torch")
+    needs = file.requirements["cpu"].stages()
+    plain = environment_of(file, "cpu", needs, None, "process")
+    built = environment_of(file, "cpu", Stages(needs.first, (BUILD.model_copy(update={"tools": ()}),)), None, "process")
+    assert plain.digest != built.digest and plain.builds == () and plain.left_out == ()
