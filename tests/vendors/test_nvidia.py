@@ -184,6 +184,7 @@ def test_the_first_answer_has_more_time_and_a_reason_of_its_own(monkeypatch: pyt
     assert tool.gpus().problem == "it did not answer within 5 s" and given == [30.0, 5.0, 5.0]
     slow = NVIDIA.Smi(lambda seconds: CommandOutput(None, f"it did not answer within {seconds:g} s"))
     assert slow.gpus().problem == f"it did not answer within 30 s; {NVIDIA.SLOW_START}"
+    assert slow.gpus().problem == "it did not answer within 5 s"
     fails = NVIDIA.Smi(lambda seconds: CommandOutput(None, "it ended with exit code 9"))
     assert fails.gpus().problem == "it ended with exit code 9"
 

@@ -81,7 +81,8 @@ class Adapter(DeclaredVendor):
         if self._given:
             return self._given
         nvml = open_nvml()
-        return nvml if isinstance(nvml, Nvml) else find_smi() or nvml
+        first = FIRST_TIMEOUT_SECONDS if nvml is None else SMI_TIMEOUT_SECONDS  # NVML's failure was the first answer
+        return nvml if isinstance(nvml, Nvml) else find_smi(first) or nvml
 
     def devices(self) -> Sequence[Device]:
         """The cards that CUDA_VISIBLE_DEVICES leaves, without those in MIG mode: see README.md."""
@@ -278,16 +279,15 @@ def open_nvml() -> Nvml | Silent | None:
 class Smi:
     """`run` runs nvidia-smi within so many seconds and returns what it printed."""
 
-    def __init__(self, run: Callable[[float], CommandOutput]) -> None:
+    def __init__(self, run: Callable[[float], CommandOutput], first: float = FIRST_TIMEOUT_SECONDS) -> None:
         self._run = run
-        self._seconds = FIRST_TIMEOUT_SECONDS  # until the first answer
+        self._seconds = first  # for the first answer; all others have SMI_TIMEOUT_SECONDS
 
     def _ask(self) -> CommandOutput:
-        answer = self._run(self._seconds)
-        if answer.text is not None:
-            self._seconds = SMI_TIMEOUT_SECONDS
-        elif answer.reason.endswith(f"within {self._seconds:g} s"):
-            return answer._replace(reason=with_advice(answer.reason, self._seconds))
+        seconds, self._seconds = self._seconds, SMI_TIMEOUT_SECONDS
+        answer = self._run(seconds)
+        if answer.text is None and answer.reason.endswith(f"within {seconds:g} s"):
+            return answer._replace(reason=with_advice(answer.reason, seconds))
         return answer
 
     def gpus(self) -> GpuList:
@@ -330,9 +330,9 @@ def _why_none(answer: CommandOutput) -> str | None:
     return f"nvidia-smi printed no line of a card: found {first!r}"
 
 
-def find_smi() -> Smi | None:
-    """nvidia-smi, where it is on the path."""
-    return Smi(lambda seconds: ask_smi("nvidia-smi", seconds)) if shutil.which("nvidia-smi") else None
+def find_smi(first: float = FIRST_TIMEOUT_SECONDS) -> Smi | None:
+    """nvidia-smi, where it is on the path. first: the seconds for its first answer."""
+    return Smi(lambda seconds: ask_smi("nvidia-smi", seconds), first) if shutil.which("nvidia-smi") else None
 
 
 def ask_smi(tool: str, seconds: float = SMI_TIMEOUT_SECONDS) -> CommandOutput:

@@ -130,6 +130,7 @@ def _state(
         for device, offered in implementation.parallelism.items()
         if set(LAYOUTS[key]) <= set(offered) and precision in implementation.offered_precisions(device)
         if _exists(family, key) and not _is_refused(implementation, family, key, device)
+        if not implementation.is_further or device in implementation.requirements
     ]
     if not devices:
         return "-"

@@ -17,8 +17,9 @@ NO_MESSAGES = {"--scale full"}
 
 
 def texts() -> Iterator[str]:
-    """Every text of the platform and the models but docstrings, with … for what is filled in."""
-    sources = [ROOT / "run_benchmarks.py", *(ROOT / "platform").rglob("*.py"), *(ROOT / "models").rglob("*.py")]
+    """Every text of the platform, the models and the vendors but docstrings, with … for what is filled in."""
+    folders = ("platform", "models", "vendors")
+    sources = [ROOT / "run_benchmarks.py", *(path for folder in folders for path in (ROOT / folder).rglob("*.py"))]
     for path in sources:
         docstrings = set()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):  # a statement comes before its parts
