@@ -107,7 +107,7 @@ def interpreter() -> Path:
     from levelfield.run.runtimes.environments import environment_in_use
 
     implementation, _folder = Registry().implementation("jax")
-    plan = environment_of(implementation, "cpu", implementation.requirements["cpu"].packages, None, "process")
+    plan = environment_of(implementation, "cpu", implementation.requirements["cpu"].stages(), None, "process")
     with environment_in_use(plan, lambda text: print(text, file=sys.stderr)):
         return Path(plan.python)
 
