@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.errors import NotHere
+from levelfield.errors import NotHere, UsageError
 from levelfield.plan.build_checks import lacks, missing, too_old, unset
 from levelfield.plan.environment import environment_of
 from levelfield.plan.placement import place
@@ -258,3 +258,13 @@ def test_a_further_step_changes_the_digest_and_no_other_environment() -> None:
     plain = environment_of(file, "cpu", needs, None, "process")
     built = environment_of(file, "cpu", Stages(needs.first, (BUILD.model_copy(update={"tools": ()}),)), None, "process")
     assert plain.digest != built.digest and plain.builds == () and plain.left_out == ()
+
+
+def test_a_machine_without_devices_is_not_said_to_have_none_of_the_vendors_first_chip(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(UsageError, match=r"^found no devices \(vendor nvidia\), expected 8\."):
+        planned("gpt3_6.7B:torch:nvidia:1:8")
+    with pytest.raises(UsageError, match=r"^found 0 x H100-SXM5-80GB \(vendor nvidia\), expected 8\."):
+        planned("gpt3_6.7B:torch:H100:1:8")
