@@ -19,7 +19,7 @@ def storable(record: RunRecord, origin: str) -> RunRecord:
     """Return the record. Raises DocumentError for a text, a number or a time that no database can hold or sort, and for
     a run on pretended devices, which no series may have."""
     if record.failure == PRETENDED:
-        raise DocumentError(f"{origin}: found a run on pretended devices, expected real ones; a store takes no such run")
+        raise DocumentError(f"{origin}: found a run on pretended devices, expected real ones; no store takes it")
     check_texts(record, origin)
     return with_storable_numbers(record, origin)
 
