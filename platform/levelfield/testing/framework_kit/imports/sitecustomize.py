@@ -4,16 +4,19 @@ Python imports a module of this name at its start from a folder of PYTHONPATH. S
 report, and none that recorded trainings rest on changes with it.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import sys
 import sysconfig
 from pathlib import Path
+from typing import NoReturn
 
 VARIABLE = "LEVELFIELD_IMPORTED"
 
 
-def report_at_end(folder, rank):
+def report_at_end(folder: str, rank: str) -> None:
     """Have this process write rankN.imported into `folder` when it ends well, as the worker ends it: by os._exit(0).
 
     A report that cannot be written fails no training: who reads it takes all files that there are. Processes that this
@@ -21,7 +24,7 @@ def report_at_end(folder, rank):
     """
     own, leave = os.getpid(), os._exit
 
-    def report_and_leave(code):
+    def report_and_leave(code: int) -> NoReturn:
         if code == 0 and os.getpid() == own:
             try:
                 (Path(folder) / f"rank{rank}.imported").write_text(json.dumps(imported_files()), encoding="utf-8")
@@ -32,7 +35,7 @@ def report_at_end(folder, rank):
     os._exit = report_and_leave
 
 
-def imported_files():
+def imported_files() -> list[str]:
     """Return the real paths of the files of all modules that neither came from an installed package nor were written by
     torch's compiler, which names its folder in the environment."""
     folders = [*sysconfig.get_paths().values(), *filter(None, [os.environ.get("TORCHINDUCTOR_CACHE_DIR")])]
