@@ -24,13 +24,13 @@ def report_at_end(folder: str, rank: str) -> None:
     """
     own, leave = os.getpid(), os._exit
 
-    def report_and_leave(code: int) -> NoReturn:
-        if code == 0 and os.getpid() == own:
+    def report_and_leave(status: int) -> NoReturn:
+        if status == 0 and os.getpid() == own:
             try:
                 (Path(folder) / f"rank{rank}.imported").write_text(json.dumps(imported_files()), encoding="utf-8")
             except OSError as error:
                 print(f"levelfield: {VARIABLE}={folder}: imported files cannot be written: {error}", file=sys.stderr)
-        leave(code)
+        leave(status)
 
     os._exit = report_and_leave
 
