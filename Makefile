@@ -99,9 +99,10 @@ matrix: $(STAMP)
 host-runs: $(STAMP)
 	PYTHONPATH=platform $(PY) tests/models/host_runs.py
 
-# On a machine with an accelerator: what only a chip can show, written to gpu-check/.
+# On a machine with accelerators: what only a chip can show, within 40 minutes, written to gpu-check/. docs/first-hour.md
+# explains it. Options go into ARGS, such as ARGS=--list. The caller's PYTHONPATH holds packages that were carried there.
 gpu-check:
-	PYTHONPATH=platform $(PYTHON) tests/gpu/check.py
+	$(PYTHON) tests/gpu/check.py $(ARGS)
 
 $(STAMP): requirements.lock requirements-dev.lock
 	$(PYTHON) -m venv --clear $(DEV)

@@ -1,0 +1,170 @@
+"""The first hour on a machine with accelerators, as data: the entries of `make gpu-check`, most valuable first.
+
+Minutes are guesses from plans and from runs on processors, until a chip corrects them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+VALID = ("valid",)
+DONE = ("exit 0",)
+ALIGNED = ("aligned", "consistent")
+
+
+class Entry(NamedTuple):
+    """One command of run_benchmarks.py. {vendor}, {count} and {chip_devices} in arguments are filled in.
+
+    devices: how many it needs. module: what the training's Python must have. expects: the words, or `exit 0`, with
+    which it is as expected. verdicts: the same of the alignment; () takes any. chip_only: it says nothing on a
+    processor. fault: what is done to the last rank once it has trained five steps, `kill` or `stop`.
+    """
+
+    name: str
+    minutes: float
+    arguments: tuple[str, ...]
+    shows: str
+    devices: int = 1
+    module: str = ""
+    expects: tuple[str, ...] = VALID
+    verdicts: tuple[str, ...] = ()
+    chip_only: bool = False
+    fault: str = ""
+
+    @property
+    def trains(self) -> bool:
+        """Whether the command is a training, which has a result."""
+        return self.arguments[0].startswith("-")
+
+
+MODULES = {"torch": "torch", "megatron": "megatron.core", "deepspeed": "deepspeed"}
+SEQUENCE = "gpt3_6.7B"
+GATED = "llama3_8b"
+
+
+def training(case: str, framework: str, devices: int, *options: str, scale: str = "smoke") -> tuple[str, ...]:
+    return ("--case", f"{case}:{framework}:{{vendor}}:1:{devices}", "--scale", scale, *options)
+
+
+def family(name: str, case: str, framework: str, devices: int, *options: str, shows: str) -> Entry:
+    """A layout family at smoke scale in fp32, held against the processor's reference."""
+    arguments = training(case, framework, devices, *options)
+    return Entry(name, 0.7, arguments, shows, devices, MODULES[framework], verdicts=ALIGNED)
+
+
+def whole(name: str, minutes: float, case: str, devices: int, *options: str, shows: str) -> Entry:
+    """A run at full scale on a chip, without a training for its certificate before it."""
+    arguments = training(case, "torch", devices, "--no-certificate", *options, scale="full")
+    return Entry(name, minutes, arguments, shows, devices, "torch", chip_only=True)
+
+
+FIRST = (
+    Entry("list-vendors", 0.1, ("list", "vendors", "--json"), "what the driver answers", expects=DONE),
+    Entry("vendor-check", 0.5, ("vendor", "check", "{vendor}", "--fast"), "the vendor's conformance", expects=DONE),
+    Entry(
+        *("vendor-record", 0.3, ("vendor", "record", "{vendor}", "--redact", "--force")),
+        *("recordings of the driver's real answers, in vendors/",),
+        expects=DONE,
+        chip_only=True,
+    ),
+    Entry("gpt-fp32", 0.7, training(SEQUENCE, "torch", 1), "noise to a processor", 1, "torch", verdicts=ALIGNED),
+    Entry("llama-fp32", 0.7, training(GATED, "torch", 1), "noise to a processor", 1, "torch", verdicts=ALIGNED),
+    Entry("gpt-bf16", 1.0, training("gpt3_6.7B_bf16", "torch", 1), "bf16", 1, "torch", verdicts=ALIGNED),
+    Entry("llama-bf16", 1.0, training("llama3_8b_bf16", "torch", 1), "bf16", 1, "torch", verdicts=ALIGNED),
+    Entry(
+        *("preflight-pairs", 1.5, ("preflight", "--case", f"{GATED}:torch:{{vendor}}:1:{{count}}", "--pairs")),
+        *("collectives of all devices, and between every two", 2, "torch", DONE),
+    ),
+    Entry("peak", 0.8, training(SEQUENCE, "torch", 1, "--probe"), "the best product, TF32 off", 1, "torch"),
+    Entry(
+        "peak-tf32",
+        0.8,
+        training(SEQUENCE, "torch", 1, "--probe", "--env", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1"),
+        "TF32 on must be caught: its verdict must not be aligned",
+        module="torch",
+        verdicts=("different", "diverged", "inconclusive"),
+        chip_only=True,
+    ),
+    whole("gpt2-small", 1.5, "gpt2_small", 1, "--probe", shows="one device at full scale; energy; memory"),
+    whole("gpt-20-steps", 4.0, SEQUENCE, 8, "--steps", "20", "--global-batch", "256", shows="full case, short batch"),
+    whole("llama-20-steps", 8.0, GATED, 8, "--steps", "20", "--global-batch", "128", shows="full case, short batch"),
+)
+
+FAMILIES = (
+    family("zero1", SEQUENCE, "torch", 2, "--layout", "DP2SH1", shows="ZeRO 1"),
+    family("zero2", SEQUENCE, "torch", 2, "--layout", "DP2SH2", shows="ZeRO 2"),
+    family("zero3", GATED, "torch", 2, "--layout", "DP2SH3", shows="ZeRO 3"),
+    family("tp-seq", GATED, "torch", 2, "--layout", "TP2+seq", shows="tensor and sequence parallel"),
+    family("pp", SEQUENCE, "torch", 2, "--layout", "PP2", shows="pipeline parallel"),
+    family("cp", GATED, "torch", 2, "--layout", "DP1CP2", shows="context parallel"),
+    family("ep", "mixtral_8x7b", "torch", 2, "--layout", "DP2EP2", shows="expert parallel"),
+    family("hybrid", GATED, "torch", 4, "--layout", "DP4SH3SP2", shows="hybrid sharding"),
+    family("tp-pp", GATED, "torch", 8, "--layout", "DP2TP2PP2+seq", shows="a cross of three"),
+    family("cp-zero3", GATED, "torch", 8, "--layout", "DP4CP2SH3", shows="a cross of two"),
+    family("ep-zero1", "mixtral_8x7b", "torch", 4, "--layout", "DP4EP2SH1", shows="a cross of two"),
+)
+
+FAULTS = (
+    Entry(
+        *("killed", 0.7, training(SEQUENCE, "torch", 1), "a killed rank: words and evidence", 1, "torch", ("failed",)),
+        fault="kill",
+    ),
+    Entry(
+        *("hang", 1.5, training(SEQUENCE, "torch", 1), "a hang: words and evidence", 1, "torch", ("timeout",)),
+        fault="stop",
+    ),
+    Entry(
+        "out-of-memory",
+        1.5,
+        training("gpt3_13B", "torch", 1, "--layout", "DP1", "--no-certificate", scale="full"),
+        "245 GiB on one device: words and evidence",
+        module="torch",
+        expects=("oom",),
+        chip_only=True,
+    ),
+    Entry("after-faults", 0.7, training(SEQUENCE, "torch", 1), "what the faults left on the device", 1, "torch"),
+)
+
+OTHERS = (
+    Entry("compiled", 1.5, training(GATED, "torch", 1, "--compile"), "torch.compile", 1, "torch", verdicts=ALIGNED),
+    family("megatron", SEQUENCE, "megatron", 1, shows="megatron on one device"),
+    family("megatron-zero1", SEQUENCE, "megatron", 2, "--layout", "DP2SH1", shows="its distributed optimizer"),
+    family("megatron-tp-seq", GATED, "megatron", 2, "--layout", "TP2+seq", shows="tensor and sequence parallel"),
+    family("megatron-pp", SEQUENCE, "megatron", 2, "--layout", "PP2", shows="pipeline parallel"),
+    family(
+        *("megatron-interleaved", GATED, "megatron", 2, "--layout", "PP2", "--virtual-pipeline", "2"),
+        shows="two model chunks a stage",
+    ),
+    family("megatron-cp", GATED, "megatron", 2, "--layout", "DP1CP2", shows="context parallel"),
+    family("megatron-ep", "mixtral_8x7b", "megatron", 2, "--layout", "DP2EP2", shows="expert parallel"),
+    family("megatron-tp-pp", GATED, "megatron", 8, "--layout", "DP2TP2PP2+seq", shows="a cross of three"),
+    family("deepspeed-zero1", SEQUENCE, "deepspeed", 2, "--layout", "DP2SH1", shows="ZeRO 1"),
+    family("deepspeed-zero2", SEQUENCE, "deepspeed", 2, "--layout", "DP2SH2", shows="ZeRO 2"),
+    family("deepspeed-zero3", GATED, "deepspeed", 2, "--layout", "DP2SH3", shows="ZeRO 3"),
+    family("deepspeed", SEQUENCE, "deepspeed", 1, shows="deepspeed on one device"),
+    whole("gpt2-medium", 2.5, "gpt2_medium", 1, shows="one device at full scale"),
+    whole("gpt2-small-compiled", 2.0, "gpt2_small", 1, "--compile", shows="compiled, beside gpt2-small"),
+    whole(*("fp8", 8.0, "flagperf_llama3_8b_fp8", 8, "--steps", "10"), shows="fp8 by transformer-engine")._replace(
+        module="transformer_engine.pytorch"
+    ),
+    whole("gpt-20-steps-whole-batch", 9.0, SEQUENCE, 8, "--steps", "20", shows="the case's own batch"),
+    whole("llama-20-steps-whole-batch", 25.0, GATED, 8, "--steps", "20", shows="the case's own batch"),
+)
+
+PLAN = (*FIRST, *FAMILIES, *FAULTS, *OTHERS)
+
+
+def read_plan(path: Path | None) -> tuple[Entry, ...]:
+    """Return the plan of the file, a list of entries by their fields, or the plan above. Raises ValueError."""
+    if path is None:
+        return PLAN
+    try:
+        content: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        entries = tuple(Entry(**{k: tuple(v) if isinstance(v, list) else v for k, v in e.items()}) for e in content)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: found no plan: {error}; expected a list of entries as in check_plan.py") from None
+    if len({e.name for e in entries}) < len(entries):
+        raise ValueError(f"{path}: two entries have one name; give each its own")
+    return entries

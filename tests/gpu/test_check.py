@@ -1,0 +1,254 @@
+"""gpu-check on a training that only pretends: order, resumption, budget, faults, exit codes and words."""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from check_plan import PLAN, Entry, read_plan
+from check_python import found_in, given_python
+from check_record import code_digest, read_records
+from check_runs import judged
+from check_summary import energies, layout_text, read_rehearsed, rehearsed_of, summarise
+from levelfield.cli.main import main as levelfield
+
+HERE = Path(__file__).resolve().parent
+PLUGINS = HERE.parent / "core" / "plugins"
+LONG = HERE.parent / "containers" / "plugins"
+
+
+def tiny(name, *options, case="tiny", **fields):
+    arguments = ["--case", f"{case}:fake:{{vendor}}:1:{fields.get('devices', 1)}", *options]
+    return {"name": name, "minutes": 0.1, "arguments": arguments, "shows": f"shows {name}", **fields}
+
+
+class Checked:
+    """One gpu-check/ with its plan."""
+
+    def __init__(self, folder, devices="2"):
+        self.output = folder / "gpu-check"
+        self.plan = folder / "plan.json"
+        self.variables = {**os.environ, "LEVELFIELD_NO_BOOTSTRAP": "1", "FAKE_DEVICES": devices, "PYTHONPATH": ""}
+        self.variables["LEVELFIELD_LOCKS"] = str(folder / "locks")
+
+    def start(self, entries, *options):
+        self.plan.write_text(json.dumps(entries))
+        argv = [sys.executable, str(HERE / "check.py"), "--plan", str(self.plan), "--output", str(self.output)]
+        argv += ["--plugins", str(PLUGINS), "--plugins", str(LONG), *options]
+        return subprocess.Popen(argv, env=self.variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def run(self, entries, *options):
+        process = self.start(entries, *options)
+        out, err = process.communicate(timeout=300)
+        assert "Traceback" not in err, err
+        return process.returncode, out, err
+
+    def records(self):
+        return read_records(self.output)
+
+    def summary(self):
+        return json.loads((self.output / "summary.json").read_text())
+
+
+@pytest.fixture
+def checked(tmp_path):
+    return Checked(tmp_path)
+
+
+def test_the_plan_runs_in_order_and_a_second_call_goes_on(checked):
+    first, second = tiny("first"), tiny("second", "--layout", "DP2", devices=2)
+    code, _, err = checked.run([first, second])
+    assert code == 0, err
+    assert list(checked.records()) == ["first", "second"]
+    assert err.index("first: shows") < err.index("second: shows")
+    runs = {name: record["run_id"] for name, record in checked.records().items()}
+    code, _, err = checked.run([first, second], "--again", "second")
+    assert code == 0 and "1 to do" in err
+    again = {name: record["run_id"] for name, record in checked.records().items()}
+    assert again["first"] == runs["first"] and again["second"] != runs["second"]
+    row = checked.summary()["rows"][1]
+    assert row["layout"] == "DP2TP1PP1" and row["tokens_per_second_per_device"] > 0
+    assert (checked.output / "second.report.md").exists() and "| first | tiny |" in (
+        checked.output / "summary.md"
+    ).read_text()
+
+
+def test_what_cannot_run_is_named(checked):
+    entries = [
+        tiny("fits", "--layout", "DP1"),
+        tiny("wide", devices=8),
+        tiny("lacking", module="no_such_framework"),
+        tiny("long", minutes=30.0),
+    ]
+    code, out, _ = checked.run(entries, "--minutes", "5")
+    assert code == 0
+    assert "needs 8 devices; found 2" in out and "needs the module no_such_framework" in out
+    assert "needs about 30 minutes" in out
+    assert set(checked.summary()["left_out"]) == {"wide", "lacking", "long"} and list(checked.records()) == ["fits"]
+    code, out, _ = checked.run(entries, "--list")
+    assert code == 0 and "done: valid" in out and "left out: needs 8" in out
+
+
+def test_faults_have_their_words_and_an_unexpected_one_ends_with_3(checked):
+    entries = [
+        tiny("killed", case="long", fault="kill", expects=["failed"], devices=2),
+        tiny("exits", expects=["valid"]) | {"arguments": ["show", "no-such-case"], "expects": ["exit 2"]},
+        tiny("unaligned", verdicts=["aligned"]),
+    ]
+    code, out, err = checked.run(entries)
+    assert code == 3, err
+    records = checked.records()
+    assert records["killed"]["as_expected"] and records["killed"]["status"]["failure"] == "killed", records["killed"]
+    assert records["exits"]["as_expected"] and "no-such-case" in records["exits"]["said"]
+    assert "found alignment unchecked, expected aligned" in out
+
+
+def test_without_an_accelerator_it_ends_with_2(tmp_path):
+    code, out, err = Checked(tmp_path, devices="0").run([tiny("first")])
+    assert code == 2 and "found no accelerator here" in err and not out
+    code, _, err = Checked(tmp_path).run([tiny("first")], "--only", "nothing")
+    assert code == 2 and "found no entry 'nothing', expected one of: first" in err
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)])
+def test_an_ended_call_leaves_no_run_and_the_next_goes_on(checked, number, expected):
+    first, long = tiny("first"), tiny("long", case="long")
+    process = checked.start([first, long])
+    deadline = time.monotonic() + 120
+    while not any('"step":5,' in p.read_text() for p in checked.output.glob("runs/*_long_*/events/rank0.jsonl")):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == expected and "Traceback" not in err, err
+    (run,) = checked.output.glob("runs/*_long_*")
+    while not (run / "result.json").exists():  # its platform was interrupted too, and says so
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert json.loads((run / "result.json").read_text())["status"]["failure"] == "interrupted"
+    assert list(checked.records()) == ["first"]
+    code, _, err = checked.run([first, tiny("long")])
+    assert code == 0 and "1 to do" in err
+
+
+def test_other_code_or_another_machine_makes_a_record_old(checked, tmp_path):
+    code, _, _ = checked.run([tiny("first")])
+    content = json.loads((checked.output / "done.json").read_text())
+    content["entries"]["first"]["code"] = "another"
+    (checked.output / "done.json").write_text(json.dumps(content))
+    _, out, _ = checked.run([tiny("first")], "--list")
+    assert code == 0 and "with other code or on another machine" in out
+    for text in ("{", '{"schema": "other"}', "[]"):
+        (checked.output / "done.json").write_text(text)
+        code, _, err = checked.run([tiny("first")])
+        assert code == 2 and "move the file away" in err
+
+
+def test_the_code_digest_sees_a_changed_file_but_no_recording(tmp_path):
+    for name in ("platform", "models", "configs", "vendors/acme/recorded"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "run_benchmarks.py").write_text("1")
+    before = code_digest(tmp_path)
+    (tmp_path / "vendors/acme/recorded/tool.txt").write_text("answer")
+    assert code_digest(tmp_path) == before
+    (tmp_path / "models" / "train.py").write_text("2")
+    assert code_digest(tmp_path) != before
+
+
+def test_carried_packages_are_seen_by_the_training_python(tmp_path, monkeypatch):
+    (tmp_path / "carried").mkdir()
+    (tmp_path / "carried" / "carried_framework.py").write_text("")
+    monkeypatch.setenv("LEVELFIELD_NO_BOOTSTRAP", "1")
+    monkeypatch.setenv("PYTHONPATH", f"{HERE.parents[1] / 'platform'}")
+    assert given_python(tmp_path) == sys.executable
+    monkeypatch.setenv("PYTHONPATH", f"{HERE.parents[1] / 'platform'}{os.pathsep}{tmp_path / 'carried'}")
+    python = given_python(tmp_path)
+    has, releases = found_in(python, {"carried_framework", "numpy", "no.such.framework"})
+    assert has == {"carried_framework": True, "numpy": True, "no.such.framework": False} and releases["numpy"]
+    monkeypatch.delenv("LEVELFIELD_NO_BOOTSTRAP")
+    assert given_python(tmp_path) == ""
+    with pytest.raises(ValueError, match="expected a Python that runs"):
+        found_in(str(tmp_path / "none"), set())
+
+
+RECORD = {
+    **{"case": "llama3_8b+steps20", "scale": "full", "framework": "torch", "chip": "H100-SXM5-80GB", "nodes": 1},
+    **{"devices": 8, "micro_batch": 2, "recompute": "selective", "word": "valid", "verdict": None, "minutes": 1.0},
+    **{"layout": {"data": 8, "tensor": 1, "pipeline": 1, "sharding_stage": 3, "sharding_degree": 8}},
+    **{"planned_bytes": 2**30, "allocated_peak_bytes": 2**31, "reserved_peak_bytes": None, "as_expected": True},
+    **{"device_used_peak_bytes": None, "tokens_per_second_per_device": 1234.5, "why_not": None},
+}
+
+
+def test_rehearsed_figures_stand_beside_the_same_plan_only(tmp_path):
+    path = tmp_path / "rehearsed.json"
+    assert read_rehearsed(path)[0] == [] and "absent" in read_rehearsed(path)[1]
+    row = {key: RECORD[key] for key in ("framework", "chip", "nodes", "devices", "micro_batch", "recompute")}
+    row |= {"case": "llama3_8b", "layout": "DP8TP1PP1SH3SP8", "allocated_bytes": 3 * 2**30, "unknown": 1}
+    path.write_text(json.dumps({"schema": "levelfield.rehearsed/1", "rows": [row]}))
+    rows, said = read_rehearsed(path)
+    assert rehearsed_of(RECORD, rows) == row
+    for key, value in (("micro_batch", 1), ("chip", "H200"), ("layout", "DP8TP1PP1"), ("recompute", "none")):
+        assert rehearsed_of(RECORD, [row | {key: value}]) is None, key
+    assert rehearsed_of(RECORD | {"scale": "smoke"}, rows) is None
+    summarise({"llama": RECORD}, {"fp8": "needs the module x"}, rows, said, tmp_path)
+    text = (tmp_path / "summary.md").read_text()
+    assert "| 1.00 | 3.00 / - | 2.00 / - | - | 1,234 | - |" in text and "- fp8: needs the module x" in text
+    for broken in ("{", '{"rows": 3}', "[]"):
+        path.write_text(broken)
+        assert read_rehearsed(path)[0] == [] and "cannot be read" in read_rehearsed(path)[1]
+
+
+def test_a_layout_is_written_as_the_platform_writes_it():
+    from levelfield.specs.layout import parse_layout
+
+    for text in ("DP4TP2PP1", "DP2CP2TP1PP1SH3SP4", "DP2EP2TP1PP1", "DP2TP2PP2SH1SP2+seq"):
+        layout = parse_layout(text).layout
+        assert layout_text(layout.model_dump()) == str(layout) == text
+
+
+def test_energy_by_counter_and_by_sampled_power(tmp_path):
+    path = tmp_path / "telemetry.jsonl"
+    sample = {"index": 0, "power_watts": 100.0}
+    lines = [{"time_ns": t * 10**9, "samples": [sample | {"energy_joules": 120.0 * t}]} for t in (1, 2, 4)]
+    lines.append({"time_ns": 5 * 10**9, "samples": [sample | {"energy_joules": None}]})
+    path.write_text("\n".join(map(json.dumps, lines)))
+    assert energies(path) == [{"device": 0, "counter_joules": 360.0, "sampled_joules": 300.0}]
+    assert energies(tmp_path / "none") == []
+
+
+def test_a_word_or_a_verdict_that_is_not_expected_is_said():
+    entry = Entry("name", 1, ("--case",), "shows", verdicts=("aligned",))
+    assert judged(entry, {"word": "valid", "verdict": "aligned"}) == (True, None)
+    assert judged(entry, {"word": "oom", "status": {"reasons": ["7 GiB"]}}) == (
+        False,
+        "found oom, expected valid: 7 GiB",
+    )
+    assert judged(entry, {"word": "valid", "verdict": None})[0] is False
+
+
+def test_a_plan_that_is_none_is_an_error(tmp_path):
+    path = tmp_path / "plan.json"
+    twice = json.dumps([tiny("a"), tiny("a")])
+    for text in ("{", '[{"name": "a", "unknown": 1}]', '["a"]', twice):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"plan\.json"):
+            read_plan(path)
+
+
+def test_every_training_of_the_plan_can_be_planned_for_its_devices(monkeypatch):
+    """On H100s that are not here: layouts, micro-batches and options that a framework lacks would end with 2."""
+    monkeypatch.setenv("LEVELFIELD_STORE", "none")
+    assert len({entry.name for entry in PLAN}) == len(PLAN)
+    for entry in PLAN:
+        if entry.trains:
+            argv = [argument.format(vendor="H100", count=8) for argument in entry.arguments]
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
+                code = levelfield([*argv, "--dry-run", "--python", sys.executable])
+            assert code == 0, f"{entry.name}: {said.getvalue()}"
