@@ -17,6 +17,7 @@ MOST_APART = timedelta(days=30)
 WHY = {
     "left out": "these runs do not count; a side that often fails may look fast in the runs that are left",
     "alignment": "only `aligned` says that the training agrees with the reference",
+    "attention kernel": "each side may choose its kernel, and this choice may explain the ratio",
     "source": "changed files are in no commit, so nobody can repeat exactly this run",
     "other programs": "what they used of the machine while a run was measured makes it slower",
     "run order": "the sides ran one after another, so a change of the machine meanwhile looks like a difference",
@@ -50,6 +51,7 @@ def cautions(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
     yield from _left_out(sides)
     yield from _verdicts(sides)
     yield from _dirty(sides)
+    yield from _kernels(sides)
     yield from _other_use(sides)
     yield from (each for each in fields_of(sides, _surroundings(sides)) if not each.is_equal)
     yield from _times(sides)
@@ -80,6 +82,13 @@ def _dirty(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
     words = {True: "changed files", False: "as committed", None: NOTHING}
     found = field_of("source", sides, lambda record: words[record.subject.is_dirty])
     if any("changed files" in side for side in found.values):
+        yield found
+
+
+def _kernels(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
+    """Yield the kernels of attention where runs are known to have had different ones. An unknown one says nothing."""
+    found = field_of("attention kernel", sides, lambda record: at(record.result, "attention_kernel", "name"))
+    if len({name for side in found.values for name in side} - {NOTHING}) > 1:
         yield found
 
 

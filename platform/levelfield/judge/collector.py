@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 
+from levelfield.judge.attention_kernel import attention_kernel
 from levelfield.judge.certification import certificate_finding, with_certificate
 from levelfield.judge.disturbance import disturbance, disturbed
 from levelfield.judge.node_ends import missing_warnings, node_results
@@ -84,6 +85,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         recompute=plan.tuning.recompute,
         repeated=recompute,
         compile=plan.tuning.compile,
+        attention_kernel=attention_kernel(raw.frameworks),
         parameters=plan.parameters,
         active_parameters=_active_parameters(plan),
         repeat=plan.repeat,

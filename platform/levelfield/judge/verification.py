@@ -20,7 +20,7 @@ from levelfield.rundir.bundle_reader import RESULT, Bundle, RunInBundle, written
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.event_lines import DAMAGED, event_or_none
 from levelfield.rundir.raw_files import read_raw
-from levelfield.specs.base import load
+from levelfield.specs.base import LATER, load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
@@ -129,10 +129,17 @@ def _by_field(stated: Mapping[str, Any], found: Result, is_other_version: bool) 
     ours = dict(leaves(found.model_dump(mode="json")))
     theirs = dict(leaves({key: value for key, value in stated.items() if key != "schema"}))
     for name in [*ours, *(name for name in theirs if name not in ours)]:
-        if name.partition(".")[0] not in stated and is_other_version:
-            continue  # a field that the other version did not have
+        key = name.partition(".")[0]
+        if key not in stated and (is_other_version or _says_nothing(found, key)):
+            continue  # a field that the other version, or the code of its day, did not have
         if not _equal(theirs.get(name, _ABSENT), ours.get(name, _ABSENT)):
             yield Contradiction(name, _said(theirs.get(name, _ABSENT)), _said(ours.get(name, _ABSENT)))
+
+
+def _says_nothing(found: Result, key: str) -> bool:
+    """Return whether a field came after the first results and is null for this run."""
+    field = Result.model_fields.get(key)
+    return field is not None and field.json_schema_extra == LATER and getattr(found, key) is None
 
 
 def _equal(stated: Any, found: Any) -> bool:

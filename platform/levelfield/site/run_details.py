@@ -29,6 +29,7 @@ _SHARED: dict[str, tuple[str, ...]] = {
     "allowed": ("allowed",),
     "inherited": ("inherited",),
     "repeated": ("repeated",),
+    "attention_kernel": ("attention_kernel", "name"),
 }
 # These differ from run to run.
 _OWN: dict[str, tuple[str, ...]] = {

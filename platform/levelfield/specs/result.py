@@ -5,7 +5,7 @@ Every field has a description, and every number its unit: docs/result.md is made
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from pydantic import Field, JsonValue
 
@@ -18,6 +18,11 @@ Word = Literal[
     "valid", "invalid", "oom", "failed", "timeout", "unsupported", "withheld", "not-run", "reference-only", "unsealed",
     "tampered",
 ]  # fmt: skip
+
+# What computes attention: torch's own kernels by its names, the package flash-attn, transformer-engine's choice of its
+# kernels, and separate products with the scores between them in memory.
+AttentionKernelName = Literal["flash", "cudnn", "efficient", "math", "flash_attn", "transformer_engine", "unfused"]
+KERNELS: tuple[AttentionKernelName, ...] = get_args(AttentionKernelName)
 
 INTERRUPTED = "interrupted by the user"  # a reason
 PRETENDED = "pretended devices"  # a class of failure: a stand-in for a device, whose figures mean nothing
@@ -445,6 +450,17 @@ class NodeResult(Value):
     memory_bytes: int | None = Field(description="Memory of the host.", json_schema_extra=BYTES)
 
 
+class AttentionKernelFound(Value):
+    """The kernel of attention's core, or the reason why it is not known."""
+
+    name: AttentionKernelName | None = Field(
+        description="As the training named it. `flash`, `cudnn`, `efficient` and `math` are torch's own names. On a "
+        "processor `flash` is torch's kernel for processors. `flash_attn` is the package of that name. "
+        "`transformer_engine` chooses among its own kernels. `unfused` has separate products. Null: not known."
+    )
+    reason: str | None = Field(default=None, description="Why `name` is null.")
+
+
 class Result(Document):
     """What a run came to: result.json."""
 
@@ -480,6 +496,11 @@ class Result(Document):
         "(all products of a layer but the last). HFU counts it.",
     )
     compile: bool = Field(description="Whether the framework compiled the model.")
+    attention_kernel: AttentionKernelFound | None = Field(
+        default=None,
+        description="What computed attention's core. Null where the training does not report it.",
+        json_schema_extra=LATER,
+    )
     parameters: int = Field(
         description="Parameters of the model at this scale, embeddings included.", json_schema_extra=COUNT
     )

@@ -149,6 +149,26 @@ def test_a_machine_that_others_used_asks_for_caution(used: Any, said: str | None
     assert found == ([("-", said)] if said else [])
 
 
+@pytest.mark.parametrize(
+    ("found", "base", "cells"),
+    [
+        ({"name": "cudnn"}, {"name": "flash"}, ("flash", "cudnn")),
+        ({"name": "flash"}, {"name": "flash"}, None),
+        ({"name": None, "reason": "the training reported 'warp'"}, {"name": "flash"}, None),
+        (None, {"name": "flash"}, None),  # a result of an earlier version
+        ("flash", {"name": "cudnn"}, None),  # a damaged record
+    ],
+)
+def test_different_kernels_of_attention_ask_for_caution(found: Any, base: Any, cells: Any) -> None:
+    def runs(kernel: Any, first: int) -> list[RunRecord]:
+        made = repeats(500, first=first)
+        return [run.model_copy(update={"result": {**run.result, "attention_kernel": kernel}}) for run in made]
+
+    result = against(*runs(found, 10), base=runs(base, 1))
+    assert result.holds
+    assert [f.cells for f in result.with_caution if f.name == "attention kernel"] == ([cells] if cells else [])
+
+
 def test_twenty_nine_days_ask_for_no_caution() -> None:
     assert "date" not in names(other(began="2026-12-21T10:00:10+00:00").with_caution)
 

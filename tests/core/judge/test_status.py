@@ -6,12 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from levelfield.errors import DocumentError
 from levelfield.judge.collector import collect
 from levelfield.rundir import directory
 from levelfield.rundir.directory import write_json
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.result import Result, Status
+from levelfield.specs.result import PRETENDED, Result, Status
+from levelfield.store.run_record import record_of
+from levelfield.store.storable import storable
 from recorded_runs import Event, break_off, change_steps, edit, fail
 
 Plant = Callable[[RunPaths], None]
@@ -332,3 +335,25 @@ def test_without_an_outcome_the_steps_are_kept_but_never_valid(run: RunPaths) ->
     run.outcome.unlink()
     found = collect(run)
     assert word(found) == ("failed", "platform") and found.steps_done == 12 and found.throughput is None
+
+
+# -- pretended devices
+
+
+def pretend(run: RunPaths) -> None:
+    """As a stand-in for CUDA does: its line is the first of a rank's events."""
+    edit(run.events / "rank1.jsonl", lambda events: [{"event": "pretended", "chip": "NVIDIA H100"}, *events])
+
+
+def test_a_run_on_pretended_devices_is_invalid_whatever_it_says(run: RunPaths) -> None:
+    pretend(run)
+    result = collect(run)
+    assert (result.status.word, result.status.failure) == ("invalid", PRETENDED)
+    assert result.status.reasons == ("pretended devices: a stand-in for NVIDIA H100 computed nothing",)
+    assert result.throughput is None
+
+
+def test_no_store_takes_a_run_on_pretended_devices(run: RunPaths) -> None:
+    pretend(run)
+    with pytest.raises(DocumentError, match="pretended devices, expected real ones"):
+        storable(record_of(run), "a run")

@@ -530,6 +530,28 @@ def test_too_many_members_are_refused(honest: Path, tmp_path: Path, verify) -> N
     assert code == 4 and "expected at most 2,000" in err
 
 
+def test_a_result_without_a_later_field_follows_where_that_is_null(honest: Path, tmp_path: Path, verify) -> None:
+    members = members_of(honest)
+    edit_json(members, f"{only_run(members)}result.json", lambda r: r.pop("attention_kernel"))
+    assert verify(written(tmp_path / "b.zip", rehashed(members)))[0] == 0
+    edit_json(members, f"{only_run(members)}result.json", lambda r: r.update(attention_kernel={"name": "cudnn"}))
+    code, out, _ = verify(written(tmp_path / "b.zip", rehashed(members)))
+    assert code == 4 and "attention_kernel.name: stated cudnn, recomputed (absent)" in " ".join(out.split())
+
+
+def test_a_later_field_with_a_value_cannot_be_left_out(run: RunPaths, tmp_path: Path, verify) -> None:
+    def report(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        named = {"details": {"attention_kernel": "cudnn"}}
+        return [{**e, **named} if e["event"] == "framework" else e for e in events]
+
+    for path in run.events.glob("rank*.jsonl"):
+        edit(path, report)
+    members = members_of(bundled(tmp_path / "a.zip", run))
+    edit_json(members, f"{only_run(members)}result.json", lambda r: r.pop("attention_kernel"))
+    code, out, _ = verify(written(tmp_path / "b.zip", rehashed(members)))
+    assert code == 4 and "attention_kernel.name: stated (absent), recomputed cudnn" in " ".join(out.split())
+
+
 def test_a_bundle_by_another_version_says_so(honest: Path, tmp_path: Path, verify) -> None:
     made = with_manifest(members_of(honest), lambda m: m.model_copy(update={"platform_version": "9.9"}))
     code, out, _ = verify(written(tmp_path / "b.zip", made))
