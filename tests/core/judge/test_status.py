@@ -356,4 +356,4 @@ def test_a_run_on_pretended_devices_is_invalid_whatever_it_says(run: RunPaths) -
 def test_no_store_takes_a_run_on_pretended_devices(run: RunPaths) -> None:
     pretend(run)
     with pytest.raises(DocumentError, match="pretended devices, expected real ones"):
-        storable(record_of(run), "a run")
+        storable(record_of(run, result=collect(run)), "a run")
