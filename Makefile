@@ -24,7 +24,7 @@ test: export OMP_WAIT_POLICY := passive
 # No run of a test or a benchmark goes into the store of the developer's own results.
 export LEVELFIELD_STORE := none
 
-.PHONY: test computing waiting installing quick lint environments framework-free each-framework on-the-engine on-machines end-to-end bench gpu-check matrix host-runs thorough drills clean
+.PHONY: test computing waiting installing quick lint environments framework-free each-framework on-the-engine on-machines end-to-end bench gpu-check rehearse matrix host-runs thorough drills clean
 
 # Three lanes, for two cores. One computes and is the longest: four processes for the tests without a framework and four
 # for the frameworks' tests give it the larger part of the cores. Each process reads all tests, so more cost more. One that
@@ -98,6 +98,11 @@ matrix: $(STAMP)
 # What predictions of runs on a processor are held to: a quarter of an hour on a machine that does nothing else.
 host-runs: $(STAMP)
 	PYTHONPATH=platform $(PY) tests/models/host_runs.py
+
+# The code of accelerators at full scale on pretended devices, into docs/verified/rehearsed.json: a minute or two for each
+# plan. It needs gcc, and a Python with the CUDA build of torch: LEVELFIELD_CUDA_PYTHON (tests/gpu/standin/README.md).
+rehearse: $(STAMP)
+	PYTHONPATH=platform $(PY) tests/gpu/rehearse_all.py $(ARGS)
 
 # On a machine with accelerators: what only a chip can show, within 40 minutes, written to gpu-check/. docs/first-hour.md
 # explains it. Options go into ARGS, such as ARGS=--list. The caller's PYTHONPATH holds packages that were carried there.

@@ -17,6 +17,7 @@ from standin.build import Standin
 REMOVED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 PARENT = Path(__file__).resolve().parent / "inside" / "parent.py"
 SHARED_MEMORY = Path("/dev/shm")
+COUNTS_BYTES = 2**24  # of the numbers of a mixture, which are real (inside/counts.py)
 
 
 def rehearse(
@@ -72,6 +73,8 @@ def variables(entry: dict[str, Any], standin: Standin, space: str | None, timeou
     tuned = entry["plan"]["tuning"].get("environment") or {}
     more = {"LEVELFIELD_STANDIN_SPACE": space} if space else {}
     limit = {"LEVELFIELD_STANDIN_TIMEOUT_SECONDS": str(timeout)}
+    if entry["job"]["model"].get("experts"):
+        limit["LEVELFIELD_STANDIN_COPY_BYTES"] = str(COUNTS_BYTES)
     return {**kept, **own, **tuned, **standin.environment(chip_of(entry), devices), **more, **limit}
 
 

@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 WHOLE = (torch.int64, torch.int32, torch.bool, torch.uint8, torch.int8, torch.int16)
-MOST_BYTES = 2**20
+MOST_BYTES = 2**24
+BY_NUMBERS = ("aten::repeat_interleave",)  # the device itself would read the numbers that no kernel wrote
 MOVING = {"aten::_to_copy", "aten::copy_", "aten::_local_scalar_dense", "aten::item", "aten::is_pinned"}
 
 
@@ -55,6 +56,8 @@ class HostCounts(TorchDispatchMode):
             return self.even_choice(*function(*arguments, **named))
         if name == "aten::_grouped_mm":
             self.count_grouped(*arguments[:2])
+        if name in BY_NUMBERS and on_small_numbers(arguments, named, ()):
+            return self.fill(arguments[0], function, arguments, named)
         result = function(*arguments, **named)
         if name in MOVING or not name.startswith("aten::") or name.startswith("aten::empty") or function.is_view:
             return result
@@ -70,7 +73,9 @@ class HostCounts(TorchDispatchMode):
             here = {key: on_host(tensor) for key, tensor in there.items()}
             swap = lambda x: here[id(x)] if isinstance(x, torch.Tensor) else cpu_device(x)  # noqa: E731
             answer = function(*tree_map(swap, arguments), **tree_map(swap, named))
-            if isinstance(result, torch.Tensor) and result.shape != answer.shape:
+            if function._schema.name in BY_NUMBERS or (
+                isinstance(result, torch.Tensor) and result.shape != answer.shape
+            ):
                 return answer.to(result.device)  # its size follows from the numbers
             for out, value in zip(tree_flatten(result)[0], tree_flatten(answer)[0], strict=True):
                 if isinstance(out, torch.Tensor) and out.is_cuda and out.numel():
