@@ -22,7 +22,7 @@ from levelfield.report.markdown import run_report
 from levelfield.report.tables import as_csv, as_json, as_markdown, as_text
 from levelfield.rundir.directory import read_plan, write_atomically
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.result import Result
+from levelfield.specs.result import PRETENDED, Result
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -40,13 +40,20 @@ def execute(options: argparse.Namespace) -> int:
     collected = []
     for each in named.over():
         with named.kept_error():
-            collected.append((each, collect(each)))
+            collected.append((each, _real(collect(each))))
     if not collected or options.withhold or options.bundle or options.reveal:
         named.raise_error()
     paths, results = [each for each, _ in collected], [result for _, result in collected]
     _print(options, paths, results)
     named.raise_error()
     return 0
+
+
+def _real(result: Result) -> Result:
+    """Return the result. Raises UsageError for one of pretended devices, which has nothing to report."""
+    if result.status.failure == PRETENDED:
+        raise UsageError(f"{result.run_id}: found pretended devices, expected real ones; `collect` shows its words")
+    return result
 
 
 def _print(options: argparse.Namespace, paths: list[RunPaths], results: list[Result]) -> None:

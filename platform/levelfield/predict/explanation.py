@@ -74,7 +74,7 @@ def memory_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
             parts["buffers"],
             str(parts["buffers"]),
             "for the exchange of sharded states: with ZeRO stage 3 two gathered layers and the embedding"
-            f"{_context_buffers(s)}",
+            f"{_context_buffers(s)}{_receives(s)}",
             ZERO,
         ),
         Term(
@@ -183,6 +183,11 @@ def _attention(question: LayoutQuestion, row: LayoutEstimate) -> str:
     if rate is None:
         return "as products"
     return f"({kernel}) at {rate:.4g} FLOP/s, {FUSED_ATTENTION_BACKWARD:g} of it in the backward pass"
+
+
+def _receives(s: TrainingSetup) -> str:
+    receives = s.memory_model.receives_all and s.layout.pipeline > 1
+    return "; what a stage receives in all micro-batches of a step" if receives else ""
 
 
 def _context(s: TrainingSetup) -> str:

@@ -61,7 +61,7 @@ def expected_memory(
     """Return the footprint of the pipeline stage that needs most. layer, states: of `end_states`, if they are known.
 
     The first stage holds the most layers and micro-batches, and the last holds the logits. None between needs more,
-    unless only some layers are mixtures of experts.
+    unless only some layers are mixtures of experts, or a stage has buffers for all that it receives in a step.
     """
     layer, states = layer or layer_bytes(setup), states or end_states(setup)
     footprints = [_stage(setup, n, layer, kept) for n, kept in zip(setup.end_stages, states, strict=True)]
@@ -101,7 +101,7 @@ def _sharded(s: TrainingSetup, width: int, count: HeldCount, sharded: bool) -> i
 def _stage(s: TrainingSetup, stage: int, layer: LayerBytes, states: StageStates) -> Footprint:
     """Return the peak of a stage: the moment when most activations wait."""
     waiting, logits = activations(s, stage, layer), _logits(s) if stage == s.layout.pipeline - 1 else 0
-    buffers = states.buffers + context_buffers(s)
+    buffers = states.buffers + context_buffers(s) + _receive_buffers(s, stage)
     return Footprint(
         weights=states.weights,
         gradients=states.gradients,
@@ -209,6 +209,16 @@ def _buffers(s: TrainingSetup, count: int) -> int:
         return buffers
     embedding = s.model.vocab_size * s.model.hidden_size // s.layout.tensor
     return buffers + s.width * (2 * largest_layer(s) + embedding)
+
+
+def _receive_buffers(s: TrainingSetup, stage: int) -> int:
+    """Return the bytes that a stage receives in all micro-batches of a step: hidden states from the stage before, and
+    gradients from the one behind. On the host they are pages that nothing has written yet."""
+    if not s.memory_model.receives_all or s.on_host:
+        return 0
+    neighbours = (stage > 0) + (stage < s.layout.pipeline - 1)
+    split = s.layout.tensor if s.layout.sequence_parallel else 1
+    return neighbours * s.micro_batches * s.tokens * s.model.hidden_size * s.width // split
 
 
 def context_buffers(s: TrainingSetup) -> int:

@@ -28,7 +28,8 @@ class MemoryModel(Value):
     the optimizer works in 16 bits. sharded_copy: ZeRO stage 3 keeps a sharded 16-bit copy beside the masters.
     gathers_keys_values: context ranks gather all keys and values of a layer before its attention, and reduce their
     gradients after it. Otherwise they pass them round a ring while attention computes.
-    pipeline_working_sets: recomputed layers that exist at once under pipeline parallelism.
+    pipeline_working_sets: recomputed layers that exist at once under pipeline parallelism. receives_all: a stage has
+    buffers for the tensors that it receives in every micro-batch of a step, and not only in those in flight.
     host_sharding_copies: tensors that the exchange of sharded states leaves in a process on the host, each as large as
     all of a rank's gathered parameters.
     reserve_bytes: context, kernels and communication buffers of a process on an accelerator. fragmentation: what its
@@ -50,6 +51,7 @@ class MemoryModel(Value):
     sharded_copy: bool = False
     gathers_keys_values: bool = False
     pipeline_working_sets: int = Field(default=1, ge=1)
+    receives_all: bool = False
     host_sharding_copies: int = Field(default=0, ge=0)
     reserve_bytes: int = Field(default=1_500_000_000, ge=0, le=8_000_000_000)
     fragmentation: float = Field(default=0, ge=0, le=0.3)

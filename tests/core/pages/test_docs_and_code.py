@@ -17,12 +17,12 @@ ROOT = Path(__file__).resolve().parents[3]
 PLATFORM = ROOT / "platform" / "levelfield"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ENDINGS = ("py", "yaml", "json", "md", "j2", "toml", "svg")
-# Files of others: of FlagPerf, and of the invented vendor of docs/writing-a-vendor.md.
-FOREIGN = re.compile(r"config/.*|(recorded|vendors/acme|DIR)/.*")
+# Files of others or of a run: of FlagPerf, of `make gpu-check`, and of the invented vendor of docs/writing-a-vendor.md.
+FOREIGN = re.compile(r"config/.*|(recorded|vendors/acme|DIR|gpu-check)/.*")
 # Options of pip, pytest, setpriv, mpirun, container engines and of that vendor's tool.
 FOREIGN_OPTIONS = {
     *("--container-image", "--deadline", "--no-requeue", "--switches"),  # of Slurm
-    *("--durations", "--gpus", "--no-deps", "--pdeathsig", "--query", "--stdin"),
+    *("--durations", "--gpus", "--no-deps", "--only-binary", "--pdeathsig", "--python-version", "--query", "--stdin"),
 }
 # What a library calls: validators of pydantic, hooks of pytest, functions at exit. Then what only tools of a developer
 # use: the files of `make host-runs`, the count of benchmarks/.
