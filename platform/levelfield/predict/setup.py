@@ -54,8 +54,8 @@ class TrainingSetup:
 
     @property
     def end_stages(self) -> tuple[int, ...]:
-        """The stages of which one needs most: the first and the last; all, where layers are of two kinds or where a stage
-        between receives from both sides in buffers of its own for the whole step."""
+        """The stages of which one needs most: the first and the last; all, where layers are of two kinds, or where a
+        stage between the ends receives from both sides in buffers for the whole step."""
         stages = self.layout.pipeline
         if self.memory_model.receives_all and stages > 2:
             return tuple(range(stages))
