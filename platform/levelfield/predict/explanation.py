@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from levelfield.predict.activations import layer_bytes, passes
+from levelfield.predict.attention_kernels import kernel_of
 from levelfield.predict.footprint import HeldCount, context_buffers, stage_footprints, stage_parameters
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion
 from levelfield.predict.operations import (
@@ -178,7 +179,7 @@ def _layer(setup: TrainingSetup) -> Cost:
 def _attention(question: LayoutQuestion, row: LayoutEstimate) -> str:
     """Return how attention's core runs: in which kernel and at which rate."""
     setup = setup_of(question.work, row.tuning, question.on_host, question.constants.keeping)
-    kernel = question.constants.pace_on(question.on_host).attention
+    kernel = kernel_of(setup, question.machine, question.constants.pace_on(question.on_host))
     rate = None if slice_of(setup).keeps_scores else question.machine.attention.get(kernel)
     if rate is None:
         return "as products"

@@ -19,7 +19,7 @@ class Machine:
     nodes, bytes per second of one whole node. None: unknown. operation_seconds: the cost of a launch beside its work.
     gather, scatter: the measured link of gathers and reduce-scatters, when it differs from that of all-reduces.
     attention: FLOP/s of attention's core by kernel, forward and backward together; without an entry it has the rate of
-    products.
+    products. sdpa: torch's fused kernels on the chip, in its order.
     """
 
     matmul_flops_per_second: float
@@ -33,6 +33,7 @@ class Machine:
     gather: Link | None = None
     scatter: Link | None = None
     attention: Mapping[AttentionKernel, float] = field(default_factory=dict)
+    sdpa: tuple[AttentionKernel, ...] = ()
 
 
 class UnknownLink(ValueError):

@@ -22,7 +22,10 @@ DEVICES_PER_NODE = 8
 REACHABLE = 0.8
 MATRIX_DTYPES: tuple[PeakDtype, ...] = ("tf32", "bf16", "fp16", "fp8")
 # The rate of attention's kernels over that of products on a chip without its own: between those of A100 and H100.
-ATTENTION_SHARES: dict[AttentionKernel, float] = {"flash1": 0.4, "triton": 0.3, "flash2": 0.5, "flash3": 0.65}
+# cuDNN's is that of H100. The efficient one is assumed to be as fast as FlashAttention 1.
+ATTENTION_SHARES: dict[AttentionKernel, float] = {
+    "flash1": 0.4, "triton": 0.3, "flash2": 0.5, "flash3": 0.65, "cudnn": 0.65, "efficient": 0.4,
+}  # fmt: skip
 
 _NETWORK = re.compile(r"(?:(?P<ports>\d+)\s*x\s*)?(?P<rate>\d+(?:\.\d+)?)\s*(?P<unit>Gb|GB)/s", re.IGNORECASE)
 
@@ -57,6 +60,7 @@ def machine_of(
         devices_per_node=devices_per_node,
         pair_bytes_per_second=chip.interconnect.pair_each_way_bytes_per_second if chip.interconnect else None,
         attention={} if precision == "fp32" else _attention_rates(chip, dtype),
+        sdpa=chip.sdpa,
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from levelfield.measure.flops import attended_keys
+from levelfield.predict.attention_kernels import kernel_of
 from levelfield.predict.collectives import Link, all_reduce_seconds, gather_seconds, send_seconds
 from levelfield.predict.links import Machine, link_of
 from levelfield.predict.operations import (
@@ -110,7 +111,7 @@ def _in_both_directions(s: RankWork, layer: Cost) -> Cost:
 
 def _fused_attention_rate(s: RankWork) -> float | None:
     """Return the FLOP/s of attention's core in a fused kernel; None where it runs as products."""
-    return None if s.part.keeps_scores else s.machine.attention.get(s.pace.attention)
+    return None if s.part.keeps_scores else s.machine.attention.get(kernel_of(s.setup, s.machine, s.pace))
 
 
 def _seconds(s: RankWork, cost: Cost) -> float:

@@ -59,7 +59,8 @@ class MemoryModel(Value):
 
 
 Dispatch = Literal["experts", "nodes"]
-AttentionKernel = Literal["flash1", "triton", "flash2", "flash3", "materialised"]
+AttentionKernel = Literal["flash1", "triton", "flash2", "flash3", "cudnn", "efficient", "materialised"]
+AttentionChoice = Literal["sdpa"] | AttentionKernel  # sdpa: what torch chooses on the chip
 
 
 class Pace(Value):
@@ -74,7 +75,8 @@ class Pace(Value):
     communication_efficiency: fraction of a link's rate inside a node. network_efficiency: the same between nodes; None:
     as inside. bucket_bytes: size of one message of the gradients' exchange; None: all gradients are one message.
     overlap: share of the gradients' exchange, of gathered weights and of transfers between stages that overlaps with
-    computation. tensor_overlap: the same for tensor parallelism. attention: the kernel of attention's core.
+    computation. tensor_overlap: the same for tensor parallelism. attention: the kernel of attention's core;
+    sdpa: torch's choice on the chip.
     grouped_efficiency: speed of the products of experts, over that of one product of the same tokens and widths.
     expert_imbalance: tokens of the busiest rank of experts, over the mean; 1: the router fills all experts alike.
     expert_overlap: share of the all-to-alls between expert ranks that overlaps with computation. dispatch: what a token
@@ -91,7 +93,7 @@ class Pace(Value):
     bucket_bytes: float | None = Field(default=None, ge=1e6, le=1e9)
     overlap: float = Field(ge=0, le=1)
     tensor_overlap: float = Field(default=0, ge=0, le=1)
-    attention: AttentionKernel = "flash2"
+    attention: AttentionChoice = "flash2"
     grouped_efficiency: float = Field(default=1, gt=0, le=1.2)
     expert_imbalance: float = Field(default=1, ge=1, le=8)
     expert_overlap: float = Field(default=0, ge=0, le=1)

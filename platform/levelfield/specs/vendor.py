@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from levelfield.specs.base import Document, Value
+from levelfield.specs.base import LATER, Document, Value
 from levelfield.specs.constants import AttentionKernel
 from levelfield.specs.tool import Discovery, Tool, VersionCommand
 from levelfield.specs.variables import ContainerVariables, VendorVariables
@@ -81,6 +81,7 @@ class Chip(Value):
     because a further word names another chip: "H200 NVL" is not an H200.
     achievable: by dtype, the matrix-multiplication rate that public measurements reached; never above the peak.
     attention: by kernel, the rate of attention's core in 16 bits for long sequences, forward and backward together.
+    sdpa: the fused kernels that torch's scaled_dot_product_attention has on the chip in 16 bits, in its order.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Chip(Value):
     peaks: dict[PeakDtype, Peak] = Field(default_factory=dict)
     achievable: dict[PeakDtype, Achieved] = Field(default_factory=dict)
     attention: dict[AttentionKernel, Achieved] = Field(default_factory=dict)
+    sdpa: tuple[AttentionKernel, ...] = Field(default=(), json_schema_extra=LATER)
 
     @model_validator(mode="after")
     def _no_more_than_the_peak(self) -> Chip:
