@@ -35,6 +35,7 @@ DEFAULTS = (
 # each family of layouts, and its crosses
 FAMILIES = (
     laid_out("gpt3_6.7B:torch:H100:1:8", "DP2PP4", delivered=True),
+    laid_out("gpt3_6.7B:torch:H100:1:8", "DP2PP4", "--micro-batch", "1"),
     laid_out("gpt3_6.7B:torch:H100:1:8", "DP4TP2+seq"),
     laid_out("gpt3_6.7B:torch:H100:1:8", "TP2PP4+seq", delivered=True),
     laid_out("llama3_8b:torch:H100:1:8", "DP8SH1"),
