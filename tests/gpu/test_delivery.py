@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -73,7 +74,7 @@ def test_a_missing_all_reduce_names_rank_group_and_operation(library, tmp_path):
     code, _, said = answers[0]
     assert code == HANG
     assert "rank 0: hangs: a message did not come: waits in all_reduce, number 2 of group of 3 (ranks 0 1 2)" in said
-    assert "rank 1: has done all_reduce, number 1" in said or "rank 1: called all_reduce, number 1" in said
+    assert re.search(r"rank 1: (has done|called|waits in) all_reduce, number 1 ", said)  # it calls no second one
     assert "rank 2: waits in all_reduce, number 2" in said
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -51,6 +52,20 @@ def test_each_weight_is_cast_once_for_all_micro_batches_and_its_gradients_add_up
     assert (apart, together) == (3, 1)
     assert torch.equal(found, expected)
     assert layer.casts is None
+
+
+def test_gradients_lie_in_the_buckets_of_ddp_from_before_the_first_step(tmp_path: Path):
+    """Beside their buckets they would need the memory twice while micro-batches are added up."""
+    import torch.distributed as dist
+    from data_parallel import replicate_data_parallel
+
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+        replicate_data_parallel(model, {"replicate": SimpleNamespace(get_group=lambda: dist.group.WORLD)})
+        assert len({each.grad.untyped_storage().data_ptr() for each in model.parameters()}) == 1
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.layouts

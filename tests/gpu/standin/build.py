@@ -15,8 +15,10 @@ from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parents[2]
-PLAIN = ("books.c", "memory.c", "logs.c", "delivery.c", "reduction.c", "collectives.c")  # need no header of CUDA
-CUDA = ("devices.c", "streams.c", "kernels.c", "products.c", "driver.c", "mapping.c", "mark.c")
+# need no header of CUDA
+PLAIN = ("books.c", "memory.c", "logs.c", "delivery.c", "reduction.c", "collectives.c")
+MARK = "mark.c"  # neither does it; a process has it once, so it is not in NVML's library
+CUDA = ("devices.c", "streams.c", "kernels.c", "products.c", "driver.c", "mapping.c", MARK)
 FLAGS = ("-O2", "-fPIC", "-shared", "-fno-strict-aliasing", "-D_GNU_SOURCE")
 # what torch needs of CUDA and has no meaning here: a function that returns 0 and is counted
 UNSUPPORTED = "int {0}(void) {{ return 3; }}\n"  # NVML_ERROR_NOT_SUPPORTED
@@ -68,7 +70,7 @@ def build_delivery(cache: Path | None = None) -> Path:
     check_compiler()
     folder = cache_folder(cache) / f"standin-{digest('delivery')}"
     if not (folder / "complete").exists():
-        make(folder, lambda work: gcc("-o", work / "libdelivery.so", *sources(PLAIN), "-ldl", "-lpthread"))
+        make(folder, lambda work: gcc("-o", work / "libdelivery.so", *sources((*PLAIN, MARK)), "-ldl", "-lpthread"))
     return folder / "libdelivery.so"
 
 

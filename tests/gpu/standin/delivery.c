@@ -209,13 +209,11 @@ static void post_send(struct operation *op, size_t content) {
     group->to[peer] = standin_log_file(group, group->rank, peer, O_RDWR | O_CREAT);
     group->to_end[peer] = STANDIN_START;
   }
-  op->number = ++group->sent[peer];
   standin_append(group->to[peer], &group->to_end[peer], header_of(op, content), op->read);
 }
 
 static void post_collective(struct operation *op, size_t content) {
   struct communicator *group = op->group;
-  op->number = op->kind <= SPLIT ? 0 : ++group->collectives;
   if (content) {
     op->parts = calloc(group->ranks, op->bytes);
     memcpy(op->parts + group->rank * op->bytes, op->read, op->bytes);
@@ -235,6 +233,8 @@ void standin_post(struct operation *operation) {
   if (op.write) before(op.write, op.write_bytes);
   if (!content) op.write = NULL;
   if (op.kind == RECV) op.number = op.group->received[op.peer] + 1;
+  else if (op.kind == SEND) op.number = ++op.group->sent[op.peer];
+  else if (op.kind > SPLIT) op.number = ++op.group->collectives;
   standin_tell("called", &op);
   standin_alive();
   if (op.kind == SEND) post_send(&op, content);

@@ -15,7 +15,7 @@
  * mark.c         what says that nothing here is real
  * nvml.c         a library of its own: NVML; smi.c: nvidia-smi
  *
- * books, memory, collectives, delivery, logs and reduction need no header of CUDA: the tests build them with gcc alone.
+ * books, memory, collectives, delivery, logs, reduction and mark need no header of CUDA: the tests build them with gcc alone.
  */
 #ifndef LEVELFIELD_STANDIN_H
 #define LEVELFIELD_STANDIN_H
