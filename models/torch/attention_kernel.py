@@ -16,7 +16,8 @@ def attention_kernel(job, device):
         choice = torch._fused_sdp_choice(query, key, value, attn_mask=mask, is_causal=mask is None, **options)
     except (NotImplementedError, RuntimeError):
         return None
-    return SDPBackend(choice).name.split("_")[0].lower()
+    names = {int(backend): name for name, backend in SDPBackend.__members__.items()}
+    return names[choice].split("_")[0].lower() if choice in names else None
 
 
 def example(job, device):

@@ -16,18 +16,34 @@ class CastLayer(nn.Module):
 
     def cast(self, name, dtype):
         """The parameter `name` in `dtype`, or None where the layer has none: the step's copy, or a new one."""
-        if self.casts is not None:
-            return self.casts[name]
         parameter = self.held(name)
-        return None if parameter is None else parameter.to(dtype)
+        if parameter is None:
+            return None
+        return parameter.to(dtype) if self.casts is None else Borrowed.apply(parameter, self.casts[name])
 
     def held(self, name):
         return getattr(self, name)
 
 
+class Borrowed(torch.autograd.Function):
+    """A copy in place of its parameter, whose gradient goes to the parameter.
+
+    The cast itself is one node for all micro-batches. It is the oldest of each one's graph, so autograd would run it
+    last, and the 16-bit gradients of all layers would wait for it.
+    """
+
+    @staticmethod
+    def forward(context, parameter, copy):
+        context.dtype = parameter.dtype
+        return copy.view_as(copy)
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient.to(context.dtype), None
+
+
 class StepCasts:
-    """The copies of one step. A cast keeps nothing for its backward pass, so the gradients of one micro-batch after
-    another go through it into the float32 parameters.
+    """The copies of one step. Each use of one has its own path to the float32 parameter (Borrowed).
 
     apart: the parameters that FSDP2 does not gather, where it gathers the model's others.
     """
@@ -41,8 +57,9 @@ class StepCasts:
 
     def make(self):
         """Before the first forward pass of a step."""
-        for layer in self.layers:
-            layer.casts = {name: layer.cast(name, self.dtype) for name in layer._parameters}
+        with torch.no_grad():
+            for layer in self.layers:
+                layer.casts = {name: layer.cast(name, self.dtype) for name in layer._parameters}
 
     def drop(self):
         """After the last backward pass: the optimizer changes what was cast."""

@@ -8,6 +8,7 @@ parameters when it runs and frees them after. With fewer shards than data-parall
 import contextlib
 
 import torch
+import torch.distributed as dist
 from levelfield.worker import is_mixture
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -78,6 +79,19 @@ def replicate_data_parallel(model, grid, divided=()):
 
 def gradients_in_buckets(model):
     return isinstance(model, DistributedDataParallel)
+
+
+def free_first_buckets(model):
+    """Call it after each step: before the second one DDP makes its buckets anew, in the order of the gradients.
+
+    NCCL's group keeps what it sent last until its next operation, after it has seen the end of that one. So the first
+    buckets, as large as all gradients, would stay through the whole second step.
+    """
+    if gradients_in_buckets(model) and not model._has_rebuilt_buckets:
+        group = model.process_group
+        if dist.get_backend(group) == "nccl":
+            group._wait_for_pending_works()
+            dist.all_reduce(torch.zeros(1, device=next(model.parameters()).device), group=group)
 
 
 def micro_batch_context(model, stage, last):

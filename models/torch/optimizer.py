@@ -67,7 +67,7 @@ class LocalAdamW:
     def drop_gradients(self, keep=False):
         """Forget the step's gradients. keep: their memory is that of a collective, so it is filled with zeros."""
         if keep:
-            torch._foreach_zero_([local.grad for local in self.locals])
+            torch._foreach_zero_([_local(parameter.grad) for parameter in self.parameters])
         for parameter, local in zip(self.parameters, self.locals, strict=True):
             local.grad = None
             parameter.grad = parameter.grad if keep else None

@@ -11,7 +11,7 @@ from activations import keep_gradients, kept_activations
 from attention_kernel import attention_kernel
 from batch_copy import on_device
 from casts import StepCasts
-from data_parallel import gradients_in_buckets, micro_batch_context
+from data_parallel import free_first_buckets, gradients_in_buckets, micro_batch_context
 from device import describe, memory, open_device, process_group
 from exchange import own_work
 from levelfield.worker import Capture, Initializer, coordinates, learning_rate, train_steps
@@ -148,6 +148,7 @@ class Trainer:
         """Wait for the step's end; what to record of it."""
         scale = self.loss_scale.value
         loss, square, auxiliary = self.figures.tolist()
+        free_first_buckets(self.runner)
         norm = math.sqrt(square) / scale if square >= 0 else square
         finite = math.isfinite(norm)
         self.loss_scale.update(finite)

@@ -54,6 +54,28 @@ def test_each_weight_is_cast_once_for_all_micro_batches_and_its_gradients_add_up
     assert layer.casts is None
 
 
+def test_the_gradient_of_a_copy_reaches_its_parameter_before_earlier_layers_run():
+    """Else the 16-bit gradients of all layers exist at once at the end of each backward pass."""
+    from casts import StepCasts
+    from layers import Linear
+
+    model = torch.nn.Sequential(Linear(4, 4), Linear(4, 4))
+    model.dtype = torch.bfloat16
+    order = []
+    for number, layer in enumerate(model):
+        layer.weight.register_post_accumulate_grad_hook(lambda _, number=number: order.append(number))
+    StepCasts(model).make()
+    for _ in range(2):
+        inputs = torch.randn(3, 4, dtype=torch.bfloat16, requires_grad=True)
+        inputs.register_hook(lambda _: order.append("input"))
+        hidden = model[0](inputs)
+        hidden.register_hook(lambda _: order.append("between"))
+        model[1](hidden).float().square().sum().backward()
+    assert order[:1] == order[4:5] == [1]
+    assert order.index("between") < order.index(0)
+    assert sorted(order, key=str) == sorted([1, "between", 0, "input"] * 2, key=str)
+
+
 def test_gradients_lie_in_the_buckets_of_ddp_from_before_the_first_step(tmp_path: Path):
     """Beside their buckets they would need the memory twice while micro-batches are added up."""
     import torch.distributed as dist
