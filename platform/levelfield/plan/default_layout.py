@@ -18,8 +18,6 @@ from levelfield.specs.tuning import Tuning, TuningChoice
 
 NEXT_BEST = 3
 MOST_DEVICES = 1024
-# Of the memory: the estimate is off by more than a tenth in one row of ten (docs/planner-residuals.md).
-PREFERRED_SHARE = 0.9
 SEARCHED = ("micro_batch", "recompute", "virtual_pipeline")
 
 
@@ -130,7 +128,7 @@ def _wanted(fixed: TuningChoice) -> Wanted:
 def _estimates(question: LayoutQuestion) -> tuple[LayoutEstimate, ...]:
     """Return the fastest rows that fit, those with some free memory first; else the one with the least memory."""
     ranking = answer(question)
-    preferred = PREFERRED_SHARE * (question.capacity_bytes or 0)
+    preferred = (1 - question.constants.keeping.uncertainty) * (question.capacity_bytes or 0)
     rows = sorted(ranking.rows, key=lambda row: row.memory.total > preferred)[: 1 + NEXT_BEST]
     return tuple(rows) or ((ranking.nearest,) if ranking.nearest else ())
 

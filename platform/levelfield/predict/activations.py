@@ -93,7 +93,8 @@ def _stored(s: TrainingSetup, whole: int, mixture: bool = False) -> int:
         return hidden
     if s.memory_model.selective_keeps == "all but scores":
         return whole - _scores(s)
-    products = _attention_width(s) + mlp_width(s.model, mixture) * (2 if s.model.is_gated else 1)
+    attention = _attention_width(s) - _normed_width(s.model)
+    products = attention + mlp_width(s.model, mixture) * (2 if s.model.is_gated else 1)
     kept = (1 - s.memory_model.selective_recomputes) * s.tokens * products * s.width
     kept_whole = 3 * hidden + _scores(s) + _tensor_copies(s) + _latents(s) + (_routed(s) if mixture else 0)
     return min(whole, int(kept) // s.layout.tensor + kept_whole)
@@ -103,11 +104,13 @@ def whole_layer(s: TrainingSetup, mixture: bool = False) -> int:
     """Return the bytes of a whole layer: outside the tensor-parallel regions, inside them, and the scores.
 
     Korthikanti et al., 2022, equations 1 to 4. GPT in 16 bits without tensor parallel: s b h (10 + 24) + 5 a s^2 b.
+    Under sequence parallelism their program gathers a product's input again in the backward pass; some keep it whole.
     mixture: the layer has experts, and keeps what was sent to them and came back.
     """
     hidden = s.tokens * s.model.hidden_size
-    norms = 2 * (s.width + s.input_width + s.memory_model.norm_bytes)
-    outside = int(hidden * (norms + 2 * _mask(s))) // _sequence_split(s) + _latents(s)
+    inputs = 2 * hidden * s.input_width // (1 if s.memory_model.keeps_gathered_inputs else _sequence_split(s))
+    split = 2 * (s.width + s.memory_model.norm_bytes + _mask(s))
+    outside = int(hidden * split) // _sequence_split(s) + inputs + _latents(s)
     inside = s.tokens * _split_bytes(s, mixture) // s.layout.tensor + _scores(s) + _tensor_copies(s)
     return outside + inside + (_routed(s) if mixture else 0)
 
@@ -155,8 +158,13 @@ def _attention_width(s: TrainingSetup) -> int:
     model, latent = s.model, s.model.latent_attention
     if latent is not None:
         return 2 * model.heads * (latent.plain_size + latent.rotary_size + latent.value_size)
-    normed = model.heads + model.kv_heads if model.query_key_norm else 0
-    return (2 * model.heads + 2 * model.kv_heads + normed) * model.head_size
+    return (2 * model.heads + 2 * model.kv_heads) * model.head_size + _normed_width(model)
+
+
+def _normed_width(model: Model) -> int:
+    """Return the width of queries and keys before their norms, which selective recomputation keeps in their place."""
+    normed = model.heads + model.kv_heads if model.query_key_norm and model.latent_attention is None else 0
+    return normed * model.head_size
 
 
 def heads_output(model: Model) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 from levelfield.measure.parameter_counts import Shapes, layer_shapes, outer_shapes
@@ -102,21 +102,27 @@ def _stage(s: TrainingSetup, stage: int, layer: LayerBytes, states: StageStates)
     """Return the peak of a stage: the moment when most activations wait."""
     waiting, logits = activations(s, stage, layer), _logits(s) if stage == s.layout.pipeline - 1 else 0
     buffers = states.buffers + context_buffers(s) + _receive_buffers(s, stage)
-    return Footprint(
+    tensors = Footprint(
         weights=states.weights,
         gradients=states.gradients,
         optimizer_states=states.optimizer_states,
         activations=waiting,
         logits=logits,
         buffers=buffers,
-        reserve=_reserve(s, waiting + logits + buffers),
+        reserve=0,
     )
+    return replace(tensors, reserve=_reserve(s, tensors))
 
 
-def _reserve(s: TrainingSetup, passing: int) -> int:
-    """Return the bytes that hold no tensor: of the process, and of gaps between tensors that come and go."""
-    model = s.memory_model
-    return model.host_process_bytes if s.on_host else model.reserve_bytes + int(model.fragmentation * passing)
+def _reserve(s: TrainingSetup, tensors: Footprint) -> int:
+    """Return the bytes that hold no tensor: of the process, of gaps between tensors that come and go, and of the
+    allocator's pools for other streams."""
+    model, layout = s.memory_model, s.layout
+    if s.on_host:
+        return model.host_process_bytes
+    gaps = model.fragmentation * (tensors.activations + tensors.logits + tensors.buffers)
+    streams = layout.sharding_stage or (layout.tensor > 1 and layout.data * layout.context > 1)
+    return model.reserve_bytes + int(gaps + (model.stream_pools * tensors.total if streams else 0))
 
 
 @dataclass(frozen=True)
@@ -203,8 +209,10 @@ def _copies(s: TrainingSetup, count: HeldCount) -> int:
 def _buffers(s: TrainingSetup, count: int) -> int:
     """Return the bytes for the exchange of sharded states. On the host they are the copies that stay in the process.
     ZeRO stage 3 adds two gathered layers (one in use, one in transfer) and the embedding."""
-    exchanged = s.memory_model.host_sharding_copies if s.on_host and s.layout.sharding_stage else 0
-    buffers = exchanged * s.width * count
+    if s.layout.sharding_stage == 0:
+        return 0
+    model = s.memory_model
+    buffers = model.host_sharding_copies * s.width * count if s.on_host else model.exchange_bytes
     if s.layout.sharding_stage < 3:
         return buffers
     embedding = s.model.vocab_size * s.model.hidden_size // s.layout.tensor

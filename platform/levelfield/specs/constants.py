@@ -21,7 +21,9 @@ class MemoryModel(Value):
     selective_keeps: what selective recomputation keeps. selective_recomputes: the share of the products' outputs that
     it computes again.
     tensor_parallel_copies: extra tensors of the hidden size that each layer keeps under tensor parallelism without
-    sequence parallelism. score_bytes: bytes kept of each attention score; 0: the kernel keeps none.
+    sequence parallelism. keeps_gathered_inputs: under sequence parallelism a rank keeps the whole input of a layer's
+    first products, and does not gather it again.
+    score_bytes: bytes kept of each attention score; 0: the kernel keeps none.
     norm_bytes: bytes that each norm keeps of a value beyond its 16-bit or 32-bit input; a norm of several calls keeps
     32-bit copies.
     master_bytes, state_bytes: bytes of a master weight, and of both moments of a parameter. Less than 12 in all where
@@ -32,8 +34,11 @@ class MemoryModel(Value):
     buffers for the tensors that it receives in every micro-batch of a step, and not only in those in flight.
     host_sharding_copies: tensors that the exchange of sharded states leaves in a process on the host, each as large as
     all of a rank's gathered parameters.
-    reserve_bytes: context, kernels and communication buffers of a process on an accelerator. fragmentation: what its
-    allocator holds beyond activations, logits and buffers, over their sum.
+    exchange_bytes: buffers of a fixed size through which sharded states are exchanged.
+    reserve_bytes: context, kernels and communication buffers of a process on an accelerator, and what its driver keeps.
+    fragmentation: what its allocator holds beyond activations, logits and buffers, over their sum. stream_pools: what
+    it holds for the streams that exchange gradients and weights, over all tensors, where FSDP or ZeRO has such streams.
+    uncertainty: how far the memory of a run may be from the estimate. Defaults leave this share of a device free.
     host_process_bytes: interpreter, framework and allocator of a process on the host.
     """
 
@@ -43,6 +48,7 @@ class MemoryModel(Value):
     gated_mlp_tensors: int = Field(default=4, ge=3, le=4)
     selective_keeps: Literal["products", "all but scores"] = "products"
     tensor_parallel_copies: int = Field(default=0, ge=0)
+    keeps_gathered_inputs: bool = False
     score_bytes: float = Field(default=0, ge=0)
     norm_bytes: float = Field(default=0, ge=0, le=12)
     selective_recomputes: float = Field(default=0, ge=0, le=1)
@@ -53,8 +59,11 @@ class MemoryModel(Value):
     pipeline_working_sets: int = Field(default=1, ge=1)
     receives_all: bool = False
     host_sharding_copies: int = Field(default=0, ge=0)
+    exchange_bytes: int = Field(default=0, ge=0, le=16_000_000_000)
     reserve_bytes: int = Field(default=1_500_000_000, ge=0, le=8_000_000_000)
     fragmentation: float = Field(default=0, ge=0, le=0.3)
+    stream_pools: float = Field(default=0, ge=0, le=0.3)
+    uncertainty: float = Field(default=0.1, ge=0.01, le=0.5)
     host_process_bytes: int = Field(default=400_000_000, ge=0)
 
 
