@@ -9,7 +9,7 @@ import torch.distributed as dist
 from levelfield.worker import Unsupported, part
 from mixture import mixtures
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn import Parameter
 
@@ -110,7 +110,9 @@ def shard_experts(mixture, experts, stage, precision):
 
 
 def expert_parameters(model):
-    return [parameter for _, mixture in mixtures(model) for parameter in mixture.experts.parameters()]
+    """The experts' parameters that this rank holds whole: none of experts that FSDP2 gathers, casts and reduces."""
+    experts = [mixture.experts for _, mixture in mixtures(model)]
+    return [parameter for each in experts if not isinstance(each, FSDPModule) for parameter in each.parameters()]
 
 
 class Exchange:

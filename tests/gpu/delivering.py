@@ -150,7 +150,19 @@ def other_operation(me):
     return {}
 
 
-PROGRAMS = (sums, messages, large, missing_reduce, swapped_send, untaken_send, other_count, other_operation)
+def split_alone(me):
+    """A rank alone splits off a group, first told its place in it, then not."""
+    me.library.standin_next_split(1, 2)
+    part, count, rank = me.split(0, 1), ctypes.c_int(), ctypes.c_int()
+    me.library.ncclCommCount(part, ctypes.byref(count))
+    me.library.ncclCommUserRank(part, ctypes.byref(rank))
+    print(json.dumps([rank.value, count.value]), flush=True)
+    me.split(0, 1)
+    return {"survived": True}
+
+
+FAULTS = (missing_reduce, swapped_send, untaken_send, other_count, other_operation)
+PROGRAMS = (sums, messages, large, split_alone, *FAULTS)
 
 
 def main():

@@ -99,11 +99,22 @@ def test_ranks_that_call_different_operations_are_named(library, tmp_path, progr
     assert "as number 1 of group of 3 (ranks 0 1 2)" in said
 
 
-def test_without_a_space_a_rank_runs_alone(library):
+def alone(library, program, rank, ranks):
     variables = {name: value for name, value in os.environ.items() if name != "LEVELFIELD_STANDIN_SPACE"}
-    argv = [sys.executable, str(HERE / "delivering.py"), str(library), "messages", "1", "3"]
-    done = subprocess.run(argv, env=variables, capture_output=True, text=True, timeout=60)
-    found = json.loads(done.stdout)
+    argv = [sys.executable, str(HERE / "delivering.py"), str(library), program, str(rank), str(ranks)]
+    return subprocess.run(argv, env=variables, capture_output=True, text=True, timeout=60)
+
+
+def test_a_rank_alone_knows_a_split_group_by_what_it_is_told(library):
+    """A group of the wrong size reads and writes behind the buffers that its caller has for the right one."""
+    done = alone(library, "split_alone", 3, 64)
+    assert json.loads(done.stdout) == [1, 2]
+    assert done.returncode == 2
+    assert "a rank alone splits a group of 64 and was told rank 0 of 0; call standin_next_split" in done.stderr
+
+
+def test_without_a_space_a_rank_runs_alone(library):
+    found = json.loads(alone(library, "messages", 1, 3).stdout)
     assert found["all to all"] == [100.0, 101.0, 102.0]  # each peer sends what it gets
     assert found["ring"] == [0.0]
 

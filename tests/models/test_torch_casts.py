@@ -90,9 +90,13 @@ def test_gradients_lie_in_the_buckets_of_ddp_from_before_the_first_step(tmp_path
         dist.destroy_process_group()
 
 
+CROSSES = [(family, variant) for variant in (SINGLE, VARIANTS["DP2"], VARIANTS["PP2"]) for family in ("gpt", "mixture")]
+# FSDP2 gathers and casts the experts, of which a rank holds a part only
+SHARDED_EXPERTS = [("mixture", VARIANTS["ZeRO 1, EP2 of DP4"])]
+
+
 @pytest.mark.layouts
-@pytest.mark.parametrize("variant", [SINGLE, VARIANTS["DP2"], VARIANTS["PP2"]], ids=lambda variant: variant.name)
-@pytest.mark.parametrize("family", ["gpt", "mixture"])
-def test_a_curve_is_that_of_a_cast_in_each_micro_batch(variant: Variant, family: str, tmp_path: Path):
+@pytest.mark.parametrize(("family", "variant"), CROSSES + SHARDED_EXPERTS, ids=lambda each: getattr(each, "name", each))
+def test_a_curve_is_that_of_a_cast_in_each_micro_batch(family: str, variant: Variant, tmp_path: Path):
     job = job_of(MODELS[family], variant, steps=4, precision="bf16")
     assert train(job) == train(job, planted(tmp_path, "torch", NEVER))

@@ -65,11 +65,27 @@ int ncclCommInitRankScalable(struct communicator **out, int ranks, int rank, int
   return join_by_id(out, ranks, ids, rank);
 }
 
+/* Who else gives the same color only the others know, so a rank alone is told its place before it splits a group. */
+static __thread int told_rank, told_ranks;
+void standin_next_split(int rank, int ranks) { told_rank = rank, told_ranks = ranks; }
+
+static void told_place(const struct communicator *group, int *rank, int *ranks) {
+  if (group->ranks == 1) return;
+  if (told_ranks < 1 || told_ranks > group->ranks || told_rank < 0 || told_rank >= told_ranks) {
+    fprintf(stderr, "stand-in: a rank alone splits a group of %d and was told rank %d of %d; call standin_next_split\n",
+            group->ranks, told_rank, told_ranks);
+    exit(2);
+  }
+  *rank = told_rank, *ranks = told_ranks;
+  standin_next_split(0, 0);
+}
+
 int ncclCommSplit(struct communicator *group, int color, int key, struct communicator **out, void *config) {
   char name[64];
   int rank = group->rank, ranks = group->ranks, outside = color < 0;
   snprintf(name, sizeof name, "%.40s-%llu.%d", group->name, (unsigned long long)group->splits++, color);
   if (group->delivered) outside = standin_split_key(group, color, key, &rank, &ranks) < 0;
+  else if (!outside) told_place(group, &rank, &ranks);
   *out = NULL;
   return outside ? 0 : join(out, name, ranks, rank);
 }

@@ -6,7 +6,7 @@ Each token chooses its experts in turn, so that all experts have as many tokens.
 import functools
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_flatten, tree_map
 
 WHOLE = (torch.int64, torch.int32, torch.bool, torch.uint8, torch.int8, torch.int16)
@@ -32,6 +32,8 @@ def exchange_on_host(books):
 def counted_on_host(function, books):
     @functools.wraps(function)
     def call(*arguments, **named):
+        if isinstance(_get_current_dispatch_mode(), HostCounts):  # two would each do the other's work again
+            return function(*arguments, **named)
         with HostCounts(books):
             return function(*arguments, **named)
 
