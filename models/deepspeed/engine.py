@@ -8,6 +8,7 @@ from optimizer import make_adamw
 from parallelize import decoder_arguments
 from partition import fill, fill_master_weights, whole_shape
 from recompute import compile_blocks, recompute_blocks
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 def open_engine(job, place, initializer, device):
@@ -25,6 +26,8 @@ def open_engine(job, place, initializer, device):
     # torch's optimizer, as DeepSpeed's own is compiled at its first use
     optimizer = make_adamw(parameters, job.training)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
+    if job.layout.sharding_stage == 3 and job.tuning.recompute == "selective":
+        hide_gathering(engine.optimizer.parameter_offload)
     if job.training.precision != "fp32":
         fill_master_weights(engine, initializer)
         if not job.layout.sharding_stage:
@@ -39,3 +42,19 @@ def construction(job, config):
         # without its argument dtype: on a processor it makes 16 bits of any
         return deepspeed.zero.Init(config_dict_or_path=config)
     return torch.device("meta")
+
+
+def hide_gathering(offload):
+    """Have ZeRO 3 gather and free parameters unseen by selective recomputation, which demands of a block's second
+    forward pass the operations of the first one: what is gathered in a block, for later ones too, depends on what is
+    there already."""
+    for name in ("pre_sub_module_forward_function", "post_sub_module_forward_function"):
+        setattr(offload, name, unseen(getattr(offload, name)))
+
+
+def unseen(hook):
+    def call(module):
+        with _disable_current_modes():
+            hook(module)
+
+    return call

@@ -47,6 +47,25 @@ def test_sizes_that_ranks_do_not_divide(python, torch_of):
     assert found.within(), found
 
 
+# Its own limits are for models of billions of parameters: with less, nothing is freed, nor gathered a second time.
+SMALL_LIMITS = """
+import configuration
+given = configuration.zero_optimization
+limits = {"param_persistence_threshold": 0, "max_live_parameters": 40000, "max_reuse_distance": 20000}
+limits = {f"stage3_{name}": limit for name, limit in limits.items()}
+configuration.zero_optimization = lambda job: {**given(job), **limits}
+"""
+
+
+@pytest.mark.parametrize("recompute", ["selective", pytest.param("full", marks=pytest.mark.thorough)])
+def test_zero_3_gathers_parameters_again_while_a_block_is_recomputed(recompute, tmp_path, python, reference):
+    """As with every model of usual size: a block's second forward pass gathers what its first one did not."""
+    script = planted(tmp_path, "deepspeed", SMALL_LIMITS)
+    job = job_of(MODELS["gpt"], Variant("", zero(3), recompute=recompute), 5)
+    found = compare(train(job, script, python), first_steps(reference("gpt"), 5))
+    assert found.within(), found
+
+
 # ---- 16 bits
 
 
