@@ -2,7 +2,7 @@
 
 Stages 1 and 2 keep the parameters gathered over all micro-batches of a step and shard gradients and optimizer;
 stage 1 reduces gradients once, at the last micro-batch, stage 2 at every one; stage 3 gathers each block's
-parameters when it runs and frees them after. With fewer shards than data-parallel ranks the shards are replicated.
+parameters when it runs and frees them after, and those of embedding and head once a step. With fewer shards than data-parallel ranks the shards are replicated.
 """
 
 import contextlib
@@ -103,4 +103,6 @@ def micro_batch_context(model, stage, last):
         model.set_requires_gradient_sync(last or stage >= 2)
         model.set_requires_all_reduce(last)
         model.set_reshard_after_backward(last or stage == 3)
+        for end in (model, *ends_apart(model)):  # gathered from forward to backward pass, so also between micro-batches
+            end.set_reshard_after_backward(last, recurse=False)
     return contextlib.nullcontext()
