@@ -2,7 +2,8 @@
 
 Stages 1 and 2 keep the parameters gathered over all micro-batches of a step and shard gradients and optimizer;
 stage 1 reduces gradients once, at the last micro-batch, stage 2 at every one; stage 3 gathers each block's
-parameters when it runs and frees them after, and those of embedding and head once a step. With fewer shards than data-parallel ranks the shards are replicated.
+parameters when it runs and frees them after, and those of embedding and head once a step. With fewer shards than
+data-parallel ranks the shards are replicated.
 """
 
 import contextlib

@@ -212,7 +212,7 @@ def _buffers(s: TrainingSetup, count: int) -> int:
     if s.layout.sharding_stage == 0:
         return 0
     model = s.memory_model
-    buffers = model.host_sharding_copies * s.width * count if s.on_host else model.exchange_bytes
+    buffers = model.host_sharding_copies * s.width * count if s.on_host else min(model.exchange_bytes, FP32 * count)
     if s.layout.sharding_stage < 3:
         return buffers
     embedding = s.model.vocab_size * s.model.hidden_size // s.layout.tensor

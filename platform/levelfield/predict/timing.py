@@ -132,8 +132,10 @@ def _exchange_seconds(s: RankWork, count: float, alike: int, shards: int, stride
     link = s.link(shards, stride)
     exchanged = batches if stage > 1 else 1
     gathered = 2 * batches if stage == 3 else 1  # for each forward and each backward pass
-    seconds = exchanged * _in_messages(s, gradients, lambda size: rank_scatter_seconds(s, size, shards, link))
-    seconds += gathered * _in_messages(s, weights, lambda size: rank_gather_seconds(s, size, shards, link))
+    seconds = gathered * _in_messages(s, weights, lambda size: rank_gather_seconds(s, size, shards, link))
+    if s.pace.reduces_whole and stage < 3:
+        return seconds + exchanged * _reduced_seconds(s, gradients, alike, stride)
+    seconds += exchanged * _in_messages(s, gradients, lambda size: rank_scatter_seconds(s, size, shards, link))
     return seconds + _reduced_seconds(s, gradients / shards, alike // shards, stride * shards)
 
 

@@ -82,7 +82,8 @@ class Pace(Value):
     and write each tensor once. memory_efficiency: fraction of the memory's rate; it is below 1 where computing takes
     longer than reading and writing, as on the host.
     communication_efficiency: fraction of a link's rate inside a node. network_efficiency: the same between nodes; None:
-    as inside. bucket_bytes: size of one message of the gradients' exchange; None: all gradients are one message.
+    as inside. reduces_whole: ZeRO stages 1 and 2 reduce whole gradients on every rank, where others send each rank its
+    part only. bucket_bytes: size of one message of the gradients' exchange; None: all gradients are one message.
     overlap: share of the gradients' exchange, of gathered weights and of transfers between stages that overlaps with
     computation. tensor_overlap: the same for tensor parallelism. attention: the kernel of attention's core;
     sdpa: torch's choice on the chip.
@@ -99,6 +100,7 @@ class Pace(Value):
     memory_efficiency: float = Field(default=1, gt=0, le=1)
     communication_efficiency: float = Field(gt=0, le=1.2)
     network_efficiency: float | None = Field(default=None, gt=0, le=1.2)
+    reduces_whole: bool = False
     bucket_bytes: float | None = Field(default=None, ge=1e6, le=1e9)
     overlap: float = Field(ge=0, le=1)
     tensor_overlap: float = Field(default=0, ge=0, le=1)

@@ -154,6 +154,16 @@ def test_zero_2_and_3_reduce_every_micro_batch() -> None:
     assert data("DP8SH3", 1) == pytest.approx(8 * data("DP8SH3", 8))
 
 
+def test_whole_gradients_on_every_rank_cost_another_pass_of_the_ring_up_to_stage_2() -> None:
+    def data(layout: str, whole: bool) -> float:
+        return estimate(layout, reduces_whole=whole, bucket_bytes=None).time.data
+
+    gathered, scattered = data("DP8SH1", False) / 3, data("DP8SH1", False) * 2 / 3  # weights of 2, gradients of 4 bytes
+    assert data("DP8SH1", True) == pytest.approx(gathered + 2 * scattered, rel=1e-3)
+    assert data("DP8SH2", True) > 1.8 * data("DP8SH2", False)
+    assert data("DP8SH3", True) == data("DP8SH3", False)
+
+
 def test_no_more_communication_overlaps_than_there_is_computation() -> None:
     found = estimate("DP8SH3", overlap=1)
     assert found.time.data == 0
