@@ -3,33 +3,50 @@
 
     PYTHONPATH=platform .venvs/dev/bin/python tests/gpu/rehearse.py CASE[:framework[:chip[:nodes[:devices]]]]
 
-Options that it does not know go to run_benchmarks.py, such as --layout DP2PP4 or --micro-batch 1.
+Options that it does not know go to run_benchmarks.py, such as --layout DP2PP4, --micro-batch 1 or --compile.
+Exit codes: 2 it cannot begin, 3 a rank failed, 130 interrupted. Users start it by `run_benchmarks.py plan --rehearse`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from rehearsal.plans import CHECKOUT, RehearsalError, make_plan, planned_bytes, telling_ranks, world_size
+from rehearsal.needs import check_needs, default_python
+from rehearsal.plans import RehearsalError, framework_of, make_plan, planned_bytes, telling_ranks, world_size
 from rehearsal.start import rehearse
 from rehearsal.text import lines_of
 from standin.build import BuildError, build
 
+INTERRUPTED = 130
+
 
 def main(argv: list[str] | None = None) -> int:
     options, further = arguments().parse_known_args(argv)
+    signal.signal(signal.SIGTERM, interrupt)
     try:
+        options.python = options.python or default_python(framework_of(options.case))
+        if options.check:
+            check_needs(options.case, options.python)
+            return 0
         return report(*run(options, further), options.json)
     except (RehearsalError, BuildError) as error:
         print(f"rehearse: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("rehearse: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def interrupt(number: int, frame: object) -> None:
+    """End as by Ctrl-C: ranks and folders go too."""
+    raise KeyboardInterrupt
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -39,16 +56,15 @@ def arguments() -> argparse.ArgumentParser:
     which.add_argument("--rank", type=int, action="append", help="this rank alone; may be repeated")
     which.add_argument("--all", action="store_true", help="all ranks, with their messages delivered")
     parser.add_argument("--steps", type=int, default=2)
-    parser.add_argument("--python", type=Path, default=default_python(), help="one with a CUDA build of torch")
+    parser.add_argument("--python", type=Path, help="one with a CUDA build of torch")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="only whether this chip and framework can be rehearsed here; starts nothing",
+    )
     parser.add_argument("--timeout", type=int, default=120, help="seconds without any work that end a hang")
     parser.add_argument("--json", action="store_true")
     return parser
-
-
-def default_python() -> Path:
-    own = CHECKOUT / ".venvs" / "torch-nvidia" / "bin" / "python"
-    given = os.environ.get("LEVELFIELD_CUDA_PYTHON")
-    return Path(given) if given and not own.exists() else own
 
 
 def run(options: argparse.Namespace, further: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:

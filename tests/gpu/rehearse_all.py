@@ -24,10 +24,10 @@ from levelfield.specs.base import dump, load
 from levelfield.specs.basis import FileDigests, basis_of, key_of
 from levelfield.specs.layout import Layout
 from levelfield.specs.rehearsed import RehearsedRow, RehearsedRuns
+from rehearsal.needs import default_python
 from rehearsal.plans import CHECKOUT, RehearsalError, make_plan, planned_bytes, telling_ranks, world_size
 from rehearsal.rows import ROWS, Row
 from rehearsal.start import rehearse
-from rehearse import default_python
 from standin.build import BuildError, Standin, build
 
 EVIDENCE = CHECKOUT / "docs" / "verified" / "rehearsed.json"
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("text", nargs="*", help="only rows whose words have it")
     parser.add_argument("--again", action="store_true", help="also what is recorded of the same code")
     parser.add_argument("--list", action="store_true", help="only print the rows")
-    parser.add_argument("--python", type=Path, default=default_python(), help="one with a CUDA build of torch")
+    parser.add_argument("--python", type=Path, default=default_python("torch"), help="one with a CUDA build of torch")
     options = parser.parse_args(argv)
     rows = [row for row in ROWS if all(text in str(row) for text in options.text)]
     if options.list:

@@ -2,12 +2,24 @@
 
 import ctypes
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
-from rehearsal.plans import CHIPS, RehearsalError, case_string, chip_of, planned_bytes, telling_ranks, world_size
+from rehearsal import needs
+from rehearsal.needs import check_needs, default_python
+from rehearsal.plans import (
+    CHIPS,
+    RehearsalError,
+    case_string,
+    chip_of,
+    framework_of,
+    planned_bytes,
+    telling_ranks,
+    world_size,
+)
 from rehearsal.text import lines_of
-from standin.build import build_delivery, is_cuda
+from standin.build import BuildError, build_delivery, is_cuda
 
 GIB = 2**30
 
@@ -81,6 +93,42 @@ def test_lines_of_a_rank_that_was_ended():
         "    rank 1: waits in recv from rank 0",
     ]
     assert "planned without the reserve: - GiB" in lines[2]
+
+
+def test_lines_of_a_compiled_rank():
+    steps = [
+        {"step": 1, "graphs": 3, "graph_breaks": {"a print " * 20: 2}},
+        {"step": 2, "graphs": 0, "graph_breaks": {}},
+    ]
+    lines = lines_of(entry(), None, [rank(attention_choices={}, compiled_steps=steps)])
+    assert max(map(len, lines)) <= 80
+    assert "  step 1: 3 graphs compiled, 2 graph breaks" in lines and not any("step 2: 0 graphs" in e for e in lines)
+    assert any(line.startswith("    2 x a print") for line in lines)
+    assert "rank 0 of 8, alone; attention: see the kernels below" in lines
+
+
+def test_frameworks_have_an_environment_or_the_named_python(monkeypatch, tmp_path):
+    monkeypatch.setattr(needs, "CHECKOUT", tmp_path)
+    monkeypatch.setenv("LEVELFIELD_CUDA_PYTHON", "/named")
+    assert framework_of("gpt2_small:deepspeed_0.19.8:H100") == "deepspeed" and framework_of("gpt2_small") == "torch"
+    assert default_python("torch") == Path("/named")
+    own = tmp_path / ".venvs" / "torch-nvidia" / "bin" / "python"
+    own.parent.mkdir(parents=True)
+    own.touch()
+    assert (default_python("torch"), default_python("deepspeed")) == (own, Path("/named"))
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc")
+def test_a_python_that_lacks_torch_or_the_framework_is_named(monkeypatch, tmp_path):
+    with pytest.raises(BuildError, match=r"expected a CUDA build. `run_benchmarks.py environment make torch"):
+        check_needs("gpt2_small:torch:H100-SXM5-80GB", Path(sys.executable))
+    monkeypatch.setattr(needs, "environment", lambda framework: Path(sys.executable))
+    with pytest.raises(BuildError, match="set PIP_INDEX_URL to one with CUDA builds, remove this environment"):
+        check_needs("gpt2_small:torch:H100-SXM5-80GB", Path(sys.executable))
+    monkeypatch.setattr(needs, "cuda_torch", lambda python: tmp_path)
+    monkeypatch.setitem(needs.PACKAGES, "megatron", ("no_such_package", "json"))
+    with pytest.raises(RehearsalError, match="found no no_such_package, expected megatron for CUDA"):
+        check_needs("gpt2_small:megatron:H100-SXM5-80GB", Path(sys.executable))
 
 
 def test_functions_of_cuda_are_told_from_others():

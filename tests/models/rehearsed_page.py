@@ -21,7 +21,8 @@ imported, as a recorded run of the processor does. `list frameworks` and `list v
 vendor's chip was rehearsed last, as long as that code has not changed and no allocation failed. GiB of the fullest
 device: planned without the planner's margin, the allocator's peaks beside it. Waits: how often the host waited for the
 device in the last step. Ranks: how many ran; all of them with their messages delivered, or each alone. `make rehearse`
-repeats all of it (tests/gpu/standin/README.md says what the stand-in is and is not).
+repeats all of it (tests/gpu/standin/README.md says what the stand-in is and is not). `plan CASE --rehearse` does the
+same for rows of a plan of yours, and records nothing ([planner](../planner.md#rehearsals)).
 """
 
 # The same plans by the code of 63c16f4, on a first stand-in; the rows below are of the code beside this page.

@@ -42,6 +42,7 @@ COMMANDS = (
     "audit",
     "vendor",
     "framework",
+    "environment",
     "image",
     "wheels",
     "data",
@@ -459,6 +460,31 @@ def _image(parser: argparse.ArgumentParser) -> None:
     _complete("image", actions)
 
 
+def _environment(parser: argparse.ArgumentParser) -> None:
+    actions = _actions(parser)
+    make = actions.add_parser("make", help="make the environments of these frameworks")
+    make.add_argument("framework", nargs="+", metavar="FRAMEWORK", help="such as torch or jax_0.10.1")
+    make.add_argument("--vendor", default="cpu", help="for this vendor's devices (default: cpu)")
+    make.add_argument(
+        "--any-driver",
+        action="store_true",
+        help="whatever driver is here, if any: for `plan --rehearse`, which needs no device",
+    )
+    _with(make)
+    _complete("environment", actions)
+
+
+def _with(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--with",
+        dest="uses",
+        action="append",
+        choices=("fp8", "flash_attn"),
+        default=[],
+        help="also what this choice needs; may be repeated",
+    )
+
+
 def _wheels(parser: argparse.ArgumentParser) -> None:
     actions = _actions(parser)
     fetch = actions.add_parser("fetch", help="download wheels into a folder, for machines without network")
@@ -467,14 +493,7 @@ def _wheels(parser: argparse.ArgumentParser) -> None:
         "framework", nargs="*", metavar="FRAMEWORK", help="such as torch or jax_0.10.1 (default: every one)"
     )
     fetch.add_argument("--vendor", default="cpu", help="for this vendor's devices (default: cpu)")
-    fetch.add_argument(
-        "--with",
-        dest="uses",
-        action="append",
-        choices=("fp8", "flash_attn"),
-        default=[],
-        help="also what this choice needs; may be repeated",
-    )
+    _with(fetch)
     _complete("wheels", actions)
 
 
@@ -541,6 +560,7 @@ _BUILDERS = {
     "audit": _described_by("audit"),
     "vendor": _vendor,
     "framework": _framework,
+    "environment": _environment,
     "image": _image,
     "wheels": _wheels,
     "data": _data,

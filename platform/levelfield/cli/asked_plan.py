@@ -14,10 +14,32 @@ from levelfield.report.words import GIB, wrapped
 from levelfield.specs.case import Precision, Work
 from levelfield.specs.constants import Constants
 from levelfield.specs.layout import parse_layout
+from levelfield.specs.selector import labelled, parse_selector
 from levelfield.specs.tuning import Tuning
 
 # tf32 is no precision of a case: its values have 32 bits, and only products round them.
 PRECISIONS: tuple[str, ...] = (*get_args(Precision), "tf32")
+
+
+def read_case(options: argparse.Namespace) -> None:
+    """Put the parts of a case string into the options that they stand for. Raises UsageError for a part given twice."""
+    if ":" in options.case:
+        selector, parts = parse_selector(options.case), options.case.count(":") + 1
+        given = {
+            "case": selector.case,
+            "framework": labelled(selector.framework, selector.version),
+            "chip": selector.target,
+            "layout": selector.layout,
+            "nodes": selector.nodes if parts > 3 else None,
+            "devices": selector.devices,
+        }
+        for name, value in given.items():
+            if value is not None and name != "case" and getattr(options, name) is not None:
+                raise UsageError(f"--{name}: found it in '{options.case}' too; leave one of the two out")
+        vars(options).update({name: value for name, value in given.items() if value is not None})
+    options.framework = options.framework or "torch"
+    if options.chip is None:
+        raise UsageError(f"plan {options.case}: found no chip; give --chip NAME or case:framework:chip (`list chips`)")
 
 
 def work_in(work: Work, precision: str | None) -> Work:

@@ -46,6 +46,7 @@ other commands (each has --help):
   vendor     add a vendor's chips: create a folder, check it, record tools
   framework  bring a framework: create a folder that trains, check it
   image      images for --runtime docker: build, list, prune, export
+  environment make a framework's environment ahead of a run
   wheels     fetch packages into a folder, for machines without network
   data       prepare a corpus from text, or check one
   export     write a case's initial weights in another tool's format
@@ -391,6 +392,25 @@ examples:
   run_benchmarks.py image export torch --context --output context.tar
 """
 
+ENVIRONMENT = """\
+Make the Python environments of frameworks in .venvs/, ahead of a run.
+
+example:
+  run_benchmarks.py environment make torch
+"""
+
+ENVIRONMENT_MAKE = """\
+Make the environments of these frameworks, as a run makes them: from the pinned
+packages, in .venvs/FRAMEWORK-VENDOR. What is whole already stays. The driver
+is checked first, where the vendor's tool shows one; --any-driver leaves that
+out. So a machine without devices gets what `plan --rehearse` needs. pip has to
+take torch from an index with CUDA builds, as the public one has for Linux.
+
+examples:
+  run_benchmarks.py environment make torch deepspeed
+  run_benchmarks.py environment make torch --vendor nvidia --any-driver
+"""
+
 WHEELS = """\
 Fetch packages into a folder, for machines without network.
 
@@ -481,6 +501,8 @@ DESCRIPTIONS = {
     "image list": IMAGE_LIST,
     "image prune": IMAGE_PRUNE,
     "image export": IMAGE_EXPORT,
+    "environment": ENVIRONMENT,
+    "environment make": ENVIRONMENT_MAKE,
     "wheels": WHEELS,
     "wheels fetch": WHEELS_FETCH,
     "data": DATA,

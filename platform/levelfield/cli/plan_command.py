@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import get_args
+from types import MappingProxyType
+from typing import TYPE_CHECKING, get_args
 
 from levelfield.catalog import lookup
 from levelfield.catalog.registry import Registry
 from levelfield.cli.arithmetic import explained
-from levelfield.cli.asked_plan import PRECISIONS, asked_of, work_in
+from levelfield.cli.asked_plan import PRECISIONS, asked_of, read_case, work_in
 from levelfield.cli.plan_tables import Assumed, content_of, lines_of
 from levelfield.cli.plugins import registry_of
 from levelfield.errors import UsageError
@@ -30,6 +33,9 @@ from levelfield.specs.constants import AttentionKernel
 from levelfield.specs.selector import Selector
 from levelfield.specs.vendor import Chip, VendorFile
 
+if TYPE_CHECKING:
+    from levelfield.studies.rehearsals import Rehearser
+
 DESCRIPTION = """\
 Predict every layout that the case, the framework and the devices allow, fastest
 first: memory of the fullest device (GiB), tokens/s of one device, and MFU.
@@ -44,28 +50,40 @@ examples:
   run_benchmarks.py plan llama3_70b --chip H100 --devices 64 --beyond 5
   run_benchmarks.py plan llama3_8b --chip H100 --layout DP4CP2SH3
   run_benchmarks.py plan gpt2_medium --chip A100 --precision tf32
+  run_benchmarks.py plan llama3_8b:torch:H100:1:8 --rehearse
+  run_benchmarks.py plan gpt2_small:torch:H100:1:1 --rehearse 1 --compile
 
 --layout shows one layout, whether it fits or not, and by how much. --program
 takes the constants of other people's training code (configs/planner).
 docs/planner.md explains the formulas and their error against published figures
+
+--rehearse runs the real training of the first rows at full scale on pretended
+NVIDIA devices, a minute or three each, and shows what torch's allocator took:
+memory is real, speed and numbers are not. It needs no GPU, but gcc and a CUDA
+build of the framework (5 GB):
+  run_benchmarks.py environment make torch --vendor nvidia --any-driver
+Exit code 3: a row did not run to its end. 4: an allocation failed or flushed.
 """
 
 
 KERNELS: tuple[str, ...] = get_args(AttentionKernel)
+REHEARSED = 3  # rows, where --rehearse has no number
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = DESCRIPTION
-    parser.add_argument("case", metavar="CASE", help="the name of a case; `list cases` shows all")
     parser.add_argument(
-        "--chip", required=True, metavar="NAME", help="a chip of `list chips`; cpu: this host, measured"
+        "case",
+        metavar="CASE",
+        help="a name of `list cases`; or a case string, case:framework[:chip[:nodes[:devices]]]",
     )
+    parser.add_argument("--chip", metavar="NAME", help="a chip of `list chips`; cpu: this host, measured")
     parser.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: from --devices)")
     parser.add_argument(
         "--devices", type=int, metavar="N", help="devices per node; without --nodes: devices of all nodes"
     )
-    parser.add_argument("--framework", default="torch", metavar="NAME", help="default: torch")
+    parser.add_argument("--framework", metavar="NAME", help="default: torch")
     parser.add_argument(
         "--network", metavar="RATE", help="network of a node: 100Gb/s, 8x400Gb/s (default: 200 Gb/s per device)"
     )
@@ -86,6 +104,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="machine-readable output, with all parts of memory and time"
     )
     parser.add_argument("--chips", type=Path, metavar="FILE", help="private chips and corrections")
+    real = parser.add_argument_group("the real code, without the device")
+    real.add_argument(
+        "--rehearse",
+        type=int,
+        nargs="?",
+        const=REHEARSED,
+        metavar="N",
+        help=f"rehearse the first N rows on pretended devices (default: {REHEARSED})",
+    )
+    real.add_argument(
+        "--compile", action="store_true", help="with --rehearse: by torch.compile; shows kernels and graph breaks"
+    )
     asked = parser.add_argument_group("only these rows")
     asked.add_argument("--layout", metavar="LAYOUT", help="one layout, such as DP4TP2PP1 or DP8TP2PP1SH1SP8+seq")
     asked.add_argument("--micro-batch", type=int, metavar="N", help="sequences of a forward pass")
@@ -99,20 +129,68 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print the ranking or one row's arithmetic. Return 0, also when no layout fits."""
+    """Print the ranking or one row's arithmetic. Return 0, also when no layout fits; with --rehearse as it went."""
+    read_case(options)
     registry = registry_of(options)
     vendor, chip = lookup.find_chip(registry, options.chip)
     place = _place(options)
+    rehearser = _rehearser(options, chip, place)
     question = asked_of(_question(options, registry, vendor, chip, place), options, place.nodes)
     found = _answered(question, chip)
     others = not_offered(question) if options.beyond and not options.layout else ()
     if options.explain is not None:
         return _explain(question, _row(found, options.explain), options)
-    if options.json:
-        print(json.dumps(content_of(question, chip, place, found, others, options), indent=2, ensure_ascii=False))
-    else:
-        print("\n".join(lines_of(question, chip, place, found, others, options)))
+    if rehearser:
+        return _rehearse(rehearser, found, options, partial(_show, question, chip, place, found, others, options))
+    _show(question, chip, place, found, others, options)
     return 0
+
+
+def _show(
+    question: LayoutQuestion,
+    chip: Chip,
+    place: Assumed,
+    found: LayoutRanking,
+    others: Sequence[LayoutEstimate],
+    options: argparse.Namespace,
+    more: Mapping[str, object] = MappingProxyType({}),
+) -> None:
+    """Print the table, or as JSON with `more`."""
+    if options.json:
+        content = {**content_of(question, chip, place, found, others, options), **more}
+        print(json.dumps(content, indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(lines_of(question, chip, place, found, others, options)), flush=True)
+
+
+def _rehearser(options: argparse.Namespace, chip: Chip, place: Assumed) -> Rehearser | None:
+    """Return what rehearses the rows, or None without --rehearse. What it imports takes longer than most plans."""
+    if options.rehearse is None:
+        if options.compile:
+            raise UsageError("--compile: expected --rehearse beside it; a plan alone does not know torch.compile")
+        return None
+    from levelfield.cli.plan_rehearsal import rehearser_of
+
+    return rehearser_of(options, chip, place.nodes, place.devices_per_node)
+
+
+def _rehearse(
+    rehearser: Rehearser, found: LayoutRanking, options: argparse.Namespace, show: Callable[..., None]
+) -> int:
+    """Show the plan, rehearse its first rows, and show what was measured. After an interrupt: what there is."""
+    from levelfield.cli import plan_rehearsal
+
+    if not options.json:
+        show()
+    rows, done = plan_rehearsal.rows_to_rehearse(found, options), list[plan_rehearsal.Rehearsed]()
+    try:
+        plan_rehearsal.rehearse_rows(rehearser, rows, done)
+    finally:
+        if options.json:
+            show({"rehearsed": plan_rehearsal.content_of(done)})
+        elif done:
+            print("\n".join(plan_rehearsal.lines_of(done)), flush=True)
+    return plan_rehearsal.exit_code(done)
 
 
 def _answered(question: LayoutQuestion, chip: Chip) -> LayoutRanking:

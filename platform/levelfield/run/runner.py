@@ -7,12 +7,10 @@ A failure in any phase gives a result with the reason.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 
 from levelfield.catalog.machine import devices_of
 from levelfield.contracts.execution import Launcher, NodesNotReady, Outcome, ReadyRuntime, Watch
@@ -25,6 +23,7 @@ from levelfield.report.markdown import run_report
 from levelfield.run import peak_probe
 from levelfield.run.corpus_watch import CorpusWatch
 from levelfield.run.device_locks import DeviceInUse, DeviceLocks, devices_locked
+from levelfield.run.interruption import interrupted_once
 from levelfield.run.launchers import means, speaking
 from levelfield.run.preflight_run import preflight_in
 from levelfield.run.provenance import provenance
@@ -71,7 +70,7 @@ def run(
     run_state.settle(runs)
     paths = directory.create(runs, plan.run_id)
     copies = {paths.reference: reference, paths.certificate: certificate}
-    with run_state.ending(paths), _interrupted_once():
+    with run_state.ending(paths), interrupted_once():
         outcome = _attempt(plan, vendor, paths, listener, machine, copies)
         result = _finished(paths, outcome)
     if plan.peak.tflops is None and _exceeds_its_peak(result):
@@ -94,7 +93,7 @@ def attach(paths: RunPaths, vendor: Vendor, listener: Listener) -> Result:
     again = getattr(speaking(launcher, listener.say), "attach", None)
     if again is None:
         raise UsageError(f"{plan.run_id}: its launcher '{launcher.name}' leaves nothing to attach to; `collect` it")
-    with run_state.ending(paths), _interrupted_once():
+    with run_state.ending(paths), interrupted_once():
         corpus, follower = CorpusWatch(plan.corpus), Follower(paths.events, plan)
         request = launcher.request(plan, paths, runtime)
         directory.write_status(paths, "running", "running")
@@ -131,7 +130,7 @@ def _finished(paths: RunPaths, outcome: Outcome) -> Result:
 def _keep_outcome(paths: RunPaths, outcome: Outcome) -> None:
     """Write the outcome with the seal over the raw files, in one step.
 
-    An interrupt of the user's comes once (`_interrupted_once`). It may fall into the reading of a long log, and the
+    An interrupt of the user's comes once (`interrupted_once`). It may fall into the reading of a long log, and the
     outcome is kept nevertheless.
     """
     try:
@@ -294,27 +293,3 @@ def _devices(plan: Plan, vendor: Vendor) -> list[Device]:
     found, hardware = {device.index: device for device in devices_of(vendor)}, plan.hardware
     lost = (hardware.chip.name, hardware.description, hardware.memory_bytes_per_device)
     return [found.get(index) or Device(index, *lost) for index in hardware.device_indices] or list(found.values())
-
-
-@contextmanager
-def _interrupted_once() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the first SIGINT, SIGTERM or SIGHUP of the block, and ignore later ones.
-
-    After the first one the processes are stopped and the result is written, which takes seconds. An ignored signal
-    stays ignored, as in a shell's background job.
-    """
-    ending = False
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal ending
-        if not ending:
-            ending = True
-            raise KeyboardInterrupt
-
-    handled = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt) for number in handled}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -33,6 +33,11 @@ def case_string(given: str) -> str:
     return ":".join(parts + list(DEFAULTS[len(parts) - 1 :]))
 
 
+def framework_of(given: str) -> str:
+    """The framework of a case string, without its version."""
+    return case_string(given).split(":")[1].partition("_")[0]
+
+
 def make_plan(case: str, options: list[str]) -> dict[str, Any]:
     """The entry of `--dry-run --json`: plan, request and job."""
     argv = [sys.executable, str(CHECKOUT / "run_benchmarks.py"), "--case", case_string(case)]
@@ -50,9 +55,13 @@ def make_plan(case: str, options: list[str]) -> dict[str, Any]:
 
 def chip_of(entry: dict[str, Any]) -> str:
     """The stand-in's name of the plan's chip."""
-    name = entry["plan"]["hardware"]["chip"]["name"]
+    return standin_chip(entry["plan"]["hardware"]["chip"]["name"])
+
+
+def standin_chip(name: str) -> str:
+    """The stand-in's name of a chip of the catalog."""
     if name not in CHIPS:
-        raise RehearsalError(f"chip {name}: the stand-in pretends to be one of {', '.join(CHIPS)}")
+        raise RehearsalError(f"chip {name}: the stand-in pretends to be one of {', '.join(CHIPS)}; name one of these")
     return CHIPS[name]
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from standin.build import Standin
 
 REMOVED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 PARENT = Path(__file__).resolve().parent / "inside" / "parent.py"
+# the same with torch.compile counted; a file beside, so that no record of a rehearsal without it rests on it
+COMPILED = Path(__file__).resolve().parent / "compiled" / "parent.py"
 SHARED_MEMORY = Path("/dev/shm")
 COUNTS_BYTES = 2**24  # of the numbers of a mixture, which are real (inside/counts.py)
 
@@ -30,7 +34,9 @@ def rehearse(
         space = open_space() if whole else None
         try:
             spec = specification(entry, Path(folder), ranks, steps, whole)
-            run_parent(spec, python, variables(entry, standin, space, timeout))
+            compiled = entry["plan"]["tuning"].get("compile")
+            given = variables(entry, standin, space, timeout) | (compiler_folders(Path(folder)) if compiled else {})
+            run_parent(COMPILED if compiled else PARENT, spec, python, given)
         finally:
             if space:
                 shutil.rmtree(space, ignore_errors=True)
@@ -78,11 +84,25 @@ def variables(entry: dict[str, Any], standin: Standin, space: str | None, timeou
     return {**kept, **own, **tuned, **standin.environment(chip_of(entry), devices), **more, **limit}
 
 
-def run_parent(spec: dict[str, Any], python: Path, environment: dict[str, str]) -> None:
-    argv = [str(python), str(PARENT), str(Path(spec["folder"]) / "spec.json")]
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise RehearsalError(f"the ranks did not start: {done.stderr.strip()[-2000:]}")
+def compiler_folders(folder: Path) -> dict[str, str]:
+    """Caches of this rehearsal alone: kernels that were timed on a pretended device must never serve a real one."""
+    return {name: str(folder / name.lower()) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+
+
+def run_parent(parent: Path, spec: dict[str, Any], python: Path, environment: dict[str, str]) -> None:
+    """Run all ranks to their end. They are a group of processes of their own, which an interrupt here ends at once."""
+    argv = [str(python), str(parent), str(Path(spec["folder"]) / "spec.json")]
+    process = subprocess.Popen(
+        argv, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        _, said = process.communicate()
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # also what a rank that ended has left
+        process.wait()
+    if process.returncode:
+        raise RehearsalError(f"the ranks did not start: {said.strip()[-2000:]}")
 
 
 def read_report(folder: Path, rank: int) -> dict[str, Any]:

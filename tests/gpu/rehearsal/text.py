@@ -27,9 +27,25 @@ def rank_lines(report: dict[str, Any]) -> list[str]:
     if report.get("error") or report["exit_code"]:
         return failure_lines(report)
     mode = "alone" if report["alone"] else "with all others"
+    compiled = report.get("compiled_steps")
     choices = ", ".join(sorted(set(report["attention_choices"].values())))
-    lines = [f"rank {report['rank']} of {report['world']}, {mode}; attention: {choices or 'none fused'}"]
-    return lines + [line for step in report["steps"] for line in step_lines(step)] + work_lines(report["steps"][-1])
+    choices = choices or ("see the kernels below" if compiled else "none fused")
+    lines = [f"rank {report['rank']} of {report['world']}, {mode}; attention: {choices}"]
+    lines += [line for step in report["steps"] for line in step_lines(step)]
+    return [*lines, *compile_lines(compiled or []), *work_lines(report["steps"][-1])]
+
+
+def compile_lines(steps: list[dict[str, Any]]) -> list[str]:
+    """What torch.compile did in each step that compiled something."""
+    lines = []
+    for step in steps:
+        breaks = step["graph_breaks"]
+        if step["graphs"] or breaks:
+            lines.append(
+                f"  step {step['step']}: {step['graphs']} graphs compiled, {sum(breaks.values())} graph breaks"
+            )
+        lines += [f"    {many} x {why}"[:80] for why, many in breaks.items()]
+    return lines
 
 
 def failure_lines(report: dict[str, Any]) -> list[str]:
