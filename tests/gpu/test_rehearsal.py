@@ -115,6 +115,8 @@ def test_frameworks_have_an_environment_or_the_named_python(monkeypatch, tmp_pat
     own = tmp_path / ".venvs" / "torch-nvidia" / "bin" / "python"
     own.parent.mkdir(parents=True)
     own.touch()
+    assert default_python("torch") == Path("/named")  # it is still being made
+    (own.parents[1] / "levelfield-environment.json").touch()
     assert (default_python("torch"), default_python("deepspeed")) == (own, Path("/named"))
 
 

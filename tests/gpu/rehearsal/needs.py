@@ -15,6 +15,7 @@ PACKAGES = {"torch": ("torch",), "deepspeed": ("deepspeed",), "megatron": ("mega
 LACKING = (
     "import importlib.util, json, sys; print(json.dumps([n for n in sys.argv[1:] if not importlib.util.find_spec(n)]))"
 )
+STAMP = "levelfield-environment.json"  # written last by the platform
 VARIABLE = "LEVELFIELD_CUDA_PYTHON"
 INDEX = (
     "pip took it from an index with builds for processors: set PIP_INDEX_URL to one with CUDA builds, remove this "
@@ -27,9 +28,9 @@ def environment(framework: str) -> Path:
 
 
 def default_python(framework: str) -> Path:
-    """The platform's environment of this framework; where it is not made, the Python that the variable names."""
+    """The platform's environment of this framework; where it is not whole, the Python that the variable names."""
     own, given = environment(framework), os.environ.get(VARIABLE)
-    return Path(given) if given and not own.exists() else own
+    return Path(given) if given and not (own.parents[1] / STAMP).exists() else own
 
 
 def check_needs(case: str, python: Path) -> None:
