@@ -6,6 +6,7 @@ That script is a process of its own, because the code of the platform imports ne
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,10 @@ Say = Callable[[str], None]
 TELL_SECONDS = 20.0  # between two signs of life
 END_SECONDS = 20.0  # for an interrupted rehearsal to end its ranks and remove its folders
 LONGEST = 200
+# torch's sentence, of which more is advice
+_SHORT_OF_MEMORY = re.compile(
+    r"OutOfMemoryError: .*?Tried to allocate ([\d.]+ \w+).*?memory ([\d.]+ \w+) is allocated", re.DOTALL
+)
 
 
 @dataclass(frozen=True)
@@ -125,6 +130,8 @@ def _failure(rank: Mapping[str, Any]) -> str:
     """Return in one line why a rank did not finish: its error, or what the stand-in said when it ended it."""
     said = [line.strip() for line in (rank.get("printed") or "").splitlines() if line.startswith("stand-in")]
     why = rank.get("error") or (said[0] if said else f"ended with code {rank['exit_code']}")
+    if short := _SHORT_OF_MEMORY.search(why):
+        why = f"out of memory: {short[2]} allocated, {short[1]} more asked for"
     return f"rank {rank['rank']}: {_line(why)}"
 
 

@@ -51,6 +51,10 @@ from levelfield.studies import rehearsals
 rehearsals.checkout = lambda: Path({folder!r})
 sys.exit(main(["plan", {case!r}, "--rehearse", "2"]))
 """
+OUT_OF_MEMORY = (
+    "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of "
+    "which 726.94 MiB is free. Of the allocated memory 77.69 GiB is allocated by PyTorch, and 132.87 MiB is reserved"
+)
 
 
 class Replay:
@@ -169,6 +173,10 @@ def test_a_row_that_fails_says_why_in_one_line(capsys: pytest.CaptureFixture[str
         assert planned(CASE, "--rehearse", "1") == 3
         out = capsys.readouterr().out
         assert f"12.41 failed: rank 0: {says}" in " ".join(out.split()) and "second" not in out
+    replay.write(f"content['ranks'][0].update(error={OUT_OF_MEMORY!r}, exit_code=1)")
+    assert planned(CASE, "--rehearse", "1") == 3
+    said = "failed: rank 0: out of memory: 77.69 GiB allocated, 2.00 GiB more asked for planned:"
+    assert said in " ".join(capsys.readouterr().out.split())
     replay.write("print('rehearse: gcc failed: a; b', file=sys.stderr); sys.exit(2)")
     assert planned(CASE, "--rehearse", "1", "--json") == 3
     assert json.loads(capsys.readouterr().out)["rehearsed"][0]["why"] == "gcc failed: a; b"
