@@ -18,6 +18,7 @@ from rehearsal.plans import (
     telling_ranks,
     world_size,
 )
+from rehearsal.start import FURTHER, PARENT, parent_of
 from rehearsal.text import lines_of
 from standin.build import BuildError, build_delivery, is_cuda
 
@@ -131,6 +132,16 @@ def test_a_python_that_lacks_torch_or_the_framework_is_named(monkeypatch, tmp_pa
     monkeypatch.setitem(needs.PACKAGES, "megatron", ("no_such_package", "json"))
     with pytest.raises(RehearsalError, match="found no no_such_package, expected megatron for CUDA"):
         check_needs("gpt2_small:megatron:H100-SXM5-80GB", Path(sys.executable))
+
+
+def test_compiling_and_masks_have_a_parent_of_their_own():
+    plain = {"layout": {"context": 1}, "tuning": {"compile": False}, "model": {}}
+    assert parent_of(plain) == PARENT and PARENT.is_file() and FURTHER.is_file()
+    compiled = {**plain, "tuning": {"compile": True}}
+    masked = ({**plain, "layout": {"context": 2}}, {**plain, "model": {"sliding_window": 4096}})
+    assert {parent_of(job) for job in (compiled, *masked)} == {FURTHER}
+    with pytest.raises(RehearsalError, match="leave one of them out"):
+        parent_of({**compiled, "layout": {"context": 2}})
 
 
 def test_functions_of_cuda_are_told_from_others():

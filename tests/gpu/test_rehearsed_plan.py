@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-COMPILED = ROOT / "tests" / "gpu" / "rehearsal" / "compiled"
+FURTHER = ROOT / "tests" / "gpu" / "rehearsal" / "further"
 PYTHON = os.environ.get("LEVELFIELD_CUDA_PYTHON")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="no CUDA build of torch: LEVELFIELD_CUDA_PYTHON names none")
 BREAKS = """
@@ -77,5 +77,5 @@ def ranks_of(folder):
 
 
 def test_graph_breaks_are_counted_once():
-    done = subprocess.run([PYTHON, "-c", BREAKS, str(COMPILED)], capture_output=True, text=True)
+    done = subprocess.run([PYTHON, "-c", BREAKS, str(FURTHER)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

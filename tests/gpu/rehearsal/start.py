@@ -18,8 +18,8 @@ from standin.build import Standin
 
 REMOVED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 PARENT = Path(__file__).resolve().parent / "inside" / "parent.py"
-# the same with torch.compile counted; a file beside, so that no record of a rehearsal without it rests on it
-COMPILED = Path(__file__).resolve().parent / "compiled" / "parent.py"
+# with torch.compile or masks; a file beside, so that no record of a rehearsal without them rests on it
+FURTHER = Path(__file__).resolve().parent / "further" / "parent.py"
 SHARED_MEMORY = Path("/dev/shm")
 COUNTS_BYTES = 2**24  # of the numbers of a mixture, which are real (inside/counts.py)
 
@@ -34,9 +34,8 @@ def rehearse(
         space = open_space() if whole else None
         try:
             spec = specification(entry, Path(folder), ranks, steps, whole)
-            compiled = entry["plan"]["tuning"].get("compile")
-            given = variables(entry, standin, space, timeout) | (compiler_folders(Path(folder)) if compiled else {})
-            run_parent(COMPILED if compiled else PARENT, spec, python, given)
+            given = variables(entry, standin, space, timeout) | compiler_folders(Path(folder))
+            run_parent(parent_of(entry["job"]), spec, python, given)
         finally:
             if space:
                 shutil.rmtree(space, ignore_errors=True)
@@ -82,6 +81,16 @@ def variables(entry: dict[str, Any], standin: Standin, space: str | None, timeou
     if entry["job"]["model"].get("experts"):
         limit["LEVELFIELD_STANDIN_COPY_BYTES"] = str(COUNTS_BYTES)
     return {**kept, **own, **tuned, **standin.environment(chip_of(entry), devices), **more, **limit}
+
+
+def parent_of(job: dict[str, Any]) -> Path:
+    """The program that starts the ranks. Raises RehearsalError for what none of them can do."""
+    masked = job["layout"].get("context", 1) > 1 or job["model"].get("sliding_window")
+    if job["tuning"]["compile"] and masked:
+        raise RehearsalError(
+            "--compile with attention that has a mask (context ranks, a window): leave one of them out"
+        )
+    return FURTHER if job["tuning"]["compile"] or masked else PARENT
 
 
 def compiler_folders(folder: Path) -> dict[str, str]:
