@@ -4,7 +4,8 @@
     PYTHONPATH=platform .venvs/dev/bin/python tests/gpu/rehearse.py CASE[:framework[:chip[:nodes[:devices]]]]
 
 Options that it does not know go to run_benchmarks.py, such as --layout DP2PP4, --micro-batch 1 or --compile.
-Exit codes: 2 it cannot begin, 3 a rank failed, 130 interrupted. Users start it by `run_benchmarks.py plan --rehearse`.
+Exit codes: 2 it cannot begin, 3 a rank failed, 4 its books are not what the plan needs (rehearsal/judgement.py), 130
+interrupted. Users start it by `run_benchmarks.py plan --rehearse`.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from rehearsal.judgement import findings
 from rehearsal.needs import check_needs, default_python
 from rehearsal.plans import RehearsalError, framework_of, make_plan, planned_bytes, telling_ranks, world_size
 from rehearsal.start import rehearse
-from rehearsal.text import lines_of
+from rehearsal.text import finding_lines, lines_of
 from standin.build import BuildError, build
 
 INTERRUPTED = 130
@@ -79,12 +81,14 @@ def run(options: argparse.Namespace, further: list[str]) -> tuple[dict[str, Any]
 
 
 def report(entry: dict[str, Any], reports: list[dict[str, Any]], as_json: bool) -> int:
-    planned = planned_bytes(entry)
+    planned, found = planned_bytes(entry), findings(entry, reports)
     if as_json:
-        print(json.dumps({"asked": entry["plan"]["asked"], "planned_bytes": planned, "ranks": reports}, indent=1))
+        facts = {"asked": entry["plan"]["asked"], "planned_bytes": planned, "findings": found, "ranks": reports}
+        print(json.dumps(facts, indent=1))
     else:
-        print("\n".join(lines_of(entry, planned, reports)))
-    return 3 if any(each.get("error") or each["exit_code"] for each in reports) else 0
+        print("\n".join([*lines_of(entry, planned, reports), *finding_lines(found)]))
+    failed = any(each.get("error") or each["exit_code"] for each in reports)
+    return 3 if failed else 4 if found else 0
 
 
 if __name__ == "__main__":

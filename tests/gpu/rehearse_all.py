@@ -4,7 +4,8 @@
     PYTHONPATH=platform .venvs/dev/bin/python tests/gpu/rehearse_all.py [TEXT ...] [--again] [--list]
 
 TEXT: only rows whose words have it. What is recorded of the same code and the same plan is not run again, so that a
-list that was stopped goes on. Exit code 4 where a row failed, or an allocation or a flush in the last step did.
+list that was stopped goes on. A rehearsal with findings (rehearsal/judgement.py) is not recorded. Exit code 4 where one
+failed or had findings.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from levelfield.specs.base import dump, load
 from levelfield.specs.basis import FileDigests, basis_of, key_of
 from levelfield.specs.layout import Layout
 from levelfield.specs.rehearsed import RehearsedRow, RehearsedRuns
+from rehearsal.judgement import findings
 from rehearsal.needs import default_python
 from rehearsal.plans import CHECKOUT, RehearsalError, make_plan, planned_bytes, telling_ranks, world_size
 from rehearsal.rows import ROWS, Row
@@ -91,6 +93,9 @@ class Evidence:
         broken = [each for each in reports if each.get("error") or each["exit_code"]]
         if broken:
             raise RehearsalError(f"rank {broken[0]['rank']}: {broken[0].get('error') or broken[0]['exit_code']}"[:400])
+        wrong = findings(entry, reports)
+        if wrong:
+            raise RehearsalError(f"not recorded: {'; '.join(wrong)}")
         digests = self.code(entry).of_training({path for each in reports for path in each["imported"]}, "nvidia")
         found = RehearsedRow.model_validate({**facts_of(entry), **figures(reports), "rests_on": key_of(digests)})
         self.sets[key_of(digests)] = digests

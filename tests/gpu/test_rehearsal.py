@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import rehearse
 from rehearsal import needs
 from rehearsal.needs import check_needs, default_python
 from rehearsal.plans import (
@@ -19,7 +20,7 @@ from rehearsal.plans import (
     world_size,
 )
 from rehearsal.start import FURTHER, PARENT, parent_of
-from rehearsal.text import lines_of
+from rehearsal.text import finding_lines, lines_of
 from standin.build import BuildError, build_delivery, is_cuda
 
 GIB = 2**30
@@ -134,14 +135,20 @@ def test_a_python_that_lacks_torch_or_the_framework_is_named(monkeypatch, tmp_pa
         check_needs("gpt2_small:megatron:H100-SXM5-80GB", Path(sys.executable))
 
 
-def test_compiling_and_masks_have_a_parent_of_their_own():
-    plain = {"layout": {"context": 1}, "tuning": {"compile": False}, "model": {}}
-    assert parent_of(plain) == PARENT and PARENT.is_file() and FURTHER.is_file()
-    compiled = {**plain, "tuning": {"compile": True}}
-    masked = ({**plain, "layout": {"context": 2}}, {**plain, "model": {"sliding_window": 4096}})
-    assert {parent_of(job) for job in (compiled, *masked)} == {FURTHER}
-    with pytest.raises(RehearsalError, match="leave one of them out"):
-        parent_of({**compiled, "layout": {"context": 2}})
+def test_compiling_has_a_parent_of_its_own():
+    parents = {parent_of({"tuning": {"compile": compiled}}): compiled for compiled in (False, True)}
+    assert parents == {PARENT: False, FURTHER: True} and all(each.is_file() for each in parents)
+
+
+def test_findings_are_told_in_lines_and_end_with_code_4(monkeypatch, capsys):
+    said = "rank 0: matrix products of 1e+09 FLOPs, expected 2e+09 (-50.00%), in a sentence that is longer than a line"
+    assert max(map(len, finding_lines([said]))) <= 80
+    monkeypatch.setattr(rehearse, "findings", lambda entry, reports: [said])
+    assert rehearse.report(entry(), [rank()], as_json=False) == 4
+    assert "FINDING: rank 0: matrix products of" in capsys.readouterr().out
+    assert rehearse.report(entry(), [rank(exit_code=86)], as_json=True) == 3
+    monkeypatch.setattr(rehearse, "findings", lambda entry, reports: [])
+    assert rehearse.report(entry(), [rank()], as_json=False) == 0
 
 
 def test_functions_of_cuda_are_told_from_others():

@@ -84,13 +84,8 @@ def variables(entry: dict[str, Any], standin: Standin, space: str | None, timeou
 
 
 def parent_of(job: dict[str, Any]) -> Path:
-    """The program that starts the ranks. Raises RehearsalError for what none of them can do."""
-    masked = job["layout"].get("context", 1) > 1 or job["model"].get("sliding_window")
-    if job["tuning"]["compile"] and masked:
-        raise RehearsalError(
-            "--compile with attention that has a mask (context ranks, a window): leave one of them out"
-        )
-    return FURTHER if job["tuning"]["compile"] or masked else PARENT
+    """The program that starts the ranks."""
+    return FURTHER if job["tuning"]["compile"] else PARENT
 
 
 def compiler_folders(folder: Path) -> dict[str, str]:

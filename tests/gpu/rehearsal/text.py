@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 GIB = 2**30
@@ -73,3 +74,8 @@ def work_lines(step: dict[str, Any]) -> list[str]:
     for name, row in step["collectives"].items():
         lines.append(f"  {name:<26} {row['count']:>7} x {gib(row['bytes']):>10} GiB")
     return lines + [f"  {many} x {name[:60]}" for name, many in step["attention_kernels"].items()]
+
+
+def finding_lines(found: list[str]) -> list[str]:
+    """What rehearsal/judgement.py found."""
+    return [line for each in found for line in textwrap.wrap(f"FINDING: {each}", 80, subsequent_indent="  ")]

@@ -1,9 +1,8 @@
-"""The parent of rehearsals with torch.compile or with masks in attention: inside/parent.py, and what these need.
+"""The parent of rehearsals with torch.compile: inside/parent.py, and what these need.
 
 A file of its own: the records of other rehearsals rest on the files of inside/, and on no other.
 """
 
-import json
 import sys
 from pathlib import Path
 
@@ -14,16 +13,11 @@ import parent
 import rank
 import torch
 from books import LONGEST
-from torch.nn import functional
 
 
 def main():
-    job = json.loads((Path(sys.argv[1]).parent / "job.json").read_text())
-    if job["tuning"]["compile"]:
-        rank.StepBooks.step = with_compilation(rank.StepBooks.step)
-        attention_choices.observe_choices = leave_unobserved
-    else:
-        attention_choices.observe_choices = without_masks(attention_choices.observe_choices)
+    rank.StepBooks.step = with_compilation(rank.StepBooks.step)
+    attention_choices.observe_choices = leave_unobserved
     parent.main()
 
 
@@ -56,32 +50,6 @@ def since(seen):
 def leave_unobserved(chosen):
     """Observing each call of attention would itself break the graph: only cuDNN's kernels are left out."""
     torch.backends.cuda.enable_cudnn_sdp(False)
-
-
-def without_masks(observe):
-    """The observer of attention, where a mask is left out for kernels of cuDNN.
-
-    cuDNN's take a mask, flash attention in their place does not, and torch would fall back to its kernel that holds all
-    scores of a head. No kernel computes anything here, so that the mask's content is not missed.
-    """
-
-    def call(chosen):
-        plain = functional.scaled_dot_product_attention
-        observe(chosen)
-        observed, known = functional.scaled_dot_product_attention, {}
-
-        def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-            more = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-            if attn_mask is None or not query.is_cuda:
-                return observed(query, key, value, attn_mask, **more)
-            words = f"{list(query.shape)} {query.dtype} keys {list(key.shape)} dropout {dropout_p:g} masked"
-            if words not in known:
-                known[words] = chosen[words] = attention_choices.choice(query, key, value, attn_mask, more)
-            return plain(query, key, value, None if known[words] == "cudnn" else attn_mask, **more)
-
-        functional.scaled_dot_product_attention = attention
-
-    return call
 
 
 if __name__ == "__main__":

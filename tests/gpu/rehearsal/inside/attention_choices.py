@@ -1,4 +1,7 @@
-"""Which fused attention torch chooses, and flash's in the place of cuDNN's, which needs a real device to be planned."""
+"""Which fused attention torch chooses, and flash's in the place of cuDNN's, which needs a real device to be planned.
+
+Flash takes no mask, and has tensors of the same shapes without one: the numbers mean nothing here.
+"""
 
 import torch
 from torch.nn import functional
@@ -12,10 +15,13 @@ def observe_choices(chosen):
     torch.backends.cuda.enable_cudnn_sdp(False)
 
     def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-        words = f"{list(query.shape)} {query.dtype} keys {key.shape[1]} dropout {dropout_p:g} causal {is_causal}"
+        words = f"{list(query.shape)} {query.dtype} keys {list(key.shape[1:3])} dropout {dropout_p:g}"
+        words += f" causal {is_causal}" if attn_mask is None else " masked"
         if words not in chosen and query.is_cuda:
             more = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
             chosen[words] = choice(query, key, value, attn_mask, more)
+        if attn_mask is not None and chosen.get(words) == "cudnn":
+            attn_mask = None
         return real(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
     functional.scaled_dot_product_attention = attention

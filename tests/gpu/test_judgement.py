@@ -1,0 +1,130 @@
+"""What a rehearsal's books are judged by, on books of real rehearsals: as they are, and each figure changed."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+from rehearsal.judgement import findings
+from rehearsal.rank_work import RankWork
+
+RECORDED = json.loads((Path(__file__).parent / "recorded_rehearsals.json").read_text())
+EXACT = {  # what is compared to both sides in each layout
+    "DP2": ["all_reduce over 2"],
+    "PP2": ["send over 2"],
+    "DP4 SH3, recompute full": ["reduce_scatter over 4"],
+    "DP2 CP2 SH2": ["reduce_scatter over 4", "all_gather over 4"],
+    "DP4 EP2 SH1": ["reduce_scatter over 4", "all_gather over 4", "send over 2"],
+    "deepspeed DP2 SH2": ["all_reduce over 2"],
+}
+BOTH_SIDES = [(name, key) for name, keys in EXACT.items() for key in keys]
+
+
+@pytest.fixture(params=RECORDED)
+def recorded(request):
+    return copy.deepcopy(RECORDED[request.param])
+
+
+def judged(recorded) -> list[str]:
+    return findings(recorded["entry"], recorded["ranks"])
+
+
+def last(recorded) -> dict:
+    return recorded["ranks"][0]["steps"][-1]
+
+
+def test_real_rehearsals_have_no_findings(recorded):
+    assert judged(recorded) == []
+
+
+@pytest.mark.parametrize("factor", [0.99, 1.01])
+def test_products_of_one_percent_more_or_less(recorded, factor):
+    last(recorded)["product_flops"] *= factor
+    if recorded["entry"]["job"]["model"].get("experts"):  # in float32 they are not compared
+        assert judged(recorded) == []
+        return
+    (said,) = judged(recorded)
+    assert "matrix products of" in said and f"({factor - 1:+.2%})" in said
+
+
+def test_every_kind_of_collective_that_a_layout_needs_is_missed(recorded):
+    """Each by itself is taken away: of gradients, parameters, activations and tokens."""
+    rank = recorded["ranks"][0]
+    needs = RankWork(recorded["entry"]["job"], recorded["entry"]["plan"]["implementation"]["framework"], rank["rank"])
+    for kinds, ranks in {(need.kinds, need.ranks) for need in needs.needs()}:
+        less = copy.deepcopy(recorded)
+        for kind in kinds:
+            last(less)["collectives"].pop(f"{kind} over {ranks}", None)
+        assert any("0 bytes, expected at least" in said for said in judged(less)), (kinds, ranks)
+
+
+@pytest.mark.parametrize(("name", "key"), BOTH_SIDES)
+@pytest.mark.parametrize("factor", [0.99, 1.05, 2])
+def test_a_collective_of_more_or_less_bytes(name, key, factor):
+    recorded = copy.deepcopy(RECORDED[name])
+    sent = last(recorded)["collectives"][key]
+    sent["bytes"] = int(sent["bytes"] * factor)
+    (said,) = judged(recorded)
+    kind, ranks = key.split(" over ")
+    assert kind in said and f"over {ranks} ranks" in said
+
+
+def test_collectives_of_two_kinds_swapped():
+    recorded = copy.deepcopy(RECORDED["DP4 SH3, recompute full"])
+    sent = last(recorded)["collectives"]
+    sent["all_gather over 4"], sent["reduce_scatter over 4"] = sent["reduce_scatter over 4"], sent["all_gather over 4"]
+    assert judged(recorded)
+
+
+def test_ranks_swapped():
+    """The last stage has the head's products, and the first one does not."""
+    recorded = copy.deepcopy(RECORDED["PP2"])
+    first, second = recorded["ranks"]
+    first["steps"], second["steps"] = second["steps"], first["steps"]
+    assert [said.split(":")[0] for said in judged(recorded)] == ["rank 0", "rank 1"]
+
+
+def test_memory_that_grows(recorded):
+    """Between the second step and the third; from the first to the second the optimizer's states may come."""
+    last(recorded)["allocated_peak_bytes"] += 3 * 2**20
+    assert any("allocated memory grows by 0.003 GiB from step 2 to 3" in said for said in judged(recorded))
+
+
+def test_the_first_step_leaves_the_optimizers_states(recorded):
+    for step in recorded["ranks"][0]["steps"]:
+        step["step"] -= 1
+    last(recorded)["allocated_peak_bytes"] += 3 * 2**20
+    assert judged(recorded) == []
+    last(recorded)["allocated_peak_bytes"] += 200 * 2**20
+    assert any("from step 1 to 2" in said for said in judged(recorded))
+
+
+def test_memory_above_the_plan():
+    recorded = copy.deepcopy(RECORDED["DP2"])
+    recorded["entry"]["plan"]["expected_memory"]["parts"]["reserve"] = 0
+    for step in recorded["ranks"][0]["steps"]:
+        step["allocated_peak_bytes"] *= 2
+    (said,) = judged(recorded)
+    assert "GiB are allocated, and the plan expects" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("failed_allocations", 2, "2 allocations failed"),
+        ("allocator_retries", 1, "the allocator flushed 1 times in step 3"),
+        ("synchronisations", {"stream": 500}, "the host waits 500 times"),
+    ],
+)
+def test_failures_flushes_and_waits(name, value, words):
+    recorded = copy.deepcopy(RECORDED["DP2"])
+    last(recorded)[name] = value
+    assert [words in said for said in judged(recorded)] == [True]
+
+
+def test_a_rank_that_failed_is_not_judged():
+    recorded = copy.deepcopy(RECORDED["DP2"])
+    recorded["ranks"][0].update(exit_code=86, error=None, steps=[])
+    assert judged(recorded) == []
