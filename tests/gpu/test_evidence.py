@@ -1,0 +1,73 @@
+"""docs/verified/rehearsed.json against the code at hand: default plans count, and rows that do not are marked.
+
+With LEVELFIELD_CUDA_PYTHON two small rehearsals are repeated, and compared with their rows to the byte.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import rehearse_all
+from levelfield.catalog.registry import Registry
+from levelfield.catalog.rehearsals import Rehearsals
+from rehearsal.plans import make_plan, telling_ranks, world_size
+from rehearsal.rows import ROWS
+from rehearsal.start import rehearse
+from standin.build import build
+
+PAGE = rehearse_all.CHECKOUT / "docs" / "verified" / "rehearsed.md"
+PYTHON = os.environ.get("LEVELFIELD_CUDA_PYTHON")
+DEFAULTS = ("gpt3_6.7B", "llama3_8b", "qwen3_8b")  # by torch on 8 H100: what most users get first
+REPEATED = ("gpt2_small:torch:H100:1:1", "gpt2_medium:torch:H100:1:8")
+ATTEMPTS = 3  # on a busy machine a thread of torch holds DDP's old buckets a little longer, which is a higher peak
+NOT_REPEATED = {"date", "rests_on", "planned_bytes"}
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """{key of a row's plan: (the row, why it does not count)} of all that is recorded."""
+    return {rehearse_all.plan_key(row): (row, fault) for row, fault in Rehearsals(Registry()).faults.items()}
+
+
+def row_of(rows, case, options=()):
+    key = rehearse_all.plan_key(rehearse_all.facts_of(make_plan(case, list(options))))
+    again = f"rehearse it: python tests/gpu/rehearse_all.py {case}"
+    assert key in rows, f"found no row of {case} with {key[5:]}; {again}"
+    return (*rows[key], again)
+
+
+@pytest.mark.parametrize("case", DEFAULTS)
+def test_the_row_of_a_default_plan_counts(case, rows):
+    """It is of the plan that a user gets now, by the code at hand, and no allocation failed or flushed."""
+    row, fault, again = row_of(rows, f"{case}:torch:H100:1:8")
+    assert fault is None, f"{case}: {fault}; {again}"
+    assert (row.failed_allocations, row.flushes) == (0, 0), again
+
+
+def test_the_page_marks_each_row_that_does_not_count(rows):
+    """A row of other code stays as long as its reason stands beside it."""
+    table = PAGE.read_text().partition("## All rows")[2].splitlines()
+    lines = [line for line in table if line.startswith("| ")][1:]
+    assert len(lines) == len(rows) > 0
+    for line, (row, fault) in zip(lines, rows.values(), strict=True):
+        assert line.startswith(f"| {row.case} | {row.framework} | ") and f" {row.layout} " in line
+        assert line.endswith(f" | {fault or 'yes'} |"), "run `python tests/models/matrix.py --docs`"
+
+
+@pytest.mark.skipif(not PYTHON, reason="LEVELFIELD_CUDA_PYTHON is not set")
+@pytest.mark.parametrize("case", REPEATED)
+def test_a_rehearsal_repeats_its_row_to_the_byte(case, rows):
+    planned = next(row for row in ROWS if row.case == case)
+    recorded, fault, again = row_of(rows, case, planned.options)
+    assert fault is None, f"{case}: {fault}; {again}"
+    entry, python = make_plan(case, list(planned.options)), Path(str(PYTHON))
+    ranks = list(range(world_size(entry["job"]))) if planned.delivered else telling_ranks(entry["job"])
+    for _ in range(ATTEMPTS):
+        found = rehearse_all.figures(rehearse(entry, python, build(python), ranks, 2, rehearse_all.SMALLEST_TIMEOUT))
+        compared = {name: value for name, value in found.items() if name not in NOT_REPEATED}
+        expected = {name: getattr(recorded, name) for name in compared}
+        if compared == expected:
+            return
+    assert compared == expected
