@@ -20,8 +20,8 @@ from rehearsal.plans import (
     world_size,
 )
 from rehearsal.start import FURTHER, PARENT, parent_of
-from rehearsal.text import finding_lines, lines_of
-from standin.build import BuildError, build_delivery, is_cuda
+from rehearsal.text import attention_names, finding_lines, lines_of
+from standin.build import BuildError, build_delivery, engine, is_cuda
 
 GIB = 2**30
 
@@ -170,3 +170,21 @@ def test_memory_of_a_device_ends_and_is_told(tmp_path, monkeypatch):
 def test_chips_of_the_catalog_are_known_to_the_stand_in():
     source = (Path(__file__).parent / "standin" / "books.c").read_text()
     assert all(f'{{"{key}", ' in source for key in CHIPS.values())
+
+
+def test_transformer_engines_attention_and_layers_are_told():
+    kernels = {"transformer-engine's cudnn attention, forward": 3, "void flash_fwd_kernel": 1}
+    found = rank(steps=[step(attention_kernels=kernels)], layers="transformer-engine 2.11.0", attention_choices={})
+    assert attention_names(found) == ["transformer-engine's cudnn"]
+    assert attention_names(rank()) == ["cudnn"]
+    lines = lines_of(entry(), None, [found])
+    assert any(line.endswith("attention: transformer-engine's cudnn") for line in lines)
+    assert "  layers: transformer-engine 2.11.0" in lines
+
+
+def test_transformer_engines_library_beside_torch_is_found(tmp_path):
+    library = tmp_path / "transformer_engine" / "wheel_lib" / "libtransformer_engine.so"
+    assert engine(tmp_path / "torch") == []
+    library.parent.mkdir(parents=True)
+    library.touch()
+    assert engine(tmp_path / "torch") == [library]

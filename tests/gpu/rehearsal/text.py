@@ -6,6 +6,7 @@ import textwrap
 from typing import Any
 
 GIB = 2**30
+ENGINES = "transformer-engine's cudnn"  # how the stand-in counts its kernels (standin/attention.c)
 
 
 def gib(size: float | None) -> str:
@@ -29,9 +30,10 @@ def rank_lines(report: dict[str, Any]) -> list[str]:
         return failure_lines(report)
     mode = "alone" if report["alone"] else "with all others"
     compiled = report.get("compiled_steps")
-    choices = ", ".join(sorted(set(report["attention_choices"].values())))
+    choices = ", ".join(attention_names(report))
     choices = choices or ("see the kernels below" if compiled else "none fused")
     lines = [f"rank {report['rank']} of {report['world']}, {mode}; attention: {choices}"]
+    lines += [f"  layers: {report['layers']}"] if report.get("layers") else []
     lines += [line for step in report["steps"] for line in step_lines(step)]
     return [*lines, *compile_lines(compiled or []), *work_lines(report["steps"][-1])]
 
@@ -47,6 +49,13 @@ def compile_lines(steps: list[dict[str, Any]]) -> list[str]:
             )
         lines += [f"    {many} x {why}"[:80] for why, many in breaks.items()]
     return lines
+
+
+def attention_names(report: dict[str, Any]) -> list[str]:
+    """The kernels that the framework would take on the device: torch's choices, and transformer-engine's."""
+    counted = [name for step in report["steps"] for name in step["attention_kernels"]]
+    engine = [ENGINES] if any(name.startswith(ENGINES) for name in counted) else []
+    return sorted({*report["attention_choices"].values(), *engine})
 
 
 def failure_lines(report: dict[str, Any]) -> list[str]:

@@ -17,8 +17,9 @@ HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parents[2]
 # need no header of CUDA
 PLAIN = ("books.c", "memory.c", "logs.c", "delivery.c", "reduction.c", "collectives.c")
-MARK = "mark.c"  # neither does it; a process has it once, so it is not in NVML's library
-CUDA = ("devices.c", "streams.c", "kernels.c", "products.c", "driver.c", "mapping.c", MARK)
+# neither do these; a process has them once, so they are not in NVML's library
+ONCE = ("attention.c", "mark.c")
+CUDA = ("devices.c", "streams.c", "kernels.c", "products.c", "driver.c", "mapping.c", *ONCE)
 FLAGS = ("-O2", "-fPIC", "-shared", "-fno-strict-aliasing", "-D_GNU_SOURCE")
 # what torch needs of CUDA and has no meaning here: a function that returns 0 and is counted
 UNSUPPORTED = "int {0}(void) {{ return 3; }}\n"  # NVML_ERROR_NOT_SUPPORTED
@@ -59,18 +60,18 @@ def build(python: Path, cache: Path | None = None) -> Standin:
     """The stand-in for the torch of `python`, compiled if it is not in the cache. Raises BuildError."""
     check_compiler()
     torch = cuda_torch(python)
-    folder = cache_folder(cache) / f"standin-{digest(str(torch))}"
+    folder = cache_folder(cache) / f"standin-{digest(' '.join(map(str, (torch, *engine(torch)))))}"
     if not (folder / "complete").exists():
         make(folder, lambda work: compile_all(work, torch))
     return Standin(folder)
 
 
 def build_delivery(cache: Path | None = None) -> Path:
-    """The library with memory, books and collectives alone, which needs gcc and no CUDA. Raises BuildError."""
+    """The library with what needs gcc and no header of CUDA. Raises BuildError."""
     check_compiler()
     folder = cache_folder(cache) / f"standin-{digest('delivery')}"
     if not (folder / "complete").exists():
-        make(folder, lambda work: gcc("-o", work / "libdelivery.so", *sources((*PLAIN, MARK)), "-ldl", "-lpthread"))
+        make(folder, lambda work: gcc("-o", work / "libdelivery.so", *sources((*PLAIN, *ONCE)), "-ldl", "-lpthread"))
     return folder / "libdelivery.so"
 
 
@@ -174,9 +175,14 @@ def plain_environment() -> dict[str, str]:
 
 
 def wanted(torch: Path) -> set[str]:
-    """CUDA's functions that torch's own libraries need."""
-    libraries = sorted(torch.glob("lib/lib*.so"))
+    """CUDA's functions that torch's own libraries need, and transformer-engine's where it is installed."""
+    libraries = [*sorted(torch.glob("lib/lib*.so")), *engine(torch)]
     return {name for name in symbols("--undefined-only", libraries) if is_cuda(name)}
+
+
+def engine(torch: Path) -> list[Path]:
+    """Transformer-engine's library beside torch, if it is there."""
+    return sorted(torch.parent.glob("transformer_engine/wheel_lib/libtransformer_engine.so"))
 
 
 def monitor_wanted(torch: Path) -> set[str]:

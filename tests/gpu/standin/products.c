@@ -83,6 +83,11 @@ int cublasSgemmStridedBatched(void *h, int ta, int tb, int m, int n, int k, cons
 }
 
 /* ---- cuBLASLt */
+int cublasLtCreate(void **out) {
+  *out = &made;
+  return 0;
+}
+
 int cublasLtMatrixLayoutCreate(struct layout **out, int type, uint64_t rows, uint64_t columns, int64_t step) {
   *out = calloc(1, 64);
   **out = (struct layout){type, rows, columns, 1};

@@ -6,6 +6,7 @@
  * streams.c      streams and events: all work is done when it is launched
  * kernels.c      launches, counted by name
  * products.c     cuBLAS and cuBLASLt
+ * attention.c    transformer-engine's fused attention
  * collectives.c  NCCL's calls
  * delivery.c     messages between the ranks of this machine
  * logs.c         the files that carry them
@@ -15,7 +16,8 @@
  * mark.c         what says that nothing here is real
  * nvml.c         a library of its own: NVML; smi.c: nvidia-smi
  *
- * books, memory, collectives, delivery, logs, reduction and mark need no header of CUDA: the tests build them with gcc alone.
+ * books, memory, collectives, delivery, logs, reduction, attention and mark need no header of CUDA: the tests build them
+ * with gcc alone.
  */
 #ifndef LEVELFIELD_STANDIN_H
 #define LEVELFIELD_STANDIN_H
