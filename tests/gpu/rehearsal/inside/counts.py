@@ -6,13 +6,16 @@ Each token chooses its experts in turn, so that all experts have as many tokens.
 import functools
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_flatten, tree_map
 
 WHOLE = (torch.int64, torch.int32, torch.bool, torch.uint8, torch.int8, torch.int16)
 MOST_BYTES = 2**24
-BY_NUMBERS = ("aten::repeat_interleave",)  # the device itself would read the numbers that no kernel wrote
+# of these the device itself would read the numbers that no kernel wrote
+BY_NUMBERS = ("aten::repeat_interleave", "aten::masked_select")
+LIKE = ("aten::zeros_like", "aten::ones_like", "aten::full_like")  # of another tensor they take the shape only
 MOVING = {"aten::_to_copy", "aten::copy_", "aten::_local_scalar_dense", "aten::item", "aten::is_pinned"}
+MOVING |= {"aten::record_stream"}  # computes nothing
 
 
 OBJECTS = ("send_object_list", "recv_object_list", "broadcast_object_list", "all_gather_object")
@@ -32,8 +35,8 @@ def exchange_on_host(books):
 def counted_on_host(function, books):
     @functools.wraps(function)
     def call(*arguments, **named):
-        if isinstance(_get_current_dispatch_mode(), HostCounts):  # two would each do the other's work again
-            return function(*arguments, **named)
+        if any(isinstance(mode, HostCounts) for mode in _get_current_dispatch_mode_stack()):
+            return function(*arguments, **named)  # a second mode would see what the first one does on the host
         with HostCounts(books):
             return function(*arguments, **named)
 
@@ -60,10 +63,12 @@ class HostCounts(TorchDispatchMode):
             self.count_grouped(*arguments[:2])
         if name in BY_NUMBERS and on_small_numbers(arguments, named, ()):
             return self.fill(arguments[0], function, arguments, named)
+        if name == "aten::masked_select" and on_small_numbers(arguments[1:], named, ()):
+            return self.selected(*arguments)
         result = function(*arguments, **named)
         if name in MOVING or not name.startswith("aten::") or name.startswith("aten::empty") or function.is_view:
             return result
-        if not on_small_numbers(arguments, named, result):
+        if not on_small_numbers(() if name in LIKE else arguments, named, result):
             return result
         return self.fill(result, function, arguments, named)
 
@@ -85,6 +90,13 @@ class HostCounts(TorchDispatchMode):
             return result
         finally:
             self.books.standin_quiet(0)
+
+    def selected(self, values, mask):
+        """As many values as the mask has places; which they are, a kernel would say."""
+        self.books.standin_quiet(1)
+        many = int(on_host(mask).expand(torch.broadcast_shapes(values.shape, mask.shape)).sum())
+        self.books.standin_quiet(0)
+        return values.new_empty(many)
 
     def even_choice(self, values, indices):
         """The values as they are, and for each token the next experts in turn; the second row begins where the
