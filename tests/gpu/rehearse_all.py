@@ -30,6 +30,7 @@ from rehearsal.needs import default_python
 from rehearsal.plans import CHECKOUT, RehearsalError, make_plan, planned_bytes, telling_ranks, world_size
 from rehearsal.rows import ROWS, Row
 from rehearsal.start import rehearse
+from rehearsal.text import attention_names
 from standin.build import BuildError, Standin, build
 
 EVIDENCE = CHECKOUT / "docs" / "verified" / "rehearsed.json"
@@ -165,7 +166,8 @@ def figures(reports: list[dict[str, Any]]) -> dict[str, Any]:
         "waits": most(lambda step: sum(step["synchronisations"].values())),
         "copies_to_host": most(lambda step: step["copies"].get("device to host", {"count": 0})["count"]),
         "kernels_a_layer": most(lambda step: step["kernels_a_layer"] or 0),
-        "attention": ", ".join(sorted({each for r in reports for each in r["attention_choices"].values()})) or None,
+        "attention": ", ".join(sorted({name for report in reports for name in attention_names(report)})) or None,
+        "layers": reports[0].get("layers"),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
     }
 

@@ -54,8 +54,9 @@ def rehearsed_page(registry: Registry) -> str:
 
 def _row(row: RehearsedRow, fault: str | None) -> str:
     planned = "-" if row.planned_bytes is None else _gib(row.planned_bytes)
+    framework = f"{row.framework}, layers of {row.layers}" if row.layers else row.framework
     cells = (
-        row.case, row.framework, row.chip, f"{row.nodes} x {row.devices}", row.layout, row.micro_batch, row.recompute,
+        row.case, framework, row.chip, f"{row.nodes} x {row.devices}", row.layout, row.micro_batch, row.recompute,
         planned, _gib(row.allocated_bytes), _gib(row.reserved_bytes), f"{row.failed_allocations}, {row.flushes}",
         row.waits, f"{row.kernels_a_layer:,.0f}", row.attention or "-",
         f"all {row.ranks}" if row.delivered else f"{row.ranks} alone", row.date, fault or "yes",

@@ -23,7 +23,8 @@ class RehearsedRow(Value):
 
     ranks: that were run; delivered: whether they were all, with their messages. Of the last step, of the rank with the
     most: flushes of the allocator, FLOPs of matrix products, bytes by kind of collective, waits for the device and
-    copies from it, kernels a layer. attention: the kernel that the framework would take on this chip.
+    copies from it, kernels a layer. attention: the kernel that the framework would take on this chip. layers: the maker
+    of the layers and its version; None: they are the framework's own.
     """
 
     case: str = Field(min_length=1)
@@ -51,6 +52,7 @@ class RehearsedRow(Value):
     copies_to_host: int = Field(default=0, ge=0)
     kernels_a_layer: float = Field(default=0, ge=0)
     attention: str | None = None
+    layers: str | None = None
     date: str = Field(pattern=r"^20\d\d-\d\d-\d\d$")
     rests_on: str
 

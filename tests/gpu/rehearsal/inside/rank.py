@@ -125,6 +125,12 @@ def weights_are_zeros():
     Initializer.array = array
 
 
+def layers_of(details):
+    """The maker of the layers, and its version, where they are not the framework's own."""
+    maker = details.get("layers", "local")
+    return None if maker == "local" else f"{maker} {details.get(maker) or ''}".strip().replace("_", "-")
+
+
 class StepBooks:
     """The recorder of a rehearsal: books of each step. Losses of a pretended device mean nothing and stop nothing."""
 
@@ -133,7 +139,7 @@ class StepBooks:
         self.layers, self.began = job.model.layers, time.monotonic()
 
     def framework(self, name, version, device, details=None):
-        self.report.update(framework=name, version=version, device=device)
+        self.report.update(framework=name, version=version, device=device, layers=layers_of(details or {}))
 
     def weights(self, parameters):
         """The weights stay as they are: nothing of them is read."""
