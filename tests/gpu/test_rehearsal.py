@@ -188,3 +188,16 @@ def test_transformer_engines_library_beside_torch_is_found(tmp_path):
     library.parent.mkdir(parents=True)
     library.touch()
     assert engine(tmp_path / "torch") == [library]
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc")
+def test_a_rehearsals_own_copies_are_moved_whole(tmp_path):
+    library = ctypes.CDLL(str(build_delivery(tmp_path)))
+    size = 2**20 + 1  # larger than what moves
+    source, at = ctypes.create_string_buffer(b"1" * size, size), ctypes.c_void_p()
+    assert library.cudaMalloc(ctypes.byref(at), ctypes.c_size_t(size)) == 0
+    for quiet, found in ((0, b"\0"), (1, b"1")):
+        library.standin_quiet(quiet)
+        library.cudaMemcpy(at, source, ctypes.c_size_t(size), 1)
+        assert ctypes.string_at(at.value, 1) == found
+    library.standin_quiet(0)

@@ -21,7 +21,9 @@ PARENT = Path(__file__).resolve().parent / "inside" / "parent.py"
 # with torch.compile or masks; a file beside, so that no record of a rehearsal without them rests on it
 FURTHER = Path(__file__).resolve().parent / "further" / "parent.py"
 SHARED_MEMORY = Path("/dev/shm")
-COUNTS_BYTES = 2**24  # of the numbers of a mixture, which are real (inside/counts.py)
+# Of the numbers of a mixture, which are real (inside/counts.py). What moves takes memory of the host: a mixture's
+# weights are small and many, and should not.
+COUNTS_BYTES = 2**21
 
 
 def rehearse(

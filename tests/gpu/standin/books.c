@@ -69,9 +69,11 @@ static size_t place_of(const char *kind, const char *name) {
   return at;
 }
 
-/* While a thread is quiet, what it does is not counted: work of a rehearsal that a device would not see. */
+/* While a thread is quiet, what it does is not counted: work of a rehearsal that a device would not see. Its copies are
+ * moved whole. */
 static __thread int quiet;
 void standin_quiet(int now) { quiet = now; }
+int standin_is_quiet(void) { return quiet; }
 
 void standin_count(const char *kind, const char *name, unsigned long long bytes, double flops) {
   if (quiet) return;

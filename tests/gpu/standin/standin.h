@@ -41,6 +41,7 @@ int standin_devices(void);
 int standin_old_driver(void);
 long long standin_setting(const char *name, long long otherwise);
 void standin_count(const char *kind, const char *name, unsigned long long bytes, double flops);
+int standin_is_quiet(void);
 void standin_reset(void);
 int standin_dump(const char *path);
 
