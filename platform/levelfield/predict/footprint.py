@@ -111,18 +111,30 @@ def _stage(s: TrainingSetup, stage: int, layer: LayerBytes, states: StageStates)
         buffers=buffers,
         reserve=0,
     )
-    return replace(tensors, reserve=_reserve(s, tensors))
+    return replace(tensors, reserve=_reserve(s, tensors, stage_parameters(s, stage).total))
 
 
-def _reserve(s: TrainingSetup, tensors: Footprint) -> int:
+def _reserve(s: TrainingSetup, tensors: Footprint, parameters: int) -> int:
     """Return the bytes that hold no tensor: of the process, of gaps between tensors that come and go, and of the
     allocator's pools for other streams."""
-    model, layout = s.memory_model, s.layout
+    model = s.memory_model
     if s.on_host:
         return model.host_process_bytes
     gaps = model.fragmentation * (tensors.activations + tensors.logits + tensors.buffers)
-    streams = layout.sharding_stage or (layout.tensor > 1 and layout.data * layout.context > 1)
-    return model.reserve_bytes + int(gaps + (model.stream_pools * tensors.total if streams else 0))
+    return model.reserve_bytes + int(gaps) + (_stream_pools(s, parameters) if model.stream_pools else 0)
+
+
+def _stream_pools(s: TrainingSetup, parameters: int) -> int:
+    """Return the bytes that the allocator holds for the streams of gathers and reductions, and gives to no other: the
+    reduced gradients in 32 bits, which are the rank's own, and the largest tensor on its way, the embedding's gradient.
+
+    From stage 2 on the reduced gradients are there all the time, and counted as gradients.
+    """
+    layout = s.layout
+    if not (layout.sharding_stage or (layout.tensor > 1 and layout.data * layout.context > 1)):
+        return 0
+    reduced = FP32 * parameters // layout.sharding_degree if layout.sharding_stage < 2 else 0
+    return reduced + FP32 * embedding_part(s)
 
 
 @dataclass(frozen=True)
@@ -208,15 +220,20 @@ def _copies(s: TrainingSetup, count: HeldCount) -> int:
 
 def _buffers(s: TrainingSetup, count: int) -> int:
     """Return the bytes for the exchange of sharded states. On the host they are the copies that stay in the process.
-    ZeRO stage 3 adds two gathered layers (one in use, one in transfer) and the embedding."""
+    ZeRO stage 3 adds two gathered layers (one in use, one in transfer) and the embedding, in some programs the head."""
     if s.layout.sharding_stage == 0:
         return 0
     model = s.memory_model
     buffers = model.host_sharding_copies * s.width * count if s.on_host else min(model.exchange_bytes, FP32 * count)
     if s.layout.sharding_stage < 3:
         return buffers
-    embedding = s.model.vocab_size * s.model.hidden_size // s.layout.tensor
-    return buffers + s.width * (2 * largest_layer(s) + embedding)
+    ends = 1 if s.model.tied_embeddings or s.layout.pipeline > 1 else s.memory_model.gathered_ends
+    return buffers + s.width * (2 * largest_layer(s) + ends * embedding_part(s))
+
+
+def embedding_part(s: TrainingSetup) -> int:
+    """Return the elements of the embedding, or of the head, on one tensor rank."""
+    return s.model.vocab_size * s.model.hidden_size // s.layout.tensor
 
 
 def _receive_buffers(s: TrainingSetup, stage: int) -> int:

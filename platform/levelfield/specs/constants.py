@@ -34,10 +34,11 @@ class MemoryModel(Value):
     buffers for the tensors that it receives in every micro-batch of a step, and not only in those in flight.
     host_sharding_copies: tensors that the exchange of sharded states leaves in a process on the host, each as large as
     all of a rank's gathered parameters.
+    gathered_ends: of embedding and head, how many stay gathered under ZeRO stage 3.
     exchange_bytes: buffers of a fixed size through which sharded states are exchanged.
     reserve_bytes: context, kernels and communication buffers of a process on an accelerator, and what its driver keeps.
-    fragmentation: what its allocator holds beyond activations, logits and buffers, over their sum. stream_pools: what
-    it holds for the streams that exchange gradients and weights, over all tensors, where FSDP or ZeRO has such streams.
+    fragmentation: what its allocator holds beyond activations, logits and buffers, over their sum. stream_pools: it has
+    memory of their own for the streams that exchange gradients and weights, where FSDP or ZeRO has such streams.
     uncertainty: how far the memory of a run may be from the estimate. Defaults leave this share of a device free.
     host_process_bytes: interpreter, framework and allocator of a process on the host.
     """
@@ -59,10 +60,11 @@ class MemoryModel(Value):
     pipeline_working_sets: int = Field(default=1, ge=1)
     receives_all: bool = False
     host_sharding_copies: int = Field(default=0, ge=0)
+    gathered_ends: int = Field(default=1, ge=1, le=2)
     exchange_bytes: int = Field(default=0, ge=0, le=16_000_000_000)
     reserve_bytes: int = Field(default=1_500_000_000, ge=0, le=8_000_000_000)
     fragmentation: float = Field(default=0, ge=0, le=0.3)
-    stream_pools: float = Field(default=0, ge=0, le=0.3)
+    stream_pools: bool = False
     uncertainty: float = Field(default=0.1, ge=0.01, le=0.5)
     host_process_bytes: int = Field(default=400_000_000, ge=0)
 

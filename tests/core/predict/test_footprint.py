@@ -118,8 +118,9 @@ def test_what_a_framework_keeps_beyond_the_analyses() -> None:
     assert kept(norm_bytes=8).activations - plain.activations == 32 * 2 * 8 * unit
     passing = plain.activations + plain.logits + plain.buffers
     assert kept(fragmentation=0.1).reserve - plain.reserve == int(0.1 * passing)
-    assert kept(stream_pools=0.1).reserve - plain.reserve == int(0.1 * (plain.total - plain.reserve))
-    assert kept("cpu", stream_pools=0.1).reserve == kept("cpu").reserve
+    embedding = 4 * 50304 * 4096 // 2
+    assert kept(stream_pools=True).reserve - plain.reserve == embedding, "reduced gradients are counted as gradients"
+    assert kept("cpu", stream_pools=True).reserve == kept("cpu").reserve
     assert kept(exchange_bytes=7).buffers - plain.buffers == 7 and kept("cpu", exchange_bytes=7).buffers == 0
     assert kept(exchange_bytes=16 * 10**9).buffers == 4 * n, "no more than the gradients, here of each second parameter"
     assert kept(master_bytes=0, state_bytes=4).optimizer_states == plain.optimizer_states // 2
@@ -127,9 +128,12 @@ def test_what_a_framework_keeps_beyond_the_analyses() -> None:
     tuning = Tuning(layout=parse_layout("DP4TP2+seq").layout, micro_batch=1)
     gathered, again = (kept(keeps_gathered_inputs=each).activations for each in (True, False))
     assert gathered - again == 32 * 2 * 2 * unit // 2, "of two inputs a layer the other rank's half, in 16 bits"
-    assert kept(stream_pools=0.1).reserve > kept().reserve, "DTensor's parameters are reduced by FSDP's streams"
+    pools, whole = kept(stream_pools=True).reserve - kept().reserve, kept().gradients
+    assert pools == whole + embedding, "DTensor's parameters are reduced by FSDP's streams"
+    tuning = Tuning(layout=parse_layout("DP4TP2SH1SP4+seq").layout, micro_batch=1)
+    assert kept(stream_pools=True).reserve - kept().reserve == whole // 4 + embedding
     tuning = Tuning(layout=parse_layout("DP4").layout, micro_batch=1)
-    assert kept(stream_pools=0.1).reserve == kept().reserve
+    assert kept(stream_pools=True).reserve == kept().reserve
     tuning = Tuning(layout=parse_layout("DP4SH3SP4").layout, micro_batch=1)
     whole = kept().optimizer_states // 2 * 4  # two moments of 4 bytes over 4 ranks
     assert kept(sharded_copy=True).weights - kept().weights == 2 * (whole // 4) // 4

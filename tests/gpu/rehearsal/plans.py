@@ -71,10 +71,14 @@ def world_size(job: dict[str, Any]) -> int:
 
 
 def telling_ranks(job: dict[str, Any]) -> list[int]:
-    """The first rank of the first, the middle and the last stage; without a pipeline the first and the last rank."""
+    """The first rank of the first, the middle and the last stage; without a pipeline the first and the last rank.
+
+    Of ZeRO 3 the first one: deepspeed compares lists with rank 0's, which no other rank hears of alone, and all ranks
+    do the same.
+    """
     world, stages = world_size(job), job["layout"]["pipeline"]
     if stages == 1:
-        return sorted({0, world - 1})
+        return [0] if job["layout"].get("sharding_stage") == 3 else sorted({0, world - 1})
     return sorted({stage * (world // stages) for stage in (0, stages // 2, stages - 1)})
 
 

@@ -176,8 +176,16 @@ class RankWork:
         each /= self.tensor if self.layout["sequence_parallel"] else 1
         sure = self.tuning["virtual_pipeline"] == 1 and self.tensor == 1
         neighbours = (not self.is_last) + (self.stage > 0)
-        yield Need("activations", ("send",), self.stages, neighbours * each, sure)
-        yield Need("activations", ("recv",), self.stages, neighbours * each, False)
+        send, receive = self.stages, self.stages
+        if self.framework == "megatron" and self.stages == 2:  # it sends back over the group of all ranks
+            world = self.stages * self.ranks * self.tensor
+            send, receive = (world, send) if self.is_last else (send, world)
+        yield Need("activations", ("send",), send, neighbours * each, sure)
+        yield Need("activations", ("recv",), receive, neighbours * each, False)
+        if self.model.tied_embeddings and self.stages > 1 and self.stage in (0, self.stages - 1):
+            size = next(n for name, n in self.parameters() if name == "embedding.weight")
+            shard = self.shard if self.framework == "torch" else 1
+            yield Need("the tied embedding's gradient", ("all_reduce",), 2, FLOAT32 * size / shard)
 
     def _within_layers(self) -> Iterator[Need]:
         """Tensor parallelism sums what its ranks have computed of attention and of the MLP, forward and backward;
@@ -187,8 +195,14 @@ class RankWork:
         kinds = ("all_gather", "reduce_scatter") if self.layout["sequence_parallel"] else ("all_reduce",)
         for kind in kinds:
             yield Need("activations", (kind,), self.tensor, activations, exact=False)
-        if self.model.latent_attention is None:
-            keys = 2 * self.model.kv_heads * self.model.head_size / self.tensor
+        if self.model.latent_attention is not None:
+            return
+        keys = 2 * self.model.kv_heads * self.model.head_size / self.tensor
+        if self.framework == "megatron":  # transformer-engine's ring: forward, again backward, and the gradients
+            ring = 3 * (self.context - 1) * layers * step * keys
+            for kind in ("send", "recv"):
+                yield Need("keys and values", (kind,), self.context, ring, exact=False)
+        else:
             for kind in ("all_gather", "reduce_scatter"):
                 yield Need("keys and values", (kind,), self.context, layers * step * self.context * keys, exact=False)
 

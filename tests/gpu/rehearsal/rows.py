@@ -29,7 +29,6 @@ DEFAULTS = (
     Row("gpt3_6.7B:torch:H100:2:8"),
     Row("llama3_8b:torch:H200:1:8"),
     Row("gpt3_6.7B:torch:A100-SXM4-40GB:1:8"),
-    Row("gpt3_6.7B:torch:V100-SXM2-16GB:2:8"),
     Row("gpt2_small:torch:H100:1:1"),
     *(Row(f"{case}:megatron:H100:1:8") for case in ("gpt3_6.7B", "llama3_8b", "qwen3_8b", "mixtral_8x7b")),
     *(Row(f"{case}:megatron:H100:8:8") for case in ("llama3_70b", "qwen3_30b_a3b")),
