@@ -96,7 +96,9 @@ def _stored(s: TrainingSetup, whole: int, mixture: bool = False) -> int:
     attention = _attention_width(s) - _normed_width(s.model)
     products = attention + mlp_width(s.model, mixture) * (2 if s.model.is_gated else 1)
     kept = (1 - s.memory_model.selective_recomputes) * s.tokens * products * s.width
-    kept_whole = 3 * hidden + _scores(s) + _tensor_copies(s) + _latents(s) + (_routed(s) if mixture else 0)
+    scattered = _sequence_split(s) if s.memory_model.keeps_gathered_inputs else 1  # outputs of two products, before it
+    kept_whole = (1 + 2 * scattered) * hidden + _scores(s) + _tensor_copies(s) + _latents(s)
+    kept_whole += _routed(s) if mixture else 0
     return min(whole, int(kept) // s.layout.tensor + kept_whole)
 
 

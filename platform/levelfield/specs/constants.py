@@ -22,7 +22,8 @@ class MemoryModel(Value):
     it computes again.
     tensor_parallel_copies: extra tensors of the hidden size that each layer keeps under tensor parallelism without
     sequence parallelism. keeps_gathered_inputs: under sequence parallelism a rank keeps the whole input of a layer's
-    first products, and does not gather it again.
+    first products, and does not gather it again; selective recomputation keeps outputs of products before they are
+    scattered.
     score_bytes: bytes kept of each attention score; 0: the kernel keeps none.
     norm_bytes: bytes that each norm keeps of a value beyond its 16-bit or 32-bit input; a norm of several calls keeps
     32-bit copies.

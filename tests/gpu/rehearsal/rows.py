@@ -37,7 +37,7 @@ DEFAULTS = (
 FAMILIES = (
     laid_out("gpt3_6.7B:torch:H100:1:8", "DP2PP4", delivered=True),
     laid_out("gpt3_6.7B:torch:H100:1:8", "DP2PP4", "--micro-batch", "1"),
-    laid_out("gpt3_6.7B:torch:H100:1:8", "DP4TP2+seq", "--micro-batch", "2"),
+    laid_out("gpt3_6.7B:torch:H100:1:8", "DP4TP2+seq", "--micro-batch", "1"),
     laid_out("gpt3_6.7B:torch:H100:1:8", "TP2PP4+seq", delivered=True),
     laid_out("llama3_8b:torch:H100:1:8", "DP8SH1", "--recompute", "full"),
     laid_out("llama3_8b:torch:H100:1:8", "DP8SH2"),
