@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from levelfield.errors import GateFailed
+from levelfield.errors import GateFailed, UsageError
+from levelfield.measure.equal_curves import Curve, first_of_each_run
 from levelfield.measure.tail_comparison import TailComparison, compare_tails
 from levelfield.publish.foreign_curves import read_curve
 from levelfield.report.words import wrapped
@@ -19,6 +21,9 @@ seeds, other tools, curves from elsewhere. The mean loss over the tail is
 compared, with a 90 % interval over the runs. At least two runs a side are
 needed, because one curve does not show how far seeds differ. Equal tails do
 not prove equal trainings; `align` compares runs step by step.
+
+Files with the same curve count as one run. With --from-step the default tail
+is judged too, and both answers are printed.
 
 A file is a table (CSV or TSV with a step and a loss), JSON or JSON lines, a
 log of Megatron, FlagPerf or PaddleNLP, or a TensorBoard event file.
@@ -48,22 +53,63 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Return 0 when the tails are within the margin, else 4. Raises DocumentError for a file without a curve."""
-    ours, theirs = ([read_curve(path, options.tag) for path in paths] for paths in (options.ours, options.against))
+    """Return 0 when the tails are within the margin, else 4.
+
+    Raises DocumentError for a file without a curve, and UsageError for one run on both sides.
+    """
+    files = [*options.ours, *options.against]
+    curves = [read_curve(path, options.tag) for path in files]
+    firsts, count = first_of_each_run(curves), len(options.ours)
+    _refuse_shared(files, firsts, count)
+    ours, theirs = (_runs(curves, firsts, side) for side in (range(count), range(count, len(files))))
     found = compare_tails(ours, theirs, options.margin, options.from_step)
+    usual = None if options.from_step is None else compare_tails(ours, theirs, options.margin)
     counts = {"runs": len(ours), "against": len(theirs)}
-    print(json.dumps(asdict(found) | counts, indent=2) if options.json else "\n".join(lines(found, **counts)))
+    repeats = list(_repeats(files, firsts))
+    if options.json:
+        default = None if usual is None else asdict(usual)
+        print(json.dumps(asdict(found) | counts | {"repeated": repeats, "default_tail": default}, indent=2))
+    else:
+        print("\n".join(lines(found, usual, repeats, **counts)))
     return 0 if found.word == "within the margin" else GateFailed.exit_code
 
 
-def lines(found: TailComparison, runs: int, against: int) -> list[str]:
-    """Return word, reason and figures, in lines of at most 80 columns."""
-    text = [f"{found.word}: {found.reason}", f"{'runs':<11}{runs} against {against}"]
+def lines(
+    found: TailComparison, usual: TailComparison | None, repeats: list[str], runs: int, against: int
+) -> list[str]:
+    """Return word, reason and figures, in lines of at most 80 columns. usual: what the default tail gives."""
+    text = [f"{found.word}: {found.reason}", *(f"{'':<11}{said}" for said in repeats)]
+    if usual is not None:
+        steps = f"steps {usual.steps[0]} to {usual.steps[1]}: " if usual.steps else ""
+        text.append(f"{'default':<11}{usual.word}: the default tail, {steps}{usual.reason}")
+    text.append(f"{'runs':<11}{runs} against {against}")
     if found.steps and found.difference is not None:
         text.append(f"{'tail':<11}steps {found.steps[0]} to {found.steps[1]}; means differ by {found.difference:+.2%}")
     if found.spread is not None:
         text.append(f"{'spread':<11}{found.spread:.2%} between the runs of a side (standard deviation)")
     return [wrapped(line, 11) for line in text]
+
+
+def _refuse_shared(files: list[Path], firsts: list[int], count: int) -> None:
+    """Raise UsageError where a run stands on both sides: it would draw the two means together."""
+    for number, first in enumerate(firsts):
+        if number >= count > first:
+            raise UsageError(
+                f"{files[number]}: found the curve of {files[first]}, which stands on the other side; give each run on "
+                "one side only. Runs that share weights and tokens are compared by `align`"
+            )
+
+
+def _runs(curves: list[dict[int, float]], firsts: list[int], side: range) -> list[Curve]:
+    """Return one curve for each run of a side."""
+    return [curves[number] for number in side if firsts[number] == number]
+
+
+def _repeats(files: list[Path], firsts: list[int]) -> Iterator[str]:
+    """Yield a sentence for each file that counts for nothing."""
+    for number, first in enumerate(firsts):
+        if first != number:
+            yield f"{files[number]} has the curve of {files[first]}: they count as one run"
 
 
 def _margin(text: str) -> float:

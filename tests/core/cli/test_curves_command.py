@@ -17,7 +17,9 @@ def curve(folder, name, scale=1.0):
 
 @pytest.fixture
 def sides(tmp_path):
-    return [curve(tmp_path, f"{side}{i}", 1 + i / 1e4) for side in "ab" for i in range(3)]
+    return [
+        curve(tmp_path, f"{side}{i}", 1 + (i + half) / 1e4) for side, half in (("a", 0), ("b", 0.5)) for i in range(3)
+    ]
 
 
 def test_equal_groups_end_with_0(sides, capsys):
@@ -54,3 +56,43 @@ def test_a_margin_that_is_none_ends_with_2(margin, message, sides, capsys):
     with pytest.raises(SystemExit) as end:
         main(["curves", sides[0], "--against", sides[1], "--margin", margin])
     assert end.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_the_same_file_twice_is_one_run(sides, tmp_path, capsys):
+    """Also under another name, as JSON with fewer digits, or cut short: its losses tell it."""
+    other = tmp_path / "other.jsonl"
+    other.write_text("\n".join(json.dumps({"step": s, "loss": float(f"{2 + 8 / s:.6g}")}) for s in range(1, 91)))
+    for again in (sides[0], str(other)):
+        assert main(["curves", sides[0], again, "--against", *sides[4:]]) == 4
+        said = " ".join(capsys.readouterr().out.split())
+        assert "at least 2 runs of each side" in said and "1 against 2" in said
+        assert f"{again} has the curve of {sides[0]}: they count as one run" in said
+    assert main(["curves", sides[0], sides[0], "--against", *sides[4:], "--json"]) == 4
+    found = json.loads(capsys.readouterr().out)
+    assert (found["runs"], len(found["repeated"])) == (1, 1)
+
+
+def test_a_run_on_both_sides_ends_with_2(sides, capsys):
+    assert main(["curves", *sides[:3], "--against", sides[2], *sides[4:]]) == 2
+    assert f"{sides[2]}, which stands on the other side" in " ".join(capsys.readouterr().err.split())
+
+
+def bent(folder, name, seed):
+    """A loss that is 3 % higher in the steps 51 to 75 only."""
+    path = folder / f"{name}.csv"
+    rows = [f"{s},{(1 + seed / 1e4) * (2 + 8 / s) * (1.03 if 50 < s <= 75 else 1)}" for s in range(1, 101)]
+    path.write_text("step,loss\n" + "\n".join(rows))
+    return str(path)
+
+
+def test_a_chosen_tail_says_what_the_default_tail_says(sides, tmp_path, capsys):
+    ours = [bent(tmp_path, f"bent{i}", i) for i in range(3)]
+    asked = ["curves", *ours, "--against", *sides[3:]]
+    assert main(asked) == 4
+    assert capsys.readouterr().out.startswith("beyond the margin")
+    assert main([*asked, "--from-step", "76"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("within the margin") and max(map(len, said.splitlines())) <= 80
+    assert "default beyond the margin: the default tail, steps 51 to 100" in " ".join(said.split())
+    assert main([*asked, "--from-step", "76", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["default_tail"]["word"] == "beyond the margin"
