@@ -25,6 +25,9 @@ from levelfield.store.statement_lines import Statement, add_statements
 from levelfield.store.storable import storable
 
 _LISTED = 20  # messages about what could not be added
+# Why a record is `reported`: anybody can edit a line of an export, or a result.json, and no seal would show it.
+_OF_AN_EXPORT = "it came from an export, without its raw files; import the run or its bundle"
+_OF_A_RESULT = "result.json was taken as it is (--trust-results); import the run without it"
 
 
 def import_runs(options: argparse.Namespace) -> int:
@@ -67,7 +70,7 @@ class ImportSource:
             try:
                 for document in read_lines(path, lambda error: self.problems.append(str(error)), progress):
                     if isinstance(document, RunRecord):
-                        yield document
+                        yield document.reported(_OF_AN_EXPORT)
                     else:
                         self.statements.append(document)
             except LevelfieldError as error:
@@ -107,8 +110,9 @@ class ImportSource:
     def _of_run(self, paths: RunPaths) -> RunRecord:
         refuse_running(paths)
         raw = read_raw(paths)
-        result = None if self._trusts and paths.result.exists() else collect(paths, raw)
-        return storable(record_of(paths, result=result, raw=raw), str(paths.root))
+        if self._trusts and paths.result.exists():
+            return storable(record_of(paths, raw=raw).reported(_OF_A_RESULT), str(paths.root))
+        return storable(record_of(paths, result=collect(paths, raw), raw=raw), str(paths.root))
 
 
 def _folders(runs: Path, name: str) -> list[Path]:

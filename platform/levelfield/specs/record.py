@@ -18,7 +18,7 @@ from levelfield.specs.selector import labelled
 from levelfield.specs.traces import RunTraces
 
 Purpose = Literal["manual", "nightly", "confirm-a", "confirm-b"]
-Evidence = Literal["sealed", "unsealed", "tampered"]
+Evidence = Literal["sealed", "unsealed", "tampered", "reported"]
 Gated = Literal["tokens_per_second_per_device", "memory_bytes", "joules_per_token"]
 
 
@@ -105,7 +105,8 @@ class RunRecord(Document):
 
     content: digest of the sealed files, so that two imports of one run are known as one. began: in UTC, ISO 8601.
     night: the name of the nightly that it belongs to, such as `2026-11-22`. entry: suite and entry. node: digest of the
-    machine, with any number of its devices. verdict: of the alignment. memory_bytes: the device-used peak; on a
+    machine, with any number of its devices. evidence: `reported` where the figures did not come with their raw files.
+    verdict: of the alignment. memory_bytes: the device-used peak; on a
     processor the peak of the processes. step_seconds, losses: of every finished step, from step 1. telemetry:
     means and maxima over the window by name and unit, such as `power_watts`. result: the document result.json.
     traces: readings over time and what each rank did; null for a run that recorded none of it.
@@ -140,6 +141,12 @@ class RunRecord(Document):
     telemetry: dict[str, float]
     result: dict[str, JsonValue]
     traces: RunTraces | None = Field(default=None, json_schema_extra=LATER)
+
+    def reported(self, reason: str) -> RunRecord:
+        """Return the record without the word `sealed`, for figures that do not follow from raw files at hand."""
+        if self.evidence != "sealed":
+            return self
+        return self.model_copy(update={"evidence": "reported", "evidence_reason": reason})
 
     @property
     def is_comparable(self) -> bool:

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Table, func, insert, select, update
+from sqlalchemy import Connection, Table, delete, func, insert, select, update
 
 from levelfield.specs.record import RunRecord
 from levelfield.store.compression import inflated, packed_json
 from levelfield.store.rows import Digests, documents_of, raw_row, row_digest, run_row, series_row, subject_row
 from levelfield.store.schema import ASIDE, CONDITION, NODE, RAW, RUN, SERIES, SUBJECT
+
+REPORTED = "reported"
 
 
 @dataclass(frozen=True)
@@ -42,13 +44,18 @@ class RunInsertion:
 
     def add(self, connection: Connection, records: Sequence[RunRecord]) -> Added:
         """Add the records in the connection's transaction."""
+        records = _best_shown(records)
         stored = _stored(connection, [record.run_id for record in records])
         fresh, others, conflicts, known = [], [], [], 0
         for record in records:
-            content, is_aside = stored.get(record.run_id, (None, 0))
+            content, is_aside, evidence = stored.get(record.run_id, (None, 0, None))
             if content is None:
                 fresh.append(record)
-                stored[record.run_id] = (record.content, 0)
+                stored[record.run_id] = (record.content, 0, record.evidence)
+            elif _shows_more(record, content, evidence) and not is_aside:
+                connection.execute(delete(RUN).where(RUN.c.run_id == record.run_id))
+                fresh.append(record)
+                stored[record.run_id] = (record.content, 0, record.evidence)
             elif content == record.content and not is_aside:
                 known += 1
             else:
@@ -108,9 +115,19 @@ class RunInsertion:
         return self._ids[key]
 
 
-def _stored(connection: Connection, run_ids: Sequence[str]) -> dict[str, tuple[str, int]]:
-    query = select(RUN.c.run_id, RUN.c.content, RUN.c.is_aside).where(RUN.c.run_id.in_(run_ids))
-    return {run_id: (content, is_aside) for run_id, content, is_aside in connection.execute(query)}
+def _stored(connection: Connection, run_ids: Sequence[str]) -> dict[str, tuple[str, int, str]]:
+    query = select(RUN.c.run_id, RUN.c.content, RUN.c.is_aside, RUN.c.evidence).where(RUN.c.run_id.in_(run_ids))
+    return {run_id: (content, is_aside, evidence) for run_id, content, is_aside, evidence in connection.execute(query)}
+
+
+def _best_shown(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return the records of a batch, those with raw files first: nobody's statement of the same run comes before."""
+    return sorted(records, key=lambda record: record.evidence == REPORTED)
+
+
+def _shows_more(record: RunRecord, content: str, evidence: str | None) -> bool:
+    """Return whether a record comes with the raw files of a run whose figures were only stated so far."""
+    return content == record.content and evidence == REPORTED and record.evidence != REPORTED
 
 
 def _put_aside(connection: Connection, record: RunRecord) -> None:

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 from levelfield.compare.findings import WORDS
 from levelfield.site.page_texts import HTML_LANGUAGES, LANGUAGES, script_texts, text, texts
-from levelfield.specs.record import EventKind, Gated, Purpose
+from levelfield.specs.record import EventKind, Evidence, Gated, Purpose
 from levelfield.specs.result import Word
 
 SITE = Path(__file__).resolve().parents[3] / "platform/levelfield/site"
@@ -17,7 +17,7 @@ TEMPLATES = "".join(path.read_text() for path in (SITE / "templates").glob("*.j2
 SCRIPTS = "".join(path.read_text() for path in (SITE / "assets").glob("*.js"))
 # Keys that are put together from a part and a name that is not known before.
 FAMILIES = {
-    "word.": (*WORDS, *get_args(Word)),
+    "word.": (*WORDS, *get_args(Word), "reported"),
     "means.": WORDS,
     "todo.": WORDS,
     "js.event.": get_args(EventKind),
@@ -25,7 +25,7 @@ FAMILIES = {
     "js.purpose.": get_args(Purpose),
     "figure.": ("tokens", "mfu", "memory", "energy", "loss"),
     "unit.": ("tokens", "mfu", "memory", "energy", "loss"),
-    "js.evidence.": ("sealed", "unsealed", "tampered"),
+    "js.evidence.": get_args(Evidence),
     "js.memory.": ("device_used", "reserved", "allocated", "process", "capacity"),
     "js.trace.": ("power_watts", "utilisation", "memory_used_mebibytes", "temperature_celsius"),
     "js.differs.": ("must", "asked", "caution", "other"),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from levelfield.cli.main import main
+from levelfield.cli.store_import import _OF_AN_EXPORT
 from levelfield.run.runner import finish
 from levelfield.rundir.directory import write_status
 from levelfield.specs.record import StoreEvent
@@ -79,7 +80,9 @@ def test_the_result_is_computed_from_the_raw_files(command, run, store):
     for more, factor in ((), 4), (("--trust-results",), 1):
         assert command("store", "import", run.root, *more)[0] == 0
         with Store.open(str(store)) as opened:
-            assert opened.record(run.root.name).tokens_per_second_per_device == pytest.approx(wrong / factor)
+            record = opened.record(run.root.name)
+        assert record.tokens_per_second_per_device == pytest.approx(wrong / factor)
+        assert record.evidence == ("reported" if more else "sealed")
         assert command("store", "prune", "--run", run.root.name)[:2] == (0, "removed 1 run(s)\n")
 
 
@@ -128,6 +131,7 @@ def test_an_export_is_a_whole_copy(command, run, tmp_path, store):
         opened.expect("2026-01-02", "nightly", {"a": None, "b": "sha256:b"})
         opened.add_finding("2026-01-02", {"word": "no change", "change": 0.01})
         before = contents(opened)
+        before = ([record.reported(_OF_AN_EXPORT) for record in before[0]], *before[1:])
     file, second = tmp_path / "all.jsonl", tmp_path / "second.sqlite"
     assert command("store", "export", "--output", file)[0] == 0
     said = command("store", "import", file, "--store", second)[1]
@@ -138,6 +142,27 @@ def test_an_export_is_a_whole_copy(command, run, tmp_path, store):
         assert command("store", "import", file, "--store", second)[1].startswith("0 new, 3 known already")
     assert len(command("store", "export", "--case", "absent")[1].splitlines()) == 4
     assert len(command("store", "export", "--since", "2027", "--format", "csv")[1].splitlines()) == 0
+
+
+def test_an_export_that_was_edited_is_reported_until_the_raw_files_come(command, run, tmp_path, store):
+    """Nothing shows whether a line of an export is as it was. The run's own files replace it."""
+    finish(run)
+    command("store", "import", run.root)
+    file, second = tmp_path / "all.jsonl", tmp_path / "second.sqlite"
+    assert command("store", "export", "--output", file)[0] == 0
+    line = json.loads(file.read_text())
+    right = line["tokens_per_second_per_device"]
+    file.write_text(json.dumps({**line, "tokens_per_second_per_device": right * 4}) + "\n")
+    for source, evidence, factor in ((file, "reported", 4), (run.root, "sealed", 1), (file, "sealed", 1)):
+        assert command("store", "import", source, "--store", second)[0] == 0
+        with Store.open(str(second)) as opened:
+            record = opened.record(run.root.name)
+        assert (record.evidence, record.is_comparable) == (evidence, evidence == "sealed")
+        assert record.tokens_per_second_per_device == pytest.approx(right * factor)
+    assert command("store", "check", "--store", second)[0] == 0
+    assert command("store", "import", file, run.root, "--store", tmp_path / "third.sqlite")[0] == 0
+    with Store.open(str(tmp_path / "third.sqlite")) as opened:
+        assert opened.record(run.root.name).evidence == "sealed"
 
 
 def contents(store):
