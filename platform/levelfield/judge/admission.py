@@ -45,7 +45,7 @@ def check_admissible(reference: Reference, run: TrainingCurve, result: Result) -
             f"{result.run_id} was trained with {result.framework}, and {reference.name} with {reference.framework}. "
             f"The first {FEW} rows of noise must be of the reference's own framework (found {count}): without them "
             f"nothing shows whether another framework is right. Record them first: "
-            f"`align calibrate {reference.case}:{reference.framework}`. {_OVERRIDE}"
+            f"`align calibrate {reference.case}:{reference.framework}`. {OVERRIDE}"
         )
     limits = _limits(reference)
     finding = align(run, training_of_reference(reference), limits)
@@ -54,11 +54,11 @@ def check_admissible(reference: Reference, run: TrainingCurve, result: Result) -
         raise GateFailed(
             f"{result.run_id} is {finding.verdict} from {reference.name}: {failed.name} {failed.detail} "
             f"({limits.source}). Its noise would widen the limits until it holds. Find the cause: "
-            f"`diagnose {result.run_id}`. {_OVERRIDE}"
+            f"`diagnose {result.run_id}`. {OVERRIDE}"
         )
 
 
-_OVERRIDE = 'If the difference is right, give the reason: --replace --why "...", which the reference stores.'
+OVERRIDE = 'If the difference is right, give the reason: --replace --why "...", which the reference stores.'
 
 
 def _limits(reference: Reference) -> AlignmentLimits:

@@ -9,6 +9,7 @@ from levelfield.errors import GateFailed, UsageError
 from levelfield.judge.admission import check_admissible
 from levelfield.judge.collector import collect
 from levelfield.judge.noise import row_of
+from levelfield.judge.noise_ceiling import check_ceiling, check_same_row
 from levelfield.judge.verdict import training_of, training_of_reference
 from levelfield.measure.alignment import TrainingCurve
 from levelfield.measure.calibration import noise_between
@@ -81,8 +82,15 @@ def with_noise(reference: Reference, paths: RunPaths, why: str | None = None) ->
     expected = training_of_reference(reference)
     noise, moved = noise_between(training, expected), rerouting(training.routing, expected.routing).changed
     row = row_of(noise, changed(plan, result), plan.run_id, hardware_of(plan, result), why, moved)
+    present = next((r for r in reference.noise if r.run_id == row.run_id), None)
+    if present is not None and why is None:
+        row = row.model_copy(update={"recorded": present.recorded})  # its place among the first rows stays
     rows = [r for r in reference.noise if r.run_id != row.run_id] + [row]
-    return reference.model_copy(update={"noise": tuple(sorted(rows, key=lambda r: (r.changed, r.run_id)))})
+    found = reference.model_copy(update={"noise": tuple(sorted(rows, key=lambda r: (r.changed, r.run_id)))})
+    if why is None:
+        check_same_row(present, row, reference)
+        check_ceiling(reference, found, row.run_id)
+    return found
 
 
 def hardware_of(plan: Plan, result: Result) -> str:

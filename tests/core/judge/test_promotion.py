@@ -7,10 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from levelfield.catalog.registry import Registry
 from levelfield.cli import calibrate
 from levelfield.cli.main import main
 from levelfield.errors import GateFailed, UsageError
 from levelfield.judge.collector import collect
+from levelfield.judge.noise import limits_from
+from levelfield.judge.noise_ceiling import check_ceiling, first_calibration
 from levelfield.judge.promotion import promoted, reference_from, with_noise
 from levelfield.measure.gradients import gradient_norms, gradient_reasons
 from levelfield.measure.parameter_counts import parameter_shapes
@@ -19,7 +22,7 @@ from levelfield.rundir.directory import read_plan, write_atomically
 from levelfield.specs.base import dump, load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.reference import Reference
+from levelfield.specs.reference import NoiseRow, Reference
 from recorded_runs import change_steps, edit, seal_again
 
 
@@ -169,6 +172,83 @@ def test_a_run_that_differs_does_not_make_itself_aligned(run, twin, known, tmp_p
     assert [row.why for row in forced.noise if row.why] == ["a new kernel"]
     found = verdict(twin, forced)
     assert found.verdict == "aligned" and "1 of them recorded with --replace" in found.limits
+
+
+# ---- many small steps
+
+
+def limit_of(reference: Reference, layer: str) -> float:
+    found = getattr(limits_from(reference), layer)
+    return max(found.values())
+
+
+def widening_row(reference: Reference, layer: str, number: int) -> NoiseRow:
+    """A row of another framework whose differences are nine tenths of the limits of its day."""
+    sizes = {name: 0.9 * limit_of(reference, name) for name in ("first_step", "gradient", "curve", "weights")}
+    kept = {name: size if name == layer else 0.01 * size for name, size in sizes.items()}
+    return NoiseRow(
+        changed=f"other{number} 1.0, DP1TP1PP1, micro-batch {number}",
+        run_id=f"2027010{number}T000000Z_other",
+        first_step=kept["first_step"],
+        curve=kept["curve"],
+        gradients={1: {"mlp.up.weight": kept["gradient"]}},
+        weights={"mlp.up.weight": {"norm": kept["weights"]}},
+        recorded=f"2027-01-0{number}T00:00:00+00:00",
+    )
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [("first_step", "first step"), ("gradient", "gradients"), ("curve", "curve"), ("weights", "final weights")],
+)
+def test_rows_within_the_limits_of_their_days_do_not_widen_them_without_end(known, layer, said):
+    """Four rows widened the limit of the gradients 23 times, each one admitted."""
+    first, reference = limit_of(known, layer), known
+    with pytest.raises(GateFailed, match=rf"would widen the limit of tiny_smoke_fp32 for {said} to .* times that of"):
+        for number in range(1, 5):
+            row = widening_row(reference, layer, number)
+            after = reference.model_copy(update={"noise": (*reference.noise, row)})
+            check_ceiling(reference, after, row.run_id)
+            reference = after
+    assert limit_of(reference, layer) <= 8 * first
+
+
+def test_a_ratchet_of_runs_stops_at_the_ceiling_and_goes_on_with_a_reason(run, known, tmp_path):
+    reference, admitted = known, []
+    for number in range(1, 6):
+        size = 0.9 * limit_of(reference, "curve")
+        other = copied(run, tmp_path, f"2027010{number}T030405Z_tiny_fake_fake_step0{number}", micro_batch=8 + number)
+        scale_losses(other, 1 + size, first=2)
+        try:
+            reference = with_noise(reference, other)
+        except GateFailed as error:
+            assert "expected at most 4 times" in str(error) and "--replace --why" in str(error)
+            break
+        admitted.append(other)
+    assert len(admitted) < 5 and limit_of(reference, "curve") <= 4 * limit_of(known, "curve")
+    forced = with_noise(reference, other, why="a new kernel")
+    assert limit_of(forced, "curve") > limit_of(reference, "curve")
+    small = copied(run, tmp_path, "20270109T030405Z_tiny_fake_fake_small0", 1 + 1e-7, micro_batch=20)
+    assert len(with_noise(forced, small).noise) == len(forced.noise) + 1, "what was widened with a reason may stay"
+
+
+def test_a_recorded_row_does_not_grow(run, known, tmp_path):
+    """Else the first calibration, which the ceiling is of, would move."""
+    row = min(known.noise, key=lambda row: row.run_id)
+    again = copied(run, tmp_path / "again", row.run_id, 1 + 1.2e-6, micro_batch=3)
+    with pytest.raises(GateFailed, match="is recorded in tiny_smoke_fp32 with smaller differences"):
+        with_noise(known, again)
+    same = with_noise(known, RunPaths(tmp_path / "runs" / row.run_id))
+    assert sorted(same.noise, key=str) == sorted(known.noise, key=str)
+
+
+def test_no_shipped_reference_is_beyond_its_ceiling():
+    registry = Registry([])
+    for name in registry.references:
+        reference = registry.reference(name)
+        first = first_calibration(reference)
+        if first is not None:
+            check_ceiling(first, reference, name)
 
 
 @pytest.mark.parametrize(("factor", "holds"), [(1 + 1e-6, True), (1 + 1e-5, False), (1.003, False), (0.997, False)])
