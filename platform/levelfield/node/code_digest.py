@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from pathlib import Path
+from typing import Any, Iterator
 
-SOURCES = (".py", ".yaml", ".json")
 MANIFEST = "implementation.yaml"
 _MEASURED = re.compile(r"tested(-.+)?\.json")  # what was measured is no source
 _VERSIONS = re.compile(rb"^versions:[ \t]*\n(?:(?:[ \t].*)?\n)*(?:[ \t].*\Z)?", re.MULTILINE)
-_BESIDE = re.compile(r"parents\[1\] / [\"'](\w+)[\"']")
+# A folder beside: `parents[1] / "name"`, `.parent.parent / "name"`, `"..", "name"`, `"../name"`.
+_BESIDE = re.compile(
+    r"(?:parents\[1\]|\.parent\.parent|[\"']\.\.[\"'])\s*[/,]\s*[\"'](\w+)[\"']|[\"'/]\.\./(\w+)[\"'/]"
+)
+_CACHE = re.compile(r"([^.]+)\.[^.]+(?:\.opt-\w+)?\.pyc(?:\.\d+)?")  # with a number while Python writes it
+_UNCHECKED = 0b01  # the flags of PEP 552: a hash, and nobody compares it
+_PIECE = 1 << 20
 
 
 def code_digest(folder: Path, platform_code: str | None = None) -> str:
@@ -39,23 +46,49 @@ def platform_digest() -> str:
 
 
 def shared_folders(folder: Path) -> list[Path]:
-    """Return the folders beside this one that its sources put on the path, as models/megatron does with torch."""
-    texts = (path.read_text(encoding="utf-8", errors="replace") for path in sorted(folder.rglob("*.py")))
-    names = {name for text in texts for name in _BESIDE.findall(text)} - {folder.name}
-    return [folder.parent / name for name in sorted(names) if (folder.parent / name).is_dir()]
+    """Return the folders beside this one that its sources name as such, as models/megatron does with torch.
+
+    So do the sources of those. A name that is put together while the code runs is not found.
+    """
+    found: dict[str, Path] = {}
+    open_ones = [folder]
+    while open_ones:
+        for name in sorted(_named_beside(open_ones.pop())):
+            path = folder.parent / name
+            if name != folder.name and name not in found and path.is_dir():
+                found[name] = path
+                open_ones.append(path)
+    return [found[name] for name in sorted(found)]
+
+
+def _named_beside(folder: Path) -> set[str]:
+    texts = (path.read_text(encoding="utf-8", errors="replace") for path in sources(folder) if path.suffix == ".py")
+    return {name for text in texts for found in _BESIDE.findall(text) for name in found if name}
 
 
 def folder_digest(folder: Path) -> str:
-    """Return the sha256 of all source files below `folder`, with their names, without measured results.
+    """Return the sha256 of all files below `folder`, with their names, without measured results.
 
     Nor does it have `versions` of the manifest: the pins of one version change nothing of another. A run has those of
     its own in the environment's digest.
     """
     digest = hashlib.sha256()
     for path in sources(folder):
-        content = without_versions(path.read_bytes()) if path.name == MANIFEST else path.read_bytes()
-        digest.update(f"{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode() + content)
+        name = path.relative_to(folder).as_posix().encode(errors="surrogateescape")
+        if path.name == MANIFEST:
+            content = without_versions(path.read_bytes())
+            digest.update(name + f"\0{len(content)}\0".encode() + content)
+        else:
+            _update(digest, name, path)
     return "sha256:" + digest.hexdigest()
+
+
+def _update(digest: Any, name: bytes, path: Path) -> None:
+    """Add a file, piece by piece: weights may be gigabytes."""
+    with path.open("rb") as file:
+        digest.update(name + f"\0{os.fstat(file.fileno()).st_size}\0".encode())
+        while piece := file.read(_PIECE):
+            digest.update(piece)
 
 
 def without_versions(manifest: bytes) -> bytes:
@@ -64,6 +97,46 @@ def without_versions(manifest: bytes) -> bytes:
 
 
 def sources(folder: Path) -> list[Path]:
-    """Return the source files below a folder, in order."""
-    found = (path for path in folder.rglob("*") if path.is_file() and path.suffix in SOURCES)
-    return sorted(path for path in found if not _MEASURED.fullmatch(path.name))
+    """Return all files below a folder that a training can read or load, in order, also behind links.
+
+    A library, a table or weights change a training as its code does. The platform's own folders may have caches of
+    tools, in folders whose names begin with a dot; those of a framework count.
+    """
+    found = (path for path in _files(folder) if not (_is_measured(path) or _is_checked_cache(path)))
+    if folder.resolve().parent == Path(__file__).resolve().parents[1]:
+        found = (path for path in found if not path.relative_to(folder).parts[0].startswith("."))
+    return sorted(found)
+
+
+def _files(folder: Path, parents: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
+    """Yield the regular files below a folder. A link to one of its parents is not entered again."""
+    status = folder.stat()
+    own = (status.st_dev, status.st_ino)
+    if own in parents:
+        return
+    for entry in os.scandir(folder):
+        if entry.is_dir():
+            yield from _files(Path(entry.path), parents | {own})
+        elif entry.is_file():
+            yield Path(entry.path)
+
+
+def _is_measured(path: Path) -> bool:
+    """Return whether a file is the platform's record of what was measured, beside a manifest: it is no source."""
+    return bool(_MEASURED.fullmatch(path.name)) and (path.parent / MANIFEST).is_file()
+
+
+def _is_checked_cache(path: Path) -> bool:
+    """Return whether a file is Python's own cache of a source that is there, and that Python compares it with.
+
+    A cache with an unchecked hash is loaded in place of its source, whatever that says, so it is a source itself.
+    """
+    found = _CACHE.fullmatch(path.name) if path.parent.name == "__pycache__" else None
+    if found is None or not (path.parent.parent / f"{found[1]}.py").is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            flags = int.from_bytes(file.read(8)[4:], "little")
+    except OSError:  # Python writes beside it and renames: it is gone
+        return True
+    return flags & 0b11 != _UNCHECKED

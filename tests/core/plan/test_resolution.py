@@ -322,7 +322,7 @@ def test_an_implementation_is_known_by_all_its_sources(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("1")
     first = folder_digest(tmp_path)
     (tmp_path / "__pycache__").mkdir()
-    (tmp_path / "__pycache__/train.pyc").write_text("x")
+    (tmp_path / "__pycache__/train.cpython-311.pyc").write_text("x")
     assert folder_digest(tmp_path) == first
     (tmp_path / "train.py").write_text("2")
     assert folder_digest(tmp_path) != first
