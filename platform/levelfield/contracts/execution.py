@@ -22,7 +22,7 @@ Watch = Callable[[], None]
 Cause = Literal[
     "exited", "rank-failed", "hang", "interrupted", "launch-error", "environment", "engine", "device-taken",
     "unsupported", "corpus", "preflight", "node-lost", "node-differs", "unreachable", "cancelled", "preempted",
-    "time-limit",
+    "time-limit", "code-changed",
 ]  # fmt: skip
 NodeWord = Literal[
     "ended", "failed", "stopped", "lost", "differs", "unreachable", "device-taken", "cancelled", "preempted",
@@ -165,11 +165,13 @@ class Outcome:
     `device-taken`: another run uses a device; `unsupported`: this machine cannot run it; `corpus`: the corpus is not
     the one that the plan was made for; `node-lost`: a node or the connection to it went away; `node-differs`: a node
     has other code or another environment; `unreachable`: a node could not be reached; `cancelled`, `preempted`,
-    `time-limit`: an engine ended the run, by another's request, for another job, or at its limit.
+    `time-limit`: an engine ended the run, by another's request, for another job, or at its limit; `code-changed`: the
+    code is another one than when the plan was made.
     nodes: how each node's part ended, for a launcher of many machines.
     oom_kills: how many processes of the run the kernel killed for memory; oom_evidence: how that is known.
     warnings: sentences for the result.
-    seen: the window as the platform saw it, by rank (rundir/follower.py); the platform fills it in.
+    seen: the window as the platform saw it, by rank (rundir/follower.py). code: the digest of the code by where and
+    when it was read (run/code_watch.py). The platform fills in both.
     """
 
     cause: Cause
@@ -179,6 +181,7 @@ class Outcome:
     oom_evidence: str | None = None
     warnings: tuple[str, ...] = ()
     seen: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
+    code: Mapping[str, str] = field(default_factory=dict)
     nodes: tuple[NodeEnd, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -187,9 +190,11 @@ class Outcome:
         extra |= {"oom_kills": str(self.oom_kills)} if self.oom_kills else {}
         extra |= {"oom_evidence": self.oom_evidence} if self.oom_evidence else {}
         ends = [end.to_dict() for end in self.ends]
-        content = {"cause": self.cause, "ends": ends, "evidence": self.evidence, "extra": extra}
+        content: dict[str, Any] = {"cause": self.cause, "ends": ends, "evidence": self.evidence, "extra": extra}
         nodes = [{**asdict(node), "missing": list(node.missing)} for node in self.nodes]
-        return {**content, **({"seen": self.seen} if self.seen else {}), **({"nodes": nodes} if nodes else {})}
+        content |= {"seen": self.seen} if self.seen else {}
+        content |= {"code": self.code} if self.code else {}
+        return {**content, **({"nodes": nodes} if nodes else {})}
 
 
 class NodesNotReady(RunFailed):

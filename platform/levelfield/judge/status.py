@@ -35,6 +35,7 @@ _WORDS_OF_CAUSES: dict[str, tuple[Word, str | None, str]] = {
     "corpus": ("failed", "corpus", "the corpus is not the one that was checked"),
     "preflight": ("not-run", "preflight", "the preflight failed; --no-preflight trains without one"),
     "node-lost": ("failed", "node", "a node went away, or the connection to it"),
+    "code-changed": ("not-run", "code", "the code has changed since the plan was made"),
     "node-differs": ("not-run", "node", "a node has other code or another environment"),
     "unreachable": ("not-run", "node", "a node could not be reached"),
     "cancelled": ("failed", "cancelled", "somebody else cancelled the job"),
@@ -101,8 +102,22 @@ def _validity(plan: Plan, raw: RawRecords) -> Status:
     reasons += [f"auxiliary loss: {r}" for r in auxiliary_reasons(raw.steps, plan.work.model)]
     reasons += [f"raw files: {sentence}" for sentence in (*raw.broken, *_of_no_node(plan, raw))]
     reasons += [f"rank {rank} did not write its end" for rank in range(plan.world_size) if rank not in raw.ended]
-    failure = PRETENDED if raw.pretended else None
+    changed = _code_reasons(plan, raw)
+    reasons += changed
+    failure = PRETENDED if raw.pretended else "code" if changed else None
     return Status(word="invalid", failure=failure, reasons=tuple(reasons)) if reasons else Status(word="valid")
+
+
+def _code_reasons(plan: Plan, raw: RawRecords) -> list[str]:
+    """Return where the code that trained was another one than the planned one. Earlier versions did not look."""
+    planned, found = plan.implementation.rests_on, raw.outcome.get("code")
+    if planned is None or not isinstance(found, dict):
+        return []
+    return [
+        f"code: it changed after the plan was made: {where} {str(digest)[:19]}, planned {planned[:19]}"
+        for where, digest in found.items()
+        if digest != planned
+    ]
 
 
 def _pretended(raw: RawRecords) -> list[str]:

@@ -21,13 +21,18 @@ def check_code(expected: Mapping[str, Any]) -> Refusal | None:
     """Compare the digest of the node's code with the plan's. expected: code and folder; no code: nothing to compare."""
     if not expected.get("code"):
         return None
-    try:
-        found = code_digest(Path(str(expected.get("folder"))))
-    except OSError as error:
-        found = f"{error.filename}: {error.strerror}"
+    found = digest_here(expected)
     if found == expected["code"]:
         return None
     return Refusal("node-differs", f"the code differs: found {_short(found)}, expected {_short(expected['code'])}")
+
+
+def digest_here(expected: Mapping[str, Any]) -> str:
+    """Return the digest of the node's code, or why it cannot be read."""
+    try:
+        return code_digest(Path(str(expected.get("folder"))))
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
 
 
 def check_environment(expected: Mapping[str, Any]) -> Refusal | None:

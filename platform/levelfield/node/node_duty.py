@@ -13,7 +13,7 @@ from levelfield.node.device_files import DeviceInUse, DeviceLocks, device_locked
 from levelfield.node.heartbeat_watch import HeartbeatWatch, WatchedTime
 from levelfield.node.host_counters import host_counters
 from levelfield.node.memory_kills import MemoryKillWatch
-from levelfield.node.node_checks import Refusal, check_code, check_environment, check_name, check_port
+from levelfield.node.node_checks import Refusal, check_code, check_environment, check_name, check_port, digest_here
 from levelfield.node.node_facts import node_facts, tool_output
 from levelfield.node.node_record import NodeRecord
 from levelfield.node.platform_line import PlatformLine, Stop
@@ -70,8 +70,14 @@ class NodeDuty:
                 ending = ending or FAULT
                 kills = self._kills.found(self._ranks.processes())
                 killed = {"oom_kills": kills.number, "oom_evidence": kills.evidence} if kills.number else {}
+                killed.update(self._code_at_end(ending))
                 self._record.write_last("ended", cause=ending.cause, evidence=ending.evidence, ends=ends, **killed)
         return ending.code
+
+    def _code_at_end(self, ending: Ending) -> Fields:
+        """Return the digest of the code after a training that ended well, where the platform knows the planned one."""
+        expected = self._work.part("expected")
+        return {"code": digest_here(expected)} if ending.cause == "exited" and expected.get("code") else {}
 
     def _refusal(self) -> Ending | None:
         """Return why this node must not train, or None. Nothing was started yet."""

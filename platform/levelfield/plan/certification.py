@@ -94,7 +94,7 @@ def _subject(plan: Plan, reference: Reference) -> CertificateSubject:
         reference=reference.fingerprint(),
         framework=plan.implementation.framework,
         implementation=plan.implementation.digest,
-        code=_shared_code(Path(plan.implementation.folder)),
+        code=shared_code(Path(plan.implementation.folder)),
         vendor=plan.hardware.vendor,
         chip=plan.hardware.chip.name,
         runtime=plan.runtime,
@@ -104,7 +104,7 @@ def _subject(plan: Plan, reference: Reference) -> CertificateSubject:
     )
 
 
-def _shared_code(folder: Path) -> str:
+def shared_code(folder: Path) -> str:
     """Return the digest of the worker and of the implementations beside `folder`: one may import another's code."""
     folders = (Path(worker.__file__).parent, folder.parent)
     return "sha256:" + hashlib.sha256("".join(map(folder_digest, folders)).encode()).hexdigest()

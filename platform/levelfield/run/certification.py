@@ -9,12 +9,13 @@ from pathlib import Path
 from levelfield.catalog.registry import Registry
 from levelfield.errors import GateFailed, NotHere, UsageError
 from levelfield.judge.certification import certificate_from, other_training
-from levelfield.plan.certification import certifying_entry, small_reference
+from levelfield.plan.certification import certifying_entry, shared_code, small_reference
 from levelfield.run import certificate_store, runner
 from levelfield.run.scheduler import CertificateAttempt, Job, jobs, with_certificate, without_certificate
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.certificate import Certificate, CertificateSubject
 from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Result
 
@@ -95,12 +96,21 @@ class CertificateMaker:
         paths = RunPaths(self.runs.absolute() / result.run_id)
         try:
             certificate = certificate_from(paths, read_plan(paths), result, subject)
+            self._check_code(read_plan(paths), result, subject)
         except GateFailed as error:
             return self._none(str(error), result.run_id)
         self.listener.say(f"certificate: aligned in fp32 at smoke scale, run {result.run_id}")
         if problem := certificate_store.keep(certificate):
             self.listener.say(problem)
         return certificate
+
+    def _check_code(self, plan: Plan, result: Result, subject: CertificateSubject) -> None:
+        """Raise GateFailed where code that the subject names was changed after the main run was planned."""
+        if shared_code(Path(plan.implementation.folder)) != subject.code:
+            raise GateFailed(
+                f"its run {result.run_id} certifies nothing: the code of the frameworks or of the worker changed after "
+                "the command began"
+            )
 
     def _none(self, reason: str, failed_run: str | None = None) -> NoCertificate:
         self.listener.say(f"no certificate: {reason}")

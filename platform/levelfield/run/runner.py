@@ -21,6 +21,7 @@ from levelfield.measure.utilisation import ABOVE_PEAK
 from levelfield.plan.peak import with_peak
 from levelfield.report.markdown import run_report
 from levelfield.run import peak_probe
+from levelfield.run.code_watch import CodeWatch
 from levelfield.run.corpus_watch import CorpusWatch
 from levelfield.run.device_locks import DeviceInUse, DeviceLocks, devices_locked
 from levelfield.run.interruption import interrupted_once
@@ -99,7 +100,7 @@ def attach(paths: RunPaths, vendor: Vendor, listener: Listener) -> Result:
         directory.write_status(paths, "running", "running")
         outcome = again(request, _watch(plan, follower, listener))
         _read_nodes(plan, vendor, paths)
-        result = _finished(paths, corpus.judged(outcome, listener.say))
+        result = _finished(paths, corpus.judged(CodeWatch(plan, paths).judged(outcome), listener.say))
     listener.recorded(paths)
     return result
 
@@ -230,13 +231,15 @@ def _execute(
         directory.write_json(paths.request, request.to_dict())
         directory.write_json(paths.provenance, provenance(plan, vendor, runtime))
         directory.write_status(paths, "running", "running")
-    corpus = CorpusWatch(plan.corpus)
+    corpus, code = CorpusWatch(plan.corpus), CodeWatch(plan, paths)
+    if refused := code.refusal():
+        return refused
     listener.say(f"training {plan.work.training.steps} steps on {plan.world_size} device(s)")
     follower = Follower(paths.events, plan)
     with _sampled_here(plan, vendor, paths):
         outcome = speaking(launcher, listener.say).execute(request, _watch(plan, follower, listener))
     _read_nodes(plan, vendor, paths)
-    return corpus.judged(replace(outcome, seen=_seen(plan, follower)), listener.say)
+    return corpus.judged(code.judged(replace(outcome, seen=_seen(plan, follower))), listener.say)
 
 
 def _read_nodes(plan: Plan, vendor: Vendor, paths: RunPaths) -> None:

@@ -203,6 +203,18 @@ def test_a_changed_file_changes_the_nodes_digest(node: Node, tmp_path: Path) -> 
     assert node.run(node.work("pass", expected={**expected, "folder": str(tmp_path / "absent")})) == 4
 
 
+def test_the_nodes_last_record_has_the_digest_of_its_code_at_the_end(node: Node, tmp_path: Path) -> None:
+    own = tmp_path / "models" / "own"
+    own.mkdir(parents=True)
+    (own / "train.py").write_text("1")
+    planned = code_digest(own)
+    expected = {"code": planned, "folder": str(own)}
+    assert node.run(node.work("pass", expected=expected)) == 0 and node.ended()["code"] == planned
+    change = f"open({str(own / 'table.txt')!r}, 'w').write('other')"
+    assert node.run(node.work(change, expected=expected)) == 0
+    assert node.ended()["code"] == code_digest(own) != planned
+
+
 @pytest.mark.parametrize("stamp", ["absent", "{", '{"digest": "other"}', "[]", "7"])
 def test_another_environment_is_refused(node: Node, tmp_path: Path, stamp: str) -> None:
     path = tmp_path / "stamp.json"

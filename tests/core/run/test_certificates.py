@@ -23,11 +23,13 @@ from levelfield.judge.certification import certificate_from
 from levelfield.judge.collector import collect
 from levelfield.judge.promotion import reference_from
 from levelfield.plan.certification import certificate_used
+from levelfield.run import certification
 from levelfield.run.certificate_store import stored
 from levelfield.run.certification import CertificateMaker, certificate_run
 from levelfield.run.runner import Listener
 from levelfield.run.scheduler import Job, with_certificate
 from levelfield.rundir.directory import read_plan
+from levelfield.rundir.follower import Follower
 from levelfield.specs.base import dump, load
 from levelfield.specs.certificate import Certificate, CertificateSubject, code_path, smallest_layout
 from levelfield.specs.layout import parse_layout
@@ -198,6 +200,44 @@ def test_a_certificates_run_that_differs_leaves_the_main_run_consistent(certifie
     failed = result["certificate"]["run_id"]
     assert f"its run {failed} is different: first step" in result["certificate"]["reason"]
     assert certified.bench.paths(failed).result.exists() and list(certified.bench.store.iterdir()) == []
+
+
+def test_code_that_changes_while_the_certificates_run_trains_is_not_certified(certified: CertifiedRun, monkeypatch):
+    """The main run was planned before: it would train the new code under the old digest."""
+    own = shutil.copytree(PLUGINS, certified.bench.folder / "own")
+    monkeypatch.setattr(sys.modules[__name__], "PLUGINS", own)
+    made, real = [], Follower.read
+
+    def read(follower: Follower) -> Any:
+        found = real(follower)
+        if not made and any(progress.step >= 3 for progress in found):
+            made.append((own / "models" / "fake" / "fast.so").write_bytes(b"other"))
+        return found
+
+    monkeypatch.setattr(Follower, "read", read)
+    certified.bench.kept().unlink()
+    code, result = certified.bench.run()
+    assert (code, result["status"]["word"], result["status"]["failure"]) == (3, "not-run", "code")
+    assert list(certified.bench.store.iterdir()) == []
+
+
+def test_a_neighbours_code_that_changes_meanwhile_is_not_certified(certified: CertifiedRun, monkeypatch):
+    """The certificate's subject covers the frameworks beside: one may import another's code while it runs."""
+    own = shutil.copytree(PLUGINS, certified.bench.folder / "own")
+    (own / "models" / "beside").mkdir()
+    monkeypatch.setattr(sys.modules[__name__], "PLUGINS", own)
+    real = certification.certificate_run
+
+    def planned(*given: Any) -> Any:
+        found = real(*given)
+        (own / "models" / "beside" / "fast.so").write_bytes(b"other")
+        return found
+
+    monkeypatch.setattr(certification, "certificate_run", planned)
+    certified.bench.kept().unlink()
+    _, result = certified.bench.run()
+    assert result["alignment"]["verdict"] == "consistent" and list(certified.bench.store.iterdir()) == []
+    assert "the code of the frameworks or of the worker changed" in result["certificate"]["reason"]
 
 
 def test_an_interrupt_during_the_certificates_run_ends_the_command(certified: CertifiedRun, monkeypatch):

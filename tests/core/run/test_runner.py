@@ -6,6 +6,7 @@ import json
 import os
 import pkgutil
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -382,6 +383,45 @@ def test_a_corpus_that_is_truncated_during_the_run_is_named(
     code, (result,) = train("--data", str(corpus))
     assert (code, result["status"]["word"], result["status"]["failure"]) == (3, "failed", "corpus")
     assert f"{corpus}.bin: was truncated from 8000 to 0 bytes while it was read" in result["status"]["evidence"]
+
+
+@pytest.fixture
+def own_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The tests' plugins in a folder of their own, which `train` takes."""
+    folder = Path(shutil.copytree(PLUGINS, tmp_path / "own"))
+    monkeypatch.setattr(sys.modules[__name__], "PLUGINS", folder)
+    return folder / "models" / "fake"
+
+
+def test_code_that_changes_during_the_run_makes_it_invalid(
+    train: Run, runs: Path, own_plugins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the repeat after it, which has the same plan, does not train under the digest of the code before."""
+    at_step(3, lambda: (own_plugins / "table.txt").write_text("other"), monkeypatch)
+    code, results = train("--repeat", "2")
+    first, second = results[:2]
+    assert code == 3 and [(r["status"]["word"], r["status"]["failure"]) for r in (first, second)] == [
+        ("invalid", "code"),
+        ("not-run", "code"),
+    ]
+    assert first["status"]["reasons"][-1].startswith("code: it changed after the plan was made: at its end sha256:")
+    assert first["throughput"] is None and second["steps_done"] == 0
+    assert f"{own_plugins}, a folder that it uses, or the worker has changed" in second["status"]["evidence"]
+
+
+def test_code_that_goes_away_during_the_run_makes_it_invalid(
+    train: Run, own_plugins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_step(3, lambda: own_plugins.rename(own_plugins.with_name("gone")) and None, monkeypatch)
+    code, (result,) = train()
+    assert (code, result["status"]["word"], result["status"]["failure"]) == (3, "invalid", "code")
+    assert "at its end unreadable" in result["status"]["reasons"][-1]
+
+
+def test_a_run_keeps_the_digest_of_its_code_at_both_ends(train: Run, runs: Path, own_plugins: Path) -> None:
+    assert train()[0] == 0
+    found = json.loads(only(runs).outcome.read_text())["code"]
+    assert found == dict.fromkeys(("at its start", "at its end"), load(Plan, only(runs).plan).implementation.rests_on)
 
 
 def test_progress_is_told_step_by_step(
