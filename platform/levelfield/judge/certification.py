@@ -20,9 +20,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Alignment, CertificateFinding, Result
-
-# Inherited variables that choose devices, networks and Python's own behaviour, not what a training computes.
-UNRELATED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NCCL_", "GLOO_", "PYTHON", "OMP_NUM_THREADS")
+from levelfield.specs.surroundings import counting
 
 
 def certificate_from(paths: RunPaths, plan: Plan, result: Result, subject: CertificateSubject) -> Certificate:
@@ -112,14 +110,14 @@ def other_training(subject: CertificateSubject, plan: Plan) -> str | None:
 
 
 def software_of(paths: RunPaths) -> str | None:
-    """Return the digest of a run's packages, the vendor's software and inherited variables that change arithmetic.
+    """Return the digest of a run's packages, the vendor's software and inherited variables that may change arithmetic.
 
     None where the packages are not known.
     """
     try:
         found: dict[str, Any] = json.loads(paths.provenance.read_text())
         listed = {key: found[key] for key in ("environment_packages", "vendor_software")}
-        listed["inherited"] = {k: v for k, v in found.get("inherited", {}).items() if not k.startswith(UNRELATED)}
+        listed["inherited"] = counting(found.get("inherited", {}), found.get("inherited_are"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     if not listed["environment_packages"]:

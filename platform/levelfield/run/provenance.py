@@ -23,28 +23,10 @@ from levelfield.run.identities import device_identities, machine_identity
 from levelfield.run.machine_facts import machine_facts
 from levelfield.run.runtimes.process_runtime import inherited
 from levelfield.specs.plan import Plan
+from levelfield.specs.surroundings import KNOWN_TO_MATTER, RULE, recorded
 from levelfield.specs.variables import masked
 
 GIT_SECONDS = 10.0
-# Variables that can change what is computed, which libraries it is computed with, or how fast.
-_PREFIXES = (
-    "LD_",
-    "GLIBC_TUNABLES",
-    "MALLOC_",
-    "PYTHON",
-    "OMP_",
-    "MKL_",
-    "KMP_",
-    "GOMP_",
-    "CUDA_",
-    "NCCL_",
-    "GLOO_",
-    "TORCH",
-    "PYTORCH_",
-    "NVIDIA_",
-    "LEVELFIELD_",
-    "ONEDNN_",
-)
 _OWN_PACKAGES = ("pydantic", "numpy", "psutil", "PyYAML", "Jinja2")
 
 
@@ -59,13 +41,14 @@ def provenance(plan: Plan, vendor: Vendor, runtime: ReadyRuntime) -> dict[str, A
         "devices": device_identities(_devices(plan, vendor)),
         "vendor_software": _software(vendor),
         "variables": _variables(dict(os.environ)),
-        "inherited": {} if plan.runtime == "docker" else _variables(inherited()),
+        "inherited": {} if plan.runtime == "docker" else recorded(inherited()),
+        "inherited_are": RULE,
     }
 
 
 def _variables(environment: dict[str, str]) -> dict[str, str]:
-    """Return the variables that can change a training, without secrets and without the platform's own."""
-    return masked({name: text for name, text in sorted(environment.items()) if name.startswith(_PREFIXES)})
+    """Return the platform's own variables that are known to matter, without secrets."""
+    return masked({name: text for name, text in sorted(environment.items()) if name.startswith(KNOWN_TO_MATTER)})
 
 
 def source(folder: Path) -> dict[str, Any]:

@@ -565,8 +565,8 @@ class Result(Document):
     )
     inherited: dict[str, str] = Field(
         default={},
-        description="Variables by name that the training inherited from the user's shell and that can change it. "
-        "A value that looks like a secret is masked.",
+        description="Variables by name that the training inherited from the user's shell. Names that cannot change it, "
+        "such as TERM, are left out. Of a value that looks like a secret there is a digest.",
     )
     preflight: str | None = Field(
         default=None,

@@ -28,6 +28,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import Conditions, Purpose, RunRecord, Series, Subject
 from levelfield.specs.result import Result
+from levelfield.specs.surroundings import KNOWN_TO_MATTER
 from levelfield.specs.vendor import HOST_SHARE
 from levelfield.store.private_texts import PrivateTexts
 from levelfield.store.run_traces import run_traces
@@ -137,14 +138,17 @@ def _conditions(plan: Plan, provenance: dict[str, Any], private: PrivateTexts) -
 
 
 def _variables(plan: Plan, provenance: dict[str, Any]) -> dict[str, str]:
-    """Return what the training inherited and what the plan gave it. LEVELFIELD_ variables change no training."""
+    """Return what the training inherited, of names that are known to matter, and what the plan gave it.
+
+    LEVELFIELD_ variables change no training. Of all other names one would change each night, and end every history.
+    """
     inherited = _mapping(provenance.get("inherited", provenance.get("variables")))
-    taken = {name: text for name, text in inherited.items() if isinstance(text, str) and not _is_own(name)}
+    taken = {name: text for name, text in inherited.items() if isinstance(text, str) and _matters(name)}
     return {**taken, **plan.implementation.environment, **plan.hardware.environment, **plan.tuning.environment}
 
 
-def _is_own(name: str) -> bool:
-    return name.startswith("LEVELFIELD_")
+def _matters(name: str) -> bool:
+    return name.startswith(KNOWN_TO_MATTER) and not name.startswith("LEVELFIELD_")
 
 
 def _subject(plan: Plan, result: Result, provenance: dict[str, Any]) -> Subject:

@@ -36,6 +36,7 @@ from levelfield.specs.layout import parse_layout
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import NoiseRow
+from levelfield.specs.surroundings import recorded
 from levelfield.specs.tuning import Tuning
 from plans import PLUGINS
 from recorded_runs import seal_again
@@ -472,6 +473,8 @@ def test_another_version_of_the_framework_does_not_count(certified: CertifiedRun
         {"vendor_software": {"driver": "9.9"}},
         {"inherited": {"LD_PRELOAD": "faster.so"}},
         {"inherited": {"NVIDIA_TF32_OVERRIDE": "1"}},
+        {"inherited": {"XLA_FLAGS": "--xla_fast"}},
+        {"inherited": {"MY_OWN_SWITCH": "1"}},
         {"inherited": None},
     ],
     ids=str,
@@ -480,6 +483,27 @@ def test_other_or_unknown_software_does_not_count(certified: CertifiedRun, chang
     rewrite(certified.main.provenance, lambda content: content.update(changes))
     result = certified.collected()
     assert result["alignment"]["verdict"] == "consistent" and "packages" in result["certificate"]["reason"]
+
+
+@pytest.mark.parametrize("name", ["XLA_FLAGS", "FLAGS_cudnn_deterministic", "MY_OWN_SWITCH", "MY_OWN_KEY"])
+def test_a_variable_that_is_set_outside_makes_another_certificate_necessary(certified: CertifiedRun, monkeypatch, name):
+    monkeypatch.setenv(name, "1")
+    code, result = certified.bench.run()
+    assert (code, result["alignment"]["verdict"]) == (0, "consistent")
+    assert "inherited variables have changed" in result["certificate"]["reason"]
+    assert result["inherited"][name] == ("1" if name != "MY_OWN_KEY" else SECRET)
+    assert list(certified.bench.store.iterdir()) == []
+
+
+SECRET = recorded({"MY_OWN_KEY": "1"})["MY_OWN_KEY"]
+
+
+def test_variables_of_the_session_change_nothing(certified: CertifiedRun, monkeypatch):
+    for name in ("TERM", "PWD", "SSH_CONNECTION", "LC_ALL", "XDG_SESSION_ID", "SLURM_JOB_ID", "GITHUB_RUN_ID"):
+        monkeypatch.setenv(name, "C")
+    code, result = certified.bench.run()
+    assert (code, result["alignment"]["verdict"]) == (0, "aligned")
+    assert not {"TERM", "SLURM_JOB_ID"} & {*result["inherited"]}
 
 
 def test_inherited_variables_that_choose_devices_change_nothing(certified: CertifiedRun):
