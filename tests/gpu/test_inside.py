@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,19 +15,20 @@ def inside(monkeypatch):
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parent / "rehearsal" / "inside"), *sys.path])
 
 
-def test_a_rank_alone_has_no_group_that_could_be_split(monkeypatch):
-    """NCCL's split does not say of how many ranks the part is."""
-    from alone import stand_alone
-    from torch.distributed.pipelining.stage import PipelineStage
+def test_a_rank_alone_tells_its_place_in_each_group_that_is_split_off(monkeypatch):
+    """NCCL's call for it does not say of how many ranks the part is."""
+    from alone import tell_splits
+    from torch.distributed import distributed_c10d
 
-    given = {}
-    monkeypatch.setattr(dist, "init_process_group", lambda backend, **more: given.update(more))
-    if hasattr(PipelineStage, "_warmup_backward_result"):  # put back when the test ends
-        monkeypatch.setattr(PipelineStage, "_warmup_backward_result", PipelineStage._warmup_backward_result)
-    stand_alone(8)
-    dist.init_process_group("nccl", "env://", rank=3, world_size=8, device_id=torch.device("cpu"))
-    assert {"rank": 3, "world_size": 8}.items() <= given.items()
-    assert "device_id" not in given and given["store"].add("key", 1) == 8
+    told = []
+    library = SimpleNamespace(standin_next_split=lambda rank, ranks: told.append((rank, ranks)))
+    monkeypatch.setattr(distributed_c10d, "_new_process_group_helper", lambda size, rank: (size, rank))
+    monkeypatch.setattr(dist.ProcessGroup, "split_group", lambda self, ranks: ranks)
+    tell_splits(library)
+    assert distributed_c10d._new_process_group_helper(4, 3) == (4, 3)
+    dist.ProcessGroup.split_group(SimpleNamespace(rank=lambda: 5), [7, 5])
+    dist.ProcessGroup.split_group(SimpleNamespace(rank=lambda: 1), [7, 5])
+    assert told == [(3, 4), (0, 2), (0, 2)]
 
 
 def test_counts_on_the_host_do_not_nest():
