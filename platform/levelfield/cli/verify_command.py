@@ -105,6 +105,7 @@ def _of_run(run: VerifiedRun) -> Iterator[str]:
     blank = " " * _WIDTH
     yield f"{'run':<{_WIDTH}}{run.name}: {run.word}"
     yield f"{blank}{run.seal.word}{f': {run.seal.reason}' if run.seal.reason else ''}"
+    yield f"{blank}code: {run.code}"
     for each in run.contradictions[:_SHOWN]:
         yield f"{blank}{each.field}: stated {each.stated}, recomputed {each.recomputed}"
     if (more := len(run.contradictions) - _SHOWN) > 0:

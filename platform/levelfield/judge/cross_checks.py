@@ -1,4 +1,4 @@
-"""Facts of a run held against each other and against this checkout: clocks, job, peaks, reference.
+"""Facts of a run held against each other and against this checkout: clocks, job, peaks.
 
 A contradiction makes a bundle not follow. A note says what a reader has to know and cannot be told from the files.
 """
@@ -6,7 +6,7 @@ A contradiction makes a bundle not follow. A note says what a reader has to know
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,7 +19,6 @@ from levelfield.rundir.node_parts import NodePart, node_parts
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
-from levelfield.specs.reference import Reference
 
 NANOSECONDS = 1e9
 EARLY_SECONDS = 1.0  # telemetry begins before the training, on the same clock
@@ -44,24 +43,29 @@ class CrossChecked:
     contradictions: tuple[Contradiction, ...]
     notes: tuple[str, ...]
 
+    @classmethod
+    def of(cls, found: Iterable[Contradiction | str]) -> CrossChecked:
+        """Return findings by their kind: a text is a note."""
+        both = list(found)
+        wrong = tuple(each for each in both if isinstance(each, Contradiction))
+        return cls(wrong, tuple(each for each in both if isinstance(each, str)))
+
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What is held against each other. job, provenance, reference: None where the run has none."""
+    """What is held against each other. job, provenance: None where the run has none."""
 
     plan: Plan
     raw: RawRecords
     job: Event | None
     provenance: Event | None
-    reference: Reference | None
 
 
 def cross_checked(run: RunFacts, known: Registry) -> CrossChecked:
     """Return what contradicts itself in a run, and what could not be checked. known: this checkout's documents."""
     found = [*_clocks(run.plan, run.raw, run.provenance), *_plan(run.plan), *_job(run.plan, run.job)]
-    found += [*_peaks(run.plan, known), *_reference(run.reference, known)]
-    contradictions = tuple(each for each in found if isinstance(each, Contradiction))
-    return CrossChecked(contradictions, tuple(each for each in found if isinstance(each, str)))
+    found += _peaks(run.plan, known)
+    return CrossChecked.of(found)
 
 
 def _clocks(plan: Plan, raw: RawRecords, provenance: Event | None) -> Iterator[Contradiction | str]:
@@ -183,22 +187,6 @@ def _peaks(plan: Plan, known: Registry) -> Iterator[Contradiction | str]:
             yield Contradiction(
                 f"plan.json: hardware.chip.peaks.{dtype}", f"{theirs.tflops:g}" if theirs else "none", here
             )
-
-
-def _reference(reference: Reference | None, known: Registry) -> Iterator[Contradiction | str]:
-    """Hold the run's reference against the one of this checkout that was made from the same run."""
-    if reference is None:
-        return
-    if reference.name not in known.references:
-        yield f"this checkout has no reference {reference.name}; the verdict rests on the one in the bundle"
-        return
-    ours = known.reference(reference.name)
-    if ours.run_id != reference.run_id:
-        yield f"the reference {reference.name} is of run {reference.run_id}, and this checkout's of {ours.run_id}"
-    elif (ours.losses, ours.gradients) != (reference.losses, reference.gradients):
-        yield Contradiction(
-            "reference.json: losses", f"of run {reference.run_id}", f"this checkout has others of run {ours.run_id}"
-        )
 
 
 def _moment(text: Any) -> float | None:

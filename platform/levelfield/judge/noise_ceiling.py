@@ -51,7 +51,7 @@ def check_ceiling(before: Reference, after: Reference, run_id: str) -> None:
 
 def check_same_row(present: NoiseRow | None, row: NoiseRow, reference: Reference) -> None:
     """Raise GateFailed where a run that is recorded would get wider differences: that moves the first calibration."""
-    if present is not None and _is_wider(noise_of(row, reference), noise_of(present, reference)):
+    if present is not None and is_wider(noise_of(row, reference), noise_of(present, reference)):
         raise GateFailed(
             f"{row.run_id} is recorded in {reference.name} with smaller differences; a recorded row does not grow. "
             f"{OVERRIDE}"
@@ -106,12 +106,13 @@ def _at(place: Place) -> str:
     return f" at step {place[0]}, {place[1]}" if isinstance(place[0], int) else f", {place[1]} of {place[0]}"
 
 
-def _is_wider(noise: Noise, known: Noise) -> bool:
+def is_wider(noise: Noise, known: Noise) -> bool:
+    """Return whether a row has a larger difference than another one, anywhere."""
     parts = ((noise.gradient, known.gradient), (noise.curve, known.curve), (noise.weights, known.weights))
     if not noise.first_step <= known.first_step * _ROUNDING:
         return True
-    return any(_is_wider_part(part, old) for part, old in parts if part and old)
+    return any(_wider_part(part, old) for part, old in parts if part and old)
 
 
-def _is_wider_part(part: Places, old: Places) -> bool:
+def _wider_part(part: Places, old: Places) -> bool:
     return any(not value <= _at_place(old, place) * _ROUNDING for place, value in part.items())

@@ -5,30 +5,35 @@ It shows that the stated result follows from the raw files. It cannot show that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import levelfield
 from levelfield.catalog.registry import Registry
-from levelfield.errors import DocumentError
+from levelfield.errors import DocumentError, LevelfieldError
 from levelfield.judge.collector import collect
-from levelfield.judge.cross_checks import Contradiction, RunFacts, cross_checked
-from levelfield.judge.packing import leaves
+from levelfield.judge.cross_checks import Contradiction, CrossChecked, RunFacts, cross_checked
+from levelfield.judge.reference_checks import reference_checked
 from levelfield.judge.sealing import Redaction
+from levelfield.judge.stated_result import StatedResult
+from levelfield.judge.verdict import judged
+from levelfield.node.code_digest import code_digest
+from levelfield.rundir.bundle_format import Manifest
 from levelfield.rundir.bundle_reader import RESULT, Bundle, RunInBundle, written
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.event_lines import DAMAGED, event_or_none
-from levelfield.rundir.raw_files import read_raw
-from levelfield.specs.base import LATER, load
+from levelfield.rundir.raw_files import RawRecords, read_raw
+from levelfield.rundir.seal import names_something
+from levelfield.rundir.sealed_files import OUTCOME
+from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Result, SealFinding
 
 SCHEMA = "levelfield.verification/1"
-TOLERANCE = 1e-9  # of a number: another machine's library may round the last digit otherwise
-_ABSENT = "(absent)"
 # Of a plan from elsewhere: the time to recompute grows with them, whatever the raw files hold.
 _MOST_LAYERS, _MOST_RECORDS = 10_000, 20_000_000
 
@@ -38,6 +43,7 @@ class VerifiedRun:
     """A run of a bundle. word: `follows`, `does not follow` or `tampered`.
 
     redacted: files that are not whole, whose other content is as sealed. unbound: those that the seal says nothing of.
+    code: whether the code of the run is the one of this checkout, as a part of a sentence.
     """
 
     name: str
@@ -46,6 +52,7 @@ class VerifiedRun:
     notes: tuple[str, ...]
     redacted: tuple[str, ...]
     unbound: tuple[str, ...]
+    code: str
 
     @property
     def word(self) -> str:
@@ -59,6 +66,7 @@ class VerifiedRun:
             "word": self.word,
             "seal": self.seal.model_dump(mode="json"),
             "contradictions": [asdict(each) for each in self.contradictions],
+            "code": self.code,
             "notes": list(self.notes),
             "redacted": list(self.redacted),
             "unbound": list(self.unbound),
@@ -68,31 +76,83 @@ class VerifiedRun:
 def verified(bundle: Bundle, known: Registry) -> Iterator[VerifiedRun]:
     """Yield the finding on each run. known: the documents of this checkout, of which none has to be there."""
     for run in bundle.runs:
-        notes = _of_version(bundle.manifest.platform_version)
-        yield _verified(run, known, notes)
+        yield _verified(run, known, bundle.manifest)
 
 
-def _verified(run: RunInBundle, known: Registry, notes: tuple[str, ...]) -> VerifiedRun:
+def _verified(run: RunInBundle, known: Registry, manifest: Manifest) -> VerifiedRun:
+    notes = _of_version(manifest.platform_version)
+    code = "not known"
     with written(run) as paths:
         try:
-            found, checked = _recomputed(run, paths, known)
-            wrong = (*_seal(run), *_differences(run, found, bool(notes)), *checked.contradictions)
-            notes = (*notes, *checked.notes)
+            found = _recomputed(run, paths, known)
+            differences, more = _differences(run, found.result, manifest)
+            wrong = (*_seal(run), *differences, *found.checked.contradictions)
+            notes = (*notes, *more, *_loose(run, found), *found.checked.notes)
+            code = found.code
         except (DocumentError, *DAMAGED) as error:  # a plan that no plan could be is not the platform's fault
             said = " ".join(str(error).replace(f"{paths.root}/", "").split())
             wrong = (Contradiction("the run", "a run directory", said),)
     unbound = tuple(run.unbound)
     redacted = tuple(name for name in run.redacted if name not in unbound)
-    return VerifiedRun(run.name, run.seal, wrong, notes, redacted, unbound)
+    return VerifiedRun(run.name, run.seal, wrong, notes, redacted, unbound, code)
 
 
-def _recomputed(run: RunInBundle, paths: RunPaths, known: Registry) -> Any:
+@dataclass(frozen=True)
+class Recomputed:
+    """What the raw files of a run give here."""
+
+    result: Result
+    raw: RawRecords
+    checked: CrossChecked
+    code: str
+
+
+def _recomputed(run: RunInBundle, paths: RunPaths, known: Registry) -> Recomputed:
     plan = read_plan(paths)
     _check_size(plan)
-    result = collect(paths, redaction=Redaction(run.seal, run.listed.software))
+    raw = read_raw(paths)
+    result = collect(paths, raw, Redaction(run.seal, run.listed.software))
     job, provenance = (event_or_none(run.files.get(name, b"")) for name in ("job.json", "provenance.json"))
-    reference = load(Reference, paths.reference) if paths.reference.exists() else None
-    return result, cross_checked(RunFacts(plan, read_raw(paths), job, provenance, reference), known)
+    checked = cross_checked(RunFacts(plan, raw, job, provenance), known)
+    more = CrossChecked.of(_reference(paths, known, plan, raw, result))
+    both = CrossChecked((*checked.contradictions, *more.contradictions), (*checked.notes, *more.notes))
+    return Recomputed(result, raw, both, _code(plan, known))
+
+
+def _reference(
+    paths: RunPaths, known: Registry, plan: Plan, raw: RawRecords, result: Result
+) -> Iterator[Contradiction | str]:
+    """Hold the run's reference against the one of this checkout that has its name."""
+    if not paths.reference.exists():
+        return
+    stated = load(Reference, paths.reference)
+    if stated.name not in known.references:
+        yield f"this checkout has no reference {stated.name}; the verdict rests on the one in the bundle"
+        return
+    steps = plan.work.training.steps
+    by = partial(judged, steps, raw, result.identity)
+    yield from reference_checked(stated, known.reference(stated.name), by)
+
+
+def _code(plan: Plan, known: Registry) -> str:
+    """Return whether the sealed digest of the code is the one of the code at hand."""
+    planned = plan.implementation.rests_on
+    if planned is None:
+        return "not known: the run is of an earlier version"
+    try:
+        _, folder = known.implementation(plan.implementation.framework)
+        own = code_digest(folder)
+    except (LevelfieldError, OSError):
+        return f"other code: this checkout has no framework {plan.implementation.framework}"
+    return "this code" if own == planned else f"other code: {planned[:19]}, and {own[:19]} in this checkout"
+
+
+def _loose(run: RunInBundle, found: Recomputed) -> Iterator[str]:
+    """Yield a note on each warning of the result whose text no seal holds: it names a place, or a launcher said it."""
+    said = set(found.raw.warnings) if OUTCOME in run.redacted else set()
+    for warning in found.result.warnings:
+        if warning in said or (run.redacted and names_something(warning)):
+            yield f"no seal holds the text of this warning: {warning}"
 
 
 def _check_size(plan: Plan) -> None:
@@ -112,48 +172,22 @@ def _seal(run: RunInBundle) -> Iterator[Contradiction]:
         yield Contradiction("seal", run.listed.seal.word, f"{run.seal.word} {run.seal.reason or ''}".strip())
 
 
-def _differences(run: RunInBundle, found: Result, is_other_version: bool) -> Iterator[Contradiction]:
-    """Yield every field of the stated result that does not follow from the raw files."""
+def _differences(
+    run: RunInBundle, found: Result, manifest: Manifest
+) -> tuple[tuple[Contradiction, ...], tuple[str, ...]]:
+    """Return what of the stated result does not follow from the raw files, and notes on what it need not state."""
     stated = event_or_none(run.files.get(RESULT, b""))
     if stated is None:
-        yield Contradiction(RESULT, "missing", "a result")
-        return
+        return (Contradiction(RESULT, "missing", "a result"),), ()
+    wrong = []
     if stated.get("schema") != Result.schema_name():
-        yield Contradiction(f"{RESULT}: schema", _said(stated.get("schema")), Result.schema_name())
+        wrong.append(Contradiction(f"{RESULT}: schema", str(stated.get("schema"))[:120], Result.schema_name()))
     if found.run_id != run.name:
-        yield Contradiction("plan.json: run_id", found.run_id, f"the bundle calls the run {run.name}")
-    yield from _by_field(stated, found, is_other_version)
-
-
-def _by_field(stated: Mapping[str, Any], found: Result, is_other_version: bool) -> Iterator[Contradiction]:
-    ours = dict(leaves(found.model_dump(mode="json")))
-    theirs = dict(leaves({key: value for key, value in stated.items() if key != "schema"}))
-    for name in [*ours, *(name for name in theirs if name not in ours)]:
-        key = name.partition(".")[0]
-        if key not in stated and (is_other_version or _says_nothing(found, key)):
-            continue  # a field that the other version, or the code of its day, did not have
-        if not _equal(theirs.get(name, _ABSENT), ours.get(name, _ABSENT)):
-            yield Contradiction(name, _said(theirs.get(name, _ABSENT)), _said(ours.get(name, _ABSENT)))
-
-
-def _says_nothing(found: Result, key: str) -> bool:
-    """Return whether a field came after the first results and is null for this run."""
-    field = Result.model_fields.get(key)
-    return field is not None and field.json_schema_extra == LATER and getattr(found, key) is None
-
-
-def _equal(stated: Any, found: Any) -> bool:
-    """Return whether two values are the same. NaN equals nothing; true is not 1."""
-    if (isinstance(stated, float) and isinstance(found, (int, float))) or isinstance(found, float):
-        if isinstance(stated, bool) or not isinstance(stated, (int, float)):
-            return False
-        return abs(stated - found) <= TOLERANCE * abs(found)
-    return type(stated) is type(found) and bool(stated == found)
-
-
-def _said(value: Any) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= 120 else f"{text[:117]}..."
+        wrong.append(Contradiction("plan.json: run_id", found.run_id, f"the bundle calls the run {run.name}"))
+    held = StatedResult(stated, manifest.result_revision, bool(_of_version(manifest.platform_version)))
+    missing = held.left_out(found)
+    notes = (f"not stated, as they came later: {', '.join(missing)}",) if missing else ()
+    return (*wrong, *held.differences(found)), notes
 
 
 def _of_version(version: str) -> tuple[str, ...]:

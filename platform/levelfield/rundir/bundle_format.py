@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from levelfield.specs.base import Document, Value
+from levelfield.specs.base import LATER, Document, Value
 from levelfield.specs.result import SealFinding
 
 MANIFEST, SIGNATURE = "manifest.json", "manifest.json.sig"
@@ -67,7 +67,7 @@ class Replacement(Value):
 class Manifest(Document):
     """manifest.json. kept: names of users or hosts that are also words of a run and were not replaced: how many.
 
-    digest: of all other keys.
+    result_revision: which fields the results have (specs/result.py). digest: of all other keys.
     """
 
     KIND: ClassVar[str] = "bundle"
@@ -76,6 +76,7 @@ class Manifest(Document):
     runs: dict[str, BundledRun]
     replacements: tuple[Replacement, ...]
     kept: int = 0
+    result_revision: int = Field(default=0, ge=0, json_schema_extra=LATER)
     digest: str
 
     @property

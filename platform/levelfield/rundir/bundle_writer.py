@@ -20,6 +20,7 @@ from levelfield.rundir.bundle_format import (
 )
 from levelfield.rundir.bundle_redaction import RedactedRun
 from levelfield.rundir.placeholders import Placeholders
+from levelfield.specs.result import REVISION
 
 
 def manifest_of(runs: Mapping[str, BundledRun], placeholders: Placeholders) -> Manifest:
@@ -33,6 +34,7 @@ def manifest_of(runs: Mapping[str, BundledRun], placeholders: Placeholders) -> M
         runs=dict(runs),
         replacements=tuple(listed),
         kept=placeholders.kept,
+        result_revision=REVISION,
         digest="",
     )
     return draft.model_copy(update={"digest": draft.content_digest})

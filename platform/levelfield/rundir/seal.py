@@ -23,7 +23,9 @@ KEY = "seal"  # of outcome.json
 FACTS = " without names"  # behind the name of a file: its second digest
 VARIABLES = ("environment", "variables", "inherited")  # keys of mappings of environment variables
 DEVICE = re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")  # the identity of a device
-_NAMING = (KEY, "by", "evidence", "extra", "submissions")  # keys with sentences, or with the name of a user
+VERSION = 2  # of the seals that are made
+EXTRA = "extra"  # of outcome.json: sentences of the launcher
+_NAMING = (KEY, "by", "evidence", EXTRA, "submissions")  # keys with sentences, or with the name of a user
 # The same, below a key: a bundle whose certificate names a folder has the digests of the certificate without it.
 _NAMING_BELOW = (
     *(("machine", "name"), ("certificate", "digest"), ("", "digest")),
@@ -40,7 +42,8 @@ class Seal(Value):
 
     files: sha256 by path in the run directory; of outcome.json the digest of its keys besides the seal. Each file
     of JSON has a second digest, of what names no place, person or device: a bundle without such names keeps it.
-    left_out: what was there and is not sealed.
+    left_out: what was there and is not sealed. version: since 2 a second digest also has how many sentences a launcher
+    said, so that a bundle adds none.
     """
 
     version: int = 1
@@ -57,10 +60,11 @@ def sealed(paths: RunPaths, outcome: Event) -> Event:
 def seal_of(paths: RunPaths, outcome: Event) -> Seal:
     """Return the seal of the files as they are. outcome: the content of outcome.json."""
     found = digests(paths)
-    facts = {name: facts_digest(document) for name, document in {**documents(paths, found), OUTCOME: outcome}.items()}
+    every = {**documents(paths, found), OUTCOME: outcome}
+    facts = {name: facts_digest(document, VERSION) for name, document in every.items()}
     files = _present(found, outcome) | {f"{name}{FACTS}": digest for name, digest in facts.items()}
     left_out = tuple(name for name in LEFT_OUT if (paths.root / name).exists())
-    return Seal(files=files, left_out=left_out, digest=digest_of(files))
+    return Seal(version=VERSION, files=files, left_out=left_out, digest=digest_of(files))
 
 
 def seal_finding(paths: RunPaths) -> SealFinding:
@@ -87,7 +91,8 @@ def finding_of(
     stored = stored_seal(outcome)
     if stored is None:
         return tampered("the seal in outcome.json is damaged", present)
-    if differs := _differences(stored.files, present, redacted or {}):
+    facts = {f"{name}{FACTS}": facts_digest(each, stored.version) for name, each in sorted((redacted or {}).items())}
+    if differs := _differences(stored.files, present, facts):
         return tampered(f"changed after the run ended: {differs}", present)
     if irregular := [name for name, digest in found.items() if digest is None]:
         return _unsealed(f"found {', '.join(irregular[:_NAMED])}: only a regular file can be sealed", present)
@@ -99,21 +104,27 @@ def _present(found: Mapping[str, str | None], outcome: Event) -> dict[str, str]:
     return {**{name: digest for name, digest in found.items() if digest}, OUTCOME: outcome_digest(outcome)}
 
 
-def facts_digest(document: Any) -> str:
-    """Return the digest of JSON without what may name a place, a person, a device or a machine."""
-    return sha256_of(json.dumps(_unnamed(document), sort_keys=True, separators=(",", ":")).encode())
+def facts_digest(document: Any, version: int) -> str:
+    """Return the digest of JSON without what may name a place, a person, a device or a machine.
+
+    version: of the seal.
+    """
+    found = _unnamed(document)
+    if version > 1 and isinstance(document, dict) and isinstance(extra := document.get(EXTRA), dict):
+        found[EXTRA] = {name: len(str(text).splitlines()) for name, text in extra.items()}
+    return sha256_of(json.dumps(found, sort_keys=True, separators=(",", ":")).encode())
 
 
 def _unnamed(value: Any, key: str = "") -> Any:
     if isinstance(value, dict):
-        kept = {name: each for name, each in value.items() if name not in _NAMING and not _is_name(name)}
+        kept = {name: each for name, each in value.items() if name not in _NAMING and not names_something(name)}
         kept = {name: each for name, each in kept.items() if (key, name) not in _NAMING_BELOW}
         naming = _naming(kept)
         kept = {name: each for name, each in kept.items() if name not in naming}
         return sorted(kept) if key in VARIABLES else {name: _unnamed(each, name) for name, each in kept.items()}
     if isinstance(value, list):
         return [_unnamed(each) for each in value]
-    return None if isinstance(value, str) and _is_name(value) else value
+    return None if isinstance(value, str) and names_something(value) else value
 
 
 def _naming(value: dict[str, Any]) -> tuple[str, ...]:
@@ -123,7 +134,8 @@ def _naming(value: dict[str, Any]) -> tuple[str, ...]:
     return _SAID if "argv" in value else ()
 
 
-def _is_name(text: str) -> bool:
+def names_something(text: str) -> bool:
+    """Return whether a text may name a place or a device. A bundle has such a text in another form than the run."""
     return "/" in text or DEVICE.search(text) is not None
 
 
@@ -144,16 +156,15 @@ def stored_seal(outcome: Event) -> Seal | None:
     return found if found.digest == digest_of(found.files) else None
 
 
-def _differences(stored: Mapping[str, str], present: Mapping[str, str], redacted: Mapping[str, Any]) -> str:
+def _differences(stored: Mapping[str, str], present: Mapping[str, str], facts: Mapping[str, str]) -> str:
     """Return which files differ, were added or are missing, as a part of a sentence; an empty text for none.
 
-    Of a whole file the second digest follows from the first, so it is not computed.
+    facts: the second digests of redacted files. Of a whole file it follows from the first, so it is not computed.
     """
     whole = {name for name in stored if not name.endswith(FACTS)}
     said = [f"{name} is missing" for name in sorted(whole - present.keys())]
     said += [f"{name} was added" for name in sorted(present.keys() - whole)]
     said += [f"{name} differs" for name in sorted(whole & present.keys()) if stored[name] != present[name]]
-    facts = {f"{name}{FACTS}": facts_digest(document) for name, document in sorted(redacted.items())}
     said += [f"{name} differs" for name, digest in facts.items() if stored.get(name, digest) != digest]
     more = f" and {len(said) - _NAMED} more" if len(said) > _NAMED else ""
     return ", ".join(said[:_NAMED]) + more

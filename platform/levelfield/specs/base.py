@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic.fields import FieldInfo
 
 from levelfield.errors import DocumentError
 from levelfield.specs.bounded_reading import read_mapping
@@ -17,6 +18,20 @@ from levelfield.specs.bounded_reading import read_mapping
 T = TypeVar("T", bound="Value")
 # json_schema_extra of a field that came after digests of its document had been stored: they stay as they were.
 LATER: dict[str, JsonValue] = {"later": True}
+
+
+def since(revision: int) -> dict[str, JsonValue]:
+    """Return the mark of a later field of a document whose revisions are counted, such as the result."""
+    return {**LATER, "since": revision}
+
+
+def revision_of(field: FieldInfo) -> int | None:
+    """Return the revision that a later field came with, 0 before they were counted; None for one of the first."""
+    mark = field.json_schema_extra
+    if not (isinstance(mark, dict) and mark.get("later")):
+        return None
+    found = mark.get("since", 0)
+    return found if isinstance(found, int) else 0
 
 
 class Value(BaseModel):
@@ -77,7 +92,7 @@ def _digested(value: Any, dumped: Any) -> Any:
     """Return `dumped`, the content of `value`, without the later fields that have their defaults."""
     if isinstance(value, Value):
         fields = type(value).model_fields.items()
-        names = {name for name, field in fields if field.json_schema_extra == LATER and _is_default(value, name)}
+        names = {name for name, field in fields if revision_of(field) is not None and _is_default(value, name)}
         return {name: _digested(getattr(value, name), dumped[name]) for name in dumped if name not in names}
     if isinstance(value, dict) and isinstance(dumped, dict):
         return {name: _digested(each, old) for each, (name, old) in zip(value.values(), dumped.items(), strict=True)}
@@ -124,16 +139,16 @@ def _fields_at(cls: type[BaseModel], location: tuple[int | str, ...]) -> Iterabl
     types: list[Any] = [cls]
     for part in location:
         inner = [t.model_fields[part].annotation for t in types if part in getattr(t, "model_fields", ())]
-        types = [model for annotation in inner or types for model in _models_of(annotation)]
+        types = [model for annotation in inner or types for model in models_of(annotation)]
     return types[0].model_fields if len(types) == 1 else ()
 
 
-def _models_of(annotation: Any) -> Iterator[type[BaseModel]]:
+def models_of(annotation: Any) -> Iterator[type[BaseModel]]:
     """Return the documents' types inside an annotation such as `dict[str, Peak] | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in get_args(annotation):
-        yield from _models_of(argument)
+        yield from models_of(argument)
 
 
 def _short(value: Any) -> str:

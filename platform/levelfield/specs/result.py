@@ -461,6 +461,11 @@ class AttentionKernelFound(Value):
     reason: str | None = Field(default=None, description="Why `name` is null.")
 
 
+# Grows with each field that is added to the result or to a part of it. The field is marked since(REVISION), so that a
+# bundle of before still follows, and one of after cannot leave the field out.
+REVISION = 1
+
+
 class Result(Document):
     """What a run came to: result.json."""
 

@@ -33,8 +33,9 @@ from levelfield.judge import cross_checks
 from levelfield.judge.promotion import reference_from
 from levelfield.rundir.bundle_format import MANIFEST, Manifest
 from levelfield.rundir.sealed_files import sha256_of
-from levelfield.specs.base import dump
+from levelfield.specs.base import dump, since
 from levelfield.specs.paths import RunPaths
+from levelfield.specs.result import Throughput
 from plans import PLUGINS
 from recorded_runs import SECOND_NS, break_off, edit, fail, seal_again, tamper
 
@@ -387,6 +388,94 @@ def test_an_exchanged_reference_of_the_same_run_is_found(honest: Path, tmp_path:
     assert code == 4 and "reference.json: losses" in out
 
 
+def noise_row(size: float, run_id: str = "20260101T000000Z_known") -> dict[str, Any]:
+    return {"changed": "fake 1.2.3, DP1TP1PP1", "run_id": run_id, "first_step": size, "gradient": size, "curve": size}
+
+
+def other_weights(reference: dict[str, Any]) -> None:
+    name = next(iter(reference["weights"]))
+    reference["weights"][name] = [value * 1.5 for value in reference["weights"][name]]
+
+
+EXCHANGED: dict[str, tuple[Callable[[Any], object], str]] = {
+    "wider noise": (lambda r: r.update(noise=[noise_row(0.5)]), "noise of 20260101T000000Z_known"),
+    "rows that nobody has": (lambda r: r["noise"].append(noise_row(0.5, "20260101T000001Z_more")), "verdict by it"),
+    "final weights": (other_weights, "reference.json: weights"),
+    "routing": (lambda r: r.update(routing={"1": {"0": [3, 5]}}), "reference.json: routing"),
+    "gradient norms": (lambda r: r.update(grad_norms=[2.0] * len(r["grad_norms"])), "reference.json: grad_norms"),
+}
+
+
+@pytest.mark.parametrize("name", EXCHANGED)
+def test_a_reference_that_accepts_more_than_this_checkouts_is_found(
+    recorded: Path, tmp_path: Path, verify, name: str
+) -> None:
+    """The run differs by 1 % from the reference; the forged one has room for that."""
+    run = RunPaths(Path(shutil.copytree(recorded, tmp_path / "runs" / recorded.name)))
+    enrich(run)
+    right = json.loads(dump(reference_from(run, "the test's"))) | {"noise": [noise_row(1e-6)]}
+    plugins = tmp_path / "plugins"
+    (plugins / "configs/references").mkdir(parents=True)
+    (plugins / "configs/references/tiny_smoke_fp32.json").write_text(json.dumps(right))
+    run.reference.write_text(json.dumps(right))
+    seal_again(run)
+    members = members_of(bundled(tmp_path / "a.zip", run))
+    assert verify(tmp_path / "a.zip", "--plugins", plugins)[0] == 0
+    if "noise" in name or "rows" in name:
+        _on_both(_louder)(members, only_run(members))
+    forge, words = EXCHANGED[name]
+    edit_json(members, f"{only_run(members)}reference.json", forge)
+    path = written(tmp_path / "b.zip", resealed(members, tmp_path / "run", restate=True))
+    code, out, _ = verify(path, "--plugins", plugins)
+    assert code == 4 and words in " ".join(out.split()), out
+
+
+def test_more_rows_that_change_no_verdict_are_a_note(honest: Path, tmp_path: Path, verify) -> None:
+    """As a newer checkout has them."""
+    members = members_of(honest)
+    run, plugins = only_run(members), tmp_path / "plugins"
+    (plugins / "configs/references").mkdir(parents=True)
+    right = json.loads(members[f"{run}reference.json"]) | {"noise": [noise_row(1e-6)]}
+    (plugins / "configs/references/tiny_smoke_fp32.json").write_text(json.dumps(right))
+    more = {"noise": [noise_row(1e-6), noise_row(1e-6, "20260101T000001Z_more")]}
+    edit_json(members, f"{run}reference.json", lambda r: r.update(more))
+    path = written(tmp_path / "b.zip", resealed(members, tmp_path / "run", restate=True))
+    code, out, _ = verify(path, "--plugins", plugins)
+    assert code == 0 and "1 row(s) of noise in reference.json are not in this checkout's" in " ".join(out.split())
+
+
+def test_verify_says_whether_the_code_is_the_one_at_hand(honest: Path, tmp_path: Path, verify) -> None:
+    assert json_of(verify(honest, "--json")[1])["code"] == "this code"
+    assert "other code: this checkout has no framework fake" in " ".join(verify(honest, plugins=False)[1].split())
+    own = Path(shutil.copytree(PLUGINS, tmp_path / "own"))
+    (own / "models" / "fake" / "fast.so").write_bytes(b"other")
+    code, out, _ = verify(honest, "--plugins", own, plugins=False)
+    assert code == 0 and "code: other code: sha256:" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("text", ["all is well", "see /etc/passwd"])
+def test_a_text_that_the_bundle_adds_is_found_or_named(run: RunPaths, tmp_path: Path, verify, text: str) -> None:
+    """Sentences of a launcher may name people and places, so a redacted outcome cannot be held to their words."""
+    outcome = json.loads(run.outcome.read_text())
+    said = f"node 0 of /home/{USER}/x was slow"
+    run.outcome.write_text(json.dumps(outcome | {"extra": {"warnings": said}}))
+    seal_again(run)
+    path = bundled(tmp_path / "a.zip", run)
+    code, out, _ = verify(path)
+    assert code == 0 and "no seal holds the text of this warning: node 0 of" in " ".join(out.split())
+    members = members_of(path)
+    outcome_file, result_file = (f"{only_run(members)}{name}.json" for name in ("outcome", "result"))
+    for words, expected in ((text, 0), (f"{text}\n{text}", 4)):
+        edit_json(members, outcome_file, lambda o, words=words: o["extra"].update(warnings=words))
+        edit_json(members, result_file, lambda r, words=words: r.update(warnings=words.splitlines()))
+        own = sha256_of(members[result_file])
+        made = entry_changed(members, "outcome.json", stored=sha256_of(members[outcome_file]))
+        made = entry_changed(made, "result.json", original=own, stored=own)
+        code, out, _ = verify(written(tmp_path / "b.zip", made))
+        said = "no seal holds the text of this warning" if expected == 0 else "outcome.json without names differs"
+        assert code == expected and said in " ".join(out.split()), out
+
+
 def test_a_forger_who_does_all_of_it_right_is_not_found(honest: Path, tmp_path: Path, verify) -> None:
     """What docs/evidence.md says that verify cannot show. A signature, or a digest kept elsewhere, does."""
     members = members_of(honest)
@@ -550,6 +639,39 @@ def test_a_later_field_with_a_value_cannot_be_left_out(run: RunPaths, tmp_path: 
     edit_json(members, f"{only_run(members)}result.json", lambda r: r.pop("attention_kernel"))
     code, out, _ = verify(written(tmp_path / "b.zip", rehashed(members)))
     assert code == 4 and "attention_kernel.name: stated (absent), recomputed cudnn" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("key", ["alignment", "status", "warnings", "loss", "throughput.step_seconds", "certificate"])
+def test_a_claimed_version_lets_nothing_be_left_out(run: RunPaths, tmp_path: Path, verify, key: str) -> None:
+    """Anybody can state a version. What the first results had is stated by each of them."""
+    outcome = json.loads(run.outcome.read_text())
+    run.outcome.write_text(json.dumps(outcome | {"extra": {"warnings": "the launcher saw something"}}))
+    seal_again(run)
+    members = members_of(bundled(tmp_path / "a.zip", run))
+
+    def leave_out(result: dict[str, Any]) -> None:
+        *path, last = key.split(".")
+        for part in path:
+            result = result[part]
+        result.pop(last)
+
+    edit_json(members, f"{only_run(members)}result.json", leave_out)
+    older = {"platform_version": "0.0.9", "result_revision": 0}
+    made = with_manifest(rehashed(members), lambda m: m.model_copy(update=older))
+    code, out, _ = verify(written(tmp_path / "b.zip", made))
+    assert code == 4 and f"{key}" in out and "stated (absent)" in " ".join(out.split())
+
+
+def test_a_new_nested_figure_does_not_refuse_older_bundles(honest: Path, tmp_path: Path, verify, monkeypatch) -> None:
+    """A field within a part of the result is marked as one of the result itself is, and named where it is missing."""
+    field = Throughput.model_fields["wall_seconds"]
+    monkeypatch.setattr(field, "json_schema_extra", since(2))
+    members = members_of(honest)
+    edit_json(members, f"{only_run(members)}result.json", lambda r: r["throughput"].pop("wall_seconds"))
+    for revision, expected, said in ((1, 0, "came later: throughput.wall_seconds"), (2, 4, "stated (absent)")):
+        made = with_manifest(rehashed(members), lambda m, n=revision: m.model_copy(update={"result_revision": n}))
+        code, out, _ = verify(written(tmp_path / f"{revision}.zip", made))
+        assert code == expected and said in " ".join(out.split())
 
 
 def test_a_bundle_by_another_version_says_so(honest: Path, tmp_path: Path, verify) -> None:
