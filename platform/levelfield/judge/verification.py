@@ -13,6 +13,7 @@ from typing import Any
 import levelfield
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DocumentError, LevelfieldError
+from levelfield.judge.bundled_certificate import certificate_checked
 from levelfield.judge.collector import collect
 from levelfield.judge.cross_checks import Contradiction, CrossChecked, RunFacts, cross_checked
 from levelfield.judge.reference_checks import reference_checked
@@ -76,18 +77,20 @@ class VerifiedRun:
 def verified(bundle: Bundle, known: Registry) -> Iterator[VerifiedRun]:
     """Yield the finding on each run. known: the documents of this checkout, of which none has to be there."""
     for run in bundle.runs:
-        yield _verified(run, known, bundle.manifest)
+        yield _verified(run, known, bundle)
 
 
-def _verified(run: RunInBundle, known: Registry, manifest: Manifest) -> VerifiedRun:
+def _verified(run: RunInBundle, known: Registry, bundle: Bundle) -> VerifiedRun:
+    manifest = bundle.manifest
     notes = _of_version(manifest.platform_version)
     code = "not known"
     with written(run) as paths:
         try:
             found = _recomputed(run, paths, known)
             differences, more = _differences(run, found.result, manifest)
-            wrong = (*_seal(run), *differences, *found.checked.contradictions)
-            notes = (*notes, *more, *_loose(run, found), *found.checked.notes)
+            certificate = CrossChecked.of(certificate_checked(run, paths, found.result, bundle.runs))
+            wrong = (*_seal(run), *differences, *found.checked.contradictions, *certificate.contradictions)
+            notes = (*notes, *more, *_loose(run, found), *found.checked.notes, *certificate.notes)
             code = found.code
         except (DocumentError, *DAMAGED) as error:  # a plan that no plan could be is not the platform's fault
             said = " ".join(str(error).replace(f"{paths.root}/", "").split())

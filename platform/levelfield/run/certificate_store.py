@@ -1,15 +1,26 @@
-"""The certificates that were made on this machine, one file for each subject, beside the measured peaks."""
+"""The certificates that were made on this machine, one file for each subject, beside the measured peaks.
+
+The digest of a certificate has no key: whoever edits one can compute it again. So the raw files of its run are kept
+too, under their seal, and the certificate counts only if it follows from them.
+"""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from levelfield.errors import DocumentError
+from levelfield.errors import DocumentError, GateFailed
+from levelfield.judge.certification import certificate_from
+from levelfield.judge.collector import collect
 from levelfield.run.peak_probe import cache_folder
-from levelfield.rundir.directory import write_atomically
+from levelfield.rundir.directory import read_plan, write_atomically
+from levelfield.rundir.event_lines import DAMAGED
+from levelfield.rundir.sealed_files import OUTCOME, raw_paths
 from levelfield.specs.base import dump, load
 from levelfield.specs.certificate import Certificate, CertificateSubject
+from levelfield.specs.paths import RunPaths
 
 
 @dataclass(frozen=True)
@@ -30,13 +41,20 @@ def stored(subject: CertificateSubject) -> StoredCertificate:
         return StoredCertificate(problem=f"the certificate is damaged and does not count: {error}")
     if found.subject != subject:
         return StoredCertificate(problem=f"the certificate is of other code or software and does not count: {path}")
+    if why := _why_not(found):
+        said = f"the certificate does not follow from the raw files of its run and does not count: {path}: {why}"
+        return StoredCertificate(problem=said)
     return StoredCertificate(found)
 
 
-def keep(certificate: Certificate) -> str | None:
-    """Store a certificate. Return the reason where it cannot be stored; the run that needs it has it nevertheless."""
+def keep(certificate: Certificate, paths: RunPaths) -> str | None:
+    """Store a certificate with the raw files of its run. Return the reason where it cannot be stored.
+
+    The run that needs it has it nevertheless.
+    """
     path = place(certificate.subject)
     try:
+        _keep_run(paths, runs_place(certificate.subject))
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, dump(certificate))
     except OSError as error:
@@ -47,7 +65,49 @@ def keep(certificate: Certificate) -> str | None:
 def forget(subject: CertificateSubject) -> None:
     """Delete a certificate that did not hold for its run, so that the next run makes it again."""
     place(subject).unlink(missing_ok=True)
+    shutil.rmtree(runs_place(subject), ignore_errors=True)
 
 
 def place(subject: CertificateSubject) -> Path:
-    return cache_folder().with_name("certificates") / f"{subject.fingerprint().removeprefix('sha256:')[:24]}.json"
+    return cache_folder().with_name("certificates") / f"{_key(subject)}.json"
+
+
+def runs_place(subject: CertificateSubject) -> Path:
+    """Return the folder with the run that certifies a subject."""
+    return cache_folder().with_name("certificate-runs") / _key(subject)
+
+
+def _key(subject: CertificateSubject) -> str:
+    return subject.fingerprint().removeprefix("sha256:")[:24]
+
+
+def _why_not(found: Certificate) -> str | None:
+    """Return why a certificate does not follow from the raw files of its run; None where it does."""
+    paths = RunPaths(runs_place(found.subject) / found.run_id)
+    if not paths.plan.is_file():
+        return "they are not kept beside it"
+    try:
+        made = certificate_from(paths, read_plan(paths), collect(paths), found.subject)
+    except GateFailed as error:
+        return str(error)
+    except (DocumentError, OSError, *DAMAGED) as error:
+        return " ".join(str(error).split())
+    ours, theirs = (each.model_dump(exclude={"made", "digest"}) for each in (made, found))
+    if differ := [name for name in ours if ours[name] != theirs[name]]:
+        return f"{', '.join(differ)} differ"
+    return None
+
+
+def _keep_run(paths: RunPaths, folder: Path) -> None:
+    """Copy the sealed files of a run below `folder`, in the place of what was there."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
+    try:
+        for name, path in [*raw_paths(paths.root), (OUTCOME, paths.outcome)]:
+            copy = made / paths.root.name / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy, follow_symlinks=False)
+        shutil.rmtree(folder, ignore_errors=True)
+        made.rename(folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)

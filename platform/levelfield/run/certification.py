@@ -100,7 +100,7 @@ class CertificateMaker:
         except GateFailed as error:
             return self._none(str(error), result.run_id)
         self.listener.say(f"certificate: aligned in fp32 at smoke scale, run {result.run_id}")
-        if problem := certificate_store.keep(certificate):
+        if problem := certificate_store.keep(certificate, paths):
             self.listener.say(problem)
         return certificate
 

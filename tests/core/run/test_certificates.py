@@ -24,7 +24,7 @@ from levelfield.judge.collector import collect
 from levelfield.judge.promotion import reference_from
 from levelfield.plan.certification import certificate_used
 from levelfield.run import certification
-from levelfield.run.certificate_store import stored
+from levelfield.run.certificate_store import runs_place, stored
 from levelfield.run.certification import CertificateMaker, certificate_run
 from levelfield.run.runner import Listener
 from levelfield.run.scheduler import Job, with_certificate
@@ -382,6 +382,43 @@ def test_a_damaged_certificate_does_not_count_in_the_store_nor_in_the_run_direct
     assert result["alignment"]["verdict"] == "consistent" and "certificate.json" in result["certificate"]["reason"]
 
 
+def test_an_edited_certificate_with_a_right_digest_does_not_count(certified: CertifiedRun):
+    """Its digest has no key, so anybody can compute it again. It has to follow from the raw files of its run."""
+    path, right = certified.bench.kept(), load(Certificate, certified.bench.kept())
+    layers = tuple(layer.model_copy(update={"value": 1e-9}) for layer in right.layers if layer.value is not None)
+    for changes in ({"layers": layers}, {"reason": "because"}, {"framework_version": "9"}, {"software": "sha256:0"}):
+        content = {**right.model_dump(exclude={"digest", "subject", "layers"}), "layers": right.layers, **changes}
+        path.write_text(dump(Certificate.seal(subject=right.subject, **content)))
+        found = stored(certified.subject)
+        assert found.certificate is None and "does not follow from the raw files of its run" in str(found.problem)
+        assert next(iter(changes)) in str(found.problem)
+    path.write_text(dump(right))
+    assert stored(certified.subject).certificate == right
+    before = len(certified.bench.runs_of("small"))
+    assert certified.bench.run()[1]["alignment"]["verdict"] == "aligned"
+    assert len(certified.bench.runs_of("small")) == before
+
+
+def test_the_kept_raw_files_are_held_to_their_seal(certified: CertifiedRun):
+    """Of a run that differed nobody makes a certificate by editing what was kept."""
+    kept = RunPaths(runs_place(certified.subject) / certified.small.root.name)
+    events = kept.events / "rank0.jsonl"
+    before = events.read_text()
+    events.write_text(before + "{}\n")
+    assert "is tampered" in str(stored(certified.subject).problem)
+    events.write_text(before)
+    assert stored(certified.subject).certificate is not None
+    for name in ("reference.json", "plan.json", "outcome.json"):
+        text = (kept.root / name).read_text()
+        (kept.root / name).write_text("{")
+        assert stored(certified.subject).certificate is None, name
+        (kept.root / name).write_text(text)
+    shutil.rmtree(kept.root)
+    assert "they are not kept beside it" in str(stored(certified.subject).problem)
+    code, result = certified.bench.run()
+    assert (code, result["alignment"]["verdict"]) == (0, "aligned") and stored(certified.subject).certificate
+
+
 def test_a_damaged_certificate_is_made_again(certified: CertifiedRun):
     truncate(certified.bench.kept())
     before = len(certified.bench.runs_of("small"))
@@ -537,6 +574,33 @@ def test_a_certificate_still_holds_in_a_bundle(certified: CertifiedRun, capsys: 
         (name,) = [each for each in opened.namelist() if each.endswith("/result.json")]
         found = json.loads(opened.read(name))
     assert found["alignment"]["verdict"] == "aligned" and found["certificate"]["holds"]
+
+
+def test_a_bundle_with_both_runs_has_its_certificate_recomputed(certified: CertifiedRun, capsys, tmp_path: Path):
+    """With the main run alone a note says what the digest of a certificate shows."""
+    alone, both, forged = (tmp_path / f"{name}.zip" for name in ("alone", "both", "forged"))
+    for path, runs in ((alone, [certified.main]), (both, [certified.main, certified.small])):
+        assert main(["bundle", *(str(run.root) for run in runs), "--output", str(path)]) == 0
+    assert said_by_verify(alone, capsys) == (0, True)
+    assert said_by_verify(both, capsys) == (0, False)
+    right = load(Certificate, certified.main.certificate)
+    layers = tuple(layer.model_copy(update={"limit": 0.5}) if layer.limit else layer for layer in right.layers)
+    content = {**right.model_dump(exclude={"digest", "subject", "layers"}), "layers": layers}
+    edited = Certificate.seal(subject=right.subject, **content)
+    certified.main.certificate.write_text(dump(edited))
+    rewrite(certified.main.plan, lambda plan: plan["certificate"].update(digest=edited.digest))
+    seal_again(certified.main)
+    capsys.readouterr()  # `bundle` verifies what it writes
+    assert main(["bundle", str(certified.main.root), str(certified.small.root), "--output", str(forged)]) == 2
+    assert "certificate.json: layers: stated" in capsys.readouterr().err and not forged.exists()
+
+
+def said_by_verify(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, bool]:
+    """The exit code, and whether the certificate is said to rest on a run that is not there."""
+    capsys.readouterr()
+    code = main(["verify", str(path), "--plugins", str(PLUGINS)])
+    out = " ".join(capsys.readouterr().out.split())
+    return code, "which is not in this bundle. Its digest has no key" in out
 
 
 def test_what_is_no_aligned_run_in_fp32_at_smoke_scale_certifies_nothing(certified: CertifiedRun):
