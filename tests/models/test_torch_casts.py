@@ -95,6 +95,30 @@ CROSSES = [(family, variant) for variant in (SINGLE, VARIANTS["DP2"], VARIANTS["
 SHARDED_EXPERTS = [("mixture", VARIANTS["ZeRO 1, EP2 of DP4"])]
 
 
+@pytest.mark.parametrize("backend, steps, found", [("nccl", 1, ["wait", 1]), ("nccl", 2, []), ("gloo", 1, [])])
+def test_ddps_first_buckets_are_let_go_once_where_a_group_keeps_them(
+    backend: str, steps: int, found: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """NCCL's group is mocked: that it keeps buckets, and gives them back so, shows in rehearsals only."""
+    import data_parallel
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        grid = {"replicate": SimpleNamespace(get_group=lambda: dist.group.WORLD)}
+        runner = data_parallel.replicate_data_parallel(torch.nn.Linear(4, 4), grid)
+        for _ in range(steps):
+            runner(torch.ones(1, 4)).sum().backward()
+        done = []
+        runner.process_group = SimpleNamespace(_wait_for_pending_works=lambda: done.append("wait"))
+        monkeypatch.setattr(dist, "get_backend", lambda group: backend)
+        monkeypatch.setattr(dist, "all_reduce", lambda tensor, group: done.append(tensor.numel()))
+        data_parallel.free_first_buckets(runner)
+        assert done == found
+    finally:
+        dist.destroy_process_group()
+
+
 @pytest.mark.layouts
 @pytest.mark.parametrize(("family", "variant"), CROSSES + SHARDED_EXPERTS, ids=lambda each: getattr(each, "name", each))
 def test_a_curve_is_that_of_a_cast_in_each_micro_batch(family: str, variant: Variant, tmp_path: Path):

@@ -93,6 +93,7 @@ def lines_of(done: Sequence[Rehearsed]) -> Iterator[str]:
         )
     yield ""
     for number, _, found in done:
+        yield from (wrapped(f"row {number}: FINDING: {said}", 2) for said in found.findings)
         yield from _compiled(number, found)
     yield wrapped(
         "planned: without the reserve of the process; allocated, reserved: peaks of torch's allocator; failed: "
@@ -131,7 +132,7 @@ def content_of(done: Sequence[Rehearsed]) -> list[dict[str, object]]:
 
 
 def exit_code(done: Sequence[Rehearsed]) -> int:
-    """Return 3 where a row did not run to its end, 4 where one was short of memory, else 0."""
+    """Return 3 where a row did not run to its end, 4 where one has findings, else 0."""
     if any(found.why for _, _, found in done):
         return RunFailed.exit_code
-    return GateFailed.exit_code if any(found.is_short_of_memory for _, _, found in done) else 0
+    return GateFailed.exit_code if any(found.findings for _, _, found in done) else 0

@@ -47,12 +47,14 @@ class Footprint:
 
 @dataclass(frozen=True)
 class StageStates:
-    """The bytes of a stage that do not depend on micro-batch, chunks and recomputation. buffers: for sharded states."""
+    """The bytes of a stage that do not depend on micro-batch, chunks and recomputation. buffers: for sharded states.
+    pools: of the streams that exchange them."""
 
     weights: int
     gradients: int
     optimizer_states: int
     buffers: int
+    pools: int
 
 
 def expected_memory(
@@ -87,6 +89,7 @@ def stage_states(s: TrainingSetup, stage: int) -> StageStates:
         gradients=_sharded(s, s.gradient_width, count, level >= 2),
         optimizer_states=_sharded(s, moments, count, level >= 1),
         buffers=_buffers(s, count.total),
+        pools=_stream_pools(s, count.total),
     )
 
 
@@ -111,17 +114,17 @@ def _stage(s: TrainingSetup, stage: int, layer: LayerBytes, states: StageStates)
         buffers=buffers,
         reserve=0,
     )
-    return replace(tensors, reserve=_reserve(s, tensors, stage_parameters(s, stage).total))
+    return replace(tensors, reserve=_reserve(s, tensors, states.pools))
 
 
-def _reserve(s: TrainingSetup, tensors: Footprint, parameters: int) -> int:
+def _reserve(s: TrainingSetup, tensors: Footprint, pools: int) -> int:
     """Return the bytes that hold no tensor: of the process, of gaps between tensors that come and go, and of the
     allocator's pools for other streams."""
     model = s.memory_model
     if s.on_host:
         return model.host_process_bytes
     gaps = model.fragmentation * (tensors.activations + tensors.logits + tensors.buffers)
-    return model.reserve_bytes + int(gaps) + (_stream_pools(s, parameters) if model.stream_pools else 0)
+    return model.reserve_bytes + int(gaps) + pools
 
 
 def _stream_pools(s: TrainingSetup, parameters: int) -> int:
@@ -131,7 +134,8 @@ def _stream_pools(s: TrainingSetup, parameters: int) -> int:
     From stage 2 on the reduced gradients are there all the time, and counted as gradients.
     """
     layout = s.layout
-    if not (layout.sharding_stage or (layout.tensor > 1 and layout.data * layout.context > 1)):
+    streams = layout.sharding_stage or (layout.tensor > 1 and layout.data * layout.context > 1)
+    if not (s.memory_model.stream_pools and streams):
         return 0
     reduced = FP32 * parameters // layout.sharding_degree if layout.sharding_stage < 2 else 0
     return reduced + FP32 * embedding_part(s)

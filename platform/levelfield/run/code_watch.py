@@ -6,18 +6,15 @@ would train under the digest of the code before.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from levelfield.contracts.execution import Outcome
 from levelfield.node.code_digest import code_digest
+from levelfield.run.launchers.node_records import last_fields
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-
-_MOST_BYTES = 4 * 2**20  # of a node's record
 
 
 class CodeWatch:
@@ -54,17 +51,9 @@ class CodeWatch:
     def _of_nodes(self) -> Iterator[tuple[str, str]]:
         """Yield what each node's last record says. A node that is lost has none, and its run is not valid anyway."""
         for node in range(self._plan.hardware.nodes if self._plan.launch else 0):
-            found = _last_line(self._paths.nodes / f"node{node}.record.jsonl")
-            if isinstance(digest := found.get("code"), str):
+            found = last_fields(self._paths.root, node)
+            if found and isinstance(digest := found.get("code"), str):
                 yield f"at the end of node {node}", digest
-
-
-def _last_line(path: Path) -> dict[str, object]:
-    with suppress(OSError, ValueError, IndexError):
-        with path.open("rb") as file:
-            found = json.loads(file.read(_MOST_BYTES).splitlines()[-1])
-        return found if isinstance(found, dict) else {}
-    return {}
 
 
 def _short(digest: str) -> str:

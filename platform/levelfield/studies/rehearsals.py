@@ -34,7 +34,8 @@ _SHORT_OF_MEMORY = re.compile(
 class Rehearsal:
     """What the fullest device of a row showed. why: the reason why it did not run to its end; then figures are None.
 
-    graph_breaks: of torch.compile, by their reasons; None where the row was not compiled.
+    graph_breaks: of torch.compile, by their reasons; None where the row was not compiled. findings: what the script
+    judges to be wrong, in sentences, such as a failed allocation or less communication than the layout needs.
     """
 
     seconds: float
@@ -47,10 +48,7 @@ class Rehearsal:
     ranks: int | None = None
     kernels_a_layer: float | None = None
     graph_breaks: Mapping[str, int] | None = None
-
-    @property
-    def is_short_of_memory(self) -> bool:
-        return bool(self.failed_allocations or self.flushes)
+    findings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,6 +108,7 @@ def read_report(content: Mapping[str, Any], seconds: float) -> Rehearsal:
         ranks=len(ranks),
         kernels_a_layer=max(step["kernels_a_layer"] or 0 for step in last),
         graph_breaks=_graph_breaks(ranks),
+        findings=tuple(content["findings"]),
     )
 
 

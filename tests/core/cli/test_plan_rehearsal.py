@@ -182,11 +182,15 @@ def test_a_row_that_fails_says_why_in_one_line(capsys: pytest.CaptureFixture[str
     assert json.loads(capsys.readouterr().out)["rehearsed"][0]["why"] == "gcc failed: a; b"
 
 
-def test_an_allocation_that_failed_or_flushed_is_a_failed_check(replay: Replay) -> None:
-    for change in ("failed_allocations=1", "allocator_retries=2"):
-        replay.write(f"content['ranks'][0]['steps'][-1].update({change})")
-        assert planned(CASE, "--rehearse", "1") == 4
-    replay.write("content['ranks'][0]['steps'][-1].update(failed_allocations=1); content['ranks'][0]['error'] = 'x'")
+def test_what_the_script_finds_is_shown_and_a_failed_check(capsys: pytest.CaptureFixture[str], replay: Replay) -> None:
+    said = "rank 0: reduce_scatter over 8 ranks (gradients): 0 bytes, expected at least 26,634,387,456"
+    replay.write(f"content['findings'] = [{said!r}]")
+    assert planned(CASE, "--rehearse", "1") == 4
+    out = capsys.readouterr().out
+    assert f"row 1: FINDING: {said}" in " ".join(out.split()) and max(map(len, out.splitlines())) <= 80
+    assert planned(CASE, "--rehearse", "1", "--json") == 4
+    assert json.loads(capsys.readouterr().out)["rehearsed"][0]["findings"] == [said]
+    replay.write(f"content['findings'] = [{said!r}]; content['ranks'][0]['error'] = 'x'")
     assert planned(CASE, "--rehearse", "1") == 3
 
 

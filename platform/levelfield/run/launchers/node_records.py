@@ -60,7 +60,7 @@ class OpenNodes:
         return self._nodes
 
     def _has_ended(self, node: NodeWork) -> bool:
-        file = _record_file(self._root, node)
+        file = _record_file(self._root, node.node_rank)
         size = _size(file)
         if size == self._sizes.get(node.node_rank, 0):
             return False
@@ -83,7 +83,7 @@ def by_engine(record: LastRecord, *signals: int) -> LastRecord:
 
 def _last_record(root: Path, node: NodeWork, names: Sequence[str]) -> LastRecord:
     rank = node.node_rank
-    last = _ended(_record_file(root, node))
+    last = last_fields(root, rank)
     known = names[rank] if rank < len(names) else node.name or f"node{rank}"
     return LastRecord(
         node_rank=rank,
@@ -104,8 +104,13 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _record_file(root: Path, node: NodeWork) -> Path:
-    return root / "nodes" / f"node{node.node_rank}.record.jsonl"
+def _record_file(root: Path, node_rank: int) -> Path:
+    return root / "nodes" / f"node{node_rank}.record.jsonl"
+
+
+def last_fields(root: Path, node_rank: int) -> dict[str, Any] | None:
+    """Return all that the last record of a node says; None where there is none. root: of the run."""
+    return _ended(_record_file(root, node_rank))
 
 
 def _ended(path: Path) -> dict[str, Any] | None:
