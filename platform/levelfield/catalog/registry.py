@@ -9,7 +9,6 @@ of group `levelfield.plugins`. The entry point is a module; the folder is the fo
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from importlib.metadata import entry_points
@@ -31,6 +30,7 @@ from levelfield.specs.extension import Extension
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.selector import labelled, split_label
 from levelfield.specs.vendor import VendorFile
+from levelfield.user_folders import config_folder
 
 # Some commands read none of these documents, and to make the classes takes a tenth of such a command's time.
 if TYPE_CHECKING:
@@ -49,8 +49,10 @@ def private_chips(given: Path | None) -> Path | None:
         if not given.is_file():
             raise UsageError(f"--chips {given}: no such file; expected a document of schema levelfield.chips/1")
         return given
-    config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    own = Path(config) / "levelfield" / "chips.yaml"
+    try:
+        own = config_folder() / "levelfield" / "chips.yaml"
+    except UsageError:  # a user without a home has no chips file
+        return None
     return own if own.exists() else None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from levelfield.checkout import checkout
@@ -13,6 +12,7 @@ from levelfield.run.launchers import LOCAL, launcher_code, launcher_names
 from levelfield.specs.base import load
 from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.site import Host, HostsFile, Site
+from levelfield.user_folders import config_folder
 
 SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -59,8 +59,7 @@ def _hosts_path(given: str | None, site: Site) -> Path | None:
 
 def user_site() -> Path:
     """Return the path of the user's own site file, which may not exist."""
-    folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return folder / "levelfield" / "site.yaml"
+    return config_folder() / "levelfield" / "site.yaml"
 
 
 def hosts_of(path: Path | None) -> tuple[Host, ...]:

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from levelfield.errors import CorpusError, DocumentError
 from levelfield.specs.base import Document, Value, dump, load
+from levelfield.user_folders import cache_folder
 
 Kind = Literal["megatron", "paddle"]
 Progress = Callable[[int, int], None]
@@ -113,8 +114,7 @@ def _beside(prefix: Path) -> Path:
 
 
 def _cached(prefix: Path) -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "levelfield" / "corpora" / f"{hashlib.sha256(os.fsencode(prefix)).hexdigest()[:32]}.json"
+    return cache_folder() / "levelfield" / "corpora" / f"{hashlib.sha256(os.fsencode(prefix)).hexdigest()[:32]}.json"
 
 
 def _replace(path: Path, text: str) -> None:

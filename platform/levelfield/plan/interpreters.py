@@ -12,6 +12,7 @@ from typing import NamedTuple
 from levelfield.contracts.command import completed
 from levelfield.errors import UsageError
 from levelfield.specs.requirements import PythonVersion, takes_python
+from levelfield.user_folders import home_folder
 
 MINORS = range(30, 5, -1)
 PATIENCE_SECONDS = 30
@@ -52,7 +53,7 @@ def _candidates(name: str) -> Iterator[Path]:
 
 def _stores() -> list[Path]:
     """Return the folders where pyenv and uv install Pythons."""
-    home = Path.home()
+    home = home_folder()
     pyenv = Path(os.environ.get("PYENV_ROOT") or home / ".pyenv")
     return [pyenv / "versions", home / ".local" / "share" / "uv" / "python"]
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import subprocess
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from levelfield import user_folders
 from levelfield.catalog.host_cores import usable_cores
 from levelfield.contracts.execution import ReadyRuntime
 from levelfield.plan.peak import MeasuredPeaks, is_better, why_again
@@ -39,7 +39,7 @@ class StoredPeak(NamedTuple):
 
 
 def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "levelfield" / "peaks"
+    return user_folders.cache_folder() / "levelfield" / "peaks"
 
 
 def known_peaks(plan: Plan, machine: str) -> MeasuredPeaks:

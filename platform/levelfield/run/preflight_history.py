@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from levelfield.rundir.directory import write_atomically
+from levelfield.user_folders import data_folder
 
 MOST_KEPT = 50
 MOST_BYTES = 2**20
@@ -18,8 +18,7 @@ MOST_BYTES = 2**20
 
 def history_folder() -> Path:
     """Return the folder of the files, one for each node."""
-    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(data) / "levelfield" / "preflights"
+    return data_folder() / "levelfield" / "preflights"
 
 
 def history_file(node: str, kind: str) -> Path:

@@ -21,6 +21,7 @@ from levelfield.rundir.sealed_files import FILES, sha256_of
 from levelfield.specs.base import dump
 from levelfield.specs.certificate import Certificate, CertificateSubject
 from levelfield.specs.result import AlignmentLayer, SealFinding
+from levelfield.user_folders import home_folder
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def placeholders_of(runs: Sequence[ReadRun]) -> Placeholders:
     hosts = {platform.node(), *(_host(each.get("provenance.json")) for each in documents)}
     hosts |= {host for each in documents for document in each.values() for host in hosts_in(document)}
     words = {word for each in documents for word in words_of(_without_launch(each.get("plan.json")))}
-    own = {str(checkout()): "checkout", str(Path.home()): "home"}
+    own = {str(checkout()): "checkout", str(home_folder()): "home"}
     return Placeholders({**own, **roots}, hosts, users, words)
 
 
@@ -138,7 +139,7 @@ def _host(provenance: Any) -> str:
 def _own_names() -> Iterator[str]:
     with suppress(KeyError, OSError, ImportError):
         yield getpass.getuser()
-    yield Path.home().name
+    yield home_folder().name
 
 
 def _by(reference: Any) -> Iterator[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from levelfield.errors import UsageError
+from levelfield.user_folders import data_folder, expanded
 
 VARIABLE = "LEVELFIELD_STORE"
 NOWHERE = "none"  # the value of the variable with which no run is recorded
@@ -37,8 +38,7 @@ class StoreAddress:
 
 def default_url() -> str:
     """Return LEVELFIELD_STORE, else the file in the user's data folder."""
-    data = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
-    return os.environ.get(VARIABLE) or f"sqlite:///{Path(data) / 'levelfield' / 'results.sqlite'}"
+    return os.environ.get(VARIABLE) or f"sqlite:///{data_folder() / 'levelfield' / 'results.sqlite'}"
 
 
 def address_of(url: str | None) -> StoreAddress:
@@ -50,7 +50,7 @@ def address_of(url: str | None) -> StoreAddress:
         )
     scheme, separator, rest = text.partition("://")
     if not separator or scheme == "sqlite":
-        path = Path(rest.removeprefix("/") if separator else text).expanduser()
+        path = expanded(rest.removeprefix("/") if separator else text)
         return StoreAddress("sqlite", text, _file(path, text))
     if scheme in ("postgresql", "postgres", "postgresql+psycopg"):
         return StoreAddress("postgresql", f"postgresql+psycopg://{rest}", None)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.errors import UsageError
+from levelfield.user_folders import home_folder
 
 PACKAGE = "kubernetes==37.0.2"
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 30.0
@@ -158,7 +159,7 @@ class ClusterApi:
 
 def _load(config: Any, settings: Any, context: str | None) -> None:
     """Read the user's kubeconfig, or without one the account of the pod that this process runs in."""
-    path = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+    path = os.environ.get("KUBECONFIG") or str(home_folder() / ".kube" / "config")
     if context is None and "KUBERNETES_SERVICE_HOST" in os.environ and not Path(path).exists():
         config.load_incluster_config(client_configuration=settings)
     else:

@@ -1,0 +1,79 @@
+"""The user's folders: an empty variable is none, and a user without a home is told."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from pathlib import Path
+
+import pytest
+from levelfield import user_folders
+from levelfield.catalog.registry import private_chips
+from levelfield.corpus.facts import _cached
+from levelfield.errors import UsageError
+from levelfield.run.peak_probe import cache_folder
+from levelfield.run.preflight_history import history_folder
+from levelfield.run.runtimes import wheels
+from levelfield.store.address import address_of, default_url
+from plans import ROOT
+
+FOLDERS = {
+    "config_folder": ("XDG_CONFIG_HOME", ".config"),
+    "cache_folder": ("XDG_CACHE_HOME", ".cache"),
+    "data_folder": ("XDG_DATA_HOME", ".local/share"),
+}
+
+
+@pytest.fixture(params=["", None])
+def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home that the list of users names, where HOME is empty or not set."""
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "LEVELFIELD_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    if request.param is not None:
+        monkeypatch.setenv("HOME", request.param)
+    return Path(pwd.getpwuid(os.getuid()).pw_dir)
+
+
+def test_an_empty_home_is_none(own: Path) -> None:
+    places = [cache_folder(), wheels.cache_folder(), history_folder(), _cached(Path("/x")), address_of(None).path]
+    assert all(own in place.parents for place in places if place)
+    assert default_url() == f"sqlite:///{own}/.local/share/levelfield/results.sqlite"
+    assert user_folders.expanded("~/x") == own / "x"
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("value", ["", "relative/folder"])
+def test_an_empty_or_relative_variable_is_none(
+    own: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    variable, below = FOLDERS[name]
+    monkeypatch.setenv(variable, value)
+    assert getattr(user_folders, name)() == own / below
+    monkeypatch.setenv(variable, "/given")
+    assert getattr(user_folders, name)() == Path("/given")
+
+
+def test_a_user_without_a_home_is_told_and_has_no_settings(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(user: int) -> None:
+        raise KeyError(user)
+
+    monkeypatch.setattr(user_folders.pwd, "getpwuid", unknown)
+    with pytest.raises(UsageError, match=r"found no home folder of user \d+: set HOME"):
+        cache_folder()
+    assert private_chips(None) is None
+
+
+def test_programs_that_are_started_get_no_empty_home(own: Path) -> None:
+    user_folders.forget_empty_home()
+    assert "HOME" not in os.environ
+
+
+def test_no_other_module_reads_these_variables() -> None:
+    pattern = re.compile(r"Path\.home\(\)|environ.*(XDG_(CACHE|DATA|CONFIG)_HOME|\"HOME\")")
+    found = {
+        path.name
+        for path in (ROOT / "platform/levelfield").rglob("*.py")
+        if pattern.search(path.read_text()) and "testing" not in path.parts
+    }
+    assert found == {"user_folders.py", "mpi_part.py"}  # the second one runs on a node: standard library alone
