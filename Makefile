@@ -65,12 +65,14 @@ framework-free: $(STAMP)
 
 environments: $(STAMP)
 	PYTHONPATH=platform $(PY) tests/environments.py
+	PYTHONPATH=platform $(PY) tests/first_starts.py
 
 # What make test leaves out: further runs of the same kinds.
 thorough: $(STAMP)
 	$(PYTEST) -n 2 -m "thorough and not containers and not machines"
 	$(PYTEST) -m "thorough and containers" tests/containers
 	$(PYTEST) -m "thorough and machines" tests/machines
+	PYTHONPATH=platform $(PY) tests/first_starts.py --all
 
 quick: $(STAMP)
 	$(PYTEST) -n 4 --dist worksteal -m "$(NEW)" tests/vendors tests/core

@@ -6,17 +6,16 @@ a syntax error. LEVELFIELD_NO_BOOTSTRAP=1 uses the Python that runs this file, w
 """
 
 import gc
-import hashlib
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
-ROOT = os.path.dirname(os.path.abspath(__file__))
-LOCK_FILE = os.path.join(ROOT, "requirements.lock")
-ENVIRONMENT = os.path.join(ROOT, ".venv")
-STAMP = os.path.join(ENVIRONMENT, "levelfield-requirements.sha256")
-PYTHON = os.path.join(ENVIRONMENT, "bin", "python")
+FILE = os.path.realpath(__file__)  # it may be started through a link
+ROOT = os.path.dirname(FILE)
+PLATFORM = os.path.join(ROOT, "platform")
 OLDEST = (3, 10)
+OF_PYTHON = ("PYTHONHOME", "__PYVENV_LAUNCHER__")  # they would lead an environment's Python to other packages
 
 
 def main():
@@ -25,120 +24,71 @@ def main():
         return fail(
             "found Python %s, expected %d.%d or newer; start this file with a newer python3" % ((found,) + OLDEST)
         )
-    # In place of the repository's root, whose `docker` would shadow the SDK.
-    sys.path[0] = os.path.join(ROOT, "platform")
-    if os.environ.get("LEVELFIELD_NO_BOOTSTRAP") != "1" and not is_suitable():
-        make_environment()
-        if not os.environ.get("LEVELFIELD_BOOTSTRAPPED"):
-            os.environ["LEVELFIELD_BOOTSTRAPPED"] = "1"
-            os.execv(PYTHON, [PYTHON, *sys.argv])
+    occupy_standard_streams()
+    order_modules()
+    try:
+        from levelfield import first_start, installer, user_folders
+        from levelfield.errors import LevelfieldError
+    except (ImportError, OSError) as error:
+        return fail("%s: %s; the checkout is not complete. Get it back: git checkout -- platform" % (PLATFORM, error))
+    user_folders.forget_empty_home()
+    sys.executable = sys.executable or os.path.realpath("/proc/self/exe")
+    if os.environ.get("LEVELFIELD_NO_BOOTSTRAP") != "1":
+        try:
+            python = first_start.python_to_start(Path(ROOT), say)
+        except LevelfieldError as error:
+            return fail(str(error))
+        if python:
+            return start_again(str(python))
     os.environ.pop("LEVELFIELD_BOOTSTRAPPED", None)
     gc.disable()  # imports leave no garbage: a search for it takes a tenth of a short command's processor time
     try:
         from levelfield.cli.main import started
     except ImportError as error:
-        from levelfield import installer
-
         return fail(installer.lost(error.name))
     gc.enable()
     return started(sys.argv[1:])
 
 
-def is_suitable():
-    """Return whether this Python has exactly the packages of requirements.lock."""
-    if os.path.realpath(sys.prefix) == os.path.realpath(ENVIRONMENT):
-        return read(STAMP) == wanted_stamp()
-    from importlib.metadata import PackageNotFoundError, version
-
-    for name, wanted, marker in locked_packages():
+def occupy_standard_streams():
+    """Open the null device in place of a closed standard stream, whose number the next opened file would get."""
+    for descriptor in (0, 1, 2):
         try:
-            if holds(marker) and version(name) != wanted:
-                return False
-        except PackageNotFoundError:
-            return False
-    return True
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
 
 
-def locked_packages():
-    with open(LOCK_FILE) as file:
-        for line in file:
-            requirement, _, marker = line.partition("#")[0].partition(";")
-            if requirement.strip():
-                name, _, version = requirement.strip().partition("==")
-                yield name, version, marker.strip()
+def order_modules():
+    """Let this checkout's platform come first, in place of the repository's root, whose `docker` would shadow the SDK.
 
-
-def holds(marker):
-    """Return whether a marker of the lock file holds. All of them are: python_version >= or < "3.11"."""
-    if not marker:
-        return True
-    newer = sys.version_info >= (3, 11)
-    return newer if ">=" in marker else not newer
-
-
-def wanted_stamp():
-    with open(LOCK_FILE, "rb") as file:
-        return hashlib.sha256(file.read()).hexdigest()
-
-
-def read(path):
-    try:
-        with open(path) as file:
-            return file.read().strip()
-    except OSError:
-        return None
-
-
-def make_environment():
-    """Make .venv once. A second start waits for the first; an incomplete .venv is made again.
-
-    What a killed start left of the installer is ended first: it would write into the same folder.
+    The environment's packages come before those of PYTHONPATH. They are named by the environment's own folder: the
+    link `.venv` may lead to another one while this process runs.
     """
-    import fcntl
+    given = [os.path.realpath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isdir(p)]
+    found = [os.path.realpath(p) for p in sys.path if p]
+    own = [p for p in found if p not in given and p != ROOT]
+    sys.path[:] = [PLATFORM] + own + [p for p in found if p in given]
 
-    from levelfield import installer
 
+def start_again(python):
+    """Replace this process by one of the environment's Python."""
+    for name in OF_PYTHON:
+        os.environ.pop(name, None)
     try:
-        lock = open(os.path.join(ROOT, ".venv.lock"), "w")
+        os.execv(python, [python, FILE] + sys.argv[1:])
     except OSError as error:
-        sys.exit(
-            fail("cannot write in %s: %s; set LEVELFIELD_NO_BOOTSTRAP=1 to use this Python" % (ROOT, error.strerror))
-        )
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if read(STAMP) == wanted_stamp() and os.path.exists(PYTHON):
-            return
-        reported(lambda: installer.end_left(Path(ENVIRONMENT), say))
-        say("first start: making .venv with the platform's own packages (%s)" % os.path.basename(LOCK_FILE))
-        command([sys.executable, "-m", "venv", "--clear", ENVIRONMENT])
-        command(
-            [PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "-r", LOCK_FILE]
-        )
-        with open(STAMP, "w") as file:
-            file.write(wanted_stamp())
-        say(".venv is ready")
-
-
-def command(argv):
-    from levelfield import installer
-
-    reported(lambda: installer.run(argv, Path(ENVIRONMENT), lambda line: None))
-
-
-def reported(action):
-    """Run the action, and end this process with a sentence where it fails."""
-    from levelfield.errors import LevelfieldError
-
-    try:
-        action()
-    except LevelfieldError as error:
-        sys.exit(fail("this failed: %s" % error))
+        return fail("%s cannot be started: %s; remove %s/.venv to have it made again" % (python, error.strerror, ROOT))
 
 
 def say(text):
-    """Print a sentence. A control character, as an installer may print, becomes an escape such as \\x1b."""
+    """Print a sentence. A control character, as an installer may print, becomes an escape such as \\x1b.
+
+    A sentence that cannot be written is dropped: nobody reads it, or the disk is full. It ends no start.
+    """
     shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
-    print("levelfield: " + shown, file=sys.stderr, flush=True)
+    with suppress(OSError):
+        os.write(2, ("levelfield: " + shown + "\n").encode("utf-8", "backslashreplace"))
 
 
 def fail(text):
@@ -150,4 +100,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
+        say("error: interrupted")
         sys.exit(130)

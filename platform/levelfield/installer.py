@@ -11,12 +11,19 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
 
 from levelfield.errors import RunFailed, UsageError
+from levelfield.user_folders import config_folder, expanded, home_folder
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 WHEELS = "LEVELFIELD_WHEELS"  # a folder of wheels, in place of a package index
 MARK = "LEVELFIELD_INSTALLS"  # in each process of an installer: the folder that it writes
@@ -31,6 +38,16 @@ _LACKING = re.compile(r"No matching distribution found for (.+)")
 _CAUSE = re.compile(r"\[Errno -?\d+\] [^'\")]+|CERTIFICATE_VERIFY_FAILED|timed out|Tunnel connection failed: [^'\")]+")
 
 _PIP_FOR_OTHERS = (22, 3)  # the first pip with --python
+
+# Settings of pip by which it installs elsewhere, something else, or nothing. As variables they are left out.
+_PLACES = ("target", "prefix", "root", "python")
+_OFF = ("user", "dry-run", "no-deps", "require-virtualenv")  # switches, which also a pip.conf may turn on
+_OTHERS = ("requirement", "editable", "group", "only-deps", "report", "platform", "abi", "implementation")
+_ANSWERS = ("python-version", "version", "help")  # with the last two pip prints something and does nothing
+_LEFT_OUT = {f"PIP_{name.upper().replace('-', '_')}" for name in (*_PLACES, *_OFF, *_OTHERS, *_ANSWERS)}
+# They give an installer other modules: pip takes a package there for installed.
+_OF_PYTHON = {"PYTHONPATH", "PYTHONHOME", "PYTHONEXECUTABLE", "PYTHONPLATLIBDIR", "__PYVENV_LAUNCHER__", "VIRTUAL_ENV"}
+_NAME = re.compile(r"([\w.-]+)(\[[^]]*\])?\s*==")
 
 Say = Callable[[str], None]
 
@@ -51,7 +68,7 @@ def making(python: str, folder: Path) -> tuple[list[str], list[str]]:
 
     Where the running Python's pip can, it installs there itself: an environment's own pip takes seconds to make.
     """
-    create, inside = [python, "-m", "venv", "--clear"], str(folder / "bin" / "python")
+    create, inside = [python, "-m", "venv"], str(folder / "bin" / "python")
     options = ["install", "--disable-pip-version-check", "--progress-bar", "off"]
     if serves_others():
         return [*create, "--without-pip", str(folder)], [sys.executable, "-m", "pip", "--python", inside, *options]
@@ -63,7 +80,7 @@ def wheels_folder() -> Path | None:
     given = os.environ.get(WHEELS)
     if not given:
         return None
-    folder = Path(given).expanduser().absolute()
+    folder = expanded(given).absolute()
     if not folder.is_dir():
         raise UsageError(
             f"{WHEELS}={given}: found no folder there, expected one with wheels. Make it with network: `wheels fetch "
@@ -113,10 +130,101 @@ def run(argv: Sequence[str], folder: Path, say: Say, source: dict[str, str] | No
     source: the variables of pip's source; by default those of source_variables. All processes of the installer are
     ended when an error or an interrupt leaves this function.
     """
-    variables = {**os.environ, **(source_variables() if source is None else source), MARK: str(folder)}
-    process = subprocess.Popen(
+    variables = {**_own_variables(), **(source_variables() if source is None else source), MARK: str(folder)}
+    if "pip" in argv:
+        refuse_redirection(variables)
+    process = None
+    with _interrupted_by_signals():
+        try:
+            process = _started(argv, variables)
+            lines = _followed(process, say)
+            process.wait()
+        except BaseException:
+            end_left(folder)
+            if process:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(1)
+            raise
+    if process.returncode:
+        raise RunFailed(failure(argv, process.returncode, lines, variables))
+
+
+def _own_variables() -> dict[str, str]:
+    """Return the user's variables without those by which an installer writes elsewhere, or has other modules."""
+    left_out = {*_LEFT_OUT, *_OF_PYTHON}
+    kept = {key: value for key, value in os.environ.items() if key not in left_out}
+    return {**kept, **{f"PIP_{name.upper().replace('-', '_')}": "0" for name in _OFF}}
+
+
+def refuse_redirection(variables: Mapping[str, str]) -> None:
+    """Raises UsageError for a pip.conf that names another place to install to: no option takes it back."""
+    for file in _settings_files(variables):
+        for section, key in _set_in(file):
+            if key in _PLACES:
+                raise UsageError(
+                    f"{file}: found `{key}` in [{section}], with which pip would not install into the environment. "
+                    "Remove it there, or set PIP_CONFIG_FILE=/dev/null for this start"
+                )
+
+
+def _set_in(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield section and key of what a pip.conf sets for every command and for `install`."""
+    from configparser import Error, RawConfigParser  # only where something is installed
+
+    settings = RawConfigParser()
+    with suppress(Error, OSError, ValueError):  # pip itself says what is wrong with it
+        settings.read(file, encoding="utf-8")
+    for section in ("global", "install"):
+        if settings.has_section(section):
+            yield from ((section, k.lstrip("-").replace("_", "-")) for k, value in settings.items(section) if value)
+
+
+def _settings_files(variables: Mapping[str, str]) -> Iterator[Path]:
+    """Yield the places of pip.conf, as pip reads them."""
+    if variables.get("PIP_CONFIG_FILE") == os.devnull:
+        return
+    for folder in (variables.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(os.pathsep):
+        yield Path(folder) / "pip" / "pip.conf"
+    yield Path("/etc/pip.conf")
+    with suppress(UsageError):
+        yield home_folder() / ".pip" / "pip.conf"
+        yield config_folder() / "pip" / "pip.conf"
+    yield Path(sys.prefix) / "pip.conf"
+    if given := variables.get("PIP_CONFIG_FILE"):
+        yield Path(given)
+
+
+@contextmanager
+def _interrupted_by_signals() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the first signal that would end this process and leave an installer's processes.
+
+    Later ones are ignored until they are ended. A handler that somebody else has set stays, and so does one that
+    ignores the signal, as in a shell's background job.
+    """
+    ending = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal ending
+        if not ending:
+            ending = True
+            raise KeyboardInterrupt
+
+    ends = (signal.SIG_DFL, signal.default_int_handler)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {n: signal.signal(n, interrupt) for n in numbers if is_main and signal.getsignal(n) in ends}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _started(argv: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
         argv,
         env=variables,
+        cwd=_folder(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -124,15 +232,45 @@ def run(argv: Sequence[str], folder: Path, say: Say, source: dict[str, str] | No
         errors="replace",
         start_new_session=True,
     )
+
+
+def _folder() -> str:
+    """Return the folder in which installers run: this process's own, which may have been removed, and pip needs one."""
     try:
-        lines = _followed(process, say)
-    except BaseException:
-        end_left(folder)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(1)
-        raise
-    if process.wait():
-        raise RunFailed(failure(argv, process.returncode, lines, variables))
+        return str(Path.cwd())
+    except FileNotFoundError:
+        return "/"
+
+
+def lacking(folder: Path, requirements: Sequence[str], with_files: bool = False) -> list[str]:
+    """Return the pinned packages that are not in an environment, whatever pip has said.
+
+    with_files: also those of which a file is missing.
+    """
+    from importlib.metadata import distributions
+
+    paths = [str(path) for path in folder.glob("lib/python3*/site-packages")]
+    found = {_normal(each.metadata["Name"] or ""): each for each in distributions(path=paths)} if paths else {}
+    names = (match[1] for match in map(_NAME.match, requirements) if match)
+    return [name for name in names if not _is_there(found.get(_normal(name)), with_files)]
+
+
+def _is_there(package: Distribution | None, with_files: bool) -> bool:
+    if package is None or not with_files:
+        return package is not None
+    return all(Path(str(file.locate())).exists() for file in package.files or () if file.suffix != ".pyc")
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def installed_elsewhere(folder: Path, packages: Sequence[str]) -> str:
+    """Return what to do about packages that pip says it has installed, and that are not there."""
+    return (
+        f"pip ended without an error, and {folder} lacks {', '.join(packages)}. A setting of pip sends packages "
+        "elsewhere: look at `pip config list` and at the variables that begin with PIP_"
+    )
 
 
 def end_left(folder: Path, say: Say | None = None) -> None:

@@ -1,4 +1,7 @@
-"""run_benchmarks.py: a suitable Python runs at once, an unsuitable one makes .venv or says what is wrong."""
+"""run_benchmarks.py: a suitable Python runs at once, an unsuitable one makes .venv or says what is wrong.
+
+tests/first_starts.py has the table of surroundings and outcomes.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +15,24 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from levelfield import environment_folder, first_start, installer
+from levelfield.errors import UsageError
+from levelfield.first_start import Places, is_suitable, places_of, python_to_start
 from plans import ROOT
 
 OLD_PYTHONS = sorted(Path.home().glob(".pyenv/versions/3.[6-9].*/bin/python"))
 
 
 @pytest.fixture
-def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The entry as a module, with a root of its own."""
-    spec = importlib.util.spec_from_file_location("run_benchmarks_under_test", ROOT / "run_benchmarks.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    environment = tmp_path / ".venv"
-    places = {
-        "ROOT": tmp_path,
-        "LOCK_FILE": tmp_path / "requirements.lock",
-        "ENVIRONMENT": environment,
-        "STAMP": environment / "levelfield-requirements.sha256",
-        "PYTHON": environment / "bin" / "python",
-    }
-    for name, path in places.items():
-        monkeypatch.setattr(module, name, str(path))
-    return module
+def root(tmp_path: Path) -> Path:
+    """A checkout with a list of packages alone."""
+    (tmp_path / "requirements.lock").write_text("no-such-package==1\n")
+    return tmp_path
 
 
-def lock(entry: ModuleType, text: str) -> None:
-    Path(entry.LOCK_FILE).write_text(text)
+def placed(root: Path, lock: str) -> Places:
+    (root / "requirements.lock").write_text(lock)
+    return places_of(root)
 
 
 def installed(name: str) -> str:
@@ -47,124 +41,143 @@ def installed(name: str) -> str:
     return version(name)
 
 
-def test_the_lock_file_is_read_without_comments_and_with_markers(entry: ModuleType) -> None:
-    lock(entry, '# words\n\na==1.0\nb==2 ; python_version >= "3.11"\nc_d==3.post1  # why\n')
-    found = list(entry.locked_packages())
-    assert found == [("a", "1.0", ""), ("b", "2", 'python_version >= "3.11"'), ("c_d", "3.post1", "")]
+def test_the_lock_file_is_read_without_comments_and_with_markers(root: Path) -> None:
+    lock = '# words\n\na==1.0\nb==2 ; python_version >= "3.10"\nc_d==3.post1  # why\n'
+    expected = [("a", "1.0"), ("c_d", "3.post1")]
+    if sys.version_info >= (3, 11):
+        expected.insert(1, ("b", "2"))
+    assert list(placed(root, lock).packages) == expected
 
 
-def test_markers_choose_by_python(entry: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_markers_choose_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
     new, old = 'python_version >= "3.11"', 'python_version < "3.11"'
     for version, expected in (
         ((3, 10, 9), (True, False, True)),
         ((3, 11, 0), (True, True, False)),
         ((3, 14, 0), (True, True, False)),
     ):
-        monkeypatch.setattr(entry.sys, "version_info", version)
-        assert (entry.holds(""), entry.holds(new), entry.holds(old)) == expected
+        monkeypatch.setattr(first_start.sys, "version_info", version)
+        assert (first_start._holds(""), first_start._holds(new), first_start._holds(old)) == expected
         monkeypatch.undo()
 
 
-def test_exactly_the_locked_packages_are_suitable(entry: ModuleType) -> None:
-    lock(entry, f"pytest=={installed('pytest')}\n")
-    assert entry.is_suitable()
-    lock(entry, "pytest==0.1\n")
-    assert not entry.is_suitable()
-    lock(entry, "no-such-package==1\n")
-    assert not entry.is_suitable()
+def test_exactly_the_locked_packages_are_suitable(root: Path) -> None:
+    assert is_suitable(placed(root, f"pytest=={installed('pytest')}\n"))
+    assert not is_suitable(placed(root, "pytest==0.1\n"))
+    assert not is_suitable(placed(root, "no-such-package==1\n"))
 
 
-def test_packages_of_other_pythons_do_not_count(entry: ModuleType) -> None:
+def test_packages_of_other_pythons_do_not_count(root: Path) -> None:
     other = "<" if sys.version_info >= (3, 11) else ">="
-    lock(entry, f'no-such-package==1 ; python_version {other} "3.11"\n')
-    assert entry.is_suitable()
+    assert is_suitable(placed(root, f'no-such-package==1 ; python_version {other} "3.11"\n'))
 
 
-def test_the_own_environment_is_suitable_by_its_stamp(entry: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock(entry, "no-such-package==1\n")
-    Path(entry.ENVIRONMENT).mkdir()
-    monkeypatch.setattr(entry.sys, "prefix", entry.ENVIRONMENT)
-    assert not entry.is_suitable()
-    Path(entry.STAMP).write_text(entry.wanted_stamp())
-    assert entry.is_suitable()
-    lock(entry, "no-such-package==2\n")
-    assert not entry.is_suitable()
+def test_an_own_environment_is_suitable_by_its_stamp(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = places_of(root)
+    places.folder.mkdir(parents=True)
+    monkeypatch.setattr(first_start.sys, "prefix", str(places.folder))
+    assert not is_suitable(places)
+    (places.folder / installer.STAMP).write_text(places.digest)
+    assert is_suitable(places)
+    assert not is_suitable(placed(root, "no-such-package==2\n"))
+
+
+class Made:
+    """In place of venv and pip: what would have been run. venv leaves a python, as this machine has it."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+        self.lost: list[str] = []
+
+    def run(self, argv: list[str], folder: Path, say: object) -> None:
+        self.calls.append(argv)
+        assert environment_folder.is_own(folder), "the mark comes first"
+        if "venv" in argv:
+            (folder / "bin").mkdir()
+            (folder / "bin/python").symlink_to(sys.executable)
+            (folder / "pyvenv.cfg").write_text(f"executable = {sys.executable}\n")
 
 
 @pytest.fixture
-def commands(entry: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """In place of venv and pip: what would have been run; venv leaves a python."""
-    found: list[list[str]] = []
-
-    def run(argv: list[str]) -> None:
-        found.append(argv)
-        if "venv" in argv:
-            Path(entry.PYTHON).parent.mkdir(parents=True, exist_ok=True)
-            Path(entry.PYTHON).touch()
-
-    monkeypatch.setattr(entry, "command", run)
+def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+    found = Made()
+    monkeypatch.setattr(installer, "run", found.run)
+    monkeypatch.setattr(installer, "lacking", lambda folder, packages, with_files=False: found.lost)
+    monkeypatch.setenv(first_start.STARTED, "")
     return found
 
 
-def test_the_environment_is_made_once_and_again_when_the_lock_changes(
-    entry: ModuleType, commands: list[list[str]]
-) -> None:
-    lock(entry, "a==1\n")
-    entry.make_environment()
-    assert [argv[:4][-1] for argv in commands] == ["--clear", "install"]
-    assert "--no-deps" in commands[1] and entry.LOCK_FILE in commands[1]
-    entry.make_environment()
-    assert len(commands) == 2
-    lock(entry, "a==2\n")
-    entry.make_environment()
-    assert len(commands) == 4
+def say(text: str) -> None:
+    pass
 
 
-@pytest.mark.parametrize("missing", ["STAMP", "PYTHON"])
-def test_a_half_made_environment_is_made_again(entry: ModuleType, commands: list[list[str]], missing: str) -> None:
-    lock(entry, "a==1\n")
-    entry.make_environment()
-    Path(getattr(entry, missing)).unlink()
-    entry.make_environment()
-    assert len(commands) == 4
+def test_the_environment_is_made_once_and_again_when_the_lock_changes(root: Path, made: Made) -> None:
+    first = python_to_start(root, say)
+    assert "venv" in made.calls[0] and "install" in made.calls[1]
+    assert "--no-deps" in made.calls[1] and str(root / "requirements.lock") in made.calls[1]
+    os.environ[first_start.STARTED] = ""
+    assert python_to_start(root, say) == first and len(made.calls) == 2
+    assert (root / ".venv/bin/python").exists() and not (root / ".venv").readlink().is_absolute()
+    os.environ[first_start.STARTED] = ""
+    (root / "requirements.lock").write_text("no-such-package==2\n")
+    assert python_to_start(root, say) not in (None, first) and len(made.calls) == 4
 
 
-def test_an_installer_that_fails_ends_with_its_last_words(
-    entry: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as end:
-        entry.command([sys.executable, "-c", "import sys; sys.exit('WARNING: old pip\\nERROR: no such version')"])
-    error = capsys.readouterr().err
-    assert end.value.code == 2 and "this failed: " in error and error.endswith("\n  ERROR: no such version\n")
+def test_packages_that_pip_has_put_elsewhere_leave_no_stamp(root: Path, made: Made) -> None:
+    """What was installed is looked at, whatever pip has said: an empty environment is not ready."""
+    made.lost = ["no-such-package"]
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"lacks no-such-package.*pip config list"):
+            python_to_start(root, say)
+    assert len(made.calls) == 4 and not (root / ".venv").exists()
 
 
-def test_a_checkout_that_cannot_be_written_says_the_way_out(
-    entry: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(entry, "ROOT", "/no/such/folder")
-    with pytest.raises(SystemExit) as end:
-        entry.make_environment()
-    assert end.value.code == 2 and "LEVELFIELD_NO_BOOTSTRAP=1" in capsys.readouterr().err
+@pytest.mark.parametrize("missing", [installer.STAMP, "bin/python"])
+def test_a_half_made_environment_is_made_again(root: Path, made: Made, missing: str) -> None:
+    python_to_start(root, say)
+    (places_of(root).folder / missing).unlink()
+    os.environ[first_start.STARTED] = ""
+    python_to_start(root, say)
+    assert len(made.calls) == 4
 
 
-def test_an_unsuitable_python_starts_again_in_the_environment_only_once(
-    entry: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[list[str]] = []
+def test_a_removed_link_has_the_environment_made_again_where_a_file_is_missing(root: Path, made: Made) -> None:
+    """Users remove `.venv` to have it made again. The folder behind it is taken only where it is whole."""
+    python_to_start(root, say)
+    for lost, calls in ([], 2), (["no-such-package"], 4):
+        (root / ".venv").unlink()
+        os.environ[first_start.STARTED] = ""
+        made.lost = lost
+        try:
+            python_to_start(root, say)
+        except UsageError:
+            assert lost
+        assert len(made.calls) == calls
 
-    def execv(path: str, argv: list[str]) -> None:
-        started.append(argv)
-        raise SystemExit(0)
 
-    monkeypatch.setattr(entry, "is_suitable", lambda: False)
-    monkeypatch.setattr(entry, "make_environment", lambda: None)
-    monkeypatch.setattr(entry.os, "execv", execv)
-    monkeypatch.setattr(entry.sys, "argv", ["run_benchmarks.py", "list"])
-    monkeypatch.delenv("LEVELFIELD_NO_BOOTSTRAP", raising=False)
-    monkeypatch.setenv("LEVELFIELD_BOOTSTRAPPED", "")
-    with pytest.raises(SystemExit):
-        entry.main()
-    assert started == [[entry.PYTHON, "run_benchmarks.py", "list"]] and os.environ["LEVELFIELD_BOOTSTRAPPED"] == "1"
+def test_an_environment_that_is_not_its_own_is_started_once_only(root: Path, made: Made) -> None:
+    python_to_start(root, say)
+    with pytest.raises(UsageError, match="another environment"):
+        python_to_start(root, say)
+
+
+@pytest.fixture
+def entry() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("run_benchmarks_under_test", ROOT / "run_benchmarks.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_python_that_cannot_be_started_is_named(entry: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
+    assert entry.start_again("/no/such/python") == 2
+    assert "/no/such/python cannot be started: No such file" in capfd.readouterr().err
+
+
+def test_control_characters_are_shown(entry: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
+    entry.say("a\x1b[2Jb")
+    assert capfd.readouterr().err == "levelfield: a\\x1b[2Jb\n"
 
 
 def test_the_lock_covers_what_the_project_asks_for() -> None:

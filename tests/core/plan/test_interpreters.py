@@ -207,6 +207,7 @@ def test_an_environment_is_made_with_it(tmp_path: Path, monkeypatch: pytest.Monk
 
     target = tmp_path / "made" / "bin" / "python"
     monkeypatch.setattr(environments, "_run", install)
+    monkeypatch.setattr(environments.installer, "lacking", lambda folder, made: [])
     plan = EnvironmentPlan(
         name="made",
         folder=str(tmp_path / "made"),

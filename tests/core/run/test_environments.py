@@ -59,6 +59,7 @@ class Installer:
 def fake(monkeypatch: pytest.MonkeyPatch) -> Installer:
     found = Installer()
     monkeypatch.setattr(environments, "_run", found)
+    monkeypatch.setattr(installer, "lacking", lambda folder, made: [])
     return found
 
 
@@ -206,6 +207,7 @@ def slow(argv, folder, say, source=None):
     python.touch()
 
 environments._run = slow
+environments.installer.lacking = lambda folder, made: []
 plan = EnvironmentPlan.model_validate_json(Path(sys.argv[1]).read_text())
 with environments.environment_in_use(plan, print):
     assert environments.is_ready(plan)

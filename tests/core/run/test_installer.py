@@ -94,6 +94,7 @@ def test_an_environment_is_made_at_once_after_its_maker_was_killed(
         (killed / "lib/left").unlink(missing_ok=True)
 
     monkeypatch.setattr(environments, "_run", install)
+    monkeypatch.setattr(installer, "lacking", lambda folder, made: [])
     said: list[str] = []
     with environment_in_use(plan(tmp_path), said.append):
         assert is_ready(plan(tmp_path))
@@ -187,6 +188,7 @@ def test_offline_makes_no_environment_from_an_index(tmp_path: Path, monkeypatch:
         made.append(argv[-1])
 
     monkeypatch.setattr(environments, "_run", install)
+    monkeypatch.setattr(installer, "lacking", lambda folder, made: [])
     monkeypatch.setattr(environments, "is_ready", lambda wanted: len(made) == 2)
     monkeypatch.setenv(installer.WHEELS, str(tmp_path))
     with environment_in_use(plan(tmp_path, offline=True), print):

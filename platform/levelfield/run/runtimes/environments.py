@@ -7,6 +7,7 @@ lock. The stamp is written last, so a killed installation does not count.
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import sys
 import time
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from levelfield import installer
+from levelfield import environment_folder, installer
 from levelfield.errors import RunFailed, UsageError
 from levelfield.plan.environment import STAMP, made_from
 from levelfield.rundir.directory import write_error, write_json
@@ -30,8 +31,8 @@ def environment_in_use(plan: EnvironmentPlan, say: Say) -> Iterator[None]:
         yield
         return
     folder = Path(plan.folder)
-    with _lock_file(folder) as lock:
-        while True:
+    with _lock_file(folder, is_ready(plan)) as lock:
+        while lock is not None:
             _acquire(lock, fcntl.LOCK_SH, folder, say)
             if is_ready(plan):
                 break
@@ -56,22 +57,26 @@ def _stamp(folder: Path) -> Path:
 
 
 @contextmanager
-def _lock_file(folder: Path) -> Iterator[int]:
+def _lock_file(folder: Path, is_complete: bool) -> Iterator[int | None]:
+    """Give the descriptor of the lock; None where none can be made, and none is needed: the environment is complete."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        file = folder.with_name(f"{folder.name}.lock").open("w")
+        descriptor = environment_folder.opened_lock(folder.with_name(f"{folder.name}.lock"))
     except OSError as error:
+        if is_complete:
+            yield None
+            return
         raise UsageError(
-            f"{folder.parent} cannot be written: {error.strerror}; give an interpreter with --python"
+            f"{error.filename or folder.parent} cannot be written: {error.strerror}; give an interpreter with --python"
         ) from None
-    with file:
-        yield file.fileno()
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _acquire(lock: int, kind: int, folder: Path, say: Say) -> None:
-    try:
-        fcntl.flock(lock, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not environment_folder.is_taken(lock, kind, folder, say):
         say(f"waiting for another run that {'makes' if kind == fcntl.LOCK_SH else 'uses'} {folder.name}")
         fcntl.flock(lock, kind)
 
@@ -93,9 +98,10 @@ def _make(plan: EnvironmentPlan, folder: Path, say: Say) -> None:
             "makes one on a machine with network), or start once without --offline"
         )
     installer.end_left(folder, say)
+    environment_folder.refuse_foreign(folder)
     why = "the requirements changed" if _stamp(folder).exists() else "first use"
     say(f"making {folder.parent.name}/{folder.name} ({why}): {', '.join(plan.requirements)}")
-    _stamp(folder).unlink(missing_ok=True)
+    environment_folder.cleared(folder)
     started = time.monotonic()
     create, install = installer.making(plan.made_with or sys.executable, folder)
     _run(create, folder, say)
@@ -106,6 +112,8 @@ def _make(plan: EnvironmentPlan, folder: Path, say: Say) -> None:
         argv = [*install, "--no-build-isolation", *plan.requirements, *step.packages]
         _run(argv, folder, say, {**source, **installer.build_variables(folder, step.home, step.headers)})
     made = [*plan.requirements, *(package for step in plan.builds for package in step.packages)]
+    if lost := installer.lacking(folder, made):
+        raise RunFailed(f"the environment cannot be made: {installer.installed_elsewhere(folder, lost)}")
     write_json(_stamp(folder), {"digest": plan.digest, "requirements": made})
     say(f"{folder.name} is ready after {time.monotonic() - started:.0f} s")
 

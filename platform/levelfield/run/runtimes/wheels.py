@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import platform
 import shutil
 import sys
@@ -17,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from levelfield import installer
+from levelfield import environment_folder, installer, user_folders
 from levelfield.errors import RunFailed
 from levelfield.plan.image_recipe import PIP_REQUIREMENT
 from levelfield.plan.interpreters import find_interpreter
@@ -39,7 +38,7 @@ class Wheels:
 
 
 def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "levelfield"
+    return user_folders.cache_folder() / "levelfield"
 
 
 def wheels_of(image: ImagePlan, offline: bool, say: Say) -> Wheels:
@@ -125,6 +124,7 @@ def _build(
     if not builds:
         return
     place = folder / BUILD
+    environment_folder.cleared(place)
     fetched = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": folder.as_uri()}
     create, install = installer.making(python, place)
     try:

@@ -1,0 +1,175 @@
+"""Environments in a place where something else is, in use, of another user, or sent elsewhere by pip's settings."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from levelfield import environment_folder, installer
+from levelfield.errors import RunFailed, UsageError
+from levelfield.run.runtimes.environments import environment_in_use, is_ready
+from levelfield.specs.plan import EnvironmentPlan
+from plans import ROOT
+from planted_wheels import wheel
+
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+STARTED = """
+import sys
+from pathlib import Path
+from levelfield.run.runtimes.environments import environment_in_use
+from levelfield.specs.plan import EnvironmentPlan
+with environment_in_use(EnvironmentPlan.model_validate_json(Path(sys.argv[1]).read_text()), print):
+    pass
+"""
+SLOW = "#!/bin/sh\nfor folder; do :; done\nsleep 600 &\ntouch $folder/begun\nsleep 600\n"
+
+
+def plan(folder: Path, **more: object) -> EnvironmentPlan:
+    target = folder / ".venvs" / "fake-cpu"
+    given = {"name": "fake-cpu", "folder": str(target), "python": str(target / "bin/python"), "digest": "d", **more}
+    return EnvironmentPlan.model_validate({"requirements": ("acme==1.0",), **given})
+
+
+def use(wanted: EnvironmentPlan) -> None:
+    with environment_in_use(wanted, lambda text: None):
+        assert is_ready(wanted)
+
+
+def test_a_folder_that_levelfield_did_not_make_is_left_as_it_is(tmp_path: Path) -> None:
+    wanted = plan(tmp_path)
+    kept = Path(wanted.folder) / "pyvenv.cfg"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("home = /mine\n")
+    with pytest.raises(UsageError, match=r"fake-cpu: found an environment that Levelfield did not make.*move it"):
+        use(wanted)
+    assert kept.read_text() == "home = /mine\n" and [p.name for p in kept.parent.iterdir()] == ["pyvenv.cfg"]
+
+
+@pytest.mark.parametrize("name", [environment_folder.MARK, *environment_folder.STAMPS])
+def test_a_mark_or_the_stamp_of_an_earlier_version_is_enough(tmp_path: Path, name: str) -> None:
+    """A killed start leaves the mark and no stamp; earlier versions left a stamp and no mark."""
+    (tmp_path / "e").mkdir()
+    (tmp_path / "e" / name).touch()
+    (tmp_path / "e" / "lib").mkdir()
+    environment_folder.cleared(tmp_path / "e")
+    assert [path.name for path in (tmp_path / "e").iterdir()] == [environment_folder.MARK]
+
+
+def test_a_lock_that_is_a_link_is_refused_and_its_target_kept(tmp_path: Path) -> None:
+    wanted = plan(tmp_path)
+    lock = Path(f"{wanted.folder}.lock")
+    lock.parent.mkdir()
+    (tmp_path / "thesis.tex").write_text("the only copy")
+    lock.symlink_to(tmp_path / "thesis.tex")
+    with pytest.raises(UsageError, match=r"fake-cpu\.lock cannot be written: found a link"):
+        use(wanted)
+    assert (tmp_path / "thesis.tex").read_text() == "the only copy"
+
+
+def test_a_lock_is_not_emptied(tmp_path: Path) -> None:
+    (tmp_path / "a.lock").write_text("words")
+    os.close(environment_folder.opened_lock(tmp_path / "a.lock"))
+    assert (tmp_path / "a.lock").read_text() == "words"
+
+
+@pytest.mark.parametrize("has_lock", [True, False])
+def test_a_complete_environment_is_used_where_nothing_can_be_written(
+    tmp_path: Path, has_lock: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = plan(tmp_path)
+    python = Path(wanted.python)
+    python.parent.mkdir(parents=True)
+    python.touch()
+    (Path(wanted.folder) / "levelfield-environment.json").write_text('{"digest": "d"}')
+    if has_lock:
+        Path(f"{wanted.folder}.lock").touch()
+    real = os.open
+
+    def refusing(path: str, flags: int, *more: int, **keys: object) -> int:
+        if flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path, flags, *more, **keys)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(environment_folder.os, "open", refusing)
+    use(wanted)
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_the_maker_ends_its_installer(tmp_path: Path, number: int) -> None:
+    slow = tmp_path / "slow"
+    slow.write_text(SLOW)
+    slow.chmod(0o755)
+    wanted = plan(tmp_path, made_with=str(slow))
+    (tmp_path / "plan.json").write_text(wanted.to_json())
+    argv = [sys.executable, "-c", STARTED, str(tmp_path / "plan.json")]
+    environment, folder = {**os.environ, "PYTHONPATH": str(ROOT / "platform")}, Path(wanted.folder)
+    with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as maker:
+        deadline = time.monotonic() + 30
+        while not (folder / "begun").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert len(installer._marked(folder)) >= 2
+        maker.send_signal(number)
+        assert b"KeyboardInterrupt" in maker.communicate(timeout=30)[1]
+    left = installer._marked(folder)
+    installer.end_left(folder)
+    assert left == []
+
+
+# -- pip's settings
+
+
+def installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Install a wheel as an environment is made, here into a folder; return whether it is there."""
+    monkeypatch.setenv(installer.WHEELS, str(wheel(folder).parent))
+    argv = [*PIP, "install", "--quiet", "--no-deps", "--target", str(folder / "site"), "acme==1.0"]
+    installer.run(argv, folder / "site", lambda line: None)
+    return (folder / "site/acme.py").exists()
+
+
+@pytest.mark.parametrize("name", ["PIP_DRY_RUN", "PIP_USER", "PIP_REQUIRE_VIRTUALENV", "PIP_VERSION", "PYTHONHOME"])
+def test_variables_by_which_pip_installs_nothing_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "1")
+    assert installed(tmp_path, monkeypatch)
+
+
+def test_switches_of_a_pip_conf_are_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pip.conf").write_text("[install]\ndry-run = true\nuser = true\n[global]\nrequire-virtualenv = true\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    assert installed(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("line", ["[global]\ntarget = /x", "[install]\nPrefix=/x", "[install]\n--root: /x"])
+def test_a_pip_conf_that_names_another_place_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    (tmp_path / "pip.conf").write_text(line)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    with pytest.raises(UsageError, match=r"pip.conf: found `\w+` in \[\w+\].*PIP_CONFIG_FILE=/dev/null"):
+        installer.run([*PIP, "install", "acme==1.0"], tmp_path, lambda line: None)
+
+
+def test_packages_that_are_not_there_are_named(tmp_path: Path) -> None:
+    site = tmp_path / "lib/python3.11/site-packages"
+    (site / "acme_one-1.0.dist-info").mkdir(parents=True)
+    (site / "acme_one-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: acme_one\nVersion: 1.0\n")
+    (site / "acme_one-1.0.dist-info/RECORD").write_text("acme_one.py,,\n")
+    wanted = ["Acme.One[extra]==1.0", "other==2", "/a/file.whl", "not-pinned"]
+    assert installer.lacking(tmp_path, wanted) == ["other"]
+    assert installer.lacking(tmp_path, wanted, with_files=True) == ["Acme.One", "other"]
+
+
+def test_an_installer_that_installs_nothing_makes_no_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installer, "run", lambda argv, folder, say, source=None: None)
+    with pytest.raises(RunFailed, match="lacks acme"):
+        use(plan(tmp_path))
+    assert not is_ready(plan(tmp_path))
