@@ -10,7 +10,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -26,6 +26,7 @@ from levelfield.store.database_errors import explained
 BUSY_SECONDS = 30.0
 PAGE_BYTES = 8192  # a compressed result fits into a page with others; with 4096 bytes much of each page is empty
 WRITER_LOCK = 0x6C6576656C  # of PostgreSQL: any number that nobody else uses
+OWN_TABLES = {"alembic_version", "series", "condition", "subject", "run", "raw"}  # since the first version
 PSYCOPG = "psycopg[binary]==3.3.9"
 
 
@@ -61,6 +62,7 @@ def _sqlite(path: Path, read_only: bool) -> Engine:
     refuse_network(path)
     if read_only and not path.exists():
         raise UsageError(f"store {path}: found no file; a run makes it, or `store import RUNS`")
+    refuse_foreign(path)
     if not read_only:
         _make_folder(path.parent)
     engine = create_engine(
@@ -69,6 +71,28 @@ def _sqlite(path: Path, read_only: bool) -> Engine:
     )
     _prepare(engine, read_only)
     return engine
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raises UsageError for a database of another program, before anything is written to it: also the kind of its log.
+
+    An empty file is a new store. What is no database is said by the first query.
+    """
+    if not path.is_file() or path.stat().st_size == 0:
+        return
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?{_mode(path, True)}", uri=True)) as connection:
+            names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            (mark,) = connection.execute("PRAGMA application_id").fetchone()
+    except sqlite3.Error:
+        return
+    others = sorted(name for name in names if not name.startswith("sqlite_"))
+    if (others and not names >= OWN_TABLES) or mark:
+        raise UsageError(
+            f"store {path}: found a database of another program (tables {', '.join(others[:5]) or 'none'}), expected a "
+            "store of Levelfield or no file. Nothing was written to it; name another file with --store or "
+            "LEVELFIELD_STORE"
+        )
 
 
 def _make_folder(folder: Path) -> None:

@@ -42,6 +42,34 @@ def test_a_file_that_is_no_store_is_named(tmp_path: Path) -> None:
     assert file.read_text().startswith("a shopping list")
 
 
+FOREIGN = {
+    "another program's": "CREATE TABLE bookmarks (url TEXT)",
+    "another program's with alembic": "CREATE TABLE alembic_version (version_num TEXT); CREATE TABLE experiments (a)",
+    "of a program with a mark": "PRAGMA application_id = 252006674",
+    "with one name of ours": "CREATE TABLE run (distance REAL)",
+}
+
+
+@pytest.mark.parametrize("made", FOREIGN)
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_database_of_another_program_is_refused_and_left_as_it_is(tmp_path: Path, made: str, read_only: bool) -> None:
+    """Also its kind of log: a write-ahead log would make two files beside it."""
+    file = tmp_path / "places.sqlite"
+    connection = sqlite3.connect(file)
+    connection.executescript(FOREIGN[made])
+    connection.close()
+    before = file.read_bytes()
+    with pytest.raises(UsageError, match=r"found a database of another program.*Nothing was written to it"):
+        Store.open(str(file), read_only=read_only)
+    assert file.read_bytes() == before and [path.name for path in tmp_path.iterdir()] == ["places.sqlite"]
+
+
+def test_an_empty_file_becomes_a_store(tmp_path: Path) -> None:
+    (tmp_path / "new.sqlite").touch()
+    with Store.open(str(tmp_path / "new.sqlite")) as store:
+        assert store.run_ids() == []
+
+
 def test_damaged_pages_are_found_by_check_and_named_by_a_query(path: Path) -> None:
     content = bytearray(path.read_bytes())
     middle = len(content) // 2
