@@ -529,7 +529,8 @@ def _export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("case", metavar="CASE", help="the name of a case; `list cases` shows all")
     parser.add_argument("--format", choices=("hf",), required=True, help="hf: safetensors and config.json")
     parser.add_argument("--scale", choices=("full", "smoke"), default="smoke", help="default: smoke")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to write")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to write; empty or new")
+    parser.add_argument("--force", action="store_true", help="replace what is in the folder")
 
 
 _BUILDERS = {

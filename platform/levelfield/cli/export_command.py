@@ -10,6 +10,6 @@ from levelfield.publish.export import export_hf
 
 def execute(options: argparse.Namespace) -> int:
     work = Registry(options.plugins, case_files=options.case_file).case(options.case).work(options.scale)
-    for path in export_hf(work, options.output):
+    for path in export_hf(work, options.output, options.force):
         print(path)
     return 0

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from levelfield.errors import UsageError
 from levelfield.publish.mixture_export import mixture_arrays, mixture_config
 from levelfield.publish.rotary_export import refuse_others, rotary_arrays, rotary_config
 from levelfield.specs.case import Model, Work
@@ -26,11 +27,13 @@ Arrays = Mapping[str, Array]
 _GPT_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
 
 
-def export_hf(work: Work, output: Path) -> list[Path]:
+def export_hf(work: Work, output: Path, replace: bool = False) -> list[Path]:
     """Write the initial weights of `work` as `config.json` and `model.safetensors`, which from_pretrained reads.
 
-    Needs memory for all parameters in float32. Raises UsageError when the architecture has no equivalent.
+    Needs memory for all parameters in float32. Raises UsageError when the architecture has no equivalent, and for a
+    folder that holds anything, unless `replace`: trained weights have the same names.
     """
+    _refuse_full(output, replace)
     config = hf_config(work.model, work.training.sequence_length)
     arrays = to_hf(work.model, initial_arrays(work))
     output.mkdir(parents=True, exist_ok=True)
@@ -38,6 +41,16 @@ def export_hf(work: Work, output: Path) -> list[Path]:
     paths[0].write_text(json.dumps(config, indent=2) + "\n")
     save_file(dict(arrays), paths[1], metadata={"format": "pt"})
     return paths
+
+
+def _refuse_full(output: Path, replace: bool) -> None:
+    if output.exists() and not output.is_dir():
+        raise UsageError(f"--output {output}: found a file, expected a folder or nothing")
+    if not replace and output.is_dir() and (found := sorted(path.name for path in output.iterdir())):
+        raise UsageError(
+            f"--output {output}: found {', '.join(found[:3])}{' and more' if found[3:] else ''}, expected an empty "
+            "folder or none. Name another one, or replace what is there with --force"
+        )
 
 
 def initial_arrays(work: Work) -> dict[str, Array]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from levelfield.cli.main import main
 from levelfield.errors import UsageError
 from levelfield.publish import export
 from levelfield.specs.architecture import Experts, Router
@@ -180,3 +182,19 @@ def test_a_mixture_has_a_matrix_for_each_expert() -> None:
     for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2")):
         found = named[f"model.layers.0.block_sparse_moe.experts.3.{theirs}.weight"]
         assert np.array_equal(found, arrays[f"layers.0.mlp.experts.{ours}.weight"][3])
+
+
+def test_a_folder_that_holds_weights_is_left_as_it_is(tmp_path: Path) -> None:
+    """Trained weights have the names that an export writes."""
+    weights = tmp_path / "model.safetensors"
+    weights.write_text("a month of training")
+    with pytest.raises(UsageError, match=r"found model\.safetensors, expected an empty folder or none.*--force"):
+        export.export_hf(WORK, tmp_path)
+    with pytest.raises(UsageError, match="found a file"):
+        export.export_hf(WORK, weights, replace=True)
+    assert weights.read_text() == "a month of training" and len(list(tmp_path.iterdir())) == 1
+    assert main(["export", "tiny", "--plugins", str(PLUGINS), "--format", "hf", "--output", str(tmp_path)]) == 2
+    written = export.export_hf(WORK, tmp_path, replace=True)
+    assert [path.name for path in written] == ["config.json", "model.safetensors"]
+    (tmp_path / "empty").mkdir()
+    assert export.export_hf(WORK, tmp_path / "empty") and export.export_hf(WORK, tmp_path / "new")
