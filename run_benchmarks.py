@@ -65,6 +65,9 @@ def order_modules():
     The environment's packages come before those of PYTHONPATH. They are named by the environment's own folder: the
     link `.venv` may lead to another one while this process runs.
     """
+    if os.environ.get("LEVELFIELD_NO_BOOTSTRAP") == "1":  # the user's Python stays as it is
+        sys.path[:] = [PLATFORM] + [p for p in sys.path if os.path.realpath(p) != ROOT]
+        return
     given = [os.path.realpath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isdir(p)]
     found = [os.path.realpath(p) for p in sys.path if p]
     own = [p for p in found if p not in given and p != ROOT]
