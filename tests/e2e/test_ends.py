@@ -65,6 +65,20 @@ def test_a_rank_that_cannot_be_killed_gives_a_result_and_keeps_its_devices(bench
     assert (again.returncode, json.loads(again.stdout)[0]["status"]["word"]) == (0, "valid")
 
 
+def test_a_stopped_rank_of_a_killed_platform_is_ended_before_the_next_run(benchmark: Benchmark) -> None:
+    """Beside it the next run on the same device was valid: a stopped process does not notice that it is an orphan."""
+    process = begun(benchmark, LONG)
+    rank = trainings(benchmark.runs)[1].pid
+    os.kill(rank, signal.SIGSTOP)
+    content = "".join(path.read_text() for path in Path(benchmark.variables["LEVELFIELD_LOCKS"]).glob("*.lock"))
+    assert f"/{rank}/" in content, "the locks name the ranks while they run"
+    process.kill()
+    process.communicate()
+    again = benchmark.run(*TINY)
+    assert (again.returncode, json.loads(again.stdout)[0]["status"]["word"]) == (0, "valid")
+    assert trainings(benchmark.runs) == {}
+
+
 @pytest.mark.thorough  # tests/core has each part of it
 def test_a_run_is_called_running_while_it_does_and_no_longer_when_its_platform_was_killed(
     benchmark: Benchmark,

@@ -1,7 +1,7 @@
 """Locks devices against all users of a machine, by one file for each device.
 
-The kernel releases a lock when its process ends, however it ends. A rank that SIGKILL does not end still holds the
-device then: the file names its process, and the device stays locked until that process has ended.
+The kernel releases a lock when its process ends, however it ends. A rank of a killed platform, or one that SIGKILL does
+not end, still holds the device then: the file names the ranks, and the device stays locked until they have ended.
 """
 
 from __future__ import annotations
@@ -34,9 +34,16 @@ class DeviceLocks:
         self._files = files
 
     def keep(self, processes: Sequence[int]) -> None:
-        """Keep the devices locked until these processes of this machine have ended."""
+        """Keep the devices locked until these processes of this machine have ended, and no longer until others have.
+
+        It is called with the ranks when they start, because this process may be killed, and with those left at the end.
+        """
         found = [identity for identity in map(identity_of, processes) if identity]
         for file in self._files:
+            file.seek(0)
+            first = file.readline(MOST_BYTES).rstrip(b"\n")
+            file.seek(len(first))
+            file.truncate()
             _write(file, "".join(f"\n{HELD}{identity.to_text()}" for identity in found))
 
 
@@ -89,10 +96,21 @@ def _holder(content: str) -> str | None:
         identity = identity_from(line[len(HELD) :] if line.startswith(HELD) else line)
         if identity and is_alive(identity):
             return (
-                f"process {identity.process}, which SIGKILL did not end (see its state in "
+                f"process {identity.process}, {_why_left(identity.process)} (see its state in "
                 f"/proc/{identity.process}/status); it belongs to {_run_of(content)}"
             )
     return None
+
+
+def _why_left(process: int) -> str:
+    """Return why a process still runs. Only its user's next run ends what a killed platform left."""
+    try:
+        os.kill(process, 0)
+    except PermissionError:
+        return "which the killed platform of another user left"
+    except OSError:
+        pass
+    return "which SIGKILL did not end"
 
 
 def _opened(path: Path) -> int:

@@ -12,6 +12,7 @@ from levelfield.node.assignment import Assignment
 from levelfield.node.device_files import DeviceInUse, DeviceLocks, device_locked, lock_folder
 from levelfield.node.heartbeat_watch import HeartbeatWatch, WatchedTime
 from levelfield.node.host_counters import host_counters
+from levelfield.node.left_ranks import end_left_ranks, new_mark
 from levelfield.node.memory_kills import MemoryKillWatch
 from levelfield.node.node_checks import Refusal, check_code, check_environment, check_name, check_port, digest_here
 from levelfield.node.node_facts import node_facts, tool_output
@@ -44,7 +45,8 @@ class NodeDuty:
 
     def __init__(self, assignment: Assignment, stop: Stop, platform: PlatformLine | None) -> None:
         self._work, self._stop, self._platform = assignment, stop, platform
-        self._ranks = Ranks()
+        self._ranks = Ranks(new_mark())
+        self._device_locks = DeviceLocks(())
         self._noted: set[int] = set()
         self._kills = MemoryKillWatch()
         self._record = NodeRecord(assignment.root / f"nodes/node{assignment.node_rank}.record.jsonl")
@@ -52,12 +54,12 @@ class NodeDuty:
     def run(self) -> int:
         """Do the work, and return the exit code. Every rank has ended then that SIGKILL ends."""
         ending: Ending | None = None
-        locks = DeviceLocks(())
         with ExitStack() as stack:
             try:
                 ending = self._refusal()
                 if ending is None:
-                    locks = self._locks(stack)
+                    end_left_ranks()
+                    self._device_locks = self._locks(stack)
                     ending = self._trained()
             except DeviceInUse as error:
                 ending = self._refused(Refusal("device-taken", str(error)), DEVICE_TAKEN)
@@ -66,7 +68,7 @@ class NodeDuty:
             finally:
                 self._ranks.stop()
                 ends = self._ranks.ends()
-                locks.keep([end["process"] for end in ends if "process" in end])
+                self._device_locks.keep([end["process"] for end in ends if "process" in end])
                 ending = ending or FAULT
                 kills = self._kills.found(self._ranks.processes())
                 killed = {"oom_kills": kills.number, "oom_evidence": kills.evidence} if kills.number else {}
@@ -133,6 +135,7 @@ class NodeDuty:
             environment = self._work.environment(process, os.environ)
             self._ranks.start(process["rank"], list(process["argv"]), environment, process["log"])
         self._record.write("ranks-started", processes=self._ranks.processes())
+        self._device_locks.keep(self._ranks.processes())
         clock = WatchedTime(lambda: time.monotonic())
         heartbeats = HeartbeatWatch(self._work.events, self._work.heartbeat_seconds)
         while alive := self._ranks.alive():

@@ -22,13 +22,19 @@ POLL_SECONDS = 0.1
 SETTLE_SECONDS = 3.0  # after one rank has failed: time for the others to write their errors
 TERMINATE_SECONDS = 2.0  # between SIGTERM and SIGKILL; both together stay well under the five seconds of Ctrl-C
 KILL_SECONDS = 5.0  # after SIGKILL; a process that a driver or a frozen cgroup holds in the kernel never ends
+MARK = "LEVELFIELD_STARTED_BY"  # in each rank and what it starts: who started it (left_ranks.py)
 FIRST_FOR_MEMORY = 500  # ranks count half of all memory more: out of memory, the kernel ends a rank, not the platform
 
 
 class Ranks:
-    """Processes by rank. Each process leads its own session, so that its whole group can be ended."""
+    """Processes by rank. Each process leads its own session, so that its whole group can be ended.
 
-    def __init__(self) -> None:
+    mark: by it are found and ended also the processes that have left their group. Without one none are.
+    """
+
+    def __init__(self, mark: str = "") -> None:
+        self._mark = mark
+        self._escaped: set[int] = set()
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._stopped: set[int] = set()
         self._held: dict[int, str] = {}
@@ -38,7 +44,7 @@ class Ranks:
         with Path(log).open("wb") as output:
             self._running[rank] = subprocess.Popen(
                 argv,
-                env=environment,
+                env={**environment, MARK: self._mark} if self._mark else environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -75,8 +81,22 @@ class Ranks:
         self._wait(left, TERMINATE_SECONDS)
         self._signal(set(self._running), signal.SIGKILL)
         self._wait(left, KILL_SECONDS)
+        self._end_escaped()
         self._held.update({rank: state_of(self._running[rank].pid) for rank in left & set(self.alive())})
         self._stopped |= left
+
+    def _end_escaped(self) -> None:
+        """End what ranks have started in sessions of their own. Wait a bounded time, once for each process."""
+        deadline = time.monotonic() + KILL_SECONDS
+        known = {*self.processes(), *self._escaped}
+        while self._mark and (found := set(marked(self._mark)) - known):
+            for process in found:
+                with contextlib.suppress(OSError):
+                    os.kill(process, signal.SIGKILL)
+            if time.monotonic() > deadline:
+                self._escaped |= found
+                return
+            time.sleep(POLL_SECONDS / 5)
 
     def _wait(self, ranks: set[int], seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -121,6 +141,27 @@ def _end(rank: int, code: int | None, stopped: bool) -> dict[str, Any]:
         "signal": -code if by_signal and code is not None else None,
         "stopped_by_us": stopped,
     }
+
+
+def marked(mark: str) -> list[int]:
+    """Return the processes of this user whose mark begins so; with an empty one all that have a mark."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for place in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it ended meanwhile, or belongs to another user
+            content = place.read_bytes()
+            if content.startswith(wanted) or b"\0" + wanted in content:
+                found.append(int(place.parent.name))
+    return found
+
+
+def variables_of(process: int) -> dict[str, str]:
+    """Return the variables with which a process was started; none where they cannot be read."""
+    try:
+        content = Path(f"/proc/{process}/environ").read_bytes().decode(errors="replace")
+    except OSError:
+        return {}
+    return dict(line.partition("=")[::2] for line in content.split("\0") if "=" in line)
 
 
 def stat_of(process: int) -> list[str]:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from io import FileIO
 
 from levelfield.errors import RunFailed
 from levelfield.node.device_files import DeviceInUse, DeviceLocks, device_locked, lock_folder
+from levelfield.node.left_ranks import end_left_ranks
 from levelfield.specs.plan import Plan
 
 __all__ = ["DeviceInUse", "DeviceLocks", "devices_locked"]
 
 
 @contextmanager
-def devices_locked(plan: Plan) -> Iterator[DeviceLocks]:
+def devices_locked(plan: Plan, say: Callable[[str], None] = lambda text: None) -> Iterator[DeviceLocks]:
     """Lock the plan's devices until the block ends. A host that is divided into shares has none to lock.
+
+    What a killed platform left is ended first: it may use a device, or memory and cores of the host.
 
     Raises DeviceInUse, or RunFailed where a lock cannot be made.
     """
+    for sentence in end_left_ranks():
+        say(sentence)
     with ExitStack() as stack:
         devices = [f"{plan.hardware.vendor}-{index}" for index in plan.hardware.device_indices]
         yield DeviceLocks([stack.enter_context(_locked(device, plan.run_id)) for device in devices])

@@ -18,6 +18,7 @@ from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import CorpusError, RunFailed, UsageError
 from levelfield.judge.collector import collect
 from levelfield.measure.utilisation import ABOVE_PEAK
+from levelfield.node.left_ranks import own_ranks
 from levelfield.plan.peak import with_peak
 from levelfield.report.markdown import run_report
 from levelfield.run import peak_probe
@@ -166,10 +167,10 @@ def _attempt(
     _write_inputs(plan, paths, copies)
     runtime, launcher = means(plan)
     try:
-        with _locked_here(plan) as locks, runtime.in_use(plan, listener.say) as ready:
+        with _locked_here(plan, listener.say) as locks, runtime.in_use(plan, listener.say) as ready:
             _before_training(plan, vendor, paths, listener, ready, launcher)
             plan = with_peak(plan, peak_probe.peaks_for(plan, machine, ready, listener.say))
-            outcome = _execute(plan, vendor, paths, listener, ready, launcher)
+            outcome = _execute(plan, vendor, paths, listener, ready, launcher, locks)
             locks.keep([end.process for end in outcome.ends if end.process is not None])
             return outcome
     except DeviceInUse as error:
@@ -221,7 +222,13 @@ def _before_training(
 
 
 def _execute(
-    plan: Plan, vendor: Vendor, paths: RunPaths, listener: Listener, runtime: ReadyRuntime, launcher: Launcher
+    plan: Plan,
+    vendor: Vendor,
+    paths: RunPaths,
+    listener: Listener,
+    runtime: ReadyRuntime,
+    launcher: Launcher,
+    locks: DeviceLocks,
 ) -> Outcome:
     request = launcher.request(plan, paths, runtime)
     with _written_before_training(paths):
@@ -237,7 +244,7 @@ def _execute(
     listener.say(f"training {plan.work.training.steps} steps on {plan.world_size} device(s)")
     follower = Follower(paths.events, plan)
     with _sampled_here(plan, vendor, paths):
-        outcome = speaking(launcher, listener.say).execute(request, _watch(plan, follower, listener))
+        outcome = speaking(launcher, listener.say).execute(request, _keeping(locks, _watch(plan, follower, listener)))
     _read_nodes(plan, vendor, paths)
     return corpus.judged(code.judged(replace(outcome, seen=_seen(plan, follower))), listener.say)
 
@@ -247,6 +254,20 @@ def _read_nodes(plan: Plan, vendor: Vendor, paths: RunPaths) -> None:
     with suppress(OSError):
         read_nodes(paths, plan, vendor)
         read_software(paths, plan, vendor)
+
+
+def _keeping(locks: DeviceLocks, watch: Watch) -> Watch:
+    """Return the same watch, which at its first call names the ranks in the locks: this process may be killed."""
+    is_kept = False
+
+    def watching_and_keeping() -> None:
+        nonlocal is_kept
+        if not is_kept:
+            is_kept = True
+            locks.keep(own_ranks())
+        watch()
+
+    return watching_and_keeping
 
 
 def _watch(plan: Plan, follower: Follower, listener: Listener) -> Watch:
@@ -264,9 +285,9 @@ def _seen(plan: Plan, follower: Follower) -> dict[str, dict[str, tuple[int, int]
     return {} if plan.launch else follower.seen
 
 
-def _locked_here(plan: Plan) -> AbstractContextManager[DeviceLocks]:
+def _locked_here(plan: Plan, say: Callable[[str], None]) -> AbstractContextManager[DeviceLocks]:
     """Lock the devices of this machine. Where a launcher reaches other nodes, each node locks its own."""
-    return nullcontext(DeviceLocks(())) if plan.launch else devices_locked(plan)
+    return nullcontext(DeviceLocks(())) if plan.launch else devices_locked(plan, say)
 
 
 def _sampled_here(plan: Plan, vendor: Vendor, paths: RunPaths) -> AbstractContextManager[None]:

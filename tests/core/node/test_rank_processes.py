@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from levelfield.node.rank_processes import FIRST_FOR_MEMORY
+from levelfield.node import device_files, left_ranks, rank_processes
+from levelfield.node.left_ranks import end_left_ranks, new_mark, own_ranks
+from levelfield.node.process_identity import identity_of
+from levelfield.node.rank_processes import FIRST_FOR_MEMORY, Ranks, marked, state_of
 from plans import ROOT
 
 STARTING = """
@@ -33,3 +39,118 @@ def test_the_kernel_ends_a_rank_before_the_platform_when_memory_ends(tmp_path: P
     environment = {"PYTHONPATH": str(ROOT / "platform")}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
     assert [int(line) for line in done.stdout.split()] == [rank, platform]
+
+
+# -- what leaves a rank's group, and what a killed platform leaves
+
+PLATFORM = """
+import sys, time
+from pathlib import Path
+from levelfield.node.left_ranks import new_mark
+from levelfield.node.rank_processes import Ranks
+
+ranks = Ranks(new_mark())
+ranks.start(0, ["sh", "-c", sys.argv[1]], {"PATH": "/usr/bin:/bin", "LEVELFIELD_JOB": "/the_run/job.json"}, sys.argv[2])
+print(ranks.processes()[0], flush=True)
+time.sleep(60)
+"""
+WITH_CHILD = "setsid sh -c 'echo $$ >&2; sleep 60; true' & sleep 0.2; {}"
+
+
+def until(condition: object) -> bool:
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:  # type: ignore[operator]
+        time.sleep(0.02)
+    return bool(condition())  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("end", ["exit 0", "exit 3", "sleep 60"])
+def test_a_child_in_a_session_of_its_own_ends_with_the_ranks(tmp_path: Path, end: str) -> None:
+    log, ranks = tmp_path / "log", Ranks(new_mark())
+    ranks.start(0, ["sh", "-c", WITH_CHILD.format(end)], {"PATH": os.environ["PATH"]}, str(log))
+    assert until(lambda: log.read_text().strip())
+    child = int(log.read_text())
+    assert child in own_ranks()
+    until(lambda: not ranks.alive() or "sleep" in end)
+    ranks.stop()
+    assert state_of(child) in ("?", "Z") and own_ranks() == []
+
+
+def test_the_ranks_of_another_start_go_on(tmp_path: Path) -> None:
+    first, second = Ranks(new_mark()), Ranks(new_mark())
+    for ranks in (first, second):
+        ranks.start(0, ["sleep", "60"], {"PATH": os.environ["PATH"]}, str(tmp_path / "log"))
+    first.stop()
+    assert (first.alive(), second.alive()) == ([], [0])
+    second.stop()
+
+
+def test_a_child_that_cannot_be_ended_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, ranks = tmp_path / "log", Ranks(new_mark())
+    ranks.start(0, ["sh", "-c", WITH_CHILD.format("exit 0")], {"PATH": os.environ["PATH"]}, str(log))
+    assert until(lambda: log.read_text().strip())
+    with monkeypatch.context() as patch:
+        patch.setattr(rank_processes.os, "kill", lambda process, number: None)
+        patch.setattr(rank_processes, "KILL_SECONDS", 0.3)
+        ranks.stop()
+        begun = time.monotonic()
+        ranks.stop()
+        assert time.monotonic() - begun < 0.3
+    os.kill(int(log.read_text()), signal.SIGKILL)
+
+
+@pytest.mark.drill
+def test_a_stopped_rank_of_a_killed_platform_is_ended_by_the_next_run(tmp_path: Path) -> None:
+    """It does not notice that it is an orphan. Another test's run may be that next run."""
+    argv = [sys.executable, "-c", PLATFORM, "sleep 60; true", str(tmp_path / "log")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "platform")}
+    with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True) as platform:
+        assert platform.stdout is not None
+        rank = int(platform.stdout.readline())
+        os.kill(rank, signal.SIGSTOP)
+        said = end_left_ranks()
+        assert rank in marked("") and not any(f"process {rank}," in each for each in said), "its platform lives"
+        platform.kill()
+    said = end_left_ranks()
+    assert all("which the killed platform of " in each and each.endswith(" left, was ended") for each in said)
+    assert state_of(rank) in ("?", "Z")
+
+
+def test_a_rank_that_cannot_be_ended_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = subprocess.Popen(["true"])
+    identity = identity_of(gone.pid)
+    gone.wait()
+    assert identity is not None
+    variables = {rank_processes.MARK: f"{identity.to_text()}/0", "LEVELFIELD_JOB": "/runs/the_run/job.json"}
+    monkeypatch.setattr(left_ranks, "marked", lambda mark: [12345])
+    monkeypatch.setattr(left_ranks, "variables_of", lambda process: variables)
+    monkeypatch.setattr(left_ranks.os, "kill", lambda process, number: None)
+    monkeypatch.setattr(left_ranks, "KILL_SECONDS", 0.1)
+    assert end_left_ranks() == ["process 12345, which the killed platform of the_run left, cannot be ended"]
+
+
+@pytest.mark.parametrize("is_others", [False, True])
+def test_a_rank_that_lives_keeps_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_others: bool) -> None:
+    """Its platform has named it in the lock when it started: after a kill nobody else can."""
+
+    def kill(process: int, number: int) -> None:
+        if is_others:
+            raise PermissionError
+
+    with device_files.device_locked(tmp_path / "locks", "fake-0", "the_run") as file:
+        device_files.DeviceLocks([file]).keep([os.getpid()])
+    monkeypatch.setattr(device_files.os, "kill", kill)
+    why = "which the killed platform of another user left" if is_others else "which SIGKILL did not end"
+    says = f"in use by process {os.getpid()}, {why} .* belongs to run the_run"
+    refused = pytest.raises(device_files.DeviceInUse, match=says)
+    with refused, device_files.device_locked(tmp_path / "locks", "fake-0", "next"):
+        pytest.fail("it got a device that a process may still use")
+
+
+def test_a_run_that_ends_well_keeps_nothing(tmp_path: Path) -> None:
+    with device_files.device_locked(tmp_path / "locks", "fake-0", "the_run") as file:
+        locks = device_files.DeviceLocks([file])
+        locks.keep([os.getpid()])
+        locks.keep([])
+    content = (tmp_path / "locks/fake-0.lock").read_text()
+    assert content.startswith("run the_run (process ") and device_files.HELD not in content

@@ -17,6 +17,7 @@ from levelfield.contracts.execution import (
     Request,
     Watch,
 )
+from levelfield.node.left_ranks import new_mark
 from levelfield.node.memory_kills import MemoryKillWatch
 from levelfield.node.rank_processes import POLL_SECONDS, Ranks
 from levelfield.run.launchers.liveness import Liveness
@@ -37,7 +38,7 @@ class LocalLauncher:
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
         """Start all ranks and wait. Every started process group is ended before it returns or raises."""
-        kills, ranks = MemoryKillWatch(), Ranks()
+        kills, ranks = MemoryKillWatch(), Ranks(new_mark())
         outcome = self._run(request, watch, ranks)
         found = kills.found(ranks.processes())
         return replace(outcome, oom_kills=found.number, oom_evidence=found.evidence)
