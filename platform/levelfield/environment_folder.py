@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 from levelfield.errors import UsageError
 
@@ -84,6 +85,11 @@ def opened_lock(path: Path) -> int:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "found no plain file; remove it", str(path))
     return descriptor
+
+
+def lock_file(path: Path) -> TextIO:
+    """Return the lock file, opened as opened_lock does; `with` closes it."""
+    return os.fdopen(opened_lock(path), encoding="utf-8")
 
 
 def wait_for_lock(descriptor: int, path: Path, what: str, say: Say) -> None:

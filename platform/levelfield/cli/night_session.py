@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
+from levelfield import environment_folder
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.stored_references import reference_of
 from levelfield.checkout import checkout
@@ -284,7 +285,7 @@ def _only_one(runs: Path, suite: str) -> Iterator[None]:
     path = runs / f".nightly_{suite}.lock"
     try:
         runs.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
+        file = environment_folder.lock_file(path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}; name another folder with --runs") from None
     with file:

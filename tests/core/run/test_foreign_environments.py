@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -75,6 +76,13 @@ def test_a_lock_is_not_emptied(tmp_path: Path) -> None:
     (tmp_path / "a.lock").write_text("words")
     os.close(environment_folder.opened_lock(tmp_path / "a.lock"))
     assert (tmp_path / "a.lock").read_text() == "words"
+
+
+def test_no_module_opens_a_lock_by_emptying_it() -> None:
+    """All go through environment_folder.opened_lock, but a node's own part, which is sent as one file."""
+    files = [path for path in (ROOT / "platform/levelfield").rglob("*.py") if "fcntl.flock" in path.read_text()]
+    emptying = {path.name for path in files if re.search(r"""open\(["']w["']\)""", path.read_text())}
+    assert len(files) >= 6 and emptying == {"node_setup.py"}
 
 
 @pytest.mark.parametrize("has_lock", [True, False])

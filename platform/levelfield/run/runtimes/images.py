@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from levelfield import environment_folder
 from levelfield.errors import RunFailed
 from levelfield.run.runtimes.engine import IMAGE_LABEL, Say, first_line
 from levelfield.run.runtimes.wheels import Wheels, cache_folder, verify, wheels_of
@@ -115,7 +116,7 @@ def _pulled(client: DockerClient, reference: str) -> str:
 def _locked(log: Path) -> Iterator[None]:
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
-        lock = log.with_suffix(".lock").open("w")
+        lock = environment_folder.lock_file(log.with_suffix(".lock"))
     except OSError as error:
         raise RunFailed(f"{log.parent}: {error.strerror}") from None
     with lock:

@@ -77,7 +77,7 @@ def _fetch(image: ImagePlan, folder: Path, say: Say) -> dict[str, str]:
     """Download the wheels, or wait for another run that downloads them."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / ".lock").open("w") as lock:
+        with environment_folder.lock_file(folder / ".lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             return _listed(folder) or _run_pip(image, folder, say)
     except OSError as error:
@@ -98,7 +98,7 @@ def fetch_into(
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / ".lock").open("w") as lock:
+        with environment_folder.lock_file(folder / ".lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             source = installer.index_variables(index)
             _run(folder, python, arguments, say, source)
