@@ -33,15 +33,18 @@ def is_own(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (MARK, *STAMPS))
 
 
-def refuse_foreign(folder: Path) -> None:
-    """Raises UsageError for a place with anything that Levelfield did not make. Nothing there is touched."""
+def refuse_foreign(folder: Path, instead: str = _WITHOUT) -> None:
+    """Raises UsageError for a place with anything that Levelfield did not make. Nothing there is touched.
+
+    instead: what the user can do without this folder.
+    """
     if not os.path.lexists(folder) or is_own(folder):
         return
     found = _kind(folder)
     if found != "an empty folder":
         raise UsageError(
             f"{folder}: found {found} that Levelfield did not make, expected none. It is left as it is: move it to "
-            f"another place, then start again. Or {_WITHOUT}"
+            f"another place, then start again. Or {instead}"
         )
 
 

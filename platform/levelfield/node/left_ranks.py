@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from levelfield.node.process_identity import identity_from, is_alive, own_identity
-from levelfield.node.rank_processes import KILL_SECONDS, MARK, marked, variables_of
+from levelfield.node.rank_processes import KILL_SECONDS, MARK, marked, stat_of, variables_of
 
 _numbers = itertools.count()
 
@@ -48,9 +48,20 @@ def end_left_ranks() -> list[str]:
 def _left() -> dict[int, str]:
     """Return the marked processes whose starter is gone, each with the name of its run."""
     found = {}
-    for process in marked(""):
+    for process in set(marked("")) - _own_line():
         variables = variables_of(process)
         starter = identity_from(variables.get(MARK, "").rpartition("/")[0])
         if starter and is_alive(starter) is False:
             found[process] = Path(variables.get("LEVELFIELD_JOB", "a run/job.json")).parent.name
     return found
+
+
+def _own_line() -> set[int]:
+    """Return this process and those that it comes from: a user may start it with the variables of a rank."""
+    line = {os.getpid()}
+    process = os.getppid()
+    while process > 0 and process not in line:
+        line.add(process)
+        fields = stat_of(process)
+        process = int(fields[1]) if len(fields) > 1 else 0
+    return line

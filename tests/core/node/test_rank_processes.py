@@ -116,6 +116,20 @@ def test_a_stopped_rank_of_a_killed_platform_is_ended_by_the_next_run(tmp_path: 
     assert state_of(rank) in ("?", "Z")
 
 
+def test_a_run_with_the_variables_of_a_rank_does_not_end_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who repeats a rank by hand has them in the shell: neither that shell nor the run is a left rank."""
+    gone = subprocess.Popen(["true"])
+    identity = identity_of(gone.pid)
+    gone.wait()
+    assert identity is not None
+    ended: list[int] = []
+    monkeypatch.setattr(left_ranks, "marked", lambda mark: [os.getpid(), os.getppid()])
+    monkeypatch.setattr(left_ranks, "variables_of", lambda process: {rank_processes.MARK: f"{identity.to_text()}/0"})
+    monkeypatch.setattr(left_ranks.os, "kill", lambda process, number: ended.append(process))
+    monkeypatch.setattr(left_ranks, "KILL_SECONDS", 0.1)
+    assert (end_left_ranks(), ended) == ([], [])
+
+
 def test_a_rank_that_cannot_be_ended_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = subprocess.Popen(["true"])
     identity = identity_of(gone.pid)

@@ -21,6 +21,8 @@ from levelfield.plan.environment import STAMP, made_from
 from levelfield.rundir.directory import write_error, write_json
 from levelfield.specs.plan import EnvironmentPlan
 
+_WITHOUT = "give an interpreter with --python"
+
 Say = Callable[[str], None]
 
 
@@ -66,9 +68,8 @@ def _lock_file(folder: Path, is_complete: bool) -> Iterator[int | None]:
         if is_complete:
             yield None
             return
-        raise UsageError(
-            f"{error.filename or folder.parent} cannot be written: {error.strerror}; give an interpreter with --python"
-        ) from None
+        where = error.filename or folder.parent
+        raise UsageError(f"{where} cannot be written: {error.strerror}; {_WITHOUT}") from None
     try:
         yield descriptor
     finally:
@@ -98,7 +99,7 @@ def _make(plan: EnvironmentPlan, folder: Path, say: Say) -> None:
             "makes one on a machine with network), or start once without --offline"
         )
     installer.end_left(folder, say)
-    environment_folder.refuse_foreign(folder)
+    environment_folder.refuse_foreign(folder, _WITHOUT)
     why = "the requirements changed" if _stamp(folder).exists() else "first use"
     say(f"making {folder.parent.name}/{folder.name} ({why}): {', '.join(plan.requirements)}")
     environment_folder.cleared(folder)
