@@ -207,8 +207,7 @@ def _complete(places: Places, say: Say) -> Path:
         _refuse_used(places.link)
     if not _is_left_whole(places):
         _refuse_used(places.folder)
-        say("first start: making .venv with the platform's own packages (requirements.lock)")
-        _install(places)
+        _install(places, say)
     _switch(places)
     _remove_unused(places)
     say(".venv is ready")
@@ -231,9 +230,10 @@ def _is_left_whole(places: Places) -> bool:
     return not lacking(places.folder, places.packages, with_files=True)
 
 
-def _install(places: Places) -> None:
+def _install(places: Places, say: Say) -> None:
     folder = places.folder
-    environment_folder.cleared(folder)
+    environment_folder.cleared(folder)  # before a word: where nothing can be written, nothing is made
+    say("first start: making .venv with the platform's own packages (requirements.lock)")
     quiet: Say = lambda line: None  # noqa: E731
     installer.run([sys.executable, "-m", "venv", str(folder)], folder, quiet)
     python, lock = str(folder / "bin" / "python"), str(places.root / "requirements.lock")

@@ -208,3 +208,16 @@ def test_an_old_python_gets_a_sentence(python: Path | None) -> None:
 
 def test_old_pythons_can_parse_the_entry() -> None:
     ast.parse((ROOT / "run_benchmarks.py").read_text(), feature_version=(3, 7))
+
+
+def test_where_nothing_can_be_written_no_making_is_said(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for an ordinary user in root's checkout, whose Python lies in root's home."""
+
+    def refused(folder: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    said: list[str] = []
+    monkeypatch.setattr(environment_folder, "cleared", refused)
+    with pytest.raises(UsageError, match=r"cannot write .*levelfield-.*: Permission denied"):
+        python_to_start(root, said.append)
+    assert said == []

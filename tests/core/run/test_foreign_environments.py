@@ -97,6 +97,26 @@ def test_a_complete_environment_is_used_where_nothing_can_be_written(
     (Path(wanted.folder) / "levelfield-environment.json").write_text('{"digest": "d"}')
     if has_lock:
         Path(f"{wanted.folder}.lock").touch()
+    nothing_can_be_written(monkeypatch)
+    use(wanted)
+
+
+@pytest.mark.parametrize("there", ["nothing", "a pipe", "a link"])
+def test_a_lock_that_cannot_be_written_says_why(tmp_path: Path, there: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried again to read only, which must not hide the reason, nor take a pipe or a link."""
+    lock = tmp_path / "a.lock"
+    if there == "a pipe":
+        os.mkfifo(lock)
+    if there == "a link":
+        lock.symlink_to(tmp_path / "other")
+    nothing_can_be_written(monkeypatch)
+    says = {"nothing": "Permission denied", "a pipe": "found no plain file", "a link": "found a link"}
+    with pytest.raises(OSError, match=says[there]):
+        environment_folder.opened_lock(lock)
+
+
+def nothing_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in another user's folder; root may write everywhere."""
     real = os.open
 
     def refusing(path: str, flags: int, *more: int, **keys: object) -> int:
@@ -105,7 +125,6 @@ def test_a_complete_environment_is_used_where_nothing_can_be_written(
         return real(path, flags, *more, **keys)  # type: ignore[arg-type]
 
     monkeypatch.setattr(environment_folder.os, "open", refusing)
-    use(wanted)
 
 
 @pytest.mark.drill
