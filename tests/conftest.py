@@ -20,6 +20,8 @@ collect_ignore = ["packages"]  # their own tests, which need them installed; ven
 
 # Tests press Ctrl-C; a shell that starts them in the background has it ignored, by them and by all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by nohup; a handler is not inherited by what tests start
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
 os.environ["XDG_CONFIG_HOME"] = os.devnull  # nobody's private chips have a part in these tests
 os.environ["LEVELFIELD_STORE"] = "none"  # no test writes to the user's store; tests of stores name their own
 

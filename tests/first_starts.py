@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import stat
 import sys
 import tempfile
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def main() -> int:
     options = _options()
+    _let_starts_hear_signals()
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="first starts ") as folder:
         Path(folder).chmod(0o755)
@@ -50,6 +52,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="rows with this word in their name")
     parser.add_argument("--code", type=Path, default=ROOT, help="another checkout, whose starts are judged")
     return parser.parse_args()
+
+
+def _let_starts_hear_signals() -> None:
+    """nohup, or a shell's background job, has signals ignored by all that is started. A handler is not inherited."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: None)
 
 
 def _top() -> set[Path]:

@@ -27,7 +27,7 @@ from levelfield.specs.plan import EnvironmentPlan
 with environment_in_use(EnvironmentPlan.model_validate_json(Path(sys.argv[1]).read_text()), print):
     pass
 """
-SLOW = "#!/bin/sh\nfor folder; do :; done\nsleep 600 &\ntouch $folder/begun\nsleep 600\n"
+SLOW = "#!/bin/sh\nfor folder; do :; done\nsleep 60 &\ntouch $folder/begun\nsleep 60\n"
 
 
 def plan(folder: Path, **more: object) -> EnvironmentPlan:
