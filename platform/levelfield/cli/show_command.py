@@ -16,6 +16,7 @@ from levelfield.errors import UnknownName, UsageError
 from levelfield.measure.parameter_counts import parameters
 from levelfield.specs.case import Case, Scale
 from levelfield.specs.tuning import TuningRow
+from levelfield.specs.yaml_words import WordDumper
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -38,7 +39,7 @@ def execute(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(content, indent=2, ensure_ascii=False))
     else:
-        print(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=80), end="")
+        print(yaml.dump(content, Dumper=WordDumper, sort_keys=False, allow_unicode=True, width=80), end="")
     return 0
 
 

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from levelfield.errors import DocumentError
 from levelfield.specs.bounded_reading import read_mapping
+from levelfield.specs.changed_types import changed_types
 
 T = TypeVar("T", bound="Value")
 # json_schema_extra of a field that came after digests of its document had been stored: they stay as they were.
@@ -72,9 +73,12 @@ def parse(cls: type[T], content: Any, origin: str) -> T:
     if issubclass(cls, Document):
         _check_schema(cls, content.pop("schema", None), origin)
     try:
-        return cls.model_validate(content)
+        value = cls.model_validate(content)
     except ValidationError as error:
         raise DocumentError(_explain(error, origin, cls)) from None
+    if changed := [f"{origin}: {_key(place)}: {said}" for place, said in changed_types(content, value)]:
+        raise DocumentError("\n".join(sorted(changed)))
+    return value
 
 
 def dump(document: Document) -> str:

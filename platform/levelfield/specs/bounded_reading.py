@@ -1,6 +1,7 @@
 """Reads YAML and JSON files that anyone may have written: bounded in depth, in values and in the size of numbers.
 
-A file beyond a bound is an error that names the file and the bound. Nothing here crashes or fills the memory.
+Words without quotes are read by `yaml_words`. A file beyond a bound is an error that names the file and the bound.
+Nothing here crashes or fills the memory.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import yaml
 
 from levelfield.errors import DocumentError
 from levelfield.specs.plain_json import plain_json
+from levelfield.specs.yaml_words import DifferentValues, check, tag_of, whole_number
 
 MOST_BYTES = 64 * 2**20  # of a file; the largest of the repository has 60 KB
 MOST_LEVELS = 100  # of nested lists and mappings; the interpreter's own stack ends some hundreds deeper
 MOST_VALUES = 1_000_000  # with every alias of YAML counted as what it stands for
 MOST_DIGITS = 25  # of a whole number; 2**64 has 20
+_SHOWN = 60  # characters of a line in a message
+_OF_TAGS = (ValueError, LookupError, TypeError, AttributeError)  # of PyYAML for a value such as `!!bool maybe`
 
 
 def read_mapping(path: Path) -> Any:
@@ -29,7 +33,10 @@ def read_mapping(path: Path) -> Any:
             return _json(text)
         _check_events(text)
         return yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError) as error:
+    except DifferentValues as error:
+        line = text.splitlines()[error.line - 1].strip()[:_SHOWN]
+        raise DocumentError(f"{path}: line {error.line}, `{line}`: {error}") from None
+    except (yaml.YAMLError, *_OF_TAGS) as error:
         kind = path.suffix.lstrip(".") or "YAML"
         raise DocumentError(f"{path}: not valid {kind}: {' '.join(str(error).split())}") from None
     except RecursionError:
@@ -56,6 +63,15 @@ def _text(path: Path) -> str:
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """A YAML loader that rejects duplicate keys. Other loaders silently use the last one."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        """Return the tag of a node that has none in the file."""
+        return tag_of(value) if kind is yaml.ScalarNode and implicit[0] else super().resolve(kind, value, implicit)
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        if isinstance(node, yaml.ScalarNode):
+            check(node)
+        return super().construct_object(node, deep)
 
 
 def _check_events(text: str) -> None:
@@ -113,7 +129,7 @@ def _yaml_whole_number(loader: Any, node: Any) -> int:
     if len(node.value) > MOST_DIGITS:
         message = f"found a number of {len(node.value)} digits, expected at most {MOST_DIGITS}"
         raise yaml.constructor.ConstructorError(None, None, message, node.start_mark)
-    return int(yaml.SafeLoader.construct_yaml_int(loader, node))
+    return whole_number(node.value)
 
 
 def _mapping_without_duplicates(loader: Any, node: Any) -> dict[Any, Any]:

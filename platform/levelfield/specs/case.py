@@ -11,6 +11,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 
 from levelfield.specs.architecture import Experts, LatentAttention, Part, RopeScaling
 from levelfield.specs.base import LATER, Document, Value
+from levelfield.specs.changed_types import changed_types
 from levelfield.specs.tuning import TuningChoice
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
@@ -337,9 +338,11 @@ class Case(Document):
         scales: tuple[Scale, ...] = ("full", "smoke")
         for scale in scales:
             try:
-                self.work(scale)
+                work = self.work(scale)
             except ValidationError as error:
                 raise ValueError(f"at scale {scale}: {_flat(error)}") from None
+        if changed := [f"{'.'.join(map(str, place))}: {said}" for place, said in changed_types(self.smoke, work)]:
+            raise ValueError(f"at scale smoke: {'; '.join(changed)}")
         return self
 
 

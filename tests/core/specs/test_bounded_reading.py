@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from levelfield.errors import DocumentError, UsageError
 from levelfield.specs import bounded_reading
 from levelfield.specs.bounded_reading import read_mapping
 from levelfield.specs.selector import parse_selector
+from levelfield.specs.yaml_words import WordDumper
 
 NINE = ", ".join(["*a{}"] * 9)
 ALIASES = "\n".join(["a0: &a0 [1, 1]", *(f"a{n}: &a{n} [{NINE.format(*[n - 1] * 9)}]" for n in range(1, 12))])
@@ -68,12 +70,63 @@ def test_a_file_beyond_the_size_is_not_read(tmp_path: Path, monkeypatch: pytest.
         ("a: &x {b: 1}\nc: {<<: *x, d: 0x1f}", {"a": {"b": 1}, "c": {"b": 1, "d": 31}}),
         ("[" * 99 + "]" * 99, None),
         ("a: 18446744073709551615", {"a": 2**64 - 1}),
-        ("a: -12_000", {"a": -12000}),
+        ("a: -12000", {"a": -12000}),
     ],
 )
 def test_honest_files_are_read_as_before(tmp_path: Path, text: str, content: object) -> None:
     found = read_mapping(written(tmp_path, "good.yaml", text))
     assert content is None or found == content
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("017", "which is 15 in YAML 1.1 and 17 in YAML 1.2; write 15, 17 or '017'"),
+        ("-010", "which is -8 in YAML 1.1 and -10 in YAML 1.2; write -8, -10 or '-010'"),
+        ("08", "which is a text in YAML 1.1 and 8 in YAML 1.2; write 8 or '08'"),
+        ("1:30", "which is 90 in YAML 1.1 and a text in YAML 1.2; write 90 or '1:30'"),
+        ("1:30.5", "which is 90.5 in YAML 1.1"),
+        ("1_000", "which is 1000 in YAML 1.1 and a text in YAML 1.2; write 1000 or '1_000'"),
+        ("1_0.5", "which is 10.5 in YAML 1.1"),
+        ("0b11", "which is 3 in YAML 1.1"),
+        ("-0x1F", "which is -31 in YAML 1.1"),
+        ("yes", "which is true in YAML 1.1 and a text in YAML 1.2; write true or 'yes'"),
+        ("OFF", "which is false in YAML 1.1 and a text in YAML 1.2; write false or 'OFF'"),
+        ("1" * 400 + "_1", "which is not the same in YAML 1.1 and 1.2"),
+    ],
+    ids=lambda value: value[:8],
+)
+def test_a_word_that_two_versions_of_yaml_read_differently_is_refused(tmp_path: Path, word: str, says: str) -> None:
+    for text in (f"a: 1\n{word}: b", f"a: 1\nb: {word}", f"a: 1\nb: [{word}]", f"a: 1\nb: {{c: {word}}}"):
+        path = written(tmp_path, "a.yaml", text + "\n")
+        with pytest.raises(DocumentError) as caught:
+            read_mapping(path)
+        assert f"{path}: line 2, `{text[5:65]}`: found {word[:25]}" in str(caught.value) and says in str(caught.value)
+    for quoted in (f"'{word}'", f'"{word}"'):
+        assert read_mapping(written(tmp_path, "a.yaml", f"b: {quoted}")) == {"b": word}
+
+
+def test_other_words_are_read_by_yaml_1_2(tmp_path: Path) -> None:
+    expected = {
+        **{"1e3": 1000.0, "1e-5": 1e-5, "1.0e3": 1000.0, "+.5": 0.5, "0o17": 15, "0x1F": 31, "-0": 0, "007": 7},
+        **{"true": True, "FALSE": False, "~": None, "Null": None, "tRUE": "tRUE", "2024-01-31": "2024-01-31"},
+        **{"1.2.3": "1.2.3", "10.0.0.1:8080": "10.0.0.1:8080", "12:70": "12:70", "=": "=", "1,000": "1,000"},
+    }
+    for word, value in expected.items():
+        found = read_mapping(written(tmp_path, "a.yaml", f"b: {word}"))["b"]
+        assert (type(found), found) == (type(value), value), word
+
+
+def test_what_show_prints_is_read_back(tmp_path: Path) -> None:
+    content = {"a": ["1e3", "0o17", "017", "y", "no", "1_000", "2024-01-31", "08", "plain"], "b": [1e-5, 3, True, None]}
+    text = yaml.dump(content, Dumper=WordDumper)
+    assert read_mapping(written(tmp_path, "a.yaml", text)) == content and "- plain\n" in text
+
+
+@pytest.mark.parametrize("text", ["!!bool maybe", "!!timestamp x", "!!float ''", "!!int x", "!other x"])
+def test_a_tag_that_does_not_fit_its_value_is_an_error(tmp_path: Path, text: str) -> None:
+    with pytest.raises(DocumentError, match="not valid yaml"):
+        read_mapping(written(tmp_path, "a.yaml", f"b: {text}"))
 
 
 @pytest.mark.parametrize("counts", ["1:10000000000", "10000000000", "1:8:99999999", "1:8:" + "9" * 400])
