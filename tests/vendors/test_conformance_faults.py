@@ -155,7 +155,7 @@ PLANTS = [
     ),
     Plant("versions", "vendor.yaml", "driver ([0-9.]+)", "Driver: ([0-9.]+)", "software.driver: unreadable"),
     Plant("visible", "vendor.yaml", "visible_devices_variable: ACME_VISIBLE_DEVICES\n", "", "no visible_devices"),
-    Plant("visible", "vendor.yaml", "ACME_VISIBLE_DEVICES", "ACME-VISIBLE", "not the name of a variable"),
+    Plant("schema", "vendor.yaml", "ACME_VISIBLE_DEVICES", "ACME-VISIBLE", "found the name 'ACME-VISIBLE'"),
     Plant(
         "visible", "adapter.py", "", HEAD + "    def devices(self): return self._all_devices()\n", "devices [0, 1, 2]"
     ),

@@ -25,6 +25,12 @@ _RESERVED = {
 # A maker's libraries are found by the first, and its container runtime is told the devices by the second.
 _LIBRARIES = "LD_LIBRARY_PATH"
 _VISIBLE = re.compile(r"\w+_VISIBLE_\w+")
+# What a shell, the C library or a thread pool reads: a list of devices there would change more than the devices.
+_SYSTEM = re.compile(
+    r"HOME|USER|LOGNAME|SHELL|IFS|ENV|BASH_ENV|PWD|TMP|TMPDIR|TEMP|TZ|TERM|LANG|LANGUAGE|LC_\w+|XDG_\w+|GCONV_PATH"
+    r"|GLIBC_\w+|MALLOC_\w+|OMP_\w+|MKL_\w+|(?i:\w*_PROXY)"
+)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_NAME = re.compile(r"TOKEN(?!IZ)|SECRET|PASSW(OR)?D|KEY|CREDENTIAL|AUTH(?!OR)", re.IGNORECASE)
 SECRET_VALUE = re.compile(
     r"\b(?:hf|gh[opsur]|glpat|github_pat|npm|xox[abeprs])[_-][A-Za-z0-9_-]{16,}|\bsk-[A-Za-z0-9_-]{16,}"
@@ -45,7 +51,7 @@ def reserved(name: str, by: str = "tuning") -> str | None:
 def check(variables: dict[str, str], by: str) -> dict[str, str]:
     """Return the variables. Raises ValueError for a name that is none or is reserved, and for a value with a NUL."""
     for name, value in variables.items():
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        if not _NAME.fullmatch(name):
             raise ValueError(f"found the name {name!r}, expected letters, digits and underscores")
         if why := reserved(name, by):
             raise ValueError(f"{name} cannot be set here: {why}; leave it out")
@@ -54,6 +60,20 @@ def check(variables: dict[str, str], by: str) -> dict[str, str]:
     return variables
 
 
+def check_visible(name: str) -> str:
+    """Return the name of a variable that names devices. Raises ValueError for one with another meaning."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"found the name {name!r}, expected letters, digits and underscores")
+    why = reserved(name)
+    if why == _DEVICES:
+        return name
+    if why or _SYSTEM.fullmatch(name):
+        meaning = why or "other programs read it"
+        raise ValueError(f"found {name}, expected the variable of the maker that names devices: {meaning}")
+    return name
+
+
+VisibleVariable = Annotated[str, AfterValidator(check_visible)]
 TuningVariables = Annotated[dict[str, str], AfterValidator(lambda found: check(found, "tuning"))]
 VendorVariables = Annotated[dict[str, str], AfterValidator(lambda found: check(found, "vendor"))]
 ContainerVariables = Annotated[dict[str, str], AfterValidator(lambda found: check(found, "container"))]

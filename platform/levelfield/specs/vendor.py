@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from levelfield.specs.base import LATER, Document, Value
 from levelfield.specs.constants import AttentionKernel
 from levelfield.specs.tool import Discovery, Tool, VersionCommand
-from levelfield.specs.variables import ContainerVariables, VendorVariables
+from levelfield.specs.variables import ContainerVariables, VendorVariables, VisibleVariable
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # of a vendor or a framework: a part of file names and of Dockerfiles
 HOST_KIND = "cpu"  # the device kind of the host's own processors
@@ -195,7 +195,7 @@ class VendorFile(Document):
     name: str = Field(pattern=NAME)
     title: str
     device_kind: str
-    visible_devices_variable: str | None = None
+    visible_devices_variable: VisibleVariable | None = None
     frameworks: dict[str, FrameworkAccess] = Field(default_factory=dict)
     chips: tuple[Chip, ...]
     container: ContainerAccess = ContainerAccess()

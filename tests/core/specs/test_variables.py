@@ -62,6 +62,15 @@ def test_nor_can_a_vendor_set_it(name: str) -> None:
             parse(VendorFile, vendor(container={"environment": {name: "1"}}), "v.yaml")
 
 
+def test_a_list_of_devices_goes_into_no_variable_with_another_meaning() -> None:
+    further = ("HOME", "TMPDIR", "BASH_ENV", "LC_ALL", "OMP_NUM_THREADS", "https_proxy", "A B", "", "A=B")
+    for name in [*further, *(each for each in RESERVED if "_VISIBLE_" not in each)]:
+        with pytest.raises(DocumentError, match=r"v\.yaml: key 'visible_devices_variable': found .*, expected "):
+            parse(VendorFile, vendor(visible_devices_variable=name), "v.yaml")
+    for name in ("CUDA_VISIBLE_DEVICES", "HABANA_VISIBLE_MODULES", "ZE_AFFINITY_MASK", "ODD_MASK"):
+        assert parse(VendorFile, vendor(visible_devices_variable=name), "v.yaml").visible_devices_variable == name
+
+
 def test_a_vendor_may_name_its_libraries_and_tell_its_container_the_devices() -> None:
     shown = {"LD_LIBRARY_PATH": "/opt/acme/lib", "ACME_VISIBLE_DEVICES": "{index}"}
     found = parse(VendorFile, vendor(environment={"LD_LIBRARY_PATH": "/x"}, container={"environment": shown}), "v.yaml")
