@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,14 @@ def run(recorded: Path, tmp_path: Path) -> RunPaths:
     """A copy of the valid run, to be broken, without what another test may have collected from it."""
     collected = shutil.ignore_patterns("result.json", "report.md")
     return RunPaths(Path(shutil.copytree(recorded, tmp_path / "runs" / recorded.name, ignore=collected)))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte."""
+    place = tmp_path / "small"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True).returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from levelfield.report.words import wrapped
 from levelfield.rundir.bundle_archive import archive
 from levelfield.rundir.bundle_reader import bundle_of
 from levelfield.rundir.bundle_writer import members_of
+from levelfield.rundir.directory import room_left, write_new
 from levelfield.rundir.signature import signed
 from levelfield.specs.base import dump
 
@@ -80,10 +80,9 @@ def _check(content: bytes, options: argparse.Namespace) -> None:
 
 def _write(path: Path, content: bytes) -> None:
     try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
-            file.write(content)
+        write_new(path, content)
     except OSError as error:
-        raise UsageError(f"--output {path}: cannot be written: {error.strerror}") from None
+        raise UsageError(f"--output {path}: cannot be written: {error.strerror}{room_left(error, path)}") from None
 
 
 def lines(found: Packed, path: Path, size: int, key: Path | None) -> Iterator[str]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from levelfield.errors import UsageError
 from levelfield.publish.withheld_tables import FILES, published
 from levelfield.publish.withholding import commit, parse_fields, published_id, refuse_leaks
 from levelfield.report.words import wrapped
+from levelfield.rundir.directory import room_left, write_new
 from levelfield.specs.base import dump
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
@@ -29,7 +30,8 @@ def publish(options: argparse.Namespace, results: Sequence[Result], plans: Seque
     try:
         _write(folder, files, reveal, dump(secret))
     except OSError as error:
-        raise UsageError(f"{error.filename or folder}: cannot be written: {error.strerror}") from None
+        place = Path(error.filename or folder)
+        raise UsageError(f"{place}: cannot be written: {error.strerror}{room_left(error, place)}") from None
     said = (
         f"published  {folder}: {', '.join(files)}",
         f"keep       {reveal}: salts and values; do not publish this file",
@@ -61,10 +63,12 @@ def _refuse_twice(runs: list[str]) -> None:
 
 
 def _write(folder: Path, files: dict[str, str], reveal: Path, secret: str) -> None:
-    """Write the reveal file first: without it the publisher cannot open the bundle."""
+    """Write the reveal file first: without it the publisher cannot open the bundle. Where one fails, none stays."""
     folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(reveal, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(secret)
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
+    with ExitStack() as undone:
+        write_new(reveal, secret.encode(), 0o600)
+        undone.callback(reveal.unlink, missing_ok=True)
+        for name, text in files.items():
+            write_new(folder / name, text.encode())
+            undone.callback((folder / name).unlink, missing_ok=True)
+        undone.pop_all()

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from levelfield.errors import UsageError
@@ -36,10 +37,15 @@ def export_hf(work: Work, output: Path, replace: bool = False) -> list[Path]:
     _refuse_full(output, replace)
     config = hf_config(work.model, work.training.sequence_length)
     arrays = to_hf(work.model, initial_arrays(work))
-    output.mkdir(parents=True, exist_ok=True)
     paths = [output / "config.json", output / "model.safetensors"]
-    paths[0].write_text(json.dumps(config, indent=2) + "\n")
-    save_file(dict(arrays), paths[1], metadata={"format": "pt"})
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        save_file(dict(arrays), paths[1], metadata={"format": "pt"})
+        paths[0].write_text(json.dumps(config, indent=2) + "\n")
+    except (OSError, SafetensorError) as error:
+        for path in paths:  # a half of it would block the next try
+            path.unlink(missing_ok=True)
+        raise UsageError(f"--output {output}: cannot be written: {getattr(error, 'strerror', error)}") from None
     return paths
 
 

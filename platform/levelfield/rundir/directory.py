@@ -13,6 +13,7 @@ from levelfield.checkout import checkout
 from levelfield.errors import UnknownName, UsageError
 from levelfield.node.process_identity import own_identity
 from levelfield.specs.base import load
+from levelfield.specs.future_dates import first_future_date
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
@@ -39,8 +40,8 @@ def create(runs: Path, run_id: str) -> RunPaths:
         write_status(paths, "made", "not-run")
     except OSError as error:
         raise UsageError(
-            f"not-run: the run directory {paths.root} cannot be written: {error.strerror}{_room(error, runs)}. Name "
-            "another with --runs"
+            f"not-run: the run directory {paths.root} cannot be written: {error.strerror}{room_left(error, runs)}. "
+            "Name another with --runs"
         ) from None
     return paths
 
@@ -49,14 +50,15 @@ def find_run(runs: Path, name: str) -> RunPaths:
     """Return a run by its path, its id, a unique part of its id, or `latest`. Raises UnknownName or UsageError.
 
     The latest run is the one whose plan was written last, when it began. Ids are made for a whole command at once, so
-    the run of a certificate, repeats and the entries of a suite are not in the order of their ids.
+    the run of a certificate, repeats and the entries of a suite are not in the order of their ids. A plan with a date
+    in the future counts only where there is no other.
     """
     given = Path(name)
     if (given / "plan.json").is_file():
         return RunPaths(given.resolve())
     plans = sorted(runs.glob("*/plan.json"))
     if name == "latest" and plans:
-        return RunPaths(max(plans, key=lambda plan: (plan.stat().st_mtime_ns, plan)).parent.resolve())
+        return RunPaths(max(plans, key=_age_order).parent.resolve())
     known = [plan.parent.name for plan in plans]
     matching = [k for k in known if name in k]
     if len(matching) > 1:
@@ -65,6 +67,12 @@ def find_run(runs: Path, name: str) -> RunPaths:
     if not matching:
         raise UnknownName("run", name, known[-20:], hint=f"Runs are in {runs}; 'latest' is the newest run.")
     return RunPaths((runs / matching[0]).resolve())
+
+
+def _age_order(plan: Path) -> tuple[bool, int, Path]:
+    """Return what sorts plans by the time of their last write."""
+    written = plan.stat().st_mtime_ns
+    return written < first_future_date().timestamp() * 1e9, written, plan
 
 
 def read_plan(paths: RunPaths) -> Plan:
@@ -97,12 +105,26 @@ def write_atomically(path: Path, text: str) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
+def write_new(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a file that was not there. Raises OSError; then no part of the file stays, which would block the next try.
+
+    mode: the rights, of which the umask takes some.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
 def write_error(error: OSError, place: Path) -> str:
     """Return path and reason of a failed write, with the space that is left where the disk is full."""
-    return f"{error.filename or place}: {error.strerror}{_room(error, place)}"
+    return f"{error.filename or place}: {error.strerror}{room_left(error, place)}"
 
 
-def _room(error: OSError, place: Path) -> str:
+def room_left(error: OSError, place: Path) -> str:
     """Return the space that is left, for an error of a full disk; an empty text for any other."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return ""

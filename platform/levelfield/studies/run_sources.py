@@ -12,6 +12,7 @@ from levelfield.errors import LevelfieldError
 from levelfield.judge.collector import collect
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.run_state import finished_run, refuse_running
+from levelfield.specs.future_dates import first_future_date
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import Point, RunRecord, Series
 from levelfield.store.run_record import record_of, series_of
@@ -41,7 +42,7 @@ class RunSource(Protocol):
         ...
 
     def newest(self, series: Series) -> Iterator[RunRecord]:
-        """Yield the runs of a series, the newest first, each read when it is taken."""
+        """Yield the runs of a series, the newest first, each read when it is taken. Dates in the future come last."""
         ...
 
 
@@ -70,7 +71,8 @@ class FolderRuns:
 
     def newest(self, series: Series) -> Iterator[RunRecord]:
         _, placed = self._by_series.get(series.fingerprint(), (series, []))
-        for _, _, root in sorted(placed, reverse=True):
+        ahead = first_future_date().strftime("%Y%m%dT%H%M%SZ")
+        for _, _, root in sorted(placed, key=lambda each: (each[0] < ahead, *each), reverse=True):
             yield self.record(str(root))
 
     def _roots(self) -> list[Path]:
@@ -114,7 +116,8 @@ class KeptRuns:
 
     def newest(self, series: Series) -> Iterator[RunRecord]:
         digest = series.fingerprint()
-        for point in reversed(self._store.points([digest]).get(digest, [])):
+        points, ahead = self._store.points([digest]).get(digest, []), first_future_date().isoformat()
+        for point in sorted(reversed(points), key=lambda point: point.began >= ahead):
             yield self._store.record(point.run_id)
 
     def histories(self, digests: list[str]) -> dict[str, list[Point]]:

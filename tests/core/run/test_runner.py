@@ -8,10 +8,9 @@ import pkgutil
 import platform
 import shutil
 import signal
-import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -302,17 +301,6 @@ def test_heartbeats_by_another_clock_end_no_run(train: Run, monkeypatch: pytest.
     monkeypatch.setenv("FAKE_CLOCK", "-60,60")
     code, (result,) = train()
     assert (code, result["status"]["word"]) == (0, "valid")
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one megabyte."""
-    place = tmp_path / "small"
-    place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True).returncode:
-        pytest.skip("a small file system cannot be mounted here")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
 
 
 @pytest.mark.drill

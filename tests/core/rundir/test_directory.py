@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -72,6 +73,16 @@ def test_the_latest_run_is_the_one_that_began_last_and_not_the_one_with_the_late
     later = (runs / "20260103T000000Z_b_x_y_333333" / "plan.json").stat().st_mtime_ns + 1
     os.utime(plan, ns=(later, later))
     assert directory.find_run(runs, "latest").root.name.endswith("222222")
+
+
+def test_a_run_of_the_future_is_the_latest_only_where_it_is_alone(runs: Path) -> None:
+    folder = next(runs.glob("*111111"))
+    ahead = 4_431_000_000 * 10**9  # in the year 2110
+    os.utime(folder / "plan.json", ns=(ahead, ahead))
+    assert directory.find_run(runs, "latest").root.name.endswith("333333")
+    for other in runs.glob("*[!1]"):
+        shutil.rmtree(other)
+    assert directory.find_run(runs, "latest").root.name.endswith("111111")
 
 
 def test_a_run_is_found_by_its_path(runs: Path) -> None:

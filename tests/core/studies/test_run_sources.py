@@ -79,6 +79,21 @@ def test_repeats_of_one_command_are_in_the_order_of_their_numbers(folder: Path) 
     assert [r.run_id[-6:] for r in source.newest(source.series()[0])] == ["000000", "ffffff"]
 
 
+def test_a_run_of_the_future_is_not_the_newest(folder: Path, tmp_path: Path) -> None:
+    """Its machine's clock was wrong. Folder and store give it after all others."""
+    ahead = "21100102T030405Z_tiny_fake_fake_00000c"
+    paths = RunPaths(Path(shutil.copytree(folder / IDS[0], folder / ahead)))
+    write_json(paths.plan, {**json.loads(paths.plan.read_text()), "run_id": ahead})
+    seal_again(paths)
+    source = FolderRuns(folder)
+    (series,) = source.series()
+    assert [record.run_id for record in source.newest(series)] == [*IDS[::-1], ahead]
+    with Store.open(str(tmp_path / "results.sqlite")) as store:
+        store.add([source.record(str(folder / run_id)) for run_id in (*IDS, ahead)])
+        assert store.find("latest") == IDS[1]
+        assert [record.run_id for record in KeptRuns(store).newest(series)] == [*IDS[::-1], ahead]
+
+
 def test_a_damaged_run_is_in_no_series(folder: Path) -> None:
     (folder / IDS[0] / "plan.json").write_text("{}")
     source = FolderRuns(folder)
