@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from levelfield.cli.named_runs import NamedRuns
 from levelfield.errors import GateFailed
 from levelfield.judge.collector import collect
+from levelfield.node.regular_files import read_regular_text
 from levelfield.run.runner import finish
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
@@ -31,7 +33,14 @@ def _collect(paths: RunPaths) -> None:
 
 
 def _check(paths: RunPaths) -> None:
-    found = paths.result.read_text(encoding="utf-8", errors="replace") if paths.result.exists() else ""
-    if found != dump(collect(paths)):
+    if _text(paths.result) != dump(collect(paths)):
         raise GateFailed(f"{paths.result} is not what its raw files give; `collect` without --check writes it again")
     print(f"{paths.result}: the raw files give the same result")
+
+
+def _text(path: Path) -> str:
+    """Return a file's text; an empty one where there is no regular file."""
+    try:
+        return read_regular_text(path, "replace")
+    except OSError:
+        return ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from levelfield.compare.scaling import Scaling, scaling, without_batch
 from levelfield.errors import LevelfieldError, UsageError
 from levelfield.plan.request import Entry, UserRequest
-from levelfield.specs.hardware import MOST_NODES
+from levelfield.specs.bounds import MOST_NODES
 from levelfield.specs.result import Result
 from levelfield.studies.run_sources import FolderRuns
 

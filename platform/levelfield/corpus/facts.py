@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from levelfield.errors import CorpusError, DocumentError
+from levelfield.node.regular_files import open_regular
 from levelfield.specs.base import Document, Value, dump, load
 from levelfield.user_folders import cache_folder
 
@@ -103,7 +104,8 @@ def remember(facts: CorpusFacts, marks: tuple[FileMark, FileMark]) -> None:
 
 def _mark(path: Path) -> FileMark:
     try:
-        found = path.stat()
+        with open_regular(path) as file:
+            found = os.fstat(file.fileno())
     except OSError as error:
         raise CorpusError(f"{path}: cannot be read: {error.strerror}") from None
     return FileMark(size_bytes=found.st_size, mtime_ns=found.st_mtime_ns)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from levelfield.errors import CorpusError
+from levelfield.node.regular_files import open_regular
 
 LONGEST_LINE = 1 << 28
 
@@ -22,7 +23,7 @@ class Line(NamedTuple):
 def read_lines(path: Path, field: str) -> Iterator[Line]:
     """Return the text of each line. Blank lines are left out. Raises CorpusError with file, line and reason."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             number = 0
             while line := file.readline(LONGEST_LINE + 1):
                 number += 1

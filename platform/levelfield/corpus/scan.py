@@ -11,6 +11,7 @@ import numpy as np
 
 from levelfield.corpus.facts import Progress
 from levelfield.errors import CorpusError
+from levelfield.node.regular_files import open_regular
 
 _BLOCK_BYTES = 1 << 24
 
@@ -49,7 +50,7 @@ class Largest:
 
 def _digest(path: Path, header_bytes: int, visit: Callable[[bytes], None], progress: Callable[[int], None]) -> str:
     done = 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         hasher = hashlib.sha256(file.read(header_bytes))
         while block := file.read(_BLOCK_BYTES):
             hasher.update(block)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from levelfield.errors import CorpusError
+from levelfield.node.regular_files import open_regular
 
 SUFFIXES = (
     *(".txt", ".text", ".md", ".rst", ".tex", ".org", ".adoc"),
@@ -54,7 +55,7 @@ def is_text(path: Path) -> bool:
     """Return whether the whole file is UTF-8, without a zero byte near its beginning. Raises CorpusError."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             if b"\0" in file.read(_PROBE_BYTES):
                 return False
             file.seek(0)
@@ -81,7 +82,7 @@ def pieces_of(content: bytes, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]
 def read_pieces(path: Path, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
     """Return the file's content in pieces of at most `piece_bytes`, so memory is bounded. Raises CorpusError."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             rest = b""
             while block := file.read(piece_bytes - len(rest)):
                 rest += block

@@ -11,6 +11,7 @@ import numpy as np
 
 from levelfield.corpus.seams import LongText, Tokens
 from levelfield.errors import CorpusError
+from levelfield.node.regular_files import read_regular
 
 END_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>")
 
@@ -61,7 +62,7 @@ class FileTokenizer:
         from tokenizers import Tokenizer as Library  # imported here: it is slow, and other commands do not need it
 
         try:
-            content = path.read_bytes()
+            content = read_regular(path)
             self._library = Library.from_buffer(content)
         except OSError as error:
             raise CorpusError(f"{path}: cannot be read: {error.strerror}") from None

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from levelfield.errors import DocumentError, GateFailed
+from levelfield.node.regular_files import read_regular
 from levelfield.specs.base import load
 from levelfield.specs.certificate import Certificate, CertificateSubject, code_path
 from levelfield.specs.paths import RunPaths
@@ -115,7 +116,7 @@ def software_of(paths: RunPaths) -> str | None:
     None where the packages are not known.
     """
     try:
-        found: dict[str, Any] = json.loads(paths.provenance.read_text())
+        found: dict[str, Any] = json.loads(read_regular(paths.provenance))
         listed = {key: found[key] for key in ("environment_packages", "vendor_software")}
         listed["inherited"] = counting(found.get("inherited", {}), found.get("inherited_are"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

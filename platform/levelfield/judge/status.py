@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 from levelfield.judge.node_ends import node_evidence, rank_named
@@ -12,7 +13,8 @@ from levelfield.measure.gradients import gradient_reasons
 from levelfield.measure.node_clocks import node_clock_reasons
 from levelfield.measure.platform_clock import platform_clock_reasons
 from levelfield.measure.routing import auxiliary_reasons, routing_reasons
-from levelfield.measure.validity import check
+from levelfield.measure.validity import MOST_REASONS, check
+from levelfield.node.regular_files import read_regular_text
 from levelfield.rundir.node_parts import node_parts
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.paths import RunPaths
@@ -101,7 +103,7 @@ def _validity(plan: Plan, raw: RawRecords) -> Status:
     reasons += [f"routing: {r}" for r in routing_reasons(raw.experts, plan.work)]
     reasons += [f"auxiliary loss: {r}" for r in auxiliary_reasons(raw.steps, plan.work.model)]
     reasons += [f"raw files: {sentence}" for sentence in (*raw.broken, *_of_no_node(plan, raw))]
-    reasons += [f"rank {rank} did not write its end" for rank in range(plan.world_size) if rank not in raw.ended]
+    reasons += list(_without_end(plan, raw))
     changed = _code_reasons(plan, raw)
     reasons += changed
     failure = PRETENDED if raw.pretended else "code" if changed else None
@@ -118,6 +120,13 @@ def _code_reasons(plan: Plan, raw: RawRecords) -> list[str]:
         for where, digest in found.items()
         if digest != planned
     ]
+
+
+def _without_end(plan: Plan, raw: RawRecords) -> Iterator[str]:
+    silent = [rank for rank in range(plan.world_size) if rank not in raw.ended]
+    yield from (f"rank {rank} did not write its end" for rank in silent[:MOST_REASONS])
+    if len(silent) > MOST_REASONS:
+        yield f"and {len(silent) - MOST_REASONS} more ranks"
 
 
 def _pretended(raw: RawRecords) -> list[str]:
@@ -199,7 +208,7 @@ def _from_log(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
 def last_line(log: Path) -> str | None:
     """Return the last line of a log that is not empty; None without one."""
     try:
-        lines = log.read_text(errors="replace").splitlines()
+        lines = read_regular_text(log, "replace").splitlines()
     except OSError:
         return None
     return next((line.strip()[:300] for line in reversed(lines) if line.strip()), None)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from levelfield.specs.result import StepTimes
 FEWEST_FOR_FLAGS = 10
 SIGNIFICANCE = 0.01
 MATERIAL = 0.02
+_SHOWN = 5  # steps that a reason names
 
 
 @dataclass(frozen=True)
@@ -171,21 +173,27 @@ def _reasons(kept: Sequence[StepEnd], first_step: int, last_step: int, devices: 
 def sequence_reasons(numbers: Sequence[int], expected: range) -> tuple[str, ...]:
     """Return the differences of `numbers` from `expected`: missing, repeated, out of order."""
     present = set(numbers)
-    missing = [n for n in expected if n not in present]
-    repeated = sorted({n for n in present if numbers.count(n) > 1}) if len(present) < len(numbers) else []
+    missing = len(expected) - sum(n in expected for n in present)
+    first = tuple(islice((n for n in expected if n not in present), _SHOWN if missing else 0))
+    repeated = sorted(n for n, times in Counter(numbers).items() if times > 1) if len(present) < len(numbers) else []
     disordered = [b for a, b in pairwise(numbers) if b < a]
-    found = (("missing", missing), ("repeated", repeated), ("out of order", disordered))
-    return tuple(f"{_steps(listed)} {what}" for what, listed in found if listed)
+    named: dict[str, tuple[Sequence[int], int]] = {
+        "missing": (first, missing),
+        "repeated": (repeated, len(repeated)),
+        "out of order": (disordered, len(disordered)),
+    }
+    return tuple(f"{_steps(listed, count)} {what}" for what, (listed, count) in named.items() if count)
 
 
-def _steps(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:5])) + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")
-    return f"step{'s' if len(numbers) > 1 else ''} {shown}"
+def _steps(numbers: Sequence[int], count: int) -> str:
+    """Return the first of so many steps in words."""
+    more = f" and {count - _SHOWN} more" if count > _SHOWN else ""
+    return f"step{'s' if count > 1 else ''} {', '.join(map(str, numbers[:_SHOWN]))}{more}"
 
 
 def _time_reasons(kept: Sequence[StepEnd]) -> tuple[str, ...]:
     wrong = [b.step for a, b in pairwise(kept) if b.step > a.step and not b.end_ns > a.end_ns]
-    return (f"{_steps(wrong)} took no time or less",) if wrong else ()
+    return (f"{_steps(wrong, len(wrong))} took no time or less",) if wrong else ()
 
 
 def _step_seconds(seconds: Sequence[float], first_step: int) -> StepTimes:

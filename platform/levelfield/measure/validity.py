@@ -26,6 +26,7 @@ from levelfield.specs.layout import Layout
 
 # An all-reduced mean is the same number on every rank, except for the last bits of float32.
 LOSS_AGREEMENT = 1e-6
+MOST_REASONS = 1_000  # of ranks, which may be a million
 _SHOWN = 5
 
 
@@ -66,6 +67,8 @@ def step_reasons(records: Sequence[StepRecord], training: Training, layout: Layo
     strangers = sorted(set(ranks) - set(range(layout.world_size)))
     found = [f"rank {rank} is not one of the layout's {layout.world_size}" for rank in strangers]
     for rank in range(layout.world_size):
+        if len(found) >= MOST_REASONS:
+            return [*found, f"ranks from {rank} on are not listed"]
         own = ranks.get(rank, ())
         reasons = sequence_reasons([r.step for r in own], range(1, training.steps + 1))
         backward = [b.step for a, b in pairwise(own) if b.step > a.step and not b.end_ns > a.end_ns]
@@ -123,9 +126,9 @@ def checksum_reasons(records: Sequence[StepRecord], layout: Layout) -> list[str]
         for r in group:
             if r.tokens_checksum is not None:
                 read.setdefault(coordinates(r.rank, layout).data, {})[r.rank] = r.tokens_checksum
-        silent = sorted(set(range(layout.data)) - set(read))
-        if silent:
-            found.append(f"step {step}: no token checksum from data rank {silent[0]}")
+        silent = next((rank for rank in range(layout.data) if rank not in read), None)
+        if silent is not None:
+            found.append(f"step {step}: no token checksum from data rank {silent}")
         found += [f"step {step}, data rank {d}: ranks read different tokens: {_listed(read[d])}" for d in _split(read)]
         firsts = [next(iter(sums.values())) for sums in read.values()]
         if len(set(firsts)) < len(firsts):

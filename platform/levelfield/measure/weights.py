@@ -12,6 +12,7 @@ from levelfield.measure.raw_facts import CHECKSUM_MODULUS, WeightSlice
 from levelfield.specs.case import Work
 from levelfield.specs.layout import Layout
 
+_MOST_RANKS = 1_000  # that reasons name
 Box = tuple[tuple[int, int], ...]
 
 
@@ -24,7 +25,8 @@ def weight_reasons(slices: Iterable[WeightSlice], work: Work, layout: Layout) ->
     expected = parameter_shapes(work.model, work.training.sequence_length)
     found = _by_name(kept)
     silent = sorted(set(range(layout.world_size)) - {s.rank for s in kept})
-    reasons = [f"rank {rank} reports no weights" for rank in silent]
+    reasons = [f"rank {rank} reports no weights" for rank in silent[:_MOST_RANKS]]
+    reasons += [f"and {len(silent) - _MOST_RANKS} more ranks"] if len(silent) > _MOST_RANKS else []
     reasons += [f"{name}: not reported by any rank" for name in expected if name not in found]
     for name, own in found.items():
         reasons += [f"{name}: {reason}" for reason in _parameter_reasons(own, expected.get(name))]

@@ -10,6 +10,8 @@ import os
 from pathlib import Path
 from typing import Callable, Iterable, Tuple
 
+from levelfield.node.regular_files import open_regular
+
 LONGEST_LOOK = 1.0  # seconds that one look counts at most: a process that stood still has not watched
 Beat = Tuple[int, bytes]
 
@@ -54,7 +56,7 @@ class HeartbeatWatch:
 def _beat(path: Path) -> Beat | None:
     """Return what changes with every heartbeat: the file's time and its count. None before the first one."""
     try:
-        with path.open("rb") as file:  # opened each time: a client of a file server then asks for the newest state
+        with open_regular(path) as file:  # opened each time: a client of a file server then asks for the newest state
             return os.fstat(file.fileno()).st_mtime_ns, file.read(32)
     except OSError:
         return None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Mapping, NamedTuple
 
 from levelfield.node.code_digest import code_digest
+from levelfield.node.regular_files import read_regular_text
 
 
 class Refusal(NamedTuple):
@@ -41,7 +42,7 @@ def check_environment(expected: Mapping[str, Any]) -> Refusal | None:
         return None
     path = Path(expected["stamp"])
     try:
-        found = str(json.loads(path.read_text(encoding="utf-8"))["digest"])
+        found = str(json.loads(read_regular_text(path))["digest"])
     except (OSError, ValueError, TypeError, KeyError):
         found = f"no stamp in {path}"
     if found == expected["environment"]:

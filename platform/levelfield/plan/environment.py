@@ -11,6 +11,7 @@ from pathlib import Path
 
 from levelfield.checkout import checkout
 from levelfield.errors import NotHere, UsageError
+from levelfield.node.regular_files import read_regular
 from levelfield.plan.build_checks import missing
 from levelfield.plan.interpreters import Interpreter, find_interpreter
 from levelfield.specs.build_needs import BuildStep, Stages
@@ -93,7 +94,7 @@ def left_out(stages: Stages) -> tuple[str, ...]:
 def made_from(folder: Path) -> str | None:
     """Return the digest of what the environment in this folder was made from; None where none is whole."""
     try:
-        return str(json.loads((folder / STAMP).read_text())["digest"])
+        return str(json.loads(read_regular(folder / STAMP))["digest"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

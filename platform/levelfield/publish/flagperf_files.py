@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.errors import LayoutError, UsageError
+from levelfield.node.regular_files import read_regular
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.plan import Plan
 from levelfield.specs.tuning import Recompute, TuningChoice
@@ -145,8 +146,7 @@ class _Fields:
 
 def _literals(path: Path) -> Mapping[str, Any]:
     try:
-        with path.open("rb") as file:
-            tree = ast.parse(file.read(_LARGEST_FILE))
+        tree = ast.parse(read_regular(path, _LARGEST_FILE))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.errors import DocumentError
+from levelfield.node.regular_files import read_regular
 from levelfield.publish.event_file import is_event_file, scalars
 from levelfield.specs.bounded_reading import MOST_BYTES
 
@@ -52,7 +53,7 @@ def _bytes(path: Path) -> bytes:
     try:
         if (size := path.stat().st_size) > MOST_BYTES:
             raise DocumentError(f"{path}: found {size:,} bytes, expected at most {MOST_BYTES:,}")
-        return path.read_bytes()
+        return read_regular(path)
     except OSError as error:
         raise DocumentError(f"{path}: cannot be read: {error.strerror}") from None
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from levelfield import user_folders
 from levelfield.catalog.host_cores import usable_cores
 from levelfield.contracts.execution import ReadyRuntime
+from levelfield.node.regular_files import read_regular
 from levelfield.plan.peak import MeasuredPeaks, is_better, why_again
 from levelfield.run.host_load import HostCounters, cores_of_others, host_counters
 from levelfield.rundir.directory import write_atomically
@@ -163,7 +164,7 @@ def _remember(path: Path, peaks: dict[str, StoredPeak]) -> dict[str, StoredPeak]
 def _known(path: Path) -> dict[str, StoredPeak]:
     """Return the stored rates; none where the file is missing or damaged."""
     try:
-        stored = {dtype: _stored(content) for dtype, content in json.loads(path.read_text()).items()}
+        stored = {dtype: _stored(content) for dtype, content in json.loads(read_regular(path)).items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
     return {dtype: peak for dtype, peak in stored.items() if math.isfinite(peak.tflops) and peak.tflops > 0}

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from levelfield.node.regular_files import read_regular
 from levelfield.rundir.directory import write_atomically
 from levelfield.user_folders import data_folder
 
@@ -30,8 +31,7 @@ def history_file(node: str, kind: str) -> Path:
 def earlier_rates(node: str, kind: str) -> list[dict[str, float]]:
     """Return the rates of earlier preflights, the oldest first. Damaged lines count for nothing."""
     try:
-        with history_file(node, kind).open("rb") as file:
-            lines = file.read(MOST_BYTES).decode(errors="replace").splitlines()
+        lines = read_regular(history_file(node, kind), MOST_BYTES).decode(errors="replace").splitlines()
     except OSError:
         return []
     return [rates for rates in map(_rates, lines[-MOST_KEPT:]) if rates]

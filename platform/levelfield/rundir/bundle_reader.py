@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.errors import DocumentError, GateFailed
+from levelfield.node.regular_files import read_regular
 from levelfield.rundir import bundle_format
 from levelfield.rundir.bundle_archive import members_in
 from levelfield.rundir.bundle_format import FILE_NAME, MANIFEST, SIGNATURE, BundledRun, Manifest
@@ -125,7 +126,7 @@ def _content(path: Path) -> bytes:
             raise DocumentError(f"{path}: found no file, expected a bundle, which `bundle RUN --output FILE` writes")
         if (size := path.stat().st_size) > bundle_format.MOST_BYTES:
             raise DocumentError(f"{path}: found {size:,} bytes, expected at most {bundle_format.MOST_BYTES:,}")
-        return path.read_bytes()
+        return read_regular(path, bundle_format.MOST_BYTES + 1)
     except OSError as error:
         raise DocumentError(f"{path}: cannot be read: {error.strerror}") from None
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from levelfield.node.regular_files import open_regular
 from levelfield.rundir.event_lines import DAMAGED, Event, event_of, whole
 from levelfield.specs.plan import Plan
 
@@ -55,7 +56,7 @@ class Follower:
         return [self._progress(step) for step in sorted(self._ends) if step > max(before, 0)]
 
     def _new_events(self, path: Path) -> list[Event]:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(self._offsets.get(path.name, 0))
             lines, newline, _ = file.read().rpartition(b"\n")
         if not newline:
@@ -112,11 +113,8 @@ def event_file_sizes(events: Path) -> dict[str, int]:
 
 
 def _size(path: str) -> int:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.fstat(descriptor).st_size
-    finally:
-        os.close(descriptor)
+    with open_regular(path) as file:
+        return os.fstat(file.fileno()).st_size
 
 
 def _events(lines: Iterable[bytes]) -> Iterator[Event]:

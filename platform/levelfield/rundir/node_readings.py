@@ -13,6 +13,7 @@ from levelfield.contracts.command import Ask, CommandOutput
 from levelfield.contracts.node_commands import NOT_REPLAYABLE, answers_of, replayed
 from levelfield.contracts.plausibility import plausible_samples
 from levelfield.contracts.vendor import Device, Vendor
+from levelfield.node.regular_files import read_regular
 from levelfield.rundir.directory import write_atomically, write_json
 from levelfield.rundir.event_lines import Event, event_or_none
 from levelfield.specs.paths import RunPaths
@@ -25,7 +26,7 @@ def read_nodes(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
     """Write the readings of each node that left what its tools printed. Raises OSError for a full disk."""
     for node in range(plan.hardware.nodes):
         try:
-            recorded = paths.node_raw_telemetry(node).read_bytes()
+            recorded = read_regular(paths.node_raw_telemetry(node))
         except FileNotFoundError:
             continue
         write_atomically(paths.node_telemetry(node), "".join(_lines(recorded, plan, vendor)))
@@ -35,7 +36,7 @@ def read_software(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
     """Write the versions that each node's facts show. Raises OSError for a full disk."""
     for node in range(plan.hardware.nodes):
         try:
-            facts = event_or_none(paths.node_facts(node).read_bytes())
+            facts = event_or_none(read_regular(paths.node_facts(node)))
         except FileNotFoundError:
             continue
         tools = (facts or {}).get("tools")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from levelfield.measure.collective_rates import bus_factor, middle_and_best, slowest_blocks
+from levelfield.node.regular_files import read_regular
 from levelfield.rundir.event_lines import DAMAGED, Event, event_of, whole
 from levelfield.rundir.preflight_nodes import MOST_TEXT, Measured, is_rate, node_reports
 from levelfield.specs.paths import RunPaths
@@ -47,8 +48,7 @@ def read_preflight(paths: RunPaths, plan: Plan) -> PreflightFacts:
 def measured_by(path: Path) -> Measured:
     """Return the measured events of a rank's file. Other lines count for nothing."""
     try:
-        with path.open("rb") as file:
-            lines = file.read(MOST_EVENT_BYTES).split(b"\n")
+        lines = read_regular(path, MOST_EVENT_BYTES).split(b"\n")
     except OSError:
         return {}
     found: Measured = {}

@@ -13,6 +13,7 @@ from typing import Any
 
 from levelfield.measure.platform_clock import Sighting, WindowSighting
 from levelfield.measure.raw_facts import ExpertShare, FinalSlice, GradientShare, StepRecord, WeightSlice
+from levelfield.node.regular_files import read_regular
 from levelfield.rundir.event_lines import DAMAGED, Event, count, event_of, whole
 from levelfield.rundir.system_facts import system_of
 from levelfield.rundir.telemetry_files import (
@@ -257,6 +258,6 @@ def _node_ends(outcome: Event) -> dict[int, Event]:
 
 def _json(path: Path) -> Event:
     try:
-        return event_of(path.read_text())
+        return event_of(read_regular(path))
     except (OSError, ValueError):
         return {}

@@ -11,12 +11,14 @@ from typing import Any
 
 from levelfield.errors import StillRunning
 from levelfield.node.process_identity import ProcessIdentity, identity_from, is_alive
+from levelfield.node.regular_files import read_regular
 from levelfield.rundir.directory import find_run, write_status
 from levelfield.rundir.seal import seal_finding
 from levelfield.specs.paths import RunPaths
 
 OVER = ("done", "ended")  # phases in which nobody writes to the run any more
 LOOK_SECONDS = 2.5  # a run writes telemetry and heartbeats every second
+_MOST_STATUS = 2**20  # bytes
 NEWEST = 50  # runs of a folder whose status is checked when a new one starts
 
 
@@ -108,7 +110,7 @@ def _platform_of(status: dict[str, Any]) -> ProcessIdentity | None:
 
 def _status(paths: RunPaths) -> dict[str, Any]:
     try:
-        found = json.loads(paths.status.read_text(encoding="utf-8"))
+        found = json.loads(read_regular(paths.status, _MOST_STATUS))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from levelfield.node.regular_files import read_regular
 from levelfield.rundir.event_lines import Event, event_or_none
 from levelfield.specs.paths import RunPaths
 
@@ -93,7 +94,7 @@ def documents(paths: RunPaths, found: Mapping[str, str | None]) -> dict[str, Any
     named = {
         name: path for name, path in raw_paths(paths.root) if found.get(name) and name.endswith((".json", ".jsonl"))
     }
-    contents = {name: document_of(name, path.read_bytes()) for name, path in named.items()}
+    contents = {name: document_of(name, read_regular(path)) for name, path in named.items()}
     return {name: content for name, content in contents.items() if content is not None}
 
 
@@ -110,6 +111,6 @@ def document_of(name: str, content: bytes) -> Any:
 def document(path: Path) -> Event | None:
     """Return the JSON object of a file; None for anything else."""
     try:
-        return event_or_none(path.read_bytes())
+        return event_or_none(read_regular(path))
     except OSError:
         return None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.measure.raw_facts import HostReading, Reading
+from levelfield.node.regular_files import read_regular
 from levelfield.rundir.event_lines import DAMAGED, Event, event_of, whole
 from levelfield.specs.paths import RunPaths
 
@@ -83,8 +84,11 @@ def _copies(found: Iterable[NodeTelemetry]) -> Iterator[str]:
 def read_lines(path: Path, broken: list[str], name: str | None = None) -> Iterator[Event]:
     """Return the JSON objects of a file, one per line. Other lines go to `broken`; an incomplete last line does not."""
     try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError:
+        lines = read_regular(path).split(b"\n")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        broken.append(f"{name or path.name}: {error.strerror}")
         return
     for number, line in enumerate(lines[:-1], start=1):  # after the last newline: nothing, or an incomplete line
         try:

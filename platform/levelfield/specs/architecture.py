@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from levelfield.specs.base import Value
+from levelfield.specs.bounds import MOST_EXPERTS, MOST_SIZE
 
 Part = Literal[
     "learned_positions",
@@ -104,11 +105,11 @@ class LatentAttention(Value):
     is one for all heads. value_size: of a head's value.
     """
 
-    query_rank: int | None = Field(default=None, ge=1)
-    key_value_rank: int = Field(ge=1)
-    plain_size: int = Field(ge=1)
-    rotary_size: int = Field(ge=2, multiple_of=2)
-    value_size: int = Field(ge=1)
+    query_rank: int | None = Field(default=None, ge=1, le=MOST_SIZE)
+    key_value_rank: int = Field(ge=1, le=MOST_SIZE)
+    plain_size: int = Field(ge=1, le=MOST_SIZE)
+    rotary_size: int = Field(ge=2, le=MOST_SIZE, multiple_of=2)
+    value_size: int = Field(ge=1, le=MOST_SIZE)
 
 
 class RouterGroups(Value):
@@ -118,7 +119,7 @@ class RouterGroups(Value):
     token takes on average from each of its groups, rounded down (DeepSeek-AI, 2024, V3: two).
     """
 
-    count: int = Field(ge=2)
+    count: int = Field(ge=2, le=MOST_EXPERTS)
     chosen: int = Field(ge=1)
 
 
@@ -152,10 +153,10 @@ class Experts(Value):
     sequence, the first ones; None: it takes all (dropless).
     """
 
-    count: int = Field(ge=2)
+    count: int = Field(ge=2, le=MOST_EXPERTS)
     chosen: int = Field(ge=1)
-    ffn_hidden_size: int = Field(ge=1)
-    shared: int = Field(default=0, ge=0)
+    ffn_hidden_size: int = Field(ge=1, le=MOST_SIZE)
+    shared: int = Field(default=0, ge=0, le=MOST_EXPERTS)
     first_layer: int = Field(default=0, ge=0)
     every: int = Field(default=1, ge=1)
     router: Router = Router()

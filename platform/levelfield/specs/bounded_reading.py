@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from levelfield.errors import DocumentError
+from levelfield.node.regular_files import read_regular_text
 from levelfield.specs.plain_json import plain_json
 from levelfield.specs.yaml_words import DifferentValues, check, tag_of, whole_number
 
@@ -54,7 +55,7 @@ def _text(path: Path) -> str:
     try:
         if (size := path.stat().st_size) > MOST_BYTES:
             raise DocumentError(f"{path}: found {size:,} bytes, expected at most {MOST_BYTES:,}")
-        return path.read_text(encoding="utf-8")
+        return read_regular_text(path)
     except OSError as error:
         raise DocumentError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -11,6 +11,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 
 from levelfield.specs.architecture import Experts, LatentAttention, Part, RopeScaling
 from levelfield.specs.base import LATER, Document, Value
+from levelfield.specs.bounds import MOST_GRADIENT_STEPS, MOST_LAYERS, MOST_SIZE, MOST_STEPS
 from levelfield.specs.changed_types import changed_types
 from levelfield.specs.tuning import TuningChoice
 
@@ -33,12 +34,12 @@ class Model(Value):
     """
 
     family: str = Field(pattern=r"^[a-z][a-z0-9_.]{0,19}$")
-    layers: int = Field(ge=1)
-    hidden_size: int = Field(ge=1)
-    ffn_hidden_size: int = Field(ge=1)
-    heads: int = Field(ge=1)
-    kv_heads: int = Field(ge=1)
-    vocab_size: int = Field(ge=2)
+    layers: int = Field(ge=1, le=MOST_LAYERS)
+    hidden_size: int = Field(ge=1, le=MOST_SIZE)
+    ffn_hidden_size: int = Field(ge=1, le=MOST_SIZE)
+    heads: int = Field(ge=1, le=MOST_SIZE)
+    kv_heads: int = Field(ge=1, le=MOST_SIZE)
+    vocab_size: int = Field(ge=2, le=MOST_SIZE)
     positions: Literal["learned", "rope"]
     rope_base: float | None = Field(default=None, gt=0)
     norm: Literal["layernorm", "rmsnorm"]
@@ -50,7 +51,7 @@ class Model(Value):
     attention_dropout: float = Field(ge=0, lt=1)
     init_std: float = Field(gt=0)
     scaled_residual_init: bool
-    head_dim: int | None = Field(default=None, ge=1, json_schema_extra=LATER)
+    head_dim: int | None = Field(default=None, ge=1, le=MOST_SIZE, json_schema_extra=LATER)
     qkv_bias: bool = Field(default=False, json_schema_extra=LATER)
     query_key_norm: bool = Field(default=False, json_schema_extra=LATER)
     sliding_window: int | None = Field(default=None, ge=1, json_schema_extra=LATER)
@@ -200,9 +201,9 @@ class LossScale(Value):
 
 
 class Training(Value):
-    steps: int = Field(ge=2)
-    sequence_length: int = Field(ge=2)
-    global_batch: int = Field(ge=1)
+    steps: int = Field(ge=2, le=MOST_STEPS)
+    sequence_length: int = Field(ge=2, le=MOST_SIZE)
+    global_batch: int = Field(ge=1, le=MOST_SIZE)
     precision: Precision
     optimizer: Optimizer
     schedule: Schedule
@@ -231,7 +232,7 @@ class Data(Value):
     seed: int = Field(ge=0, lt=2**63)
     shuffle: bool
     split: tuple[float, float, float]
-    alphabet: int = Field(ge=2)
+    alphabet: int = Field(ge=2, le=MOST_SIZE)
     branching: int = Field(ge=2, le=16)
 
 
@@ -260,7 +261,7 @@ class Evidence(Value):
     They are warm-up steps, so recording costs the window nothing. The loss alone cannot show a wrong gradient scale.
     """
 
-    gradient_steps: tuple[int, ...] = ()
+    gradient_steps: tuple[int, ...] = Field(default=(), max_length=MOST_GRADIENT_STEPS)
 
 
 class TimeLimits(Value):

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from levelfield.errors import UsageError
 from levelfield.specs.base import Value, parse
+from levelfield.specs.bounds import MOST_SIZE, MOST_STEPS
 from levelfield.specs.case import Case, Work
 
 _WORDS = {"steps": "steps", "sequence_length": "seq", "global_batch": "batch", "seed": "seed"}
@@ -22,9 +23,9 @@ _PART = re.compile(r"(?P<word>[a-z]+)(?P<number>\d+)")
 class Derivation(Value):
     """The changed numbers of the training, at both scales. None: as in the case."""
 
-    steps: int | None = Field(default=None, ge=2, le=10**9)
-    sequence_length: int | None = Field(default=None, ge=2, le=10**9)
-    global_batch: int | None = Field(default=None, ge=1, le=10**9)
+    steps: int | None = Field(default=None, ge=2, le=MOST_STEPS)
+    sequence_length: int | None = Field(default=None, ge=2, le=MOST_SIZE)
+    global_batch: int | None = Field(default=None, ge=1, le=MOST_SIZE)
     seed: int | None = Field(default=None, ge=0, lt=2**63)
 
     @property

@@ -8,10 +8,9 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from levelfield.specs.base import Value
+from levelfield.specs.bounds import MOST_DEVICES, MOST_NODES
 
 WITHHELD = "withheld"
-# Far above what exists, so that a slip of the finger ends at once: 10^10 devices would be planned for hours.
-MOST_NODES, MOST_DEVICES = 100_000, 1_024
 _FORM = re.compile(r"(\d+)x(\d+) +(\S.*)")
 
 

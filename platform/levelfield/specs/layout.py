@@ -16,6 +16,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 
 from levelfield.errors import LayoutError
 from levelfield.specs.base import Value
+from levelfield.specs.bounds import MOST_RANKS
 
 _PARTS = {
     "DP": "data",
@@ -32,16 +33,13 @@ _PRODUCT_PATTERN = re.compile(r"(\d+)x(\d+)x(\d+)")
 _BATCH_PATTERN = re.compile(r"(\d+)n_(\d+)g_dp_(\d+)bs", re.IGNORECASE)
 
 
-MOST_RANKS = 10_000_000  # of one dimension
-
-
 class Layout(Value):
     data: int = Field(default=1, ge=1, le=MOST_RANKS)
     tensor: int = Field(default=1, ge=1, le=MOST_RANKS)
     pipeline: int = Field(default=1, ge=1, le=MOST_RANKS)
     sequence_parallel: bool = False
     sharding_stage: int = Field(default=0, ge=0, le=3)
-    sharding_degree: int = Field(default=1, ge=1)
+    sharding_degree: int = Field(default=1, ge=1, le=MOST_RANKS)
     context: int = Field(default=1, ge=1, le=MOST_RANKS)
     expert: int = Field(default=1, ge=1, le=MOST_RANKS)
 
@@ -74,6 +72,8 @@ class Layout(Value):
 
     @model_validator(mode="after")
     def _consistent(self) -> Layout:
+        if self.world_size > MOST_RANKS:
+            raise ValueError(f"found {self.world_size:,} ranks, expected at most {MOST_RANKS:,}")
         if self.gradient_ranks % self.sharding_degree:
             context = f" x context {self.context}" if self.context > 1 else ""
             raise ValueError(

@@ -6,9 +6,10 @@ import hashlib
 import json
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from levelfield.specs.base import LATER, Document, Value
+from levelfield.specs.bounds import MOST_DEVICES, MOST_NODES, MOST_RANKS, MOST_REPEATS, MOST_SIZE
 from levelfield.specs.build_needs import BuildStep
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.certificate import CertificateUsed
@@ -38,8 +39,8 @@ class Hardware(Value):
     device_kind: str
     chip: Chip
     description: str
-    nodes: int = Field(ge=1)
-    devices_per_node: int = Field(ge=1)
+    nodes: int = Field(ge=1, le=MOST_NODES)
+    devices_per_node: int = Field(ge=1, le=MOST_DEVICES)
     device_indices: tuple[int, ...]
     memory_bytes_per_device: int | None
     visible: dict[str, str]
@@ -51,6 +52,12 @@ class Hardware(Value):
     def is_host(self) -> bool:
         """Whether the devices are shares of the host's processors and memory."""
         return self.device_kind == HOST_KIND
+
+    @model_validator(mode="after")
+    def _can_be_listed(self) -> Hardware:
+        if (ranks := self.nodes * self.devices_per_node) > MOST_RANKS:
+            raise ValueError(f"nodes x devices_per_node: found {ranks:,}, expected at most {MOST_RANKS:,}")
+        return self
 
 
 ABOUT_AS_FAST = 0.9
@@ -208,15 +215,15 @@ class Plan(Document):
     tuning: Tuning
     origins: dict[str, str]
     predicted: tuple[PredictedLayout, ...] = ()
-    accumulation: int = Field(ge=1)
+    accumulation: int = Field(ge=1, le=MOST_SIZE)
     corpus: CorpusUsed
     environment: EnvironmentPlan
     runtime: RuntimeName = "process"
     container: ContainerPlan | None = None
     peak: PeakUsed
     expected_memory: MemoryExpected
-    repeat: int = Field(ge=1)
-    repeats: int = Field(ge=1)
+    repeat: int = Field(ge=1, le=MOST_REPEATS)
+    repeats: int = Field(ge=1, le=MOST_REPEATS)
     save_weights: bool = False
     capture_step: int | None = None
     probe_peak: bool = False

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from levelfield.errors import UsageError
 from levelfield.specs.base import Value
-from levelfield.specs.hardware import MOST_DEVICES, MOST_NODES
+from levelfield.specs.bounds import MOST_DEVICES, MOST_NODES, MOST_RANKS, MOST_REPEATS
 from levelfield.specs.layout import parse_layout
 
 _FORM = "case:framework[_version][:vendor-or-chip[:nodes[:devices[:repeats]]]]"
@@ -20,7 +20,7 @@ _FRAMEWORK = re.compile(r"(?P<name>[a-z][a-z0-9-]*)(?:_(?P<version>\d[\w.+-]*))?
 _PART = re.compile(r"(?:DP|TP|PP|SH|SP)\d+", re.IGNORECASE)
 
 
-MOST = {"nodes": MOST_NODES, "devices": MOST_DEVICES, "repeats": 1_000}
+MOST = {"nodes": MOST_NODES, "devices": MOST_DEVICES, "repeats": MOST_REPEATS}
 
 
 class Selector(Value):
@@ -48,6 +48,8 @@ def parse_selector(text: str) -> Selector:
     counts = {
         name: _count(text, name, part) for name, part in zip(("nodes", "devices", "repeats"), parts[3:], strict=False)
     }
+    if (ranks := counts.get("nodes", 1) * counts.get("devices", 1)) > MOST_RANKS:
+        raise UsageError(f"--case '{text}': found {ranks:,} devices, expected at most {MOST_RANKS:,}")
     return Selector(
         case=parts[0], framework=framework["name"], version=framework["version"], target=target, layout=layout, **counts
     )

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from levelfield.errors import LayoutError
 from levelfield.specs.base import Value
+from levelfield.specs.bounds import MOST_DEVICES, MOST_LAYERS, MOST_NODES
 from levelfield.specs.case import Precision
 from levelfield.specs.layout import Layout, parse_layout
 
@@ -23,7 +24,7 @@ class Network(Value):
 class Shape(Value):
     """The model's shape as the report prints it."""
 
-    layers: int = Field(ge=1)
+    layers: int = Field(ge=1, le=MOST_LAYERS)
     hidden_size: int = Field(ge=1)
     heads: int = Field(ge=1)
 
@@ -40,8 +41,8 @@ class Setting(Value):
     framework: str
     framework_version: str | None = None
     chip: str | None = None
-    nodes: int = Field(ge=1)
-    devices_per_node: int = Field(ge=1)
+    nodes: int = Field(ge=1, le=MOST_NODES)
+    devices_per_node: int = Field(ge=1, le=MOST_DEVICES)
     layout: str
     layout_printed: str | None = None
     micro_batch: int = Field(ge=1)

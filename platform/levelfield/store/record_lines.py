@@ -12,6 +12,7 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from levelfield.errors import DocumentError
+from levelfield.node.regular_files import open_regular
 from levelfield.rundir.strict_json import strict_json
 from levelfield.specs.base import Document, Value, parse
 from levelfield.specs.record import Conditions, RunRecord, Series, StoreEvent, Subject
@@ -41,7 +42,7 @@ def read_lines(
     Raises DocumentError for a file that cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             whole, done, number = path.stat().st_size, 0, 0
             while line := file.readline(MOST_BYTES + 1):
                 number, done = number + 1, done + len(line)

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
+from levelfield.node.regular_files import read_regular_text
 from levelfield.run.peak_probe import cache_folder
 from levelfield.rundir.directory import write_atomically
 
@@ -49,7 +50,7 @@ def control_file(node: str) -> Path:
 def read_controls(path: Path) -> list[dict[str, float]]:
     """Return the rates of earlier nights, the oldest first. Damaged lines count for nothing."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_regular_text(path).splitlines()
     except (OSError, ValueError):
         return []
     return [rates for rates in map(_rates, lines[-MOST_KEPT:]) if rates]

@@ -796,7 +796,8 @@ def test_a_plan_of_endless_work_ends_nothing(
     members = members_of(honest)
     edit_json(members, f"{only_run(members)}plan.json", lambda plan: plan["work"][part].update(values))
     code, out, _ = verify(written(tmp_path / "b.zip", resealed(members, tmp_path / "run")))
-    assert code == 4 and "plan.json: found" in " ".join(out.split())
+    (key, value), said = next(iter(values.items())), " ".join(out.split())
+    assert code == 4 and f"plan.json: key 'work.{part}.{key}': found {value}, expected" in said
 
 
 @pytest.mark.parametrize("peak", [0, -1.0, 5e-324, 1e300])

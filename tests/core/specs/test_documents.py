@@ -161,7 +161,7 @@ def test_merge_keys_are_no_duplicates(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     assert refusal(tmp_path / "absent.yaml") == f"{tmp_path}/absent.yaml: cannot be read: No such file or directory"
-    assert "Is a directory" in refusal(tmp_path)
+    assert "found a folder, expected a regular file" in refusal(tmp_path)
     latin = tmp_path / "latin.yaml"
     latin.write_bytes(b"schema: caf\xe9\n")
     assert refusal(latin) == f"{latin}: not UTF-8 text: byte 11"

@@ -17,8 +17,8 @@ def layouts(draw: st.DrawFn) -> Layout:
     return Layout(
         data=degree * replicas,
         context=context,
-        tensor=draw(st.integers(1, 64)),
-        pipeline=draw(st.integers(1, 64)),
+        tensor=draw(st.integers(1, 16)),
+        pipeline=draw(st.integers(1, 16)),
         sequence_parallel=draw(st.booleans()),
         sharding_stage=stage,
         sharding_degree=degree,

@@ -23,6 +23,7 @@ from levelfield.contracts.execution import (
 )
 from levelfield.errors import RunFailed
 from levelfield.node.rank_processes import SETTLE_SECONDS, TERMINATE_SECONDS, state_of
+from levelfield.node.regular_files import read_regular
 from levelfield.run.launchers.liveness import Liveness
 from levelfield.run.launchers.local import ends_of, evidence_of, request_of, with_port
 from levelfield.run.launchers.ports import free_port
@@ -147,7 +148,7 @@ def _alive(request: Request) -> list[int]:
 def _written(node: NodeWork) -> tuple[ProcessEnd, ...]:
     """Return how each rank of a node ended, from its first process. A running or lost rank has no values."""
     try:
-        known = {end.rank: end for end in ends_of(json.loads(Path(str(node.ends)).read_text()))}
+        known = {end.rank: end for end in ends_of(json.loads(read_regular(Path(str(node.ends)))))}
     except (OSError, ValueError, TypeError):
         known = {}
     return tuple(known.get(p.rank, ProcessEnd(p.rank, None, None, False)) for p in node.processes)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from levelfield.contracts.execution import NodeWork, Request
 from levelfield.node.heartbeat_watch import WatchedTime
+from levelfield.node.regular_files import open_regular
 
 Sign = tuple[tuple[int, int], ...]
 
@@ -47,7 +48,7 @@ class NodePulse:
 def _state(path: Path) -> tuple[int, int]:
     """Return a file's size and time. It is opened: a client of a file server then asks for the newest ones."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             found = os.fstat(file.fileno())
             return found.st_size, found.st_mtime_ns
     except OSError:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.contracts.execution import NodeEnd, NodeWord, NodeWork, ProcessEnd, Request
+from levelfield.node.regular_files import open_regular, read_regular
 from levelfield.run.launchers.local import ends_of
 
 MOST_BYTES = 4 * 2**20  # of a record; the longest real one is some kilobytes
@@ -98,7 +99,7 @@ def _last_record(root: Path, node: NodeWork, names: Sequence[str]) -> LastRecord
 def _size(path: Path) -> int:
     """Return a file's size. It is opened: a client of a file server then asks for the newest one."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.seek(0, os.SEEK_END)
     except OSError:
         return 0
@@ -147,7 +148,6 @@ def _missing(root: Path, rank: int, no_record: bool) -> tuple[str, ...]:
 def _text(path: Path) -> str:
     """Return a file's text, or an empty one. It is opened each time: a client of a file server then asks for news."""
     try:
-        with path.open("rb") as file:
-            return file.read(MOST_BYTES).decode(errors="replace")
+        return read_regular(path, MOST_BYTES).decode(errors="replace")
     except OSError:
         return ""

@@ -17,6 +17,7 @@ from typing import Any
 
 from levelfield.checkout import checkout
 from levelfield.contracts.execution import ContainerWork, NodeWork, ProcessWork
+from levelfield.node.regular_files import read_regular
 from levelfield.run.runtimes import images
 from levelfield.run.runtimes.engine import OWNER_LABEL, RUN_LABEL, EngineError, answers, connect, owner, reap
 from levelfield.run.runtimes.engine_containers import started
@@ -133,7 +134,7 @@ class ReadyDocker(DockerRuntime):
 
     def _packages(self, plan: Plan, known: Path) -> dict[str, str]:
         try:
-            return dict(json.loads(known.read_text()))
+            return dict(json.loads(read_regular(known)))
         except (OSError, ValueError):
             listed = packages(self.output(plan, [plan.environment.python, *LISTING], {}, LISTING_SECONDS))
             write_atomically(known, json.dumps(listed, indent=2) + "\n")

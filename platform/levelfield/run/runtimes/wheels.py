@@ -18,6 +18,7 @@ from pathlib import Path
 
 from levelfield import environment_folder, installer, user_folders
 from levelfield.errors import RunFailed
+from levelfield.node.regular_files import open_regular, read_regular
 from levelfield.plan.image_recipe import PIP_REQUIREMENT
 from levelfield.plan.interpreters import find_interpreter
 from levelfield.rundir.directory import write_atomically
@@ -153,14 +154,14 @@ def _run_pip(image: ImagePlan, folder: Path, say: Say) -> dict[str, str]:
 
 def _listed(folder: Path) -> dict[str, str] | None:
     try:
-        return dict(json.loads((folder / "wheels.json").read_text()))
+        return dict(json.loads(read_regular(folder / "wheels.json")))
     except (OSError, ValueError, TypeError):
         return None
 
 
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while block := file.read(2**20):
             digest.update(block)
     return digest.hexdigest()

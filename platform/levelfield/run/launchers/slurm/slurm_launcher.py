@@ -16,6 +16,7 @@ from typing import Any
 from levelfield.checkout import checkout
 from levelfield.contracts.execution import FIRST_NODE, NodeSource, Outcome, Request, Runtime, Submission, Watch
 from levelfield.errors import UsageError
+from levelfield.node.regular_files import read_regular
 from levelfield.plan.environment import STAMP
 from levelfield.run.launchers.node_content import node_content, request_for_nodes, secret_values
 from levelfield.run.launchers.slurm.slurm_commands import SlurmJob, SubmissionError, find, state_of, submit
@@ -115,7 +116,7 @@ def root_of(request: Request) -> Path:
 def job_of(request: Request) -> SlurmJob | None:
     """Return the job of a run: as it was recorded, else by its name."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads((root_of(request) / "nodes" / "engine.json").read_text(encoding="utf-8"))
+        found = json.loads(read_regular(root_of(request) / "nodes" / "engine.json"))
         return SlurmJob(str(int(found["job"])), found["cluster"])
     return find(request.submissions[0].name)
 

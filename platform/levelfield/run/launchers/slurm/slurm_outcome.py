@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, Outcome, Request
+from levelfield.node.regular_files import open_regular
 from levelfield.run.launchers.local import evidence_of
 from levelfield.run.launchers.node_records import LastRecord, by_engine, last_records
 from levelfield.run.launchers.slurm.slurm_commands import FORGOTTEN, JobState, SlurmJob, failed_steps, node_states
@@ -156,7 +157,7 @@ def _last_line(request: Request) -> str | None:
     """Return the last line that the job printed: why nothing was started."""
     path = Path(request.events_dir).parent / "logs" / "job.log"
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, path.stat().st_size - LOG_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:

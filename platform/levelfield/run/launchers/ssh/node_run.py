@@ -9,6 +9,7 @@ from typing import Any
 
 from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, NodeWork, ProcessEnd
 from levelfield.node.heartbeat_watch import WatchedTime
+from levelfield.node.regular_files import read_regular
 from levelfield.run.launchers.local import ends_of, evidence_of
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
 from levelfield.run.launchers.ssh.connection import NodeLine
@@ -130,7 +131,7 @@ class NodeRun:
 def _lines(path: Path) -> list[Mapping[str, Any]]:
     """Return the whole lines of a record. A line that is no object is left out: another machine wrote it."""
     found: list[Mapping[str, Any]] = []
-    for line in path.read_bytes().split(b"\n")[:-1]:
+    for line in read_regular(path).split(b"\n")[:-1]:
         try:
             content = json.loads(line)
         except (ValueError, RecursionError):

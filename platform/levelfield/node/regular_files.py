@@ -1,0 +1,51 @@
+"""Files that others may have put there, opened for reading: regular files only.
+
+A pipe would hold its reader for ever, and a device may answer without an end. Links are followed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from io import BufferedReader
+from pathlib import Path
+from typing import Union
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # it may have become a pipe meanwhile
+
+
+def open_regular(path: Union[Path, str]) -> BufferedReader:
+    """Return a regular file, opened for its bytes. Raises OSError with what was found instead."""
+    _refuse(Path(path).stat().st_mode, path)  # before it is opened: to open a device may have an effect
+    descriptor = os.open(path, _FLAGS)
+    try:
+        _refuse(os.fstat(descriptor).st_mode, path)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: Union[Path, str], most: int = -1) -> bytes:
+    """Return the content of a regular file, at most so many bytes of it; -1: all. Raises OSError as open_regular."""
+    with open_regular(path) as file:
+        return file.read(most)
+
+
+def read_regular_text(path: Union[Path, str], errors: str = "strict") -> str:
+    """Return the UTF-8 text of a regular file. Raises OSError as open_regular, UnicodeDecodeError for other bytes."""
+    return read_regular(path).decode("utf-8", errors)
+
+
+def _refuse(mode: int, path: Union[Path, str]) -> None:
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "another kind of file")
+        raise OSError(errno.EINVAL, f"found {kind}, expected a regular file", str(path))

@@ -1,0 +1,108 @@
+"""Whole numbers far above what exists: each is refused where it is read, with its key, and no reader counts to it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from changed_documents import written
+from levelfield.cli.main import main
+from levelfield.errors import DocumentError, UsageError
+from levelfield.specs.base import load
+from levelfield.specs.bounds import MOST_RANKS, MOST_STEPS
+from levelfield.specs.case import Case
+from levelfield.specs.layout import parse_layout
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.selector import parse_selector
+from plans import PLUGINS
+from recorded_runs import seal_again
+
+SECONDS = 20.0
+FAR = 10**15
+OF_A_PLAN = {
+    "work.training.steps": FAR,
+    "work.training.sequence_length": FAR,
+    "work.training.global_batch": FAR,
+    "work.model.layers": 10**6,
+    "work.model.hidden_size": FAR,
+    "work.model.vocab_size": FAR,
+    "work.evidence.gradient_steps": [1] * 10**5,
+    "hardware.nodes": 10**7,
+    "hardware.devices_per_node": 10**6,
+    "tuning.layout.data": 10**9,
+    "accumulation": FAR,
+    "repeat": FAR,
+    "repeats": FAR,
+}
+
+
+def changed(path: Path, changes: dict[str, Any]) -> None:
+    content = json.loads(path.read_text())
+    for name, value in changes.items():
+        *outer, last = name.split(".")
+        place = content
+        for key in outer:
+            place = place[key]
+        place[last] = value
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("key", OF_A_PLAN)
+def test_a_number_of_a_foreign_plan_is_refused_with_its_key(
+    run: RunPaths, capsys: pytest.CaptureFixture[str], key: str
+) -> None:
+    changed(run.plan, {key: OF_A_PLAN[key]})
+    for command in ("report", "collect", "compare"):
+        assert main([command, str(run.root)]) == 2
+        said = capsys.readouterr().err
+        assert f"plan.json: key '{key}': found " in said and "expected" in said, said
+
+
+def test_a_plan_of_many_ranks_is_refused(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
+    changed(run.plan, {"hardware.nodes": 10**5, "hardware.devices_per_node": 1000})
+    assert main(["report", str(run.root)]) == 2
+    assert "nodes x devices_per_node: found 100,000,000, expected at most 1,048,576" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"work.training.steps": MOST_STEPS, "work.window.last_step": MOST_STEPS},
+        {"hardware.nodes": 1024, "hardware.devices_per_node": 1024, "tuning.layout.data": MOST_RANKS},
+        {"work.training.steps": MOST_STEPS, "tuning.layout.data": MOST_RANKS},
+    ],
+    ids=lambda changes: " ".join(changes),
+)
+def test_the_largest_numbers_are_read_in_seconds(
+    run: RunPaths, capsys: pytest.CaptureFixture[str], changes: dict[str, Any]
+) -> None:
+    changed(run.plan, changes)
+    seal_again(run)
+    begun = time.process_time()
+    assert main(["report", str(run.root)]) == 0
+    said = capsys.readouterr().out
+    assert time.process_time() - begun < SECONDS and len(said) < 2**20
+    assert "invalid" in said and "missing" in said
+
+
+@pytest.mark.parametrize("key", ["layers", "hidden_size", "ffn_hidden_size", "heads", "kv_heads", "vocab_size"])
+def test_a_number_of_a_case_is_refused_with_its_key(tmp_path: Path, key: str) -> None:
+    with pytest.raises(DocumentError, match=rf"case\.yaml: key 'model\.{key}': found {FAR}, expected: input should be"):
+        load(Case, written(tmp_path, {f"model.{key}": FAR}))
+
+
+def test_steps_and_batches_of_the_command_line_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--case", "tiny:fake:F1:1:1", "--dry-run", "--plugins", str(PLUGINS)]
+    for option in ("--steps", "--sequence-length", "--global-batch"):
+        assert main([*words, option, str(FAR)]) == 2
+        assert str(FAR) in capsys.readouterr().err
+
+
+def test_ranks_are_bounded_together() -> None:
+    with pytest.raises(UsageError, match="found 102,400,000 devices, expected at most 1,048,576"):
+        parse_selector("tiny:fake:F1:100000:1024")
+    with pytest.raises(UsageError, match="found 1,099,511,627,776 ranks, expected at most 1,048,576"):
+        parse_layout(f"DP{MOST_RANKS}TP{MOST_RANKS}PP1")
