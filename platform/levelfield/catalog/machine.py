@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from levelfield.contracts.checked_adapter import AdapterFault, wrong_devices
 from levelfield.contracts.plausibility import checked, plausible
 from levelfield.contracts.vendor import DeviceList, Vendor
 from levelfield.measure.other_use import device_sentence, in_use
@@ -71,6 +72,10 @@ def devices_of(vendor: Vendor) -> DeviceList:
     """
     try:
         found = vendor.devices()
+    except AdapterFault as error:
+        return DeviceList(problem=str(error))
     except Exception as error:  # an adapter may raise anything
         return DeviceList(problem=f"the adapter raised {type(error).__name__}: {error}".rstrip(": "))
+    if wrong := wrong_devices(found):
+        return DeviceList(problem=f"vendor {vendor.spec.name}: {wrong}")
     return checked(vendor.spec, found if isinstance(found, DeviceList) else DeviceList(found))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from levelfield.catalog.framework_versions import chosen
 from levelfield.catalog.machine import Machine
 from levelfield.checkout import checkout
+from levelfield.contracts.checked_adapter import checked_adapter
 from levelfield.contracts.vendor import Vendor
 from levelfield.errors import DocumentError, UnknownName, UsageError
 from levelfield.specs.case import Case
@@ -253,7 +254,10 @@ class Registry:
         module = _load_module(f"levelfield_vendor_{name}", path)
         if not hasattr(module, "Adapter"):
             raise DocumentError(f"{path}: found no class 'Adapter', expected one as in levelfield.contracts.vendor")
-        return cast(Vendor, module.Adapter(spec))
+        try:
+            return checked_adapter(cast(Vendor, module.Adapter(spec)), path)
+        except (Exception, SystemExit) as error:
+            raise DocumentError(f"{path}: Adapter(spec) raised {type(error).__name__}: {error}") from None
 
     def _path(self, kind: str, name: str, known: dict[str, Path]) -> Path:
         if name not in known:
@@ -312,6 +316,6 @@ def _load_module(name: str, path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # an adapter may raise anything: name its file
+    except (Exception, SystemExit) as error:  # an adapter may raise anything: name its file
         raise DocumentError(f"{path}: cannot be loaded: {type(error).__name__}: {error}") from error
     return module

@@ -1,0 +1,123 @@
+"""An adapter of an adapter.py, whose code is anybody's: its answers have the types of the contract, or are an error.
+
+An adapter may raise anything, and whoever calls it expects that. What no caller expects is an end of the whole process,
+or an answer that fails much later in the platform's own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from levelfield.contracts.command import Ask
+from levelfield.contracts.node_commands import NodeCommands
+from levelfield.contracts.vendor import ContainerOptions, Device, DeviceList, Sample, Vendor
+from levelfield.errors import DocumentError
+from levelfield.specs.bounds import MOST_DEVICES
+
+_FIELDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "index": ((int,), "a whole number from 0"),
+    "chip": ((str, type(None)), "a text or None"),
+    "description": ((str,), "a text"),
+    "memory_bytes": ((int, type(None)), "a whole number or None"),
+    "identity": ((str, type(None)), "a text or None"),
+}
+
+
+class AdapterFault(DocumentError):
+    """An adapter gave no answer of the contract. Names its file, the method, and what was found and expected."""
+
+
+class CheckedAdapter:
+    """The adapter of a file. Raises AdapterFault where it ends the process or returns what the contract does not have.
+
+    What else the adapter raises is passed on, but for `container`, whose options are asked for while planning.
+    """
+
+    def __init__(self, adapter: Vendor, path: Path) -> None:
+        self._adapter, self._path = adapter, path
+        self.spec = adapter.spec
+
+    def devices(self) -> Sequence[Device]:
+        found = self._answer("devices", self._adapter.devices)
+        if isinstance(found, (str, Mapping)) or not isinstance(found, Iterable):
+            raise self._fault("devices", found, "a list of Device")
+        listed = self._answer("devices", lambda: list(islice(found, MOST_DEVICES + 1)))
+        if wrong := wrong_devices(listed):
+            raise AdapterFault(f"{self._path}: devices(): {wrong}")
+        return DeviceList(listed, found.problem if isinstance(found, DeviceList) else None)
+
+    def container(self, devices: Sequence[Device]) -> ContainerOptions:
+        try:
+            found = self._answer("container", lambda: self._adapter.container(devices))
+        except DocumentError:
+            raise
+        except Exception as error:  # an adapter may raise anything: name its file
+            raise AdapterFault(f"{self._path}: container() raised {type(error).__name__}: {error}") from None
+        if not isinstance(found, ContainerOptions):
+            raise self._fault("container", found, "ContainerOptions")
+        return found
+
+    def sample(self, devices: Sequence[Device]) -> Sequence[Sample]:
+        found = self._answer("sample", lambda: self._adapter.sample(devices))
+        if not isinstance(found, (list, tuple)) or not all(isinstance(each, Sample) for each in found):
+            raise self._fault("sample", found, "a list of Sample")
+        return found
+
+    def software(self) -> dict[str, str]:
+        found = self._answer("software", self._adapter.software)
+        if not isinstance(found, dict) or not all(isinstance(text, str) for pair in found.items() for text in pair):
+            raise self._fault("software", found, "texts by their names")
+        return found
+
+    def _answer(self, method: str, ask: Callable[[], Any]) -> Any:
+        """Return what a method gives. To end the process is not for an adapter; Ctrl-C is the user's."""
+        try:
+            return ask()
+        except SystemExit as ended:
+            raise AdapterFault(
+                f"{self._path}: {method}() called sys.exit({ended.code!r}), expected an answer"
+            ) from None
+
+    def _fault(self, method: str, found: object, expected: str) -> AdapterFault:
+        return AdapterFault(f"{self._path}: {method}() returned {found!r:.80}, expected {expected}")
+
+
+class CheckedReplayableAdapter(CheckedAdapter):
+    """The same for an adapter that can read what its tools printed on another node."""
+
+    def node_commands(self) -> NodeCommands:
+        found = self._answer("node_commands", self._adapter.node_commands)  # type: ignore[attr-defined]
+        if not isinstance(found, NodeCommands):
+            raise self._fault("node_commands", found, "NodeCommands")
+        return found
+
+    def replayed(self, ask: Ask) -> Vendor | None:
+        found = self._answer("replayed", lambda: self._adapter.replayed(ask))  # type: ignore[attr-defined]
+        return None if found is None else checked_adapter(found, self._path)
+
+
+def checked_adapter(adapter: Vendor, path: Path) -> Vendor:
+    """Return the adapter of a file with its answers checked."""
+    can_replay = hasattr(adapter, "node_commands") and hasattr(adapter, "replayed")
+    return (CheckedReplayableAdapter if can_replay else CheckedAdapter)(adapter, path)
+
+
+def wrong_devices(devices: Sequence[object]) -> str | None:
+    """Return why these are not the devices of one machine; None where they are."""
+    if len(devices) > MOST_DEVICES:
+        return f"found more than {MOST_DEVICES:,} devices, expected those of one machine"
+    seen: set[int] = set()
+    for each in devices:
+        if not isinstance(each, Device):
+            return f"found {each!r:.80}, expected a Device"
+        for name, (types, expected) in _FIELDS.items():
+            value = getattr(each, name)
+            if type(value) not in types or (type(value) is int and value < 0):
+                return f"key '{name}': found {value!r:.80}, expected {expected}"
+        if each.index in seen:
+            return f"key 'index': found {each.index} twice, expected a number of its own for each device"
+        seen.add(each.index)
+    return None

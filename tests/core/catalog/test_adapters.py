@@ -1,0 +1,121 @@
+"""What an adapter.py may return or raise: the command goes on or ends with the file's name, never by the adapter."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from levelfield.cli.main import main
+from plans import PLUGINS
+
+HEAD = """
+from levelfield.contracts.vendor import ContainerOptions, Device, DeviceList, Sample
+
+class Adapter:
+    def __init__(self, spec):
+        self.spec = spec
+    def devices(self):
+        return [Device(0, "F1", "Fake One", None)]
+    def sample(self, devices):
+        return [Sample(device.index, 1.0) for device in devices]
+    def container(self, devices):
+        return ContainerOptions()
+    def software(self):
+        return {"driver": "1"}
+"""
+Command = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def adapted(tmp_path: Path) -> Callable[[str, str], list[str]]:
+    """adapted(method, body): the options for a folder of plugins whose adapter has this method."""
+
+    def write(method: str, body: str) -> list[str]:
+        folder = Path(shutil.copytree(PLUGINS, tmp_path / "plugins"))
+        given = "self, spec" if method == "__init__" else "self, devices=()"
+        text = f"{HEAD}\n    def {method}({given}):\n        {body}\n" if method else body
+        (folder / "vendors" / "fake" / "adapter.py").write_text(text)
+        return ["--plugins", str(folder)]
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("return None", "devices() returned None, expected a list of Device"),
+        ("return -1", "devices() returned -1, expected a list of Device"),
+        ("return 'two'", "devices() returned 'two', expected a list of Device"),
+        ("return [None]", "found None, expected a Device"),
+        ("return [Device('0', 'F1', 'x', None)]", "key 'index': found '0', expected a whole number"),
+        ("return [Device(-1, 'F1', 'x', None)]", "key 'index': found -1, expected a whole number from 0"),
+        ("return [Device(0, 'F1', 'x', 'much')]", "key 'memory_bytes': found 'much'"),
+        ("return [Device(0, 'F1', 'x', -1)]", "key 'memory_bytes': found -1"),
+        ("return [Device(0, 5, 'x', None)]", "key 'chip': found 5, expected a text or None"),
+        ("return [Device(0, 'F1', 'x', None)] * 2", "key 'index': found 0 twice"),
+        ("return [Device(i, 'F1', 'x', None) for i in range(10**6)]", "found more than 1,024 devices"),
+        ("return (Device(i, 'F1', 'x', None) for i in iter(int, 1))", "found more than 1,024 devices"),
+        ("import sys; sys.exit(7)", "devices() called sys.exit(7), expected an answer"),
+        ("raise SystemExit", "devices() called sys.exit(None)"),
+        ("raise ValueError('no')", "the adapter raised ValueError: no"),
+    ],
+)
+def test_devices_that_are_none_are_said(
+    adapted: Callable[[str, str], list[str]], capsys: pytest.CaptureFixture[str], body: str, says: str
+) -> None:
+    given = adapted("devices", body)
+    assert main(["list", "vendors", *given]) == 0
+    assert says in " ".join(capsys.readouterr().out.split())
+    assert main(["--case", "tiny:fake:fake:1:1", *given, "--python", sys.executable]) == 2
+    assert says in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("return None", "container() returned None, expected ContainerOptions"),
+        ("return {'network': 'host'}", "container() returned {'network': 'host'}, expected ContainerOptions"),
+        ("raise ValueError('no')", "container() raised ValueError: no"),
+        ("import sys; sys.exit(7)", "container() called sys.exit(7)"),
+    ],
+)
+def test_a_container_that_is_none_is_refused(
+    adapted: Callable[[str, str], list[str]], capsys: pytest.CaptureFixture[str], body: str, says: str
+) -> None:
+    words = ["--case", "tiny:fake:F1:1:1", "--dry-run", "--runtime", "docker", "--base-image", "a"]
+    assert main([*words, *adapted("container", body)]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert says in said and "adapter.py" in said
+
+
+@pytest.mark.parametrize("body", ["return None", "return -1", "return 'text'", "import sys; sys.exit(7)"])
+@pytest.mark.parametrize("method", ["sample", "software"])
+def test_a_run_goes_on_without_readings(
+    adapted: Callable[[str, str], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str, body: str
+) -> None:
+    words = ["--case", "tiny:fake:F1:1:1", "--python", sys.executable, "--runs", str(tmp_path / "runs")]
+    assert main([*words, *adapted(method, body)]) == 0
+    said = capsys.readouterr()
+    assert "result   valid" in said.out and "fault of the platform" not in said.err
+    (root,) = (tmp_path / "runs").iterdir()
+    recorded = (root / "telemetry.jsonl" if method == "sample" else root / "provenance.json").read_text()
+    assert f"{method}() " in recorded and ("expected" in recorded)
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "says"),
+    [
+        ("", "import sys; sys.exit(7)", "adapter.py: cannot be loaded: SystemExit: 7"),
+        ("", "class Adapter: pass", "adapter.py: Adapter(spec) raised TypeError"),
+        ("__init__", "import sys; sys.exit(7)", "adapter.py: Adapter(spec) raised SystemExit: 7"),
+        ("__init__", "pass", "adapter.py: Adapter(spec) raised AttributeError"),
+    ],
+)
+def test_an_adapter_that_cannot_be_made_is_refused(
+    adapted: Callable[[str, str], list[str]], capsys: pytest.CaptureFixture[str], method: str, body: str, says: str
+) -> None:
+    assert main(["--case", "tiny:fake:F1:1:1", "--dry-run", *adapted(method, body)]) == 2
+    assert says in " ".join(capsys.readouterr().err.split())
