@@ -42,10 +42,9 @@ def main(arguments: Sequence[str]) -> int:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
-    except OSError as error:
-        return _fail(
-            f"{error.filename or 'output'}: {error.strerror}; the measurements so far are kept", PLATFORM_FAULT
-        )
+    except OSError as error:  # of a disk, a folder, or a limit of the machine
+        place = error.filename or "this machine"
+        return _fail(f"{place}: {error.strerror or error}; the measurements so far are kept", UsageError.exit_code)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and not (error.name or "levelfield").startswith("levelfield"):
             return _fail(installer.lost(error.name), UsageError.exit_code)

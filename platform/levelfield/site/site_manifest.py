@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from levelfield.errors import DocumentError, UsageError
-from levelfield.rundir.directory import write_atomically
+from levelfield.rundir.directory import room_left, write_atomically
 from levelfield.specs.base import Document, dump, load
 
 NAME = "site.json"
@@ -37,15 +37,17 @@ def manifest_of(folder: Path) -> SiteManifest:
 def opened(folder: Path) -> SiteManifest:
     """Make the folder, and return the manifest of the site that it holds, an empty one for a new folder.
 
+    A new folder gets it at once: what a full disk or Ctrl-C leaves of a site is then known as one at the next try.
     Raises UsageError for a folder with other files: they could be overwritten.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        is_empty = not any(folder.iterdir())
+        if not any(folder.iterdir()):
+            empty = SiteManifest(files={})
+            write_atomically(folder / NAME, dump(empty))
+            return empty
     except OSError as error:
-        raise UsageError(f"--html {folder}: cannot be made: {error.strerror}") from None
-    if is_empty:
-        return SiteManifest(files={})
+        raise UsageError(f"--html {folder}: cannot be made: {error.strerror}{room_left(error, folder)}") from None
     try:
         return manifest_of(folder)
     except UsageError:
