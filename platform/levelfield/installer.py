@@ -294,9 +294,15 @@ def end_left(folder: Path, say: Say | None = None) -> None:
 
 def lost(package: str | None) -> str:
     """Return how the running Python gets back a package that it lacks."""
+    return f"{sys.prefix} lacks the package '{package}'; {renewed()}"
+
+
+def renewed() -> str:
+    """Return how the running Python gets the packages that the platform needs."""
+    if os.statvfs(sys.prefix).f_flag & os.ST_NOEXEC:
+        return f"{sys.prefix} lies on a file system that is mounted noexec: put the checkout on another one"
     is_made = (Path(sys.prefix) / STAMP).exists()
-    how = f"remove {sys.prefix}: the next start makes it again" if is_made else "install requirements.lock into it"
-    return f"{sys.prefix} lacks the package '{package}'; {how}"
+    return f"remove {sys.prefix}: the next start makes it again" if is_made else "install requirements.lock into it"
 
 
 def failure(argv: Sequence[str], code: int, lines: Sequence[str], variables: dict[str, str]) -> str:

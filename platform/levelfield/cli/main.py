@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Sequence
+from pathlib import Path
 
-from levelfield import installer
 from levelfield.cli.arguments import parser_of
+from levelfield.cli.package_faults import package_fault
 from levelfield.cli.streams import Streams
 from levelfield.errors import INTERRUPTED, PLATFORM_FAULT, LevelfieldError, UsageError
 
 # Commands that train. Output that is lost changes neither their results, which are in files, nor their exit codes.
 TRAINING = ("run", "sweep", "nightly", "bisect", "align", "diagnose")
+
+
+_LIMITED = (
+    "this machine gives no more memory, processes or threads: {}. Look at `ulimit -a`, at pids.max and memory.max of "
+    "the control group, and at what else runs"
+)
 
 
 def started(arguments: Sequence[str]) -> int:
@@ -34,25 +42,54 @@ def started(arguments: Sequence[str]) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code. Errors become sentences on stderr, without a traceback."""
-    options = parser_of(arguments)
     try:
+        options = parser_of(arguments)
         code: int = options.command(options)
         return code
     except LevelfieldError as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
+        if not _can_start_a_thread():  # OpenBLAS sends itself SIGINT where it cannot
+            return _fail(_LIMITED.format("no thread can be started"), UsageError.exit_code)
         return _fail("interrupted", INTERRUPTED)
-    except OSError as error:  # of a disk, a folder, or a limit of the machine
-        place = error.filename or "this machine"
-        return _fail(f"{place}: {error.strerror or error}; the measurements so far are kept", UsageError.exit_code)
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and not (error.name or "levelfield").startswith("levelfield"):
-            return _fail(installer.lost(error.name), UsageError.exit_code)
+        if said := _of_surroundings(error):
+            return _fail(said, UsageError.exit_code)
         if os.environ.get("LEVELFIELD_DEBUG"):
             raise
         detail = f"{type(error).__name__}: {error}"
         said = f"a fault of the platform itself: {detail}. run again with LEVELFIELD_DEBUG=1 and report the traceback"
         return _fail(said, PLATFORM_FAULT)
+
+
+def _of_surroundings(error: Exception) -> str | None:
+    """Return what is wrong with this machine, its files or its packages; None for a fault of the platform itself."""
+    if isinstance(error, OSError):
+        gone = "" if _has_folder() else ". The current folder was removed: go to another one"
+        return f"{error.filename or 'this machine'}: {error.strerror or error}; the measurements so far are kept{gone}"
+    if isinstance(error, UnicodeEncodeError):
+        shown = error.object[max(0, error.start - 40) : error.end + 40]
+        return f"found {shown!a}, in which a byte is not UTF-8; give the file or the variable another name or value"
+    if isinstance(error, MemoryError) or "can't start new thread" in str(error):
+        return _LIMITED.format(error or "MemoryError")
+    return package_fault(error)
+
+
+def _can_start_a_thread() -> bool:
+    try:
+        thread = threading.Thread(target=int)
+        thread.start()
+        thread.join()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _has_folder() -> bool:
+    try:
+        return Path.cwd().is_dir()
+    except OSError:
+        return False
 
 
 def _fail(text: str, code: int) -> int:

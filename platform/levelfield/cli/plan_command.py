@@ -29,6 +29,7 @@ from levelfield.predict.layout_search import (
     not_offered,
 )
 from levelfield.predict.links import UnknownLink
+from levelfield.specs.bounds import MOST_RANKS
 from levelfield.specs.constants import AttentionKernel
 from levelfield.specs.selector import Selector
 from levelfield.specs.vendor import Chip, VendorFile
@@ -209,6 +210,8 @@ def _place(options: argparse.Namespace) -> Assumed:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')}: found {value}, expected 1 or more")
+    if (devices := (options.nodes or 1) * (options.devices or 1)) > MOST_RANKS:
+        raise UsageError(f"--nodes x --devices: found {devices:,}, expected at most {MOST_RANKS:,}")
     remarks = []
     if options.nodes is None:
         devices = options.devices or machines.DEVICES_PER_NODE

@@ -11,6 +11,8 @@ from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.words import wrapped
 
+_MOST_DAYS = 36_500  # a hundred years
+
 FORMATS = ("jsonl", "csv", "tensorboard", "mlflow", "github", "mllog")
 
 
@@ -71,8 +73,8 @@ def _pruned(options: argparse.Namespace) -> int:
 
     if options.keep_days is None and not options.case and not options.run:
         raise UsageError("store prune: found nothing to choose by; give --keep-days N, --case NAME or --run ID")
-    if options.keep_days is not None and options.keep_days < 0:
-        raise UsageError(f"--keep-days: found {options.keep_days}, expected 0 or more")
+    if options.keep_days is not None and not 0 <= options.keep_days <= _MOST_DAYS:
+        raise UsageError(f"--keep-days: found {options.keep_days}, expected 0 to {_MOST_DAYS}")
     with Store.open(options.store, is_missing(options.store)) as store:
         found = prune(store, options.keep_days, options.case, options.run, options.dry_run)
     if options.json:

@@ -199,5 +199,5 @@ def shown(path: Path) -> str:
     """Return the path relative to the current folder where it is below it, else the whole path."""
     try:
         return str(path.absolute().relative_to(Path.cwd()))
-    except ValueError:
+    except (ValueError, OSError):  # OSError: the current folder was removed
         return str(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,9 @@ def find_run(runs: Path, name: str) -> RunPaths:
     in the future counts only where there is no other.
     """
     given = Path(name)
-    if (given / "plan.json").is_file():
-        return RunPaths(given.resolve())
+    with suppress(OSError, ValueError):  # of a name that is too long for a path
+        if (given / "plan.json").is_file():
+            return RunPaths(given.resolve())
     plans = sorted(runs.glob("*/plan.json"))
     if name == "latest" and plans:
         return RunPaths(max(plans, key=_age_order).parent.resolve())
@@ -135,7 +137,8 @@ def room_left(error: OSError, place: Path) -> str:
 def _replace(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
     try:
-        with temporary.open("x", encoding="utf-8") as file:  # with the rights that the umask gives a new file
+        # With the rights that the umask gives. A byte of a path that is not UTF-8 is written out, as JSON escapes it.
+        with temporary.open("x", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
         temporary.replace(path)
     except BaseException:

@@ -55,7 +55,10 @@ def state_words(paths: RunPaths) -> str:
 
 def settle(runs: Path) -> None:
     """Correct the status of runs whose platform was killed: the file says `running` no longer."""
-    for path in sorted(runs.glob("*/status.json"))[-NEWEST:]:
+    found: list[Path] = []
+    with suppress(OSError):  # what is wrong with the folder is said when the run's own is made
+        found = sorted(runs.glob("*/status.json"))
+    for path in found[-NEWEST:]:
         paths = RunPaths(path.parent)
         platform = _platform_of(_status(paths))
         if platform and is_alive(platform) is False:

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from levelfield.errors import UsageError
 from levelfield.specs.base import Value, parse
-from levelfield.specs.bounds import MOST_SIZE, MOST_STEPS
+from levelfield.specs.bounds import MOST_SIZE, MOST_STEPS, number_of
 from levelfield.specs.case import Case, Work
 
 _WORDS = {"steps": "steps", "sequence_length": "seq", "global_batch": "batch", "seed": "seed"}
@@ -88,5 +88,8 @@ def split_name(name: str) -> tuple[str, Derivation]:
         if match is None or field is None or field in found:
             words = ", ".join(f"+{word}N" for word in _FIELDS)
             raise UsageError(f"case '{name}': found '+{part}', expected each at most once: {words}")
-        found[field] = int(match["number"])
+        try:
+            found[field] = number_of(match["number"])
+        except ValueError as error:
+            raise UsageError(f"case '{base}+{match['word']}...': {error}") from None
     return base, parse(Derivation, found, f"case '{name}'")

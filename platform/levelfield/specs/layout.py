@@ -16,7 +16,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 
 from levelfield.errors import LayoutError
 from levelfield.specs.base import Value
-from levelfield.specs.bounds import MOST_RANKS
+from levelfield.specs.bounds import MOST_RANKS, number_of
 
 _PARTS = {
     "DP": "data",
@@ -31,6 +31,9 @@ _PART = rf"({'|'.join(_PARTS)})(\d+)"
 _PARTS_PATTERN = re.compile(rf"(?:{_PART})+", re.IGNORECASE)
 _PRODUCT_PATTERN = re.compile(r"(\d+)x(\d+)x(\d+)")
 _BATCH_PATTERN = re.compile(r"(\d+)n_(\d+)g_dp_(\d+)bs", re.IGNORECASE)
+
+
+_SHOWN = 40  # characters of a text in a message
 
 
 class Layout(Value):
@@ -145,14 +148,21 @@ def parse_layout(text: str) -> LayoutText:
     In Paddle's names with SH and SP, SP is the sharding degree, not sequence parallelism. A DP part beside them is
     the whole data-parallel size. Without a DP part the sharding degree is data x context.
     """
+    try:
+        return _parsed(text)
+    except ValueError as error:  # of a number without end
+        raise LayoutError(f"layout '{text[:_SHOWN]}...': {error}") from None
+
+
+def _parsed(text: str) -> LayoutText:
     body, _, suffix = text.partition("+")
     if suffix not in ("", "seq"):
         raise LayoutError(f"layout '{text}': found '+{suffix}', expected '+seq' (sequence parallel) or nothing")
     if match := _PRODUCT_PATTERN.fullmatch(body):
-        data, tensor, pipeline = map(int, match.groups())
+        data, tensor, pipeline = map(number_of, match.groups())
         return LayoutText(_build(text, suffix, data=data, tensor=tensor, pipeline=pipeline))
     if match := _BATCH_PATTERN.fullmatch(body):
-        nodes, devices, micro_batch = map(int, match.groups())
+        nodes, devices, micro_batch = map(number_of, match.groups())
         return LayoutText(_build(text, suffix, data=nodes * devices), nodes, devices, micro_batch)
     if _PARTS_PATTERN.fullmatch(body):
         return LayoutText(_from_parts(text, body, suffix))
@@ -168,7 +178,7 @@ def _from_parts(text: str, body: str, suffix: str) -> Layout:
     for name, number in re.findall(_PART, body.upper()):
         if _PARTS[name] in fields:
             raise LayoutError(f"layout '{text}': found {name} twice, expected it once")
-        fields[_PARTS[name]] = int(number)
+        fields[_PARTS[name]] = number_of(number)
     if fields.get("sharding_degree", 1) > 1 and "sharding_stage" not in fields:
         raise LayoutError(
             f"layout '{text}': found SP, the sharding degree, without SH, the stage; for sequence parallel write +seq"

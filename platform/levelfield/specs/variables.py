@@ -57,6 +57,8 @@ def check(variables: dict[str, str], by: str) -> dict[str, str]:
             raise ValueError(f"{name} cannot be set here: {why}; leave it out")
         if "\0" in value:
             raise ValueError(f"{name}: found a NUL character, which no variable can hold")
+        if not is_text(value):
+            raise ValueError(f"{name}: found a byte that is not UTF-8, which no file of a run can hold")
     return variables
 
 
@@ -74,6 +76,17 @@ def check_visible(name: str) -> str:
 
 
 VisibleVariable = Annotated[str, AfterValidator(check_visible)]
+
+
+def is_text(value: str) -> bool:
+    """Return whether a text has only characters. A name that is not UTF-8 has others."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 TuningVariables = Annotated[dict[str, str], AfterValidator(lambda found: check(found, "tuning"))]
 VendorVariables = Annotated[dict[str, str], AfterValidator(lambda found: check(found, "vendor"))]
 ContainerVariables = Annotated[dict[str, str], AfterValidator(lambda found: check(found, "container"))]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from levelfield.errors import UsageError
+from levelfield.specs.variables import is_text
 from levelfield.user_folders import data_folder, expanded
 
 VARIABLE = "LEVELFIELD_STORE"
@@ -101,4 +102,6 @@ def _lines(mounts: Path) -> list[str]:
 def _file(path: Path, text: str) -> Path:
     if not path.name or path.is_dir():
         raise UsageError(f"--store {text}: found a folder, expected a file such as results.sqlite")
+    if not is_text(str(path)):
+        raise UsageError(f"--store {text}: found a byte that is not UTF-8, which no address of a database can hold")
     return path.absolute()
