@@ -5,6 +5,7 @@ Many processes may use one store at a time. What `add` has returned is stored, w
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import islice
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
 
-from levelfield.errors import UnknownName
+from levelfield.errors import DocumentError, LevelfieldError, UnknownName
 from levelfield.specs.record import Conditions, Point, RunRecord, StoreEvent, Subject
 from levelfield.store import queries, statements
 from levelfield.store.address import StoreAddress, address_of, default_url
@@ -26,6 +27,7 @@ from levelfield.store.schema_upgrade import upgrade
 
 __all__ = ["Added", "Store", "StoredSeries", "default_url"]
 
+_SHOWN = 3  # damaged rows in a message
 BATCH = 200  # records of one transaction: others wait for a fifth of a second at most
 T = TypeVar("T")
 
@@ -62,7 +64,19 @@ class Store:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            if isinstance(error, Exception) and not isinstance(error, (LevelfieldError, OSError)):
+                self._refuse_damage()
+        finally:
+            self.close()
+
+    def _refuse_damage(self) -> None:
+        """Raises DocumentError where a row is not what was written: any code that reads it may fail in any way."""
+        from levelfield.store.store_check import faults
+
+        if not os.environ.get("LEVELFIELD_DEBUG") and (found := faults(self)):
+            said = "; ".join(found[:_SHOWN])
+            raise DocumentError(f"store {self.address.text}: {said}. `store check` lists every damaged row")
 
     def add(self, records: Iterable[RunRecord]) -> Added:
         """Add records in batches, each in a transaction of its own. A run that is stored already changes nothing."""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from sqlalchemy import Connection, func, select, text
+from sqlalchemy.exc import NoResultFound, StatementError
 
 from levelfield.specs.base import Value
-from levelfield.specs.record import Conditions, Series, Subject
+from levelfield.specs.record import Conditions, Series, StoreEvent, Subject
 from levelfield.store import queries
 from levelfield.store.database import Store
 from levelfield.store.rows import document_from, row_digest
-from levelfield.store.schema import ASIDE, CONDITION, METADATA, RAW, RUN, SERIES, SUBJECT
+from levelfield.store.schema import ASIDE, CONDITION, EVENT, EXPECTATION, FINDING, METADATA, RAW, RUN, SERIES, SUBJECT
 
 _CHANGED = "run {}: its row was changed or is damaged; prune it, and import its run directory again"
+# What reading a value raises that is not what was written. SQLAlchemy wraps errors of its own conversions.
+_DAMAGED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, StatementError, NoResultFound)
 _MOST = 20  # faults that are listed
 _DOCUMENTS: tuple[tuple[Any, type[Value]], ...] = ((SERIES, Series), (CONDITION, Conditions), (SUBJECT, Subject))
 
@@ -53,6 +57,7 @@ def faults(store: Store, progress: Callable[[int, int], None] = lambda done, who
 def _all(store: Store, progress: Callable[[int, int], None]) -> Iterator[str]:
     yield from store.read(_of_database)
     yield from store.read(_of_documents)
+    yield from store.read(_of_statements)
     yield from store.read(_of_rows)
     yield from _of_runs(store, progress)
 
@@ -74,11 +79,42 @@ def _of_documents(connection: Connection) -> list[str]:
         for digest, document in connection.execute(select(table.c.digest, table.c.document)):
             try:
                 is_right = document_from(cls, document).fingerprint() == digest
-            except ValueError:
+            except _DAMAGED:
                 is_right = False
             if not is_right:
                 found.append(f"table {table.name}: the row {digest} is not what its digest says")
     return found
+
+
+def _of_statements(connection: Connection) -> list[str]:
+    """Return the events, expectations and findings that cannot be read. They have no digests."""
+    found = []
+    for table, read in ((EVENT, _event), (EXPECTATION, _texts), (FINDING, _finding)):
+        for row in connection.execute(select(table)):
+            values = dict(row._mapping)
+            try:
+                read(values)
+            except _DAMAGED:
+                named = ", ".join(f"{name} {value!r:.40}" for name, value in list(values.items())[:2])
+                found.append(f"table {table.name}: the row with {named} is damaged")
+    return found
+
+
+def _event(values: dict[str, Any]) -> None:
+    event = document_from(StoreEvent, values["document"])
+    if any(values[name] != getattr(event, name) for name in values.keys() - {"document"}):
+        raise ValueError
+
+
+def _finding(values: dict[str, Any]) -> None:
+    _texts({"night": values["night"]})
+    if not isinstance(json.loads(values["document"]), dict):
+        raise ValueError
+
+
+def _texts(values: dict[str, Any]) -> None:
+    if not all(isinstance(value, str) or (name == "series" and value is None) for name, value in values.items()):
+        raise ValueError
 
 
 def _of_rows(connection: Connection) -> list[str]:
@@ -104,17 +140,25 @@ def _of_runs(store: Store, progress: Callable[[int, int], None]) -> Iterator[str
 
 def _changed(connection: Connection, run_ids: list[str]) -> list[str]:
     """Return a sentence for each of the runs that is damaged. After an error the runs are read one by one."""
+    try:
+        return [_CHANGED.format(run_id) for run_id in _differing(connection, run_ids)]
+    except _DAMAGED:  # of a value of another type than its column's
+        if len(run_ids) == 1:
+            return [_CHANGED.format(*run_ids)]
+        return [fault for one in run_ids for fault in _changed(connection, [one])]
+
+
+def _differing(connection: Connection, run_ids: list[str]) -> list[str]:
     joined = select(RUN, RAW.c.steps, RAW.c.losses, RAW.c.documents).join(RAW, RAW.c.run_id == RUN.c.id)
     rows = [dict(row._mapping) for row in connection.execute(joined.where(RUN.c.run_id.in_(run_ids)))]
     changed = [row["run_id"] for row in rows if row_digest(row, row) != bytes(row["row_digest"])]
-    unread = _unreadable(connection, [row["run_id"] for row in rows if row["run_id"] not in changed])
-    return [_CHANGED.format(run_id) for run_id in (*changed, *unread)]
+    return [*changed, *_unreadable(connection, [row["run_id"] for row in rows if row["run_id"] not in changed])]
 
 
 def _unreadable(connection: Connection, run_ids: list[str]) -> list[str]:
     """Return the runs that cannot be read back. After an error they are read one by one."""
     try:
         queries.RecordReader().records(connection, run_ids)
-    except ValueError:  # of damaged bytes, or of a value that no record may have
+    except _DAMAGED:  # of damaged bytes, or of a value that no record may have
         return run_ids if len(run_ids) == 1 else [bad for one in run_ids for bad in _unreadable(connection, [one])]
     return []

@@ -32,7 +32,7 @@ class RunPlaces:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._open.close()
+        self._open.__exit__(kind, error, trace)  # an open store then looks for damaged rows
 
     def runs(self, text: str, with_repeats: bool = False) -> list[RunRecord]:
         """Return the runs of a side. Raises the error of the folder where neither place has such a run."""

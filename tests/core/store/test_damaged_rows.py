@@ -1,0 +1,79 @@
+"""One row of a store that is not what was written: each command says so, and `store check` names the row."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from levelfield.cli.main import main
+from levelfield.specs.record import RunRecord, StoreEvent
+from levelfield.store.database import Store
+from stored_records import changed
+
+COLUMNS = (
+    *("run.began", "run.content", "run.evidence", "run.night", "run.row_digest", "run.run_id", "run.series_id"),
+    *("run.mfu", "run.window_first", "raw.documents", "raw.losses", "raw.steps", "series.document", "series.sample"),
+    *("condition.document", "subject.document", "node.digest", "event.document", "event.at"),
+)
+VALUES = ("'x'", "x'00ff00'", "5")
+UNSEEN = {("node.digest", "'x'"), ("node.digest", "5")}  # no digest covers it, and no command needs it to be one
+COMMANDS = (
+    *(["store", "check"], ["store", "info"], ["store", "export"], ["store", "export", "--format", "csv"], ["gate"]),
+    *(
+        ["history", "SERIES"],
+        ["compare", "RUN", "OTHER"],
+        ["baseline", "list"],
+        ["report", "--html", "DIR"],
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, record: RunRecord) -> Path:
+    """A store with three runs and an event."""
+    file = tmp_path_factory.mktemp("made") / "results.sqlite"
+    event = StoreEvent(
+        id="e1", kind="note", at="2026-01-02T00:00:00+00:00", who="a", why="a test", series=record.series.fingerprint()
+    )
+    with Store.open(str(file)) as store:
+        store.add(changed(record, number) for number in range(3))
+        store.add_event(event)
+    return file
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_damaged_row_is_no_fault_of_the_platform(
+    made: Path, tmp_path: Path, record: RunRecord, capsys: pytest.CaptureFixture[str], column: str
+) -> None:
+    table, name = column.split(".")
+    named = {"RUN": changed(record, 0).run_id, "OTHER": changed(record, 1).run_id, "DIR": str(tmp_path / "html")}
+    named["SERIES"] = f"{record.series.case}:{record.series.framework}"
+    for value in VALUES:
+        path = Path(shutil.copy(made, tmp_path))
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute(f"UPDATE {table} SET {name} = {value} WHERE rowid = (SELECT min(rowid) FROM {table})")
+            connection.commit()
+        for words in COMMANDS:
+            code = main([*(named.get(word, word) for word in words), "--store", str(path)])
+            said = capsys.readouterr()
+            assert code in (0, 2, 4) and "fault of the platform" not in said.err, (value, words, said.err)
+            if words == ["store", "check"]:
+                assert code == 4 or (column, value) in UNSEEN, (value, said.out)
+        shutil.rmtree(tmp_path / "html", ignore_errors=True)
+
+
+def test_a_command_names_the_damaged_row(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(shutil.copy(made, tmp_path))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE run SET began = x'00ff00' WHERE rowid = 1")
+        (run_id,) = connection.execute("SELECT run_id FROM run WHERE rowid = 1").fetchone()
+        connection.commit()
+    assert main(["store", "export", "--store", str(path)]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"store {path}: run {run_id}: its row was changed or is damaged; prune it, and import" in said
+    assert "`store check` lists every damaged row" in said
+    assert main(["store", "prune", "--run", run_id, "--store", str(path)]) == 0
+    assert main(["store", "check", "--store", str(path)]) == 0
