@@ -17,23 +17,30 @@ from megatron.core.transformer.moe.moe_utils import (
     z_loss_func,
 )
 from megatron.core.transformer.moe.router import TopKRouter
+from router_record import RouterRecord
 from torch.nn import functional
 
 
 class DefiniteRouter(TopKRouter):
-    """Chooses experts for the tokens of this rank. definition: the case's router.
+    """Chooses experts for the tokens of this rank. experts: the case's.
 
     tokens, loss: of the micro-batches since `reset`, how many tokens chose each expert, and the sum of the losses that
     were added. Tensor-parallel ranks have different tokens of the same sequences, and each a part of their losses.
     """
 
-    def __init__(self, config, pg_collection=None, *, definition):
+    is_definite = True  # as mixture.routers_of finds it
+
+    def __init__(self, config, pg_collection=None, *, experts):
         super().__init__(config=config, pg_collection=pg_collection)
-        self.definition = definition
+        self.definition, self.record = experts.router, None
         self.reset()
+        self.record = RouterRecord.of_this_process(experts)
 
     def reset(self):
+        """Before the first micro-batch of a step."""
         self.tokens, self.loss = torch.zeros(self.num_experts, dtype=torch.int64), 0.0
+        if self.record is not None:
+            self.record.begin()
 
     def gating(self, input):
         """The logits, in float32 from float32."""
@@ -45,7 +52,11 @@ class DefiniteRouter(TopKRouter):
         logits = logits.view(-1, experts)
         scores = logits.sigmoid() if self.definition.scores == "sigmoid" else logits.softmax(-1)
         indices = self.choose(scores)
+        if self.record is not None:
+            indices = self.record.settled(self.ranking(scores), indices, length, self.layer_number - 1)
         gates = torch.zeros_like(scores).scatter(1, indices, self.gates(scores.gather(1, indices)))
+        if self.record is not None:
+            self.record.weighed(gates, self.layer_number - 1)
         chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(1, indices, True)
         if torch.is_grad_enabled():  # not in the first of two forward passes under recomputation
             self.count(chosen)
@@ -54,8 +65,10 @@ class DefiniteRouter(TopKRouter):
 
     def choose(self, scores):
         """The indices of each token's experts, the best first; of equal scores the lower index."""
-        ranking = scores.detach() if self.expert_bias is None else scores.detach() + self.expert_bias
-        return best(self.within_groups(ranking), self.topk)
+        return best(self.within_groups(self.ranking(scores)), self.topk)
+
+    def ranking(self, scores):
+        return scores.detach() if self.expert_bias is None else scores.detach() + self.expert_bias
 
     def within_groups(self, ranking):
         """The same with minus infinity outside of each token's best groups, which are strong as the sum of their best
@@ -112,19 +125,14 @@ def best(scores, number):
     return scores.sort(dim=-1, descending=True, stable=True).indices[..., :number]
 
 
-def use_definite_router(block, definition):
+def use_definite_router(block, experts):
     """Megatron's block spec with this router in each mixture."""
     layers = []
     for layer in block.layer_specs:
         mlp = layer.submodules.mlp
         if isinstance(mlp.submodules, MoESubmodules):
-            made = functools.partial(DefiniteRouter, definition=definition)
+            made = functools.partial(DefiniteRouter, experts=experts)
             mlp = dataclasses.replace(mlp, submodules=dataclasses.replace(mlp.submodules, router=made))
             layer = dataclasses.replace(layer, submodules=dataclasses.replace(layer.submodules, mlp=mlp))
         layers.append(layer)
     return dataclasses.replace(block, layer_specs=layers)
-
-
-def routers_of(chunks):
-    """The routers of some model chunks, in the order of their layers."""
-    return [each for chunk in chunks for each in chunk.modules() if isinstance(each, DefiniteRouter)]

@@ -28,3 +28,9 @@ def mixture(model):
         # the other one sums the experts' outputs over the ranks, in an order that follows from the layout
         "moe_token_dispatcher_type": "alltoall",
     }
+
+
+def routers_of(chunks):
+    """The definite routers of some model chunks, in the order of their layers. They are found by their mark: a model
+    without experts has none, and does not import them."""
+    return [each for chunk in chunks for each in chunk.modules() if getattr(each, "is_definite", False)]

@@ -11,7 +11,6 @@ import importlib.util
 
 import torch
 from context_attention import use_context_attention
-from definite_router import use_definite_router
 from levelfield.worker import head_size, part
 from local_norm import use_local_norm
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
@@ -49,7 +48,9 @@ def chunk(job, place, config, number, accelerated):
     stage = number if virtual else None
     spec = get_gpt_decoder_block_spec(config, accelerated, config.normalization, vp_stage=stage)
     if part(model, "experts") is not None:
-        spec = use_definite_router(spec, model.experts.router)
+        from definite_router import use_definite_router  # a training rests on what it imports (tested.json)
+
+        spec = use_definite_router(spec, model.experts)
     if not accelerated:
         spec = use_local_norm(spec)
         spec = use_context_attention(spec) if job.layout.context > 1 else spec
@@ -125,7 +126,8 @@ def arithmetic(job, accelerated):
         "bias_dropout_fusion": accelerated,
         "masked_softmax_fusion": False,  # transformer-engine's attention does not use it
         "apply_rope_fusion": accelerated and job.model.positions == "rope",
-        "cross_entropy_loss_fusion": accelerated,
+        # it rounds the logits' gradients to bf16 in every precision
+        "cross_entropy_loss_fusion": accelerated and precision in ("bf16", "fp8"),
         "gradient_accumulation_fusion": accelerated and has_fused_accumulation(),
         "attention_backend": AttnBackend.flash if job.tuning.attention == "flash_attn" else AttnBackend.auto,
     }
@@ -157,7 +159,7 @@ def passing(job):
         "virtual_pipeline_model_parallel_size": job.tuning.virtual_pipeline if interleaved else None,
         "overlap_p2p_comm": interleaved,
         "batch_p2p_comm": not interleaved,
-        "batch_p2p_sync": job.device == "cuda",  # waits for CUDA
+        "batch_p2p_sync": False,  # a wait of the whole device at each message, for a fault of older PyTorch
         "deallocate_pipeline_outputs": True,
     }
 

@@ -3,12 +3,12 @@
 import contextlib
 
 import torch.distributed as dist
-from definite_router import routers_of
 from device import process_group
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer.module import Float16Module
+from mixture import routers_of
 from model import DTYPES
 
 

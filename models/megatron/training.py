@@ -5,13 +5,13 @@ import importlib.util
 import torch
 import torch.distributed as dist
 from cpu import stand_in_for_cuda
-from definite_router import routers_of
 from device import describe, memory, open_device
 from exchange import own_work
 from levelfield.worker import Capture, Initializer, coordinates, learning_rate, part, train_steps
 from megatron.core import __version__ as megatron_version
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from mixture import routers_of
 from model import build
 from observe import observe
 from parallelize import make_optimizer, parallel_groups, replicate, set_rates

@@ -114,10 +114,13 @@ class Weights:
 
     def squares(self, loss_scale):
         """[(name, this rank's share of the squared norm of its gradient)]: all ranks' add up to the whole's."""
-        found = [(held, part, part.view(self.gradient(held.parameter))) for held in self.held for part in held.parts]
-        norms = torch.stack([torch.linalg.vector_norm(view, dtype=torch.float64) for _, _, view in found])
+        found, norms = [(held, part) for held in self.held for part in held.parts], []
+        for held in self.held:
+            gradient = self.gradient(held.parameter)  # a copy under a distributed optimizer: one at a time
+            norms += [torch.linalg.vector_norm(part.view(gradient), dtype=torch.float64) for part in held.parts]
+        norms = torch.stack(norms)
         totals = collections.defaultdict(float)
-        for (held, part, _), square in zip(found, norms.square().tolist(), strict=True):
+        for (held, part), square in zip(found, norms.square().tolist(), strict=True):
             expert = f"[{part.slices[0].start}]" if len(part.shape) == 3 else ""  # each routed expert has its own
             totals[part.name + expert] += square / (loss_scale**2 * self.times(held, part))
         return list(totals.items())

@@ -79,7 +79,9 @@ class ExpertMesh:
 
 def distribute_experts(model, experts, tensor):
     """Divide the experts, on the meta device, over the ExpertMesh `experts`, and each of them over the mesh `tensor`;
-    either may be None."""
+    either may be None. Each mixture gets the number of its layer."""
+    for layer, mixture in mixtures(model):
+        mixture.layer = layer
     if experts is None and tensor is None:
         return
     mesh = tensor if experts is None else experts.weights

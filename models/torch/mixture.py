@@ -4,6 +4,7 @@ import math
 from types import SimpleNamespace
 
 import torch.distributed as dist
+from chosen import chosen_layer
 from experts import Collect, Dispatch, Experts, in_slot_order, rows_by_expert, sorted_choices
 from routing import Router, RouterLoss, Tally, choose, router_loss, scores_of
 from torch import nn
@@ -14,6 +15,7 @@ class Mixture(nn.Module):
     """The sum, over the experts that a token chose, of gate x expert(x), best expert first; then the shared experts.
 
     shared: the MLP that every token uses, or None. between: how tensor-parallel ranks want the output, a placement.
+    layer: its number in the whole model, which distribute_experts gives it.
     """
 
     def __init__(self, model, sequence_length, shared):
@@ -23,12 +25,13 @@ class Mixture(nn.Module):
         self.experts = Experts(model)
         self.shared = shared
         self.capacity = capacity_of(model.experts, sequence_length)
-        self.tally = self.between = self.share = None
+        self.tally = self.between = self.share = self.layer = self.record = None
 
     def prepare(self, device, share=None):
         """Make what is counted, and the selection bias, on `device`. share: this rank's share of each sequence
         (context_parallel.py); None: all."""
         self.share, self.tally = share, Tally(self.settings.count, device)
+        self.record = chosen_layer(self.layer, self.settings)
 
     def forward(self, x):
         """x: [batch, sequence, hidden], whole sequences; under tensor parallelism a replicated DTensor."""
@@ -45,7 +48,9 @@ class Mixture(nn.Module):
     def routed(self, x):
         logits = self.router(x)
         scores = scores_of(logits, self.settings.router)
-        choice = choose(scores, self.tally.bias, self.settings, self.capacity)
+        choice = choose(scores, self.tally.bias, self.settings, self.capacity, self.record)
+        if self.record is not None:
+            self.record.weighed(choice.gates)
         mixed = self.mixed(x.flatten(0, 1), choice).view(x.shape).to(x.dtype)
         loss = router_loss(logits, scores, self.of_whole_sequences(choice.counts), self.settings)
         return RouterLoss.apply(mixed, loss, choice.counts.sum(0), self.tally)

@@ -44,10 +44,14 @@ def scores_of(logits, router):
     return logits.softmax(-1) if router.scores == "softmax" else logits.sigmoid()
 
 
-def choose(scores, bias, experts, capacity):
-    """The Choice of every token. bias: [experts], added to select and not in the gates; capacity: None or tokens."""
+def choose(scores, bias, experts, capacity, record=None):
+    """The Choice of every token. bias: [experts], added to select and not in the gates; capacity: None or tokens.
+
+    record: a ChosenLayer, which may put known choices in place of these; None: there is none."""
     router = experts.router
     chosen = best(within_groups(scores + bias, experts), experts.chosen)
+    if record is not None:
+        chosen = record.settled(scores.detach() + bias, chosen)
     gates = scores.gather(-1, chosen)
     if router.normalised:
         gates = gates / gates.sum(-1, keepdim=True)
@@ -70,10 +74,22 @@ def within_groups(scores, experts):
     groups = experts.router.groups
     if groups is None:
         return scores
+    strength = strength_of_groups(scores, experts)
+    return in_groups(scores, best(strength, groups.chosen), groups.count)
+
+
+def strength_of_groups(scores, experts):
+    """[..., experts] -> [..., groups]"""
+    groups = experts.router.groups
     split, counted = scores.detach().unflatten(-1, (groups.count, -1)), max(1, experts.chosen // groups.chosen)
-    strength = split.sort(dim=-1, descending=True).values[..., :counted].sum(-1)
-    open_groups = torch.zeros_like(strength, dtype=torch.bool).scatter_(-1, best(strength, groups.chosen), True)
-    return split.masked_fill(~open_groups[..., None], -math.inf).flatten(-2)
+    return split.sort(dim=-1, descending=True).values[..., :counted].sum(-1)
+
+
+def in_groups(scores, open_groups, count):
+    """The scores, minus infinity outside of the open groups, which are given by their numbers."""
+    is_open = torch.zeros(*scores.shape[:-1], count, dtype=torch.bool, device=scores.device)
+    split = scores.detach().unflatten(-1, (count, -1))
+    return split.masked_fill(~is_open.scatter_(-1, open_groups, True)[..., None], -math.inf).flatten(-2)
 
 
 def with_room(chosen, count, capacity):

@@ -1,30 +1,38 @@
-"""The power of the alignment for mixtures of experts: planted faults, honest runs, and how far a changed choice goes.
+"""The power of the alignment for mixtures of experts: planted faults and honest runs.
 
     PYTHONPATH=platform python tests/models/mixture_power.py [--docs]
 
-trains the small mixtures of test_torch_mixture.py by torch in float32, 10 steps each. Limits are learned from the
-variations of `align calibrate`, by the platform's own rules. `--docs` writes the tables into docs/alignment.md. They
-take about seven minutes of one core.
+trains the small mixtures of faults_in_mixtures.py by torch in float32, 10 steps each. All follow the choices of experts
+of one of them. Limits are learned from the variations of `align calibrate`, by the platform's own rules. `--docs`
+writes the table into docs/alignment.md. It takes about ten minutes of one core.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from faults_in_mixtures import FAULTS, KINDS
 from judging import training_of
-from layouts import ROOT, SINGLE, Curve, Variant, job_of, planted, train
+from layouts import ROOT, SINGLE, Variant, events, job_of, launch, planted, read_curve
 from levelfield.measure import alignment as rules
 from levelfield.measure.calibration import limits_of, noise_between
-from levelfield.measure.rerouting import IN_FLOAT32, rerouting
+from levelfield.measure.raw_facts import ComparedChoices
+from levelfield.measure.rerouting import IN_FLOAT32, own_choices
+from levelfield.specs.architecture import Experts
+from levelfield.worker.choices import digest_of, joined
 from matrix import VARIANTS
 from power import PAGE, documented_between
-from test_torch_mixture import FAULTS, KINDS
 
-STEPS, LONG = 10, 40
+EXPERTS = {kind: Experts.model_validate(model["experts"]) for kind, model in KINDS.items()}
+Fault = tuple[str, Variant, str]
+STEPS = 10
 BEGIN = "<!-- written by tests/models/mixture_power.py: begin -->"
 LEARNT = {
     "half the micro-batch": Variant("half", micro_batch=1),
@@ -33,11 +41,6 @@ LEARNT = {
 }
 # latent attention has no tensor parallelism, whose runs give a limit and are judged
 JUDGED = tuple(kind for kind in KINDS if kind != "latent")
-HONEST = {
-    "micro-batch 8": VARIANTS["accumulation 1"],
-    **{name: VARIANTS[name] for name in ("EP2 of DP4", "ZeRO 2, EP2 of DP4", "ZeRO 3, DP2")},
-    **{name: VARIANTS[name] for name in ("TP2 sequence parallel", "recompute full")},
-}
 # Weights perturbed in their last bits before step 1: the arithmetic of another machine, many times over.
 PERTURBED = """
 import training, torch
@@ -50,78 +53,118 @@ def launch(self, batch):
     right(self, batch)
 training.Trainer.launch = launch
 """
-PERTURBATIONS = tuple((size, seed) for size in (3e-6, 1e-5, 1e-4) for seed in (1, 2))
+# Scores that differ in their last bits: own choices change where two are equal but for rounding, and nothing else does.
+NEAR_TIES = """
+import routing, torch
+right = routing.best
+random = torch.Generator().manual_seed(1)
+routing.best = lambda scores, number: right(scores * (1 + 3e-7 * torch.randn(scores.shape, generator=random)), number)
+"""
+HONEST = {
+    "micro-batch 8": (VARIANTS["accumulation 1"], None),
+    **{name: (VARIANTS[name], None) for name in ("EP2 of DP4", "ZeRO 2, EP2 of DP4", "ZeRO 3, DP2")},
+    **{name: (VARIANTS[name], None) for name in ("TP2 sequence parallel", "recompute full", "DP2 x PP2")},
+    "two threads": (SINGLE, "import torch; torch.set_num_threads(2)"),
+    "scores perturbed by 3e-7": (SINGLE, NEAR_TIES),
+    "weights perturbed by 1e-7": (SINGLE, PERTURBED.format(size=1e-7, seed=1)),
+}
 
 
-def curve_of(kind: str, variant: Variant, code: str | None = None, steps: int = STEPS) -> Curve:
-    with tempfile.TemporaryDirectory() as folder:
-        script = planted(Path(folder), "torch", code) if code else None
-        return train(job_of(KINDS[kind], variant, steps), script)
+@functools.cache
+def known_choices(kind: str) -> str:
+    """The choices of the reference, which all other runs of a kind follow."""
+    return _trained(kind, SINGLE, None, STEPS, {"known": None})[1]
+
+
+def training(kind: str, variant: Variant, code: str | None = None, steps: int = STEPS) -> rules.TrainingCurve:
+    """Return a training that follows the reference's choices."""
+    return _trained(kind, variant, code, steps, {"known": known_choices(kind)})[0]
+
+
+def reference(kind: str) -> rules.TrainingCurve:
+    """Return the reference: its own choices, by their digest."""
+    known = known_choices(kind)
+    own = _trained(kind, SINGLE, None, STEPS, {"known": None})[0]
+    return replace(own, follows=digest_of(known))
+
+
+def _trained(
+    kind: str, variant: Variant, code: str | None, steps: int, choices: dict[str, str | None]
+) -> tuple[rules.TrainingCurve, str]:
+    """Return the training, and its own choices where it recorded them."""
+    job = {**job_of(KINDS[kind], variant, steps), "choices": choices}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        ends = launch(job, folder, planted(folder, "torch", code) if code else None)
+        if failed := [end.output[-3000:] for end in ends if end.returncode]:
+            raise RuntimeError("\n".join(failed))
+        ranks = range(len(ends))
+        curve = read_curve([events(folder, rank) for rank in ranks])
+        said = [(rank, each) for rank in ranks for each in _lines(folder / f"rank{rank}.choices.jsonl")]
+    compared = [
+        ComparedChoices(
+            rank,
+            *(each[name] for name in ("step", "layer", "choices", "changed")),
+            float(each["margin"]),
+            float(each["gates"]),
+        )
+        for rank, each in said
+        if each["event"] == "compared"
+    ]
+    follows = next(each["follows"] for _, each in said if each["event"] == "choices")
+    chosen = {(each["step"], each["layer"]): each["experts"] for _, each in said if each["event"] == "chosen"}
+    shape = (job["training"]["global_batch"], job["training"]["sequence_length"], KINDS[kind]["experts"]["chosen"])
+    whole = (
+        joined([chosen[place] for place in sorted(chosen)], shape, KINDS[kind]["experts"]["count"]) if chosen else ""
+    )
+    return replace(training_of(curve), follows=follows, own=own_choices(compared, EXPERTS[kind])), whole
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def limits_for(kind: str, right: rules.TrainingCurve) -> rules.AlignmentLimits:
-    """Return the limits that the variations give; none of them changes a choice in these steps."""
-    rows = []
-    for name, variant in LEARNT.items():
-        run = training_of(curve_of(kind, variant))
-        assert rerouting(run.routing, right.routing).first is None, name
-        rows.append(noise_between(run, right)._replace(kind=name, setting=name))
+    """Return the limits that the variations give."""
+    rows = [
+        noise_between(training(kind, variant), right)._replace(kind=name, setting=name)
+        for name, variant in LEARNT.items()
+    ]
     return replace(limits_of(rows, "the small mixture's noise"), routing=IN_FLOAT32)
 
 
-def judged(name: str, kind: str, curve: Curve, right: rules.TrainingCurve, limits: rules.AlignmentLimits) -> str:
-    """Return a row of the table: the verdict, the layers that failed, and what became of the routing."""
-    found = rules.align(training_of(curve), right, limits)
+def judged(
+    name: str, kind: str, run: rules.TrainingCurve, right: rules.TrainingCurve, limits: rules.AlignmentLimits
+) -> str:
+    """Return a row of the table: the verdict, the layers that failed, and what became of the own choices."""
+    found = rules.align(run, right, limits)
     failed = [layer.name for layer in found.layers if layer.passed is False]
     first = next((layer for layer in found.layers if layer.passed is False and layer.value is not None), None)
     number = f"{first.value:.1e}, limit {first.limit:.1e}" if first and first.limit is not None else ""
-    moved = rerouting(curve.experts, right.routing)
-    return f"| {name} | {kind} | {found.verdict} | {', '.join(failed)} | {number} | {moved.sentence} |"
+    changed, margin = sum(each.changed for each in run.own.values()), max(each.margin for each in run.own.values())
+    return f"| {name} | {kind} | {found.verdict} | {', '.join(failed)} | {number} | {changed:,} | {margin:.1e} |"
 
 
-def fault_rows(kinds: Sequence[str] = JUDGED) -> Iterator[str]:
+def fault_rows(
+    kinds: Sequence[str] = JUDGED,
+    faults: Mapping[str, Fault] = FAULTS,
+    honest: Mapping[str, tuple[Variant, str | None]] = HONEST,
+) -> Iterator[str]:
     """Return a row for each fault, and for each honest run that gave no limit."""
     for kind in kinds:
-        right = training_of(curve_of(kind, SINGLE))
+        right = reference(kind)
         limits = limits_for(kind, right)
-        for name, (own, variant, code) in FAULTS.items():
+        for name, (own, variant, code) in faults.items():
             if own == kind:
-                yield judged(name, kind, curve_of(kind, variant, code), right, limits)
-        for name, variant in HONEST.items():
-            yield judged(f"*honest:* {name}", kind, curve_of(kind, variant), right, limits)
-
-
-def jump_rows() -> Iterator[str]:
-    """Return a row for each perturbation: how far the two trainings part, before and from the first changed choice."""
-    right = training_of(curve_of("mixture", SINGLE, steps=LONG))
-    for size, seed in PERTURBATIONS:
-        run = training_of(curve_of("mixture", SINGLE, PERTURBED.format(size=size, seed=seed), LONG))
-        yield jump_row(f"{size:.0e}, {seed}", run, right)
-
-
-def jump_row(name: str, run: rules.TrainingCurve, right: rules.TrainingCurve) -> str:
-    moved = rerouting(run.routing, right.routing)
-    first = moved.first or LONG + 1
-    losses = {d.place: d.value for d in rules.curve_differences(run, right)}
-    before = max((v for s, v in losses.items() if isinstance(s, int) and s < first), default=0.0)
-    after = max((v for s, v in losses.items() if isinstance(s, int) and s >= first), default=0.0)
-    gradients = max((d.value for d in rules.gradient_differences(run, right)), default=0.0)
-    weights = max((d.value for d in rules.weight_differences(run, right)), default=0.0)
-    at = f"{first} | {moved.changed[first]}" if moved.first else "none | 0"
-    share = max(moved.changed.values()) / moved.choices
-    return f"| {name} | {at} | {share:.2%} | {before:.1e} | {after:.1e} | {gradients:.1e} | {weights:.1e} |"
+                yield judged(name, kind, training(kind, variant, code), right, limits)
+        for name, (variant, code) in honest.items():
+            yield judged(f"*honest:* {name}", kind, training(kind, variant, code), right, limits)
 
 
 def section() -> str:
-    faults = ["| fault or honest run | mixture | verdict | layers that fail | the first of them | routing |"]
-    faults += ["|---|---|---|---|---|---|", *fault_rows()]
-    jumps = [
-        "| perturbation, seed | first step with a change | changes in it | most in a later step | loss before | loss "
-        "from there | gradients of step 10 | final weights |",
-        "|---|---|---|---|---|---|---|---|",
-        *jump_rows(),
-    ]
-    return "\n".join(faults) + "\n\n" + "\n".join(jumps)
+    faults = ["| fault or honest run | mixture | verdict | layers that fail | the first of them | own choices that "]
+    faults[0] += "differ | widest margin |"
+    return "\n".join([*faults, "|---|---|---|---|---|---|---|", *fault_rows()])
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "models" / "torch"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "models" / "megatron"))
 
 import numpy as np
@@ -66,6 +67,7 @@ def made(router, bias, fault):
     it = DefiniteRouter.__new__(DefiniteRouter)
     torch.nn.Module.__init__(it)
     it.definition, it.topk, it.num_experts, it.tp_cp_group = router, CHOSEN, EXPERTS, dist.group.WORLD
+    it.record = None
     it.expert_bias, it.local_tokens_per_expert = torch.from_numpy(bias), torch.zeros(EXPERTS)
     it.reset()
     exec(fault, {"it": it})

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-from typing import Any
 
 import pytest
+from faults_in_mixtures import KINDS, LATENT, SHOWN, SWITCH, mixture
 from layouts import (
     MODELS,
     NOBODY_JOINS,
@@ -18,7 +17,6 @@ from layouts import (
     job_of,
     launch,
     planted,
-    shallow,
     train,
 )
 from levelfield.testing.framework_kit.variants import zero
@@ -28,25 +26,6 @@ pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 STEPS = 2
 
 
-def mixture(router: dict[str, Any] | None = None, **experts: Any) -> dict[str, Any]:
-    """The small mixture with two layers, of which the second has the experts."""
-    model = copy.deepcopy(shallow(MODELS["mixture"]))
-    model["experts"].update(experts)
-    model["experts"]["router"].update(router or {})
-    return model
-
-
-DEEPSEEK = mixture(
-    {"scores": "sigmoid", "scale": 2.5, "groups": {"count": 2, "chosen": 1}, "bias_rate": 0.01, "z_loss": 1e-3},
-    count=8,
-)
-SWITCH = mixture({"normalised": False}, chosen=1, shared=0, capacity_factor=1.0)
-LATENT = {
-    **DEEPSEEK,
-    "query_key_norm": False,
-    "latent_attention": {"query_rank": 12, "key_value_rank": 16, "plain_size": 8, "rotary_size": 4, "value_size": 6},
-}
-KINDS = {"mixture": mixture(), "deepseek": DEEPSEEK, "switch": SWITCH, "latent": LATENT}
 LAYOUTS = (
     ("mixture", "EP2 of DP4"),
     ("mixture", "PP2"),
@@ -93,7 +72,9 @@ def test_every_step_counts_every_choice_of_a_token(right):
 
 def test_the_selection_bias_moves_the_load(right):
     """With a bias, the experts with most tokens get fewer; the same work without it goes on as it was."""
-    without = train(job_of(mixture({**DEEPSEEK["experts"]["router"], "bias_rate": 0.0}, count=8), SINGLE, STEPS))
+    without = train(
+        job_of(mixture({**KINDS["deepseek"]["experts"]["router"], "bias_rate": 0.0}, count=8), SINGLE, STEPS)
+    )
     curve = right("deepseek")
     assert curve.experts[1] == without.experts[1] and curve.losses[0] == without.losses[0]
     mean = 8 * 32 * 2 / 8
@@ -104,144 +85,10 @@ def test_the_selection_bias_moves_the_load(right):
 
 # ---- planted faults
 
-FAULTS = {
-    "router without softmax": ("mixture", SINGLE, "import mixture\nmixture.scores_of = lambda logits, router: logits"),
-    "gates in the wrong order": (
-        "mixture",
-        SINGLE,
-        """
-import mixture
-right = mixture.choose
-def swapped(*arguments):
-    choice = right(*arguments)
-    return choice._replace(gates=choice.gates.flip(-1))
-mixture.choose = swapped
-""",
-    ),
-    "auxiliary loss off": (
-        "mixture",
-        SINGLE,
-        "import mixture\nmixture.router_loss = lambda logits, *more: logits.new_zeros(())",
-    ),
-    "auxiliary loss said but not trained": (
-        "mixture",
-        SINGLE,
-        "import routing\nright = routing.Tally.begin\nrouting.Tally.begin = lambda self, scale: right(self, 0.0)",
-    ),
-    "auxiliary loss once for each tensor rank": (
-        "mixture",
-        VARIANTS["TP2"],
-        "import routing\nright = routing.Tally.begin\nrouting.Tally.begin = lambda self, scale: right(self, 2 * scale)",
-    ),
-    "auxiliary loss from scores of sigmoid that are not normalised": (
-        "deepseek",
-        SINGLE,
-        """
-import copy, routing
-right = routing.balance_loss
-def wrong(scores, counts, experts):
-    plain = copy.deepcopy(experts)
-    plain.router.scores = "softmax"
-    return right(scores, counts, plain)
-routing.balance_loss = wrong
-""",
-    ),
-    "an expert that is never trained": (
-        "mixture",
-        SINGLE,
-        """
-import experts
-def frozen(weight):
-    return weight * (weight.new_tensor([1, 1, 1, 0]).view(-1, 1, 1) != 0) + weight.detach() * weight.new_tensor(
-        [0, 0, 0, 1]).view(-1, 1, 1)
-right = experts.grouped_product
-experts.grouped_product = lambda x, weight, counts: right(x, frozen(weight), counts)
-""",
-    ),
-    "capacity off by one": (
-        "switch",
-        SINGLE,
-        "import mixture\nright = mixture.capacity_of\nmixture.capacity_of = lambda *arguments: right(*arguments) + 1",
-    ),
-    "capacity of the whole batch": (
-        "switch",
-        SINGLE,
-        """
-import routing
-right = routing.with_room
-def pooled(chosen, count, capacity):
-    flat = chosen.flatten(0, 1)[None]
-    return right(flat, count, capacity * chosen.shape[0]).view(chosen.shape)
-routing.with_room = pooled
-""",
-    ),
-    "the selection bias in the gates": (
-        "deepseek",
-        SINGLE,
-        """
-import mixture
-right = mixture.choose
-mixture.choose = lambda scores, bias, *more: right(scores + bias, 0 * bias, *more)
-""",
-    ),
-    "a selection bias of each rank's own": (
-        "deepseek",
-        VARIANTS["EP2"],
-        "import tallies\ntallies.data_group = lambda job: None",
-    ),
-    "an auxiliary loss of each context rank's own tokens": (
-        "mixture",
-        VARIANTS["CP2"],
-        "import mixture\nmixture.Mixture.of_whole_sequences = lambda self, counts: counts",
-    ),
-    "experts' gradients not divided": (
-        "mixture",
-        VARIANTS["EP2"],
-        """
-import expert_parallel
-expert_parallel.ExpertMesh.reduce_gradients = lambda self, model: None
-""",
-    ),
-    "experts' gradients reduced twice": (
-        "mixture",
-        VARIANTS["EP2 of DP4"],
-        """
-import expert_parallel
-right = expert_parallel.ExpertMesh.reduce_gradients
-def twice(self, model):
-    right(self, model)
-    for parameter in expert_parallel.expert_parameters(model):
-        parameter.grad *= self.gradient_ranks
-    right(self, model)
-expert_parallel.ExpertMesh.reduce_gradients = twice
-""",
-    ),
-    "sharded experts' gradients divided by the ranks of the same experts": (
-        "mixture",
-        VARIANTS["ZeRO 1, EP2 of DP4"],
-        """
-import expert_parallel
-right = expert_parallel.shard_experts
-def wrong(mixture, experts, *more):
-    right(mixture, experts, *more)
-    mixture.experts.set_gradient_divide_factor(experts.replicas)
-expert_parallel.shard_experts = wrong
-""",
-    ),
-    "rows sorted by rank and not by expert": (
-        "mixture",
-        VARIANTS["EP2"],
-        """
-import expert_parallel, torch
-expert_parallel.by_expert = lambda counts: torch.arange(int(counts.sum()))
-""",
-    ),
-}
 
-
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", SHOWN)
 def test_a_planted_fault_shows_in_two_steps(name, tmp_path, right):
-    kind, variant, code = FAULTS[name]
+    kind, variant, code = SHOWN[name]
     wrong, expected = train(job_of(KINDS[kind], variant, STEPS), planted(tmp_path, "torch", code)), right(kind)
     with pytest.raises(AssertionError):
         assert_same(wrong, expected)

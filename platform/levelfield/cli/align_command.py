@@ -48,13 +48,13 @@ def _compared(
     paths: RunPaths, plan: Plan, identity: Identity, name: str | None, registry: Registry, runs: Path
 ) -> Alignment:
     own = reference_of(registry, plan)
-    raw, steps = read_raw(paths), plan.work.training.steps
+    raw, work = read_raw(paths), plan.work
     if name is None or name in registry.references:
-        return judged(steps, raw, identity, registry.reference(name) if name else own)
+        return judged(work, raw, identity, registry.reference(name) if name else own)
     other = reference_from(finished_run(runs, name), "compared with, not promoted")
     # the noise of the case's reference also limits the difference of two runs
     known = other.model_copy(update={"noise": own.noise if own and own.identity.work == identity.work else ()})
-    return against(training_of(steps, raw, identity), training_of_reference(known), known)
+    return against(training_of(work, raw, identity), training_of_reference(known), known)
 
 
 def lines(found: Alignment) -> list[str]:

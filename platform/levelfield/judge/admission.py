@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from levelfield.errors import GateFailed, UsageError
-from levelfield.judge.noise import limits_from, routing_limits, rows_that_count
+from levelfield.judge.noise import choice_limits, limits_from, rows_that_count
 from levelfield.judge.verdict import training_of_reference
 from levelfield.measure.alignment import AlignmentLimits, Place, TrainingCurve, align
 from levelfield.specs.case import Precision
@@ -64,7 +64,7 @@ OVERRIDE = 'If the difference is right, give the reason: --replace --why "...", 
 def _limits(reference: Reference) -> AlignmentLimits:
     """Return the reference's limits with the ceilings where it has none; the ceilings while it has few rows."""
     first, gradient, curve, weights = PLAUSIBLE[reference.precision]
-    ceilings = AlignmentLimits(first, gradient, curve, "", {**_FREE, None: weights}, routing_limits(reference))
+    ceilings = AlignmentLimits(first, gradient, curve, "", {**_FREE, None: weights}, choice_limits(reference))
     if len(rows_that_count(reference)) < FEW:
         source = f"what rounding in {reference.precision} reaches at most; fewer than {FEW} rows of noise"
         return replace(ceilings, source=source)

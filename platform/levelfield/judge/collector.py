@@ -64,7 +64,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
     used, nodes = other_use(plan, parts), node_results(plan, raw, parts)
     identity, version = _identity(plan, raw), _framework_version(plan, raw)
     recompute = repeated(plan.tuning.recompute, raw.frameworks.get(0))
-    alignment = unless_tampered(judged(plan.work.training.steps, raw, identity, _reference(paths)), seal)
+    alignment = unless_tampered(judged(plan.work, raw, identity, _reference(paths)), seal)
     certificate = certificate_finding(paths, plan, version, redaction.software if redaction else None)
     return Result(
         run_id=plan.run_id,

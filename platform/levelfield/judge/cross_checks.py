@@ -19,6 +19,7 @@ from levelfield.rundir.node_parts import NodePart, node_parts
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
+from levelfield.worker.choices import digest_of
 
 NANOSECONDS = 1e9
 EARLY_SECONDS = 1.0  # telemetry begins before the training, on the same clock
@@ -150,6 +151,9 @@ def _job(plan: Plan, job: Event | None) -> Iterator[Contradiction | str]:
         yield "there is no job.json, so the plan is not held against what the training was given"
         return
     expected, job = (_without_folders(each) for each in (job_of(plan, RunPaths(Path("/"))), job))
+    followed = job.pop("choices", {}).get("known") if expected.pop("choices", None) else None
+    if plan.choices and plan.choices.follows != (digest_of(str(followed)) if followed else None):
+        yield Contradiction("job.json: choices", "others", f"the plan has those of {_short(plan.choices.follows)}")
     for key in sorted(expected.keys() & job.keys()):
         if expected[key] != job[key]:
             yield Contradiction(f"job.json: {key}", _short(job[key]), f"the plan gives {_short(expected[key])}")

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from levelfield.measure.alignment import AlignmentLimits, Limit, Place
+from levelfield.measure.alignment import AlignmentLimits
 from levelfield.measure.calibration import Noise, Places, limits_of, merged
-from levelfield.measure.rerouting import IN_FLOAT32, RoutingLimits
+from levelfield.measure.rerouting import IN_FLOAT32, ChoiceLimits
 from levelfield.specs.reference import NoiseRow, Reference
 
 _DIGITS = 3  # of a stored difference
@@ -19,32 +19,25 @@ def limits_from(reference: Reference) -> AlignmentLimits:
     """Return the tolerance limits that the reference's rows give. The source names rows, kinds and overrides."""
     forced = sum(row.why is not None for row in reference.noise)
     note = f", {forced} of them recorded with --replace" if forced else ""
-    rows = [noise_of(row, reference) for row in reference.noise if first_change(row, reference) != 1]
+    rows = [noise_of(row, reference) for row in counted_rows(reference)]
     limits = limits_of(rows, f"the reference's noise{note}", reference.precision)
-    if routing_limits(reference) is None:
-        return limits
-    gradient, curve = _everywhere(limits.gradient), _everywhere(limits.curve)
-    return replace(limits, gradient=gradient, curve=curve, routing=routing_limits(reference))
+    return replace(limits, routing=choice_limits(reference))
 
 
-def _everywhere(limit: Limit | None) -> Limit | None:
-    """Return the limits, with the largest at places that no row has: every row may part from the reference early."""
-    return limit if limit is None or isinstance(limit, float) else {None: max(limit.values()), **limit}
-
-
-def routing_limits(reference: Reference) -> RoutingLimits | None:
-    """Return what a run of a mixture may change of the routing; None where that is not judged."""
+def choice_limits(reference: Reference) -> ChoiceLimits | None:
+    """Return what a run of a mixture may choose otherwise by itself; None where that is not judged."""
     return IN_FLOAT32 if reference.routing and reference.precision == "fp32" else None
 
 
-def first_change(row: NoiseRow, reference: Reference) -> int | None:
-    """Return the step from which on a row is no noise: a choice of experts differs there. None: it is to the end."""
-    return min(row.routing, default=None) if routing_limits(reference) else None
+def counted_rows(reference: Reference) -> list[NoiseRow]:
+    """Return the rows that are noise. In fp32 a row of a mixture with other choices of experts is none: it was recorded
+    by an older version, which followed no choices."""
+    return [row for row in reference.noise if not (row.routing and choice_limits(reference))]
 
 
 def rows_that_count(reference: Reference) -> list[Noise]:
     """Return the rows that say something of their own: one for each setting, and one for equal differences."""
-    return merged(noise_of(row, reference) for row in reference.noise)
+    return merged(noise_of(row, reference) for row in counted_rows(reference))
 
 
 def noise_of(row: NoiseRow, reference: Reference) -> Noise:
@@ -56,17 +49,9 @@ def noise_of(row: NoiseRow, reference: Reference) -> Noise:
     weights: Places | None = {
         (group, figure): value for group, figures in row.weights.items() for figure, value in figures.items()
     } or None
-    first = first_change(row, reference)
-    if first is not None:
-        gradient, curve, weights = _before(first, gradient or {}) or None, _before(first, curve), None
-    return Noise(row.first_step, gradient, curve, weights, kind(row, reference), f"{row.changed}; {row.hardware}")
-
-
-def _before(first: int, places: Places) -> Places:
-    """Return the differences of the steps before `first`. A later step is held to the largest of them."""
-    found: dict[Place, float] = {}
-    found |= {p: v for p, v in places.items() if p is not None and int(p[0] if isinstance(p, tuple) else p) < first}
-    return found | {None: max(found.values())} if found else {}
+    norms: Places | None = dict(enumerate(row.norms, start=1)) or None
+    setting = f"{row.changed}; {row.hardware}"
+    return Noise(row.first_step, gradient, curve, weights, norms, kind(row, reference), setting)
 
 
 def kind(row: NoiseRow, reference: Reference) -> str:
@@ -110,6 +95,7 @@ def row_of(
             "losses": [_short(value) for value in noise.curve.values()],
             "gradients": _nested(noise.gradient),
             "weights": _nested(noise.weights),
+            "norms": [_short(value) for value in (noise.norms or {}).values()],
             "hardware": hardware,
             "by": getpass.getuser(),
             "recorded": datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -18,7 +18,10 @@ from levelfield.specs.reference import NoiseRow, Reference
 
 # How many times the first calibration's limit each layer may reach. The other frameworks' rows of the shipped
 # references reach 1.2, 2.5, 3.0 and 5.9 times.
-WIDEST = {"first step": 2.0, "gradients": 4.0, "curve": 4.0, "final weights": 8.0}
+WIDEST = {"first step": 2.0, "gradients": 4.0, "curve": 4.0, "final weights": 8.0, "norms": 8.0}
+_FIELDS = {
+    "first step": "first_step", "gradients": "gradient", "curve": "curve", "final weights": "weights", "norms": "norms",
+}  # fmt: skip
 _ROUNDING = 1.01  # stored differences have three digits
 
 
@@ -72,8 +75,7 @@ def first_calibration(reference: Reference) -> Reference | None:
 
 
 def _beyond(first: AlignmentLimits, before: AlignmentLimits, after: AlignmentLimits) -> Iterator[WidenedLimit]:
-    layers = {"first step": "first_step", "gradients": "gradient", "curve": "curve", "final weights": "weights"}
-    for layer, name in layers.items():
+    for layer, name in _FIELDS.items():
         known, present, found = (_by_place(getattr(limits, name)) for limits in (first, before, after))
         if not known:
             continue
@@ -108,7 +110,12 @@ def _at(place: Place) -> str:
 
 def is_wider(noise: Noise, known: Noise) -> bool:
     """Return whether a row has a larger difference than another one, anywhere."""
-    parts = ((noise.gradient, known.gradient), (noise.curve, known.curve), (noise.weights, known.weights))
+    parts = (
+        (noise.gradient, known.gradient),
+        (noise.curve, known.curve),
+        (noise.weights, known.weights),
+        (noise.norms, known.norms),
+    )
     if not noise.first_step <= known.first_step * _ROUNDING:
         return True
     return any(_wider_part(part, old) for part, old in parts if part and old)

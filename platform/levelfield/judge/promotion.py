@@ -6,20 +6,23 @@ import getpass
 from datetime import datetime, timezone
 
 from levelfield.errors import GateFailed, UsageError
-from levelfield.judge.admission import check_admissible
+from levelfield.judge.admission import OVERRIDE, check_admissible
 from levelfield.judge.collector import collect
-from levelfield.judge.noise import row_of
+from levelfield.judge.noise import choice_limits, row_of
 from levelfield.judge.noise_ceiling import check_ceiling, check_same_row
 from levelfield.judge.verdict import training_of, training_of_reference
 from levelfield.measure.alignment import TrainingCurve
 from levelfield.measure.calibration import noise_between
 from levelfield.measure.rerouting import rerouting
+from levelfield.measure.routing import mixture_layers
 from levelfield.rundir.directory import read_plan
-from levelfield.rundir.raw_files import read_raw
+from levelfield.rundir.raw_files import RawRecords, read_raw
+from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Result
+from levelfield.worker.choices import digest_of, joined
 
 
 def reference_from(paths: RunPaths, why: str) -> Reference:
@@ -38,6 +41,7 @@ def reference_from(paths: RunPaths, why: str) -> Reference:
         gradients={step: dict(norms) for step, norms in training.gradients.items()},
         weights={name: tuple(figures) for name, figures in training.weights.items()},
         routing={step: dict(layers) for step, layers in training.routing.items()},
+        choices=_choices(paths, plan, read_raw(paths)),
         run_id=plan.run_id,
         framework=result.framework,
         framework_version=result.framework_version,
@@ -56,6 +60,13 @@ def promoted(paths: RunPaths, why: str, present: Reference | None, replace: bool
     Recorded noise of the same work stays: it belongs to the case, not to one run. The promoted run's own row goes.
     """
     found = reference_from(paths, why)
+    plan = read_plan(paths)
+    if plan.work.model.experts is not None and found.choices is None:
+        raise UsageError(
+            f"{plan.run_id} has not all choices of its experts, which runs of a mixture are compared by. A run of one "
+            f"process at smoke scale records them: --case {plan.case}:{plan.implementation.label}"
+            f":{plan.hardware.vendor}:1:1"
+        )
     if present is None or present.identity.work != found.identity.work:
         return found
     verdict = collect(paths).alignment
@@ -81,6 +92,11 @@ def with_noise(reference: Reference, paths: RunPaths, why: str | None = None) ->
         check_admissible(reference, training, result)
     expected = training_of_reference(reference)
     noise, moved = noise_between(training, expected), rerouting(training.routing, expected.routing).changed
+    if any(moved.values()) and choice_limits(reference) and why is None:
+        raise GateFailed(
+            f"{result.run_id} chose other experts than {reference.name} and did not follow its choices: its "
+            f"differences are no noise. Train it again with this checkout, which follows them. {OVERRIDE}"
+        )
     row = row_of(noise, changed(plan, result), plan.run_id, hardware_of(plan, result), why, moved)
     present = next((r for r in reference.noise if r.run_id == row.run_id), None)
     if present is not None and why is None:
@@ -106,8 +122,25 @@ def changed(plan: Plan, result: Result) -> str:
     return ", ".join(words + (["compiled"] if result.compile else []))
 
 
+def _choices(paths: RunPaths, plan: Plan, raw: RawRecords) -> str | None:
+    """Return the choices of experts of a mixture's run: its own, or those that it followed; None without them."""
+    experts, training = plan.work.model.experts, plan.work.training
+    if experts is None:
+        return None
+    if followed := raw.follows.get(0):
+        known = load(Reference, paths.reference).choices if paths.reference.exists() else None
+        return known if known is not None and digest_of(known) == followed else None
+    parts = {(each.step, each.layer): each.experts for each in raw.chosen}
+    layers = mixture_layers(plan.work.model)
+    expected = [(step, layer) for step in range(1, training.steps + 1) for layer in layers]
+    if sorted(parts) != expected or len(raw.chosen) != len(expected):
+        return None
+    shape = (training.global_batch, training.sequence_length, experts.chosen)
+    return joined([parts[place] for place in expected], shape, experts.count)
+
+
 def _training(paths: RunPaths, plan: Plan, result: Result) -> TrainingCurve:
-    return training_of(plan.work.training.steps, read_raw(paths), result.identity)
+    return training_of(plan.work, read_raw(paths), result.identity)
 
 
 def _only_valid(result: Result) -> None:

@@ -11,7 +11,7 @@ from levelfield.specs.reference import Reference
 from levelfield.specs.result import Alignment
 
 # What a promoted run left. An older reference may lack the last ones.
-_TRAINED = ("identity", "precision", "losses", "grad_norms", "gradients", "weights", "routing")
+_TRAINED = ("identity", "precision", "losses", "grad_norms", "gradients", "weights", "routing", "choices")
 
 
 def reference_checked(

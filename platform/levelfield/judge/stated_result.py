@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from levelfield.judge.cross_checks import Contradiction
 from levelfield.judge.packing import leaves
 from levelfield.specs.base import models_of, revision_of
-from levelfield.specs.result import Result
+from levelfield.specs.result import LATER_LAYERS, Result
 
 TOLERANCE = 1e-9  # of a number: another machine's library may round the last digit otherwise
 _ABSENT = "(absent)"
@@ -48,7 +48,7 @@ class StatedResult:
 
     def _compared(self, found: Result, model: type[BaseModel]) -> Iterator[tuple[str, Any, Any, str | None]]:
         """Yield each place with both values; of a field that came later our value twice, and the field's name."""
-        content = found.model_dump(mode="json")
+        content = self._without_later_layers(found.model_dump(mode="json"))
         ours = dict(leaves(content))
         theirs = dict(leaves({key: value for key, value in self.content.items() if key != "schema"}))
         for name in [*ours, *(name for name in theirs if name not in ours)]:
@@ -58,6 +58,16 @@ class StatedResult:
                     later = self._later(name, content, model)
             value = ours.get(name, _ABSENT)
             yield name, value if later else theirs.get(name, _ABSENT), value, later
+
+    def _without_later_layers(self, content: dict[str, Any]) -> dict[str, Any]:
+        """Return our result without the layers of the verdict that the bundle's platform did not have yet."""
+        stated = self.content.get("alignment")
+        named = [each.get("name") for each in (stated or {}).get("layers") or [] if isinstance(each, Mapping)]
+        later = {name for name, since in LATER_LAYERS.items() if self.revision < since and name not in named}
+        if isinstance(content.get("alignment"), dict):
+            layers = content["alignment"]["layers"]
+            content["alignment"]["layers"] = [each for each in layers if each["name"] not in later]
+        return content
 
     def _later(self, name: str, ours: Any, model: type[BaseModel]) -> str | None:
         """Return the field on the way to a place that the stated result lacks and may lack; None where it may not."""

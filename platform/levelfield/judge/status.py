@@ -12,7 +12,8 @@ from levelfield.measure.final_weights import final_weight_reasons
 from levelfield.measure.gradients import gradient_reasons
 from levelfield.measure.node_clocks import node_clock_reasons
 from levelfield.measure.platform_clock import platform_clock_reasons
-from levelfield.measure.routing import auxiliary_reasons, routing_reasons
+from levelfield.measure.rerouting import choice_reasons
+from levelfield.measure.routing import auxiliary_reasons, mixture_layers, routing_reasons
 from levelfield.measure.validity import MOST_REASONS, check
 from levelfield.node.regular_files import read_regular_text
 from levelfield.rundir.node_parts import node_parts
@@ -101,6 +102,7 @@ def _validity(plan: Plan, raw: RawRecords) -> Status:
     reasons += [f"gradients: {r}" for r in gradient_reasons(raw.gradients, raw.steps, plan.work)]
     reasons += [f"final weights: {r}" for r in final_weight_reasons(raw.final, plan.work, plan.tuning.layout)]
     reasons += [f"routing: {r}" for r in routing_reasons(raw.experts, plan.work)]
+    reasons += [f"choices: {r}" for r in _choice_reasons(plan, raw)]
     reasons += [f"auxiliary loss: {r}" for r in auxiliary_reasons(raw.steps, plan.work.model)]
     reasons += [f"raw files: {sentence}" for sentence in (*raw.broken, *_of_no_node(plan, raw))]
     reasons += list(_without_end(plan, raw))
@@ -108,6 +110,17 @@ def _validity(plan: Plan, raw: RawRecords) -> Status:
     reasons += changed
     failure = PRETENDED if raw.pretended else "code" if changed else None
     return Status(word="invalid", failure=failure, reasons=tuple(reasons)) if reasons else Status(word="valid")
+
+
+def _choice_reasons(plan: Plan, raw: RawRecords) -> list[str]:
+    training, experts = plan.work.training, plan.work.model.experts
+    if experts is None:
+        return ["choices of experts were recorded, and the model has none"] if raw.follows else []
+    planned = plan.choices.follows if plan.choices else None
+    if other := [rank for rank, found in raw.follows.items() if found != planned]:
+        return [f"rank {other[0]} follows {str(raw.follows[other[0]])[:19]}, planned {str(planned)[:19]}"]
+    layers, choices = mixture_layers(plan.work.model), training.tokens_per_step * experts.chosen
+    return choice_reasons(raw.compared, raw.follows, layers, training.steps, choices)
 
 
 def _code_reasons(plan: Plan, raw: RawRecords) -> list[str]:

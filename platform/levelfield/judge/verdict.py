@@ -9,15 +9,18 @@ from levelfield.judge.noise import limits_from
 from levelfield.measure import alignment as rules
 from levelfield.measure.final_weights import final_weights
 from levelfield.measure.gradients import gradient_norms
+from levelfield.measure.rerouting import own_choices
 from levelfield.measure.routing import routing_of
 from levelfield.measure.validity import loss_curve
 from levelfield.rundir.raw_files import RawRecords
+from levelfield.specs.case import Work
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Alignment, AlignmentLayer, Identity
+from levelfield.worker.choices import digest_of
 
 
-def judged(steps: int, raw: RawRecords, identity: Identity, reference: Reference | None) -> Alignment:
-    """Return the verdict on a run of `steps` planned steps."""
+def judged(work: Work, raw: RawRecords, identity: Identity, reference: Reference | None) -> Alignment:
+    """Return the verdict on a run of `work`."""
     if reference is None:
         return Alignment(verdict="unchecked", reason="this case has no reference at this scale")
     if reference.identity.corpus != identity.corpus:
@@ -25,7 +28,7 @@ def judged(steps: int, raw: RawRecords, identity: Identity, reference: Reference
     if reference.identity.work != identity.work:
         reason = f"the reference of {reference.promoted[:10]} is stale: its case has changed since"
         return Alignment(verdict="not comparable", reason=reason, reference=reference.name)
-    return against(training_of(steps, raw, identity), training_of_reference(reference), reference)
+    return against(training_of(work, raw, identity), training_of_reference(reference), reference)
 
 
 def first_step_beyond(raw: RawRecords, reference: Reference) -> int | None:
@@ -50,16 +53,18 @@ def against(run: rules.TrainingCurve, other: rules.TrainingCurve, reference: Ref
     )
 
 
-def training_of(steps: int, raw: RawRecords, identity: Identity) -> rules.TrainingCurve:
+def training_of(work: Work, raw: RawRecords, identity: Identity) -> rules.TrainingCurve:
     norms = {r.step: r.grad_norm for r in raw.steps if r.rank == 0 and r.grad_norm is not None and not r.skipped}
     return rules.TrainingCurve(
-        steps,
+        work.training.steps,
         loss_curve(raw.steps),
         norms,
         gradient_norms(raw.gradients),
         identity.model_dump(),
         final_weights(raw.final),
         routing_of(raw.experts),
+        raw.follows.get(0),
+        own_choices(raw.compared, work.model.experts),
     )
 
 
@@ -74,6 +79,7 @@ def training_of_reference(reference: Reference) -> rules.TrainingCurve:
         reference.identity.model_dump(),
         reference.weights,
         reference.routing,
+        None if reference.choices is None else digest_of(reference.choices),
     )
 
 

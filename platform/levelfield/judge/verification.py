@@ -132,8 +132,7 @@ def _reference(
     if stated.name not in known.references:
         yield f"this checkout has no reference {stated.name}; the verdict rests on the one in the bundle"
         return
-    steps = plan.work.training.steps
-    by = partial(judged, steps, raw, result.identity)
+    by = partial(judged, plan.work, raw, result.identity)
     yield from reference_checked(stated, known.reference(stated.name), by)
 
 

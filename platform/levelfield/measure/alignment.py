@@ -5,7 +5,8 @@
     first step  one forward pass                                 -> different
     gradients   norms by parameter at a few steps                -> different
     curve       every step against the recorded noise            -> diverged at the first step beyond it
-    routing     of a mixture: choices of experts that differ     -> different
+    norms       the whole gradient's norm at every step          -> different
+    routing     of a mixture: own choices of experts that differ -> different
     spikes      a single step far from its neighbours            -> different
     final       each parameter's norm and projections at the end -> different
 
@@ -13,18 +14,18 @@ The loss alone is not enough: under Adam a gradient twice too large moves it by 
 its limit and the source of the limit. Comparisons are written so that NaN fails them.
 
 A limit is a number, or numbers by place: by step for the curve, by step and group for gradients, by group and figure
-for final weights. A group is all parameters of one name in all layers. From a changed choice of experts on, the limits
-of a mixture are wider (measure/rerouting.py).
+for final weights. A group is all parameters of one name in all layers. A mixture follows the reference's choices of
+experts (measure/rerouting.py); one that does not is compared up to its first changed choice.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from levelfield.measure.rerouting import Rerouting, RoutingLimits, rerouting, worst_step
+from levelfield.measure.rerouting import ChoiceLimits, OwnChoices, Rerouting, judged_choices, rerouting
 from levelfield.measure.routing import Routing
 from levelfield.measure.spikes import least_jump, spike_steps
 
@@ -42,7 +43,8 @@ class TrainingCurve:
 
     losses, grad_norms: by step. gradients: norms by step and canonical parameter. identity: digests by name.
     weights: [norm, projections...] of each parameter after the last step; empty when they were not recorded.
-    routing: of a mixture, the tokens of each expert by step and layer.
+    routing: of a mixture, the tokens of each expert by step and layer. follows: the digest of the choices of experts
+    that the run followed, or that the reference has. own: what the run would have chosen itself, by step.
     """
 
     steps: int
@@ -52,6 +54,8 @@ class TrainingCurve:
     identity: Mapping[str, str | None] = field(default_factory=dict)
     weights: Mapping[str, Sequence[float]] = field(default_factory=dict)
     routing: Routing = field(default_factory=dict)
+    follows: str | None = None
+    own: Mapping[int, OwnChoices] = field(default_factory=dict)
 
 
 # A step; a step and a group; a group and a figure. None stands for every place that is not named.
@@ -63,7 +67,8 @@ Limit = float | Mapping[Place, float]
 class AlignmentLimits:
     """The largest accepted relative differences, and their source. None: no limit is known.
 
-    routing: of a mixture; None where rounding changes choices from the start, as in 16 bits: then they are not judged.
+    norms: of the whole gradient; None: not judged. routing: of a mixture; None where rounding changes choices
+    from the start, as in 16 bits: then they are not judged.
     """
 
     first_step: Limit | None
@@ -71,7 +76,8 @@ class AlignmentLimits:
     curve: Limit | None
     source: str
     weights: Limit | None = None
-    routing: RoutingLimits | None = None
+    routing: ChoiceLimits | None = None
+    norms: Limit | None = None
 
 
 class Difference(NamedTuple):
@@ -105,14 +111,18 @@ def align(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits)
     gate = integrity(run, reference) or identity(run, reference)
     if gate is not None:
         return gate
-    moved = rerouting(run.routing, reference.routing)
-    limits = widened(limits, moved, reference)
+    moved, choices = rerouting(run.routing, reference.routing), []
+    if reference.routing:
+        choices = [routing(run, reference, moved, limits)]
+        if choices[0].passed is None:
+            run, reference = before(run, moved.first), before(reference, moved.first)
     layers = [
-        first_step(run, reference, limits),
-        gradients(run, reference, limits),
-        curve(run, reference, limits),
-        *([routing(run, moved, limits)] if reference.routing else []),
-        spikes(run, reference),
+        *([first_step(run, reference, limits)] if 1 in reference.losses else []),
+        *([gradients(run, reference, limits)] if 1 in reference.losses else []),
+        *([curve(run, reference, limits)] if 1 in reference.losses else []),
+        *([norms(run, reference, limits)] if limits.norms is not None and reference.grad_norms else []),
+        *choices,
+        *([spikes(run, reference)] if 1 in reference.losses else []),
         *([final_weights(run, reference, limits)] if reference.weights else []),
     ]
     return AlignmentFinding(*_verdict(layers, run, reference, limits), tuple(layers))
@@ -133,36 +143,16 @@ def _verdict(
     return "different", f"{failed.name}: {failed.detail}"
 
 
-def widened(limits: AlignmentLimits, moved: Rerouting, reference: TrainingCurve) -> AlignmentLimits:
-    """Return the limits of a run whose choices of experts differ: wider from the first such step on.
-
-    Where each row of noise has such a step too, none says how far final weights differ without one. The wider limit
-    rests on no row, so it holds there too.
-    """
-    first, after = moved.first, limits.routing
-    if first is None or after is None:
-        return limits
-    late = [step for step in reference.losses if step >= first]
-    groups = {
-        (step, group_of(name)) for step in reference.gradients if step >= first for name in reference.gradients[step]
-    }
-    figures = {(group_of(name), figure) for name in reference.weights for figure in ("norm", "projection")}
+def before(training: TrainingCurve, step: int | None) -> TrainingCurve:
+    """Return what is known before `step`, without final weights; None: no step."""
+    kept = range(1, step or 1)
     return replace(
-        limits,
-        first_step=_raised(limits.first_step, [1] if first == 1 else [], after.curve),
-        gradient=_raised(limits.gradient, groups, after.gradient),
-        curve=_raised(limits.curve, late, after.curve),
-        weights=_raised({} if limits.weights is None else limits.weights, figures, after.weights),
-        source=f"{limits.source}; from step {first} on that of runs whose routing differs",
+        training,
+        losses={s: value for s, value in training.losses.items() if s in kept},
+        grad_norms={s: value for s, value in training.grad_norms.items() if s in kept},
+        gradients={s: norms for s, norms in training.gradients.items() if s in kept},
+        weights={},
     )
-
-
-def _raised(limit: Limit | None, places: Iterable[Place], least: float) -> Limit | None:
-    """Return the limit with at least `least` at the places."""
-    if limit is None:
-        return None
-    before: dict[Place, float] = {None: float(limit)} if isinstance(limit, float | int) else dict(limit)
-    return before | {place: max(least, limit_at(limit, place)) for place in places}
 
 
 def integrity(run: TrainingCurve, reference: TrainingCurve) -> AlignmentFinding | None:
@@ -266,16 +256,40 @@ def curve_differences(run: TrainingCurve, reference: TrainingCurve) -> list[Diff
     ]
 
 
-def routing(run: TrainingCurve, moved: Rerouting, limits: AlignmentLimits) -> Layer:
-    """Compare how many tokens chose each expert, by step and layer."""
+def norms(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits) -> Layer:
+    """Compare the whole gradient's norm at every step of the reference that has one."""
+    absent = sorted(set(reference.grad_norms) - set(run.grad_norms))
+    if absent:
+        return Layer("norms", None, None, None, f"the run has no gradient norm at step {absent[0]}")
+    return _layer("norms", norm_differences(run, reference), limits.norms)
+
+
+def norm_differences(run: TrainingCurve, reference: TrainingCurve) -> list[Difference]:
+    """Return the difference of each step's norm. Place: the step."""
+    return [
+        Difference(relative(run.grad_norms.get(s, math.inf), norm), s, f"gradient norm of step {s}")
+        for s, norm in sorted(reference.grad_norms.items())
+    ]
+
+
+def routing(run: TrainingCurve, reference: TrainingCurve, moved: Rerouting, limits: AlignmentLimits) -> Layer:
+    """Compare the choices of experts. Open where they differ and the run did not follow the reference's."""
     if not moved.changed:
         return Layer("routing", None, None, None, "the run did not record its routing")
+    if run.follows is not None and run.follows == reference.follows:
+        if moved.first is not None:
+            return Layer("routing", False, None, None, f"it says that it follows the reference; {moved.sentence}")
+        return Layer("routing", *judged_choices(run.own, limits.routing))
+    if moved.first is None:
+        return Layer("routing", True, 0.0, None, moved.sentence)
     if limits.routing is None:
         detail = f"{moved.sentence}; not judged in this precision, where rounding decides many choices"
         return Layer("routing", True, None, None, detail)
-    step, number, allowed = worst_step(moved, limits.routing)
-    text = f"{moved.sentence}; most at step {step}: {number}, limit {allowed:.0f}" if number else moved.sentence
-    return Layer("routing", number <= allowed, number / moved.choices, allowed / moved.choices, text)
+    if moved.beyond(limits.routing):
+        number = moved.changed[moved.first]
+        return Layer("routing", False, None, None, f"{moved.sentence}: {number:,} at once, more than rounding changes")
+    detail = f"{moved.sentence}, and the run did not follow the reference's: nothing is compared from there on"
+    return Layer("routing", None, None, None, detail)
 
 
 def spikes(run: TrainingCurve, reference: TrainingCurve) -> Layer:

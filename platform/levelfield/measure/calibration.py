@@ -30,6 +30,7 @@ from levelfield.measure.alignment import (
     TrainingCurve,
     curve_differences,
     gradient_differences,
+    norm_differences,
     relative,
     weight_differences,
 )
@@ -44,11 +45,15 @@ class LeastLimits(NamedTuple):
     gradient: float
     curve: float
     weights: float
+    norms: float
 
 
 # In float32 a loss is one rounded number, and one job was seen to start with losses 5.6e-7 apart in different
 # processes. Gradients and weights of another framework differ by 4e-6 and 2e-5 at smoke scale, more on small models.
-_IN_FP32 = LeastLimits(8 * 2**-23, 256 * 2**-23, 8 * 2**-23, 128 * 2**-23)
+_IN_FP32 = LeastLimits(8 * 2**-23, 256 * 2**-23, 8 * 2**-23, 128 * 2**-23, 256 * 2**-23)
+# Of the whole gradient's norm at every step, where no row has it. Rows of qwen3_30b_a3b at smoke scale differ by up to
+# 2.8e-4 while their losses differ by 1.6e-6.
+_NORMS_WITHOUT_ROWS = {"fp32": 3e-3}
 
 
 def _in_16_bits(unit: float) -> LeastLimits:
@@ -58,7 +63,7 @@ def _in_16_bits(unit: float) -> LeastLimits:
     is a mean over many tokens. Weights keep the least limit of float32, which they are kept in; a larger one lets eight
     more of 56 planted faults pass (tests/models/power.py).
     """
-    return LeastLimits(unit / 128, 4 * unit, unit / 8, _IN_FP32.weights)
+    return LeastLimits(unit / 128, 4 * unit, unit / 8, _IN_FP32.weights, 4 * unit)
 
 
 LEAST = {"fp32": _IN_FP32, "bf16": _in_16_bits(2**-8), "fp16": _in_16_bits(2**-11), "fp8": _in_16_bits(2**-8)}
@@ -69,19 +74,21 @@ Places = Mapping[Place, float]
 class Noise(NamedTuple):
     """The relative differences of one run from the reference, by place; the key None stands for every other place.
 
-    curve: the largest difference up to each step, because noise grows. gradient, weights: the largest of each group;
-    None without recorded norms. kind: what the run varied. setting: all that it varied; equal settings make one row.
+    curve, norms: the largest difference up to each step, because noise grows. gradient, weights: the largest of each
+    group; None without recorded norms. kind: what the run varied. setting: all that it varied; equal settings make one
+    row.
     """
 
     first_step: float
     gradient: Places | None
     curve: Places
     weights: Places | None = None
+    norms: Places | None = None
     kind: str = ""
     setting: str = ""
 
 
-_VALUES = 4  # the fields of Noise that are differences come first
+_VALUES = 5  # the fields of Noise that are differences come first
 
 
 def noise_between(run: TrainingCurve, reference: TrainingCurve) -> Noise:
@@ -89,12 +96,12 @@ def noise_between(run: TrainingCurve, reference: TrainingCurve) -> Noise:
     if set(run.losses) != set(reference.losses) or not run.losses:
         raise ValueError("both runs need the same steps")
     steps = sorted(reference.losses)
-    upto = accumulate((d.value for d in curve_differences(run, reference)), max)
     return Noise(
         relative(run.losses[steps[0]], reference.losses[steps[0]]),
         _largest(gradient_differences(run, reference)) or None,
-        dict(zip(steps, upto, strict=True)),
+        _upto(curve_differences(run, reference)),
         (_largest(weight_differences(run, reference)) if run.weights else {}) or None,
+        _upto(norm_differences(run, reference)) if run.grad_norms.keys() >= reference.grad_norms.keys() else None,
     )
 
 
@@ -111,13 +118,23 @@ def limits_of(noise: Sequence[Noise], source: str, precision: str = "fp32") -> A
         (lambda row: row.gradient, least.gradient),
         (lambda row: row.curve, least.curve),
         (lambda row: row.weights, least.weights),
+        (lambda row: row.norms, least.norms),
     ]
     kept = [[(row.kind, part) for row in rows if (part := of(row)) is not None] for of, _ in layers]
+    if not kept[-1]:
+        kept.pop()  # no place: the limits of references of before norms were recorded stay as they were
     quantile = normal_quantile(sum(len(_places(part for _, part in layer)) for layer in kept))
-    first, gradient, curve, weights = (
-        _layer_limits(layer, quantile, smallest) for layer, (_, smallest) in zip(kept, layers, strict=True)
+    first, gradient, curve, weights, *norms = (
+        _layer_limits(layer, quantile, smallest) for layer, (_, smallest) in zip(kept, layers, strict=False)
     )
-    return AlignmentLimits(first, gradient, curve, f"tolerance limit of {basis(rows)}: {source}", weights)
+    return AlignmentLimits(
+        first,
+        gradient,
+        curve,
+        f"tolerance limit of {basis(rows)}: {source}",
+        weights,
+        norms=norms[0] if norms else _NORMS_WITHOUT_ROWS.get(precision),
+    )
 
 
 def basis(rows: Sequence[Noise]) -> str:
@@ -148,7 +165,8 @@ def merged(noise: Iterable[Noise]) -> list[Noise]:
 
 
 def _differs(row: Noise) -> bool:
-    return bool(row.first_step) or any(any(part.values()) for part in (row.gradient, row.curve, row.weights) if part)
+    parts = (row.gradient, row.curve, row.weights, row.norms)
+    return bool(row.first_step) or any(any(part.values()) for part in parts if part)
 
 
 def tolerance_factor(rows: int, quantile: float) -> float:
@@ -208,6 +226,12 @@ def _root_mean_square(values: Sequence[float]) -> float:
     return math.sqrt(sum(v * v for v in values) / len(values))
 
 
+def _upto(found: Iterable[Difference]) -> Places:
+    """Return the largest difference up to each step."""
+    known = list(found)
+    return dict(zip((d.place for d in known), accumulate((d.value for d in known), max), strict=True))
+
+
 def _largest(found: Iterable[Difference]) -> dict[Place, float]:
     largest: dict[Place, float] = {}
     for difference in found:
@@ -230,4 +254,5 @@ def _larger(row: Noise, other: Noise) -> Noise:
         gradient=larger(row.gradient, other.gradient),
         curve=curve if curve is not None else row.curve,
         weights=larger(row.weights, other.weights),
+        norms=larger(row.norms, other.norms),
     )

@@ -93,6 +93,34 @@ class ExpertShare:
 
 
 @dataclass(frozen=True)
+class ComparedChoices:
+    """What one rank's routers would have chosen of their own, while they followed known choices, in a step and layer.
+
+    choices: of this rank's tokens. changed: how many of its own differ. margin: the widest of a token: what its own
+    experts' scores have more than the known ones', as a part of their sum. gates: the mean over tokens of the sum of
+    their gates.
+    """
+
+    rank: int
+    step: int
+    layer: int
+    choices: int
+    changed: int
+    margin: float
+    gates: float
+
+
+@dataclass(frozen=True)
+class ChosenExperts:
+    """All choices of a layer in a step, as the worker packs them: [global batch, sequence, chosen]."""
+
+    rank: int
+    step: int
+    layer: int
+    experts: str
+
+
+@dataclass(frozen=True)
 class Reading:
     """One reading of one device by the vendor's tool. `device`: its index on its node.
 

@@ -37,6 +37,11 @@ def recorded_steps(work: Work) -> tuple[int, ...]:
     return tuple(sorted(counted_steps(job)))
 
 
+def mixture_layers(model: Model) -> list[int]:
+    """Return the numbers of the layers that are mixtures."""
+    return [layer for layer in range(model.layers) if model.is_mixture(layer)]
+
+
 def routing_reasons(shares: Sequence[ExpertShare], work: Work) -> list[str]:
     """Check that each mixture's choices are known in each recorded step: tokens of the batch x chosen experts."""
     experts = work.model.experts
@@ -68,8 +73,8 @@ def _whole_reasons(routing: Routing, work: Work, experts: Experts) -> list[str]:
     choices = work.training.tokens_per_step * experts.chosen
     for step in expected:
         layers = routing.get(step, {})
-        for layer in range(work.model.layers):
-            if work.model.is_mixture(layer) and (total := sum(layers.get(layer, ()))) != choices:
+        for layer in mixture_layers(work.model):
+            if (total := sum(layers.get(layer, ()))) != choices:
                 found.append(f"step {step}, layer {layer}: {total} choices, expected {choices}")
     return found
 

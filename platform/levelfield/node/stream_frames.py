@@ -23,7 +23,7 @@ _OF_NODE = (
     "telemetry/node{node}.raw.jsonl",
     "logs/node{node}.log",
 )
-_OF_RANK = ("events/rank{rank}.jsonl", "logs/rank{rank}.log")
+_OF_RANK = ("events/rank{rank}.jsonl", "events/rank{rank}.choices.jsonl", "logs/rank{rank}.log")
 _HEARTBEAT = "events/rank{rank}.alive"
 
 

@@ -19,6 +19,7 @@ from levelfield.errors import CorpusError, RunFailed, UsageError
 from levelfield.judge.collector import collect
 from levelfield.measure.utilisation import ABOVE_PEAK
 from levelfield.node.left_ranks import own_ranks
+from levelfield.plan.choices import choices_for
 from levelfield.plan.peak import with_peak
 from levelfield.report.markdown import run_report
 from levelfield.run import peak_probe
@@ -71,6 +72,7 @@ def run(
     """
     run_state.settle(runs)
     paths = directory.create(runs, plan.run_id)
+    plan = plan.model_copy(update={"choices": choices_for(plan, reference)})
     copies = {paths.reference: reference, paths.certificate: certificate}
     with run_state.ending(paths), interrupted_once():
         outcome = _attempt(plan, vendor, paths, listener, machine, copies)

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.measure.platform_clock import Sighting, WindowSighting
-from levelfield.measure.raw_facts import ExpertShare, FinalSlice, GradientShare, StepRecord, WeightSlice
+from levelfield.measure.raw_facts import (
+    ChosenExperts,
+    ComparedChoices,
+    ExpertShare,
+    FinalSlice,
+    GradientShare,
+    StepRecord,
+    WeightSlice,
+)
 from levelfield.node.regular_files import read_regular
 from levelfield.rundir.event_lines import DAMAGED, Event, count, event_of, whole
 from levelfield.rundir.system_facts import system_of
@@ -35,7 +43,8 @@ class RawRecords:
 
     telemetry: by machine. node_facts, node_software: what each node is and has. node_ends: how its part ended.
     seen: the windows by the platform's clock. pretended: the chip that a stand-in for a device's libraries pretended
-    to be, by rank; the stand-in writes this event itself.
+    to be, by rank; the stand-in writes this event itself. follows: of a mixture, the digest of the choices that each
+    rank follows, or None; compared, chosen: what the ranks record of them.
     """
 
     steps: tuple[StepRecord, ...] = ()
@@ -43,6 +52,9 @@ class RawRecords:
     gradients: tuple[GradientShare, ...] = ()
     final: tuple[FinalSlice, ...] = ()
     experts: tuple[ExpertShare, ...] = ()
+    follows: dict[int, str | None] = field(default_factory=dict)
+    compared: tuple[ComparedChoices, ...] = ()
+    chosen: tuple[ChosenExperts, ...] = ()
     begins: dict[int, int] = field(default_factory=dict)
     errors: dict[int, Event] = field(default_factory=dict)
     frameworks: dict[int, Event] = field(default_factory=dict)
@@ -94,6 +106,7 @@ def read_raw(paths: RunPaths) -> RawRecords:
     """Read a run directory. A missing file gives an empty part."""
     broken: list[str] = []
     pairs = [(rank, event) for rank, path in _event_files(paths, broken) for event in read_lines(path, broken)]
+    choices = [(rank, e) for rank, path in _event_files(paths, broken, ".choices") for e in read_lines(path, broken)]
     telemetry = read_telemetry(paths, broken)
     outcome, provenance = _outcome(paths.outcome), _json(paths.provenance)
     return RawRecords(
@@ -102,6 +115,9 @@ def read_raw(paths: RunPaths) -> RawRecords:
         gradients=tuple(g for found in _records(pairs, "gradients", _gradients, broken) for g in found),
         final=tuple(f for found in _records(pairs, "final_weights", _final, broken) for f in found),
         experts=tuple(x for found in _records(pairs, "experts", _experts, broken) for x in found),
+        follows={rank: _text(e.get("follows")) for rank, e in choices if e.get("event") == "choices"},
+        compared=tuple(_records(choices, "compared", _compared, broken, ".choices")),
+        chosen=tuple(_records(choices, "chosen", _chosen, broken, ".choices")),
         begins=dict(_records(pairs, "begin", lambda rank, e: (rank, whole(e["end_ns"])), broken)),
         errors={rank: e for rank, e in pairs if e.get("event") == "error"},
         frameworks={rank: e for rank, e in pairs if e.get("event") == "framework"},
@@ -120,19 +136,19 @@ def read_raw(paths: RunPaths) -> RawRecords:
     )
 
 
-def _event_files(paths: RunPaths, broken: list[str]) -> list[tuple[int, Path]]:
-    """Return each rank's file, by rank. Other files are added to `broken`."""
+def _event_files(paths: RunPaths, broken: list[str], kind: str = "") -> list[tuple[int, Path]]:
+    """Return each rank's file of a kind, by rank. kind: "" or ".choices". Other files are added to `broken` once."""
     found = []
     for path in sorted(paths.events.glob("*.jsonl")):
-        rank = path.stem.removeprefix("rank")
-        if rank.isdecimal():
-            found.append((int(rank), path))
-        else:
+        rank, dot, suffix = path.stem.removeprefix("rank").partition(".")
+        if rank.isdecimal() and dot + suffix in ("", ".choices"):
+            found += [(int(rank), path)] if dot + suffix == kind else []
+        elif not kind:
             broken.append(f"{path.name}: not the events of a rank")
     return sorted(found)
 
 
-def _records(pairs: list[tuple[int, Event]], kind: str, build: Any, broken: list[str]) -> Iterator[Any]:
+def _records(pairs: list[tuple[int, Event]], kind: str, build: Any, broken: list[str], file: str = "") -> Iterator[Any]:
     for rank, event in pairs:
         if event.get("event") != kind:
             continue
@@ -140,7 +156,7 @@ def _records(pairs: list[tuple[int, Event]], kind: str, build: Any, broken: list
             yield build(rank, event)
         except DAMAGED as error:
             an = "an" if kind == "experts" else "a"
-            broken.append(f"rank{rank}.jsonl: {an} {kind} event is damaged: {type(error).__name__} {error}")
+            broken.append(f"rank{rank}{file}.jsonl: {an} {kind} event is damaged: {type(error).__name__} {error}")
 
 
 def _step(rank: int, event: Event) -> StepRecord:
@@ -196,6 +212,19 @@ def _experts(rank: int, event: Event) -> list[ExpertShare]:
         ExpertShare(rank, count(event["step"]), _layer(layer), tuple(map(count, tokens)))
         for layer, tokens in event["tokens"].items()
     ]
+
+
+def _compared(rank: int, event: Event) -> ComparedChoices:
+    step, layer, choices, changed = (count(event[name]) for name in ("step", "layer", "choices", "changed"))
+    return ComparedChoices(rank, step, layer, choices, changed, float(event["margin"]), float(event["gates"]))
+
+
+def _chosen(rank: int, event: Event) -> ChosenExperts:
+    return ChosenExperts(rank, count(event["step"]), count(event["layer"]), str(event["experts"]))
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
 
 
 def _layer(text: str) -> int:

@@ -186,6 +186,17 @@ class PreflightPlan(Value):
     quiet: bool = False
 
 
+class ChoicesPlan(Value):
+    """The choices of experts of a mixture: those that the run follows, or that it records its own.
+
+    follows: the digest of the reference's choices (worker/choices.py); None: the run makes its own and records them.
+    known: the choices themselves, which reference.json and job.json hold; plan.json does not.
+    """
+
+    follows: str | None
+    known: str | None = Field(default=None, exclude=True)
+
+
 class Plan(Document):
     """Everything about one run before it starts.
 
@@ -234,6 +245,7 @@ class Plan(Document):
     certificate: CertificateUsed | None = None
     launch: LaunchPlan | None = Field(default=None, json_schema_extra=LATER)
     preflight: PreflightPlan | None = Field(default=None, json_schema_extra=LATER)
+    choices: ChoicesPlan | None = Field(default=None, json_schema_extra=LATER)
     platform_version: str
 
     @property
@@ -270,6 +282,7 @@ def job_of(plan: Plan, paths: RunPaths) -> dict[str, Any]:
         "backend": plan.access.backend,
         "preload": list(plan.access.preload),
         **_products(plan),
+        **({"choices": {"known": plan.choices.known}} if plan.choices else {}),
         "gradient_steps": list(plan.work.evidence.gradient_steps),
         "capture": None if plan.capture_step is None else {"step": plan.capture_step, "folder": str(paths.capture)},
         "events_dir": str(paths.events),

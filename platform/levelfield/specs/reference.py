@@ -21,6 +21,7 @@ class NoiseRow(Value):
     all parameters of one name in all layers. weights: of the final weights, by group and "norm" or "projection".
     hardware: the processor or chip. by, recorded: who recorded it and when. why: given with --replace, because the run
     was beyond the limits. routing: of a mixture, how many choices of experts differ at least, by step, where any does.
+    norms: of the whole gradient at each step; rows of older versions have none.
     """
 
     changed: str
@@ -36,6 +37,7 @@ class NoiseRow(Value):
     recorded: str | None = None
     why: str | None = None
     routing: dict[int, int] = Field(default_factory=dict, json_schema_extra=LATER)
+    norms: tuple[Difference, ...] = Field(default=(), json_schema_extra=LATER)
 
 
 class Reference(Document):
@@ -45,7 +47,8 @@ class Reference(Document):
     after the last step [norm, projections...]; empty in references of older versions. by, why, promoted: who promoted
     the run to the reference, the reason and the date. run_id to layout: the promoted run and its environment. settings:
     its framework, layout, micro-batch and threads, as in a row of noise. routing: of a mixture, the tokens that chose
-    each expert, by step and layer.
+    each expert, by step and layer. choices: of a mixture, the experts of every token in every step and layer, which
+    runs that are compared with it follow (worker/choices.py).
     """
 
     KIND: ClassVar[str] = "reference"
@@ -69,6 +72,7 @@ class Reference(Document):
     by: str
     why: str
     routing: dict[int, dict[int, tuple[int, ...]]] = Field(default_factory=dict, json_schema_extra=LATER)
+    choices: str | None = Field(default=None, json_schema_extra=LATER)
 
     @property
     def name(self) -> str:
@@ -82,6 +86,8 @@ class Reference(Document):
         for row in self.noise:
             if row.losses and len(row.losses) != steps:
                 raise ValueError(f"noise of {row.run_id}: found {len(row.losses)} losses, expected {steps}")
+            if row.norms and len(row.norms) != steps:
+                raise ValueError(f"noise of {row.run_id}: found {len(row.norms)} norms, expected {steps}")
         return self
 
 

@@ -328,8 +328,8 @@ class AlignmentLayer(Value):
     """The finding of one layer of the comparison with the reference."""
 
     name: str = Field(
-        description="`integrity`, `identity`, `first step`, `gradients`, `curve`, `routing`, `spikes` or `final "
-        "weights`; see alignment.md."
+        description="`integrity`, `identity`, `first step`, `gradients`, `curve`, `norms`, `routing`, `spikes` "
+        "or `final weights`; see alignment.md."
     )
     passed: bool | None = Field(description="Whether the layer holds; null where it cannot be told.")
     value: float | None = Field(
@@ -463,7 +463,9 @@ class AttentionKernelFound(Value):
 
 # Grows with each field that is added to the result or to a part of it. The field is marked since(REVISION), so that a
 # bundle of before still follows, and one of after cannot leave the field out.
-REVISION = 1
+REVISION = 2
+# The layers of an alignment that came later, with the revision that they came with.
+LATER_LAYERS = {"norms": 2}
 
 
 class Result(Document):

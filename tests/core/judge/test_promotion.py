@@ -83,7 +83,7 @@ def verdict(run: RunPaths, reference: Reference):
 def test_a_run_is_aligned_with_itself_and_within_the_noise(run, twin, reference):
     assert verdict(run, reference).verdict == "aligned"
     found = verdict(twin, reference)
-    assert (found.verdict, len(found.layers)) == ("aligned", 5)
+    assert (found.verdict, len(found.layers)) == ("aligned", 6)
     assert "tolerance limit of 1 row (1 repeat)" in found.limits
 
 

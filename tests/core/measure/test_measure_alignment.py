@@ -99,6 +99,41 @@ def test_without_recorded_noise_nothing_is_aligned():
     assert found.verdict == "inconclusive" and "no noise" in found.reason
 
 
+WITH_NORMS = replace(LIMITS, norms={**dict.fromkeys(range(1, STEPS + 1), 1e-4), 40: 1e-2})
+
+
+@pytest.mark.parametrize(
+    ("changed", "verdict", "words"),
+    [
+        ({30: 1.00005, 40: 1.005}, "aligned", "every layer"),
+        ({30: 2.0}, "different", "norms: 1.0e+00, limit 1.0e-04 (gradient norm of step 30)"),
+        ({30: 1.0002}, "different", "gradient norm of step 30"),
+        ({40: 1.02}, "different", "gradient norm of step 40"),
+        ({step: 0.5 for step in range(11, STEPS + 1)}, "different", "norms"),
+    ],
+)
+def test_the_gradients_norm_is_held_at_every_step(changed, verdict, words):
+    run = training(grad_norms={**REFERENCE.grad_norms, **changed})
+    found = align(run, REFERENCE, WITH_NORMS)
+    assert (found.verdict, words in found.reason) == (verdict, True), found.reason
+    assert align(run, REFERENCE, LIMITS).verdict == "aligned", "in 16 bits no limit is known without rows"
+
+
+def test_a_step_without_a_norm_leaves_the_verdict_open():
+    norms = {step: value for step, value in REFERENCE.grad_norms.items() if step != 33}
+    found = align(training(grad_norms=norms), REFERENCE, WITH_NORMS)
+    assert (found.verdict, found.reason) == ("inconclusive", "norms: the run has no gradient norm at step 33")
+
+
+def test_rows_give_norms_their_limits_and_older_rows_a_wide_one():
+    run = training(grad_norms={step: 1 + 1e-6 * step for step in range(1, STEPS + 1)})
+    rows = [noise_between(run, REFERENCE)._replace(setting=str(number)) for number in range(2)]
+    limits = limits_of(rows, "").norms
+    assert 1e-5 < limit_at(limits, 10) < limit_at(limits, 50) < 1e-2
+    assert limits_of([row._replace(norms=None) for row in rows], "").norms == 3e-3
+    assert limits_of([row._replace(norms=None) for row in rows], "", "bf16").norms is None
+
+
 def test_a_norm_that_is_rounding_alone_is_held_against_the_whole_gradient():
     assert norm_difference(6e-9, NORMS, "layers.0.attention.key.bias") < 1e-5
     assert norm_difference(6e-3, NORMS, "layers.0.attention.key.bias") > 1
@@ -261,7 +296,7 @@ def test_repeats_and_equal_bits_are_no_further_rows():
 
 
 def test_a_row_of_maxima_alone_has_its_maximum_everywhere():
-    old = Noise(1e-7, {None: 1e-6}, {None: 2e-6}, None, "framework")
+    old = Noise(1e-7, {None: 1e-6}, {None: 2e-6}, None, kind="framework")
     alone = limits_of([old], "")
     assert alone.weights is None and limit_at(alone.curve, 1) == limit_at(alone.curve, 60) > 1e-4
     both = limits_of([old, noisy(1e-9)], "")
@@ -317,6 +352,6 @@ def test_on_recorded_noise_false_alarms_are_rare_and_every_fault_is_seen(rows):
 
 def test_the_rates_count_a_limit_that_is_too_small(monkeypatch):
     monkeypatch.setattr("levelfield.measure.calibration.tolerance_factor", lambda rows, quantile: 1.0)
-    monkeypatch.setitem(LEAST, "fp32", LeastLimits(0, 0, 0, 0))
+    monkeypatch.setitem(LEAST, "fp32", LeastLimits(0, 0, 0, 0, 0))
     alarms, runs = limit_rates.rates("gpt", 6, draws=10).known
     assert alarms > runs / 2

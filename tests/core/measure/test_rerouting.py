@@ -6,13 +6,17 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from levelfield.errors import GateFailed
 from levelfield.judge.noise import limits_from, noise_of
 from levelfield.judge.promotion import reference_from, with_noise
 from levelfield.judge.verdict import training_of_reference
 from levelfield.measure.alignment import AlignmentLimits, TrainingCurve, align
-from levelfield.measure.rerouting import IN_FLOAT32, rerouting
+from levelfield.measure.raw_facts import ComparedChoices
+from levelfield.measure.rerouting import IN_FLOAT32, OwnChoices, choice_reasons, own_choices, rerouting
+from levelfield.specs.architecture import Experts, Router
 from levelfield.specs.base import dump, load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.reference import NoiseRow, Reference
@@ -77,16 +81,6 @@ def verdict(*changes: Change, limits: AlignmentLimits = LIMITS) -> tuple[str, st
     return found.verdict, failed[0] if failed else ""
 
 
-def test_final_weights_have_the_wider_limit_where_every_row_parts_early() -> None:
-    """Then no row says how far they differ without a changed choice: such a run stays open, a parted one does not."""
-    all_part = replace(LIMITS, weights=None)
-    assert verdict(moved(1, 5), weights(1.1), limits=all_part) == ("aligned", "")
-    assert verdict(moved(1, 5), weights(1.3), limits=all_part) == ("different", "final weights")
-    assert verdict(weights(1.1), limits=all_part) == ("inconclusive", "")
-    without_rows = AlignmentLimits(None, None, None, "no row", None, IN_FLOAT32)
-    assert verdict(moved(1, 5), weights(1.1), limits=without_rows) == ("inconclusive", "")
-
-
 def test_the_same_routing_is_aligned_and_its_layer_says_so() -> None:
     found = align(REFERENCE, REFERENCE, LIMITS)
     assert found.verdict == "aligned" and "routing" not in found.reason
@@ -103,45 +97,153 @@ def test_the_number_the_first_step_and_the_layer_are_named() -> None:
     assert found.sentence == "12 of 160,000 choices differ, first at step 17 layer 2" and found.first == 17
 
 
+# -- a run that followed the reference's choices
+
+
+def own(number: int, margin: float, step: int = 17, gates: float = 0.0) -> Change:
+    """In one step so many own choices differ, by a margin, and the gates are off by a part."""
+    return lambda run: replace(run, own={**run.own, step: OwnChoices(8000, number, margin, 2, gates)})
+
+
+FOLLOWED = replace(REFERENCE, follows="sha256:f", own={step: OwnChoices(8000, 0, 0.0, 1) for step in STEPS})
+KNOWN = replace(REFERENCE, follows="sha256:f")
+
+
+def followed(*changes: Change, limits: AlignmentLimits = LIMITS) -> tuple[str, str]:
+    run = FOLLOWED
+    for change in changes:
+        run = change(run)
+    found = align(run, KNOWN, limits)
+    return found.verdict, next((layer.name for layer in found.layers if layer.passed is False), "")
+
+
 HONEST: dict[str, tuple[Change, ...]] = {
-    "a token jumps, and the loss with it": (moved(1, 17), scaled(1 + 2e-5, 17)),
-    "a token jumps before a recorded gradient": (moved(1, 9), norm(1.04, 10), scaled(1 + 1e-4, 9), weights(1.01)),
-    "many differ later": (moved(2, 5, 5), moved(200, 6), scaled(1 + 1.5e-4, 6), norm(1.05, 10)),
-    "a token jumps in step 1": (moved(1, 1), scaled(1 + 2e-6, 1), norm(1.01, 1)),
+    "nothing differs": (),
+    "a near tie": (own(1, 3e-7),),
+    "near ties in many steps": tuple(own(3, 2e-6, step) for step in STEPS),
+    "a near tie, and the last digits of a loss": (own(2, 1e-6), scaled(1 + 5e-7, 17)),
+    "gates' last digits": (own(0, 0.0, 5, 5e-8),),
 }
 
 
 @pytest.mark.parametrize("name", HONEST)
-def test_what_a_jump_explains_is_aligned_and_the_reason_names_the_step(name: str) -> None:
-    assert verdict(*HONEST[name]) == ("aligned", "")
-    assert "whose routing differs" in align(run_with(*HONEST[name]), REFERENCE, LIMITS).reason
+def test_what_rounding_changes_is_aligned(name: str) -> None:
+    assert followed(*HONEST[name]) == ("aligned", "")
 
 
 FAULTS: dict[str, tuple[tuple[Change, ...], str]] = {
-    "the same loss without a jump": ((scaled(1 + 2e-5, 17),), "curve"),
-    "a loss before the jump": ((moved(1, 17), scaled(1 + 2e-5, 16)), "curve"),
-    "a gradient before the jump": ((moved(1, 9), norm(1.001, 1)), "gradients"),
-    "a gradient of one expert is missing": ((norm(0.0, 1),), "gradients"),
-    "a gradient of one expert is missing after a jump": ((moved(1, 9), norm(0.0, 10)), "gradients"),
-    "two experts' gradients exchanged": (
-        (norm(0.5 / 0.4, 1), norm(0.4 / 0.5, 1, OTHER)),
-        "gradients",
-    ),
-    "many tokens change at once": ((moved(20, 17),), "routing"),
-    "many tokens change at once in step 1": ((moved(20, 1),), "routing"),
-    "a seventh of all differ later": ((moved(1, 4, 4), moved(1200 - 60, 5)), "routing"),
-    "a loss far away after the jump": ((moved(1, 9), scaled(1.002, 9)), "curve"),
-    "final weights without a jump": ((weights(1.01),), "final weights"),
-    "final weights far away after a jump": ((moved(1, 9), weights(1.3)), "final weights"),
-    "nan after the jump": ((moved(1, 9), norm(float("nan"), 10)), "gradients"),
+    "a choice that is no near tie": ((own(1, 1e-3),), "routing"),
+    "a margin that is no number": ((own(1, float("nan")),), "routing"),
+    "many near ties at once": ((own(20, 1e-7),), "routing"),
+    "gates off by a millionth": ((own(0, 0.0, 3, 1e-6),), "routing"),
+    "gates that are no numbers": ((own(0, 0.0, 3, float("nan")),), "routing"),
+    "other counts than those that it follows": ((moved(1, 17),), "routing"),
+    "a loss after a near tie": ((own(1, 1e-7, 9), scaled(1 + 2e-5, 17)), "curve"),
+    "a gradient after a near tie": ((own(1, 1e-7, 9), norm(1.001, 10)), "gradients"),
+    "final weights after a near tie": ((own(1, 1e-7, 9), weights(1.0001)), "final weights"),
+    "nan after a near tie": ((own(1, 1e-7, 9), norm(float("nan"), 10)), "gradients"),
+    "two experts' gradients exchanged": ((norm(0.5 / 0.4, 1), norm(0.4 / 0.5, 1, OTHER)), "gradients"),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_each_fault_is_found_by_its_layer(name: str) -> None:
+def test_each_fault_is_found_by_its_layer_also_after_a_changed_choice(name: str) -> None:
     changes, layer = FAULTS[name]
-    word, found = verdict(*changes)
+    word, found = followed(*changes)
     assert found == layer and word in ("different", "diverged")
+
+
+def test_the_layer_says_how_many_own_choices_differ_and_how_far() -> None:
+    found = align(own(2, 3e-7)(FOLLOWED), KNOWN, LIMITS)
+    said = next(layer for layer in found.layers if layer.name == "routing")
+    assert said.detail == (
+        "the reference's choices were followed; 2 of 160,000 own ones differ, the widest margin 3.0e-07 at step 17 "
+        "layer 2, limit 3e-05"
+    )
+    assert (said.value, said.limit) == (3e-7, 3e-5)
+
+
+# -- a run that made its own choices
+
+
+def test_without_following_the_same_counts_are_compared_to_the_end() -> None:
+    assert verdict() == ("aligned", "")
+    assert verdict(weights(1.01)) == ("different", "final weights")
+
+
+def test_without_following_nothing_is_compared_from_a_changed_choice_on() -> None:
+    """A token that jumps parts two right runs, and hides a fault: neither is said."""
+    assert verdict(moved(1, 17), scaled(1 + 2e-5, 17)) == ("inconclusive", "")
+    assert verdict(moved(1, 17), weights(2.0)) == ("inconclusive", "")
+    assert verdict(moved(1, 1), scaled(1.5, 1)) == ("inconclusive", "")
+    found = align(run_with(moved(1, 17)), REFERENCE, LIMITS)
+    assert "did not follow the reference's" in found.reason and "step 17 layer 2" in found.reason
+
+
+def test_without_following_a_fault_before_the_changed_choice_is_found() -> None:
+    assert verdict(moved(1, 17), scaled(1 + 2e-5, 16)) == ("diverged", "curve")
+    assert verdict(moved(1, 9), norm(1.001, 1)) == ("different", "gradients")
+
+
+def test_without_following_many_choices_at_once_are_a_fault() -> None:
+    assert verdict(moved(20, 17)) == ("different", "routing")
+    assert verdict(moved(20, 1)) == ("different", "routing")
+
+
+def test_a_run_that_follows_others_than_the_reference_has_followed_none() -> None:
+    assert align(replace(FOLLOWED, follows="sha256:other"), KNOWN, LIMITS).verdict == "aligned"
+    other = moved(1, 17)(replace(FOLLOWED, follows="sha256:other"))
+    assert align(other, KNOWN, LIMITS).verdict == "inconclusive"
+
+
+# -- what ranks record
+
+
+def share(rank: int = 0, step: int = 1, layer: int = 1, **changes: float) -> ComparedChoices:
+    return replace(ComparedChoices(rank, step, layer, 64, 1, 1e-7, 1.0), **changes)  # type: ignore[arg-type]
+
+
+WHOLE = [share(rank, step, layer) for rank in (0, 1) for step in (1, 2) for layer in LAYERS]
+BOTH = {0: "sha256:f", 1: "sha256:f"}
+
+
+def reasons(shares: list[ComparedChoices], follows: Mapping[int, str | None]) -> list[str]:
+    return choice_reasons(shares, follows, LAYERS, 2, 128)
+
+
+def test_whole_records_of_all_ranks_are_right() -> None:
+    assert reasons(WHOLE, BOTH) == [] and reasons([], {}) == [] and reasons([], {0: None}) == []
+
+
+@pytest.mark.parametrize(
+    ("shares", "follows", "said"),
+    [
+        (WHOLE[1:], BOTH, "step 1, layer 1: 64 own choices, expected 128"),
+        ([*WHOLE, WHOLE[0]], BOTH, "step 1, layer 1, rank 0: recorded twice"),
+        ([*WHOLE, share(0, 3)], BOTH, "step 3, layer 1: 64 own choices, expected 0"),
+        ([*WHOLE, share(0, 1, 0)], BOTH, "step 1, layer 0: 64 own choices, expected 0"),
+        ([share(changed=-1), *WHOLE[1:]], BOTH, "step 1, layer 1: -1 changed, margin 1e-07"),
+        ([share(margin=-1e-3), *WHOLE[1:]], BOTH, "margin -0.001"),
+        ([share(margin=float("nan")), *WHOLE[1:]], BOTH, "margin nan"),
+        ([share(gates=float("inf")), *WHOLE[1:]], BOTH, "gates inf"),
+        (WHOLE, {0: "sha256:f", 1: "sha256:g"}, "ranks follow different choices"),
+        (WHOLE, {0: "sha256:f", 1: None}, "ranks follow different choices"),
+        (WHOLE, {0: None, 1: None}, "own choices were compared, and rank 0 follows none"),
+    ],
+)
+def test_a_damaged_record_makes_the_run_invalid(shares: Any, follows: Any, said: str) -> None:
+    assert said in "; ".join(reasons(shares, follows))
+
+
+def test_the_ranks_records_add_up_and_the_widest_margin_stays() -> None:
+    router = Router(scale=2.5)
+    experts = Experts(count=4, chosen=2, ffn_hidden_size=8, router=router)
+    shares = [share(gates=2.5), share(1, margin=3e-6, layer=2, gates=2.5 * (1 + 1e-6)), share(1, 2, gates=2.5)]
+    found = own_choices(shares, experts)
+    assert found[1][:4] == (128, 2, 3e-6, 2) and found[1].gates == pytest.approx(1e-6)
+    assert found[2] == OwnChoices(64, 1, 1e-7, 1, 0.0)
+    plain = experts.model_copy(update={"router": router.model_copy(update={"normalised": False})})
+    assert own_choices(shares, plain)[1].gates == 0.0
 
 
 def test_a_run_without_its_routing_is_inconclusive() -> None:
@@ -198,23 +300,14 @@ def test_a_dense_reference_keeps_its_digest(promoted: tuple[Path, Reference]) ->
     assert Reference.model_validate(content).fingerprint() == reference.model_copy(update={"routing": {}}).fingerprint()
 
 
-def test_a_row_is_noise_up_to_its_first_changed_choice(promoted: tuple[Path, Reference]) -> None:
+def test_a_row_with_other_choices_is_no_noise(promoted: tuple[Path, Reference]) -> None:
+    """An older version recorded it: its later differences would widen the limits of every run."""
     _, reference = promoted
     jumped = row({9: 1e-4, 10: 2e-4}, {9: 1, 11: 5})
-    noise = noise_of(jumped, reference)
-    assert noise.curve == {**dict.fromkeys(range(1, 9), 1e-7), None: 1e-7} and noise.weights is None
-    assert noise.gradient == {(1, "mlp.up.weight"): 1e-6, None: 1e-6}
-    limits = limits_from(reference.model_copy(update={"noise": (row({}, {}, "a"), jumped, row({}, {}, "b"))}))
-    assert isinstance(limits.curve, dict) and max(limits.curve.values()) < 2e-6 and limits.routing == IN_FLOAT32
-
-
-def test_rows_that_all_part_early_leave_no_place_without_a_limit(promoted: tuple[Path, Reference]) -> None:
-    _, reference = promoted
-    rows = tuple(row({step: 1e-4 for step in range(4, 13)}, {4: 1}, name) for name in "abc")
-    limits = limits_from(reference.model_copy(update={"noise": (*rows, row({1: 1.0}, {1: 7}, "d"))}))
-    assert isinstance(limits.curve, dict) and 9e-7 < limits.curve[None] < 1e-5 and limits.curve.get(12) is None
-    assert limits.weights is None and isinstance(limits.first_step, dict)
-    assert max(limits.first_step.values()) < 1e-5
+    calm = row({}, {}, "a"), row({1: 2e-7}, {}, "b")
+    limits = limits_from(reference.model_copy(update={"noise": (*calm, jumped)}))
+    assert limits == limits_from(reference.model_copy(update={"noise": calm})) and limits.routing == IN_FLOAT32
+    assert limits_from(reference.model_copy(update={"noise": (jumped,)})).curve is None
 
 
 def test_in_sixteen_bits_a_row_is_noise_to_its_end(promoted: tuple[Path, Reference]) -> None:
@@ -223,9 +316,7 @@ def test_in_sixteen_bits_a_row_is_noise_to_its_end(promoted: tuple[Path, Referen
     assert noise_of(row({9: 1e-4}, {1: 900}), half).curve[9] == 1e-4
 
 
-def test_a_run_with_a_jump_becomes_a_row_that_holds_the_changes(
-    promoted: tuple[Path, Reference], tmp_path: Path
-) -> None:
+def test_a_run_with_other_choices_becomes_no_row(promoted: tuple[Path, Reference], tmp_path: Path) -> None:
     _, reference = promoted
     run = RunPaths(tmp_path / "20260102T030405Z_tiny_mixture_fake_fake_bbbbbb")
     record_run(run, MIXTURES, "tiny_mixture")
@@ -238,5 +329,7 @@ def test_a_run_with_a_jump_becomes_a_row_that_holds_the_changes(
         return events
 
     edit(run.events / "rank1.jsonl", jump)
-    (found,) = with_noise(reference, run).noise
+    with pytest.raises(GateFailed, match=r"chose other experts than .* and did not follow its choices"):
+        with_noise(reference, run)
+    (found,) = with_noise(reference, run, "the test").noise
     assert found.routing == {9: 1}

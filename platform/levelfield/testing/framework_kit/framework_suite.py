@@ -43,6 +43,7 @@ CHECKS = (
     FrameworkCheck("large-tensors", layout_checks.large_tensors),
     FrameworkCheck("repeats", layout_checks.repeats),
     FrameworkCheck("dropout", layout_checks.dropout),
+    FrameworkCheck("choices", layout_checks.choices),
     FrameworkCheck("capture", evidence_checks.capture),
     FrameworkCheck("weights", evidence_checks.weights),
     FrameworkCheck("refusals", ending_checks.refusals),

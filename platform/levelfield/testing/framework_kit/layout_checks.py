@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from levelfield.catalog.code_basis import CodeBasis
 from levelfield.specs.basis import key_of
@@ -20,6 +23,12 @@ from levelfield.testing.framework_kit.small_jobs import LONG_STEPS, SINGLE, Vari
 from levelfield.testing.framework_kit.small_models import with_large_vocabulary, with_large_weights
 from levelfield.testing.framework_kit.training_curves import Curve, compare, compare_routing
 from levelfield.testing.framework_kit.variants import offered, small_job
+from levelfield.worker.architecture import is_mixture
+from levelfield.worker.choices import packed
+from levelfield.worker.job import namespace
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 FEW_STEPS = 10
 LARGE_STEPS = 2  # of the embedding of a million elements
@@ -194,6 +203,36 @@ def repeats(subject: FrameworkSubject) -> str:
     if not compare(second, first).within():
         raise Fails(f"{family} differs from itself by {_number(compare(second, first).loss)}", "see section 4")
     return f"{family} twice: {'the same bits' if first == second else 'within the limits'}"
+
+
+def choices(subject: FrameworkSubject) -> str:
+    """Check that a mixture follows the choices of experts that its job holds: here other ones than its own."""
+    family, model = next((pair for pair in subject.models.items() if pair[1].get("experts")), (None, None))
+    if model is None:
+        raise NotApplicable("the manifest has no experts")
+    job = small_job(model, SINGLE, "fp32", steps=LARGE_STEPS)
+    known = random_choices(job)
+    curve = subject.train({**job, "choices": {"known": packed(known, model["experts"]["count"])}})
+    layers = [layer for layer in range(model["layers"]) if is_mixture(namespace(model), layer)]
+    for step, number in itertools.product(range(LARGE_STEPS), range(len(layers))):
+        expected = np.bincount(known[step, number].ravel(), minlength=model["experts"]["count"])
+        counts = curve.experts.get(step + 1, {}).get(layers[number])
+        if counts != tuple(expected):
+            where = f"{family}, step {step + 1}, layer {layers[number]}"
+            raise Fails(
+                f"{where}: its experts took {counts} tokens, and {tuple(expected)} by the choices to follow",
+                "take the experts of ChoiceRecord.known, with gates of your own scores (levelfield.worker.choices)",
+            )
+    return f"{family} takes the experts that its job names"
+
+
+def random_choices(job: dict[str, Any]) -> NDArray[np.int64]:
+    """Return choices of different experts for each token, drawn alike each time, in the shape of ChoiceRecord."""
+    model, training = job["model"], job["training"]
+    layers = sum(is_mixture(namespace(model), layer) for layer in range(model["layers"]))
+    tokens = (training["steps"], layers, training["global_batch"], training["sequence_length"])
+    count, chosen = model["experts"]["count"], model["experts"]["chosen"]
+    return np.random.default_rng(7).random((*tokens, count)).argsort(-1)[..., :chosen]
 
 
 def dropout(subject: FrameworkSubject) -> str:
