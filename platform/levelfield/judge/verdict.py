@@ -65,6 +65,7 @@ def training_of(work: Work, raw: RawRecords, identity: Identity) -> rules.Traini
         routing_of(raw.experts),
         raw.follows.get(0),
         own_choices(raw.compared, work.model.experts),
+        frozenset(r.step for r in raw.steps if r.skipped),
     )
 
 

@@ -44,7 +44,8 @@ class TrainingCurve:
     losses, grad_norms: by step. gradients: norms by step and canonical parameter. identity: digests by name.
     weights: [norm, projections...] of each parameter after the last step; empty when they were not recorded.
     routing: of a mixture, the tokens of each expert by step and layer. follows: the digest of the choices of experts
-    that the run followed, or that the reference has. own: what the run would have chosen itself, by step.
+    that the run followed, or that the reference has. own: what the run would have chosen itself, by step. skipped: the
+    steps that the loss scale skipped, which have no gradients.
     """
 
     steps: int
@@ -56,6 +57,7 @@ class TrainingCurve:
     routing: Routing = field(default_factory=dict)
     follows: str | None = None
     own: Mapping[int, OwnChoices] = field(default_factory=dict)
+    skipped: Collection[int] = frozenset()
 
 
 # A step; a step and a group; a group and a figure. None stands for every place that is not named.
@@ -187,13 +189,21 @@ def first_step(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLi
 
 
 def gradients(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits) -> Layer:
-    """Compare the gradient norm of each parameter at the recorded steps. Both must have every parameter."""
+    """Compare the gradient norm of each parameter at the recorded steps. Both must have every parameter.
+
+    The layer stays open where the run lacks a step of the reference's that it did not skip.
+    """
     common = sorted(set(run.gradients) & set(reference.gradients))
     if not common:
         return Layer("gradients", None, None, None, "no gradient norms by parameter were recorded")
-    return _unlike("gradients", run.gradients[common[0]], reference.gradients[common[0]]) or _layer(
-        "gradients", gradient_differences(run, reference), limits.gradient
-    )
+    for step in common:
+        if unlike := _unlike("gradients", run.gradients[step], reference.gradients[step]):
+            return unlike
+    found = _layer("gradients", gradient_differences(run, reference), limits.gradient)
+    absent = sorted(set(reference.gradients) - set(run.gradients) - set(run.skipped))
+    if found.passed and absent:
+        return replace(found, passed=None, detail=f"the run has no gradient norms of step {absent[0]}; {found.detail}")
+    return found
 
 
 def gradient_differences(run: TrainingCurve, reference: TrainingCurve) -> list[Difference]:
@@ -258,7 +268,7 @@ def curve_differences(run: TrainingCurve, reference: TrainingCurve) -> list[Diff
 
 def norms(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits) -> Layer:
     """Compare the whole gradient's norm at every step of the reference that has one."""
-    absent = sorted(set(reference.grad_norms) - set(run.grad_norms))
+    absent = sorted(set(reference.grad_norms) - set(run.grad_norms) - set(run.skipped))
     if absent:
         return Layer("norms", None, None, None, f"the run has no gradient norm at step {absent[0]}")
     return _layer("norms", norm_differences(run, reference), limits.norms)
@@ -269,6 +279,7 @@ def norm_differences(run: TrainingCurve, reference: TrainingCurve) -> list[Diffe
     return [
         Difference(relative(run.grad_norms.get(s, math.inf), norm), s, f"gradient norm of step {s}")
         for s, norm in sorted(reference.grad_norms.items())
+        if s not in run.skipped
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from levelfield.measure.parameter_counts import parameter_shapes
 from levelfield.measure.raw_facts import GradientShare, StepRecord
@@ -23,15 +23,30 @@ def gradient_norms(shares: Iterable[GradientShare]) -> Norms:
     return {step: {name: _root(parts) for name, parts in sorted(squares[step].items())} for step in sorted(squares)}
 
 
-def gradient_reasons(shares: Sequence[GradientShare], records: Iterable[StepRecord], work: Work) -> list[str]:
-    """Check that each recorded step has a norm for every parameter, and that they add up to the gradient's norm.
+def gradient_reasons(shares: Sequence[GradientShare], records: Sequence[StepRecord], work: Work) -> list[str]:
+    """Check that each of the case's gradient steps has a norm for every parameter, and that the norms of a step add up
+    to the gradient's norm.
 
-    A run without recorded norms passes, because some frameworks cannot give them.
+    A run without any norms passes, because some frameworks cannot give them. A step that the loss scale skipped has
+    none.
     """
     norms = gradient_norms(shares)
     expected = set(gradient_names(work))
     whole = {r.step: r.grad_norm for r in records if r.grad_norm is not None}
-    return [reason for step, found in norms.items() for reason in _step_reasons(step, found, expected, whole)]
+    absent = _absent_steps(norms, {r.step for r in records if r.skipped}, work.evidence.gradient_steps)
+    return [
+        *absent,
+        *(reason for step, found in norms.items() for reason in _step_reasons(step, found, expected, whole)),
+    ]
+
+
+def _absent_steps(norms: Norms, skipped: Collection[int], expected: Sequence[int]) -> list[str]:
+    """Return a reason for each of the case's steps that has no norms, of a run that has norms of another step."""
+    absent = [step for step in expected if step not in norms and step not in skipped]
+    if not norms or not absent:
+        return []
+    has, wants = (", ".join(map(str, steps)) for steps in (norms, expected))
+    return [f"step {step}: no norms by parameter; found those of steps {has}, expected {wants}" for step in absent]
 
 
 def gradient_names(work: Work) -> Iterator[str]:

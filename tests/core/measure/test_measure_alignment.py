@@ -81,11 +81,19 @@ def test_a_repeat_and_rounding_are_aligned():
         (training(gradients={1: {**NORMS, "layers.0.mlp.up.weight": math.nan}}), "different", "mlp.up"),
         (training(gradients={1: {"embedding.weight": 1.0}}), "different", "only one"),
         (training(gradients={}), "inconclusive", "no gradient norms"),
+        (training(gradients={1: NORMS}), "inconclusive", "no gradient norms of step 10"),
+        (training(gradients={1: NORMS}, skipped={1}), "inconclusive", "no gradient norms of step 10"),
+        (training(gradients={1: NORMS, 10: {**NORMS, "strange": 1.0}}), "different", "only one of the two has strange"),
     ],
 )
 def test_each_fault_is_caught_by_its_layer(run, verdict, words):
     found = align(run, REFERENCE, LIMITS)
     assert found.verdict == verdict and words in found.reason
+
+
+def test_a_step_that_the_loss_scale_skipped_has_no_gradients_and_is_right():
+    assert align(training(gradients={1: NORMS}, skipped={10}), REFERENCE, LIMITS).verdict == "aligned"
+    assert align(REFERENCE, training(gradients={1: NORMS}), LIMITS).verdict == "aligned"
 
 
 def test_a_spike_is_seen_even_where_the_curve_has_no_limit():
