@@ -19,6 +19,7 @@ from levelfield.measure.raw_facts import (
     by_step,
     coordinates,
 )
+from levelfield.measure.schedule import schedule_reasons
 from levelfield.measure.throughput import sequence_reasons
 from levelfield.measure.weights import weight_reasons
 from levelfield.specs.case import Acceptance, Training, Window, Work
@@ -53,6 +54,7 @@ def check(
         "finite": finite_reasons(kept, work.training),
         "tokens": token_reasons(kept, work.training, layout),
         "loss": loss_reasons(kept),
+        "schedule": _shortened(schedule_reasons(kept, work.training.schedule)),
         "data": checksum_reasons(kept, layout),
         "clock": clock_reasons(kept, work.window),
         "weights": weight_reasons(weights, work, layout),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,8 @@ from levelfield.measure.weights import weight_checksums
 from levelfield.specs.base import load
 from levelfield.specs.case import Case, Work
 from levelfield.specs.layout import Layout
+from levelfield.worker.job import namespace
+from levelfield.worker.schedule import learning_rate
 
 WORK: Work = load(Case, Path(__file__).resolve().parents[3] / "configs/cases/gpt2_small.yaml").work("smoke")
 STEPS, SECOND = WORK.training.steps, 10**9
@@ -62,6 +65,13 @@ def weights(layout: Layout = LAYOUT) -> list[WeightSlice]:
 
 def reasons(kept: Records, slices: list[WeightSlice] | None = None, layout: Layout = LAYOUT) -> list[str]:
     return [str(r) for r in check(kept, weights(layout) if slices is None else slices, WORK, layout)]
+
+
+def with_rates(kept: Records, **changes: float | None) -> Records:
+    """Give every step the schedule's rate, as each framework reports it; changes: of rank 1's step of that number."""
+    schedule = namespace(WORK.training.schedule.model_dump())
+    own = [replace(r, learning_rate=learning_rate(schedule, r.step)) for r in kept]
+    return [replace(r, learning_rate=changes.get(f"step{r.step}", r.learning_rate)) if r.rank == 1 else r for r in own]
 
 
 def at(step: int, rank: int, **changes: object) -> Callable[[Records], Records]:
@@ -241,3 +251,35 @@ def test_any_grid_of_boxes_tiles_and_a_box_less_does_not(rows: list[int], column
     grid = [WeightSlice(0, EMBEDDING, (V, H), (r, c), 1) for r in edges(rows, V) for c in edges(columns, H)]
     assert reasons(records(Layout()), others + grid, Layout()) == []
     assert reasons(records(Layout()), others + grid[1:], Layout())
+
+
+# -- the learning rate of every step
+
+
+def test_the_schedules_rates_hold_also_where_float32_rounds_them_and_where_only_some_ranks_report_them() -> None:
+    assert reasons(with_rates(records())) == []
+    rounded = [replace(r, learning_rate=float(np.float32(r.learning_rate or 0))) for r in with_rates(records())]
+    assert reasons(rounded) == []
+    assert reasons([replace(r, learning_rate=None) if r.rank else r for r in rounded]) == []
+
+
+RATES: dict[str, tuple[dict[str, float | None], str]] = {
+    "none in the last step": (
+        {f"step{STEPS}": None},
+        f"step {STEPS}, rank 1: no learning rate, expected 0.0001",
+    ),
+    "0 in the last step": ({f"step{STEPS}": 0.0}, f"step {STEPS}, rank 1: learning rate 0, expected 0.0001"),
+    "a millionth off": (
+        {"step7": 3.500005e-4},
+        "step 7, rank 1: learning rate 0.0003500005, expected 0.00035",
+    ),
+    "nan": ({"step7": math.nan}, "step 7, rank 1: learning rate nan, expected 0.00035"),
+    "of the step before": ({"step7": 3.0e-4}, "step 7, rank 1: learning rate 0.0003, expected 0.00035"),
+}
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_another_learning_rate_is_named_by_step_found_and_expected(name: str) -> None:
+    changes, says = RATES[name]
+    (found,) = reasons(with_rates(records(), **changes))
+    assert found.startswith(f"schedule: {says}")
