@@ -14,6 +14,7 @@ from levelfield.judge.certification import with_certificate
 from levelfield.judge.collector import collect
 from levelfield.judge.promotion import reference_from
 from levelfield.judge.sealing import unless_tampered
+from levelfield.judge.uncounted_verdict import under_status
 from levelfield.judge.verdict import against, judged, training_of, training_of_reference
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import default_runs, read_plan
@@ -27,7 +28,7 @@ WIDTH = 14  # of the first column: the longest name is `final weights`
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Return 0 when the run is aligned or consistent, else 4."""
+    """Return 0 when the run is aligned or consistent, else 4. No run that is not valid is."""
     if options.run == "calibrate":
         return calibrate(options)
     if options.replace or options.why is not None:
@@ -41,7 +42,7 @@ def execute(options: argparse.Namespace) -> int:
 def _verdict(paths: RunPaths, name: str | None, registry: Registry, runs: Path) -> Alignment:
     plan, result = read_plan(paths), collect(paths)
     found = unless_tampered(_compared(paths, plan, result.identity, name, registry, runs), result.seal)
-    return with_certificate(found, plan, result.certificate)
+    return under_status(with_certificate(found, plan, result.certificate), result.status)
 
 
 def _compared(

@@ -18,6 +18,7 @@ from levelfield.judge.rank_pace import rank_pace
 from levelfield.judge.recomputation import repeated
 from levelfield.judge.sealing import Redaction, seal_warnings, under_seal, unless_tampered
 from levelfield.judge.status import judge
+from levelfield.judge.uncounted_verdict import under_status
 from levelfield.judge.verdict import judged
 from levelfield.measure.expert_load import expert_load
 from levelfield.measure.flops import FORMULAS, Recomputation
@@ -105,7 +106,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         disturbance=around.figures if around else None,
         identity=identity,
         work_but_precision=plan.work.digest_but_precision,
-        alignment=with_certificate(alignment, plan, certificate),
+        alignment=under_status(with_certificate(alignment, plan, certificate), status),
         certificate=certificate,
         deviations=plan.deviations,
         entry=plan.entry,

@@ -347,7 +347,8 @@ class Alignment(Value):
         "aligned", "consistent", "diverged", "different", "inconclusive", "not comparable", "unchecked"
     ] = Field(
         description="The verdict on the training; see alignment.md. `consistent`: no layer differs, which in 16 bits "
-        "or at full scale shows little without a certificate."
+        "or at full scale shows little without a certificate. Only a valid run is `aligned` or "
+        "`consistent`."
     )
     reason: str = Field(description="Why, as a sentence.")
     reference: str | None = Field(

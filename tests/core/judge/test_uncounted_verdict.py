@@ -1,0 +1,105 @@
+"""A run that is not valid is never aligned: in the result, the terminal, the report, the store and `align`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from levelfield.cli import align_command
+from levelfield.cli.main import main
+from levelfield.cli.terminal import result_lines
+from levelfield.judge.collector import collect
+from levelfield.judge.promotion import reference_from
+from levelfield.judge.uncounted_verdict import under_status
+from levelfield.report.markdown import run_report
+from levelfield.report.tables import as_text
+from levelfield.rundir.directory import read_plan, write_atomically
+from levelfield.specs.base import dump, load
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.reference import Reference
+from levelfield.specs.result import Alignment, Result, Status
+from levelfield.store.run_record import record_of
+from recorded_runs import change_steps, edit, seal_again
+
+SAID = "the run is invalid, so no verdict on it counts (by its layers alone: aligned)"
+
+
+@pytest.fixture(autouse=True)
+def aligned(run: RunPaths) -> None:
+    """The run has gradients, and is held against a reference with noise that was made from it."""
+    plan = read_plan(run)
+    names = [row[0] for row in json.loads((run.events / "rank0.jsonl").read_text().splitlines()[1])["parameters"]]
+    for rank in range(2):
+        event = {"event": "gradients", "step": 1, "squares": {name: 0.5 / len(names) for name in names}}
+        edit(run.events / f"rank{rank}.jsonl", lambda events, event=event: [*events[:3], event, *events[3:]])
+    reference = reference_from(run, "the test's")
+    assert plan.needs_certificate is False
+    row = {
+        "changed": "fake 1.2.3, 2 threads", "run_id": "another", "first_step": 1e-6, "gradient": 1e-4, "curve": 1e-5,
+    }  # fmt: skip
+    known = type(reference).model_validate({**reference.model_dump(), "noise": [row], "weights": {}})
+    write_atomically(run.reference, dump(known))
+    seal_again(run)
+
+
+def invalid(run: RunPaths) -> Result:
+    """Give every step another learning rate: no layer looks at it."""
+    for rank in range(2):
+        change_steps(run, lambda event: event.update(learning_rate=1.0), rank)
+    return collect(run)
+
+
+def test_the_same_run_is_aligned_while_it_is_valid(run: RunPaths) -> None:
+    found = collect(run)
+    assert (found.status.word, found.alignment.verdict) == ("valid", "aligned"), found.alignment.reason
+
+
+def test_no_output_calls_an_invalid_run_aligned(run: RunPaths) -> None:
+    found = invalid(run)
+    assert found.status.word == "invalid"
+    assert (found.alignment.verdict, found.alignment.reason) == ("unchecked", SAID)
+    assert all(layer.passed for layer in found.alignment.layers) and found.alignment.layers  # what was compared stays
+    shown = " ".join("\n".join(result_lines(found)).split())
+    assert f"aligned unchecked: {SAID}" in shown
+    assert f"| alignment | unchecked | {SAID} |" in run_report(found, read_plan(run))
+    assert "aligned" not in as_text([found, found])
+    write_atomically(run.result, dump(found))
+    assert json.loads(run.result.read_text())["alignment"]["verdict"] == "unchecked"
+
+
+def test_the_store_keeps_no_aligned_run_that_is_invalid(run: RunPaths) -> None:
+    invalid(run)
+    kept = record_of(run, result=collect(run))
+    assert (kept.word, kept.verdict) == ("invalid", "unchecked")
+
+
+def test_align_says_so_and_ends_with_4(
+    run: RunPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    invalid(run)
+    reference = load(Reference, run.reference)
+    monkeypatch.setattr(align_command, "reference_of", lambda registry, plan: reference)
+    assert main(["align", run.root.name, "--runs", str(run.root.parent)]) == 4
+    assert f"unchecked: {SAID}" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("word", ["invalid", "failed", "oom", "timeout"])
+@pytest.mark.parametrize(
+    ("verdict", "expected", "reason"),
+    [
+        ("aligned", "unchecked", "the run is {}, so no verdict on it counts (by its layers alone: aligned)"),
+        ("consistent", "unchecked", "the run is {}, so no verdict on it counts (by its layers alone: consistent)"),
+        ("different", "different", "why; the run is {}"),
+        ("diverged", "diverged", "why; the run is {}"),
+        ("inconclusive", "inconclusive", "why; the run is {}"),
+        ("not comparable", "not comparable", "why"),
+        ("unchecked", "unchecked", "why"),
+    ],
+)
+def test_a_verdict_that_shows_nothing_right_stays(word: str, verdict: str, expected: str, reason: str) -> None:
+    found = Alignment.model_validate({"verdict": verdict, "reason": "why"})
+    status = Status.model_validate({"word": word, "reasons": ["why not"]})
+    assert under_status(found, status).model_dump(include={"verdict", "reason"}) == {
+        "verdict": expected, "reason": reason.format(word),
+    }  # fmt: skip
+    assert under_status(found, Status(word="valid")) == found == under_status(found, Status(word="unsealed"))
