@@ -163,10 +163,12 @@ def result_lines(result: Result) -> list[str]:
     if result.disturbance:
         lines += [f"         flagged: {flag}" for flag in result.disturbance.flags]
     lines += [f"waited   {sentence}" for sentence in words.pace_lines(result)]
+    beyond = [each for each in result.utilisation if each.is_above_peak and each != mfu]
     if mfu:
         peak = f"of {mfu.peak_tflops:.4g} TFLOP/s" if mfu.peak_tflops else ""
         lines.append(f"MFU      {words.percent(mfu)} {mfu.formula} {peak}".rstrip())
         lines += [f"         {mfu.peak_source or mfu.reason}"]
+    lines += [f"         {each.kind} {each.formula}: {each.reason}" for each in beyond]
     lines.append(f"memory   {words.gib(memory)} ({name}), expected {words.expectation(result)}")
     lines += [f"         remark: {remark}" for remark in words.memory_remarks(result)]
     first, last = words.number(result.loss.first, 4), words.number(result.loss.tail_mean, 4)

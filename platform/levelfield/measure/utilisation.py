@@ -14,14 +14,12 @@ from typing import Literal
 from levelfield.measure.flops import FormulaError, FormulaId, Recomputation, flops_per_token, versioned
 from levelfield.measure.parameter_counts import parameters
 from levelfield.specs.case import Model, Precision
-from levelfield.specs.result import Utilisation
+from levelfield.specs.result import ABOVE_PEAK, Utilisation
 from levelfield.specs.vendor import Peak, PeakDtype
 
 Kind = Literal["MFU", "HFU"]
-# A run may exceed a measured peak slightly. Only a wrong number exceeds it by a quarter.
-IMPOSSIBLE = 1.25
 UNKNOWN_PEAK = "no published or measured peak for this chip and precision"
-ABOVE_PEAK = "above the peak: the throughput, the device count or the peak is wrong"
+MEASURED = "measured"  # what the source of a probe's rate begins with
 
 
 @dataclass(frozen=True)
@@ -103,8 +101,8 @@ def _against_peak(kind: Kind, formula: FormulaId, flops: float, achieved: float,
     high = achieved / peaks.peak.tflops
     low = achieved / peaks.fp8.tflops if peaks.fp8 else high
     tflops, source = _described(peaks.peak, peaks.fp8)
-    if not low <= IMPOSSIBLE:
-        return _without(kind, formula, flops, achieved, f"{low:.3g} x the peak ({source}): {ABOVE_PEAK}")
+    if not low <= 1:
+        return _without(kind, formula, flops, achieved, _refusal(low, (peaks.fp8 or peaks.peak).tflops, source))
     value = None if peaks.mixed else high
     return Utilisation(
         formula=versioned(formula),
@@ -116,14 +114,16 @@ def _against_peak(kind: Kind, formula: FormulaId, flops: float, achieved: float,
         achieved_tflops=achieved,
         peak_tflops=tflops,
         peak_source=source,
-        reason=_remark(peaks.mixed, low),
+        reason="16-bit and fp8 multiplications mix: between low and high" if peaks.mixed else None,
     )
 
 
-def _remark(mixed: bool, low: float) -> str | None:
-    if not low <= 1:
-        return ABOVE_PEAK
-    return "16-bit and fp8 multiplications mix: between low and high" if mixed else None
+def _refusal(part: float, tflops: float, source: str) -> str:
+    """Return why a rate above the peak is no utilisation. A run that is faster than a probe shows the probe wrong."""
+    why = "the throughput, the device count or the peak is wrong"
+    if source.startswith(MEASURED):
+        why = "the probe gave less than the run itself reaches, and is refused"
+    return f"{part:.1%} of {tflops:.4g} TFLOP/s, {ABOVE_PEAK}: {why} ({source})"
 
 
 def _described(peak: Peak, fp8: Peak | None) -> tuple[float, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from levelfield.measure.other_use import HostUse
@@ -12,6 +12,7 @@ from levelfield.specs.vendor import Chip
 
 OLDEST = timedelta(days=30)
 SPREAD_LIMIT = 0.25
+LEAST_PART = 0.1  # of a published peak: a large product reaches more than half of it, also beside other programs
 SOONEST = timedelta(minutes=10)  # a machine that was busy so shortly before is taken to be busy still
 
 
@@ -19,12 +20,30 @@ SOONEST = timedelta(minutes=10)  # a machine that was busy so shortly before is 
 class MeasuredPeaks:
     """Rates that a probe measured on this machine, in TFLOP/s by dtype. how: the method, or why there are none.
 
-    measurements: when and beside what, by dtype; without those that are not known.
+    measurements: when and beside what, by dtype; without those that are not known. refused: a sentence for each rate
+    that cannot be a peak and is left out.
     """
 
     tflops: dict[str, float] = field(default_factory=dict)
     how: str = "no probe of this machine yet; the first run makes one"
     measurements: dict[str, PeakMeasurement] = field(default_factory=dict)
+    refused: tuple[str, ...] = ()
+
+
+def plausible(measured: MeasuredPeaks, chip: Chip, framework: str) -> MeasuredPeaks:
+    """Return the rates without those that are far below the chip's published peak: no product that is worth its name
+    is so slow. Each refusal names the probe's framework."""
+    kept, refused = {}, list(measured.refused)
+    for dtype, rate in measured.tflops.items():
+        published = chip.peaks.get(dtype)  # type: ignore[call-overload]
+        if published is None or not rate < LEAST_PART * published.tflops:
+            kept[dtype] = rate
+            continue
+        refused.append(
+            f"the probe of {framework} is refused: it gave {rate:.3g} TFLOP/s in {dtype}, expected at least "
+            f"{LEAST_PART * published.tflops:.3g}, {LEAST_PART:.0%} of the published peak of {chip.name}"
+        )
+    return replace(measured, tflops=kept, refused=tuple(refused))
 
 
 def peak_of(chip: Chip, work: Work, measured: MeasuredPeaks) -> PeakUsed:
@@ -43,8 +62,11 @@ def peak_of(chip: Chip, work: Work, measured: MeasuredPeaks) -> PeakUsed:
 
 
 def with_peak(plan: Plan, measured: MeasuredPeaks) -> Plan:
-    """Return the same plan with the peak that follows from the measured peaks."""
-    return plan.model_copy(update={"peak": peak_of(plan.hardware.chip, plan.work, measured)})
+    """Return the same plan with the peak that follows from the measured peaks. A refused rate becomes a notice."""
+    chip, name = plan.hardware.chip, f"{plan.implementation.framework} {plan.implementation.version}"
+    kept = plausible(measured, chip, name)
+    notices = (*plan.notices, *(sentence for sentence in kept.refused if sentence not in plan.notices))
+    return plan.model_copy(update={"peak": peak_of(chip, plan.work, kept), "notices": notices})
 
 
 def why_again(measurement: PeakMeasurement | None, now: datetime) -> str | None:

@@ -17,7 +17,6 @@ from levelfield.contracts.execution import Launcher, NodesNotReady, Outcome, Rea
 from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import CorpusError, RunFailed, UsageError
 from levelfield.judge.collector import collect
-from levelfield.measure.utilisation import ABOVE_PEAK
 from levelfield.node.left_ranks import own_ranks
 from levelfield.plan.choices import choices_for
 from levelfield.plan.peak import with_peak
@@ -77,7 +76,7 @@ def run(
     with run_state.ending(paths), interrupted_once():
         outcome = _attempt(plan, vendor, paths, listener, machine, copies)
         result = _finished(paths, outcome)
-    if plan.peak.tflops is None and _exceeds_its_peak(result):
+    if plan.peak.tflops is None and any(each.is_above_peak for each in result.utilisation):
         peak_probe.forget_peaks(plan, machine)
         listener.say("the run was faster than the measured peak: that peak is deleted, and the next run measures it")
     listener.recorded(paths)
@@ -142,10 +141,6 @@ def _keep_outcome(paths: RunPaths, outcome: Outcome) -> None:
     except KeyboardInterrupt:
         directory.write_json(paths.outcome, sealed(paths, outcome.to_dict()))
         raise
-
-
-def _exceeds_its_peak(result: Result) -> bool:
-    return any(ABOVE_PEAK in (u.reason or "") for u in result.utilisation)
 
 
 def finish(paths: RunPaths) -> Result:

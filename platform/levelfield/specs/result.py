@@ -25,6 +25,7 @@ AttentionKernelName = Literal["flash", "cudnn", "efficient", "math", "flash_attn
 KERNELS: tuple[AttentionKernelName, ...] = get_args(AttentionKernelName)
 
 INTERRUPTED = "interrupted by the user"  # a reason
+ABOVE_PEAK = "above the peak"  # in the reason of a utilisation that would be above 1
 PRETENDED = "pretended devices"  # a class of failure: a stand-in for a device, whose figures mean nothing
 
 COUNT: dict[str, JsonValue] = {"unit": "count"}
@@ -143,6 +144,11 @@ class Utilisation(Value):
         description="The N of the formula: of a mixture of experts the active parameters. Null for a formula without.",
         json_schema_extra=COUNT,
     )
+
+    @property
+    def is_above_peak(self) -> bool:
+        """Whether there is no value because it would be above 1."""
+        return self.value is None and ABOVE_PEAK in (self.reason or "")
 
 
 class MemoryExpectation(Value):

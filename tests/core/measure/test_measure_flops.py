@@ -215,11 +215,30 @@ def test_milliseconds_read_as_seconds_are_no_utilisation() -> None:
     assert wrong.value is None and "above the peak" in str(wrong.reason)
 
 
-def test_a_measured_peak_may_be_beaten_by_little_and_says_so() -> None:
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("measured: best matmul rate of fake", "the probe gave less than the run itself reaches, and is refused"),
+        ("a datasheet", "the throughput, the device count or the peak is wrong"),
+    ],
+)
+def test_no_utilisation_counts_above_the_peak(source: str, why: str) -> None:
     flops = flops_per_token("6n", model("gpt2_small"), 1024)
-    measured = PeakRange(Peak(tflops=1.0, source="measured by the probe"))
-    slightly = mfu("6n", model("gpt2_small"), 1024, 1.05e12 / flops, measured)
-    assert slightly.value == pytest.approx(1.05) and "above the peak" in str(slightly.reason)
+    peak = PeakRange(Peak(tflops=1.0, source=source))
+    beyond = mfu("6n", model("gpt2_small"), 1024, 1.023e12 / flops, peak)
+    assert beyond.value is None and beyond.is_above_peak
+    assert beyond.reason == f"102.3% of 1 TFLOP/s, above the peak: {why} ({source})"
+    below = mfu("6n", model("gpt2_small"), 1024, 0.999e12 / flops, peak)
+    assert below.value == pytest.approx(0.999) and below.reason is None and not below.is_above_peak
+
+
+def test_a_range_counts_where_its_lower_end_is_below_the_peak() -> None:
+    flops = flops_per_token("6n", model("gpt2_small"), 1024)
+    mixed = PeakRange(H100, H100_FP8, mixed=True)
+    found = mfu("6n", model("gpt2_small"), 1024, 1.2 * H100.tflops * 1e12 / flops, mixed)
+    assert found.high == pytest.approx(1.2) and found.low is not None and found.low < 1
+    beyond = mfu("6n", model("gpt2_small"), 1024, 1.01 * H100_FP8.tflops * 1e12 / flops, mixed)
+    assert beyond.low is None and f"101.0% of {H100_FP8.tflops:.4g} TFLOP/s, above the peak" in str(beyond.reason)
 
 
 def test_peaks_by_precision_never_borrow_another_dtype() -> None:

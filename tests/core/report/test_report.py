@@ -12,11 +12,12 @@ from levelfield.judge.collector import collect
 from levelfield.report import words
 from levelfield.report.markdown import run_report
 from levelfield.report.tables import as_csv, as_json, as_markdown, as_text
-from levelfield.rundir.directory import read_plan
+from levelfield.rundir.directory import read_plan, write_atomically
+from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Figure, Result
 from levelfield.specs.vendor import HOST_SHARE
-from recorded_runs import break_off, change_steps, fail
+from recorded_runs import break_off, change_steps, fail, seal_again
 
 
 @pytest.fixture
@@ -67,6 +68,20 @@ def test_a_run_in_full_says_its_figures(valid: Result) -> None:
     for said in ("tiny (smoke)", "fake 1.2.3", "DP2TP1PP1", "valid", "64.0 tokens/s/device", "500.0 ms", "2 TFLOP/s"):
         assert said in text
     assert "measured: a probe of the tests" in text
+
+
+def test_a_rate_above_the_peak_is_named_and_does_not_count(run: RunPaths) -> None:
+    """A probe that lies low: the run is faster than the peak, by each formula."""
+    plan = read_plan(run)
+    peak = plan.peak.model_copy(update={"tflops": 1e-6, "source": "measured: a probe that lies low"})
+    write_atomically(run.plan, dump(plan.model_copy(update={"peak": peak})))
+    seal_again(run)
+    found = collect(run)
+    assert found.status.word == "valid" and all(each.value is None for each in found.utilisation)
+    text = " ".join("\n".join(result_lines(found)).split())
+    said = "the probe gave less than the run itself reaches, and is refused (measured: a probe that lies low)"
+    assert text.count(said) == 3 and "MFU - palm/1" in text and "MFU megatron/1: " in text
+    assert said in run_report(found, plan) and "%" not in as_text([found]).split("MFU")[1].split("GiB")[0]
 
 
 @pytest.mark.parametrize("verdict", ["aligned", "different"])

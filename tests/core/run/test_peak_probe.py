@@ -18,6 +18,7 @@ from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import PeakMeasurement, Plan, job_of
 from levelfield.specs.site import Host, Site
+from levelfield.specs.vendor import Peak
 from plans import PLUGINS
 
 Make = Callable[..., Plan]
@@ -114,6 +115,67 @@ def test_a_framework_without_a_probe_says_so(plan: Plan) -> None:
 def test_a_cache_that_cannot_be_written_is_no_fault(plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
     assert measure(plan).tflops == {"fp32": 2.0}
+
+
+# -- a probe that lies low
+
+
+@pytest.fixture
+def on_host(plan: Plan) -> Plan:
+    """The plan on shares of the host's processors, which numpy multiplies on too."""
+    return plan.model_copy(update={"hardware": plan.hardware.model_copy(update={"device_kind": "cpu"})})
+
+
+@pytest.mark.parametrize("rate", [1e-6, 1e-3])
+def test_a_rate_far_below_numpys_own_is_refused_by_name_and_not_kept(
+    on_host: Plan, monkeypatch: pytest.MonkeyPatch, rate: float
+) -> None:
+    monkeypatch.setattr(peak_probe, "plain_rate", lambda: 0.1)
+    monkeypatch.setenv("FAKE_PEAK", f'{{"fp32": {{"tflops": {rate}}}}}')
+    found = measure(on_host)
+    says = f"the probe of fake 1.2.3 is refused: it gave {rate:.3g} TFLOP/s in fp32, expected at least 0.025"
+    assert found.tflops == {} and found.refused[0].startswith(says)
+    used = with_peak(on_host, found)
+    assert used.peak.tflops is None and found.refused[0] in used.peak.source and used.notices == found.refused
+    assert peak_probe.known_peaks(on_host, "here").tflops == {}
+
+
+def test_a_rate_near_numpys_is_a_peak_and_a_refused_one_leaves_a_kept_one(
+    on_host: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peak_probe, "plain_rate", lambda: 0.1)
+    monkeypatch.setenv("FAKE_PEAK", '{"fp32": {"tflops": 0.03}}')
+    assert measure(on_host).tflops == {"fp32": 0.03}
+    monkeypatch.setenv("FAKE_PEAK", '{"fp32": {"tflops": 0.02}}')
+    again = measure(on_host)
+    assert again.tflops == {"fp32": 0.03} and "is refused" in again.refused[0]
+
+
+def test_numpys_rate_is_that_of_a_processor() -> None:
+    assert 1e-4 < peak_probe.plain_rate() < 1e3  # in another unit it would not be
+
+
+def test_an_accelerators_probe_is_not_held_to_the_hosts(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peak_probe, "plain_rate", lambda: 1e6)
+    assert measure(plan).tflops == {"fp32": 2.0}
+    nodes = plan.model_copy(
+        update={"runtime": "docker", "hardware": plan.hardware.model_copy(update={"device_kind": "cpu"})}
+    )
+    assert measure(nodes).tflops == {"fp32": 2.0}
+
+
+@pytest.mark.parametrize(("rate", "holds"), [(9.9, False), (10.1, True), (100.0, True)])
+def test_a_rate_far_below_the_published_peak_is_refused_by_name(plan: Plan, rate: float, holds: bool) -> None:
+    chip = plan.hardware.chip.model_copy(update={"peaks": {"fp32": Peak(tflops=100, source="a datasheet")}})
+    plan = plan.model_copy(update={"hardware": plan.hardware.model_copy(update={"chip": chip})})
+    used = with_peak(plan, MeasuredPeaks({"fp32": rate}))
+    assert (used.peak.tflops, used.peak.source) == (100, "a datasheet")
+    assert used.peak.measured_tflops == (rate if holds else None)
+    assert used.notices == (() if holds else (
+        "the probe of fake 1.2.3 is refused: it gave 9.9 TFLOP/s in fp32, expected at least 10, 10% of the published "
+        "peak of F1",
+    ))  # fmt: skip
+    assert with_peak(used, MeasuredPeaks({"fp32": rate})).notices == used.notices
 
 
 # -- a kept peak is measured again when it may be wrong
