@@ -11,6 +11,7 @@ import math
 from levelfield.judge.attention_kernel import attention_kernel
 from levelfield.judge.certification import certificate_finding, with_certificate
 from levelfield.judge.disturbance import disturbance, disturbed
+from levelfield.judge.implausibility import unless_implausible
 from levelfield.judge.node_ends import missing_warnings, node_results
 from levelfield.judge.node_figures import device_load, energy, memory
 from levelfield.judge.other_use import other_use
@@ -60,8 +61,13 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
     seal = redaction.seal if redaction else seal_finding(paths)
     parts = node_parts(plan, raw)
     around = disturbance(plan, raw, parts)
-    status = under_seal(disturbed(judge(plan, raw, paths), around), seal)
-    throughput, why_none = _throughput(plan, raw, status)
+    ended = disturbed(judge(plan, raw, paths), around)
+    throughput, why_none = _throughput(plan, raw, ended)
+    kept, used_energy = memory(plan, parts, ended), energy(plan, parts, throughput, why_none)
+    status = under_seal(unless_implausible(ended, plan, parts, throughput, kept, used_energy), seal)
+    if status.word != ended.word:
+        throughput, why_none = _throughput(plan, raw, status)
+        kept, used_energy = memory(plan, parts, status), energy(plan, parts, throughput, why_none)
     used, nodes = other_use(plan, parts), node_results(plan, raw, parts)
     identity, version = _identity(plan, raw), _framework_version(plan, raw)
     recompute = repeated(plan.tuning.recompute, raw.frameworks.get(0))
@@ -98,8 +104,8 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         experts=_experts(plan, raw),
         throughput=_as_result(throughput) if throughput else None,
         utilisation=_utilisation(plan, throughput, recompute),
-        memory=memory(plan, parts, status),
-        energy=energy(plan, parts, throughput, why_none),
+        memory=kept,
+        energy=used_energy,
         system=raw.system,
         load=device_load(plan, parts),
         other_use=used.figures,

@@ -82,6 +82,12 @@ def host_use(readings: Iterable[HostReading], begin_ns: int, end_ns: int) -> Hos
     return HostUse(others, cores, own_cores=_cores(kept, lambda r: r.own_seconds or 0.0, begin_ns, end_ns))
 
 
+def busy_seconds(readings: Iterable[HostReading], begin_ns: int, end_ns: int) -> float:
+    """Return the processor seconds of all programs between two times, by counters that readings interpolate."""
+    kept = sorted(readings, key=lambda r: r.time_ns)
+    return _cores(kept, lambda r: r.busy_seconds, begin_ns, end_ns) * (end_ns - begin_ns) / NANOSECONDS
+
+
 def _cores(readings: Sequence[HostReading], counter: Counter, begin_ns: int, end_ns: int) -> float:
     """Return how many cores a counter of processor seconds kept busy between two times."""
     risen = _at(readings, counter, end_ns) - _at(readings, counter, begin_ns)

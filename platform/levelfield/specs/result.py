@@ -26,6 +26,7 @@ KERNELS: tuple[AttentionKernelName, ...] = get_args(AttentionKernelName)
 
 INTERRUPTED = "interrupted by the user"  # a reason
 ABOVE_PEAK = "above the peak"  # in the reason of a utilisation that would be above 1
+IMPLAUSIBLE = "implausible"  # a class of failure: the run has less memory, time or energy than its training needs
 PRETENDED = "pretended devices"  # a class of failure: a stand-in for a device, whose figures mean nothing
 
 COUNT: dict[str, JsonValue] = {"unit": "count"}

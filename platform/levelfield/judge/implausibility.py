@@ -1,0 +1,108 @@
+"""Whether a valid run did the work that its figures state: `invalid (implausible)` where it cannot have. The rules are
+in measure/least_work.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from levelfield.measure.coverage import coverage, too_little
+from levelfield.measure.flops import FormulaError, flops_per_token
+from levelfield.measure.least_work import energy_reason, memory_reason, processor_reason, time_reason
+from levelfield.measure.other_use import busy_seconds, in_use
+from levelfield.measure.throughput import WindowThroughput
+from levelfield.rundir.node_parts import NodePart
+from levelfield.specs.plan import Plan
+from levelfield.specs.result import IMPLAUSIBLE, Energy, Memory, Status
+
+_STATES = ("weights", "gradients", "optimizer_states")
+
+
+def unless_implausible(
+    status: Status,
+    plan: Plan,
+    parts: Sequence[NodePart],
+    throughput: WindowThroughput | None,
+    memory: Memory,
+    energy: Energy,
+) -> Status:
+    """Return the status; `invalid` in place of `valid` for a run that has less than its training needs at least."""
+    if status.word != "valid":
+        return status
+    reasons = [*_memory(plan, memory), *(_work(plan, parts, throughput, energy) if throughput else ())]
+    if not reasons:
+        return status
+    return Status(word="invalid", failure=IMPLAUSIBLE, reasons=tuple(f"{IMPLAUSIBLE}: {each}" for each in reasons))
+
+
+def _memory(plan: Plan, memory: Memory) -> Iterator[str]:
+    """Hold each known figure against the states of the rank that needs most, as the planner counts them."""
+    states = sum(plan.expected_memory.parts.get(name, 0) for name in _STATES)
+    on_device = {
+        "device-used peak": memory.device_used_peak.value,
+        "allocated peak": memory.allocated_peak.value,
+        "reserved peak": memory.reserved_peak.value,
+    }
+    figures = {"process peak": memory.process_peak.value} if plan.hardware.is_host else on_device
+    if reason := memory_reason(figures, states):
+        yield f"memory: {reason}"
+
+
+def _work(plan: Plan, parts: Sequence[NodePart], throughput: WindowThroughput, energy: Energy) -> Iterator[str]:
+    training = plan.work.training
+    try:
+        flops = flops_per_token("megatron", plan.work.model, training.sequence_length) * training.tokens_per_step
+    except FormulaError:
+        return
+    window = plan.work.window
+    steps = window.last_step - window.first_step + 1
+    seconds, each = throughput.wall_seconds / steps, flops / plan.world_size
+    published = _published(plan)
+    if published is not None and (reason := time_reason(seconds, each, *published)):
+        yield f"time: {reason}"
+    if plan.hardware.is_host:
+        yield from _processors(plan, parts, flops * steps)
+        return
+    peak = published[0] if published else plan.peak.tflops
+    idle = _idle_watts(parts)
+    if peak is not None and idle is not None and energy.mean_watts.value is not None:
+        part = each / seconds / (peak * 1e12)
+        if reason := energy_reason(energy.mean_watts.value, idle, part, 1 / seconds):
+            yield f"energy: {reason}"
+
+
+def _published(plan: Plan) -> tuple[float, str] | None:
+    """Return the peak that the maker publishes for the products of this precision, and its source. fp8: that of fp8."""
+    precision, peaks = plan.work.training.precision, plan.hardware.chip.peaks
+    peak = peaks.get(precision)
+    return (peak.tflops, peak.source) if peak else None
+
+
+def _processors(plan: Plan, parts: Sequence[NodePart], flops: float) -> Iterator[str]:
+    """Hold each machine's processor time against its ranks' products. A published peak of a host's share is none."""
+    if plan.peak.tflops is None:
+        return
+    for part in parts:
+        window_ns, host = part.window_ns(plan.work.window), part.read.host
+        if window_ns is None or not host or any(reading.own_seconds is None for reading in host):
+            continue  # in a container the cores of the training are not those of the readings
+        if too_little(coverage(sorted(reading.time_ns for reading in host), *window_ns)):
+            continue
+        core = plan.peak.tflops * len(part.ranks) / host[-1].cores
+        reason = processor_reason(busy_seconds(host, *window_ns), flops * len(part.ranks) / plan.world_size, core)
+        if reason:
+            yield f"processors: {part.said(reason)}"
+
+
+def _idle_watts(parts: Sequence[NodePart]) -> float | None:
+    """Return the power of all devices before the training; None where one's is not known, or it may not be idle."""
+    found: list[float] = []
+    for part in parts:
+        before = {reading.device: reading for reading in part.read.readings if reading.before}
+        for index in part.indices:
+            reading = before.get(index)
+            if reading is None or reading.power_watts is None or in_use(None, None, reading.utilisation) is not False:
+                return None
+            found.append(reading.power_watts)
+    return math.fsum(found) if found and min(found) > 0 else None

@@ -1,0 +1,187 @@
+"""Runs that cannot have trained: too little memory, time, processor time or energy; each is named with numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from levelfield.judge.collector import collect
+from levelfield.measure.least_work import energy_reason, memory_reason, processor_reason, time_reason
+from levelfield.rundir.directory import read_plan, write_atomically
+from levelfield.specs.base import dump
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+from levelfield.specs.result import Result
+from levelfield.specs.vendor import Peak
+from recorded_runs import BEGIN_NS, SECOND_NS, change_steps, edit, seal_again
+
+STATES = {"weights": 4 * 2**30, "gradients": 4 * 2**30, "optimizer_states": 8 * 2**30}  # 16 GiB: at least 8 of them
+
+
+def change_plan(run: RunPaths, change: Callable[[Plan], dict[str, Any]]) -> None:
+    plan = read_plan(run)
+    write_atomically(run.plan, dump(plan.model_copy(update=change(plan))))
+    seal_again(run)
+
+
+def with_states(run: RunPaths, states: dict[str, int]) -> None:
+    change_plan(run, lambda plan: {"expected_memory": plan.expected_memory.model_copy(update={"parts": states})})
+
+
+def on_host(plan: Plan) -> dict[str, Any]:
+    return {"hardware": plan.hardware.model_copy(update={"device_kind": "cpu"})}
+
+
+def with_peak(run: RunPaths, tflops: float, is_published: bool) -> None:
+    """A peak of the chip's maker, or one that a probe measured."""
+
+    def change(plan: Plan) -> dict[str, Any]:
+        peaks = {"fp32": Peak(tflops=tflops, source="a datasheet")} if is_published else {}
+        chip = plan.hardware.chip.model_copy(update={"peaks": peaks})
+        source = "a datasheet" if is_published else "measured: a probe"
+        peak = plan.peak.model_copy(update={"tflops": tflops, "source": source, "measured_tflops": None})
+        return {"peak": peak, "hardware": plan.hardware.model_copy(update={"chip": chip})}
+
+    change_plan(run, change)
+
+
+def reason(found: Result) -> str:
+    """The one reason of an implausible run, which has no figures and is not aligned."""
+    assert (found.status.word, found.status.failure) == ("invalid", "implausible"), found.status
+    assert found.throughput is None and found.utilisation == () and found.energy.joules.value is None
+    (said,) = found.status.reasons
+    return said.removeprefix("implausible: ")
+
+
+def test_a_run_with_enough_memory_is_valid(run: RunPaths) -> None:
+    with_states(run, {name: part // 8 for name, part in STATES.items()})  # 2 GiB, as its ranks report
+    assert collect(run).status.word == "valid"
+
+
+def test_memory_far_below_the_states_is_named_with_both_numbers(run: RunPaths) -> None:
+    with_states(run, STATES)
+    assert reason(collect(run)) == (
+        "memory: the allocated peak is 2,147,483,648 bytes, expected at least 8,589,934,592: 50% of the 17,179,869,184 "
+        "bytes of weights, gradients and optimizer states on a rank"
+    )
+
+
+def test_the_vendors_tool_counts_where_the_framework_reports_much(run: RunPaths) -> None:
+    with_states(run, {"weights": 10 * 2**30})
+    for rank in (0, 1):
+        change_steps(run, lambda event: event["memory"].update(allocated_peak_bytes=6 * 2**30), rank)
+    assert reason(collect(run)).startswith("memory: the device-used peak is 3,221,225,472 bytes, expected at least ")
+
+
+def test_on_the_host_the_process_counts(run: RunPaths) -> None:
+    with_states(run, STATES)
+    change_plan(run, on_host)
+    assert reason(collect(run)).startswith("memory: the process peak is 1,073,741,825 bytes, expected at least ")
+
+
+def test_what_is_not_known_is_not_held_to_anything(run: RunPaths) -> None:
+    with_states(run, STATES)
+    run.telemetry.unlink()
+    seal_again(run)
+    nothing = dict.fromkeys(("allocated_peak_bytes", "reserved_peak_bytes", "process_peak_bytes"))
+    for rank in (0, 1):
+        change_steps(run, lambda event: event.update(memory=nothing), rank)
+    assert collect(run).status.word == "valid"
+
+
+def test_a_step_that_is_faster_than_the_published_peak_allows_is_named(run: RunPaths) -> None:
+    with_peak(run, 1e-6, is_published=True)
+    said = reason(collect(run))
+    assert said.startswith("time: a step lasted 0.5 s, expected at least ")
+    assert "FLOPs of matrix products on each device, at its peak of 1e-06 TFLOP/s (a datasheet)" in said
+
+
+def test_a_run_that_beats_a_measured_peak_is_valid_without_a_utilisation(run: RunPaths) -> None:
+    with_peak(run, 1e-6, is_published=False)
+    found = collect(run)
+    assert found.status.word == "valid" and all(
+        each.is_above_peak for each in found.utilisation if each.flops_per_token
+    )
+
+
+# -- processor time of the host
+
+
+def host_times(run: RunPaths, busy_cores: float, own: float | None = 0.0) -> None:
+    """Telemetry of a host with two cores, of which all programs use this much."""
+
+    def change(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for line in lines:
+            seconds = (line["time_ns"] - BEGIN_NS) / SECOND_NS
+            line["host"] = {"busy_seconds": busy_cores * seconds, "own_seconds": own, "cores": 2}
+            line["host"]["time_ns"] = line["time_ns"]
+        return lines
+
+    edit(run.telemetry, change)
+
+
+@pytest.mark.parametrize(
+    ("busy", "own", "is_valid"), [(1e-6, 0.0, False), (0.4, 0.0, True), (1e-6, None, True), (0.0, 0.0, False)]
+)
+def test_a_host_that_computed_nothing_is_named(run: RunPaths, busy: float, own: float | None, is_valid: bool) -> None:
+    with_peak(run, 1e-5, is_published=False)
+    change_plan(run, on_host)
+    host_times(run, busy, own)
+    found = collect(run)
+    if is_valid:
+        assert found.status.word == "valid", found.status.reasons
+    else:
+        said = reason(found)
+        assert said.startswith("processors: all programs used ") and "TFLOP/s a core" in said
+
+
+# -- energy
+
+
+def idle(run: RunPaths, watts: float, load: float | None) -> None:
+    """Add a reading of each device from before the training."""
+
+    def change(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        first = json.loads(json.dumps(lines[0]))
+        first.update(time_ns=BEGIN_NS - SECOND_NS, before=True)
+        for sample in first["samples"]:
+            sample.update(power_watts=watts, utilisation=load)
+        return [first, *lines]
+
+    edit(run.telemetry, change)
+
+
+@pytest.mark.parametrize(
+    ("watts", "load", "peak", "is_valid"),
+    [
+        (95.0, 0.0, 1e-5, False),  # 100 W in the window, and a tenth of the peak or more
+        (95.0, 0.05, 1e-5, False),
+        (80.0, 0.0, 1e-5, True),
+        (95.0, 0.0, 2.0, True),  # a small model on a fast device needs no power
+        (95.0, 0.5, 1e-5, True),  # others used it: that is not its idle power
+        (95.0, None, 1e-5, True),
+    ],
+)
+def test_energy_at_the_level_of_idle_is_named(
+    run: RunPaths, watts: float, load: float | None, peak: float, is_valid: bool
+) -> None:
+    with_peak(run, peak, is_published=True)
+    idle(run, watts, load)
+    found = collect(run)
+    if is_valid:
+        assert found.status.word == "valid", found.status.reasons
+    else:
+        said = reason(found)
+        assert said.startswith("energy: a step took 100 J (200 W), expected at least 104.5 J: 1.1 times the 190 W")
+
+
+# -- the rules alone
+
+
+def test_nan_holds_nowhere() -> None:
+    nan = float("nan")
+    assert memory_reason({"allocated peak": nan}, 100) and memory_reason({"allocated peak": None}, 100) is None
+    assert time_reason(nan, 1e12, 1, "s") and processor_reason(nan, 1e12, 1) and energy_reason(nan, 1, 0.5, 1)
+    assert memory_reason({}, 100) is None and memory_reason({"allocated peak": 0.0}, 0) is None
