@@ -170,7 +170,11 @@ def lines_of(plan: Plan, paths: RunPaths) -> tuple[list[dict[str, Any]], list[di
         facts = {"tokens": batch.tokens, "tokens_checksum": batch.checksum, "grad_norm": 1.5}
         rate = learning_rate(job.training.schedule, batch.step)
         recorder.step(
-            batch.step, loss=single(7 * 0.96**batch.step), learning_rate=rate, memory={"process_peak_bytes": 5}, **facts
+            batch.step,
+            loss=single(7 * 0.96**batch.step),
+            learning_rate=rate,
+            memory={"process_peak_bytes": 2**29},
+            **facts,
         )
     recorder.close()
     found = [json.loads(line) for line in (scratch / "rank0.jsonl").read_text().splitlines()]
