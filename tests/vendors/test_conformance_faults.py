@@ -157,6 +157,13 @@ PLANTS = [
     Plant("visible", "vendor.yaml", "visible_devices_variable: ACME_VISIBLE_DEVICES\n", "", "no visible_devices"),
     Plant("schema", "vendor.yaml", "ACME_VISIBLE_DEVICES", "ACME-VISIBLE", "found the name 'ACME-VISIBLE'"),
     Plant(
+        "visible",
+        "vendor.yaml",
+        "device_kind: acme\nvisible_devices_variable: ACME_VISIBLE_DEVICES\n",
+        "device_kind: cpu\n",
+        "found 3 devices, expected one record",
+    ),
+    Plant(
         "visible", "adapter.py", "", HEAD + "    def devices(self): return self._all_devices()\n", "devices [0, 1, 2]"
     ),
     Plant("container", "vendor.yaml", '"/dev/acme{index}"', '"/dev/acme{number}"', "device node '/dev/acme{number}'"),

@@ -57,21 +57,21 @@ class Selection:
     @property
     def default_devices(self) -> int:
         """Return the default number of devices of a node: all that are here; a host is one device."""
-        return 1 if self.vendor.is_host else max(1, len(self.devices))
+        return 1 if self.vendor.is_divided else max(1, len(self.devices))
 
     def memory_of_device(self, processes: int) -> int | None:
-        """Return the bytes of memory of one device, or the share of one of `processes` on a host. None: unknown.
+        """Return the bytes of memory of one device, or the share of one of `processes` of a host. None: unknown.
 
         The tool's figure is used, unless it cannot be that of the chip.
         """
         memory = self.chip.memory_bytes
         if self.devices and not memory_fault(self.devices[0], self.chip):
             memory = self.devices[0].memory_bytes or memory
-        return memory // processes if self.vendor.is_host and memory else memory
+        return memory // processes if self.vendor.is_divided and memory else memory
 
     def has_devices(self, count: int) -> bool:
         """Return whether `count` devices are here. A host can be divided into any number of processes."""
-        return bool(self.devices) and (self.vendor.is_host or len(self.devices) >= count)
+        return bool(self.devices) and (self.vendor.is_divided or len(self.devices) >= count)
 
 
 def find(registry: Registry, selector: Selector, check: bool = True) -> Selection:

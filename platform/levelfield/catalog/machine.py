@@ -47,7 +47,7 @@ class Machine:
 
 def _in_use(vendor: Vendor, devices: DeviceList) -> dict[int, str]:
     """Return the devices that others use. Shares of a host have no entry: their use is read at the start of the run."""
-    if not devices or vendor.spec.is_host:
+    if not devices or vendor.spec.is_divided:
         return {}
     try:
         samples = {sample.index: sample for sample in vendor.sample(devices)}

@@ -28,10 +28,20 @@ def memory_fault(device: Device, chip: Chip | None) -> str | None:
 
 
 def checked(spec: VendorFile, devices: DeviceList) -> DeviceList:
-    """Return the devices; the problem names those whose memory cannot be right."""
+    """Return the devices; the problem names those whose memory cannot be right. A divided host is one device."""
+    if spec.is_divided and len(devices) > 1:
+        return DeviceList(problem=several_of_a_host(len(devices)))
     faults = [f"device {d.index}: {fault}" for d in devices if (fault := memory_fault(d, _chip(spec, d)))]
     problems = [problem for problem in (devices.problem, *faults[:1]) if problem]
     return DeviceList(devices, "; ".join(problems) or None)
+
+
+def several_of_a_host(count: int) -> str:
+    """Return why several devices of a divided host cannot be used: nothing says which of them a run takes."""
+    return (
+        f"found {count} devices, expected one record, of the whole host: device_kind cpu divides one machine into "
+        "shares. Let the tool print one, or give vendor.yaml a visible_devices_variable, which chooses among them"
+    )
 
 
 def plausible(spec: VendorFile, device: Device, sample: Sample) -> Sample:

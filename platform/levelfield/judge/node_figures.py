@@ -79,6 +79,11 @@ def _used(plan: Plan, part: NodePart, tokens: int) -> energies.EnergyUse:
     if window_ns is None or part.why_silent:
         reason = f"rank {part.ranks.start} lacks an end of the window" if window_ns is None else part.why_silent
         return energies.EnergyUse(None, None, None, (), reason)
+    if len(part.indices) > 1 and not plan.hardware.device_indices and plan.hardware.is_host:
+        reason = (
+            f"the tool shows {len(part.indices)} devices of a host that is one, so which of them trained is unknown"
+        )
+        return energies.EnergyUse(None, None, None, (), reason)
     least = 0.0 if plan.hardware.is_host else LEAST_WATTS
     found = energies.energy(part.read.readings, part.indices, *window_ns, tokens, least)
     if found.joules is not None:

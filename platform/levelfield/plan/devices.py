@@ -31,7 +31,7 @@ def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:
         description=found.devices[0].description if found.devices else found.chip.name,
         nodes=nodes,
         devices_per_node=devices,
-        device_indices=() if found.vendor.is_host else tuple(d.index for d in _chosen(found, devices)),
+        device_indices=() if found.vendor.is_divided else tuple(d.index for d in _chosen(found, devices)),
         memory_bytes_per_device=found.memory_of_device(nodes * devices),
         visible=_visible(found, devices),
         environment=found.vendor.environment,
@@ -53,7 +53,7 @@ def _elsewhere(found: Selection, nodes: int, devices: int) -> Hardware:
         description=found.chip.name,
         nodes=nodes,
         devices_per_node=devices,
-        device_indices=() if found.vendor.is_host else indices,
+        device_indices=() if found.vendor.is_divided else indices,
         memory_bytes_per_device=found.memory_of_device(devices) if found.vendor.is_host else found.chip.memory_bytes,
         visible={variable: ",".join(map(str, indices))} if variable else {},
         environment=found.vendor.environment,
@@ -80,7 +80,7 @@ def use_notices(found: Selection, hardware: Hardware) -> tuple[str, ...]:
 
 def _are_absent(decision: Decision, nodes: int, devices: int) -> bool:
     """Return whether the machine lacks nodes or devices. Containers divide a host into nodes."""
-    containers = decision.found.vendor.is_host and decision.request.runtime == "docker"
+    containers = decision.found.vendor.is_divided and decision.request.runtime == "docker"
     return (nodes > 1 and not containers) or not decision.found.has_devices(devices)
 
 

@@ -154,7 +154,7 @@ def _reduced_layout(decision: Decision, layout: Layout) -> Layout:
     found, own = decision.found, decision.found.case.tuning.get("smoke", TuningChoice()).micro_batch
     return reduced(
         layout,
-        usable_cores() if found.vendor.is_host else max(1, len(found.devices)),
+        usable_cores() if found.vendor.is_divided else max(1, len(found.devices)),
         found.case.work("smoke"),
         decision.request.choice.micro_batch or own or 1,
         found.implementation.offered_parallelism(found.vendor.device_kind),

@@ -176,9 +176,9 @@ def _argv(plan: Plan) -> list[str]:
 
 
 def _measured(plan: Plan, peaks: dict[str, StoredPeak]) -> MeasuredPeaks:
-    """Return the peaks per device. A host that is divided into shares has its peak divided too."""
+    """Return the peaks per device. The devices of a host share its cores, and its peak is divided too."""
     on_the_host = plan.hardware.devices_per_node if plan.launch else plan.world_size  # containers share one host
-    shares = 1 if plan.hardware.device_indices else on_the_host
+    shares = on_the_host if plan.hardware.is_host or not plan.hardware.device_indices else 1
     name = f"{plan.implementation.framework} {plan.implementation.version}"
     return MeasuredPeaks(
         tflops={dtype: peak.tflops / shares for dtype, peak in peaks.items()},

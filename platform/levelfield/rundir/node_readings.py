@@ -93,7 +93,7 @@ def _samples(adapter: Vendor | None, devices: Sequence[Device], line: Event) -> 
 def _devices(plan: Plan) -> list[Device]:
     """Return the devices of a node. A host that is divided into shares is one, and its memory is the node's own."""
     hardware = plan.hardware
-    if hardware.is_host:
+    if hardware.is_host and not hardware.device_indices:
         return [Device(0, hardware.chip.name, hardware.description, None)]
     indices = hardware.device_indices or range(hardware.devices_per_node)
     return [Device(i, hardware.chip.name, hardware.description, hardware.memory_bytes_per_device) for i in indices]

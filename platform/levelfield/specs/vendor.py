@@ -182,6 +182,7 @@ class VendorFile(Document):
 
     device_kind: the key under which implementations list their requirements (`cpu`, `nvidia`, ...). With `cpu` the
     devices are shares of the host: one machine may be divided into any number of them, and they share its memory.
+    With `cpu` and a visible_devices_variable they are what the tool shows, and a run takes some of them.
     frameworks: how a framework reaches these devices, where the framework's own `reaches` does not say it, or where the
     vendor's build of it needs something else.
     images: the base images of containers, by framework; `base` for a framework without its own.
@@ -210,6 +211,11 @@ class VendorFile(Document):
     def is_host(self) -> bool:
         """Whether the devices are shares of the host's processors and memory."""
         return self.device_kind == HOST_KIND
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether the host is one device that is divided into any number of shares: nothing chooses among devices."""
+        return self.is_host and self.visible_devices_variable is None
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> VendorFile:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from levelfield.contracts.declared import DeclaredVendor
+from levelfield.contracts.plausibility import several_of_a_host
 from levelfield.contracts.readings import SAMPLED
 from levelfield.contracts.vendor import Device
 from levelfield.specs.vendor import VendorFile
@@ -161,7 +162,9 @@ def visible(subject: Subject) -> str:
     """Check that the visible-devices variable shows exactly the devices that it names."""
     variable = subject.spec.visible_devices_variable
     if variable is None:
-        if subject.spec.is_host:
+        if subject.spec.is_divided:
+            if (count := len(subject.devices())) > 1:
+                raise Fails(several_of_a_host(count), "print one record, or name a visible_devices_variable")
             raise NotApplicable("one machine, divided into devices: there is no choice")
         raise Missing("no visible_devices_variable", "name the variable that restricts a process to some devices")
     found = subject.devices()

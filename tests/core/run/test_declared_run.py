@@ -7,11 +7,14 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from levelfield.cli.main import main
+from levelfield.judge.collector import collect
 from levelfield.specs.paths import RunPaths
 from plans import PLUGINS
+from recorded_runs import edit
 
 VENDOR = """
 schema: levelfield.vendor/1
@@ -127,3 +130,55 @@ def test_without_adapter_and_declaration_the_missing_keys_are_named(
     assert run(plugins, "--dry-run") == 2
     said = capsys.readouterr().err
     assert str(file) in said and "found neither 'discovery' nor 'monitor'" in said
+
+
+def shares(plugins: Path, variable: str = "visible_devices_variable: ACME_VISIBLE_DEVICES\n") -> None:
+    """Make acme's devices those of the host, and its tool print eight that take 100 W each."""
+    text = VENDOR.replace("device_kind: fake", "device_kind: cpu")
+    (plugins / "vendors/acme/vendor.yaml").write_text(
+        text.replace("visible_devices_variable: ACME_VISIBLE_DEVICES\n", variable)
+    )
+    rows = "".join(f'echo "{index}, Acme A1, 64, 1024, 100.0"\n' for index in range(8))
+    tool(plugins.parent, TOOL[: TOOL.index("echo", TOOL.index("exit"))] + rows)
+
+
+def test_only_the_devices_of_the_run_count_also_on_a_host(
+    plugins: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of eight took 200 W, not 800 W."""
+    shares(plugins)
+    assert run(plugins, "--json", "--layout", "DP2") == 0
+    (result,) = json.loads(capsys.readouterr().out)
+    assert json.loads(only(plugins).plan.read_text())["hardware"]["device_indices"] == [0, 1]
+    assert result["energy"]["mean_watts"]["value"] == pytest.approx(200)
+    assert result["memory"]["capacity_bytes"] == 64 * 2**30
+    monkeypatch.setenv("ACME_VISIBLE_DEVICES", "5")
+    assert run(plugins, "--layout", "DP2") == 2
+    assert "found 1 x A1 (vendor acme), expected 2" in " ".join(capsys.readouterr().err.split())
+
+
+def test_several_devices_of_a_host_that_nothing_chooses_among_are_refused(
+    plugins: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shares(plugins, variable="")
+    assert run(plugins, "--layout", "DP2") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "found 8 devices, expected one record, of the whole host" in said and "visible_devices_variable" in said
+
+
+def test_readings_of_more_devices_than_a_host_has_give_no_energy(
+    plugins: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An adapter's samples, or a run of an earlier version: it is not known which of them trained."""
+    shares(plugins, variable="")
+    tool(plugins.parent, '#!/bin/sh\necho "0, Acme A1, 64, 1024, 100.0"')
+    assert run(plugins, "--json", "--layout", "DP2") == 0
+    (result,) = json.loads(capsys.readouterr().out)
+    assert result["energy"]["mean_watts"]["value"] == pytest.approx(100)
+    edit(only(plugins).telemetry, lambda lines: [line | {"samples": eight(line["samples"])} for line in lines])
+    energy = collect(only(plugins)).energy
+    assert energy.joules.value is None and "8 devices" in str(energy.joules.reason)
+
+
+def eight(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [sample | {"index": index} for sample in samples for index in range(8)]
