@@ -233,7 +233,7 @@ def _chip_of(spec: VendorFile, devices: Sequence[Device]) -> tuple[Chip, tuple[D
 
 def _check_supported(case: Case, implementation: ImplementationFile, vendor: VendorFile) -> None:
     name = implementation.framework
-    if lacking := [part for part in case.model.parts if part not in implementation.architecture]:
+    if lacking := [part for part in case.parts if part not in implementation.architecture]:
         raise NotHere(
             f"{name} does not have {', '.join(lacking)}, which case {case.name} needs; it has "
             f"{', '.join(implementation.architecture)}"

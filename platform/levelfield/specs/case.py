@@ -13,10 +13,12 @@ from levelfield.specs.architecture import Experts, LatentAttention, Part, RopeSc
 from levelfield.specs.base import LATER, Document, Value
 from levelfield.specs.bounds import MOST_GRADIENT_STEPS, MOST_LAYERS, MOST_SIZE, MOST_STEPS
 from levelfield.specs.changed_types import changed_types
+from levelfield.specs.plain_work import idle_values, left_out, value_at, without
 from levelfield.specs.tuning import TuningChoice
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 Scale = Literal["full", "smoke"]
+SCALES: tuple[Scale, ...] = ("full", "smoke")
 
 
 GATED: dict[str, str] = {"swiglu": "silu", "geglu_tanh": "gelu_tanh"}  # of an MLP with a gate, the gate's activation
@@ -327,7 +329,37 @@ class Case(Document):
     tuning: dict[Scale, TuningChoice] = Field(default_factory=dict)
 
     def work(self, scale: Scale) -> Work:
-        """Return the work at `scale`. Raises pydantic.ValidationError when the smoke block gives no valid work."""
+        """Return the work at `scale`, without the values that change nothing at either scale.
+
+        A value that does something at one scale stays at both: the case has this part.
+        """
+        return without(self.written(scale), self._idle)
+
+    @property
+    def _idle(self) -> tuple[str, ...]:
+        """The values of the model that change nothing at either scale, by field."""
+        works = [self.written(scale) for scale in SCALES]
+        idle = [idle_values(work) for work in works]
+        each = list(zip(works, idle, strict=True))
+        named = sorted({name for names in idle for name in names})
+        return tuple(n for n in named if all(n in names or value_at(work, n) is None for work, names in each))
+
+    def fingerprint(self) -> str:
+        """Return the digest of the document without the values that change nothing."""
+        idle = self._idle
+        if not idle:
+            return super().fingerprint()
+        model = without(self.written("full"), idle).model
+        smoke = {**self.smoke, "model": left_out(self.smoke.get("model", {}), idle)}
+        return Document.fingerprint(self.model_copy(update={"model": model, "smoke": smoke}))
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts that a framework needs to train the case at both scales."""
+        return tuple(dict.fromkeys(part for scale in SCALES for part in self.work(scale).model.parts))
+
+    def written(self, scale: Scale) -> Work:
+        """Return the work at `scale` as the document says it. Raises pydantic.ValidationError when it is not valid."""
         full = {name: getattr(self, name).model_dump() for name in Work.model_fields}
         return Work.model_validate(merged(full, self.smoke) if scale == "smoke" else full)
 
@@ -336,10 +368,9 @@ class Case(Document):
         unknown = set(self.smoke) - set(Work.model_fields)
         if unknown:
             raise ValueError(f"smoke: unknown key {sorted(unknown)}; known: {sorted(Work.model_fields)}")
-        scales: tuple[Scale, ...] = ("full", "smoke")
-        for scale in scales:
+        for scale in SCALES:
             try:
-                work = self.work(scale)
+                work = self.written(scale)
             except ValidationError as error:
                 raise ValueError(f"at scale {scale}: {_flat(error)}") from None
         if changed := [f"{'.'.join(map(str, place))}: {said}" for place, said in changed_types(self.smoke, work)]:

@@ -13,7 +13,7 @@ from pydantic import Field
 from levelfield.errors import UsageError
 from levelfield.specs.base import Value, parse
 from levelfield.specs.bounds import MOST_SIZE, MOST_STEPS, number_of
-from levelfield.specs.case import Case, Work
+from levelfield.specs.case import SCALES, Case, Work
 
 _WORDS = {"steps": "steps", "sequence_length": "seq", "global_batch": "batch", "seed": "seed"}
 _FIELDS = {word: field for field, word in _WORDS.items()}
@@ -45,7 +45,10 @@ class Derivation(Value):
 
     def applied(self, case: Case) -> Case:
         """Return the derived case. Raises DocumentError where the changes give no valid work."""
-        works = {scale: self._work(case.work(scale)) for scale in ("full", "smoke")}
+        works = {scale: self._work(case.written(scale)) for scale in SCALES}
+        small = case.written("smoke").model
+        unset = {name: getattr(small, name) for name in works["full"]["model"] if name not in works["smoke"]["model"]}
+        works["smoke"]["model"] |= unset  # else it would take the full scale's
         content = {
             **case.model_dump(),
             **works["full"],
