@@ -22,6 +22,7 @@ from levelfield.checkout import checkout
 from levelfield.contracts.checked_adapter import checked_adapter
 from levelfield.contracts.vendor import Vendor
 from levelfield.errors import DocumentError, UnknownName, UsageError
+from levelfield.measure.parameter_counts import parameters
 from levelfield.specs.case import Case
 from levelfield.specs.chips import ChipOverlay, read_overlay
 from levelfield.specs.constants import Constants
@@ -142,9 +143,10 @@ class Registry:
     def _case(self, name: str) -> Case:
         extension = self.extension(name)
         if extension:
-            return extension.applied(self._extended(extension, self.cases[name]), str(self.cases[name]))
+            whole = extension.applied(self._extended(extension, self.cases[name]), str(self.cases[name]))
+            return _counted(whole, self.cases[name])
         found = self.files.document(Case, self.cases[name])
-        return _named(found, found.name, name, self.cases[name])
+        return _counted(_named(found, found.name, name, self.cases[name]), self.cases[name])
 
     def extension(self, name: str) -> Extension | None:
         """Return the changes to another case in the case's file; None for a case that extends none."""
@@ -287,6 +289,23 @@ def _named(document: T, inside: str, outside: str, path: Path) -> T:
     if inside != outside:
         raise DocumentError(f"{path}: found the name '{inside}', expected '{outside}' as in its path")
     return document
+
+
+def _counted(case: Case, path: Path) -> Case:
+    """Return the case. Raises DocumentError where it says another number of parameters than its model has."""
+    if case.parameters is None:
+        return case
+    count = parameters(case.model, case.training.sequence_length)
+    if count.total == case.parameters:
+        return case
+    outside = {"embedding": count.embedding, "positions": count.position, "head": count.head, "norm": count.final_norm}
+    listed = ", ".join(f"{name} {number:,}" for name, number in outside.items() if number)
+    raise DocumentError(
+        f"{path}: key 'parameters': found {case.parameters:,}, expected {count.total:,}, which the model has at full "
+        f"scale: {listed}, {count.layers} layers {count.in_layers:,}. The difference is "
+        f"{abs(count.total - case.parameters):,}: correct the number or a key of `model`, or the architecture has a "
+        "part that the case leaves out"
+    )
 
 
 def _plain(name: str) -> str:

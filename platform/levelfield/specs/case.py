@@ -310,7 +310,11 @@ class Work(Value):
 
 
 class Case(Document):
-    """The full work, and `smoke`: the keys that differ at smoke scale, with the same closed schema."""
+    """The full work, and `smoke`: the keys that differ at smoke scale, with the same closed schema.
+
+    parameters: the exact number at full scale, as published. The catalog holds the case to it: a model whose parts a
+    document cannot say, or leaves out, has another number.
+    """
 
     KIND: ClassVar[str] = "case"
 
@@ -327,6 +331,7 @@ class Case(Document):
     evidence: Evidence = Evidence()
     smoke: dict[str, dict[str, Any]]
     tuning: dict[Scale, TuningChoice] = Field(default_factory=dict)
+    parameters: int | None = Field(default=None, ge=1, json_schema_extra=LATER)
 
     def work(self, scale: Scale) -> Work:
         """Return the work at `scale`, without the values that change nothing at either scale.

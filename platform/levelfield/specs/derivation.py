@@ -55,6 +55,7 @@ class Derivation(Value):
             "name": case.name + self.suffix,
             "title": f"{case.title}; derived: {self.words}",
             "smoke": works["smoke"],
+            "parameters": None,  # learned positions are as many as the sequence has tokens
         }
         return parse(Case, {"schema": Case.schema_name(), **content}, f"{case.name}{self.suffix}")
 

@@ -6,14 +6,15 @@ from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
-from levelfield.specs.base import Document, parse
+from levelfield.specs.base import LATER, Document, parse
 from levelfield.specs.case import Case, Scale, Work, merged
 
 
 class Extension(Document):
     """configs/cases/<name>.yaml with `extends`. changes: the keys of the other case's full work that differ.
 
-    The tokenizer, smoke block and tuning of the other case stay, except for the keys that this document changes.
+    The tokenizer, smoke block and tuning of the other case stay, except for the keys that this document changes. Its
+    `parameters` do not.
     """
 
     KIND: ClassVar[str] = "case"
@@ -26,6 +27,7 @@ class Extension(Document):
     changes: dict[str, dict[str, Any]] = Field(default_factory=dict)
     smoke: dict[str, dict[str, Any]] = Field(default_factory=dict)
     tuning: dict[Scale, dict[str, Any]] = Field(default_factory=dict)
+    parameters: int | None = Field(default=None, ge=1, json_schema_extra=LATER)
 
     @model_validator(mode="after")
     def _changes_are_of_the_work(self) -> Extension:
@@ -38,7 +40,8 @@ class Extension(Document):
 
     def applied(self, base: Case, origin: str) -> Case:
         """Return the whole case. Raises DocumentError with `origin` and the key when the changes give no valid case."""
-        own = {"name": self.name, "title": self.title, "source": self.source}
+        own: dict[str, Any] = {"name": self.name, "title": self.title, "source": self.source}
+        own["parameters"] = self.parameters
         own |= {"tokenizer": self.tokenizer} if self.tokenizer else {}
         content = merged(base.model_dump(), {**self.changes, "smoke": self.smoke, "tuning": self.tuning, **own})
         return parse(Case, {"schema": Case.schema_name(), **content}, f"{origin}: changes to {base.name}")

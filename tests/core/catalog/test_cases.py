@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from changed_documents import written
 from levelfield.catalog.lookup import find
 from levelfield.catalog.registry import Registry
@@ -165,3 +166,40 @@ def test_work_in_another_precision_has_the_same_digest_but_for_it(registry: Regi
     assert fp16.digest_but_precision != other.digest_but_precision
     seeded = fp16.model_copy(update={"training": fp16.training.model_copy(update={"seed": 99})})
     assert seeded.digest_but_precision != fp16.digest_but_precision
+
+
+def test_the_number_of_parameters_is_held_to_the_model(tmp_path: Path) -> None:
+    """A Llama 3 8B whose head was left out, which ties it to the embedding."""
+    llama = ROOT / "configs/cases/llama3_8b.yaml"
+    right = {"name": "case", "parameters": 8_030_261_248}
+    path = written(tmp_path, right, llama)
+    assert Registry(case_files=[path]).case("case").parameters == 8_030_261_248
+    derived = Registry(case_files=[path]).case("case+seq128")
+    assert derived.parameters is None, "learned positions would be fewer"
+    written(tmp_path, {**right, "model.tied_embeddings": True}, llama)
+    with pytest.raises(DocumentError) as refused:
+        Registry(case_files=[path]).case("case")
+    said = str(refused.value)
+    assert "case.yaml: key 'parameters': found 8,030,261,248, expected 7,504,924,672" in said
+    assert "embedding 525,336,576" in said and "The difference is 525,336,576" in said
+
+
+def test_parameters_are_no_part_of_the_work(tmp_path: Path) -> None:
+    llama = ROOT / "configs/cases/llama3_8b.yaml"
+    said = load(Case, written(tmp_path, {"parameters": 8_030_261_248}, llama))
+    assert said.work("full") == load(Case, llama).work("full")
+
+
+@pytest.mark.parametrize(("number", "is_right"), [(8_030_261_248, False), (7_504_924_672, True), (None, True)])
+def test_an_extension_has_parameters_of_its_own(tmp_path: Path, number: int | None, is_right: bool) -> None:
+    whole = written(tmp_path, {"name": "case", "parameters": 8_030_261_248}, ROOT / "configs/cases/llama3_8b.yaml")
+    tied = tmp_path / "tied.yaml"
+    keys = {"schema": "levelfield.case/1", "name": "tied", "title": "tied", "source": "made for the tests"}
+    content = {**keys, "extends": "case", "changes": {"model": {"tied_embeddings": True}}, "parameters": number}
+    tied.write_text(yaml.safe_dump({key: value for key, value in content.items() if value is not None}))
+    registry = Registry(case_files=[whole, tied])
+    if is_right:
+        assert registry.case("tied").parameters == number
+    else:
+        with pytest.raises(DocumentError, match=r"tied\.yaml: key 'parameters'"):
+            registry.case("tied")
