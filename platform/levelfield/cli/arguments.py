@@ -40,6 +40,7 @@ COMMANDS = (
     "site",
     "references",
     "audit",
+    "case",
     "vendor",
     "framework",
     "environment",
@@ -395,6 +396,32 @@ def _override(parser: argparse.ArgumentParser, when: str = "") -> None:
     parser.add_argument("--why", metavar="TEXT", help=f"{when}the reason for --replace; the reference stores it")
 
 
+def _case(parser: argparse.ArgumentParser) -> None:
+    actions = _actions(parser)
+    new = actions.add_parser("new", help="write a case for the model of a config.json")
+    new.add_argument("name", metavar="NAME", help="the case's name")
+    new.add_argument(
+        "--from", dest="config", type=Path, required=True, metavar="FILE", help="Hugging Face's config.json of a model"
+    )
+    new.add_argument("--parameters", type=int, metavar="N", help="the published number, to which the model is held")
+    new.add_argument(
+        "--ignore",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="leave out a key that a case cannot say and that changes nothing here; may be repeated",
+    )
+    new.add_argument("--output", type=Path, metavar="DIR", help="write DIR/configs/cases/NAME.yaml")
+    check = actions.add_parser("check", help="count a case's parameters and plan it on every framework; runs nothing")
+    check.add_argument("name", metavar="NAME", help="the case's name")
+    check.add_argument(
+        "--hardware", metavar="HARDWARE", help='plan the full scale for it (default: "1x8 H100-SXM5-80GB")'
+    )
+    check.add_argument("--json", action="store_true", help="machine-readable output")
+    _chips(check)
+    _complete("case", actions)
+
+
 def _vendor(parser: argparse.ArgumentParser) -> None:
     actions = _actions(parser)
     new = actions.add_parser("new", help="write a vendor's folder with places to fill in")
@@ -559,6 +586,7 @@ _BUILDERS = {
     "site": _described_by("site"),
     "references": _references,
     "audit": _described_by("audit"),
+    "case": _case,
     "vendor": _vendor,
     "framework": _framework,
     "environment": _environment,

@@ -43,6 +43,7 @@ other commands (each has --help):
   site       try what a site's file says, and print what is missing
   references list references, promote a run to one, record its noise
   audit      compute published figures again from their own rows
+  case       add a case: from a published config.json, and check it
   vendor     add a vendor's chips: create a folder, check it, record tools
   framework  bring a framework: create a folder that trains, check it
   image      images for --runtime docker: build, list, prune, export
@@ -283,6 +284,34 @@ examples:
   run_benchmarks.py references noise NAME RUN --replace --why "new kernels"
 """
 
+CASE = """\
+Bring a case. docs/writing-a-case.md has every key.
+
+examples:
+  run_benchmarks.py case new my_llama --from config.json
+  run_benchmarks.py case check my_llama
+"""
+
+CASE_NEW = """\
+Write a case for a model by its config.json (gpt2, llama, mistral, qwen2, qwen3,
+gemma, mixtral, qwen3_moe). A key that a case cannot say is refused by its name,
+and nothing is written. The training is Levelfield's choice, to be replaced.
+
+examples:
+  run_benchmarks.py case new my_llama --from config.json --output DIR
+  run_benchmarks.py case new my_llama --from config.json --parameters 8030261248
+"""
+
+CASE_CHECK = """\
+Count a case's parameters, name what each framework refuses, and plan the smoke
+scale on a processor and the full scale on --hardware. Nothing is run. Exit code
+4 unless every check passes or does not apply.
+
+examples:
+  run_benchmarks.py case check my_llama --plugins DIR
+  run_benchmarks.py case check my_llama --hardware "4x8 A100-SXM4-80GB"
+"""
+
 VENDOR = """\
 Add a vendor's chips. docs/writing-a-vendor.md shows the steps.
 
@@ -488,6 +517,9 @@ DESCRIPTIONS = {
     "references list": REFERENCES_LIST,
     "references promote": REFERENCES_PROMOTE,
     "references noise": REFERENCES_NOISE,
+    "case": CASE,
+    "case new": CASE_NEW,
+    "case check": CASE_CHECK,
     "vendor": VENDOR,
     "vendor new": VENDOR_NEW,
     "vendor check": VENDOR_CHECK,

@@ -1,0 +1,320 @@
+"""A case from Hugging Face's config.json: what their classes have, and each key that a case cannot say, by its name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from levelfield.catalog.registry import Registry
+from levelfield.cli.main import main
+from levelfield.errors import UsageError
+from levelfield.measure.parameter_counts import parameters
+from levelfield.publish.export import hf_config
+from levelfield.specs.base import parse
+from levelfield.specs.case import Case
+from levelfield.testing.case_kit.case_checks import HARDWARE, CaseSubject, check_case
+from levelfield.testing.case_kit.case_draft import document
+from levelfield.testing.case_kit.published_config import read_config
+from plans import PLUGINS
+
+_TOKENS: dict[str, Any] = {
+    "architectures": ["ForCausalLM"],
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.43.0",
+    "use_cache": True,
+}
+
+
+def rotary(
+    kind: str, layers: int, hidden: int, heads: int, kv: int, ffn: int, vocab: int, **more: Any
+) -> dict[str, Any]:
+    sizes = dict(num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads, num_key_value_heads=kv)
+    shared = dict(intermediate_size=ffn, vocab_size=vocab, max_position_embeddings=32768, rms_norm_eps=1e-5)
+    return {**_TOKENS, "model_type": kind, **sizes, **shared, "initializer_range": 0.02, **more}
+
+
+LLAMA3 = {
+    "factor": 8.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}
+WINDOWLESS = {"use_sliding_window": False, "sliding_window": 131072, "max_window_layers": 28}
+# As their makers publish them, and the numbers of parameters that transformers counts.
+PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
+    "gpt2": (
+        {
+            **_TOKENS,
+            "model_type": "gpt2",
+            **{"activation_function": "gelu_new", "attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1},
+            **{"n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257},
+            **{"initializer_range": 0.02, "layer_norm_epsilon": 1e-5, "summary_type": "cls_index"},
+            "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+        },
+        124_439_808,
+    ),
+    "llama3.1_8b": (
+        rotary(
+            *("llama", 32, 4096, 32, 8, 14336, 128256),
+            **{"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "tie_word_embeddings": False},
+            **{"rope_theta": 500000.0, "rope_scaling": LLAMA3, "hidden_act": "silu", "attention_dropout": 0.0},
+        ),
+        8_030_261_248,
+    ),
+    "mistral_7b": (
+        rotary("mistral", 32, 4096, 32, 8, 14336, 32000, sliding_window=4096, rope_theta=10000.0, hidden_act="silu"),
+        7_241_732_096,
+    ),
+    "qwen2.5_7b": (
+        rotary("qwen2", 28, 3584, 28, 4, 18944, 152064, **WINDOWLESS, rope_theta=1e6, tie_word_embeddings=False),
+        7_615_616_512,
+    ),
+    "qwen3_8b": (
+        rotary(
+            *("qwen3", 36, 4096, 32, 8, 12288, 151936),
+            **{"head_dim": 128, "attention_bias": False, "max_window_layers": 36, "use_sliding_window": False},
+            **{"sliding_window": None, "rope_scaling": None, "rope_theta": 1000000},
+        ),
+        8_190_735_360,
+    ),
+    "gemma_7b": (
+        rotary("gemma", 28, 3072, 16, 16, 24576, 256000, head_dim=256, hidden_act="gelu", hidden_activation=None),
+        8_537_680_896,
+    ),
+    "mixtral_8x7b": (
+        rotary(
+            *("mixtral", 32, 4096, 32, 8, 14336, 32000),
+            **{"num_experts_per_tok": 2, "num_local_experts": 8, "router_aux_loss_coef": 0.02, "sliding_window": None},
+            **{"output_router_logits": False, "rope_theta": 1e6, "attention_dropout": 0.0},
+        ),
+        46_702_792_704,
+    ),
+    "qwen3_30b_a3b": (
+        rotary(
+            *("qwen3_moe", 48, 2048, 32, 4, 6144, 151936),
+            **{"head_dim": 128, "decoder_sparse_step": 1, "mlp_only_layers": [], "moe_intermediate_size": 768},
+            **{"norm_topk_prob": True, "num_experts": 128, "num_experts_per_tok": 8, "router_aux_loss_coef": 0.001},
+            **{"rope_theta": 1000000.0, "rope_scaling": None, **WINDOWLESS, "tie_word_embeddings": False},
+        ),
+        30_532_122_624,
+    ),
+}
+
+
+def written(folder: Path, content: dict[str, Any]) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def problems(folder: Path, content: dict[str, Any], *ignored: str) -> str:
+    with pytest.raises(UsageError) as refused:
+        read_config(written(folder, content), frozenset(ignored))
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_model_has_its_parameters(tmp_path: Path, name: str) -> None:
+    content, total = PUBLISHED[name]
+    found = read_config(written(tmp_path, content))
+    assert parameters(found.model, found.length).total == total
+    assert not {"model_type", "use_cache"} & set(content) - set(found.left_out)
+
+
+@pytest.mark.parametrize("name", ["llama3.1_8b", "mixtral_8x7b", "qwen2.5_7b", "qwen3_8b", "qwen3_30b_a3b"])
+def test_the_shipped_case_of_a_model_is_what_its_config_says(tmp_path: Path, name: str) -> None:
+    """But for the shipped cases' own family and initial residuals, and rotary bases that the releases differ in."""
+    found, shipped = read_config(written(tmp_path, PUBLISHED[name][0])).model, Registry().case(name).work("full").model
+    own = {"family", "scaled_residual_init", "norm_eps"}
+    theirs = found.model_dump(exclude=own)
+    ours = shipped.model_copy(update={"head_dim": found.head_dim}).model_dump(exclude=own)
+    for each in (theirs, ours):
+        if each.get("experts"):
+            each["experts"]["router"]["auxiliary_loss"] = round(each["experts"]["router"]["auxiliary_loss"], 6)
+    assert theirs == ours and found.head_size == shipped.head_size
+
+
+@pytest.mark.parametrize("name", ["gpt2_small", "llama3.1_8b", "qwen2.5_7b", "qwen3_8b", "llama3_70b"])
+def test_what_is_exported_reads_back(tmp_path: Path, name: str) -> None:
+    work = Registry().case(name).work("full")
+    found = read_config(written(tmp_path, hf_config(work.model, work.training.sequence_length))).model
+    assert found.model_dump(exclude={"family", "scaled_residual_init", "head_dim"}) == work.model.model_dump(
+        exclude={"family", "scaled_residual_init", "head_dim"}
+    )
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_case_is_whole_and_every_framework_says_what_it_does_with_it(tmp_path: Path, name: str) -> None:
+    path = written(tmp_path, PUBLISHED[name][0])
+    text = document("drafted", path, read_config(path), (), is_known=False)
+    case = parse(Case, yaml.safe_load(text), "drafted")
+    assert case.work("smoke").model.head_size * 2 > 0 and set(case.work("smoke").model.parts) <= set(case.parts)
+    place = tmp_path / "configs/cases/drafted.yaml"
+    place.parent.mkdir(parents=True)
+    place.write_text(text)
+    registry = Registry([tmp_path])
+    found = {each.check: each for each in check_case(CaseSubject(registry, registry.case("drafted"), HARDWARE))}
+    assert all(finding.is_good for finding in found.values()), found
+    assert found["torch"].status == "ok" and "full on 1x8 H100-SXM5-80GB" in found["torch"].says
+
+
+REFUSED = [
+    (
+        "llama3.1_8b",
+        {"attention_bias": True},
+        "key 'mlp_bias': found false: a case has biases in all matrices or in none",
+    ),
+    (
+        "llama3.1_8b",
+        {"rope_scaling": {**LLAMA3, "rope_type": "dynamic"}},
+        "key 'rope_scaling.rope_type': found 'dynamic'",
+    ),
+    ("llama3.1_8b", {"rope_scaling": {**LLAMA3, "mscale": 1.0}}, "key 'rope_scaling.mscale': found 1.0, which a case"),
+    ("llama3.1_8b", {"rope_scaling": {"rope_type": ["yarn"]}}, "key 'rope_scaling.rope_type': found ['yarn']"),
+    (
+        "llama3.1_8b",
+        {"partial_rotary_factor": 0.5},
+        "key 'partial_rotary_factor': found 0.5: a case rotates whole heads",
+    ),
+    ("llama3.1_8b", {"hidden_act": "relu"}, "key 'hidden_act': found 'relu', expected one of silu"),
+    (
+        "llama3.1_8b",
+        {"quantization_config": {"bits": 4}},
+        "key 'quantization_config': found {\"bits\": 4}, which a case",
+    ),
+    ("llama3.1_8b", {"auto_map": {"AutoModel": "theirs.Model"}}, "key 'auto_map'"),
+    ("llama3.1_8b", {"rms_norm_eps": None}, "key 'rms_norm_eps': found null, expected int or float"),
+    ("llama3.1_8b", {"num_hidden_layers": True}, "key 'num_hidden_layers': found true, expected int"),
+    (
+        "llama3.1_8b",
+        {"num_attention_heads": 31},
+        "gives no model: model: hidden_size 4096 is not divisible by heads 31",
+    ),
+    (
+        "llama3.1_8b",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+        "key 'rope_scaling': found other",
+    ),
+    ("mistral_7b", {"layer_types": ["full_attention"]}, "key 'layer_types'"),
+    (
+        "qwen2.5_7b",
+        {"use_sliding_window": True},
+        "key 'max_window_layers': found 28: of a case, all layers have a sliding",
+    ),
+    (
+        "qwen3_8b",
+        {"layer_types": ["sliding_attention", "full_attention"]},
+        "key 'layer_types': found full_attention, sl",
+    ),
+    (
+        "gemma_7b",
+        {"final_logit_softcapping": 30.0},
+        "key 'final_logit_softcapping': found 30.0, which a case cannot say",
+    ),
+    ("gemma_7b", {"model_type": "gemma2"}, "found 'gemma2', and it has norms before and after each part"),
+    ("gemma_7b", {"model_type": ["gemma"]}, "expected one of gemma, gpt2, llama"),
+    ("gemma_7b", {"head_dim": None}, "key 'head_dim': found null, expected int"),
+    (
+        "mixtral_8x7b",
+        {"router_jitter_noise": 0.1},
+        "key 'router_jitter_noise': found 0.1: a case's router has no noise",
+    ),
+    ("qwen3_30b_a3b", {"mlp_only_layers": [3]}, "key 'mlp_only_layers': found [3]"),
+    ("qwen3_30b_a3b", {"shared_expert_intermediate_size": 64}, "key 'shared_expert_intermediate_size'"),
+    ("gpt2", {"embd_pdrop": 0.2}, "key 'embd_pdrop': found 0.2: a case has one rate"),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "key 'scale_attn_by_inverse_layer_idx': found true"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "says"), REFUSED, ids=[str(row[1])[:40] for row in REFUSED])
+def test_what_a_case_cannot_say_is_refused_by_the_name_of_its_key(
+    tmp_path: Path, name: str, change: dict[str, Any], says: str
+) -> None:
+    assert says in problems(tmp_path, {**PUBLISHED[name][0], **change})
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_key_counts_or_is_known_to_change_nothing(tmp_path: Path, name: str) -> None:
+    """Each key's value replaced by one that it cannot have: the model is another one, or the key is named."""
+    content = PUBLISHED[name][0]
+    plain = read_config(written(tmp_path, content))
+    for key in content:
+        try:
+            found = read_config(written(tmp_path, {**content, key: "strange"}))
+        except UsageError as error:
+            assert key in str(error)
+        else:
+            idle = (
+                {"sliding_window", "max_window_layers"} if name in ("qwen2.5_7b", "qwen3_30b_a3b", "qwen3_8b") else {}
+            )
+            assert key in (*plain.left_out, *idle) and found.model == plain.model, key
+
+
+def test_all_problems_are_said_at_once_and_one_may_be_left_out(tmp_path: Path) -> None:
+    content = {**PUBLISHED["gemma_7b"][0], "final_logit_softcapping": 30.0, "head_dim": "x"}
+    del content["rms_norm_eps"]
+    said = problems(tmp_path, content)
+    assert (
+        "key 'head_dim'" in said and "key 'rms_norm_eps': missing" in said and "key 'final_logit_softcapping'" in said
+    )
+    assert "final_logit_softcapping" not in problems(tmp_path, content, "final_logit_softcapping")
+    assert "has no such key" in problems(tmp_path, content, "nothing")
+
+
+def test_experts_at_equal_steps_and_dense_layers_first(tmp_path: Path) -> None:
+    content = PUBLISHED["qwen3_30b_a3b"][0]
+    for change, first, every in (({"decoder_sparse_step": 2}, 1, 2), ({"mlp_only_layers": [0, 1]}, 2, 1)):
+        experts = read_config(written(tmp_path, {**content, **change})).model.experts
+        assert experts is not None and (experts.first_layer, experts.every) == (first, every)
+
+
+def test_a_case_is_written_checked_and_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = written(tmp_path, PUBLISHED["llama3.1_8b"][0])
+    new = ["case", "new", "my_llama", "--from", str(config), "--output", str(tmp_path / "mine")]
+    assert main([*new, "--parameters", "8030261249"]) == 2
+    assert "found 8,030,261,249, and" in capsys.readouterr().err and not (tmp_path / "mine").exists()
+    assert main([*new, "--parameters", "8030261248"]) == 0
+    said = capsys.readouterr().out
+    assert "left out, as they change nothing: architectures, bos_token_id" in said
+    assert all(len(line) <= 80 for line in said.splitlines() if "/" not in line)
+    mine = ["--plugins", str(tmp_path / "mine")]
+    assert main([*new, *mine]) == 2 and "the case 'my_llama' exists" in capsys.readouterr().err
+    assert main(["case", "check", "my_llama", *mine]) == 0
+    said = capsys.readouterr().out
+    assert "8,030,261,248; as the case says" in said and "refuses it: it does not have rope_llama3" in said
+    assert all(len(line) <= 80 for line in said.splitlines())
+    assert main(["--case", "my_llama:torch:cpu", "--scale", "smoke", "--dry-run", *mine]) == 0
+
+
+def test_a_smoke_scale_with_dropout_does_not_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = yaml.safe_load((PLUGINS / "configs/cases/tiny.yaml").read_text())
+    content["name"] = "wrong"
+    content["smoke"].setdefault("model", {})["hidden_dropout"] = 0.1
+    path = tmp_path / "wrong.yaml"
+    path.write_text(yaml.safe_dump(content))
+    assert main(["case", "check", "wrong", "--case-file", str(path), "--json"]) == 4
+    report = json.loads(capsys.readouterr().out)
+    assert [c["check"] for c in report["checks"] if c["status"] == "fails"] == ["smoke"] and not report["passes"]
+    assert main(["case", "check", "wrong", "--case-file", str(path), "--hardware", "8 of them"]) == 2
+    assert "--hardware: found '8 of them'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"model_type": "llama", "model_type": "llama"}', "null", "\udcff"])
+def test_a_file_that_is_no_configuration(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    assert main(["case", "new", "x", "--from", str(path), "--output", str(tmp_path)]) == 2
+    assert "config.json" in capsys.readouterr().err
+
+
+def test_every_shipped_case_passes() -> None:
+    registry = Registry()
+    for name in registry.cases:
+        found = list(check_case(CaseSubject(registry, registry.case(name), HARDWARE)))
+        assert all(finding.is_good for finding in found), (name, [f for f in found if not f.is_good])
