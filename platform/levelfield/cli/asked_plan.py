@@ -121,11 +121,13 @@ def remarks_on(question: LayoutQuestion) -> Iterator[str]:
     yield f"{stages}; models/{question.constants.framework} {runs} them"
 
 
-def breakdown(row: LayoutEstimate) -> Iterator[str]:
-    """Yield the parts of a row's memory and time."""
+def breakdown(row: LayoutEstimate, assumes_rates: bool) -> Iterator[str]:
+    """Yield the parts of a row's memory, and of its time where the chip's rates are known."""
     memory = ", ".join(f"{name} {size / GIB:.1f}" for name, size in row.memory.parts().items() if size)
     time = ", ".join(f"{name} {seconds:.3g}" for name, seconds in row.time.parts().items() if seconds)
     yield wrapped(f"GiB: {memory}".replace("_", " "), 2)
+    if assumes_rates:
+        return
     yield wrapped(f"seconds of a step of {row.time.total:.3g}: {time}", 2)
 
 

@@ -18,6 +18,7 @@ from levelfield.errors import UsageError
 from levelfield.measure.parameter_counts import parameters
 from levelfield.plan.default_layout import Place, question_of
 from levelfield.plan.peak import why_again
+from levelfield.predict.assumed_rates import with_assumed_rates
 from levelfield.predict.layout_search import predict
 from levelfield.report import suites
 from levelfield.report.words import gib, parameters_in_words, wrapped
@@ -66,6 +67,9 @@ def _arithmetic(plan: Plan, registry: Registry) -> Iterator[str]:
     question = question_of(Place(found, plan.work, hardware.nodes, hardware.devices_per_node))
     if question is None:
         raise UsageError(f"--explain: {_why_unpredicted(found, plan)}")
+    _, assumed = with_assumed_rates(found.chip, plan.work.training.precision, plan.world_size)
+    if assumed:
+        yield wrapped(f"assumed, as not public of {found.chip.name}: {', '.join(assumed)}, of an A100-SXM4-80GB", 2)
     yield f"{plan.case} ({plan.scale}) on {hardware.nodes} x {hardware.devices_per_node} {hardware.chip.name}: "
     yield from explained(question, predict(question, plan.tuning))
 
@@ -203,9 +207,9 @@ def _predicted(plan: Plan) -> Iterator[str]:
     for number, row in enumerate(plan.predicted):
         word = "next best" if number else "predicted"
         chunks = f" chunks {row.virtual_pipeline}" if row.virtual_pipeline > 1 else ""
+        rate = "no rate" if row.tokens_per_second is None else f"{row.tokens_per_second:>7,.0f} tokens/s/device"
         yield (
-            f"{word:<12} {row.tokens_per_second:>7,.0f} tokens/s/device, {gib(row.memory_bytes)}: {row.layout} micro "
-            f"{row.micro_batch} {row.recompute}{chunks}"
+            f"{word:<12} {rate}, {gib(row.memory_bytes)}: {row.layout} micro {row.micro_batch} {row.recompute}{chunks}"
         )
 
 

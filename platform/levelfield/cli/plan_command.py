@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +19,7 @@ from levelfield.cli.plan_tables import Assumed, content_of, lines_of
 from levelfield.cli.plugins import registry_of
 from levelfield.errors import UsageError
 from levelfield.predict import machines, questions
+from levelfield.predict.assumed_rates import with_assumed_rates
 from levelfield.predict.explanation import memory_terms, time_terms
 from levelfield.predict.layout_search import (
     RECOMPUTATIONS,
@@ -29,6 +30,7 @@ from levelfield.predict.layout_search import (
     not_offered,
 )
 from levelfield.predict.links import UnknownLink
+from levelfield.report.words import wrapped
 from levelfield.specs.bounds import MOST_RANKS
 from levelfield.specs.constants import AttentionKernel
 from levelfield.specs.selector import Selector
@@ -136,11 +138,12 @@ def execute(options: argparse.Namespace) -> int:
     vendor, chip = lookup.find_chip(registry, options.chip)
     place = _place(options)
     rehearser = _rehearser(options, chip, place)
-    question = asked_of(_question(options, registry, vendor, chip, place), options, place.nodes)
+    rated, place = _rated(options, registry, vendor, chip, place)
+    question = asked_of(_question(options, registry, vendor, rated, place), options, place.nodes)
     found = _answered(question, chip)
     others = not_offered(question) if options.beyond and not options.layout else ()
     if options.explain is not None:
-        return _explain(question, _row(found, options.explain), options)
+        return _explain(question, _row(found, options.explain), place, options)
     if rehearser:
         return _rehearse(rehearser, found, options, partial(_show, question, chip, place, found, others, options))
     _show(question, chip, place, found, others, options)
@@ -233,6 +236,27 @@ def _place(options: argparse.Namespace) -> Assumed:
     return Assumed(nodes, per_node, network, tuple(remarks))
 
 
+def _rated(
+    options: argparse.Namespace, registry: Registry, vendor: VendorFile, chip: Chip, place: Assumed
+) -> tuple[Chip, Assumed]:
+    """Return the chip with assumed rates in place of those that are not public, as runs take them, and a remark.
+
+    A chip with peaks, but none of this precision, stays as it is: it has no products in it.
+    """
+    precision = work_in(registry.case(options.case).work(options.scale), options.precision).training.precision
+    needed = "bf16" if precision == "fp8" else precision
+    if vendor.is_host or options.precision == "tf32" or (chip.peaks and needed not in chip.peaks):
+        return chip, place
+    rated, names = with_assumed_rates(chip, precision, place.nodes * place.devices_per_node)
+    if not names:
+        return chip, place
+    remark = (
+        f"{', '.join(names)}: not public of {chip.name}, so rows have the order that the rates of an A100-SXM4-80GB "
+        "give them, and no speed. Your own go into a private chips file (--chips, docs/private-chips.md)"
+    )
+    return rated, replace(place, remarks=(*place.remarks, remark), assumes_rates=True)
+
+
 def _question(
     options: argparse.Namespace, registry: Registry, vendor: VendorFile, chip: Chip, place: Assumed
 ) -> LayoutQuestion:
@@ -269,10 +293,12 @@ def _row(found: LayoutRanking, number: int) -> LayoutEstimate:
     return rows[number - 1]
 
 
-def _explain(question: LayoutQuestion, row: LayoutEstimate, options: argparse.Namespace) -> int:
+def _explain(question: LayoutQuestion, row: LayoutEstimate, place: Assumed, options: argparse.Namespace) -> int:
+    assumed = place.remarks if place.assumes_rates else ()
     if options.json:
         terms = {"memory": memory_terms(question, row), "time": time_terms(question, row)}
-        print(json.dumps({name: [asdict(term) for term in found] for name, found in terms.items()}, indent=2))
+        content: dict[str, object] = {name: [asdict(term) for term in found] for name, found in terms.items()}
+        print(json.dumps({**content, **({"assumed": assumed} if assumed else {})}, indent=2))
     else:
-        print("\n".join(explained(question, row)))
+        print("\n".join([*(wrapped(f"assumed: {remark}", 2) for remark in assumed), *explained(question, row)]))
     return 0

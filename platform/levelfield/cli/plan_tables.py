@@ -16,12 +16,16 @@ from levelfield.specs.vendor import Chip, PeakDtype
 
 @dataclass(frozen=True)
 class Assumed:
-    """The nodes, devices and network of a plan. remarks: assumptions where the user gave no value."""
+    """The nodes, devices and network of a plan. remarks: assumptions where the user gave no value.
+
+    assumes_rates: rates of another chip put the rows in an order, so that no speed is known.
+    """
 
     nodes: int
     devices_per_node: int
     network_bytes_per_second: float | None
     remarks: tuple[str, ...]
+    assumes_rates: bool = False
 
 
 Rows = Sequence[LayoutEstimate]
@@ -46,18 +50,18 @@ def lines_of(
     yield ""
     if not found.rows:
         yield from nothing_fits(question, found)
-        yield from _beyond(question, found, max(options.beyond, 1 if options.layout else 0))
-        yield from _not_offered(question, others[: options.beyond])
+        yield from _beyond(question, place, found, max(options.beyond, 1 if options.layout else 0))
+        yield from _not_offered(question, place, others[: options.beyond])
         return
     dtype: PeakDtype = options.precision or question.work.training.precision
     yield f"{'row':>3} {_HEAD} {'MFU':>5}"
     for number, row in enumerate(found.rows[: options.top], 1):
-        yield f"{number:>3} {_cells(row)} {_utilisation(question, chip, row, dtype)}"
+        yield f"{number:>3} {_cells(row, place)} {_utilisation(question, chip, place, row, dtype)}"
     yield ""
     if options.layout:
-        yield from [*breakdown(found.rows[0]), ""]
-    yield from _beyond(question, found, options.beyond)
-    yield from _not_offered(question, others[: options.beyond])
+        yield from [*breakdown(found.rows[0], place.assumes_rates), ""]
+    yield from _beyond(question, place, found, options.beyond)
+    yield from _not_offered(question, place, others[: options.beyond])
     yield wrapped(
         f"{len(found.rows):,} of {found.considered:,} layouts fit. tokens/s is per device, GiB of the fullest device; "
         "again: what is recomputed; chunks: per pipeline stage. MFU is by formula palm, of the "
@@ -69,35 +73,36 @@ def lines_of(
 _HEAD = f"{'layout':<26} {'micro':>5} {'chunks':>6} {'again':<9} {'GiB':>5} {'tokens/s':>8}"
 
 
-def _cells(row: LayoutEstimate) -> str:
+def _cells(row: LayoutEstimate, place: Assumed) -> str:
     tuning = row.tuning
+    rate = "-" if place.assumes_rates else f"{row.tokens_per_second:,.0f}"
     return (
         f"{row.layout!s:<26} {tuning.micro_batch:>5} {tuning.virtual_pipeline:>6} {tuning.recompute:<9} "
-        f"{row.memory.total / GIB:>5.1f} {row.tokens_per_second:>8,.0f}"
+        f"{row.memory.total / GIB:>5.1f} {rate:>8}"
     )
 
 
-def _beyond(question: LayoutQuestion, found: LayoutRanking, count: int) -> Iterator[str]:
+def _beyond(question: LayoutQuestion, place: Assumed, found: LayoutRanking, count: int) -> Iterator[str]:
     """Yield the rows that do not fit and need least, with what they need beyond the memory."""
     rows = found.beyond[:count]
     if not rows or question.capacity_bytes is None:
         return
     yield f"{'':>3} {_HEAD} {'over':>6}"
     for row in rows:
-        yield f"{'':>3} {_cells(row)} {(row.memory.total - question.capacity_bytes) / GIB:>+6.1f}"
+        yield f"{'':>3} {_cells(row, place)} {(row.memory.total - question.capacity_bytes) / GIB:>+6.1f}"
     yield ""
     if count == 1:
-        yield from [*breakdown(rows[0]), ""]
+        yield from [*breakdown(rows[0], place.assumes_rates), ""]
 
 
-def _not_offered(question: LayoutQuestion, rows: Rows) -> Iterator[str]:
+def _not_offered(question: LayoutQuestion, place: Assumed, rows: Rows) -> Iterator[str]:
     """Yield the rows that need what the framework does not offer, with what that is."""
     if not rows:
         return
     yield f"{'':>3} {_HEAD} {'needs':>7}"
     for row in rows:
         lacks = question.offer.lacks(row.tuning)
-        yield f"{'':>3} {_cells(row)} {lacks[0] if len(lacks) == 1 else 'several':>7}"
+        yield f"{'':>3} {_cells(row, place)} {lacks[0] if len(lacks) == 1 else 'several':>7}"
     yield wrapped(
         f"{question.constants.framework} does not offer context or expert parallelism or hybrid sharding (sharded "
         "states over a part of the data-parallel ranks) where `needs` names it: these rows are predicted and cannot "
@@ -107,10 +112,10 @@ def _not_offered(question: LayoutQuestion, rows: Rows) -> Iterator[str]:
     yield ""
 
 
-def _utilisation(question: LayoutQuestion, chip: Chip, row: LayoutEstimate, dtype: PeakDtype) -> str:
+def _utilisation(question: LayoutQuestion, chip: Chip, place: Assumed, row: LayoutEstimate, dtype: PeakDtype) -> str:
     training = question.work.training
     peak = chip.peaks.get(dtype)
-    if peak is None:
+    if peak is None or place.assumes_rates:
         return f"{'-':>5}"
     flops = flops_per_token("palm", question.work.model, training.sequence_length)
     return f"{row.tokens_per_second * flops / (peak.tflops * 1e12):>5.1%}"
@@ -138,10 +143,10 @@ def content_of(
         "active_parameters": _count(question).active,
         "fitting": len(found.rows),
         "considered": found.considered,
-        "nearest": _row_content(question, found.nearest) if found.nearest else None,
-        "rows": [_row_content(question, row) for row in found.rows[: options.top]],
-        "beyond": [_row_content(question, row) for row in found.beyond],
-        "not_offered": [_row_content(question, row) for row in others[: options.beyond]],
+        "nearest": _row_content(question, place, found.nearest) if found.nearest else None,
+        "rows": [_row_content(question, place, row) for row in found.rows[: options.top]],
+        "beyond": [_row_content(question, place, row) for row in found.beyond],
+        "not_offered": [_row_content(question, place, row) for row in others[: options.beyond]],
     }
 
 
@@ -149,7 +154,7 @@ def _count(question: LayoutQuestion) -> ParameterCount:
     return parameters(question.work.model, question.work.training.sequence_length)
 
 
-def _row_content(question: LayoutQuestion, row: LayoutEstimate) -> dict[str, object]:
+def _row_content(question: LayoutQuestion, place: Assumed, row: LayoutEstimate) -> dict[str, object]:
     tuning = row.tuning
     return {
         "layout": str(row.layout),
@@ -159,7 +164,7 @@ def _row_content(question: LayoutQuestion, row: LayoutEstimate) -> dict[str, obj
         "needs_what_is_not_offered": list(question.offer.lacks(tuning)),
         "memory_bytes": row.memory.total,
         "memory_parts_bytes": row.memory.parts(),
-        "step_seconds": row.time.total,
-        "step_parts_seconds": row.time.parts(),
-        "tokens_per_second_per_device": row.tokens_per_second,
+        "step_seconds": None if place.assumes_rates else row.time.total,
+        "step_parts_seconds": None if place.assumes_rates else row.time.parts(),
+        "tokens_per_second_per_device": None if place.assumes_rates else row.tokens_per_second,
     }

@@ -92,7 +92,7 @@ def default_batch(place: Place, layout: Layout, fixed: TuningChoice, wanted: Tun
 
 
 def _origin(place: Place, fits: bool) -> str:
-    _, assumed = with_assumed_rates(place.found.chip, place.work.training.precision)
+    _, assumed = with_assumed_rates(place.found.chip, place.work.training.precision, place.world)
     said = "planner: fastest of those that fit" if fits else "planner: least memory of all layouts"
     return f"{said} (not public, so assumed: {', '.join(assumed)})" if assumed else said
 
@@ -104,7 +104,7 @@ def question_of(place: Place) -> LayoutQuestion | None:
     if found.vendor.is_host or capacity is None or found.constants is None:
         return None
     network = ASSUMED_PORT_BYTES_PER_SECOND * place.devices if place.nodes > 1 else None
-    chip, _ = with_assumed_rates(found.chip, work.training.precision)
+    chip, _ = with_assumed_rates(found.chip, work.training.precision, place.world)
     machine = machine_of(chip, work.training.precision, place.devices, network)
     offer = offer_of(found.implementation, found.vendor.device_kind)
     return LayoutQuestion(work, machine, found.constants, offer, False, place.world, capacity)

@@ -19,6 +19,7 @@ from levelfield.plan.preflight_choice import preflight_of
 from levelfield.plan.scale import choose_scale, footprint_of
 from levelfield.plan.unsupported import refuse_unsupported
 from levelfield.predict import layout_rules
+from levelfield.predict.assumed_rates import with_assumed_rates
 from levelfield.predict.footprint import Footprint
 from levelfield.specs.build_needs import Stages
 from levelfield.specs.case import Scale, Work
@@ -59,7 +60,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         access=access_of(found.implementation, found.vendor) or NO_ACCESS,
         tuning=tuning,
         origins=arrangement.origins,
-        predicted=_predicted(arrangement),
+        predicted=_predicted(decision, arrangement),
         accumulation=max(1, layout_rules.accumulation(work, tuning.layout, tuning.micro_batch)),
         corpus=_corpus(corpus, work, scale),
         environment=_environment(decision, container, stages),
@@ -141,7 +142,10 @@ def _who_chose(arrangement: Arrangement, reason: str) -> str:
     return f"scale {arrangement.scale} ({reason}), global batch {batch}; {'; '.join(sources)}"
 
 
-def _predicted(arrangement: Arrangement) -> tuple[PredictedLayout, ...]:
+def _predicted(decision: Decision, arrangement: Arrangement) -> tuple[PredictedLayout, ...]:
+    _, assumed = with_assumed_rates(
+        decision.found.chip, arrangement.work.training.precision, arrangement.nodes * arrangement.devices_per_node
+    )
     return tuple(
         PredictedLayout(
             layout=row.layout,
@@ -149,7 +153,7 @@ def _predicted(arrangement: Arrangement) -> tuple[PredictedLayout, ...]:
             virtual_pipeline=row.tuning.virtual_pipeline,
             recompute=row.tuning.recompute,
             memory_bytes=row.memory.total,
-            tokens_per_second=row.tokens_per_second,
+            tokens_per_second=None if assumed else row.tokens_per_second,
         )
         for row in arrangement.estimates
     )

@@ -165,14 +165,15 @@ class MemoryExpected(Value):
 
 
 class PredictedLayout(Value):
-    """The planner's prediction for one layout. tokens_per_second: of one device."""
+    """The planner's prediction for one layout. tokens_per_second: of one device; None where the chip's rates are not
+    public, so that another chip's put the layouts in an order."""
 
     layout: Layout
     micro_batch: int
     virtual_pipeline: int
     recompute: Recompute
     memory_bytes: int
-    tokens_per_second: float
+    tokens_per_second: float | None
 
 
 class PreflightPlan(Value):

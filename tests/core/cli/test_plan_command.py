@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 
 
@@ -79,6 +80,35 @@ def test_wrong_questions(capsys: pytest.CaptureFixture[str], arguments: tuple[st
     assert says in refused(capsys, *arguments)
 
 
+def test_a_chip_without_public_rates_is_ranked_without_a_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every chip of nodes of eight whose memory is known and whose maker publishes no peak, as a run's default is."""
+    registry = Registry()
+    files = [registry.vendor_file(name) for name in registry.vendors]
+    chips = [(f.name, c) for f in files if not f.is_host for c in f.chips if c.memory_bytes and not c.peaks]
+    assert len(chips) >= 8
+    for vendor, chip in chips:
+        found = json.loads(said(capsys, "gpt2_small_b8", "--chip", chip.name, "--devices", "8", "--json"))
+        assert found["rows"] and all(row["tokens_per_second_per_device"] is None for row in found["rows"]), vendor
+        assert f"peak of fp16, memory bandwidth, links: not public of {chip.name}" in found["assumed"][0]
+    arguments = ("llama3_8b", "--chip", "Ascend-910B1", "--devices", "8")
+    lines = said(capsys, *arguments, "--top", "1").splitlines()
+    assert any(line.startswith("assumed: peak of bf16") for line in lines) and max(map(len, lines)) <= 80
+    assert next(line for line in lines if line.startswith("  1 ")).split()[-2:] == ["-", "-"]
+    assert said(capsys, *arguments, "--explain", "1").startswith("assumed: peak of bf16")
+    one = " ".join(said(capsys, "gpt2_small_b8", "--chip", "BI-V100", "--devices", "1").split())
+    assert "memory bandwidth: not public of BI-V100" in one, "one device needs no links"
+
+
+def test_a_run_s_plan_has_no_speed_from_another_chip_s_rates(capsys: pytest.CaptureFixture[str]) -> None:
+    for chip, known in (("Ascend-910B1", False), ("A100-SXM4-80GB", True)):
+        assert main(["--case", f"llama3_8b_bf16:torch:{chip}:1:8", "--scale", "full", "--dry-run", "--json"]) == 0
+        (shown,) = json.loads(capsys.readouterr().out)
+        plan = shown["plan"]
+        assert plan["predicted"] and (plan["predicted"][0]["tokens_per_second"] is not None) == known
+    assert main(["--case", "llama3_8b_bf16:torch:Ascend-910B1:1:8", "--scale", "full", "--dry-run"]) == 0
+    assert "predicted    no rate, " in capsys.readouterr().out
+
+
 def test_a_private_chip_can_be_planned_on(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     chips = tmp_path / "chips.yaml"
     chips.write_text(
@@ -96,6 +126,6 @@ def test_a_private_chip_can_be_planned_on(capsys: pytest.CaptureFixture[str], tm
     )
     said(capsys, "llama3_8b", "--chip", "ours", "--chips", str(chips), "--devices", "1")
     chips.write_text(chips.read_text().replace("each_way_bytes_per_second: 196.0e9, ", ""))
-    assert "the link between devices of a node" in refused(capsys, "llama3_8b", "--chip", "ours", "--chips", str(chips))
+    assert "links: not public of ours" in said(capsys, "llama3_8b", "--chip", "ours", "--chips", str(chips))
     chips.write_text(chips.read_text().replace("a mesh,", "a mesh, each_way_bytes_per_second: 196.0e9,"))
     assert "ours, 64 GiB each" in said(capsys, "llama3_8b", "--chip", "ours", "--chips", str(chips))

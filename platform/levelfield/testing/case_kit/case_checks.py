@@ -105,7 +105,8 @@ def _described(plan: Plan) -> str:
     size = f"{memory / GIB:,.0f} of {capacity / GIB:,.0f} GiB" if capacity else f"{memory / GIB:,.0f} GiB"
     if capacity and memory > capacity:
         return f"does not fit; the least is {size} with {plan.tuning.layout}"
-    rate = f", {plan.predicted[0].tokens_per_second:,.0f} tokens/s/device predicted" if plan.predicted else ""
+    known = plan.predicted[0].tokens_per_second if plan.predicted else None
+    rate = "" if known is None else f", {known:,.0f} tokens/s/device predicted"
     chosen = f"{plan.tuning.layout}, micro-batch {plan.tuning.micro_batch}, recompute {plan.tuning.recompute}"
     return f"{chosen}, {size}{rate}"
 
