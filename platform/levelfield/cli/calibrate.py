@@ -43,7 +43,7 @@ def calibrate(options: argparse.Namespace) -> int:
         except GateFailed as error:
             refused.append(str(error))
             continue
-        write(reference, registry)  # after each run: an interrupted calibration keeps what it has
+        write(reference, registry, options.plugins)  # after each run: an interrupted calibration keeps what it has
     if refused and not failed:
         raise GateFailed("\n".join(refused))
     for reason in refused:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.stored_references import reference_of
 from levelfield.checkout import checkout
+from levelfield.cli.terminal import shown
 from levelfield.errors import UsageError
 from levelfield.judge.noise import rows_that_count
 from levelfield.judge.promotion import promoted, with_noise
@@ -17,6 +19,7 @@ from levelfield.report.words import wrapped
 from levelfield.rundir.directory import default_runs, read_plan, write_atomically
 from levelfield.rundir.run_state import finished_run
 from levelfield.specs.base import dump
+from levelfield.specs.derivation import split_name
 from levelfield.specs.reference import Reference
 
 # In a step the losses of the shipped references rise by 2 % at most. Two that rose by 46 and 110 % multiplied rounding
@@ -43,7 +46,7 @@ def _list(options: argparse.Namespace, registry: Registry, runs: Path) -> None:
 def _promote(options: argparse.Namespace, registry: Registry, runs: Path) -> None:
     paths = finished_run(runs, options.run)
     reference = promoted(paths, options.why, reference_of(registry, read_plan(paths)), options.replace)
-    write(reference, registry)
+    write(reference, registry, options.plugins)
     if remark := jump_remark(reference):
         print(wrapped(remark, 2))
 
@@ -57,7 +60,7 @@ def _noise(options: argparse.Namespace, registry: Registry, runs: Path) -> None:
         reference = with_noise(reference, paths, why)
     for row in (row for row in reference.noise if row.run_id in {paths.root.name for paths in found}):
         print(f"{row.changed}: first step {row.first_step:.1e}, curve {row.curve:.1e}")
-    write(reference, registry)
+    write(reference, registry, options.plugins)
 
 
 def jump_remark(reference: Reference) -> str | None:
@@ -80,11 +83,22 @@ def override(options: argparse.Namespace) -> str | None:
     return options.why if options.replace else None
 
 
-def write(reference: Reference, registry: Registry) -> None:
-    path = registry.references.get(reference.name) or checkout() / "configs" / "references" / f"{reference.name}.json"
+def write(reference: Reference, registry: Registry, plugins: Sequence[Path]) -> None:
+    """Write a reference where it is stored; a new one beside its case, if that is in a folder of --plugins."""
+    path = registry.references.get(reference.name)
+    if path is None:
+        path = _folder(reference, registry, plugins) / "configs" / "references" / f"{reference.name}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, dump(reference))
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
     print(f"{reference.name}: written, {len(reference.noise)} rows of noise")
+    print(wrapped(f"  {shown(path)}", 2))
+
+
+def _folder(reference: Reference, registry: Registry, plugins: Sequence[Path]) -> Path:
+    """Return the folder of --plugins that has the case, else the first one; without any, the checkout."""
+    case = registry.cases.get(split_name(reference.case)[0])
+    own = [folder for folder in plugins if case and case.absolute().is_relative_to(folder.absolute())]
+    return next(iter([*own, *plugins]), checkout())

@@ -23,6 +23,7 @@ from levelfield.specs.base import dump, load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import NoiseRow, Reference
+from plans import PLUGINS, ROOT
 from recorded_runs import change_steps, edit, seal_again
 
 
@@ -435,3 +436,25 @@ def test_shares_that_do_not_make_up_the_gradient_are_named(run, change, words):
     whole = [StepRecord(rank=0, step=1, end_ns=1, grad_norm=3.0)]
     found = gradient_reasons(change(shares(dict.fromkeys(names, 9.0 / len(names)))), whole, work)
     assert found == [] if words is None else words in found[0]
+
+
+# ---- where a reference is written
+
+
+def test_a_new_reference_is_written_beside_its_case_in_a_folder_of_plugins(run, tmp_path, capsys):
+    """And its place is printed. Nothing is written into the checkout."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    (second / "configs/cases").mkdir(parents=True)
+    shutil.copy(PLUGINS / "configs/cases/tiny.yaml", second / "configs/cases")
+    before = set((ROOT / "configs/references").iterdir())
+    place = ["--plugins", str(first), "--plugins", str(second)]
+    assert main(["references", "promote", str(run.root), "--why", "x", *place]) == 0
+    written = second / "configs/references/tiny_smoke_fp32.json"
+    assert load(Reference, written).why == "x" and str(written) in capsys.readouterr().out.replace("\n  ", "")
+    assert main(["references", "promote", str(run.root), "--why", "y", "--plugins", str(second)]) == 0
+    assert load(Reference, written).why == "y", "a stored one stays where it is"
+    shutil.rmtree(second / "configs")
+    assert main(["references", "promote", str(run.root), "--why", "z", *place]) == 0
+    assert load(Reference, first / "configs/references/tiny_smoke_fp32.json").why == "z"
+    assert set((ROOT / "configs/references").iterdir()) == before
