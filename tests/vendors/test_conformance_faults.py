@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import pytest
 from acme_folder import MONITOR, VENDOR, replace, write_acme
-from levelfield.testing import tool_checks
+from levelfield.errors import UsageError
+from levelfield.testing import case_plans, tool_checks
 from levelfield.testing.check_suite import CHECKS, check, find
 from levelfield.testing.findings import CheckFinding
 from levelfield.testing.subject import Subject
@@ -237,6 +238,11 @@ PLANTS = [
         VENDOR.replace("name: acme\n", "name: twin\n"),
         "vendor twin claims device 0 (Acme A1) as well",
     ),
+    Plant("commands", "vendor.yaml", "command: [acme-smi, --query]", "command: [sh, -c, acme-smi]", "begins with sh"),
+    Plant(
+        *("cases", "vendor.yaml", VENDOR[VENDOR.index("frameworks:") : VENDOR.index("chips:")]),
+        *("", "no framework or no chip"),
+    ),
     Plant("launch", "vendor.yaml", "  torch: {device", "  tensorflow: {device", "unknown 'tensorflow'"),
     Plant("launch", "vendor.yaml", "[torch_acme]", "[torch-acme]", "frameworks.torch"),
     Plant("launch", "vendor.yaml", "has_framework: true, ", "", "no plan for torch"),
@@ -305,7 +311,41 @@ def test_the_check_finds_what_was_planted(plant: Plant, tmp_path: Path, monkeypa
         path.write_text(plant.new)
     finding = found(tmp_path, plant.check)
     assert plant.says in finding.says, finding
-    assert finding.status in ("missing", "fails")
+    assert finding.status in (("warns",) if plant.check == "commands" else ("missing", "fails"))
+
+
+@pytest.mark.parametrize("words", ["sh, -c, 'acme-smi --query'", "sudo, acme-smi, --query", "timeout, '5', acme-smi"])
+def test_a_command_that_every_host_has_is_warned_of(words: str, tmp_path: Path) -> None:
+    """On a host without the chip it fails, so that a run that names no vendor would be refused there."""
+    replace(write_acme(tmp_path) / "vendor.yaml", "command: [acme-smi, --query]", f"command: [{words}]")
+    finding = found(tmp_path, "commands")
+    program = words.split(",")[0]
+    assert (finding.status, finding.is_good) == ("warns", True)
+    assert f"monitor.command begins with {program}, which hosts without the chip have too" in finding.says
+    assert "name the maker's tool itself" in finding.do
+
+
+def test_the_cases_are_planned_and_missing_peaks_are_named(tmp_path: Path) -> None:
+    file = write_acme(tmp_path) / "vendor.yaml"
+    finding = found(tmp_path, "cases")
+    assert finding.status == "ok" and re.match(r"\d\d of \d\d cases have a plan on 8 x A1", finding.says)
+    assert "No fp16 peak, so no MFU without a probe in" in finding.says and "bf16 peak" not in finding.says
+    assert "flagperf_llama3_8b_fp8: torch does not offer: precision fp8" in finding.says
+    replace(file, PEAKS, "")
+    assert "No bf16 peak, so no MFU without a probe in" in found(tmp_path, "cases").says
+    replace(file, "  torch: {device", "  paddle: {device")
+    replace(file, "  torch: {image", "  paddle: {image")
+    assert "does not have head_dim" in found(tmp_path, "cases").says
+
+
+def test_a_vendor_on_which_no_case_can_be_planned_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise UsageError("nothing is\n  possible")
+
+    write_acme(tmp_path)
+    monkeypatch.setattr(case_plans, "resolve", refuse)
+    finding = found(tmp_path, "cases")
+    assert finding.status == "fails" and "cases has a plan on 8 x A1: deepseek_v3: nothing is possible" in finding.says
 
 
 UNASKED = HEAD + "    def devices(self): return [Device(0, 'A1', 'Acme A1', None)][:%d]\n"

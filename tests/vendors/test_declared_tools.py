@@ -257,6 +257,35 @@ software:
     }
 
 
+# -- units and scales
+
+
+@pytest.mark.parametrize(
+    ("field", "printed", "where", "read", "right"),
+    [
+        ("power", "0.2505", "unit: kW", "power_watts", 250.5),
+        ("power", "2505", "unit: W, scale: 0.1", "power_watts", 250.5),
+        ("power", "250500000", "unit: uW", "power_watts", 250.5),
+        ("power", "0.2505 kW", "unit: kW, printed: kW", "power_watts", 250.5),
+        ("power", "0.2505 kW", "unit: W, printed: W", "power_watts", None),
+        ("energy", "1.5", "unit: kWh", "energy_joules", 5.4e6),
+        ("energy", "3", "unit: J, scale: 15.3", "energy_joules", 45.9),
+        ("memory_used", "1024", "unit: KiB, scale: 4", "memory_used_bytes", 2**22),
+        ("memory_used", "0.001", "unit: TB", "memory_used_bytes", 10**9),
+        ("utilisation", "970", "unit: ratio, scale: 0.001", "utilisation", 0.97),
+        ("temperature", "41500", "unit: celsius, scale: 0.001", "temperature_celsius", 41.5),
+    ],
+)
+def test_any_unit_of_a_field_is_a_unit_or_a_scale_of_one(
+    field: str, printed: str, where: str, read: str, right: float | None
+) -> None:
+    keys = f"fields: {{index: {{column: 1}}, {field}: {{column: 2, {where}}}}}"
+    spec = spec_of(f"monitor: {{command: [x], format: csv, columns: 2, {keys}}}")
+    ask = lambda argv, seconds: CommandOutput(f"0, {printed}\n", "")  # noqa: E731
+    (sample,) = DeclaredVendor(spec, ask).sample([Device(0, None, "", None)])
+    assert getattr(sample, read) == (None if right is None else pytest.approx(right, rel=1e-15))
+
+
 # -- what a vendor.yaml may say
 
 
@@ -269,7 +298,14 @@ software:
         (CSV, "timeout_seconds: 2", "timeout_seconds: 0", "key 'monitor.timeout_seconds': found 0"),
         (CSV, "timeout_seconds", "timeout", "key 'monitor.timeout': unknown key"),
         (CSV, "power:", "watts:", "key 'monitor.fields.watts"),
-        (CSV, "unit: W}", "unit: kW}", "key 'monitor': fields.power.unit: found 'kW', expected one of W, mW"),
+        (CSV, "unit: W}", "unit: hp}", "key 'monitor': fields.power.unit: found 'hp', expected one of W, mW, uW, kW"),
+        (
+            CSV,
+            "unit: W}",
+            "unit: W, scale: 0}",
+            "key 'monitor.fields.power.scale': found 0, expected: input should be gre",
+        ),
+        (CSV, "index: {column: 1}", "index: {column: 1, scale: 2}", "fields.index.scale: found 2, expected none"),
         (CSV, ", unit: W}", "}", "key 'monitor': fields.power.unit: found None, expected one of W, mW"),
         (CSV, "index: {column: 1}", "index: {column: 1, unit: W}", "fields.index.unit: found 'W', expected none"),
         (CSV, "    index: {column: 1}\n", "", "fields.index: missing; a record needs the index of its device"),

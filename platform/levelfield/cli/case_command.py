@@ -21,7 +21,7 @@ from levelfield.testing.case_kit.published_config import read_config
 from levelfield.testing.findings import CheckFinding
 
 INDENT = 21  # the column after a check's name
-LABELS = {"ok": "ok", "missing": "missing", "fails": "FAILS", "not applicable": "n/a"}
+LABELS = {"ok": "ok", "warns": "WARNS", "missing": "missing", "fails": "FAILS", "not applicable": "n/a"}
 
 
 def execute(options: argparse.Namespace) -> int:

@@ -331,7 +331,7 @@ examples:
 
 VENDOR_CHECK = """\
 Check a vendor with the conformance suite. No chip is needed. Exit code 4 unless
-every check passes or does not apply.
+every check passes, warns or does not apply.
 
 examples:
   run_benchmarks.py vendor check acme

@@ -21,7 +21,7 @@ from levelfield.testing.framework_kit.framework_subject import FrameworkSubject,
 from levelfield.testing.framework_kit.framework_suite import check_framework, write_tested
 
 INDENT = 23  # the column after a check's name
-LABELS = {"ok": "ok", "missing": "missing", "fails": "FAILS", "not applicable": "n/a"}
+LABELS = {"ok": "ok", "warns": "WARNS", "missing": "missing", "fails": "FAILS", "not applicable": "n/a"}
 
 
 def execute(options: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ from levelfield.testing.value_checks import readings
 
 INDENT = 25  # the column after a check's name
 BLANK = "\0"  # a blank where no line may break
-LABELS = {"ok": "ok", "missing": "missing", "fails": "FAILS", "not applicable": "n/a"}
+LABELS = {"ok": "ok", "warns": "WARNS", "missing": "missing", "fails": "FAILS", "not applicable": "n/a"}
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -94,10 +94,11 @@ def _conclude(name: str, found: Sequence[CheckFinding], bad: Sequence[CheckFindi
         are = "is" if len(bad) == 1 else "are"
         _say(f"{name}: {len(bad)} of {len(found)} checks {are} not well: {', '.join(f.check for f in bad)}")
     else:
-        applied = sum(finding.status == "ok" for finding in found)
-        others = len(found) - applied
+        others = sum(finding.status == "not applicable" for finding in found)
+        warned = [finding.check for finding in found if finding.status == "warns"]
+        said = f"; read the warning{'s' if len(warned) > 1 else ''} of {', '.join(warned)}" if warned else ""
         do = "does" if others == 1 else "do"
-        _say(f"{name}: all {applied} checks that apply are well; {others} {do} not apply")
+        _say(f"{name}: all {len(found) - others} checks that apply are well; {others} {do} not apply{said}")
 
 
 def _say(text: str, indent: int = 9) -> None:

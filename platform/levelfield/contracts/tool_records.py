@@ -41,7 +41,8 @@ class Record:
         if self._is_unavailable(bare):
             raise ValueError(f"the tool says '{text}'")
         number(bare)
-        return float(Decimal(bare) * Decimal(units_of(field)[where.unit or ""]))
+        scale = 1 if where.scale is None else Decimal(repr(where.scale))  # as it is written, and so exact
+        return float(Decimal(bare) * scale * Decimal(units_of(field)[where.unit or ""]))
 
     def _is_unavailable(self, text: str) -> bool:
         return text.lower() in (word.lower() for word in self.tool.not_available)

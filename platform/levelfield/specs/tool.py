@@ -15,11 +15,14 @@ FieldName = Literal[
 ]
 # Each unit in the units of the contract: W, J, bytes, fraction of 1, degrees Celsius. Text, because it is exact.
 UNITS: dict[str, dict[str, str]] = {
-    "power": {"W": "1", "mW": "0.001"},
-    "energy": {"J": "1", "mJ": "0.001", "uJ": "0.000001"},
+    "power": {"W": "1", "mW": "0.001", "uW": "0.000001", "kW": "1000"},
+    "energy": {
+        **{"J": "1", "mJ": "0.001", "uJ": "0.000001", "kJ": "1000", "MJ": "1000000"},
+        **{"mWh": "3.6", "Wh": "3600", "kWh": "3600000"},
+    },
     "memory": {
-        **{"B": "1", "KiB": "1024", "MiB": "1048576", "GiB": "1073741824"},
-        **{"kB": "1000", "MB": "1000000", "GB": "1000000000"},
+        **{"B": "1", "KiB": "1024", "MiB": "1048576", "GiB": "1073741824", "TiB": "1099511627776"},
+        **{"kB": "1000", "MB": "1000000", "GB": "1000000000", "TB": "1000000000000"},
     },
     "utilisation": {"percent": "0.01", "ratio": "1"},
     "temperature": {"celsius": "1"},
@@ -48,13 +51,15 @@ class Where(Value):
 
     column (csv): its number, from 1, or its name in the header. path (json): keys from the record down; a number is a
     place in a list, `@key` the record's own key. A pattern needs neither, because its group has the field's name.
-    unit: the unit of the number. printed: the text that must follow the number (`W`, `%`, `MiB`).
+    unit: the unit of the number. scale: how many of this unit the number 1 is, as for tenths of a watt (0.1) or pages.
+    printed: the text that must follow the number (`W`, `%`, `MiB`).
     matching: a pattern for the whole text; other texts are not this value. Its first group, if any, is the value.
     """
 
     column: Annotated[int, Field(ge=1)] | str | None = None
     path: tuple[int | str, ...] | None = Field(default=None, min_length=1)
     unit: str | None = None
+    scale: float | None = Field(default=None, gt=0)
     printed: str = ""
     matching: Pattern | None = None
 
@@ -86,7 +91,7 @@ class Tool(Value):
         if "index" not in self.fields:
             raise ValueError("fields.index: missing; a record needs the index of its device")
         for name, where in self.fields.items():
-            _check_unit(name, where.unit)
+            _check_unit(name, where.unit, where.scale)
         {"csv": self._check_columns, "json": self._check_paths, "pattern": self._check_groups}[self.format]()
         return self
 
@@ -127,10 +132,12 @@ def units_of(field: str) -> dict[str, str]:
     return UNITS.get("memory" if field.startswith("memory") else field, {})
 
 
-def _check_unit(field: str, unit: str | None) -> None:
+def _check_unit(field: str, unit: str | None, scale: float | None) -> None:
     known = units_of(field)
     if known and unit not in known:
         raise ValueError(f"fields.{field}.unit: found {unit!r}, expected one of {', '.join(known)}")
+    if not known and scale is not None:
+        raise ValueError(f"fields.{field}.scale: found {scale:g}, expected none: the field is not a quantity")
     if not known and unit is not None:
         raise ValueError(f"fields.{field}.unit: found '{unit}', expected none: the field is not a quantity")
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from levelfield.testing import (
+    case_plans,
     container_checks,
     file_checks,
     launch_checks,
@@ -23,8 +24,8 @@ from levelfield.testing.subject import Subject
 
 @dataclass(frozen=True)
 class Check:
-    """One check. run returns a sentence when all is good, or raises NotOk. whole: it trains or waits, which takes
-    seconds. rows: returns the values to show beside the sentence."""
+    """One check. run returns a sentence when all is good, or raises NotOk. whole: it trains, waits or plans every case,
+    which takes seconds. rows: returns the values to show beside the sentence."""
 
     name: str
     run: Callable[[Subject], str]
@@ -49,6 +50,7 @@ CHECKS = (
     Check("other-units", sample_checks.in_another_unit),
     Check("extra-devices", sample_checks.extra_devices),
     Check("no-text", sample_checks.no_text),
+    Check("commands", tool_checks.commands),
     Check("tool-missing", tool_checks.missing),
     Check("tool-failing", tool_checks.failing),
     Check("tool-slow", tool_checks.slow, whole=True),
@@ -59,6 +61,7 @@ CHECKS = (
     Check("images", container_checks.images),
     Check("tuning", tuning_checks.tuning),
     Check("launch", launch_checks.launch),
+    Check("cases", case_plans.cases, whole=True),
     Check("telemetry", run_checks.telemetry, whole=True),
     Check("failures", run_checks.failures, whole=True),
     Check("cleanup", run_checks.cleanup, whole=True),

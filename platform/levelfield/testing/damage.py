@@ -11,7 +11,7 @@ from levelfield.testing.recordings import Recording
 
 MOST_COPIES = 80
 MOST_NUMBERS = 400
-_UNIT = re.compile(r'\s?(%|(?:[mk]?W|[CF]|[mu]?J|(?:[KMG]i|[kMG])?B)\b)|"?,\s*"unit":\s*"([^"]*)"')
+_UNIT = re.compile(r'\s?(%|(?:[muk]?Wh?|[CF]|[mukM]?J|(?:[KMGT]i|[kMGT])?B)\b)|"?,\s*"unit":\s*"([^"]*)"')
 FOREIGN = {
     "power_watts": "kW",
     "energy_joules": "kWh",

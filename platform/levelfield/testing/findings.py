@@ -8,7 +8,7 @@ from typing import Literal
 
 from levelfield.errors import UsageError
 
-Status = Literal["ok", "missing", "fails", "not applicable"]
+Status = Literal["ok", "warns", "missing", "fails", "not applicable"]
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class CheckFinding:
 
     @property
     def is_good(self) -> bool:
-        return self.status in ("ok", "not applicable")
+        return self.status in ("ok", "warns", "not applicable")
 
 
 class NotOk(Exception):
-    """The check did not pass: what was found, and what to do."""
+    """The check did not pass as it should: what was found, and what to do."""
 
     status: Status = "fails"
 
@@ -53,6 +53,12 @@ class Fails(NotOk):
 
 class Missing(NotOk):
     status = "missing"
+
+
+class Warns(NotOk):
+    """The check passed, but the author should read what was found."""
+
+    status = "warns"
 
 
 class NotApplicable(NotOk):

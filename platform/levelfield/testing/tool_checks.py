@@ -11,12 +11,34 @@ from levelfield.contracts.plausibility import several_of_a_host
 from levelfield.contracts.readings import SAMPLED
 from levelfield.contracts.vendor import Device
 from levelfield.specs.vendor import VendorFile
-from levelfield.testing.findings import Fails, Missing, NotApplicable
+from levelfield.testing.findings import Fails, Missing, NotApplicable, Warns
 from levelfield.testing.outcomes import without_reason
 from levelfield.testing.subject import Subject
 
 SLOW_TOOL_SECONDS = 0.3  # the time limit for a tool that the suite makes slow
 MOST_SECONDS = 45.0  # a driver may need half a minute for its first answer
+# Programs that are on hosts without the chip: shells, interpreters, and what starts another program.
+EVERYWHERE = frozenset(
+    (
+        *(
+            "sh",
+            "bash",
+            "dash",
+            "ash",
+            "zsh",
+            "ksh",
+            "busybox",
+            "env",
+            "python",
+            "python3",
+            "perl",
+            "awk",
+            "gawk",
+            "sed",
+        ),
+        *("grep", "cat", "sudo", "timeout", "nice", "nohup", "stdbuf", "xargs", "docker", "podman", "ssh", "chroot"),
+    )
+)
 DEVICE = Device(0, None, "a device", None)
 
 
@@ -32,6 +54,24 @@ def names_of_tools(subject: Subject) -> list[str]:
         if "/" in name:
             raise Fails(f"command {name} is a path", "use the name alone, so that PATH finds it, or a fake of it")
     return names
+
+
+def commands(subject: Subject) -> str:
+    """Warn of a command whose program every host has: where the chip is not, it fails and is not absent."""
+    spec = subject.spec
+    tools = {"monitor": spec.monitor, "discovery.tool": spec.discovery.tool if spec.discovery else None}
+    named = {key: tool.command for key, tool in tools.items() if tool}
+    if not named:
+        raise NotApplicable("no monitor and no discovery.tool")
+    for key, argv in named.items():
+        if argv[0] in EVERYWHERE:
+            raise Warns(
+                f"{key}.command begins with {argv[0]}, which hosts without the chip have too: there it fails, so that "
+                "a run that names no vendor is refused",
+                "name the maker's tool itself, and choose its output by format, columns and patterns; what needs a "
+                "shell goes into an adapter.py",
+            )
+    return f"{', '.join(argv[0] for argv in named.values())}: absent where the chip is not"
 
 
 def missing(subject: Subject) -> str:
