@@ -171,7 +171,8 @@ class Outcome:
     oom_kills: how many processes of the run the kernel killed for memory; oom_evidence: how that is known.
     warnings: sentences for the result.
     seen: the window as the platform saw it, by rank (rundir/follower.py). code: the digest of the code by where and
-    when it was read (run/code_watch.py). The platform fills in both.
+    when it was read (run/code_watch.py). elsewhere: what ranks imported and the digest does not cover, by path; None:
+    not looked for. The platform fills in these.
     """
 
     cause: Cause
@@ -182,6 +183,7 @@ class Outcome:
     warnings: tuple[str, ...] = ()
     seen: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
     code: Mapping[str, str] = field(default_factory=dict)
+    elsewhere: Mapping[str, str] | None = None
     nodes: tuple[NodeEnd, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -194,6 +196,8 @@ class Outcome:
         nodes = [{**asdict(node), "missing": list(node.missing)} for node in self.nodes]
         content |= {"seen": self.seen} if self.seen else {}
         content |= {"code": self.code} if self.code else {}
+        if self.elsewhere:
+            content["elsewhere"] = [{"path": path, "sha256": digest} for path, digest in self.elsewhere.items()]
         return {**content, **({"nodes": nodes} if nodes else {})}
 
 

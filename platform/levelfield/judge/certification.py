@@ -15,6 +15,8 @@ from pydantic import ValidationError
 
 from levelfield.errors import DocumentError, GateFailed
 from levelfield.node.regular_files import read_regular
+from levelfield.rundir.event_lines import event_or_none
+from levelfield.rundir.imports_elsewhere import digests_elsewhere
 from levelfield.specs.base import load
 from levelfield.specs.certificate import Certificate, CertificateSubject, code_path
 from levelfield.specs.paths import RunPaths
@@ -111,13 +113,16 @@ def other_training(subject: CertificateSubject, plan: Plan) -> str | None:
 
 
 def software_of(paths: RunPaths) -> str | None:
-    """Return the digest of a run's packages, the vendor's software and inherited variables that may change arithmetic.
+    """Return the digest of a run's packages, the vendor's software, inherited variables that may change arithmetic, and
+    what was imported from elsewhere.
 
     None where the packages are not known.
     """
     try:
         found: dict[str, Any] = json.loads(read_regular(paths.provenance))
         listed = {key: found[key] for key in ("environment_packages", "vendor_software")}
+        if elsewhere := digests_elsewhere(event_or_none(read_regular(paths.outcome)) or {}):
+            listed["elsewhere"] = elsewhere
         listed["inherited"] = counting(found.get("inherited", {}), found.get("inherited_are"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -136,7 +141,8 @@ def _why_not(found: Certificate, software: str | None, plan: Plan, framework_ver
     if found.framework_version != framework_version:
         return f"it is of {found.subject.framework} {found.framework_version}, the run of {framework_version}"
     if found.software != software:
-        return "the packages, the vendor's software or inherited variables have changed since it was made"
+        what = "the packages, the vendor's software, inherited variables or code from elsewhere"
+        return f"{what} have changed since it was made"
     return None
 
 

@@ -30,6 +30,7 @@ from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range
 from levelfield.measure.validity import loss_curve, tokens_checksum
 from levelfield.measure.weights import weight_checksums
 from levelfield.rundir.directory import read_plan
+from levelfield.rundir.imports_elsewhere import warning_elsewhere
 from levelfield.rundir.node_parts import node_parts
 from levelfield.rundir.preflight_file import preflight_sentence
 from levelfield.rundir.raw_files import RawRecords, read_raw
@@ -122,6 +123,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
             *raw.warnings,
             *used.warnings,
             *_loaded(raw),
+            *warning_elsewhere(raw.outcome),
             *(missing_warnings(nodes) if status.word != "not-run" else ()),  # else none was to be
             *seal_warnings(status, seal),
         ),

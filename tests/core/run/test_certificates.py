@@ -222,6 +222,30 @@ def test_code_that_changes_while_the_certificates_run_trains_is_not_certified(ce
     assert list(certified.bench.store.iterdir()) == []
 
 
+def test_code_from_elsewhere_is_certified_by_its_digest(certified: CertifiedRun, monkeypatch):
+    """The folder imports a module that lies outside of it: no digest of the folder shows a change of that."""
+    own, hidden = certified.bench.folder / "own", certified.bench.folder / "hidden"
+    shutil.copytree(PLUGINS, own)
+    hidden.mkdir()
+    (hidden / "shortcut.py").write_text("x = 1\n")
+    train = own / "models" / "fake" / "train.py"
+    lines = f"import sys\nsys.path.append({str(hidden)!r})\nimport shortcut  # noqa\n"
+    text = train.read_text()
+    train.write_text(text.replace("import os\n", f"import os\n{lines}", 1))
+    assert lines in train.read_text()
+    monkeypatch.setattr(sys.modules[__name__], "PLUGINS", own)
+    result = certified.bench.run()[1]
+    assert result["alignment"]["verdict"] == "aligned"
+    assert [text for text in result["warnings"] if text.startswith("1 file was imported from elsewhere")]
+    outcome = json.loads(certified.bench.paths(result["run_id"]).outcome.read_text())
+    assert [each["path"] for each in outcome["elsewhere"]] == [str(hidden / "shortcut.py")]
+    assert certified.bench.run()[1]["alignment"]["verdict"] == "aligned"
+    (hidden / "shortcut.py").write_text("x = 2\n")
+    result = certified.bench.run()[1]
+    assert result["alignment"]["verdict"] == "consistent"
+    assert "code from elsewhere have changed" in result["certificate"]["reason"]
+
+
 def test_a_neighbours_code_that_changes_meanwhile_is_not_certified(certified: CertifiedRun, monkeypatch):
     """The certificate's subject covers the frameworks beside: one may import another's code while it runs."""
     own = shutil.copytree(PLUGINS, certified.bench.folder / "own")
@@ -527,7 +551,7 @@ def test_a_variable_that_is_set_outside_makes_another_certificate_necessary(cert
     monkeypatch.setenv(name, "1")
     code, result = certified.bench.run()
     assert (code, result["alignment"]["verdict"]) == (0, "consistent")
-    assert "inherited variables have changed" in result["certificate"]["reason"]
+    assert "inherited variables or code from elsewhere have changed" in result["certificate"]["reason"]
     assert result["inherited"][name] == ("1" if name != "MY_OWN_KEY" else SECRET)
     assert list(certified.bench.store.iterdir()) == []
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +15,7 @@ from levelfield.run.code_watch import CodeWatch
 from levelfield.rundir.directory import read_plan, write_json
 from levelfield.rundir.seal import sealed
 from levelfield.specs.paths import RunPaths
+from plans import ROOT
 
 
 def on_nodes(code: str | None, nodes: int) -> Any:
@@ -37,6 +41,46 @@ def test_a_node_whose_code_changed_makes_the_run_invalid(run: RunPaths) -> None:
         status = collect(run).status
         assert status.word == word, status
         assert ("at the end of node 1 sha256:000000000000" in str(status.reasons)) == (word == "invalid")
+
+
+def here(tmp_path: Path, ranks: int = 2) -> Any:
+    folder = tmp_path / "models" / "own"
+    folder.mkdir(parents=True)
+    return SimpleNamespace(
+        launch=None,
+        world_size=ranks,
+        implementation=SimpleNamespace(rests_on="sha256:1", folder=str(folder)),
+        hardware=SimpleNamespace(nodes=1),
+    )
+
+
+def test_what_the_digest_of_the_code_covers_is_not_from_elsewhere(tmp_path: Path) -> None:
+    plan, paths = here(tmp_path), RunPaths(tmp_path / "run")
+    paths.logs.mkdir(parents=True)
+    own = {"path": f"{plan.implementation.folder}/train.py", "sha256": "a"}
+    other = {"path": f"{plan.implementation.folder}2/train.py", "sha256": "b"}
+    (paths.logs / "rank0.imported.json").write_text(json.dumps({"files": [own, other]}))
+    outcome = CodeWatch(plan, paths).judged(Outcome("exited"))
+    assert outcome.elsewhere == {other["path"]: "b", "rank 1": "it did not say what it imported"}
+    for damaged in ("", "[]", '{"files": 1}', '{"files": [1]}', '{"files": [{}]}'):
+        (paths.logs / "rank1.imported.json").write_text(damaged)
+        assert set(dict(CodeWatch(plan, paths).judged(Outcome("exited")).elsewhere or {})) == {other["path"], "rank 1"}
+    assert CodeWatch(plan, paths).judged(Outcome("hang")).elsewhere is None
+
+
+def test_a_process_reports_what_it_imported_from_elsewhere_however_it_ends(tmp_path: Path) -> None:
+    """And the module that the environment has under the same name is imported too."""
+    (tmp_path / "hidden.py").write_text("x = 1\n")
+    (tmp_path / "sitecustomize.py").write_text("print('the own one')\n")
+    for number, ending in enumerate(("os._exit(0)", "sys.exit(0)", "os._exit(3)", "pass")):
+        file = tmp_path / f"{number}.json"
+        both = f"{ROOT / 'platform'}:{ROOT / 'platform/levelfield/node/imported'}:{tmp_path}"
+        environment = {"PYTHONPATH": both, "LEVELFIELD_IMPORTS_FILE": str(file)}
+        argv = [sys.executable, "-c", f"import os, sys, json, hidden\n{ending}"]
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True)
+        assert done.stderr == "" and ("the own one" in done.stdout) == (not ending.startswith("os."))
+        listed = json.loads(file.read_text())["files"]
+        assert [each["path"] for each in listed] == [str(tmp_path / n) for n in ("hidden.py", "sitecustomize.py")]
 
 
 def test_damaged_records_say_nothing(run: RunPaths) -> None:

@@ -92,7 +92,8 @@ def test_a_run_is_bundled_and_verified_with_all_that_a_real_one_leaves(
     assert main(["verify", str(bundle), "--plugins", str(PLUGINS), "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["runs"]
     assert found["seal"]["word"] == "sealed" and found["notes"] == []
-    assert found["redacted"] == ["job.json", "plan.json", "provenance.json", "request.json"]
+    reports = ["logs/rank0.imported.json", "logs/rank1.imported.json"]  # the paths of what was imported
+    assert found["redacted"] == ["job.json", *reports, "plan.json", "provenance.json", "request.json"]
     names = (f'"{platform.node()}"'.encode(), str(runs).encode(), str(Path.home()).encode() + b"/")
     with zipfile.ZipFile(bundle) as opened:
         assert not [(each, name) for each in opened.namelist() for name in names if name in opened.read(each)]

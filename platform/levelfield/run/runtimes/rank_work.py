@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,9 +73,24 @@ def rank_work(
             **plan.hardware.environment,
             **plan.tuning.environment,
         }
-        | {"LEVELFIELD_JOB": str(paths.job), **worker_path(folders.code)},
+        | {"LEVELFIELD_JOB": str(paths.job), **worker_path(folders.code)}
+        | _reporting(plan, paths, rank, folders.code),
         log=str(paths.logs / f"rank{rank}.log"),
     )
+
+
+def imports_file(paths: RunPaths, rank: int) -> Path:
+    """Return where a rank writes what it imported from elsewhere."""
+    return paths.logs / f"rank{rank}.imported.json"
+
+
+def _reporting(plan: Plan, paths: RunPaths, rank: int, code: Path) -> dict[str, str]:
+    """Return the variables by which a rank of this machine reports what it imported."""
+    if plan.launch is not None:
+        return {}
+    start = code / "platform" / "levelfield" / "node" / "imported"
+    both = os.pathsep.join((worker_path(code)["PYTHONPATH"], str(start)))
+    return {"PYTHONPATH": both, "LEVELFIELD_IMPORTS_FILE": str(imports_file(paths, rank))}
 
 
 def _place(plan: Plan, rank: int, address: str) -> dict[str, str]:
