@@ -40,6 +40,7 @@ def report_at_end(file: str) -> None:
 def imported_from_elsewhere() -> list[dict[str, str]]:
     """Return path and sha256 of each file of a module, and of each library that is mapped."""
     known = tuple(os.path.realpath(str(place)) + os.sep for place in (*_installed(), *_generated()))
+    known += (os.path.realpath(tempfile.gettempdir()) + "/torchinductor_",)  # with the user's name behind it
     found = {os.path.realpath(path) for path in (*_modules(), *_mapped())}
     return [{"path": path, "sha256": _digest(path)} for path in sorted(found) if not path.startswith(known)]
 
@@ -71,8 +72,8 @@ def _generated() -> Iterator[str | Path]:
     """Yield the folders in which compilers of frameworks keep what they made of code that is known."""
     with contextlib.suppress(RuntimeError):  # a user without a home has no such folder
         home = Path.home()
-        temporary = Path(tempfile.gettempdir()) / f"torchinductor_{home.name}"
-        yield os.environ.get("TORCHINDUCTOR_CACHE_DIR") or temporary
+        if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+            yield os.environ["TORCHINDUCTOR_CACHE_DIR"]
         yield os.environ.get("TRITON_CACHE_DIR") or home / ".triton"
         yield os.environ.get("TORCH_EXTENSIONS_DIR") or home / ".cache" / "torch_extensions"
 

@@ -283,7 +283,8 @@ def test_the_launch_is_that_of_the_run_with_another_program(plan_for: PlanFor, t
     trained = LocalLauncher().request(plan, RunPaths(tmp_path / "run"), ProcessRuntime()).nodes[0].processes
     for one, other in zip(measured, trained, strict=True):
         different = {name for name in one.environment if one.environment[name] != other.environment.get(name)}
-        assert different == {"LEVELFIELD_JOB"} and set(one.environment) == set(other.environment)
+        own = {"LEVELFIELD_JOB", "LEVELFIELD_IMPORTS_FILE"}  # both in the run's folder
+        assert different == own and set(one.environment) == set(other.environment)
         assert one.argv[1:] == ("-m", "levelfield.worker.preflight", "--short") and one.argv[0] == other.argv[0]
 
 
