@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
 from acme_folder import VENDOR
 from levelfield.contracts.formats import texts
 from levelfield.specs.base import parse
+from levelfield.specs.bounded_reading import read_mapping
 from levelfield.specs.tool import Tool, Where
 from levelfield.specs.vendor import Chip, ContainerAccess, Image, Interconnect, PeakDtype, VendorFile
 from pydantic import BaseModel
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/writing-a-vendor.md").read_text(encoding="utf-8")
-BLOCKS = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
+
+
+def content(text: str) -> Any:
+    """What the platform reads in a file with this text."""
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        return read_mapping(Path(file.name))
+
+
+BLOCKS = [content(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
 
 
 def block(key: str) -> dict[str, Any]:
@@ -26,7 +37,7 @@ def block(key: str) -> dict[str, Any]:
 
 def acme(**changes: Any) -> VendorFile:
     """The page's vendor with some of its keys replaced. Raises DocumentError."""
-    return parse(VendorFile, {**yaml.safe_load(VENDOR), **changes}, "the page")
+    return parse(VendorFile, {**content(VENDOR), **changes}, "the page")
 
 
 def keys() -> Iterator[str]:
@@ -42,7 +53,7 @@ def test_every_key_is_on_the_page() -> None:
 
 
 def test_links_and_bandwidth_are_a_chip_s() -> None:
-    chip = {**yaml.safe_load(VENDOR)["chips"][0], **block("memory_bandwidth_bytes_per_second")}
+    chip = {**content(VENDOR)["chips"][0], **block("memory_bandwidth_bytes_per_second")}
     links = acme(chips=[chip]).chips[0].interconnect
     assert links is not None and links.pair_each_way_bytes_per_second == 50e9
 

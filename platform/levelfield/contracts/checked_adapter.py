@@ -16,6 +16,7 @@ from levelfield.contracts.node_commands import NodeCommands
 from levelfield.contracts.vendor import ContainerOptions, Device, DeviceList, Sample, Vendor
 from levelfield.errors import DocumentError
 from levelfield.specs.bounds import MOST_DEVICES
+from levelfield.specs.vendor import VendorFile
 
 _FIELDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "index": ((int,), "a whole number from 0"),
@@ -39,6 +40,10 @@ class CheckedAdapter:
     def __init__(self, adapter: Vendor, path: Path) -> None:
         self._adapter, self._path = adapter, path
         self.spec = adapter.spec
+
+    def with_spec(self, spec: VendorFile) -> CheckedAdapter:
+        """Return a new adapter of the same class, of another vendor.yaml."""
+        return CheckedAdapter(type(self._adapter)(spec), self._path)  # type: ignore[call-arg]
 
     def devices(self) -> Sequence[Device]:
         found = self._answer("devices", self._adapter.devices)

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
+from levelfield.contracts.checked_adapter import CheckedAdapter
 from levelfield.contracts.command import CommandOutput
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.vendor import Device, Vendor
@@ -57,14 +58,14 @@ class Subject:
     def adapter(self, spec: VendorFile | None = None) -> Vendor:
         """Return a new adapter, with another spec if given. It runs the tools on PATH."""
         made = self.registry.vendor(self.name)
-        if type(made) is not DeclaredVendor:
-            return made if spec is None else type(made)(spec)  # type: ignore[call-arg]
+        if isinstance(made, CheckedAdapter):
+            return made if spec is None else made.with_spec(spec)
         return DeclaredVendor(spec or self.spec, root=self._root(self.outputs))
 
     def over(self, outputs: Outputs) -> Vendor:
         """Return a new adapter whose tools print these outputs: directly, or through fake tools for an adapter.py."""
         made = self.registry.vendor(self.name)
-        if type(made) is not DeclaredVendor:
+        if isinstance(made, CheckedAdapter):
             self.stage.replay(outputs)
             return made
         answers = {argv: _answer(content) for argv, content in outputs.items()}

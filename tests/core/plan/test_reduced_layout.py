@@ -70,7 +70,7 @@ def test_sharding_and_sequence_parallel_stay_where_they_are_offered(
     assert cut(text, 2, offered) == expected
 
 
-SIZES = st.integers(1, 300)
+SIZES = st.integers(1, 100)  # together at most 2^20 ranks
 
 
 @given(SIZES, SIZES, SIZES, st.integers(1, 64))

@@ -125,8 +125,8 @@ def test_a_damaged_plan_is_named(run: RunPaths, old: str, new: str, says: str) -
 def test_a_write_that_fails_leaves_the_old_content_and_no_rest(tmp_path: Path) -> None:
     path = tmp_path / "status.json"
     directory.write_atomically(path, "old")
-    with pytest.raises(UnicodeEncodeError):
-        directory.write_atomically(path, "new \ud800")
+    with pytest.raises(TypeError):
+        directory.write_atomically(path, 7)  # type: ignore[arg-type]
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
