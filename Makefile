@@ -73,6 +73,7 @@ thorough: $(STAMP)
 	$(PYTEST) -m "thorough and containers" tests/containers
 	$(PYTEST) -m "thorough and machines" tests/machines
 	PYTHONPATH=platform $(PY) tests/first_starts.py --all
+	LEVELFIELD_FUZZ=30 $(PYTEST) -n 2 tests/core/fuzz
 
 quick: $(STAMP)
 	$(PYTEST) -n 4 --dist worksteal -m "$(NEW)" tests/vendors tests/core

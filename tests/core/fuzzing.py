@@ -1,0 +1,114 @@
+"""Seeded damage to what users hand to the platform, and what must come of it: a sentence and an exit code of a user.
+
+A run of a command fails the test with a traceback, exit code 5, more than ten seconds, or a file in the checkout. Each
+seed is one case; LEVELFIELD_FUZZ multiplies their number, by 30 in
+`make thorough`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from levelfield.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 10
+CODES = {0, 2, 3, 4}
+TIMES = int(os.environ.get("LEVELFIELD_FUZZ", "1"))
+VALUES: tuple[Any, ...] = (
+    None, True, False, -1, 0, 1, 7, 10**9, 10**30, -0.5, 1e308, float("nan"), float("inf"), "", "x", "017", "1:30",
+    "../..",
+    "a" * 3000, "\u0000", "\u200b", "été", "{{", "%s", "/dev/zero", [], [None], {}, {"a": {"b": []}}, [[[[]]]],
+)  # fmt: skip
+
+
+def seeds(number: int) -> range:
+    return range(number * TIMES)
+
+
+@contextmanager
+def in_time() -> Iterator[None]:
+    def late(*_: object) -> None:
+        raise AssertionError(f"it took more than {SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def outcome(*arguments: str) -> tuple[int, str]:
+    """The exit code of a command, and all that it printed. Fails where a user would have to report a fault."""
+    said = io.StringIO()
+    with redirect_stdout(said), redirect_stderr(said), in_time():
+        try:
+            code = main(list(arguments))
+        except SystemExit as end:  # argparse
+            code = end.code if isinstance(end.code, int) else 1
+    text = said.getvalue()
+    assert code in CODES, f"exit code {code} of {list(arguments)}:\n{text[-2000:]}"
+    assert "Traceback (most recent call last)" not in text, text[-2000:]
+    return code, text
+
+
+def places(content: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to each value of a document."""
+    if place:
+        yield place
+    if isinstance(content, dict):
+        for key, value in content.items():
+            yield from places(value, (*place, key))
+    elif isinstance(content, list):
+        for index, value in enumerate(content):
+            yield from places(value, (*place, index))
+
+
+def damaged(content: Any, draw: random.Random) -> Any:
+    """The document with one to three values replaced, removed, doubled or renamed. It is changed in place."""
+    for _ in range(draw.randint(1, 3)):
+        found = list(places(content))
+        if not found:
+            return content
+        *way, last = draw.choice(found)
+        holder = content
+        for key in way:
+            holder = holder[key]
+        kind = draw.randrange(5)
+        if kind == 0:
+            del holder[last]
+        elif kind == 1 and isinstance(holder, dict):
+            holder[draw.choice(("", "x", "name", "schema", 7))] = holder[last]
+        elif kind == 2 and isinstance(holder, list):
+            holder.extend(holder[: draw.randint(1, 3)])
+        else:
+            holder[last] = draw.choice(VALUES)
+    return content
+
+
+def damaged_bytes(content: bytes, draw: random.Random) -> bytes:
+    """The bytes cut, with some changed, a piece doubled or lines exchanged."""
+    kind, where = draw.randrange(5), draw.randrange(len(content) + 1)
+    if kind == 0:
+        return content[:where]
+    if kind == 1:
+        found = bytearray(content or b"\0")
+        for _ in range(draw.randint(1, 20)):
+            found[draw.randrange(len(found))] = draw.randrange(256)
+        return bytes(found)
+    if kind == 2:
+        return content[:where] + content[max(0, where - 200) :]
+    if kind == 3:
+        lines = content.split(b"\n")
+        draw.shuffle(lines)
+        return b"\n".join(lines)
+    return draw.choice((b"", b"\0" * 100, b"{}", b"[]", b"null", b'{"event":"step"}\n', b"\xff\xfe\n", b"[" * 5000))
