@@ -10,12 +10,14 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from levelfield.cli.arguments import parser_of
 from levelfield.cli.package_faults import package_fault
 from levelfield.cli.streams import Streams
 from levelfield.errors import INTERRUPTED, PLATFORM_FAULT, LevelfieldError, UsageError
+from levelfield.run.interruption import interrupted_once
 
 # Commands that train. Output that is lost changes neither their results, which are in files, nor their exit codes.
 TRAINING = ("run", "sweep", "nightly", "bisect", "align", "diagnose")
@@ -30,12 +32,13 @@ _LIMITED = (
 def started(arguments: Sequence[str]) -> int:
     """Run one command as a process of its own and return its exit code. Lost output ends nothing."""
     streams = Streams()
+    trains = not arguments or arguments[0] in TRAINING or arguments[0].startswith("-")
     try:
-        code = main(arguments)
+        with interrupted_once(to_the_end=True) if trains else nullcontext():
+            code = main(arguments)
     except SystemExit as ended:  # by argparse: --help, or wrong usage
         code = ended.code if isinstance(ended.code, int) else 2
     if lost := streams.lost():
-        trains = not arguments or arguments[0] in TRAINING or arguments[0].startswith("-")
         return _fail(lost, code if trains or code else PLATFORM_FAULT)
     return code
 

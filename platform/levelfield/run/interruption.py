@@ -8,25 +8,34 @@ from contextlib import contextmanager
 from types import FrameType
 
 
+class _Interrupt:
+    """The handler of a block's signals."""
+
+    def __init__(self) -> None:
+        self.came = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if not self.came:
+            self.came = True
+            raise KeyboardInterrupt
+
+
 @contextmanager
-def interrupted_once() -> Iterator[None]:
+def interrupted_once(to_the_end: bool = False) -> Iterator[None]:
     """Raise KeyboardInterrupt at the first SIGINT, SIGTERM or SIGHUP of the block, and ignore later ones.
 
     After the first one the processes are stopped and the result is written, which takes seconds. An ignored signal
-    stays ignored, as in a shell's background job.
+    stays ignored, as in a shell's background job. A block inside another one is a part of it. to_the_end: the process
+    ends after the block, and later signals do not change its exit code.
     """
-    ending = False
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal ending
-        if not ending:
-            ending = True
-            raise KeyboardInterrupt
-
     handled = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    if any(isinstance(signal.getsignal(number), _Interrupt) for number in handled):
+        yield
+        return
+    interrupt = _Interrupt()
     before = {number: signal.signal(number, interrupt) for number in handled}
     try:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if to_the_end and interrupt.came else handler)

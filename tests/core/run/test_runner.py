@@ -8,6 +8,7 @@ import pkgutil
 import platform
 import shutil
 import signal
+import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
@@ -263,6 +264,35 @@ def test_who_presses_again_and_again_gets_the_same_end(train: Run, runs: Path, m
     assert code == 130 and result["status"]["failure"] == "interrupted"
     assert json.loads(only(runs).outcome.read_text())["ends"][1]["stopped_by_us"]
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+
+
+AGAIN = """
+import atexit, os, signal
+from levelfield.cli import main, terminal
+from levelfield.rundir.follower import Follower
+
+def press(*given):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+Follower.read = press
+summary = terminal.Terminal.summary
+terminal.Terminal.summary = lambda *given: (press(), summary(*given))
+atexit.register(press)
+raise SystemExit(main.started(ARGUMENTS))
+"""
+
+
+@pytest.mark.drill
+def test_a_second_sigterm_after_the_run_does_not_change_its_end(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It killed the process where the result was printed or the process ended."""
+    monkeypatch.setenv("FAKE_DEVICES", "2")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(runs.parent / "cache"))
+    given = ["--case", "tiny:fake:F1", "--scale", "smoke", "--python", sys.executable]
+    given += ["--plugins", str(PLUGINS), "--runs", str(runs)]
+    script = AGAIN.replace("ARGUMENTS", repr(given))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 130, done.stderr
+    assert "result   failed (interrupted)" in done.stdout
 
 
 @pytest.mark.drill
