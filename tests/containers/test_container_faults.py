@@ -55,6 +55,13 @@ def test_a_killed_container_is_a_killed_run_and_not_out_of_memory(benchmark: Ben
     assert result["steps_done"] >= 5
 
 
+def test_a_container_that_is_stopped_from_outside_is_said(benchmark: Benchmark, engine: DockerClient) -> None:
+    code, result = broken(benchmark, lambda: engine.containers.get(container_of(engine, benchmark)).stop())
+    assert (code, result["status"]["word"], result["status"]["failure"]) == (3, "failed", "cancelled")
+    assert "was stopped from outside, as by `docker stop`" in result["status"]["evidence"]
+    assert result["steps_done"] >= 5
+
+
 def test_memory_beyond_the_containers_limit_is_oom(benchmark: Benchmark) -> None:
     done = benchmark.run(*LONG, "--container-memory", "200M", "--env", "FAKE_FAULT=eat")
     result = benchmark.result()

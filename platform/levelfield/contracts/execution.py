@@ -22,7 +22,7 @@ Watch = Callable[[], None]
 Cause = Literal[
     "exited", "rank-failed", "hang", "interrupted", "launch-error", "environment", "engine", "device-taken",
     "unsupported", "corpus", "preflight", "node-lost", "node-differs", "unreachable", "cancelled", "preempted",
-    "time-limit", "code-changed",
+    "time-limit", "code-changed", "inputs-changed", "storage",
 ]  # fmt: skip
 NodeWord = Literal[
     "ended", "failed", "stopped", "lost", "differs", "unreachable", "device-taken", "cancelled", "preempted",
@@ -166,7 +166,8 @@ class Outcome:
     the one that the plan was made for; `node-lost`: a node or the connection to it went away; `node-differs`: a node
     has other code or another environment; `unreachable`: a node could not be reached; `cancelled`, `preempted`,
     `time-limit`: an engine ended the run, by another's request, for another job, or at its limit; `code-changed`: the
-    code is another one than when the plan was made.
+    code is another one than when the plan was made; `inputs-changed`: a file that the platform wrote for the run was
+    overwritten; `storage`: the run directory could not be read or written.
     nodes: how each node's part ended, for a launcher of many machines.
     oom_kills: how many processes of the run the kernel killed for memory; oom_evidence: how that is known.
     warnings: sentences for the result.

@@ -38,6 +38,8 @@ _WORDS_OF_CAUSES: dict[str, tuple[Word, str | None, str]] = {
     "corpus": ("failed", "corpus", "the corpus is not the one that was checked"),
     "preflight": ("not-run", "preflight", "the preflight failed; --no-preflight trains without one"),
     "node-lost": ("failed", "node", "a node went away, or the connection to it"),
+    "inputs-changed": ("failed", "files", "a file of the run was overwritten while it trained"),
+    "storage": ("failed", "storage", "the run directory could not be read or written"),
     "code-changed": ("not-run", "code", "the code has changed since the plan was made"),
     "node-differs": ("not-run", "node", "a node has other code or another environment"),
     "unreachable": ("not-run", "node", "a node could not be reached"),

@@ -15,7 +15,7 @@ from pathlib import Path
 from levelfield.catalog.machine import devices_of
 from levelfield.contracts.execution import Launcher, NodesNotReady, Outcome, ReadyRuntime, Watch
 from levelfield.contracts.vendor import Device, Vendor
-from levelfield.errors import CorpusError, RunFailed, UsageError
+from levelfield.errors import CorpusError, DocumentError, RunFailed, UsageError
 from levelfield.judge.collector import collect
 from levelfield.node.left_ranks import own_ranks
 from levelfield.plan.choices import choices_for
@@ -25,6 +25,7 @@ from levelfield.run import peak_probe
 from levelfield.run.code_watch import CodeWatch
 from levelfield.run.corpus_watch import CorpusWatch
 from levelfield.run.device_locks import DeviceInUse, DeviceLocks, devices_locked
+from levelfield.run.input_watch import InputWatch
 from levelfield.run.interruption import interrupted_once
 from levelfield.run.launchers import means, speaking
 from levelfield.run.preflight_run import preflight_in
@@ -122,11 +123,21 @@ def _finished(paths: RunPaths, outcome: Outcome) -> Result:
     try:
         directory.write_status(paths, "collecting", "running")
         _keep_outcome(paths, outcome)
-        return finish(paths)
+        paths.outcome_of_full_disk.unlink(missing_ok=True)
     except OSError as error:
+        with suppress(OSError):
+            paths.outcome_of_full_disk.replace(paths.outcome)  # needs no room
         raise RunFailed(
             f"failed (storage): {directory.write_error(error, paths.root)}. The finished steps are kept. Free some "
             f"space, then run `collect {paths.root}`"
+        ) from None
+    try:
+        return finish(paths)
+    except (OSError, DocumentError) as error:
+        said = directory.write_error(error, paths.root) if isinstance(error, OSError) else error
+        raise RunFailed(
+            f"the run has ended and its raw files are kept, without a result: {said}. Mend that, then run "
+            f"`collect {paths.root}`"
         ) from None
 
 
@@ -234,14 +245,21 @@ def _execute(
         directory.write_json(paths.job, job_of(plan, paths))
         directory.write_json(paths.request, request.to_dict())
         directory.write_json(paths.provenance, provenance(plan, vendor, runtime))
+        directory.write_json(paths.outcome_of_full_disk, Outcome("storage", (), "the disk was full").to_dict())
         directory.write_status(paths, "running", "running")
+        inputs = InputWatch(paths)
     corpus, code = CorpusWatch(plan.corpus), CodeWatch(plan, paths)
     if refused := code.refusal():
         return refused
     listener.say(f"training {plan.work.training.steps} steps on {plan.world_size} device(s)")
     follower = Follower(paths.events, plan)
-    with _sampled_here(plan, vendor, paths):
-        outcome = speaking(launcher, listener.say).execute(request, _keeping(locks, _watch(plan, follower, listener)))
+    try:
+        with _sampled_here(plan, vendor, paths):
+            watch = _keeping(locks, _watch(plan, follower, listener))
+            outcome = speaking(launcher, listener.say).execute(request, watch)
+        outcome = inputs.judged(outcome)
+    except OSError as error:
+        outcome = Outcome("storage", (), directory.write_error(error, paths.root))
     _read_nodes(plan, vendor, paths)
     return corpus.judged(code.judged(replace(outcome, seen=_seen(plan, follower))), listener.say)
 

@@ -191,4 +191,6 @@ def _may_still_write(outcome: Event) -> bool:
 def _why_none(outcome: Event) -> str:
     if _may_still_write(outcome):
         return "a rank did not end and may still write, so the run was not sealed"
+    if outcome.get("cause") == "storage":
+        return "the run directory could not be written when the run ended, so the run was not sealed"
     return "outcome.json has no seal: the run is of an earlier version, or its seal was removed"

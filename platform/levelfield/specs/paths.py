@@ -77,6 +77,11 @@ class RunPaths:
         return self.root / "outcome.json"
 
     @property
+    def outcome_of_full_disk(self) -> Path:
+        """What becomes the outcome where there is no room to write one. Only a run that goes on has it."""
+        return self.root / ".outcome.json"
+
+    @property
     def status(self) -> Path:
         return self.root / "status.json"
 

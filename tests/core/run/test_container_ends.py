@@ -14,6 +14,7 @@ from docker.errors import APIError
 from levelfield.contracts.execution import NodeWork, ProcessWork, Request
 from levelfield.node.rank_processes import main
 from levelfield.run.launchers import container_launcher
+from levelfield.run.launchers.liveness import Liveness
 
 ENDED = {"rank": 0, "exit_code": 0, "signal": None, "stopped_by_us": False}
 RUNS = {"rank": 1, "exit_code": None, "signal": None, "stopped_by_us": False}
@@ -58,6 +59,39 @@ def test_of_a_killed_container_only_those_that_ran_were_killed(request_of_two: R
 def test_a_first_process_that_failed_is_no_signal(request_of_two: Request) -> None:
     found = container_launcher._ends(request_of_two, container(1))  # type: ignore[arg-type]
     assert summary(found) == [(0, 1, None, False), (1, 1, None, False)]
+
+
+STOPPED = {"rank": 1, "exit_code": None, "signal": 15, "stopped_by_us": True}
+
+
+@pytest.mark.parametrize(
+    ("ends", "cause"),
+    [
+        ([ENDED, STOPPED], "cancelled"),
+        ([ENDED, {**ENDED, "rank": 1}], "exited"),
+        ([{**ENDED, "exit_code": 3}, STOPPED], "rank-failed"),
+    ],
+)
+def test_a_container_that_is_stopped_from_outside_is_no_training_that_ended(
+    request_of_two: Request, tmp_path: Path, ends: list[dict], cause: str
+) -> None:
+    """`docker stop` gives the first process a SIGTERM, and that ends the ranks, as it does for the platform."""
+    (tmp_path / "node0.ends.json").write_text(json.dumps(ends))
+    ended = EndedContainer(0 if cause == "exited" else 1)
+    outcome = container_launcher._supervise(request_of_two, {0: ended}, Liveness(request_of_two), lambda: None)  # type: ignore[dict-item]
+    assert outcome.cause == cause
+    if cause == "cancelled":
+        assert str(outcome.evidence).startswith("levelfield-node0 was stopped from outside, as by `docker stop`")
+
+
+class EndedContainer:
+    name = "levelfield-node0"
+
+    def __init__(self, exit_code: int) -> None:
+        self.attrs = {"State": {"Running": False, "ExitCode": exit_code}}
+
+    def reload(self) -> None:
+        pass
 
 
 class HeldContainer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pkgutil
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,10 +27,12 @@ from levelfield.judge.collector import collect
 from levelfield.node.memory_kills import MemoryKills
 from levelfield.plan.decision import Decision
 from levelfield.plan.resolution import resolve
+from levelfield.run.runner import finish
 from levelfield.rundir.follower import Follower
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
+from levelfield.specs.result import Result
 from plans import PLUGINS
 from planted_corpora import write_megatron
 
@@ -354,6 +358,92 @@ def test_a_disk_that_is_full_before_the_training_is_named_with_the_space_left(
     assert not list(runs.glob("*/events/*")) and '"state": "running"' not in "".join(
         path.read_text() for path in runs.glob("*/status.json")
     )
+
+
+@pytest.mark.parametrize("where", ["rundir.follower.Follower.read", "run.launchers.local.LocalLauncher.execute"])
+def test_a_stale_file_handle_during_the_run_is_a_failed_run(
+    train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def stale(*given: object) -> None:
+        while not list(runs.glob("*/events/rank0.jsonl")) and where.endswith("read"):
+            time.sleep(0.1)
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(runs / "events"))
+
+    monkeypatch.setattr(f"levelfield.{where}", stale)
+    code, (result,) = train()
+    assert (code, result["status"]["word"], result["status"]["failure"]) == (3, "failed", "storage")
+    assert f"{runs / 'events'}: Stale file handle" in result["status"]["evidence"]
+    ends = json.loads(only(runs).outcome.read_text())["ends"]
+    assert len(ends) == (2 if where.endswith("read") else 0), "what the launcher knows is kept"
+
+
+@pytest.mark.parametrize("name", ["plan.json", "job.json", "provenance.json"])
+@pytest.mark.parametrize("content", ["{", None], ids=["overwritten", "removed"])
+def test_a_file_of_the_run_that_is_overwritten_loses_nothing_measured(
+    train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str | None
+) -> None:
+    before: list[bytes] = []
+
+    def damage() -> None:
+        path = only(runs).root / name
+        before.append(path.read_bytes())
+        path.write_text(content) if content else path.unlink()
+
+    at_step(1, damage, monkeypatch)
+    code, (result,) = train()
+    assert (code, result["status"]["word"], result["status"]["failure"]) == (3, "failed", "files")
+    assert f"{name}: found other content than at the start" in result["status"]["evidence"]
+    assert result["steps_done"] == 12 and result["seal"]["word"] == "sealed"
+    assert before == [(only(runs).root / name).read_bytes()]
+
+
+def test_a_result_that_cannot_be_computed_is_a_failed_run(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The plan is damaged after the last look at it: `collect` gives the result once it is mended."""
+    monkeypatch.setenv("FAKE_DEVICES", "2")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(runs.parent / "cache"))
+    given = ["--case", "tiny:fake:F1", "--scale", "smoke", "--python", sys.executable, "--plugins", str(PLUGINS)]
+    plan: list[str] = []
+
+    def damaged(paths: RunPaths) -> Result:
+        if not plan:
+            plan.append(paths.plan.read_text())
+            paths.plan.write_text("{")
+        return collect(paths)
+
+    monkeypatch.setattr("levelfield.run.runner.collect", damaged)
+    assert main([*given, "--runs", str(runs)]) == 3
+    said = " ".join(capsys.readouterr().err.split())
+    assert "its raw files are kept, without a result" in said and f"`collect {only(runs).root}`" in said
+    only(runs).plan.write_text(plan[0])
+    assert main(["collect", str(only(runs).root)]) == 0 and collect(only(runs)).status.word == "valid"
+
+
+@pytest.mark.drill
+def test_a_disk_that_becomes_full_has_the_same_word_at_once_and_when_collected(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FAKE_DEVICES", "2")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(small_disk.parent / "cache"))
+    runs, rest = small_disk / "runs", small_disk / "rest"
+
+    def fill() -> None:
+        with suppress(OSError), rest.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+
+    at_step(3, fill, monkeypatch)
+    given = ["--case", "tiny:fake:F1", "--scale", "smoke", "--python", sys.executable, "--plugins", str(PLUGINS)]
+    assert main([*given, "--runs", str(runs)]) == 3
+    assert "failed (storage): " in capsys.readouterr().err
+    rest.unlink()
+    for _ in range(2):
+        result = finish(only(runs))
+        assert (result.status.word, result.status.failure) == ("failed", "storage")
+        assert result.steps_done >= 3
+        assert str(result.seal.reason).startswith("the run directory could not be written")
+    assert not only(runs).outcome_of_full_disk.exists()
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from levelfield.node.regular_files import read_regular
 from levelfield.run.launchers.liveness import Liveness
 from levelfield.run.launchers.local import ends_of, evidence_of, request_of, with_port
 from levelfield.run.launchers.ports import free_port
-from levelfield.run.runtimes.engine import OWNER_LABEL, EngineError, answers, connect, owner
+from levelfield.run.runtimes.engine import OWNER_LABEL, SILENT_SECONDS, EngineError, answers, connect, hurry, owner
 from levelfield.run.runtimes.engine_containers import started
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -75,8 +75,18 @@ class ContainerLauncher:
                 running[node.node_rank] = container
                 warnings += refused
             outcome = _supervise(request, running, Liveness(request), watch)
+        except OSError as error:
+            if error.filename is None:  # of the connection to the engine, not of the run's files
+                raise
+            outcome = _stopped(request, running, "storage", f"{error.filename}: {error.strerror}")
         except KeyboardInterrupt:
-            outcome = _stopped(request, running, "interrupted", "interrupted by the user")
+            hurry(client)
+            try:
+                with answers():
+                    outcome = _stopped(request, running, "interrupted", "interrupted by the user")
+            except EngineError as error:
+                hurry(client, SILENT_SECONDS)
+                return _left_running(request, running, error)
         _keep_logs(request, running)
         # the flag counts only beside a killed rank: the kernel may have killed a child, and the rank went on
         killed = sum(bool(c.attrs["State"]["OOMKilled"]) for c in running.values())
@@ -134,10 +144,23 @@ def _supervise(request: Request, running: dict[int, Container], liveness: Livene
     _settle(running)
     watch()
     ends = _ends(request, running)
+    if (node := _stopped_from_outside(request, running)) is not None:
+        evidence = f"{running[node].name} was stopped from outside, as by `docker stop`: its first process got a signal"
+        return _stopped(request, running, "cancelled", evidence)
     failed = next((e for e in ends if (e.signal or e.exit_code) and not e.stopped_by_us), None)
     if failed is None:
         return Outcome("exited", ends)
     return _stopped(request, running, "rank-failed", evidence_of(ends, failed.rank))
+
+
+def _stopped_from_outside(request: Request, running: dict[int, Container]) -> int | None:
+    """Return a node whose first process ended its ranks although none had failed, and nobody here asked for it."""
+    for node in request.nodes:
+        ends = [] if running[node.node_rank].attrs["State"]["Running"] else _written(node)
+        has_failed = any((e.signal or e.exit_code) and not e.stopped_by_us for e in ends)
+        if any(e.stopped_by_us for e in ends) and not has_failed:
+            return node.node_rank
+    return None
 
 
 def _alive(request: Request) -> list[int]:
@@ -178,6 +201,13 @@ def _stopped(request: Request, running: dict[int, Container], cause: Cause, evid
             running[rank].stop(timeout=STOP_SECONDS)
         running[rank].reload()
     return Outcome(cause, _ends(request, running, left), evidence)
+
+
+def _left_running(request: Request, running: dict[int, Container], error: EngineError) -> Outcome:
+    """Return the outcome of an interrupt whose engine does not answer."""
+    names = ", ".join(str(container.name) for container in running.values())
+    said = f"the container engine did not answer an interrupt ({error}): {names} may still run; the next run removes it"
+    return Outcome("interrupted", _ends(request, {}), "interrupted by the user", warnings=(said,))
 
 
 def _ends(request: Request, running: dict[int, Container], stopped: set[int] | None = None) -> tuple[ProcessEnd, ...]:

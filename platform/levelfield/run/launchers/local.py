@@ -46,12 +46,15 @@ class LocalLauncher:
     def _run(self, request: Request, watch: Watch, ranks: Ranks) -> Outcome:
         port = free_port()
         try:
-            for process in request.nodes[0].processes:
-                environment = {**inherited(), **with_port(process, port)}
-                ranks.start(process.rank, list(process.argv), environment, process.log)
+            try:
+                for process in request.nodes[0].processes:
+                    environment = {**inherited(), **with_port(process, port)}
+                    ranks.start(process.rank, list(process.argv), environment, process.log)
+            except OSError as error:
+                return _stopped(ranks, "launch-error", f"{error.filename or 'process'}: {error.strerror}")
             return _supervise(ranks, Liveness(request), watch)
-        except OSError as error:
-            return _stopped(ranks, "launch-error", f"{error.filename or 'process'}: {error.strerror}")
+        except OSError as error:  # by a look at the run's files
+            return _stopped(ranks, "storage", f"{error.filename or request.events_dir}: {error.strerror}")
         except KeyboardInterrupt:
             return _stopped(ranks, "interrupted", "interrupted by the user")
         finally:

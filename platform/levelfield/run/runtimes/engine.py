@@ -17,6 +17,8 @@ RUN_LABEL = "levelfield.run"
 OWNER_LABEL = "levelfield.owner"
 IMAGE_LABEL = "levelfield.image"
 PATIENCE_SECONDS = 60
+LAST_SECONDS = 5  # for each answer after an interrupt; a second one is waited for less long
+SILENT_SECONDS = 1
 Say = Callable[[str], None]
 
 
@@ -53,6 +55,11 @@ def answers() -> Iterator[None]:
         yield
     except (DockerException, RequestException, OSError) as error:
         raise EngineError(first_line(error)) from None
+
+
+def hurry(client: DockerClient, seconds: int = LAST_SECONDS) -> None:
+    """Wait for each later answer of the engine only so long: the user has interrupted the command."""
+    client.api.timeout = seconds
 
 
 def first_line(error: Exception) -> str:

@@ -13,6 +13,7 @@ from docker.models.containers import Container
 from docker.types import DeviceRequest, Ulimit
 
 from levelfield.contracts.execution import ContainerWork
+from levelfield.run.runtimes.engine import hurry
 from levelfield.specs.container import ContainerOptions
 
 
@@ -47,6 +48,9 @@ def _created(client: DockerClient, arguments: dict[str, Any]) -> Iterator[Contai
     try:
         with closing(client.api.attach_socket(created, params={"stdin": 1, "stream": 1})):
             yield container
+    except KeyboardInterrupt:
+        hurry(client)
+        raise
     finally:
         with suppress(Exception):  # the engine is gone: the next start finds the container by its label and removes it
             container.remove(force=True, v=True)
