@@ -99,10 +99,14 @@ def write_json(path: Path, content: Any) -> None:
 def write_atomically(path: Path, text: str) -> None:
     """Replace the content of `path` by `text` in one step. A reader sees the old or the new content, never a part.
 
-    Raises OSError with the name of `path`.
+    A character device, such as /dev/null, is written into: a file in its place would harm the machine. Raises OSError
+    with the name of `path`.
     """
     try:
-        _replace(path, text)
+        if path.is_char_device():
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        else:
+            _replace(path, text)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -133,3 +134,15 @@ def test_a_write_that_fails_leaves_the_old_content_and_no_rest(tmp_path: Path) -
 def test_others_may_read_what_is_written(tmp_path: Path) -> None:
     directory.write_atomically(tmp_path / "report.md", "x")
     assert (tmp_path / "report.md").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_device_is_written_into_and_not_replaced(tmp_path: Path) -> None:
+    """`report --output /dev/null` by root made a regular file of it."""
+    null = tmp_path / "null"
+    try:
+        os.mknod(null, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        null.write_text("")
+    except OSError:
+        pytest.skip("device files cannot be made here")
+    directory.write_atomically(null, "text")
+    assert null.is_char_device() and [path.name for path in tmp_path.iterdir()] == ["null"]
