@@ -256,7 +256,7 @@ def test_after_a_full_disk_collect_finds_the_seal(run: RunPaths, monkeypatch: py
     def full(*_: object) -> Result:
         raise OSError(28, "No space left on device", str(run.result))
 
-    with monkeypatch.context() as patch, pytest.raises(RunFailed, match="storage"), run_state.ending(run):
+    with monkeypatch.context() as patch, pytest.raises(RunFailed, match="without a result"), run_state.ending(run):
         patch.setattr(runner, "finish", full)
         runner._finished(run, Outcome("exited", tuple(ProcessEnd(r, 0, None, False) for r in (0, 1))))
     assert main(["collect", str(run.root)]) == 0 and collect(run).status.word == "valid"
