@@ -1,6 +1,6 @@
 """Seeded damage to what users hand to the platform, and what must come of it: a sentence and an exit code of a user.
 
-A run of a command fails the test with a traceback, exit code 5, more than ten seconds, or a file in the checkout. Each
+A run of a command fails the test with a traceback, exit code 5, or more than ten seconds. Each
 seed is one case; LEVELFIELD_FUZZ multiplies their number, by 30 in
 `make thorough`.
 """

@@ -29,7 +29,8 @@ def reference_from(paths: RunPaths, why: str) -> Reference:
     """Return a reference made from a run. Raises UsageError for a run that is not valid."""
     plan, result = read_plan(paths), collect(paths)
     _only_valid(result)
-    training = _training(paths, plan, result)
+    raw = read_raw(paths)
+    training = training_of(plan.work, raw, result.identity)
     steps = range(1, training.steps + 1)
     return Reference(
         case=plan.case,
@@ -41,7 +42,7 @@ def reference_from(paths: RunPaths, why: str) -> Reference:
         gradients={step: dict(norms) for step, norms in training.gradients.items()},
         weights={name: tuple(figures) for name, figures in training.weights.items()},
         routing={step: dict(layers) for step, layers in training.routing.items()},
-        choices=_choices(paths, plan, read_raw(paths)),
+        choices=_choices(paths, plan, raw),
         run_id=plan.run_id,
         framework=result.framework,
         framework_version=result.framework_version,

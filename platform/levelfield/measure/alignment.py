@@ -118,13 +118,13 @@ def align(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits)
         choices = [routing(run, reference, moved, limits)]
         if choices[0].passed is None:
             run, reference = before(run, moved.first), before(reference, moved.first)
+    is_known = 1 in reference.losses  # no step is, where choices differ from the first one on
+    by_step = (first_step, gradients, curve) if is_known else ()
     layers = [
-        *([first_step(run, reference, limits)] if 1 in reference.losses else []),
-        *([gradients(run, reference, limits)] if 1 in reference.losses else []),
-        *([curve(run, reference, limits)] if 1 in reference.losses else []),
+        *(layer(run, reference, limits) for layer in by_step),
         *([norms(run, reference, limits)] if limits.norms is not None and reference.grad_norms else []),
         *choices,
-        *([spikes(run, reference)] if 1 in reference.losses else []),
+        *([spikes(run, reference)] if is_known else []),
         *([final_weights(run, reference, limits)] if reference.weights else []),
     ]
     return AlignmentFinding(*_verdict(layers, run, reference, limits), tuple(layers))
