@@ -46,7 +46,7 @@ def main() -> None:
 
 def measure(tokens: int, inputs: int, outputs: int, turns: int) -> dict[str, Any]:
     import torch
-    from onednn import product
+    from model.onednn import product
 
     x, weight = torch.randn(tokens, inputs), torch.randn(outputs, inputs)
     gradient, operations = torch.randn(tokens, outputs), 2e-9 * tokens * inputs * outputs

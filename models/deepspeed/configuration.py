@@ -2,10 +2,10 @@
 
 import math
 
-from attention import check_attention
 from deepspeed.accelerator import get_accelerator
 from levelfield.worker import Unsupported, check_layout, check_parts
-from recompute import check_recompute
+from model.attention import check_attention
+from step.recompute import check_recompute
 
 NEVER = 2**62  # steps
 # Of torch's model; its experts need an exchange of tokens that the engine does not know.

@@ -3,11 +3,11 @@
 import deepspeed
 import torch
 from configuration import configuration
-from decoder import Decoder
-from optimizer import make_adamw
-from parallelize import decoder_arguments
+from model.decoder import Decoder
+from parallelism.parallelize import decoder_arguments
 from partition import fill, fill_master_weights, whole_shape
-from recompute import compile_blocks, recompute_blocks
+from step.optimizer import make_adamw
+from step.recompute import compile_blocks, recompute_blocks
 from torch.utils._python_dispatch import _disable_current_modes
 
 

@@ -5,17 +5,17 @@ import contextlib
 import deepspeed
 import torch
 import torch.distributed as dist
-from activations import keep_gradients, kept_activations
-from attention_kernel import attention_kernel
-from batch_copy import on_device
 from configuration import check, clips_here
 from device import describe, memory, open_device, process_group
 from engine import open_engine
 from exchange import own_work
 from levelfield.worker import Capture, Initializer, coordinates, learning_rate, train_steps
-from optimizer import clip_divisor
+from model.attention_kernel import attention_kernel
 from partition import exact_norm, save, squared_norm, whole_gradients, whole_parameters
-from recompute import repeats
+from step.activations import keep_gradients, kept_activations
+from step.batch_copy import on_device
+from step.optimizer import clip_divisor
+from step.recompute import repeats
 from training import step_seed
 
 

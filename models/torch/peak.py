@@ -7,9 +7,9 @@ added: the rate of a layer's products by oneDNN, over that by MKL.
 import json
 import time
 
-import onednn
 import torch
 from levelfield.worker import best_product_rate, probe_options
+from model import onednn
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LAYERS = [(1024, 512, 512), (1024, 512, 2048), (1024, 2048, 512), (1024, 768, 3072)]  # tokens, inputs, outputs

@@ -4,23 +4,23 @@ import contextlib
 import hashlib
 import math
 
-import onednn
 import torch
 import torch.distributed as dist
-from activations import keep_gradients, kept_activations
-from attention_kernel import attention_kernel
-from batch_copy import on_device
-from casts import StepCasts
-from data_parallel import free_first_buckets, gradients_in_buckets, micro_batch_context
 from device import describe, memory, open_device, process_group
 from exchange import own_work
 from levelfield.worker import Capture, Initializer, coordinates, learning_rate, train_steps
-from mesh import Grid
-from optimizer import LocalAdamW, LossScale, clip_divisor
-from parallelize import build, check, divided_parameters
-from parameters import as_arrays, save
-from recompute import repeats
-from tallies import Tallies
+from model import onednn
+from model.attention_kernel import attention_kernel
+from model.casts import StepCasts
+from model.parameters import as_arrays, save
+from model.tallies import Tallies
+from parallelism.data_parallel import free_first_buckets, gradients_in_buckets, micro_batch_context
+from parallelism.mesh import Grid
+from parallelism.parallelize import build, check, divided_parameters
+from step.activations import keep_gradients, kept_activations
+from step.batch_copy import on_device
+from step.optimizer import LocalAdamW, LossScale, clip_divisor
+from step.recompute import repeats
 
 
 def train(job, recorder):
@@ -46,11 +46,11 @@ class Trainer:
         self.experts = self.share = None
         # a training rests on what it imports (tested.json): so what only some layouts use is imported by them
         if job.layout.expert > 1:
-            from expert_parallel import ExpertMesh
+            from parallelism.expert_parallel import ExpertMesh
 
             self.experts = ExpertMesh(job)
         if job.layout.context > 1:
-            from context_parallel import open_share
+            from parallelism.context_parallel import open_share
 
             self.share = open_share(job, place)
         self.model, self.runner = build(job, grid, place, Initializer(job), device, self.experts, self.share)
@@ -58,7 +58,7 @@ class Trainer:
         self.tallies = Tallies(job, self.model, place, device)
         self.pipeline = None
         if job.layout.pipeline > 1:
-            from pipeline import Pipeline
+            from parallelism.pipeline import Pipeline
 
             stage = self.model.stage
             self.pipeline = Pipeline(job, self.runner, stage, self.model.dtype, device, grid["pipeline"])

@@ -40,7 +40,7 @@ GATED = "self.activation(self.gate(x)) * self.up(x)"
 FAULTS = (
     Planted(
         "each micro-batch's output is kept",
-        "block.py",
+        "model/decoder.py",
         "        return x + dropout(self.mlp(self.mlp_norm(x)), self.dropout)\n\n\n",
         "        x = x + dropout(self.mlp(self.mlp_norm(x)), self.dropout)\n"
         "        KEPT.append(x.detach())\n        return x\n\n\nKEPT = []\n\n\n",
@@ -48,7 +48,7 @@ FAULTS = (
     ),
     Planted(
         "gradients are not reduced",
-        "data_parallel.py",
+        "parallelism/data_parallel.py",
         "return contextlib.nullcontext() if last else model.no_sync()",
         "return model.no_sync()",
         "all_reduce over 2 ranks (gradients): ",
@@ -60,8 +60,8 @@ FAULTS = (
         f"        dist.all_reduce(next(self.model.parameters()).grad)\n{TAKES}",
         "bytes, expected at most",
     ),
-    Planted("half of a product is left out", "llama.py", GATED, GATED.replace("up(x)", "up(x[:1])"), "(-"),
-    Planted("a product is doubled", "llama.py", GATED, GATED + " + 0 * self.up(x)", "(+"),
+    Planted("half of a product is left out", "model/decoder.py", GATED, GATED.replace("up(x)", "up(x[:1])"), "(-"),
+    Planted("a product is doubled", "model/decoder.py", GATED, GATED + " + 0 * self.up(x)", "(+"),
     Planted(
         "the host waits for each micro-batch",
         "training.py",
@@ -115,7 +115,7 @@ def test_a_fault_is_a_finding_of_each_rank(fault, tmp_path, monkeypatch):
 
 
 def test_a_send_to_the_wrong_stage_is_a_named_hang(tmp_path, monkeypatch):
-    _, reports = rehearsed(STAGES, tmp_path, monkeypatch, [("pipeline.py", SENDS, WRONG_PEER + SENDS)])
+    _, reports = rehearsed(STAGES, tmp_path, monkeypatch, [("parallelism/pipeline.py", SENDS, WRONG_PEER + SENDS)])
     ended = [each for each in reports if each["exit_code"] in (HANG, MISMATCH)]
     assert ended, reports
     assert any("stand-in: rank" in each["printed"] for each in ended)

@@ -9,7 +9,7 @@ LAYOUTS = (
     Fault(
         "one parameter left out of the data-parallel all-reduce",
         """
-import data_parallel
+from parallelism import data_parallel
 class Ignoring(data_parallel.DistributedDataParallel):
     def __init__(self, model, **settings):
         self._set_params_and_buffers_to_ignore_for_model(model, ["layers.1.mlp.up.weight"])
@@ -23,7 +23,7 @@ data_parallel.DistributedDataParallel = Ignoring
     Fault(
         "gradients doubled: summed over data-parallel ranks",
         """
-import optimizer
+from step import optimizer
 right = optimizer.LocalAdamW.take_gradients
 def take(self):
     right(self)
@@ -38,7 +38,7 @@ optimizer.LocalAdamW.take_gradients = take
     Fault(
         "a norm's gradient not summed under sequence parallelism",
         """
-import optimizer
+from step import optimizer
 optimizer._local_gradient = lambda parameter: optimizer._local(parameter.grad)
 """,
         "gradients",
@@ -48,7 +48,7 @@ optimizer._local_gradient = lambda parameter: optimizer._local(parameter.grad)
     Fault(
         "a bias added by each tensor-parallel rank",
         """
-import layers
+from model import layers
 from torch.nn import functional
 right = layers.Linear.forward
 def twice(self, x):
@@ -64,7 +64,7 @@ layers.Linear.forward = twice
     Fault(
         "a tied embedding's gradient not summed over the pipeline's ends",
         """
-import optimizer
+from step import optimizer
 right = optimizer.LocalAdamW.__init__
 def apart(self, *arguments):
     right(self, *arguments)

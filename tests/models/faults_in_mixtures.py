@@ -36,12 +36,16 @@ KINDS = {"mixture": mixture(), "deepseek": DEEPSEEK, "switch": SWITCH, "latent":
 
 
 SHOWN = {
-    "router without softmax": ("mixture", SINGLE, "import mixture\nmixture.scores_of = lambda logits, router: logits"),
+    "router without softmax": (
+        "mixture",
+        SINGLE,
+        "from model import mixture\nmixture.scores_of = lambda logits, router: logits",
+    ),
     "gates in the wrong order": (
         "mixture",
         SINGLE,
         """
-import mixture
+from model import mixture
 right = mixture.choose
 def swapped(*arguments):
     choice = right(*arguments)
@@ -52,7 +56,7 @@ mixture.choose = swapped
     "auxiliary loss off": (
         "mixture",
         SINGLE,
-        "import mixture\nmixture.router_loss = lambda logits, *more: logits.new_zeros(())",
+        "from model import mixture\nmixture.router_loss = lambda logits, *more: logits.new_zeros(())",
     ),
     "auxiliary loss said but not trained": (
         "mixture",
@@ -81,7 +85,7 @@ routing.balance_loss = wrong
         "mixture",
         SINGLE,
         """
-import experts
+from model import experts
 def frozen(weight):
     return weight * (weight.new_tensor([1, 1, 1, 0]).view(-1, 1, 1) != 0) + weight.detach() * weight.new_tensor(
         [0, 0, 0, 1]).view(-1, 1, 1)
@@ -92,7 +96,8 @@ experts.grouped_product = lambda x, weight, counts: right(x, frozen(weight), cou
     "capacity off by one": (
         "switch",
         SINGLE,
-        "import mixture\nright = mixture.capacity_of\nmixture.capacity_of = lambda *arguments: right(*arguments) + 1",
+        "from model import mixture\nright = mixture.capacity_of\n"
+        "mixture.capacity_of = lambda *arguments: right(*arguments) + 1",
     ),
     "capacity of the whole batch": (
         "switch",
@@ -110,7 +115,7 @@ routing.with_room = pooled
         "deepseek",
         SINGLE,
         """
-import mixture
+from model import mixture
 right = mixture.choose
 mixture.choose = lambda scores, bias, *more: right(scores + bias, 0 * bias, *more)
 """,
@@ -118,18 +123,18 @@ mixture.choose = lambda scores, bias, *more: right(scores + bias, 0 * bias, *mor
     "a selection bias of each rank's own": (
         "deepseek",
         VARIANTS["EP2"],
-        "import tallies\ntallies.data_group = lambda job: None",
+        "from model import tallies\ntallies.data_group = lambda job: None",
     ),
     "an auxiliary loss of each context rank's own tokens": (
         "mixture",
         VARIANTS["CP2"],
-        "import mixture\nmixture.Mixture.of_whole_sequences = lambda self, counts: counts",
+        "from model import mixture\nmixture.Mixture.of_whole_sequences = lambda self, counts: counts",
     ),
     "experts' gradients not divided": (
         "mixture",
         VARIANTS["EP2"],
         """
-import expert_parallel
+from parallelism import expert_parallel
 expert_parallel.ExpertMesh.reduce_gradients = lambda self, model: None
 """,
     ),
@@ -137,7 +142,7 @@ expert_parallel.ExpertMesh.reduce_gradients = lambda self, model: None
         "mixture",
         VARIANTS["EP2 of DP4"],
         """
-import expert_parallel
+from parallelism import expert_parallel
 right = expert_parallel.ExpertMesh.reduce_gradients
 def twice(self, model):
     right(self, model)
@@ -151,7 +156,7 @@ expert_parallel.ExpertMesh.reduce_gradients = twice
         "mixture",
         VARIANTS["ZeRO 1, EP2 of DP4"],
         """
-import expert_parallel
+from parallelism import expert_parallel
 right = expert_parallel.shard_experts
 def wrong(mixture, experts, *more):
     right(mixture, experts, *more)
@@ -163,7 +168,8 @@ expert_parallel.shard_experts = wrong
         "mixture",
         VARIANTS["EP2"],
         """
-import expert_parallel, torch
+import torch
+from parallelism import expert_parallel
 expert_parallel.by_expert = lambda counts: torch.arange(int(counts.sum()))
 """,
     ),
@@ -172,7 +178,7 @@ expert_parallel.by_expert = lambda counts: torch.arange(int(counts.sum()))
 
 ROUTER = "import routing, torch\nfrom torch.nn.functional import linear\nrouting.Router.forward = lambda self, x: "
 CHOICE = """
-import mixture
+from model import mixture
 right = mixture.choose
 def choose(scores, bias, experts, *more):
     choice = right(scores, bias, experts, *more)
@@ -180,7 +186,7 @@ def choose(scores, bias, experts, *more):
 mixture.choose = choose
 """
 MIXED = """
-import mixture
+from model import mixture
 right = mixture.Mixture.mixed
 def mixed(self, tokens, choice):
     self.count = getattr(self, "count", -1) + 1
@@ -188,7 +194,8 @@ def mixed(self, tokens, choice):
 mixture.Mixture.mixed = mixed
 """
 LOST = """
-import optimizer, torch
+import torch
+from step import optimizer
 right = optimizer.LocalAdamW.step
 def step(self, *arguments):
     self.done = getattr(self, "done", 0) + 1
@@ -200,7 +207,8 @@ def step(self, *arguments):
 optimizer.LocalAdamW.step = step
 """
 NORM = """
-import layers, torch
+import torch
+from model import layers
 def forward(self, x):
     return x * inverse(x.square().mean(-1, keepdim=True), self.eps) * self.weight
 layers.RMSNorm.forward = forward
@@ -228,7 +236,7 @@ HIDDEN = {
     "the router's input in bf16": ("mixture", SINGLE, ROUTER + "linear(x.bfloat16().float(), self.weight.float())"),
     "the router's scores in bf16": (
         "mixture", SINGLE,
-        "import mixture\nright = mixture.scores_of\n"
+        "from model import mixture\nright = mixture.scores_of\n"
         "mixture.scores_of = lambda logits, router: right(logits, router).bfloat16().float()",
     ),
     "learning rate 0 in the last step": (
@@ -277,7 +285,7 @@ HIDDEN = {
     "attention scaled by 1/sqrt(d + 1)": (
         "mixture", SINGLE,
         """
-import attention
+from model import attention
 from types import SimpleNamespace
 right = attention.functional.scaled_dot_product_attention
 def scaled(q, k, v, **more):
@@ -288,40 +296,40 @@ attention.functional = SimpleNamespace(scaled_dot_product_attention=scaled)
     "RoPE's base doubled in the last layer": (
         "mixture", SINGLE,
         """
-import attention, block, decoder
+from model import attention, decoder
 made = decoder.rotary_tables
 def tables(size, length, base, *more):
     global other
-    block.other = made(size, length, 2 * base, *more)
+    decoder.other = made(size, length, 2 * base, *more)
     return made(size, length, base, *more)
 decoder.rotary_tables = tables
-right = block.Block.forward
+right = decoder.Block.forward
 def forward(self, x, rotary=None):
-    return right(self, x, block.other if hasattr(self.mlp, "router") else rotary)
-block.Block.forward = forward
+    return right(self, x, decoder.other if hasattr(self.mlp, "router") else rotary)
+decoder.Block.forward = forward
 """,
     ),
     "weight decay on the embedding alone": (
         "mixture", SINGLE,
-        "import optimizer\nright = optimizer.make_adamw\n"
+        "from step import optimizer\nright = optimizer.make_adamw\n"
         "optimizer.make_adamw = lambda held, training: right("
         "[(p, 2 if len(p) == job.model.vocab_size else 1) for p, _ in held], training)",
     ),
     "no weight decay on the routers": (
         "mixture", SINGLE,
-        "import optimizer\nright = optimizer.make_adamw\n"
+        "from step import optimizer\nright = optimizer.make_adamw\n"
         "optimizer.make_adamw = lambda held, training: right("
         "[(p, 1 if tuple(p.shape) == (4, 32) else d) for p, d in held], training)",
     ),
     "no weight decay on the experts": (
         "mixture", SINGLE,
-        "import optimizer\nright = optimizer.make_adamw\n"
+        "from step import optimizer\nright = optimizer.make_adamw\n"
         "optimizer.make_adamw = lambda held, training: right([(p, 1 if d == 3 else d) for p, d in held], training)",
     ),
     "no bias correction from step 7 on": (
         "mixture", SINGLE,
         """
-import optimizer
+from step import optimizer
 right = optimizer.LocalAdamW.step
 def step(self, *arguments):
     self.done = getattr(self, "done", 0) + 1
@@ -353,7 +361,8 @@ optimizer.LocalAdamW.step = step
     "the z-loss of the mean logit": (
         "deepseek", SINGLE,
         """
-import mixture, routing
+import routing
+from model import mixture
 def router_loss(logits, scores, counts, experts):
     router = experts.router
     balance = router.auxiliary_loss * routing.balance_loss(scores, counts, experts)
@@ -378,13 +387,13 @@ mixture.router_loss = router_loss
         "routing.Tally.move_bias = move",
     ),
     "the selection bias left at zero": (
-        "deepseek", SINGLE, "import tallies\ntallies.Tallies.move_biases = lambda self: None"
+        "deepseek", SINGLE, "from model import tallies\ntallies.Tallies.move_biases = lambda self: None"
     ),
     "softmax for sigmoid": ("deepseek", SINGLE, "job.model.experts.router.scores = 'softmax'"),
     "the shared expert left out": (
         "mixture", SINGLE,
         """
-import mixture
+from model import mixture
 right = mixture.Mixture.forward
 def forward(self, x):
     return right(self, x) - self.shared(x)
@@ -394,7 +403,7 @@ mixture.Mixture.forward = forward
     "two experts exchange their tokens": (
         "mixture", SINGLE,
         """
-import mixture
+from model import mixture
 right = mixture.Mixture.mixed
 def mixed(self, tokens, choice):
     other = choice.experts.clone()
@@ -406,7 +415,7 @@ mixture.Mixture.mixed = mixed
     "the experts' gate and up exchanged": (
         "mixture", SINGLE,
         """
-import experts
+from model import experts
 def mlp(self, rows, counts):
     return self.down(self.activation(self.up(rows, counts)) * self.gate(rows, counts), counts)
 experts.Experts.mlp = mlp

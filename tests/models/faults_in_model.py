@@ -12,7 +12,7 @@ ATTENTION = (
     Fault(
         "query's heads interleaved with their parts",
         """
-import attention
+from model import attention
 def heads(self, x):
     return x.unflatten(-1, (self.head_size, -1)).transpose(-1, -2)
 attention.Attention.heads = heads
@@ -38,7 +38,7 @@ attention.functional = SimpleNamespace(scaled_dot_product_attention=shifted)
     Fault(
         "attention scaled by the hidden size instead of the head's",
         """
-import attention
+from model import attention
 from types import SimpleNamespace
 right = attention.functional.scaled_dot_product_attention
 def scaled(q, k, v, **more):
@@ -51,7 +51,7 @@ attention.functional = SimpleNamespace(scaled_dot_product_attention=scaled)
     Fault(
         "keys dealt out to the query heads by turns",
         """
-import attention
+from model import attention
 right = attention.scaled_dot_product
 def dealt(query, key, value, dropout):
     turns = query.shape[2] // key.shape[2]
@@ -97,7 +97,7 @@ attention.rotate = late
     Fault(
         "wrong RoPE base",
         """
-import decoder
+from model import decoder
 right = decoder.rotary_tables
 decoder.rotary_tables = lambda size, length, base, *more: right(size, length, 5 * base, *more)
 """,
@@ -136,7 +136,7 @@ decoder.rotary_tables = coarse
     Fault(
         "learned positions off by one",
         """
-import layers
+from model import layers
 layers.Positions.forward = lambda self, length: self.weight.roll(1, 0)
 """,
         "first step",
@@ -148,10 +148,10 @@ LAYERS = (
     Fault(
         "erf form of GELU for the tanh form",
         """
-import gpt
+from model import decoder
 from types import SimpleNamespace
 from torch.nn.functional import gelu
-gpt.functional = SimpleNamespace(gelu=lambda x, approximate: gelu(x))
+decoder.functional = SimpleNamespace(gelu=lambda x, approximate: gelu(x))
 """,
         "final weights",
         "layers.0",
@@ -168,7 +168,7 @@ job.model.norm_eps = 1e-6
     Fault(
         "RMSNorm in bf16",
         """
-import layers
+from model import layers
 def coarse(self, x):
     half = x.bfloat16()
     scale = (half.square().mean(-1, keepdim=True) + self.eps).rsqrt()
@@ -182,7 +182,7 @@ layers.RMSNorm.forward = coarse
     Fault(
         "LayerNorm without its bias",
         """
-import layers
+from model import layers
 right = layers.LayerNorm.forward
 layers.LayerNorm.forward = lambda self, x: right(self, x) - self.bias.to(x.dtype)
 """,
@@ -192,8 +192,8 @@ layers.LayerNorm.forward = lambda self, x: right(self, x) - self.bias.to(x.dtype
     Fault(
         "a tied head that gives the embedding no gradient",
         """
-import decoder
-from head_loss import head_loss
+from model import decoder
+from model.head_loss import head_loss
 decoder.TiedGradient = lambda: None
 decoder.head_scores = lambda layer, x, targets, scale, _: head_loss(x, layer.weight.detach(), targets, scale)
 """,

@@ -8,7 +8,7 @@ DECAY = (
     Fault(
         "weight decay on norms and biases",
         """
-import optimizer
+from step import optimizer
 right = optimizer.make_adamw
 optimizer.make_adamw = lambda parameters, training: right([(p, 2) for p, _ in parameters], training)
 """,
@@ -18,7 +18,7 @@ optimizer.make_adamw = lambda parameters, training: right([(p, 2) for p, _ in pa
     Fault(
         "weight decay on biases",
         """
-import optimizer
+from step import optimizer
 right, first = optimizer.make_adamw, optimizer.LocalAdamW.__init__
 def init(self, model, *more):
     dimensions = [2 if name.endswith("bias") else value.dim() for name, value in model.named_parameters()]
@@ -33,7 +33,7 @@ optimizer.LocalAdamW.__init__ = init
     Fault(
         "no weight decay on the embedding",
         """
-import optimizer
+from step import optimizer
 right = optimizer.make_adamw
 def excepted(parameters, training):
     return right([(p, 1 if len(p) == job.model.vocab_size else n) for p, n in parameters], training)
@@ -55,7 +55,8 @@ torch.optim.AdamW = torch.optim.Adam
 
 # AdamW's state as torch makes it at the first step, with FIRST steps behind it.
 STATES = """
-import optimizer, torch
+import torch
+from step import optimizer
 made = optimizer.LocalAdamW.__init__
 def with_states(self, *arguments):
     made(self, *arguments)
@@ -66,7 +67,7 @@ optimizer.LocalAdamW.__init__ = with_states
 """
 # What the optimizer keeps, changed after each step.
 AFTER = """
-import optimizer
+from step import optimizer
 right = optimizer.LocalAdamW.step
 def step(self, *arguments):
     right(self, *arguments)
@@ -78,7 +79,8 @@ ADAM = (
     Fault(
         "Adam's epsilon 1e-5 for 1e-8",
         """
-import optimizer, torch
+import torch
+from step import optimizer
 right = torch.optim.AdamW
 torch.optim.AdamW = lambda *groups, eps, **more: right(*groups, eps=1e-5, **more)
 """,
@@ -139,7 +141,7 @@ kept = lambda self: [local.data for local in self.locals]
     Fault(
         "a bias that never trains",
         """
-import optimizer
+from step import optimizer
 right = optimizer.LocalAdamW.__init__
 def incomplete(self, *arguments):
     right(self, *arguments)

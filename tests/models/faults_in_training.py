@@ -24,7 +24,7 @@ Batches.run_samples = swapped
     Fault(
         "token 0 taken for padding in the loss",
         """
-import head_loss
+from model import head_loss
 right = head_loss.head_loss
 def masked(x, weight, targets, scale, tied, _):
     kept = targets != 0
@@ -80,7 +80,7 @@ GRADIENTS = (
     Fault(
         "gradients summed over micro-batches instead of averaged",
         """
-import optimizer
+from step import optimizer
 right = optimizer.LocalAdamW.take_gradients
 def take(self):
     right(self)

@@ -157,7 +157,7 @@ def _torch_sources() -> str:
     digest = hashlib.sha256(sys.version.encode())
     torch, worker = ROOT / "models" / "torch", ROOT / "platform" / "levelfield" / "worker"
     for path in sorted(
-        (*torch.glob("*.py"), *worker.glob("*.py"), Path(__file__), Path(__file__).with_name("warm.py"))
+        (*torch.rglob("*.py"), *worker.glob("*.py"), Path(__file__), Path(__file__).with_name("warm.py"))
     ):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

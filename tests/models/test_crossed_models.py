@@ -40,7 +40,7 @@ def test_a_crossed_model_trains_alike_in_every_framework(framework, name, interp
 
 def test_the_wrong_mlp_is_seen(tmp_path, torch_of):
     """GELU's gate for SwiGLU's, of the same parameters."""
-    fault = "import llama\nllama.ACTIVATIONS['swiglu'] = llama.functional.gelu"
+    fault = "from model import decoder\ndecoder.GATES['swiglu'] = decoder.functional.gelu"
     job = job_of(CROSSED["gpt with swiglu"], SINGLE, STEPS)
     found = compare(train(job, planted(tmp_path, "torch", fault)), torch_of(job))
     assert found.same_weights and not found.within()

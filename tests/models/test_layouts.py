@@ -163,7 +163,7 @@ def test_a_curve_is_computed_once_for_a_job_and_its_sources(tmp_path, monkeypatc
     assert trained == [job, other, job]
 
 
-@pytest.mark.parametrize("changed", ["models/torch/gpt.py", "platform/levelfield/worker/init.py"])
+@pytest.mark.parametrize("changed", ["models/torch/model/decoder.py", "platform/levelfield/worker/init.py"])
 def test_changed_sources_give_another_curve(changed, tmp_path, monkeypatch):
     for folder in ("models/torch", "platform/levelfield/worker"):
         shutil.copytree(layouts.ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -236,7 +236,7 @@ def test_an_honest_run_of_a_noisy_shape_passes_by_its_own_noise_and_a_fault_does
     honest = compare(train(job_of(NOISY, VARIANTS["TP2"], NOISY_STEPS)), reference)
     assert not honest.within(), honest
     assert honest.within(noise=noise), (honest, noise)
-    fault = "import optimizer\nright = optimizer.make_adamw\n"
+    fault = "from step import optimizer\nright = optimizer.make_adamw\n"
     fault += "optimizer.make_adamw = lambda parameters, training: right([(p, 2) for p, _ in parameters], training)"
     wrong = compare(train(job_of(NOISY, SINGLE, NOISY_STEPS), planted(tmp_path, "torch", fault)), reference)
     assert not wrong.within(noise=noise), wrong

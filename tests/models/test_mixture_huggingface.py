@@ -44,8 +44,8 @@ def random_arrays(model: Model) -> dict[str, np.ndarray]:
 
 
 def build(model: Model, arrays: dict[str, np.ndarray]):
-    from attention import choose_attention
-    from decoder import Decoder, stage_of
+    from model.attention import choose_attention
+    from model.decoder import Decoder, stage_of
 
     fields = namespace(model.model_dump())
     attend = choose_attention("sdpa", 0.0, None, model.sliding_window)

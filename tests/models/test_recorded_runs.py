@@ -47,7 +47,7 @@ LAYOUTS = [
 def test_a_training_reports_the_modules_of_its_own_layout(name, has, lacks):
     """Those that another layout, precision or model needs are imported by it alone."""
     _curve, imported = trained(job_of(layouts.shallow(MODELS["gpt"]), VARIANTS[name], 1))
-    here = {Path(path).stem for path in imported if Path(path).parent == script_of("torch").parent}
+    here = {Path(path).stem for path in imported if script_of("torch").parent in Path(path).parents}
     assert here >= {"train", "training", "decoder", "attention", *has}
     assert not here & {*lacks, "context_parallel", "expert_parallel", "mixture", "experts", "routing", "latent", "fp8"}
     worker = layouts.ROOT / "platform" / "levelfield" / "worker"
@@ -55,14 +55,15 @@ def test_a_training_reports_the_modules_of_its_own_layout(name, has, lacks):
     implementation, folder = Registry().implementation("torch")
     rests_on_those = CodeBasis(implementation, folder).of_training(imported, "cpu")
     assert {path.rsplit("/", 1)[0] for path in rests_on_those} == {
-        "models/torch", "platform/levelfield", "platform/levelfield/worker",
+        "models/torch", "models/torch/model", "models/torch/parallelism", "models/torch/step",
+        "platform/levelfield", "platform/levelfield/worker",
     }  # fmt: skip
     assert not [path for path in imported if "site-packages" in path or path.startswith(sys.base_prefix)]
 
 
 def test_a_mixture_reports_its_own_modules():
     _curve, imported = trained(job_of(layouts.shallow(MODELS["mixture"]), SINGLE, 1))
-    here = {Path(path).stem for path in imported if Path(path).parent == script_of("torch").parent}
+    here = {Path(path).stem for path in imported if script_of("torch").parent in Path(path).parents}
     assert here >= {"mixture", "experts", "routing"} and "tensor_parallel" not in here
 
 
@@ -101,7 +102,7 @@ def _curve(loss: float = 5.0) -> Curve:
 
 def _references(registry: Registry, curve: Curve) -> dict:
     implementation, folder = registry.implementation("torch")
-    digests = CodeBasis(implementation, folder).of_training([str(folder / "decoder.py")], "cpu")
+    digests = CodeBasis(implementation, folder).of_training([str(folder / "model" / "decoder.py")], "cpu")
     figures = figures_of(curve)
     own = {"family": "gpt", "key": figures.key, "figures": figures, "noise": NOISE, "difference": RIGHT}
     own |= {"date": "2026-01-01", "machine": references.machine(), "rests_on": references.key_of(digests)}
@@ -249,10 +250,10 @@ def test_only_the_reference_is_trained_again_where_torch_s_code_changed(loss, co
     registry = only(models)  # one for all, as in a matrix: no document of it may be an old one
     train_references(registry, ["gpt"])
     assert asked == [] and _fault(models) is None
-    (models / "models" / "torch" / "pipeline.py").open("a").write("# changed\n")
+    (models / "models" / "torch" / "parallelism" / "pipeline.py").open("a").write("# changed\n")
     assert _fault(models) is None
-    (models / "models" / "torch" / "decoder.py").open("a").write("# changed\n")
-    assert _fault(models) == "torch's reference of gpt rests on changed code (models/torch/decoder.py)"
+    (models / "models" / "torch" / "model" / "decoder.py").open("a").write("# changed\n")
+    assert _fault(models) == "torch's reference of gpt rests on changed code (models/torch/model/decoder.py)"
     train_references(registry, ["gpt"])
     assert len(asked) == 1 and (_fault(models) is None) == counts
     key = load(LayoutRuns, models / "models" / "paddle" / "tested.json").runs[0].reference
@@ -261,7 +262,7 @@ def test_only_the_reference_is_trained_again_where_torch_s_code_changed(loss, co
 
 def _imports(models: Path) -> frozenset[str]:
     past = time.time() - 60
-    path = models / "models" / "torch" / "decoder.py"
+    path = models / "models" / "torch" / "model" / "decoder.py"
     os.utime(path, (past, past))
     return frozenset([str(path)])
 
@@ -273,7 +274,7 @@ def test_small_changes_of_the_reference_do_not_add_up(models, monkeypatch):
     for turn in (1, 2, 3):
         curve = dataclasses.replace(_curve(), losses=(5.0, 4.0 * (1 + turn * 6e-8)))
         monkeypatch.setattr(references, "trained", lambda job, curve=curve: (curve, _imports(models)))
-        (models / "models" / "torch" / "decoder.py").open("a").write("# changed\n")
+        (models / "models" / "torch" / "model" / "decoder.py").open("a").write("# changed\n")
         train_references(only(models), ["gpt"])
         assert (_fault(models) is None) == (turn == 1)
 

@@ -28,9 +28,9 @@ def job_of(family: str = "llama", context: int = 1, tensor: int = 1, kernel: str
 
 def operators(job: Any) -> str:
     """The names of attention's operators in one call of the training's own attention."""
-    from attention import choose_attention
-    from attention_kernel import example
     from levelfield.worker import part
+    from model.attention import choose_attention
+    from model.attention_kernel import example
 
     tensors = [torch.randn_like(each.transpose(1, 2)).requires_grad_() for each in example(job, CPU)[:3]]
     attend = choose_attention("sdpa", job.model.attention_dropout, None, part(job.model, "sliding_window"))
@@ -49,7 +49,7 @@ def operators(job: Any) -> str:
     ],
 )
 def test_the_named_kernel_is_what_the_training_runs(changes: dict[str, Any], kernel: str) -> None:
-    from attention_kernel import attention_kernel
+    from model.attention_kernel import attention_kernel
 
     job = job_of(**changes)
     assert attention_kernel(job, CPU) == kernel
@@ -57,7 +57,7 @@ def test_the_named_kernel_is_what_the_training_runs(changes: dict[str, Any], ker
 
 
 def test_dropout_window_and_groups_reach_torch(monkeypatch) -> None:
-    from attention_kernel import attention_kernel
+    from model.attention_kernel import attention_kernel
 
     asked = {}
     monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *_, **options: asked.update(options) or 3)
@@ -75,7 +75,7 @@ def test_dropout_window_and_groups_reach_torch(monkeypatch) -> None:
 
 @pytest.mark.parametrize("error", [RuntimeError("not here"), NotImplementedError("not on this device")], ids=repr)
 def test_a_device_whose_choice_is_unknown_has_no_name(monkeypatch, error: Exception) -> None:
-    from attention_kernel import attention_kernel
+    from model.attention_kernel import attention_kernel
 
     def choose(*_arguments: Any, **_options: Any) -> int:
         raise error
@@ -85,7 +85,7 @@ def test_a_device_whose_choice_is_unknown_has_no_name(monkeypatch, error: Except
 
 
 def test_the_package_is_named_without_asking_torch(monkeypatch) -> None:
-    from attention_kernel import attention_kernel
+    from model.attention_kernel import attention_kernel
 
     monkeypatch.delattr(torch, "_fused_sdp_choice")
     assert attention_kernel(job_of(kernel="flash_attn"), CPU) == "flash_attn"

@@ -11,7 +11,7 @@ from layouts import MODELS, SINGLE, Variant, job_of, planted, train
 from matrix import VARIANTS
 from torch.utils._python_dispatch import TorchDispatchMode
 
-NEVER = "import casts\ncasts.StepCasts.make = lambda self: None\n"
+NEVER = "from model import casts\ncasts.StepCasts.make = lambda self: None\n"
 
 pytestmark = pytest.mark.torch
 
@@ -30,8 +30,8 @@ class Casts(TorchDispatchMode):
 
 
 def test_each_weight_is_cast_once_for_all_micro_batches_and_its_gradients_add_up():
-    from casts import StepCasts
-    from layers import Linear
+    from model.casts import StepCasts
+    from model.layers import Linear
 
     layer = Linear(4, 3)
     layer.dtype = torch.bfloat16
@@ -56,8 +56,8 @@ def test_each_weight_is_cast_once_for_all_micro_batches_and_its_gradients_add_up
 
 def test_the_gradient_of_a_copy_reaches_its_parameter_before_earlier_layers_run():
     """Else the 16-bit gradients of all layers exist at once at the end of each backward pass."""
-    from casts import StepCasts
-    from layers import Linear
+    from model.casts import StepCasts
+    from model.layers import Linear
 
     model = torch.nn.Sequential(Linear(4, 4), Linear(4, 4))
     model.dtype = torch.bfloat16
@@ -79,7 +79,7 @@ def test_the_gradient_of_a_copy_reaches_its_parameter_before_earlier_layers_run(
 def test_gradients_lie_in_the_buckets_of_ddp_from_before_the_first_step(tmp_path: Path):
     """Beside their buckets they would need the memory twice while micro-batches are added up."""
     import torch.distributed as dist
-    from data_parallel import replicate_data_parallel
+    from parallelism.data_parallel import replicate_data_parallel
 
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     try:
@@ -100,8 +100,8 @@ def test_ddps_first_buckets_are_let_go_once_where_a_group_keeps_them(
     backend: str, steps: int, found: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """NCCL's group is mocked: that it keeps buckets, and gives them back so, shows in rehearsals only."""
-    import data_parallel
     import torch.distributed as dist
+    from parallelism import data_parallel
 
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     try:

@@ -20,7 +20,7 @@ STEPS = 3
 
 @pytest.mark.parametrize(("length", "ranks"), [(8, 2), (32, 4), (24, 3)])
 def test_ranks_share_a_sequence_by_pieces_from_both_ends(length, ranks):
-    from context_parallel import SequenceShare
+    from parallelism.context_parallel import SequenceShare
 
     shares = [SequenceShare(length, ranks, rank, None) for rank in range(ranks)]
     positions = [share.positions.tolist() for share in shares]
@@ -33,14 +33,14 @@ def test_ranks_share_a_sequence_by_pieces_from_both_ends(length, ranks):
 
 
 def test_under_sequence_parallelism_a_rank_embeds_a_part_of_its_share():
-    from context_parallel import SequenceShare
+    from parallelism.context_parallel import SequenceShare
 
     parts = [SequenceShare(16, 2, 1, None, 2, rank).embedded.tolist() for rank in (0, 1)]
     assert parts == [[4, 5, 6, 7], [8, 9, 10, 11]]
 
 
 def test_fewer_queries_than_keys_are_the_last_ones():
-    from attention import scaled_dot_product
+    from model.attention import scaled_dot_product
 
     query, key, value = torch.randn(3, 2, 12, 4, 8, generator=torch.Generator().manual_seed(0)).unbind()
     for window in (None, 3):
@@ -58,7 +58,7 @@ def test_a_sliding_window_reaches_over_the_pieces_of_other_ranks(torch_of):
 
 FAULTS = {
     "a rank with the positions of the sequence's start": """
-import decoder
+from model import decoder
 right = decoder.Decoder.prepare
 def prepare(self, device):
     right(self, device)
@@ -68,7 +68,7 @@ decoder.Decoder.prepare = prepare
 """,
     "key and value gradients of other ranks left out": """
 import torch
-from context_parallel import SequenceShare
+from parallelism.context_parallel import SequenceShare
 right = SequenceShare.whole
 class Own(torch.autograd.Function):
     @staticmethod
@@ -81,15 +81,16 @@ class Own(torch.autograd.Function):
 SequenceShare.whole = lambda self, part: Own.apply(part, self)
 """,
     "a causal mask that counts from a piece's own start": """
-import attention, torch
+import torch
+from model import attention
 attention.banded = lambda queries, keys, *_: torch.ones(queries, keys, dtype=torch.bool).tril()
 """,
     "keys in the order of the ranks": """
-from context_parallel import SequenceShare, all_gather_single_autograd
+from parallelism.context_parallel import SequenceShare, all_gather_single_autograd
 SequenceShare.whole = lambda self, part: all_gather_single_autograd(part.contiguous(), 1, self.group)
 """,
     "the targets of another rank": """
-from context_parallel import SequenceShare
+from parallelism.context_parallel import SequenceShare
 right = SequenceShare.of
 def of(self, sequences):
     self.turn = not getattr(self, "turn", False)

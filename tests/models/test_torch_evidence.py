@@ -66,7 +66,7 @@ def test_two_processes_cannot_capture(tmp_path):
 # ---- planted faults
 
 WRONG_LAYER = """
-import optimizer
+from step import optimizer
 right = optimizer.LocalAdamW.take_gradients
 def take(self):
     right(self)
@@ -74,7 +74,7 @@ def take(self):
 optimizer.LocalAdamW.take_gradients = take
 """
 ONE_END_ONLY = """
-import optimizer
+from step import optimizer
 right = optimizer.LocalAdamW.__init__
 def init(self, model, training, stage_ranks, ends=None):
     right(self, model, training, stage_ranks)

@@ -71,8 +71,8 @@ def random_arrays(model: Model) -> dict[str, np.ndarray]:
 
 
 def build(model: Model, arrays: dict[str, np.ndarray]):
-    from attention import choose_attention
-    from decoder import Decoder, stage_of
+    from model.attention import choose_attention
+    from model.decoder import Decoder, stage_of
 
     fields, attend = namespace(model.model_dump()), choose_attention("sdpa", 0.0, None, model.sliding_window)
     ours = Decoder(fields, LENGTH, torch.float32, stage_of(model.layers, 1, 0), attend)

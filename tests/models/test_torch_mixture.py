@@ -116,7 +116,7 @@ def test_of_equal_scores_the_lower_expert_is_taken(tmp_path):
 
 
 HELD = """
-import optimizer
+from step import optimizer
 right = optimizer.LocalAdamW.__init__
 def told(self, *arguments):
     right(self, *arguments)

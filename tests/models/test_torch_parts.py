@@ -59,7 +59,7 @@ def test_other_parts_train_alike_in_layouts_that_divide_them(composed, name, tor
     assert found.within(), found
 
 
-UNSUMMED = "import tensor_parallel\ntensor_parallel.head_norms = lambda model: {}"
+UNSUMMED = "from parallelism import tensor_parallel\ntensor_parallel.head_norms = lambda model: {}"
 
 
 def test_a_norm_of_queries_that_is_not_summed_over_the_heads_of_all_ranks_is_seen(tmp_path, torch_of):
@@ -73,8 +73,8 @@ def test_a_norm_of_queries_that_is_not_summed_over_the_heads_of_all_ranks_is_see
 
 def loss_of(model: dict[str, Any]) -> float:
     """Of the initial weights, in this process."""
-    from attention import choose_attention
-    from decoder import Decoder, stage_of
+    from model.attention import choose_attention
+    from model.decoder import Decoder, stage_of
 
     fields = namespace(model)
     initializer = Initializer(SimpleNamespace(model=fields, training=SimpleNamespace(seed=1, sequence_length=32)))

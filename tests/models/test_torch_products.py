@@ -14,7 +14,7 @@ pytestmark = pytest.mark.torch
 
 def linear(monkeypatch, onednn: bool, bias: bool, scale: float = 1.0):
     """(output, gradients of input, weight and bias) of one layer, with oneDNN's products or torch's own."""
-    import layers
+    from model import layers
 
     monkeypatch.setattr(layers, "applies", lambda x, weight: onednn)
     generator = torch.Generator().manual_seed(3)
@@ -43,7 +43,7 @@ def test_a_gradient_that_is_off_by_one_percent_is_seen(monkeypatch):
 
 
 def test_onednn_is_left_alone_where_it_does_not_apply():
-    from onednn import applies
+    from model.onednn import applies
 
     x, weight = torch.zeros(1, 4), torch.zeros(4, 4)
     assert applies(x, weight) is torch.backends.mkldnn.is_available()
@@ -53,7 +53,7 @@ def test_onednn_is_left_alone_where_it_does_not_apply():
 
 @pytest.mark.parametrize(("products", "by_onednn"), [("onednn", True), ("mkl", False), (None, True)])
 def test_the_job_chooses_the_library(products, by_onednn):
-    import onednn
+    from model import onednn
 
     onednn.choose(products)
     try:
@@ -100,8 +100,8 @@ def test_both_libraries_compute_the_same_products():
 
 def gradients(tied: bool):
     """Name to gradient of a GPT with a tied head, by one table of gradients or by autograd's sum of two."""
-    from attention import choose_attention
-    from decoder import Decoder, stage_of
+    from model.attention import choose_attention
+    from model.decoder import Decoder, stage_of
 
     torch.manual_seed(5)
     fields = SimpleNamespace(**copy.deepcopy(MODELS["gpt"]))

@@ -32,9 +32,9 @@ def grouped_flop(x, weight, *_rest, **_options):
 
 def counted(job):
     """FLOPs of the matrix products of one forward and backward pass. Attention's kernel on a processor has no count."""
-    from attention import choose_attention
-    from decoder import Decoder, compute_dtype, stage_of
-    from recompute import recompute_blocks
+    from model.attention import choose_attention
+    from model.decoder import Decoder, compute_dtype, stage_of
+    from step.recompute import recompute_blocks
 
     model, training = job.model, job.training
     attend = choose_attention("sdpa", model.attention_dropout, None)
@@ -65,7 +65,7 @@ def job(family, recompute, precision, dropout, model=None):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_hfu_counts_what_torch_repeats(family, precision, dropout):
-    from recompute import repeats
+    from step.recompute import repeats
 
     without = counted(job(family, "none", precision, dropout))
     for recompute in ("selective", "full"):
@@ -85,7 +85,7 @@ def test_without_recomputation_all_products_are_those_of_the_formula():
 
 def test_the_kind_depends_on_dropout_and_kernel():
     """Otherwise the test above could pass with one kind everywhere."""
-    from recompute import repeats
+    from step.recompute import repeats
 
     kinds = {(p, d): repeats(job("gpt", "full", p, d)) for p in ("fp32", "bf16") for d in (0.0, 0.1)}
     assert kinds["bf16", 0.0] == "full-except-down" and kinds["bf16", 0.1] == kinds["fp32", 0.1] == "full"
@@ -95,7 +95,7 @@ def test_the_kind_depends_on_dropout_and_kernel():
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_hfu_counts_what_a_mixture_repeats(precision):
     """All of it, and the router, which no formula counts."""
-    from recompute import repeats
+    from step.recompute import repeats
 
     experts = {**MODELS["mixture"]["experts"], "first_layer": 0}
     mixture = namespace({**MODELS["mixture"], "layers": 2, "experts": experts})

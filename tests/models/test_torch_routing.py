@@ -135,13 +135,13 @@ def test_a_planted_fault_differs_from_the_definition(name, monkeypatch):
 
 def mixed(sizes: tuple[int, int], kept: bool, dtype=torch.float32):
     """(outputs and gradients of a mixture's layer, those of a sum over every token's experts)."""
-    from mixture import Mixture
+    from model.mixture import Mixture
 
     hidden, inner = sizes
     capacity = 0.8 if kept else None
     experts = namespace({**vars(experts_of()), "ffn_hidden_size": inner, "shared": 0, "capacity_factor": capacity})
     model = SimpleNamespace(hidden_size=hidden, activation="swiglu", experts=experts)
-    layer = Mixture(model, LENGTH, None)
+    layer = Mixture(model, 0, LENGTH, None)
     layer.prepare(torch.device("cpu"))
     generator = torch.Generator().manual_seed(7)
     for parameter in layer.parameters():

@@ -52,7 +52,7 @@ def test_attention_dropout_trains_under_tensor_parallel_and_selective_recomputat
 
 
 def test_private_random_numbers_differ_by_stream_and_leave_the_common_ones_alone():
-    from attention import private
+    from model.attention import private
 
     def draws(stream):
         torch.manual_seed(5)
@@ -77,7 +77,7 @@ def test_bf16_stays_near_fp32(family):
 
 
 def test_loss_scale_halves_on_overflow_and_doubles_after_the_interval():
-    from optimizer import LossScale
+    from step.optimizer import LossScale
 
     scale = LossScale(SimpleNamespace(initial=64.0, growth_interval=2))
     seen = []
@@ -88,7 +88,7 @@ def test_loss_scale_halves_on_overflow_and_doubles_after_the_interval():
 
 
 def test_without_fp16_the_scale_stays_one():
-    from optimizer import LossScale
+    from step.optimizer import LossScale
 
     scale = LossScale(None)
     scale.update(False)
@@ -111,7 +111,7 @@ def test_an_overflow_skips_the_step_and_training_goes_on(tmp_path):
 
 
 def test_a_skipped_step_leaves_parameters_and_moments_alone():
-    from optimizer import LocalAdamW
+    from step.optimizer import LocalAdamW
 
     model = torch.nn.Linear(4, 4)
     settings = SimpleNamespace(optimizer=SimpleNamespace(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1))
@@ -129,7 +129,7 @@ def test_a_skipped_step_leaves_parameters_and_moments_alone():
 
 
 def test_clipping_and_decay_are_those_of_torch():
-    from optimizer import LocalAdamW, clip_divisor
+    from step.optimizer import LocalAdamW, clip_divisor
 
     def make():
         torch.manual_seed(0)
@@ -159,7 +159,7 @@ def test_clipping_and_decay_are_those_of_torch():
 
 def test_the_norm_of_a_large_gradient_is_that_of_its_halves():
     """Each layout has other parts of a gradient. Norms added up in float32 part by 1e-5 at this size."""
-    from optimizer import LocalAdamW
+    from step.optimizer import LocalAdamW
 
     settings = SimpleNamespace(optimizer=SimpleNamespace(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1))
     gradient = torch.randn(1024, 2048, generator=torch.Generator().manual_seed(0))
@@ -178,7 +178,7 @@ def test_the_norm_of_a_large_gradient_is_that_of_its_halves():
 
 @pytest.mark.parametrize("sizes", [(64, 64), (2000, 400), (2**24, 2**23)])
 def test_head_loss_is_cross_entropy(sizes, monkeypatch):
-    import head_loss
+    from model import head_loss
 
     monkeypatch.setattr(head_loss, "CPU_BYTES", sizes)
     monkeypatch.setattr(head_loss, "LEAST_ROWS", 4)
@@ -194,7 +194,7 @@ def test_head_loss_is_cross_entropy(sizes, monkeypatch):
 
 
 def test_head_loss_refuses_a_factor_outside():
-    from head_loss import head_loss
+    from model.head_loss import head_loss
 
     x, weight = torch.randn(1, 4, 8, requires_grad=True), torch.randn(10, 8, requires_grad=True)
     with pytest.raises(ValueError, match="expected 1"):
@@ -208,7 +208,7 @@ def test_head_loss_refuses_a_factor_outside():
 def test_a_wrong_gradient_scale_is_seen(tmp_path):
     """With Adam the loss hardly moves; the gradient norm tells."""
     fault = """
-import optimizer
+from step import optimizer
 right = optimizer._local_gradient
 optimizer._local_gradient = lambda parameter: right(parameter).mul_(2)  # in place: DDP's buckets are the gradients
 """
@@ -225,7 +225,7 @@ optimizer._local_gradient = lambda parameter: right(parameter).mul_(2)  # in pla
 def test_a_non_finite_loss_stops_all_ranks(tmp_path):
     fault = """
 if job.rank == 1:
-    import parallelize
+    from parallelism import parallelize
     right = parallelize.fill
     def fill(model, initializer):
         right(model, initializer)

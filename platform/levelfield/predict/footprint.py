@@ -18,7 +18,7 @@ from levelfield.predict.activations import LayerBytes, activations, layer_bytes
 from levelfield.predict.setup import FP8, FP16, FP32, TrainingSetup
 from levelfield.specs.case import Model
 
-# The head computes chunks of tokens with this many bytes of fp32 logits (models/torch/head_loss.py).
+# The head computes chunks of tokens with this many bytes of fp32 logits (models/torch/model/head_loss.py).
 LOGITS_CHUNK_BYTES = {"host": 2**24, "accelerator": 2**28}
 
 

@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def record(folder: Path, digests: dict[str, str] | None = None, **change: Any) -> Path:
     """Write the evidence of one row that rests on torch's decoder."""
     implementation, home = Registry().implementation("torch")
-    known = CodeBasis(implementation, home).of_training([str(home / "decoder.py")], "nvidia")
+    known = CodeBasis(implementation, home).of_training([str(home / "model" / "decoder.py")], "nvidia")
     digests = {**known, **(digests or {})}
     row = {**ROW, "rests_on": key_of(digests), **change}
     path = folder / EVIDENCE
@@ -61,7 +61,7 @@ def test_a_rehearsal_counts_for_its_framework_its_kind_and_its_vendor(folder: Pa
 @pytest.mark.parametrize(
     ("digests", "change", "fault"),
     [
-        ({"models/torch/decoder.py": "0" * 64}, {}, "its code has changed (models/torch/decoder.py)"),
+        ({"models/torch/model/decoder.py": "0" * 64}, {}, "its code has changed (models/torch/model/decoder.py)"),
         ({"models/torch/gone.py": "0" * 64}, {}, "its code has changed (models/torch/gone.py)"),
         ({"models/torch/implementation.yaml#nvidia": "0" * 64}, {}, "implementation.yaml#nvidia"),
         ({}, {"failed_allocations": 62}, "62 allocations failed"),
@@ -98,9 +98,9 @@ def test_wrong_evidence_is_named(key: str, value: Any, message: str, folder: Pat
 
 
 def test_a_forged_digest_is_refused(folder: Path) -> None:
-    path = record(folder, {"models/torch/decoder.py": "0" * 64})
+    path = record(folder, {"models/torch/model/decoder.py": "0" * 64})
     implementation, home = Registry().implementation("torch")
-    now = CodeBasis(implementation, home).digest("models/torch/decoder.py")
+    now = CodeBasis(implementation, home).digest("models/torch/model/decoder.py")
     path.write_text(path.read_text().replace("0" * 64, str(now)))
     with pytest.raises(DocumentError, match="it was edited"):
         Rehearsals(Registry())

@@ -26,7 +26,7 @@ def shard_data_parallel(model, grid, stage, experts=None):
         return False
     ignored = set()
     if experts is not None:
-        from expert_parallel import expert_parameters, shard_experts
+        from parallelism.expert_parallel import expert_parameters, shard_experts
 
         ignored = ignored if experts.shards else set(expert_parameters(model))
     for layer, block in model.layers.items():

@@ -4,8 +4,8 @@ import contextlib
 import functools
 
 import torch
-from layers import Linear, RMSNorm
 from levelfield.worker import Unsupported, head_size, part, rotary_magnitude, scaled_frequencies
+from model.layers import Linear, RMSNorm
 from torch import nn
 from torch.nn import functional
 

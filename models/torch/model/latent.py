@@ -1,9 +1,9 @@
 """Multi-head latent attention (DeepSeek-AI, 2024, V2, section 2.1): keys and values of all heads from one latent."""
 
 import torch
-from attention import rotate
-from layers import Linear, RMSNorm
 from levelfield.worker import Unsupported, part
+from model.attention import rotate
+from model.layers import Linear, RMSNorm
 from torch import nn
 
 

@@ -5,7 +5,7 @@ The optimizer sees plain local tensors, in every layout: it is elementwise, so s
 
 import torch
 import torch.distributed as dist
-from parameters import held_parts
+from model.parameters import held_parts
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
@@ -49,8 +49,9 @@ class LocalAdamW:
     def squares(self):
         """This rank's share of the squared gradient norms of `square_names`: the shares of all ranks add up to them.
 
-        On a processor torch adds up float32 in a few lanes. The norm of a million elements is wrong by 1e-5, that of
-        six million by 2e-4, and each layout has other errors, as its parts are smaller.
+        Ranks that hold a part alike (`replicas`) divide its share. Of matrices [experts, out, in] every expert has its
+        own norm. On a processor torch adds up float32 in a few lanes. The norm of a million elements is
+        wrong by 1e-5, that of six million by 2e-4, and each layout has other errors, as its parts are smaller.
         """
         parts = [part for local in self.locals for part in (local.grad.unbind() if local.dim() == 3 else [local.grad])]
         exact = torch.float64 if parts[0].device.type == "cpu" else None

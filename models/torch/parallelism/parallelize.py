@@ -1,12 +1,12 @@
 """The model as this rank runs it: its stage, sharded, recomputed, compiled, filled and replicated, in this order."""
 
 import torch
-from attention import check_attention, choose_attention
-from data_parallel import replicate_data_parallel, shard_data_parallel
-from decoder import Decoder, compute_dtype, stage_of
 from levelfield.worker import check_context_parallel, check_layout, check_pipeline, check_tensor_parallel, part
-from parameters import fill
-from recompute import check_recompute, compile_blocks, recompute_blocks
+from model.attention import check_attention, choose_attention
+from model.decoder import Decoder, compute_dtype, stage_of
+from model.parameters import fill
+from parallelism.data_parallel import replicate_data_parallel, shard_data_parallel
+from step.recompute import check_recompute, compile_blocks, recompute_blocks
 
 LAYOUT = ("data", "tensor", "sequence", "pipeline", "context", "expert", "zero1", "zero2", "zero3")
 
@@ -23,15 +23,15 @@ def check(job):
     check_context_parallel(job)
     check_attention(job.tuning.attention)
     if job.training.precision == "fp8":
-        from fp8 import check_fp8
+        from step.fp8 import check_fp8
 
         check_fp8(job)
     if part(job.model, "experts") is not None:
-        from expert_parallel import check_experts
+        from parallelism.expert_parallel import check_experts
 
         check_experts(job)
     if part(job.model, "latent_attention") is not None:
-        from latent import check_latent_attention
+        from model.latent import check_latent_attention
 
         check_latent_attention(job)
 
@@ -44,15 +44,15 @@ def build(job, grid, coordinates, initializer, device, experts=None, share=None)
     with torch.device("meta"):
         model = Decoder(**decoder_arguments(job, coordinates, share))
     if job.training.precision == "fp8":
-        from fp8 import use_fp8
+        from step.fp8 import use_fp8
 
         use_fp8(model)
     if grid["tensor"] is not None:
-        from tensor_parallel import apply_tensor_parallel
+        from parallelism.tensor_parallel import apply_tensor_parallel
 
         apply_tensor_parallel(model, grid["tensor"], job.layout.sequence_parallel)
     if part(job.model, "experts") is not None:
-        from expert_parallel import distribute_experts
+        from parallelism.expert_parallel import distribute_experts
 
         distribute_experts(model, experts, grid["tensor"])
     recompute_blocks(model, job.tuning.recompute)
@@ -69,7 +69,7 @@ def build(job, grid, coordinates, initializer, device, experts=None, share=None)
 def divided_parameters(model, experts):
     if experts is None:
         return []
-    from expert_parallel import expert_parameters
+    from parallelism.expert_parallel import expert_parameters
 
     return expert_parameters(model)
 
@@ -79,7 +79,7 @@ def decoder_arguments(job, coordinates, share=None):
     window = part(job.model, "sliding_window")
     attend = choose_attention(job.tuning.attention, job.model.attention_dropout, stream, window)
     if share is not None:
-        from context_parallel import shared_attention
+        from parallelism.context_parallel import shared_attention
 
         attend = shared_attention(attend, share)
     return {

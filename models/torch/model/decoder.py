@@ -1,16 +1,75 @@
-"""What both families share: embeddings, a stack of blocks, a final norm and the head; or one pipeline stage of it."""
+"""A decoder of GPT's or Llama's family as one reads it: its MLPs, a block, and the stack between embedding and head.
 
+Norms, linear layers and positions: layers.py. Attention: attention.py, or latent.py. The head with its loss:
+head_loss.py. A mixture of experts in place of an MLP: mixture.py. How ranks divide all this: ../parallelism.
+"""
+
+from functools import partial
 from types import SimpleNamespace
 
 import torch
-from attention import rotary_tables
-from block import Block
-from head_loss import EmbeddingHead, Head, head_scores
-from layers import Positions, dropout, norm
 from levelfield.worker import head_size, is_mixture, part
-from tied import TiedGradient, tied_embedding
+from model.attention import Attention, rotary_tables
+from model.head_loss import EmbeddingHead, Head, head_scores
+from model.layers import Linear, Positions, dropout, norm
+from model.tied import TiedGradient, tied_embedding
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+GATES = {"swiglu": functional.silu, "geglu_tanh": partial(functional.gelu, approximate="tanh")}
+
+
+class MLP(nn.Module):
+    """GPT's (Radford et al., 2019): down(gelu(up(x))).
+
+    `gelu` is the erf form, `gelu_tanh` the tanh one (Hendrycks and Gimpel, 2016).
+    """
+
+    def __init__(self, model):
+        super().__init__()
+        self.up = Linear(model.hidden_size, model.ffn_hidden_size, bias=model.bias)
+        self.down = Linear(model.ffn_hidden_size, model.hidden_size, bias=model.bias)
+        self.form = {"gelu": "none", "gelu_tanh": "tanh"}[model.activation]
+
+    def forward(self, x):
+        return self.down(functional.gelu(self.up(x), approximate=self.form))
+
+
+class GatedMLP(nn.Module):
+    """Llama's and Gemma's (Shazeer, 2020): down(silu(gate(x)) * up(x)), or gelu in its tanh form for silu."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.gate = Linear(model.hidden_size, model.ffn_hidden_size, bias=model.bias)
+        self.up = Linear(model.hidden_size, model.ffn_hidden_size, bias=model.bias)
+        self.down = Linear(model.ffn_hidden_size, model.hidden_size, bias=model.bias)
+        self.activation = GATES[model.activation]
+
+    def forward(self, x):
+        return self.down(self.activation(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)); or x + norm(attention(x)), then x + norm(mlp(x)) (OLMo 2).
+
+    The case chooses the norm, the attention and the MLP, each by itself.
+    """
+
+    def __init__(self, model, attend, layer, sequence_length):
+        super().__init__()
+        self.attention_norm = norm(model)
+        self.attention = attention_of(model)(model, attend)
+        self.mlp_norm = norm(model)
+        self.mlp = mlp(model, layer, sequence_length)
+        self.dropout, self.norm_after = model.hidden_dropout, part(model, "norm_place") == "after"
+
+    def forward(self, x, rotary=None):
+        if self.norm_after:
+            x = x + dropout(self.attention_norm(self.attention(x, rotary)), self.dropout)
+            return x + dropout(self.mlp_norm(self.mlp(x)), self.dropout)
+        x = x + dropout(self.attention(self.attention_norm(x), rotary), self.dropout)
+        return x + dropout(self.mlp(self.mlp_norm(x)), self.dropout)
 
 
 class Decoder(nn.Module):
@@ -89,12 +148,31 @@ class Decoder(nn.Module):
         return self.head(x, targets, scale)
 
 
+def attention_of(model):
+    if part(model, "latent_attention") is None:
+        return Attention
+    from model.latent import LatentAttention
+
+    return LatentAttention
+
+
+def mlp(model, layer, sequence_length):
+    """The MLP of layer `layer`, or the mixture of experts in its place."""
+    kind = GatedMLP if model.activation in GATES else MLP
+    if not is_mixture(model, layer):
+        return kind(model)
+    from model.mixture import Mixture, shared_experts
+
+    shared = shared_experts(model)
+    return Mixture(model, layer, sequence_length, None if shared is None else kind(shared))
+
+
 def stage_of(layers, stages, index):
     """The part of `layers` layers that stage `index` of `stages` holds; earlier stages take the remainder."""
     size, extra = divmod(layers, stages)
     start = index * size + min(index, extra)
-    part = tuple(range(start, start + size + (index < extra)))
-    return SimpleNamespace(layers=part, first=index == 0, last=index == stages - 1)
+    layers = tuple(range(start, start + size + (index < extra)))
+    return SimpleNamespace(layers=layers, first=index == 0, last=index == stages - 1)
 
 
 def compute_dtype(precision):

@@ -3,8 +3,8 @@
 import functools
 
 import torch
-from casts import CastLayer
 from levelfield.worker.architecture import GATED
+from model.casts import CastLayer
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional

@@ -1,8 +1,8 @@
 """Which kernel computes the attention of a training: torch chooses one of its own by shape, type and device."""
 
 import torch
-from decoder import compute_dtype
 from levelfield.worker import head_size, part
+from model.decoder import compute_dtype
 from torch.nn.attention import SDPBackend
 
 

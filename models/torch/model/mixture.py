@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import torch.distributed as dist
 from chosen import chosen_layer
-from experts import Collect, Dispatch, Experts, in_slot_order, rows_by_expert, sorted_choices
+from model.experts import Collect, Dispatch, Experts, in_slot_order, rows_by_expert, sorted_choices
 from routing import Router, RouterLoss, Tally, choose, router_loss, scores_of
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial
@@ -14,18 +14,18 @@ from torch.distributed.tensor import DTensor, Partial
 class Mixture(nn.Module):
     """The sum, over the experts that a token chose, of gate x expert(x), best expert first; then the shared experts.
 
-    shared: the MLP that every token uses, or None. between: how tensor-parallel ranks want the output, a placement.
-    layer: its number in the whole model, which distribute_experts gives it.
+    layer: its number in the whole model. shared: the MLP that every token uses, or None. between: how tensor-parallel
+    ranks want the output, a placement.
     """
 
-    def __init__(self, model, sequence_length, shared):
+    def __init__(self, model, layer, sequence_length, shared):
         super().__init__()
-        self.settings = model.experts
+        self.settings, self.layer = model.experts, layer
         self.router = Router(model.hidden_size, model.experts.count)
         self.experts = Experts(model)
         self.shared = shared
         self.capacity = capacity_of(model.experts, sequence_length)
-        self.tally = self.between = self.share = self.layer = self.record = None
+        self.tally = self.between = self.share = self.record = None
 
     def prepare(self, device, share=None):
         """Make what is counted, and the selection bias, on `device`. share: this rank's share of each sequence

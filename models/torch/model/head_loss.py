@@ -3,12 +3,15 @@
 The gradients are computed in the forward pass, chunk by chunk, while the logits are still in cache; nothing is
 computed twice. The vocabulary may be sharded over a tensor-parallel group: then each rank has the rows of the
 head for its part of the vocabulary, and only three numbers a token travel (Shoeybi et al., 2019, section 3).
+
+Order of a step: `HeadLoss.forward` takes chunks of rows; for each it computes logits, turns them in place into their
+own gradient (`cross_entropy_`), and adds what follows for x and for the weight. `HeadLoss.backward` hands both out.
 """
 
 import torch
 import torch.distributed as dist
-from casts import CastLayer
-from onednn import applies, product
+from model.casts import CastLayer
+from model.onednn import applies, product
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset

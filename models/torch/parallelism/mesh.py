@@ -1,5 +1,9 @@
 """The ranks as a grid: pipeline outermost, tensor innermost, and between them data and context as one dimension, of
-replicas of shards, then shards."""
+replicas of shards, then shards.
+
+PP2, DP4 with ZeRO over 2 of them, TP2: rank = ((pipeline * 2 + replicate) * 2 + shard) * 2 + tensor. Ranks 0 and 1 are
+one tensor-parallel group, 0 and 2 shard the same parameters, 0 and 4 hold the same shard, 0 and 8 are two stages.
+"""
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh

@@ -1,8 +1,8 @@
 """The layers of both families. Parameters are float32; the activation's dtype decides what is computed in."""
 
 import torch
-from casts import CastLayer
-from onednn import OneDnnLinear, applies
+from model.casts import CastLayer
+from model.onednn import OneDnnLinear, applies
 from torch import nn
 from torch.nn import functional
 

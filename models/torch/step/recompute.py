@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 from levelfield.worker import Unsupported, part
-from onednn import used
+from model.onednn import used
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 _SAVED = [

@@ -7,7 +7,7 @@ the gradient of the tokens of all ranks of its group; what is left to sum are th
 import torch
 import torch.distributed as dist
 from levelfield.worker import Unsupported, part
-from mixture import mixtures
+from model.mixture import mixtures
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -79,9 +79,7 @@ class ExpertMesh:
 
 def distribute_experts(model, experts, tensor):
     """Divide the experts, on the meta device, over the ExpertMesh `experts`, and each of them over the mesh `tensor`;
-    either may be None. Each mixture gets the number of its layer."""
-    for layer, mixture in mixtures(model):
-        mixture.layer = layer
+    either may be None."""
     if experts is None and tensor is None:
         return
     mesh = tensor if experts is None else experts.weights

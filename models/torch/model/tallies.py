@@ -14,7 +14,7 @@ class Tallies:
         self.counts_tokens = place.tensor == 0  # of ranks with equal tokens one counts them
         experts, self.layers = part(job.model, "experts"), []
         if experts is not None:
-            from mixture import mixtures
+            from model.mixture import mixtures
 
             self.layers = [(layer, mixture.tally) for layer, mixture in mixtures(model)]
         self.exist, self.rate = experts is not None, experts.router.bias_rate if experts is not None else 0.0
