@@ -23,7 +23,8 @@ attention.Attention.heads = heads
     Fault(
         "attention sees one token ahead",
         """
-import attention, torch
+import torch
+from model import attention
 from types import SimpleNamespace
 right = torch.nn.functional.scaled_dot_product_attention
 def shifted(q, k, v, dropout_p, is_causal, enable_gqa, attn_mask=None):
@@ -65,7 +66,8 @@ attention.scaled_dot_product = dealt
     Fault(
         "attention's softmax in bf16",
         """
-import attention, torch
+import torch
+from model import attention
 def coarse(query, key, value, dropout):
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     ahead = torch.full((query.shape[-2], query.shape[-2]), -torch.inf).triu(1)
@@ -82,7 +84,8 @@ POSITIONS = (
     Fault(
         "queries rotated one position late",
         """
-import attention, torch
+import torch
+from model import attention
 right = attention.rotate
 def late(x, tables):
     if x.shape[2] == job.model.heads:
@@ -108,7 +111,8 @@ decoder.rotary_tables = lambda size, length, base, *more: right(size, length, 5 
     Fault(
         "RoPE on neighbouring pairs instead of halves",
         """
-import attention, torch
+import torch
+from model import attention
 def interleaved(x, tables):
     cos, sin = (table[: x.shape[1]] for table in tables)
     even, odd = x[..., 0::2], x[..., 1::2]
@@ -122,7 +126,8 @@ attention.rotate = interleaved
     Fault(
         "RoPE's angles in bf16",
         """
-import decoder, torch
+import torch
+from model import decoder
 def coarse(size, length, base, device, dtype, scaling):
     frequency = base ** -(torch.arange(0, size, 2) / size).bfloat16()
     angle = torch.outer(torch.arange(length).bfloat16(), frequency)[:, None]
