@@ -1,4 +1,4 @@
-"""Checks what an environment needs of this machine, before anything is downloaded: driver, package index, compilers."""
+"""Checks what an environment needs, before anything is downloaded: chip, driver, package index, compilers."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from pathlib import Path
 
 from levelfield import installer
 from levelfield.contracts.command import completed
-from levelfield.specs.build_needs import Build, BuildTool, DriverNeed, NamedIndex, Stages, numbers
+from levelfield.specs.build_needs import Build, BuildTool, LeastVersion, NamedIndex, Stages, numbers
+from levelfield.specs.vendor import Chip
 
 PATIENCE_SECONDS = 30
 _RELEASE = re.compile(r"release (\d+(?:\.\d+)*)")
 
 
-def missing(stages: Stages, driver: str | None, is_fetched: bool) -> Iterator[str]:
+def missing(stages: Stages, driver: str | None, is_fetched: bool, chip: Chip | None = None) -> Iterator[str]:
     """Return a sentence for each thing that the packages need and this machine lacks.
 
-    driver: the version of the devices' driver; None: there are no devices here. is_fetched: nothing is downloaded or
-    built any more, so neither index nor compilers are needed.
+    driver: the version of the devices' driver; None: there are no devices here. chip: the run's; None: it is not known.
+    is_fetched: nothing is downloaded or built any more, so neither index nor compilers are needed.
     """
+    if stages.compute_capability and chip and (without_code := has_no_code(stages.compute_capability, chip)):
+        yield without_code
     if stages.driver and driver is not None and (old := too_old(stages.driver, driver)):
         yield old
     if is_fetched or installer.wheels_folder():
@@ -33,13 +36,24 @@ def missing(stages: Stages, driver: str | None, is_fetched: bool) -> Iterator[st
         yield from (why for tool in build.tools if (why := lacks(tool, build)))
 
 
-def is_enough(need: DriverNeed, driver: str) -> bool | None:
-    """Return whether the driver is new enough. None: its version is not known, as `driver` says."""
-    found, least = numbers(driver), numbers(need.least)
+def is_enough(need: LeastVersion, version: str) -> bool | None:
+    """Return whether a driver or a chip is new enough. None: its version is not known, as `version` says."""
+    found, least = numbers(version), numbers(need.least)
     return None if found is None or least is None else found >= least
 
 
-def too_old(need: DriverNeed, driver: str) -> str | None:
+def has_no_code(need: LeastVersion, chip: Chip) -> str | None:
+    """Return why the packages do not run on this chip; None where they do, or its compute capability is not known."""
+    if chip.compute_capability is None or is_enough(need, chip.compute_capability) is not False:
+        return None
+    return (
+        f"found {chip.name} of compute capability {chip.compute_capability}, expected {need.least} or newer: "
+        f"{need.reason}. Name a version that runs on it, where `list frameworks` has one, or a Python of your own with "
+        "--python"
+    )
+
+
+def too_old(need: LeastVersion, driver: str) -> str | None:
     """Return why the packages do not run with this driver; None where they do, or its version is not known."""
     if is_enough(need, driver) is not False:
         return None

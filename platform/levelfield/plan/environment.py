@@ -20,6 +20,7 @@ from levelfield.specs.container import ImagePlan
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.plan import EnvironmentPlan, RuntimeName
 from levelfield.specs.tuning import Tuning
+from levelfield.specs.vendor import Chip
 
 STAMP = "levelfield-environment.json"  # in an environment's folder: what it was made from
 
@@ -33,12 +34,13 @@ def environment_of(
     assume: bool = False,
     offline: bool = False,
     driver: str | None = None,
+    chip: Chip | None = None,
 ) -> EnvironmentPlan:
     """Return the Python environment: made by the platform from pinned requirements, or an existing one.
 
-    driver: the version of the devices' driver; None without devices. Raises NotHere when the machine has no suitable
-    Python or lacks what the packages need, or the implementation has no requirements for this kind of device.
-    `assume`: return the vendor's own Python or a reason instead of raising.
+    driver: the version of the devices' driver; None without devices. chip: the run's; None: it is not known. Raises
+    NotHere when the machine has no suitable Python or lacks what the packages need, or the implementation has no
+    requirements for this kind of device. `assume`: return the vendor's own Python or a reason instead of raising.
     """
     if runtime == "inside":
         python = python or "python3"
@@ -55,7 +57,7 @@ def environment_of(
     interpreter, lacking = _interpreter(file, kind, assume)
     version = ".".join(map(str, interpreter.version)) if interpreter else file.requirements[kind].python
     digest = _digest((version, *stages.first, *_lines(stages.steps)))
-    why = refusal(file, kind, stages, driver, made_from(folder) == digest, assume)
+    why = refusal(file, kind, stages, driver, made_from(folder) == digest, assume, chip)
     return EnvironmentPlan(
         name=folder.name,
         folder=str(folder),
@@ -72,13 +74,19 @@ def environment_of(
 
 
 def refusal(
-    file: ImplementationFile, kind: str, stages: Stages, driver: str | None, is_fetched: bool, assume: bool
+    file: ImplementationFile,
+    kind: str,
+    stages: Stages,
+    driver: str | None,
+    is_fetched: bool,
+    assume: bool,
+    chip: Chip | None,
 ) -> str | None:
     """Return what this machine lacks, in one sentence for each thing; None where it lacks nothing.
 
     Raises NotHere instead, unless `assume`.
     """
-    if not (found := list(missing(stages, driver, is_fetched))):
+    if not (found := list(missing(stages, driver, is_fetched, chip))):
         return None
     said = f"{file.label} on {kind}: " + "\n  ".join(found)
     if assume:

@@ -10,9 +10,9 @@ from levelfield.catalog.lookup import Selection
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DoesNotFit, UsageError
 from levelfield.plan.decision import Decision
-from levelfield.plan.driver_choice import for_driver
 from levelfield.plan.reduced_layout import reduced
 from levelfield.plan.request import Entry, RequestedScale, Suggestion
+from levelfield.plan.version_choice import version_that_runs
 from levelfield.specs.hardware import WITHHELD, NamedHardware
 from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.layout import Layout, parse_layout
@@ -62,7 +62,7 @@ def _decided(registry: Registry, entry: Entry, selector: Selector, refusal: str 
     if entry.request.launch and not found.vendor.is_host:  # the devices of this machine have no part in the run
         found = replace(found, devices=(), problem=None, notices=(), busy={})
     scale = _scale(entry)
-    selector, found, driver, older = for_driver(registry, selector, found, entry.request)
+    selector, found, driver, older = version_that_runs(registry, selector, found, entry.request)
     by_suite = entry.suite is not None and scale != entry.request.scale
     return Decision(
         text=entry.text,

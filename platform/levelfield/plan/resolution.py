@@ -165,9 +165,11 @@ def _environment(decision: Decision, container: ContainerPlan | None, stages: St
     if container and not container.image.requirements:
         return image_environment(container.image)
     if container:  # with --offline its wheels are there already
-        why = refusal(file, kind, stages, decision.driver, request.offline, assume)
+        why = refusal(file, kind, stages, decision.driver, request.offline, assume, found.chip)
         return image_environment(container.image, why, stages)
-    return environment_of(file, kind, stages, request.python, request.runtime, assume, request.offline, decision.driver)
+    return environment_of(
+        file, kind, stages, request.python, request.runtime, assume, request.offline, decision.driver, found.chip
+    )
 
 
 def _expected(memory: Footprint, hardware: Hardware) -> MemoryExpected:

@@ -1,4 +1,4 @@
-"""What packages need beyond pip's own index: a driver, a named index, and builds against other packages."""
+"""What packages need beyond pip's own index: a driver, a chip, a named index, and builds against other packages."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def refuse_loose(key: str, packages: tuple[str, ...]) -> None:
         raise ValueError(f"{key}: found {', '.join(loose)}, expected every version pinned with '=='")
 
 
-class DriverNeed(Value):
-    """The oldest driver of the devices that the packages run with, and why."""
+class LeastVersion(Value):
+    """The oldest driver, or the oldest kind of chip, that the packages run with, and why."""
 
     least: str = Field(pattern=r"^\d+(\.\d+)*$")
     reason: str = Field(min_length=3)
@@ -99,13 +99,14 @@ class Build(BuildStep):
 class Stages:
     """The packages of one environment. first: what pip installs as usual. builds: what is then built against it.
 
-    driver, index: what they need beside. left_out: builds that this run does not need.
+    driver, compute_capability, index: what they need beside. left_out: builds that this run does not need.
     """
 
     first: tuple[str, ...] = ()
     builds: tuple[Build, ...] = ()
     left_out: tuple[Build, ...] = ()
-    driver: DriverNeed | None = None
+    driver: LeastVersion | None = None
+    compute_capability: LeastVersion | None = None
     index: NamedIndex | None = None
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pydantic import Field, model_validator
 
 from levelfield.specs.base import LATER, Value
-from levelfield.specs.build_needs import Build, DriverNeed, NamedIndex, Stages, refuse_loose
+from levelfield.specs.build_needs import Build, LeastVersion, NamedIndex, Stages, refuse_loose
 
 PythonVersion = tuple[int, int]
 
@@ -37,14 +37,15 @@ class Requirements(Value):
 
     python: the versions that they exist for. The platform's own Python is used if it fits, else another one of the
     machine. optional: further packages that pip installs as usual. builds: packages that are built against `packages`,
-    in this order. driver, index: what `packages` need beside.
+    in this order. driver, compute_capability, index: what `packages` need beside.
     """
 
     packages: tuple[str, ...] = Field(min_length=1)
     optional: tuple[str, ...] = ()
     python: str = ">=3.10"
     builds: tuple[Build, ...] = Field(default=(), json_schema_extra=LATER)
-    driver: DriverNeed | None = Field(default=None, json_schema_extra=LATER)
+    driver: LeastVersion | None = Field(default=None, json_schema_extra=LATER)
+    compute_capability: LeastVersion | None = Field(default=None, json_schema_extra=LATER)
     index: NamedIndex | None = Field(default=None, json_schema_extra=LATER)
     verified: str
 
@@ -72,6 +73,7 @@ class Requirements(Value):
             builds=chosen,
             left_out=tuple(build for build in self.builds if build not in chosen),
             driver=self.driver,
+            compute_capability=self.compute_capability,
             index=self.index,
         )
 

@@ -82,6 +82,7 @@ class Chip(Value):
     achievable: by dtype, the matrix-multiplication rate that public measurements reached; never above the peak.
     attention: by kernel, the rate of attention's core in 16 bits for long sequences, forward and backward together.
     sdpa: the fused kernels that torch's scaled_dot_product_attention has on the chip in 16 bits, in its order.
+    compute_capability: the number by which packages say which chips they have code for (NVIDIA's, such as 9.0).
     """
 
     name: str
@@ -97,6 +98,7 @@ class Chip(Value):
     achievable: dict[PeakDtype, Achieved] = Field(default_factory=dict)
     attention: dict[AttentionKernel, Achieved] = Field(default_factory=dict)
     sdpa: tuple[AttentionKernel, ...] = Field(default=(), json_schema_extra=LATER)
+    compute_capability: str | None = Field(default=None, pattern=r"^\d+\.\d+$", json_schema_extra=LATER)
 
     @model_validator(mode="after")
     def _no_more_than_the_peak(self) -> Chip:

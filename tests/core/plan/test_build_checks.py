@@ -13,7 +13,8 @@ from levelfield.plan.environment import environment_of
 from levelfield.plan.placement import place
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.plan.resolution import resolve
-from levelfield.specs.build_needs import Build, BuildTool, DriverNeed, NamedIndex, Stages
+from levelfield.specs.build_needs import Build, BuildTool, LeastVersion, NamedIndex, Stages
+from levelfield.specs.hardware import read_hardware
 from levelfield.specs.plan import Plan
 from levelfield.specs.tuning import TuningChoice
 
@@ -103,7 +104,7 @@ def test_each_fault_of_a_toolkit_is_one_sentence(
     ],
 )
 def test_drivers_are_compared_by_their_numbers(driver: str, is_old: bool) -> None:
-    need = DriverNeed(least="580.65.06", reason="it is a build for CUDA 13")
+    need = LeastVersion(least="580.65.06", reason="it is a build for CUDA 13")
     assert (too_old(need, driver) is not None) == is_old
 
 
@@ -128,7 +129,7 @@ def test_what_is_fetched_already_needs_neither_index_nor_compiler(
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("LEVELFIELD_ACME_INDEX", raising=False)
     index = NamedIndex(setting="LEVELFIELD_ACME_INDEX", packages=("acme",), reason="Acme has its own")
-    stages = Stages(("acme==1",), (BUILD,), driver=DriverNeed(least="580", reason="CUDA 13"), index=index)
+    stages = Stages(("acme==1",), (BUILD,), driver=LeastVersion(least="580", reason="CUDA 13"), index=index)
     assert len(list(missing(stages, "550.1", is_fetched=False))) == 3
     assert len(list(missing(stages, None, is_fetched=False))) == 2
     assert len(list(missing(stages, "550.1", is_fetched=True))) == 1
@@ -185,7 +186,38 @@ def test_an_older_driver_has_the_build_that_it_can_run(
     assert plan.environment.name == f"{framework}-{version}-nvidia" and plan.selector.version == version
     (why,) = plan.deviations
     assert why.startswith(f"{framework}_{version} in place of {framework} ")
-    assert "found driver 550.54.15, and" in why and "580.65.06 or newer (torch 2.13.0 is a build for CUDA 13.0)" in why
+    assert (
+        "found driver 550.54.15, and it needs" in why
+        and "580.65.06 or newer (torch 2.13.0 is a build for CUDA 13.0)" in why
+    )
+
+
+OLD_CHIP = CARD.replace("H100 80GB HBM3, 81559", "Tesla V100-SXM2-16GB, 16384")
+
+
+def test_an_older_chip_has_the_build_that_has_code_for_it(
+    machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Devices that are assumed have it too: what is planned for a V100 is what a V100 would run."""
+    machine("580.95.05")
+    program(tmp_path / "bin/nvidia-smi", OLD_CHIP.format(index=0, driver="580.95.05").rstrip("\n"))
+    for given in ({}, {"assume": True, "hardware": read_hardware("4x8 V100")}):
+        plan = planned("gpt3_6.7B:torch:V100:1:1" if not given else "gpt3_6.7B:torch", **given)
+        assert "torch==2.10.0" in plan.environment.requirements
+        assert plan.environment.lacking is None or "compute capability" not in plan.environment.lacking
+        (why,) = (each for each in plan.deviations if "in place of" in each)
+        assert why.startswith(
+            "torch_2.10.0 in place of torch 2.13.0: found V100-SXM2-16GB of compute capability 7.0, and"
+        )
+    with pytest.raises(NotHere, match=r"found V100-SXM2-16GB of compute capability 7.0, expected 7.5 or newer: CUDA"):
+        planned("gpt3_6.7B:torch_2.13.0:V100:1:1")
+
+
+def test_an_older_chip_with_an_old_driver_has_a_build_for_both(machine, tmp_path: Path) -> None:
+    machine("550.54.15")
+    program(tmp_path / "bin/nvidia-smi", OLD_CHIP.format(index=0, driver="550.54.15").rstrip("\n"))
+    (why,) = planned("gpt3_6.7B:torch:V100:1:1").deviations
+    assert why.count("and it needs") == 2 and "found driver 550.54.15" in why
 
 
 def test_a_driver_that_is_too_old_for_all_ends_before_anything(machine) -> None:

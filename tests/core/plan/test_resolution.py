@@ -329,12 +329,17 @@ def test_an_implementation_is_known_by_all_its_sources(tmp_path: Path) -> None:
     assert folder_digest(tmp_path) != first
 
 
+def names_in(folder: Path) -> set[str]:
+    """What can be imported from a folder: its modules, and its folders of modules."""
+    return {path.stem for path in (*folder.glob("*.py"), *(file.parent for file in folder.glob("*/*.py")))}
+
+
 @pytest.mark.parametrize("name", sorted(Registry().frameworks))
 def test_code_that_is_imported_from_beside_counts(name: str) -> None:
     """What a folder imports and does not have is found in one beside it, and the digest covers that one."""
     folder = ROOT / "models" / name
-    modules = {each: {file.stem for file in each.glob("*.py")} for each in folder.parent.iterdir() if each.is_dir()}
-    texts = "".join(file.read_text() for file in folder.glob("*.py"))
+    modules = {each: names_in(each) for each in folder.parent.iterdir() if each.is_dir()}
+    texts = "".join(file.read_text() for file in folder.rglob("*.py"))
     lacking = set(re.findall(r"^(?:from|import) (\w+)", texts, re.MULTILINE)) - modules[folder]
     candidates = [each for each in modules if each != folder and lacking & modules[each]]
     shared = shared_folders(folder)
@@ -347,7 +352,7 @@ def test_a_change_of_shared_code_changes_what_a_result_rests_on(tmp_path: Path) 
     models = Path(shutil.copytree(ROOT / "models", tmp_path / "models"))
     before = {name: code_digest(models / name) for name in ("torch", "megatron", "deepspeed", "paddle")}
     own = folder_digest(models / "megatron")
-    (models / "torch" / "model.py").write_text("# another model")
+    (models / "torch" / "another.py").write_text("# another model")
     changed = {name for name, digest in before.items() if code_digest(models / name) != digest}
     assert changed == {"torch", "megatron", "deepspeed"} and folder_digest(models / "megatron") == own
 
@@ -357,7 +362,7 @@ def test_tested_json_rests_on_shared_code_and_the_worker_but_on_no_code_of_the_n
     models = Path(shutil.copytree(ROOT / "models", tmp_path / "models", ignore=shutil.ignore_patterns("__pycache__")))
     before = {name: training_digest(models / name) for name in ("torch", "megatron", "deepspeed", "paddle")}
     assert len({*before.values(), code_digest(models / "torch")}) == 5
-    (models / "torch" / "decoder.py").open("a").write("# changed\n")
+    (models / "torch" / "model" / "decoder.py").open("a").write("# changed\n")
     changed = {name for name, digest in before.items() if training_digest(models / name) != digest}
     assert changed == {"torch", "megatron", "deepspeed"}
     (models / "paddle" / "tested.json").write_text("{}")
