@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from levelfield.catalog.host_cores import usable_cores
 from levelfield.catalog.lookup import Selection
 from levelfield.plan.decision import Decision
-from levelfield.plan.default_layout import DefaultLayout, Place, default_batch, default_layout, most_devices
+from levelfield.plan.default_layout import DefaultLayout, Place, default_layout, given_layout, most_devices
 from levelfield.predict.layout_search import LayoutEstimate
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.layout import Layout, LayoutText, parse_layout
@@ -55,7 +55,7 @@ def arrange(decision: Decision, scale: Scale) -> Arrangement:
     devices = decision.selector.devices or (written and written.devices) or _default_devices(written, nodes, found)
     place, fixed = Place(found, work, nodes, devices), _chosen(decision, scale, with_case=False).fields
     if written:
-        default = default_batch(place, written.layout, fixed, choice.fields)
+        default = given_layout(place, scale, written.layout, fixed, choice.fields)
     else:
         if decision.selector.devices is None:
             place = replace(place, devices=most_devices(place, fixed))

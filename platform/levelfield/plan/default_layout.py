@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from levelfield.catalog.lookup import Selection
 from levelfield.predict.assumed_rates import with_assumed_rates
 from levelfield.predict.layout_rules import broken, divisors
-from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, Wanted, answer
+from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, Wanted, answer, predict
 from levelfield.predict.machines import ASSUMED_PORT_BYTES_PER_SECOND, DEVICES_PER_NODE, machine_of
 from levelfield.predict.questions import offer_of
 from levelfield.specs.case import Scale, Work
@@ -52,11 +52,13 @@ class Place:
         """
         file, kind = self.found.implementation, self.found.vendor.device_kind
         uneven = uneven and "uneven" in file.offered_parallelism(kind)
-        tuning = Tuning(layout=layout, micro_batch=micro_batch)
-        return not (
-            broken(self.work, layout, micro_batch, self.nodes, self.devices, chunks or 1, uneven)
-            or refused(file.refusals(kind), self.work, tuning)
-        )
+        is_broken = broken(self.work, layout, micro_batch, self.nodes, self.devices, chunks or 1, uneven)
+        return not is_broken and self.runs(Tuning(layout=layout, micro_batch=micro_batch))
+
+    def runs(self, tuning: Tuning) -> bool:
+        """Return whether the framework refuses nothing of it."""
+        kind = self.found.vendor.device_kind
+        return not refused(self.found.implementation.refusals(kind), self.work, tuning)
 
 
 def default_layout(place: Place, scale: Scale, fixed: TuningChoice, wanted: TuningChoice) -> DefaultLayout:
@@ -80,7 +82,31 @@ def most_devices(place: Place, fixed: TuningChoice) -> int:
     return next((p.devices for p in fewer if any(_possible(p, _divisions(p), fixed))), place.devices)
 
 
-def default_batch(place: Place, layout: Layout, fixed: TuningChoice, wanted: TuningChoice) -> DefaultLayout:
+def given_layout(
+    place: Place, scale: Scale, layout: Layout, fixed: TuningChoice, wanted: TuningChoice
+) -> DefaultLayout:
+    """Return a layout that is set, with the case's other fields where they are possible and fit.
+
+    Where they do not fit, on accelerators of known memory at full scale, it has those of the planner's fastest row of
+    this layout that does.
+    """
+    default = _with_batch(place, layout, fixed, wanted)
+    question = question_of(place) if scale == "full" and layout.world_size == place.world else None
+    if question is None:
+        return default
+    tuning = Tuning.model_validate({**wanted.model_dump(exclude_none=True), **default.fields, "layout": layout})
+    asked = replace(question, wanted=replace(_wanted(fixed), layout=layout))
+    if predict(asked, tuning).fits:
+        return default
+    allowed = [row for row in _preferred(asked, answer(asked).rows) if place.runs(row.tuning)]
+    if not allowed:
+        return default
+    named = {name: getattr(allowed[0].tuning, name) for name in SEARCHED if getattr(fixed, name) is None}
+    origin = "planner: fastest of this layout that fits; the case's does not"
+    return DefaultLayout(layout, named, dict.fromkeys(named, origin))
+
+
+def _with_batch(place: Place, layout: Layout, fixed: TuningChoice, wanted: TuningChoice) -> DefaultLayout:
     """Return a layout that is set, with the case's micro-batch or the nearest that the layout allows."""
     batch = wanted.micro_batch or 1
     sizes = [size for _, size in _possible(place, [layout], fixed, uneven=True)]
@@ -128,9 +154,14 @@ def _wanted(fixed: TuningChoice) -> Wanted:
 def _estimates(question: LayoutQuestion) -> tuple[LayoutEstimate, ...]:
     """Return the fastest rows that fit, those with some free memory first; else the one with the least memory."""
     ranking = answer(question)
-    preferred = (1 - question.constants.keeping.uncertainty) * (question.capacity_bytes or 0)
-    rows = sorted(ranking.rows, key=lambda row: row.memory.total > preferred)[: 1 + NEXT_BEST]
+    rows = _preferred(question, ranking.rows)[: 1 + NEXT_BEST]
     return tuple(rows) or ((ranking.nearest,) if ranking.nearest else ())
+
+
+def _preferred(question: LayoutQuestion, rows: Iterable[LayoutEstimate]) -> list[LayoutEstimate]:
+    """Return the rows with those first that leave the planner's margin free."""
+    most = (1 - question.constants.keeping.uncertainty) * (question.capacity_bytes or 0)
+    return sorted(rows, key=lambda row: row.memory.total > most)
 
 
 def _near_data_parallel(place: Place, fixed: TuningChoice, wanted: TuningChoice) -> DefaultLayout:
@@ -141,7 +172,7 @@ def _near_data_parallel(place: Place, fixed: TuningChoice, wanted: TuningChoice)
     said = "default: data parallel over all devices"
     if layout != plain:
         said = f"default: nearest to data parallel that the case allows on {place.world} devices"
-    found = default_batch(place, layout, fixed, wanted)
+    found = _with_batch(place, layout, fixed, wanted)
     return replace(found, origins={"layout": said, **found.origins})
 
 
