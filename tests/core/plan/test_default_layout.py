@@ -67,6 +67,24 @@ def test_the_plan_takes_the_planner_s_fastest_row_with_some_free_memory() -> Non
     assert plan.origins["layout"] == plan.origins["recompute"] == "planner: fastest of those that fit"
 
 
+def test_a_layout_that_is_asked_for_has_the_fields_with_which_it_fits() -> None:
+    """The case's micro-batch without recomputation needs more than a device has."""
+    plan = plan_of("gpt3_6.7B:torch:H100:1:8", layout="DP8SH1")
+    assert str(plan.tuning.layout) == "DP8TP1PP1SH1SP8"
+    assert plan.expected_memory.total_bytes <= 80 * 2**30
+    said = "planner: fastest of this layout that fits; the case's does not"
+    assert plan.origins["micro_batch"] == plan.origins["recompute"] == said
+    kept = plan_of("gpt3_6.7B:torch:H100:1:8", layout="DP8SH1", micro_batch=1)
+    assert kept.tuning.micro_batch == 1 and kept.origins["micro_batch"] == "command line"
+    assert kept.expected_memory.total_bytes <= 80 * 2**30
+
+
+def test_a_layout_that_fits_keeps_the_case_s_fields() -> None:
+    plan = plan_of("gpt3_6.7B:torch:H100:1:8", layout="DP8SH2")
+    assert plan.expected_memory.total_bytes <= 80 * 2**30
+    assert plan.origins["micro_batch"] == "case gpt3_6.7B"
+
+
 def test_a_field_of_the_user_stays_and_the_planner_searches_the_others() -> None:
     plan = plan_of("gpt3_6.7B:torch:H100:1:8", micro_batch=1, recompute="full")
     assert (plan.tuning.micro_batch, plan.tuning.recompute) == (1, "full")
