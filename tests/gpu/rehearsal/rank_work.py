@@ -195,6 +195,9 @@ class RankWork:
         kinds = ("all_gather", "reduce_scatter") if self.layout["sequence_parallel"] else ("all_reduce",)
         for kind in kinds:
             yield Need("activations", (kind,), self.tensor, activations, exact=False)
+        if self.framework == "torch" and self.is_last:  # three numbers a token, and norms' gradients beside them
+            sums = 3 * FLOAT32 * self.tokens * self.count
+            yield Need("the loss over the vocabulary's parts", ("all_reduce",), self.tensor, sums, exact=False)
         if self.model.latent_attention is not None:
             return
         keys = 2 * self.model.kv_heads * self.model.head_size / self.tensor
