@@ -93,6 +93,11 @@ def attach(paths: RunPaths, vendor: Vendor, listener: Listener) -> Result:
     if paths.outcome.exists():
         return finish(paths)
     plan = directory.read_plan(paths)
+    if plan.run_id != paths.root.name:  # by its name another run's job would be found
+        raise UsageError(
+            f"{paths.plan}: key 'run_id': found {plan.run_id}, expected {paths.root.name}, the name of its folder; put "
+            "the plan of this run back, or give the folder its name again"
+        )
     runtime, launcher = means(plan)
     again = getattr(speaking(launcher, listener.say), "attach", None)
     if again is None:
