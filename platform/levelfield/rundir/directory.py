@@ -18,6 +18,7 @@ from levelfield.specs.future_dates import first_future_date
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
+_OPEN_FILES = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _WRITABLE = "Mount it for writing (`dmesg` says why it is not)"
 
@@ -102,12 +103,20 @@ def write_json(path: Path, content: Any) -> None:
 def write_atomically(path: Path, text: str) -> None:
     """Replace the content of `path` by `text` in one step. A reader sees the old or the new content, never a part.
 
-    A character device, such as /dev/null, is written into: a file in its place would harm the machine. Raises OSError
-    with the name of `path`.
+    A character device, such as /dev/null, and an open file of this process, such as /dev/stdout, are written into: a
+    file in their place would harm the machine. Of a link to a file, the file is replaced. Raises OSError with the name
+    of `path`, also for a pipe, a socket, a block device and a link to nothing.
     """
     try:
-        if path.is_char_device():
+        if str(path.absolute()).startswith(_OPEN_FILES):
+            with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+        elif path.is_char_device():
             path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        elif path.exists() and not (path.is_file() or path.is_dir()):
+            raise OSError(errno.EINVAL, "found a pipe, a socket or a device, expected a file or nothing")
+        elif path.is_symlink():
+            _replace(path.resolve(strict=True), text)
         else:
             _replace(path, text)
     except OSError as error:
