@@ -46,11 +46,14 @@ def test_a_killed_engine_ends_the_run_and_its_next_start_leaves_nothing(
         benchmark.wait_for_step(process, 5, rank)
     os.kill(int((STATE / "docker.pid").read_text()), signal.SIGKILL)
     done = finished(process)
+    left = trainings(benchmark.runs)
     result = benchmark.result()
     assert done.returncode == 3
     assert (result["status"]["word"], result["status"]["failure"]) == ("failed", "engine")
     assert result["steps_done"] >= 5
-    control("up")
+    control("up")  # first, so that a failure below leaves nothing either
+    assert left == {}
+    assert any("no process of it is left" in each for each in result["warnings"])
     assert benchmark.run("--case", "tiny:fake:fake:1:1", *PRETENDING, *IN_CONTAINERS).returncode == 0
     assert trainings(benchmark.runs) == {}
     client = DockerClient(base_url=second_engine)

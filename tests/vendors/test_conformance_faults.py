@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -12,6 +14,7 @@ from levelfield.errors import UsageError
 from levelfield.testing import case_plans, tool_checks
 from levelfield.testing.check_suite import CHECKS, check, find
 from levelfield.testing.findings import CheckFinding
+from levelfield.testing.stage import Stage
 from levelfield.testing.subject import Subject
 
 HEAD = """
@@ -410,3 +413,22 @@ def test_what_is_left_behind_is_ended(tmp_path: Path) -> None:
     subject = Subject("acme", [tmp_path])
     find(subject, next(item for item in CHECKS if item.name == "cleanup"))
     assert subject.stage.processes() == []
+
+
+def test_a_slow_tool_is_ended_where_the_adapter_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage()
+    subject = SimpleNamespace(stage=stage, spec=None)
+
+    def raising(*given: object) -> None:
+        subprocess.Popen(["/bin/sh", str(stage.bin / "acme-smi")])
+        raise ValueError("planted")
+
+    monkeypatch.setattr(tool_checks, "names_of_tools", lambda subject: ["acme-smi"])
+    monkeypatch.setattr(tool_checks, "_with_short_limits", lambda spec: spec)
+    monkeypatch.setattr(tool_checks, "_check_empty", raising)
+    try:
+        with stage.entered(None), pytest.raises(ValueError, match="planted"):
+            tool_checks.slow(subject)  # type: ignore[arg-type]
+        assert stage.processes() == []
+    finally:
+        stage.end_all()

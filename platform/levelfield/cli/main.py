@@ -69,7 +69,11 @@ def _of_surroundings(error: Exception) -> str | None:
     """Return what is wrong with this machine, its files or its packages; None for a fault of the platform itself."""
     if isinstance(error, OSError):
         gone = "" if _has_folder() else ". The current folder was removed: go to another one"
-        return f"{error.filename or 'this machine'}: {error.strerror or error}; the measurements so far are kept{gone}"
+        from levelfield.rundir.directory import room_left
+
+        place = Path(os.fsdecode(error.filename or ""))
+        said = f"{error.filename or 'this machine'}: {error.strerror or error}{room_left(error, place)}"
+        return f"{said}; the measurements so far are kept{gone}"
     if isinstance(error, UnicodeEncodeError):
         shown = error.object[max(0, error.start - 40) : error.end + 40]
         return f"found {shown!a}, in which a byte is not UTF-8; give the file or the variable another name or value"

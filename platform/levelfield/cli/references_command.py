@@ -16,7 +16,7 @@ from levelfield.judge.promotion import promoted, with_noise
 from levelfield.measure.calibration import basis
 from levelfield.measure.spikes import largest_rise
 from levelfield.report.words import wrapped
-from levelfield.rundir.directory import default_runs, read_plan, write_atomically
+from levelfield.rundir.directory import default_runs, read_plan, room_left, write_atomically
 from levelfield.rundir.run_state import finished_run
 from levelfield.specs.base import dump
 from levelfield.specs.derivation import split_name
@@ -92,7 +92,7 @@ def write(reference: Reference, registry: Registry, plugins: Sequence[Path]) -> 
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, dump(reference))
     except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+        raise UsageError(f"{path}: cannot be written: {error.strerror}{room_left(error, path)}") from None
     print(f"{reference.name}: written, {len(reference.noise)} rows of noise")
     print(wrapped(f"  {shown(path)}", 2))
 

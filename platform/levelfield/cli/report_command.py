@@ -20,7 +20,7 @@ from levelfield.report import repeats
 from levelfield.report.escapes import printable
 from levelfield.report.markdown import run_report
 from levelfield.report.tables import as_csv, as_json, as_markdown, as_text
-from levelfield.rundir.directory import read_plan, write_atomically
+from levelfield.rundir.directory import read_plan, room_left, write_atomically
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import PRETENDED, Result
 
@@ -104,4 +104,4 @@ def _write(path: Path, text: str) -> None:
     try:
         write_atomically(path, printable(text))
     except OSError as error:
-        raise UsageError(f"--output {path}: cannot be written: {error.strerror}") from None
+        raise UsageError(f"--output {path}: cannot be written: {error.strerror}{room_left(error, path)}") from None

@@ -16,7 +16,7 @@ from levelfield.publish.mlflow_client import MlflowClient
 from levelfield.publish.mlperf_log import mllog_lines
 from levelfield.publish.scalar_events import write_scalars
 from levelfield.report.escapes import spreadsheet_cell
-from levelfield.rundir.directory import write_error
+from levelfield.rundir.directory import room_left
 from levelfield.specs.record import RunRecord
 from levelfield.store.database import Store
 from levelfield.store.record_lines import line_of
@@ -81,9 +81,13 @@ def _counted(word: str, records: Records, send: Callable[[RunRecord], bool], pla
             is_new = send(record)
             new, known = new + is_new, known + (not is_new)
     except OSError as error:
-        raise UsageError(f"--output {write_error(error, place or Path())}") from None
+        raise UsageError(f"--output {_unwritten(error, place or Path())}") from None
     print(f"{word} {new:,} run(s)" + (f", {known:,} were there already" if known else ""))
     return 0
+
+
+def _unwritten(error: OSError, place: Path) -> str:
+    return f"{error.filename or place}: cannot be written: {error.strerror}{room_left(error, place)}"
 
 
 @contextmanager
@@ -96,4 +100,4 @@ def _output(path: Path | None) -> Iterator[TextIO]:
         with path.open("w", encoding="utf-8", newline="") as file:
             yield file
     except OSError as error:
-        raise UsageError(f"--output {write_error(error, path)}") from None
+        raise UsageError(f"--output {_unwritten(error, path)}") from None

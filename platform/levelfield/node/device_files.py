@@ -40,11 +40,12 @@ class DeviceLocks:
         """
         found = [identity for identity in map(identity_of, processes) if identity]
         for file in self._files:
-            file.seek(0)
-            first = file.readline(MOST_BYTES).rstrip(b"\n")
-            file.seek(len(first))
-            file.truncate()
-            _write(file, "".join(f"\n{HELD}{identity.to_text()}" for identity in found))
+            with suppress(OSError):  # read-only since: the kernel's lock holds without it, and the run goes on
+                file.seek(0)
+                first = file.readline(MOST_BYTES).rstrip(b"\n")
+                file.seek(len(first))
+                file.truncate()
+                _write(file, "".join(f"\n{HELD}{identity.to_text()}" for identity in found))
 
 
 def lock_folder() -> Path:

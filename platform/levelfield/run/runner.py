@@ -93,6 +93,11 @@ def attach(paths: RunPaths, vendor: Vendor, listener: Listener) -> Result:
     if paths.outcome.exists():
         return finish(paths)
     plan = directory.read_plan(paths)
+    if plan.run_id != paths.root.name:  # by its name another run's job would be found
+        raise UsageError(
+            f"{paths.plan}: key 'run_id': found {plan.run_id}, expected {paths.root.name}, the name of its folder; put "
+            "the plan of this run back, or give the folder its name again"
+        )
     runtime, launcher = means(plan)
     again = getattr(speaking(launcher, listener.say), "attach", None)
     if again is None:
@@ -128,8 +133,8 @@ def _finished(paths: RunPaths, outcome: Outcome) -> Result:
         with suppress(OSError):
             paths.outcome_of_full_disk.replace(paths.outcome)  # needs no room
         raise RunFailed(
-            f"failed (storage): {directory.write_error(error, paths.root)}. The finished steps are kept. Free some "
-            f"space, then run `collect {paths.root}`"
+            f"failed (storage): {directory.write_error(error, paths.root)}. The finished steps are kept. "
+            f"{directory.remedy(error)}, then run `collect {paths.root}`"
         ) from None
     try:
         return finish(paths)
@@ -319,8 +324,8 @@ def _written_before_training(paths: RunPaths) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(
-            f"not-run: {directory.write_error(error, paths.root)}. Nothing was trained. Free some space, or name "
-            "another folder with --runs"
+            f"not-run: {directory.write_error(error, paths.root)}. Nothing was trained. "
+            f"{directory.remedy(error)}, or name another folder with --runs"
         ) from None
 
 

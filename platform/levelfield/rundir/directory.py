@@ -18,6 +18,10 @@ from levelfield.specs.future_dates import first_future_date
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
+_OPEN_FILES = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_WRITABLE = "Mount it for writing (`dmesg` says why it is not)"
+
 
 def default_runs() -> Path:
     return Path(os.environ.get("LEVELFIELD_RUNS") or checkout() / "runs")
@@ -41,7 +45,7 @@ def create(runs: Path, run_id: str) -> RunPaths:
         write_status(paths, "made", "not-run")
     except OSError as error:
         raise UsageError(
-            f"not-run: the run directory {paths.root} cannot be written: {error.strerror}{room_left(error, runs)}. "
+            f"not-run: the run directory {paths.root} cannot be written: {error.strerror}{_free(error, runs)}. "
             "Name another with --runs"
         ) from None
     return paths
@@ -99,12 +103,20 @@ def write_json(path: Path, content: Any) -> None:
 def write_atomically(path: Path, text: str) -> None:
     """Replace the content of `path` by `text` in one step. A reader sees the old or the new content, never a part.
 
-    A character device, such as /dev/null, is written into: a file in its place would harm the machine. Raises OSError
-    with the name of `path`.
+    A character device, such as /dev/null, and an open file of this process, such as /dev/stdout, are written into: a
+    file in their place would harm the machine. Of a link to a file, the file is replaced. Raises OSError with the name
+    of `path`, also for a pipe, a socket, a block device and a link to nothing.
     """
     try:
-        if path.is_char_device():
+        if str(path.absolute()).startswith(_OPEN_FILES):
+            with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+        elif path.is_char_device():
             path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        elif path.exists() and not (path.is_file() or path.is_dir()):
+            raise OSError(errno.EINVAL, "found a pipe, a socket or a device, expected a file or nothing")
+        elif path.is_symlink():
+            _replace(path.resolve(strict=True), text)
         else:
             _replace(path, text)
     except OSError as error:
@@ -127,12 +139,23 @@ def write_new(path: Path, content: bytes, mode: int = 0o666) -> None:
 
 def write_error(error: OSError, place: Path) -> str:
     """Return path and reason of a failed write, with the space that is left where the disk is full."""
-    return f"{error.filename or place}: {error.strerror}{room_left(error, place)}"
+    return f"{error.filename or place}: {error.strerror}{_free(error, place)}"
+
+
+def remedy(error: OSError) -> str:
+    """Return what to do about a failed write, as the begin of a sentence."""
+    if error.errno in _FULL:
+        return "Free some space"
+    return _WRITABLE if error.errno == errno.EROFS else "Mend that"
 
 
 def room_left(error: OSError, place: Path) -> str:
-    """Return the space that is left, for an error of a full disk; an empty text for any other."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    """Return the space that is left where the disk is full, and what to do where it is read-only; else nothing."""
+    return f". {_WRITABLE}, or name another place" if error.errno == errno.EROFS else _free(error, place)
+
+
+def _free(error: OSError, place: Path) -> str:
+    if error.errno not in _FULL:
         return ""
     found = os.statvfs(next(path for path in (place, *place.parents) if path.exists()))
     return f" ({found.f_bavail * found.f_frsize:,} bytes and {found.f_favail:,} files free)"

@@ -103,9 +103,12 @@ def slow(subject: Subject) -> str:
     subject.stage.clear()
     for name in names:
         subject.stage.tool(name, f"{sleep} 300 & wait")
-    _in_time(subject, lambda: _check_empty(subject, _with_short_limits(subject.spec), "does not answer"))
-    if left := subject.stage.processes():
-        subject.stage.end_all()
+    try:
+        _in_time(subject, lambda: _check_empty(subject, _with_short_limits(subject.spec), "does not answer"))
+        left = subject.stage.processes()
+    finally:
+        subject.stage.end_all()  # also where the adapter raised
+    if left:
         raise Fails(f"{len(left)} process(es) of a slow tool still run", "end the tool and its child processes")
     return f"{', '.join(names)} not answering: ended in time, no process left"
 

@@ -15,6 +15,7 @@ from levelfield.contracts.execution import NodeWork, ProcessWork, Request
 from levelfield.node.rank_processes import main
 from levelfield.run.launchers import container_launcher
 from levelfield.run.launchers.liveness import Liveness
+from levelfield.run.launchers.node_ends import written_ends
 
 ENDED = {"rank": 0, "exit_code": 0, "signal": None, "stopped_by_us": False}
 RUNS = {"rank": 1, "exit_code": None, "signal": None, "stopped_by_us": False}
@@ -135,6 +136,6 @@ def test_the_first_process_writes_how_its_ranks_ended(
     finally:
         os.umask(before)
     assert {stat.S_IMODE((tmp_path / f"rank{rank}.log").stat().st_mode) for rank in (0, 1)} == {0o600}
-    written = container_launcher._written(request_of_two.nodes[0])
+    written = written_ends(request_of_two.nodes[0])
     assert summary(written) == [(0, 3, None, False), (1, None, 15, True)]
     os.close(write)

@@ -170,6 +170,19 @@ def test_a_full_disk_locks_as_well(folder: Path, monkeypatch: pytest.MonkeyPatch
 # ---- the folder is shared, so anybody may have planted anything there
 
 
+def test_a_disk_that_became_read_only_ends_no_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of("tiny:fake:F1:1:1")
+
+    def refuse(file: FileIO, size: int | None = None) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    class ReadOnly(FileIO):
+        truncate = refuse
+
+    with devices_locked(plan), ReadOnly(str(folder / "fake-0.lock"), "r+") as file:
+        DeviceLocks([file]).keep([os.getpid()])
+
+
 @pytest.mark.parametrize("kind", ["link", "link to nothing", "hard link", "pipe", "folder"])
 def test_nothing_planted_in_place_of_a_lock_is_opened_or_changed(kind: str, folder: Path, tmp_path: Path) -> None:
     folder.mkdir()

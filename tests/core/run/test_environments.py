@@ -20,6 +20,7 @@ from levelfield.run.runtimes.environments import environment_in_use, is_ready
 from levelfield.specs.plan import EnvironmentPlan
 from plans import ROOT
 from planted_wheels import wheel
+from read_only_disk import read_only
 
 
 def plan(folder: Path, *requirements: str) -> EnvironmentPlan:
@@ -269,3 +270,20 @@ def test_an_interrupted_installer_is_ended(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         environments._run([sys.executable, "-c", f"{script}; time.sleep(600)"], tmp_path, interrupt)
     assert not psutil.pid_exists(int(pid.read_text()))
+
+
+def test_an_environment_on_a_read_only_disk_is_refused_with_its_path(fake: Installer, tmp_path: Path) -> None:
+    """With a lock file of an earlier start and without one."""
+    wanted = plan(tmp_path, "numpy==1.0")
+    folder = Path(wanted.folder)
+    folder.parent.mkdir()
+    for has_lock in (False, True):
+        if has_lock:
+            folder.with_name(f"{folder.name}.lock").touch()
+        with (
+            read_only(folder.parent),
+            pytest.raises(UsageError, match=f"^{folder}.* cannot be written: Read-only.*--python"),
+            environment_in_use(wanted, lambda text: None),
+        ):
+            pass
+    assert fake.made == 0

@@ -14,7 +14,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
 from plans import PLUGINS
 from planted_corpora import write_megatron
+from read_only_disk import read_only
 
 Run = Callable[..., tuple[int, list[dict[str, Any]]]]
 
@@ -444,6 +445,24 @@ def test_a_disk_that_becomes_full_has_the_same_word_at_once_and_when_collected(
         assert result.steps_done >= 3
         assert str(result.seal.reason).startswith("the run directory could not be written")
     assert not only(runs).outcome_of_full_disk.exists()
+
+
+@pytest.mark.drill
+def test_a_disk_that_becomes_read_only_is_a_failed_run_with_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    monkeypatch.setenv("FAKE_DEVICES", "2")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    given = ["--case", "tiny:fake:F1", "--scale", "smoke", "--python", sys.executable, "--plugins", str(PLUGINS)]
+    with ExitStack() as stack:
+        at_step(3, lambda: stack.enter_context(read_only(disk)), monkeypatch)
+        assert main([*given, "--runs", str(disk / "runs")]) == 3
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"failed (storage): {disk}" in said and "Read-only file system" in said
+    assert "Mount it for writing (`dmesg` says why it is not), then run `collect" in said
+    assert finish(only(disk / "runs")).steps_done >= 3
 
 
 @pytest.fixture

@@ -7,9 +7,12 @@ import json
 import os
 import signal
 import socketserver
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from levelfield.specs.container import ContainerOptions
 
 
 class Engine(socketserver.ThreadingUnixStreamServer):
-    """Answers as Docker's does. Once `is_silent` is set it accepts requests and answers none of them."""
+    """Answers as Docker's does. `is_silent`: it accepts requests and answers none. `is_gone`: it closes connections."""
 
     daemon_threads = True
     block_on_close = False
@@ -29,6 +32,7 @@ class Engine(socketserver.ThreadingUnixStreamServer):
     def __init__(self, socket: Path) -> None:
         super().__init__(str(socket), Answers)
         self.is_silent = threading.Event()
+        self.is_gone = threading.Event()
         self.is_closed = threading.Event()
         self.state: dict[str, object] = {"Running": True, "ExitCode": 0, "Pid": 1, "OOMKilled": False}
 
@@ -52,6 +56,9 @@ class Answers(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = self.path.partition("?")[0]
+        if self.server.is_gone.is_set():
+            self.close_connection = True
+            return
         if self.server.is_silent.is_set():
             self.server.is_closed.wait(120)
             return
@@ -108,8 +115,62 @@ def test_an_interrupt_of_a_silent_engine_ends_within_seconds(request_of_one: Req
     outcome = ContainerLauncher().execute(request_of_one, watch)
     assert time.monotonic() - pressed[0] < 15
     assert outcome.cause == "interrupted"
-    assert "node0 may still run; the next run removes it" in outcome.warnings[0]
+    assert "did not answer an interrupt" in outcome.warnings[0]
+    assert "did not remove node0, which may still train" in outcome.warnings[1]
+    assert "run `docker rm --force node0`" in outcome.warnings[1]
     assert [(end.rank, end.exit_code, end.signal) for end in outcome.ends] == [(0, None, None)]
+
+
+FIRST = """import json, pathlib, signal, sys, time
+work = json.loads(pathlib.Path(sys.argv[1]).read_text())
+def end(number, frame):
+    ends = [{"rank": 0, "exit_code": None, "signal": 15, "stopped_by_us": True}]
+    pathlib.Path(work["ends"]).write_text(json.dumps(ends))
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end if PLAYS else signal.SIG_IGN)
+pathlib.Path(sys.argv[1] + ".ready").touch()
+time.sleep(120)
+"""
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("plays", [True, False])
+@pytest.mark.parametrize("lost", ["gone", "silent"])
+def test_the_processes_of_a_lost_engine_are_ended(
+    plays: bool, lost: str, request_of_one: Request, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process of this machine plays the container's first one; `plays`: it ends on SIGTERM and writes its ends."""
+    monkeypatch.setattr("levelfield.run.runtimes.engine.PATIENCE_SECONDS", 2)
+    monkeypatch.setattr("levelfield.run.launchers.left_containers.STOP_SECONDS", 1)
+    node = request_of_one.nodes[0]
+    script, file = tmp_path / "first.py", Path(str(node.file))
+    script.write_text(FIRST.replace("PLAYS", str(plays)))
+    assert node.container is not None
+    container = replace(node.container, argv=("python", str(script), str(file)))
+    started: list[subprocess.Popen[bytes]] = []
+
+    def watch() -> None:
+        if started:
+            return
+        started.append(subprocess.Popen([sys.executable, str(script), str(file)]))
+        while not Path(f"{file}.ready").exists():
+            time.sleep(0.02)
+        if lost == "silent":
+            engine.is_silent.set()
+        else:
+            engine.is_gone.set()
+
+    try:
+        request = replace(request_of_one, nodes=(replace(node, container=container),))
+        outcome = ContainerLauncher().execute(request, watch)
+        assert started[0].wait(timeout=1) == (0 if plays else -signal.SIGKILL)
+    finally:
+        started[0].kill()
+        started[0].wait()
+    assert outcome.cause == "engine"
+    expected = signal.SIGTERM if plays else signal.SIGKILL
+    assert [(end.exit_code, end.signal, end.stopped_by_us) for end in outcome.ends] == [(None, expected, True)]
+    assert "did not remove node0: no process of it is left" in outcome.warnings[0]
 
 
 def test_a_file_that_cannot_be_read_is_no_fault_of_the_engine(request_of_one: Request, engine: Engine) -> None:

@@ -12,6 +12,8 @@ from levelfield.contracts.execution import NodeWork, ProcessWork, Request, Submi
 from levelfield.errors import UsageError
 from levelfield.run.launchers.slurm import slurm_watch
 from levelfield.run.launchers.slurm.slurm_launcher import SlurmLauncher
+from levelfield.specs.paths import RunPaths
+from plans import PLUGINS
 from planted_slurm import PlantedSlurm, ended
 
 REFUSED = (1, "sbatch: error: Batch job submission failed: Requested node configuration is not available\n")
@@ -105,3 +107,22 @@ def test_attach_without_a_job_is_refused(
 def test_attach_stands_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--attach", "latest", "--case", "gpt3_6.7B:torch"]) == 2
     assert "--attach: found --case, --suite or --dry-run beside it" in " ".join(capsys.readouterr().err.split())
+
+
+def test_attach_refuses_a_plan_that_is_damaged_or_of_another_run(
+    run: RunPaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.outcome.unlink()
+    whole = run.plan.read_text()
+    plans = {
+        '{"a': "plan.json: not valid json",
+        whole.replace("levelfield.plan/1", "levelfield.plan/99"): "key 'schema': found 'levelfield.plan/99'",
+        whole.replace(run.root.name, "20260102T030405Z_tiny_fake_fake_other"): "_other, expected " + run.root.name,
+        whole: "leaves nothing to attach to",
+    }
+    for content, expected in plans.items():
+        run.plan.write_text(content)
+        assert main(["--attach", str(run.root), "--plugins", str(PLUGINS)]) == 2
+        assert expected in " ".join(capsys.readouterr().err.split())
+    run.plan.unlink()
+    assert main(["--attach", str(run.root), "--plugins", str(PLUGINS)]) == 2

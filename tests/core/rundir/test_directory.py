@@ -146,3 +146,26 @@ def test_a_device_is_written_into_and_not_replaced(tmp_path: Path) -> None:
         pytest.skip("device files cannot be made here")
     directory.write_atomically(null, "text")
     assert null.is_char_device() and [path.name for path in tmp_path.iterdir()] == ["null"]
+
+
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
+    file, link, pipe, nothing = (tmp_path / name for name in ("file", "link", "pipe", "nothing"))
+    file.write_text("before")
+    link.symlink_to(file)
+    os.mkfifo(pipe)
+    nothing.symlink_to(tmp_path / "absent" / "file")
+    directory.write_atomically(link, "after")
+    assert link.is_symlink() and file.read_text() == "after"
+    for place in (pipe, nothing):
+        with pytest.raises(OSError, match=str(place)):
+            directory.write_atomically(place, "text")
+    assert pipe.is_fifo() and nothing.is_symlink()
+
+
+def test_an_open_file_of_the_process_is_written_into() -> None:
+    """`report --output /dev/stdout` by root made a regular file of it. Here it is a name in a folder without files."""
+    reader, writer = os.pipe()
+    directory.write_atomically(Path(f"/proc/self/fd/{writer}"), "text")
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        assert file.read() == "text"

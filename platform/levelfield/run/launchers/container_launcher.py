@@ -23,11 +23,21 @@ from levelfield.contracts.execution import (
 )
 from levelfield.errors import RunFailed
 from levelfield.node.rank_processes import SETTLE_SECONDS, TERMINATE_SECONDS, state_of
-from levelfield.node.regular_files import read_regular
+from levelfield.run.launchers.left_containers import ended_by_process
 from levelfield.run.launchers.liveness import Liveness
-from levelfield.run.launchers.local import ends_of, evidence_of, request_of, with_port
+from levelfield.run.launchers.local import evidence_of, request_of, with_port
+from levelfield.run.launchers.node_ends import running_ranks, written_ends
 from levelfield.run.launchers.ports import free_port
-from levelfield.run.runtimes.engine import OWNER_LABEL, SILENT_SECONDS, EngineError, answers, connect, hurry, owner
+from levelfield.run.runtimes.engine import (
+    OWNER_LABEL,
+    SILENT_SECONDS,
+    EngineError,
+    answers,
+    connect,
+    hurry,
+    hurry_if_lost,
+    owner,
+)
 from levelfield.run.runtimes.engine_containers import started
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -51,32 +61,39 @@ class ContainerLauncher:
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
         """Start all containers and wait. Containers and network are removed before it returns or raises. If the engine
-        is gone, the next start removes them."""
+        is gone, their processes are ended, and the next start removes them."""
+        left: list[str] = []
+        outcome = self._attempt(request, watch, left)
+        return ended_by_process(request, outcome, left) if left else outcome
+
+    def _attempt(self, request: Request, watch: Watch, left: list[str]) -> Outcome:
+        """left: receives the names of the containers that the engine did not remove."""
         try:
             _write_work(request)
         except OSError as error:
             return Outcome("launch-error", (), f"{error.filename or 'the run directory'}: {error.strerror}")
         try:
             with connect() as client, answers(), ExitStack() as stack:
-                return self._run(client, request, watch, stack)
+                return self._run(client, request, watch, stack, left)
         except EngineError as error:
             return Outcome("engine", _ends(request, {}), f"the container engine: {error}")
         except RunFailed as error:
             return Outcome("engine", (), str(error))
 
-    def _run(self, client: DockerClient, request: Request, watch: Watch, stack: ExitStack) -> Outcome:
+    def _run(self, client: DockerClient, request: Request, watch: Watch, stack: ExitStack, left: list[str]) -> Outcome:
         for network in _own_networks(request):
             stack.enter_context(_network(client, network))
         running: dict[int, Container] = {}
         warnings: list[str] = []
         try:
             for node in request.nodes:
-                container, refused = stack.enter_context(started(client, _work(node), node.address))
+                container, refused = stack.enter_context(started(client, _work(node), node.address, left))
                 running[node.node_rank] = container
                 warnings += refused
             outcome = _supervise(request, running, Liveness(request), watch)
         except OSError as error:
             if error.filename is None:  # of the connection to the engine, not of the run's files
+                hurry_if_lost(client, error)
                 raise
             outcome = _stopped(request, running, "storage", f"{error.filename}: {error.strerror}")
         except KeyboardInterrupt:
@@ -86,7 +103,8 @@ class ContainerLauncher:
                     outcome = _stopped(request, running, "interrupted", "interrupted by the user")
             except EngineError as error:
                 hurry(client, SILENT_SECONDS)
-                return _left_running(request, running, error)
+                said = f"the container engine did not answer an interrupt ({error})"
+                return Outcome("interrupted", _ends(request, {}), "interrupted by the user", warnings=(said,))
         _keep_logs(request, running)
         # the flag counts only beside a killed rank: the kernel may have killed a child, and the rank went on
         killed = sum(bool(c.attrs["State"]["OOMKilled"]) for c in running.values())
@@ -156,7 +174,7 @@ def _supervise(request: Request, running: dict[int, Container], liveness: Livene
 def _stopped_from_outside(request: Request, running: dict[int, Container]) -> int | None:
     """Return a node whose first process ended its ranks although none had failed, and nobody here asked for it."""
     for node in request.nodes:
-        ends = [] if running[node.node_rank].attrs["State"]["Running"] else _written(node)
+        ends = [] if running[node.node_rank].attrs["State"]["Running"] else written_ends(node)
         has_failed = any((e.signal or e.exit_code) and not e.stopped_by_us for e in ends)
         if any(e.stopped_by_us for e in ends) and not has_failed:
             return node.node_rank
@@ -165,16 +183,7 @@ def _stopped_from_outside(request: Request, running: dict[int, Container]) -> in
 
 def _alive(request: Request) -> list[int]:
     """Return the ranks that have not ended. An ended rank has no heartbeat."""
-    return [end.rank for node in request.nodes for end in _written(node) if (end.exit_code, end.signal) == (None, None)]
-
-
-def _written(node: NodeWork) -> tuple[ProcessEnd, ...]:
-    """Return how each rank of a node ended, from its first process. A running or lost rank has no values."""
-    try:
-        known = {end.rank: end for end in ends_of(json.loads(read_regular(Path(str(node.ends)))))}
-    except (OSError, ValueError, TypeError):
-        known = {}
-    return tuple(known.get(p.rank, ProcessEnd(p.rank, None, None, False)) for p in node.processes)
+    return [rank for node in request.nodes for rank in running_ranks(node)]
 
 
 def _is_running(container: Container) -> bool:
@@ -203,20 +212,13 @@ def _stopped(request: Request, running: dict[int, Container], cause: Cause, evid
     return Outcome(cause, _ends(request, running, left), evidence)
 
 
-def _left_running(request: Request, running: dict[int, Container], error: EngineError) -> Outcome:
-    """Return the outcome of an interrupt whose engine does not answer."""
-    names = ", ".join(str(container.name) for container in running.values())
-    said = f"the container engine did not answer an interrupt ({error}): {names} may still run; the next run removes it"
-    return Outcome("interrupted", _ends(request, {}), "interrupted by the user", warnings=(said,))
-
-
 def _ends(request: Request, running: dict[int, Container], stopped: set[int] | None = None) -> tuple[ProcessEnd, ...]:
     """Return the ends that each node's first process wrote. If it was killed, its running ranks ended with it."""
     found = []
     for node in request.nodes:
         state = running[node.node_rank].attrs["State"] if node.node_rank in running else {}
         by_us = node.node_rank in (stopped or ())
-        known = _written(node)
+        known = written_ends(node)
         found += [_lost(e.rank, state, by_us) if (e.exit_code, e.signal) == (None, None) else e for e in known]
     return tuple(found)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import grp
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from typing import Any
 
 from docker import DockerClient
-from docker.errors import APIError
+from docker.errors import APIError, NotFound
 from docker.models.containers import Container
 from docker.types import DeviceRequest, Ulimit
 
@@ -19,12 +19,15 @@ from levelfield.specs.container import ContainerOptions
 
 @contextmanager
 def started(
-    client: DockerClient, work: ContainerWork, address: str | None = None
+    client: DockerClient, work: ContainerWork, address: str | None = None, left: list[str] | None = None
 ) -> Iterator[tuple[Container, list[str]]]:
-    """Give the running container and sentences about refused options. The block's end removes it."""
+    """Give the running container and sentences about refused options. The block's end removes it.
+
+    left: receives the container's name where the engine did not remove it.
+    """
     ulimits, warnings = dict(work.options.ulimits), []
     while True:
-        with _created(client, _arguments(client, work, ulimits, address)) as container:
+        with _created(client, _arguments(client, work, ulimits, address), left) as container:
             try:
                 container.start()
             except APIError as error:
@@ -38,7 +41,7 @@ def started(
 
 
 @contextmanager
-def _created(client: DockerClient, arguments: dict[str, Any]) -> Iterator[Container]:
+def _created(client: DockerClient, arguments: dict[str, Any], left: list[str] | None = None) -> Iterator[Container]:
     """Give the container before its start, with its standard input open.
 
     The system closes that input when the platform is killed. The container's first process then ends all ranks.
@@ -52,8 +55,13 @@ def _created(client: DockerClient, arguments: dict[str, Any]) -> Iterator[Contai
         hurry(client)
         raise
     finally:
-        with suppress(Exception):  # the engine is gone: the next start finds the container by its label and removes it
+        try:
             container.remove(force=True, v=True)
+        except NotFound:
+            pass
+        except Exception:  # the engine is gone: the next start finds the container by its label and removes it
+            if left is not None:
+                left.append(arguments["name"])
 
 
 def _arguments(

@@ -6,6 +6,7 @@ lock. The stamp is written last, so a killed installation does not count.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -84,10 +85,15 @@ def _acquire(lock: int, kind: int, folder: Path, say: Say) -> None:
 
 @contextmanager
 def _named_errors(folder: Path) -> Iterator[None]:
-    """Turn an error of the file system, such as a full disk, into RunFailed with the path."""
+    """Turn an error of the file system, such as a full disk, into RunFailed with the path.
+
+    Raises UsageError for a read-only one, as where no lock can be made on it.
+    """
     try:
         yield
     except OSError as error:
+        if error.errno == errno.EROFS:
+            raise UsageError(f"{error.filename or folder} cannot be written: {error.strerror}; {_WITHOUT}") from None
         raise RunFailed(f"the environment cannot be made: {write_error(error, folder)}") from None
 
 

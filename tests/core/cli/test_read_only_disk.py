@@ -1,0 +1,76 @@
+"""Commands that write to a read-only disk: exit code 2, the path and what to do. What only reads goes on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from levelfield.cli.main import main
+from levelfield.specs.paths import RunPaths
+from plans import PLUGINS
+from read_only_disk import read_only
+
+PLUGIN = ["--plugins", str(PLUGINS)]
+FAKE = ["--case", "tiny:fake:fake:1:1", *PLUGIN, "--python", sys.executable, "--quiet", "--runs"]
+Said = pytest.CaptureFixture[str]
+WRITING: dict[str, list[str]] = {
+    "a run": [*FAKE, "DISK/new"],
+    "bundle": ["bundle", "RUN", "--output", "DISK/run.zip", *PLUGIN],
+    "withheld": ["report", "RUN", "--withhold", "mfu,peak", "--bundle", "DISK/out"],
+    "report": ["report", "RUN", "--format", "json", "--output", "DISK/run.json"],
+    "pages": ["report", "RUN", "--html", "DISK/pages", *PLUGIN],
+    "collect": ["collect", "DISK/run"],
+    "store import": ["store", "import", "RUN", "--store", "DISK/store.sqlite"],
+    "a new store": ["store", "import", "RUN", "--store", "DISK/new/store.sqlite"],
+    "store export": [
+        "store",
+        "export",
+        "--store",
+        "DISK/store.sqlite",
+        "--format",
+        "jsonl",
+        "--output",
+        "DISK/lines",
+    ],
+    "store prune": ["store", "prune", "--keep-days", "1", "--store", "DISK/store.sqlite"],
+    "gate": ["gate", "--store", "DISK/store.sqlite"],
+}
+READING: dict[str, list[str]] = {
+    "report": ["report", "DISK/run", *PLUGIN],
+    "list runs": ["list", "runs", "--runs", "DISK"],
+    "store check": ["store", "check", "--store", "DISK/store.sqlite"],
+    "baseline list": ["baseline", "list", "--store", "DISK/store.sqlite"],
+}
+
+
+@pytest.fixture
+def disk(run: RunPaths, tmp_path: Path, capsys: Said) -> Path:
+    """A folder with a run and a store, which is to become read-only."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    (place / "run").symlink_to(run.root)
+    assert main(["store", "import", str(run.root), "--store", str(place / "store.sqlite")]) == 0
+    (place / "run").unlink()
+    run.root.rename(place / "run")
+    capsys.readouterr()
+    return place
+
+
+def test_what_cannot_be_written_is_named_with_what_to_do(disk: Path, recorded: Path, capsys: Said) -> None:
+    for name, words in WRITING.items():
+        with read_only(disk):
+            code = main([word.replace("RUN", str(recorded)).replace("DISK", str(disk)) for word in words])
+        said = capsys.readouterr().err
+        assert code == 2, (name, code, said)
+        assert str(disk) in said and "fault" not in said, (name, said)
+        assert any(
+            way in said for way in ("Mount it for writing", "may be written", "name one with", "Name another")
+        ), said
+
+
+def test_what_only_reads_goes_on(disk: Path, capsys: Said) -> None:
+    with read_only(disk):
+        for name, words in READING.items():
+            code = main([word.replace("DISK", str(disk)) for word in words])
+            assert code == 0, (name, capsys.readouterr().err)
