@@ -83,8 +83,8 @@ def wheels_folder() -> Path | None:
     folder = expanded(given).absolute()
     if not folder.is_dir():
         raise UsageError(
-            f"{WHEELS}={given}: found no folder there, expected one with wheels. Make it with network: `wheels fetch "
-            f"{given}`"
+            f"{WHEELS}={given}: found no folder there, expected one with wheels. Make it with network: "
+            f"`environment wheels fetch {given}`"
         )
     return folder
 
@@ -319,7 +319,7 @@ def _advice(lines: Sequence[str], variables: dict[str, str]) -> str | None:
     if folder := variables.get(WHEELS) if "PIP_NO_INDEX" in variables else None:
         return lacking and (
             f"{folder} ({WHEELS}) has no wheel of {lacking} for this system and Python; make it again with network: "
-            f"`wheels fetch {folder}`"
+            f"`environment wheels fetch {folder}`"
         )
     unreachable = [line for line in lines if _UNREACHABLE.search(line)]
     if not unreachable and lacking is None:
@@ -329,7 +329,7 @@ def _advice(lines: Sequence[str], variables: dict[str, str]) -> str | None:
     return (
         f"the package index {what}: {_index(variables)}{f' ({cause})' if cause else ''}. Set PIP_INDEX_URL to one that "
         f"this machine reaches, behind a proxy HTTPS_PROXY, or without network {WHEELS} to a folder of wheels that "
-        "`wheels fetch DIR` made on a machine with network"
+        "`environment wheels fetch DIR` made on a machine with network"
     )
 
 

@@ -92,7 +92,7 @@ def test_a_killed_platform_ends_its_ranks_and_the_next_start_removes_the_contain
     until(lambda: trainings(benchmark.runs) == {})
     run = benchmark.only_run().name
     assert kept(engine, [run]) != []
-    assert benchmark.run("collect", run).returncode == 0
+    assert benchmark.run("evidence", "collect", run).returncode == 0
     assert (benchmark.result()["status"]["word"], benchmark.result()["status"]["failure"]) == ("failed", "platform")
     done = benchmark.run("--case", "tiny:fake:fake:1:1", *PRETENDING, *IN_CONTAINERS)
     assert done.returncode == 0 and "which a killed run left" in done.stderr
@@ -109,7 +109,7 @@ def test_a_full_disk_keeps_the_steps(benchmark: Benchmark) -> None:
         assert done.returncode == 3
         assert "storage" in done.stderr and trainings(benchmark.runs) == {}
         subprocess.run(["mount", "-o", "remount,size=4m", str(benchmark.runs)], check=True)
-        assert benchmark.run("collect", "latest").returncode == 0
+        assert benchmark.run("evidence", "collect", "latest").returncode == 0
         assert benchmark.result()["steps_done"] >= 3
     finally:
         subprocess.run(["umount", str(benchmark.runs)], check=True)

@@ -88,11 +88,11 @@ def test_a_shipped_case_on_two_nodes_is_aligned(case: str, framework: str, bench
 
 
 def test_an_unchanged_image_is_not_built_again_and_works_offline(benchmark: Benchmark) -> None:
-    assert benchmark.run("image", "build", "torch").returncode == 0
-    again = benchmark.run("image", "build", "torch", "--offline")
+    assert benchmark.run("environment", "image", "build", "torch").returncode == 0
+    again = benchmark.run("environment", "image", "build", "torch", "--offline")
     assert again.returncode == 0 and "exists" in again.stdout and "building" not in again.stderr
     (tag,) = [line.split()[0] for line in again.stdout.splitlines()]
-    listed = benchmark.run("image", "list", "--json")
+    listed = benchmark.run("environment", "image", "list", "--json")
     assert tag in [image["tag"] for image in json.loads(listed.stdout)]
 
 

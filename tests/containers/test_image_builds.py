@@ -28,7 +28,7 @@ def template(plugins: Path, line: str) -> None:
 
 
 def build(plugins: Path) -> tuple[str, ...]:
-    return ("image", "build", "fake", "--vendor", "fake", "--plugins", str(plugins))
+    return ("environment", "image", "build", "fake", "--vendor", "fake", "--plugins", str(plugins))
 
 
 def tags(engine: DockerClient) -> set[str]:
@@ -71,11 +71,11 @@ def test_export_writes_what_docker_loads_and_what_docker_builds(
 ) -> None:
     fake = ("fake", "--vendor", "fake", "--plugins", str(FAKE))
     image, context = tmp_path / "image.tar", tmp_path / "context.tar"
-    assert benchmark.run("image", "export", *fake, "--output", str(image)).returncode == 0
+    assert benchmark.run("environment", "image", "export", *fake, "--output", str(image)).returncode == 0
     with image.open("rb") as file:
         (loaded,) = engine.images.load(file)
     assert any(tag.startswith("levelfield/fake-fake:") for tag in loaded.tags)
-    assert benchmark.run("image", "export", *fake, "--output", str(context), "--context").returncode == 0
+    assert benchmark.run("environment", "image", "export", *fake, "--output", str(context), "--context").returncode == 0
     with context.open("rb") as file:
         built, _ = engine.images.build(fileobj=file, custom_context=True, network_mode="none", rm=True)
     try:
@@ -89,7 +89,7 @@ def test_prune_keeps_the_newest_of_each_name(benchmark: Benchmark, engine: Docke
         template(plugins, line)
         assert benchmark.run(*build(plugins)).returncode == 0
     made = [tag for tag in tags(engine) if tag.startswith("levelfield/fake-fake:")]
-    done = benchmark.run("image", "prune")
+    done = benchmark.run("environment", "image", "prune")
     kept = [tag for tag in tags(engine) if tag.startswith("levelfield/fake-fake:")]
     assert done.returncode == 0 and len(made) >= 2 and len(kept) == 1
     assert all(f"removed {tag}" in done.stdout for tag in set(made) - set(kept))

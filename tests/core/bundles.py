@@ -51,7 +51,10 @@ def enrich(run: RunPaths) -> None:
 
 def bundled(path: Path, *runs: RunPaths) -> Path:
     """Write a bundle by the command, and return its path."""
-    assert main(["bundle", *(str(run.root) for run in runs), "--output", str(path), "--plugins", str(PLUGINS)]) == 0
+    assert (
+        main(["evidence", "bundle", *(str(run.root) for run in runs), "--output", str(path), "--plugins", str(PLUGINS)])
+        == 0
+    )
     return path
 
 

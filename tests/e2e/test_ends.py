@@ -85,7 +85,7 @@ def test_a_run_is_called_running_while_it_does_and_no_longer_when_its_platform_w
 ) -> None:
     process = begun(benchmark, LONG)
     name = benchmark.only_run().name
-    done = benchmark.run("collect", "latest")
+    done = benchmark.run("evidence", "collect", "latest")
     assert done.returncode == 2 and f"{name} is running (process {process.pid} of " in done.stderr
     assert not (benchmark.only_run() / "result.json").exists()
     process.kill()

@@ -93,7 +93,7 @@ def test_a_killed_platform_leaves_no_training_behind(benchmark: Benchmark, comma
     while trainings(benchmark.runs) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert trainings(benchmark.runs) == {}
-    assert benchmark.run("collect", "latest").returncode == 0
+    assert benchmark.run("evidence", "collect", "latest").returncode == 0
     assert (benchmark.result()["status"]["word"], benchmark.result()["status"]["failure"]) == ("failed", "platform")
     assert benchmark.result()["steps_done"] >= 5
 
@@ -144,7 +144,7 @@ def test_a_full_disk_keeps_the_steps_and_says_how_to_go_on(benchmark: Benchmark,
         assert "failed (storage)" in done.stderr and "collect" in done.stderr
         assert trainings(benchmark.runs) == {}
         subprocess.run(["mount", "-o", "remount,size=2m", str(benchmark.runs)], check=True)
-        assert benchmark.run("collect", "latest").returncode == 0
+        assert benchmark.run("evidence", "collect", "latest").returncode == 0
         status = benchmark.result()["status"]
         assert (status["word"], status["failure"]) == ("failed", "storage")
         assert benchmark.result()["steps_done"] >= 3

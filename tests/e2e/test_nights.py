@@ -39,7 +39,7 @@ class Nights(ClonedProject):
     def nightly_arguments(self, night: str) -> list[str]:
         plugins = str(self.code / "tests/core/plugins")
         how = ["--plugins", plugins, "--python", sys.executable, "--no-control"]
-        return ["nightly", "--suite", str(self.suite), "--night", night, *how]
+        return ["nightly", "run", "--suite", str(self.suite), "--night", night, *how]
 
     def night(self, name: str, *more: str) -> tuple[int, list[dict[str, Any]], str]:
         code, out, err = self.run(*self.nightly_arguments(name), "--json", *more)
@@ -76,7 +76,9 @@ def slower(project: Nights) -> tuple[str, str]:
 def test_a_slower_commit_is_a_regression_in_its_night_by_pairs(project: Nights, slower: tuple[str, str]) -> None:
     code, found = project.speed("2026-01-20")
     assert (code, found["word"]) == (4, "regression"), found
-    assert project.run("gate", "--night", "2026-01-20", "--suite", "one")[1].startswith("compared 1 of 1 series")
+    assert project.run("nightly", "gate", "--night", "2026-01-20", "--suite", "one")[1].startswith(
+        "compared 1 of 1 series"
+    )
     pairs = [p for p in runs_of(project) if p["purpose"].startswith("confirm")]
     assert found["pairs"] >= 3 and found["change"] == pytest.approx(change_of(pairs), abs=1e-4), found
     assert [p["purpose"] for p in pairs][:4] == ["confirm-a", "confirm-b", "confirm-b", "confirm-a"]
@@ -95,7 +97,7 @@ def test_bisection_names_the_commit(project: Nights, slower: tuple[str, str]) ->
     quiet, slow = slower
     plugins = ["--plugins", str(project.code / "tests/core/plugins"), "--python", sys.executable]
     case = ["--case", "tiny:fake:F1", "--scale", "smoke"]
-    code, out, err = project.run("bisect", quiet, "HEAD", *case, *plugins)
+    code, out, err = project.run("nightly", "bisect", quiet, "HEAD", *case, *plugins)
     assert code == 0 and f"first bad  {slow[:12]}" in out and f"last good  {quiet[:12]}" in out, out + err
 
 
@@ -117,7 +119,7 @@ def test_a_killed_night_goes_on_where_it_was(project: Nights) -> None:
     assert (again, same, len(runs_of(project))) == (code, found, before)
     nights = [record["run_id"] for record in runs_of(project) if record["night"] in QUIET]
     named = [word for run_id in nights for word in ("--run", run_id)]  # a noisy one may have changed the level
-    code, out, err = project.run("baseline", "accept", "tiny", "--why", "as it was before", *named)
+    code, out, err = project.run("nightly", "accept", "tiny", "--why", "as it was before", *named)
     assert code == 0 and "is kept for pairs" in out, err
 
 

@@ -74,7 +74,7 @@ def check(plan: tuple[Entry, ...], options: argparse.Namespace) -> int:
     machine = machine_here(options, output)
     if machine is None:
         wanted = f"no device of vendor {options.vendor}" if options.vendor else "no accelerator"
-        return fail(f"found {wanted} here; `run_benchmarks.py list vendors` shows what is, --vendor cpu rehearses")
+        return fail(f"found {wanted} here; `run_benchmarks.py show vendors` shows what is, --vendor cpu rehearses")
     modules = {entry.module for entry in plan if entry.module}
     has, releases = found_in(machine.python, modules) if machine.python else (dict.fromkeys(modules, True), {})
     digests = {
@@ -104,9 +104,9 @@ def machine_here(options: argparse.Namespace, output: Path) -> Machine | None:
     """Return the machine with the devices of --vendor, or of the first accelerator; None without any."""
     plugins = tuple(str(Path(p).resolve()) for p in options.plugins)
     bare = Machine("", 0, "", "", plugins, output)
-    asked = benchmark(bare, ["list", "vendors", "--json", *(p for folder in plugins for p in ("--plugins", folder))])
+    asked = benchmark(bare, ["show", "vendors", "--json", *(p for folder in plugins for p in ("--plugins", folder))])
     if asked.code != 0:
-        raise ValueError(f"`list vendors` failed: {asked.err.strip() or asked.code}")
+        raise ValueError(f"`show vendors` failed: {asked.err.strip() or asked.code}")
     vendors = json.loads(asked.out)["vendors"]
     names = [options.vendor] if options.vendor else [v["name"] for v in vendors if v["name"] != "cpu"]
     found = next((v for v in vendors if v["name"] in names and v["devices"]), None)

@@ -61,7 +61,7 @@ def whole(name: str, minutes: float, case: str, devices: int, *options: str, sho
 
 
 FIRST = (
-    Entry("list-vendors", 0.1, ("list", "vendors", "--json"), "what the driver answers", expects=DONE),
+    Entry("list-vendors", 0.1, ("show", "vendors", "--json"), "what the driver answers", expects=DONE),
     Entry("vendor-check", 0.5, ("vendor", "check", "{vendor}", "--fast"), "the vendor's conformance", expects=DONE),
     Entry(
         *("vendor-record", 0.3, ("vendor", "record", "{vendor}", "--redact", "--force")),
@@ -74,7 +74,7 @@ FIRST = (
     Entry("gpt-bf16", 1.0, training("gpt3_6.7B_bf16", "torch", 1), "bf16", 1, "torch", verdicts=ALIGNED),
     Entry("llama-bf16", 1.0, training("llama3_8b_bf16", "torch", 1), "bf16", 1, "torch", verdicts=ALIGNED),
     Entry(
-        *("preflight-pairs", 1.5, ("preflight", "--case", f"{GATED}:torch:{{vendor}}:1:{{count}}", "--pairs")),
+        *("preflight-pairs", 1.5, ("site", "preflight", "--case", f"{GATED}:torch:{{vendor}}:1:{{count}}", "--pairs")),
         *("collectives of all devices, and between every two", 2, "torch", DONE),
     ),
     Entry("peak", 0.8, training(SEQUENCE, "torch", 1, "--probe"), "the best product, TF32 off", 1, "torch"),

@@ -65,7 +65,7 @@ def filled(entry: Entry, machine: Machine) -> list[str]:
     values = {"vendor": machine.vendor, "count": str(machine.count)}
     own = ["--json", "--no-store"] if entry.trains else []
     own += [part for folder in machine.plugins for part in ("--plugins", folder)]
-    if machine.python and (entry.trains or entry.arguments[0] == "preflight"):
+    if machine.python and (entry.trains or entry.arguments[:2] == ("site", "preflight")):
         own += ["--python", machine.python]
     return [argument.format(**values) for argument in entry.arguments] + own
 

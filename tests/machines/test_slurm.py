@@ -94,7 +94,7 @@ def test_a_killed_platform_leaves_the_job_and_attach_collects_it(benchmark: Benc
     process.communicate()
     run = benchmark.only_run()
     assert not (run / "outcome.json").exists() and trainings(benchmark.runs)
-    assert "--attach goes on with its job" in benchmark.run("list", "runs", "--json").stdout
+    assert "--attach goes on with its job" in benchmark.run("show", "runs", "--json").stdout
     done = benchmark.run("--attach", run.name, *PRETENDED)
     assert done.returncode == 0, done.stderr
     assert f"attached to Slurm job {job_of(run)}" in done.stderr

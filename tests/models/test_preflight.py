@@ -123,7 +123,7 @@ def test_the_command_measures_this_machine(
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     given = ["--case", "gpt3_6.7B:torch:cpu:1:2", "--short", "--pairs", "--json", "--python", sys.executable]
-    assert main(["preflight", *given, "--runs", str(tmp_path / "runs")]) == 0
+    assert main(["site", "preflight", *given, "--runs", str(tmp_path / "runs")]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["word"] == "not compared" and found["backend"] == "gloo" and found["barrier_seconds"] > 0
     sizes = {(row["operation"], row["bytes"]) for row in found["collectives"]}

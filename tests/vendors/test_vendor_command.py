@@ -49,7 +49,7 @@ def test_a_new_folder_loads_and_the_check_says_what_is_missing(tmp_path: Path, c
 
 def test_a_new_folder_hurts_no_other_command(tmp_path: Path, capsys: Said) -> None:
     assert run("new", "zeta", "--output", tmp_path) == 0
-    assert main(["list", "vendors", "--plugins", str(tmp_path)]) == 0
+    assert main(["show", "vendors", "--plugins", str(tmp_path)]) == 0
     assert "zeta" in capsys.readouterr().out
 
 

@@ -159,7 +159,7 @@ def find_chip(registry: Registry, name: str) -> tuple[VendorFile, Chip]:
         if chip := spec.chip(name):
             return spec, chip
     names = [n for spec in files for c in spec.chips for n in (c.name, *c.aliases)]
-    raise UnknownName("vendor or chip", name, [*registry.vendors, *names], hint="`list chips` shows all.")
+    raise UnknownName("vendor or chip", name, [*registry.vendors, *names], hint="`show chips` shows all.")
 
 
 def detect(registry: Registry) -> Vendor:

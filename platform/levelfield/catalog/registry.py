@@ -264,7 +264,7 @@ class Registry:
     def _path(self, kind: str, name: str, known: dict[str, Path]) -> Path:
         if name not in known:
             row = self._row_of(name) if kind == "case" else None
-            raise UnknownName(kind, name, known, hint=row or "`list` shows all.")
+            raise UnknownName(kind, name, known, hint=row or "`show` shows all.")
         return known[name]
 
     def _row_of(self, name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""`align`: compares a run's training with a reference or another run, layer by layer."""
+"""`align` (compare chips): hold a training against a reference, layer by layer"""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.stored_references import reference_of
-from levelfield.cli.calibrate import calibrate
-from levelfield.cli.plugins import registry_of
-from levelfield.errors import GateFailed, UsageError
+from levelfield.cli.command_line import Command
+from levelfield.cli.options import RUN_NAME, chips_option, json_option, registry_of
+from levelfield.errors import GateFailed
 from levelfield.judge.certification import with_certificate
 from levelfield.judge.collector import collect
 from levelfield.judge.promotion import reference_from
@@ -24,15 +24,29 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Alignment, Identity
 
+_HELP = """\
+Compare a run's training with a reference, layer by layer. Exit code 4 unless
+the verdict is `aligned` or `consistent`.
+
+examples:
+  run_benchmarks.py align latest
+  run_benchmarks.py align RUN --reference OTHER_RUN
+"""
+
 WIDTH = 14  # of the first column: the longest name is `final weights`
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help=RUN_NAME)
+    parser.add_argument(
+        "--reference", metavar="RUN|NAME", help="another run, or a reference (default: the one of the case)"
+    )
+    json_option(parser)
+    chips_option(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
     """Return 0 when the run is aligned or consistent, else 4. No run that is not valid is."""
-    if options.run == "calibrate":
-        return calibrate(options)
-    if options.replace or options.why is not None:
-        raise UsageError("--replace and --why are of `align calibrate`: `align RUN` records nothing")
     runs, registry = options.runs or default_runs(), registry_of(options)
     found = _verdict(finished_run(runs, options.run), options.reference, registry, runs)
     print(found.to_json() if options.json else "\n".join(lines(found)))
@@ -71,3 +85,8 @@ def lines(found: Alignment) -> list[str]:
         figure = f"{found.flagperf_mean_error:.2e} (its rule: 2 %)"
         text.append(f"{'FlagPerf':<{WIDTH}}mean relative difference from step 21: {figure}")
     return [wrapped(line, WIDTH) for line in text]
+
+
+COMMANDS = {
+    "align": Command(_HELP, arguments, execute),
+}

@@ -39,7 +39,7 @@ def read_case(options: argparse.Namespace) -> None:
         vars(options).update({name: value for name, value in given.items() if value is not None})
     options.framework = options.framework or "torch"
     if options.chip is None:
-        raise UsageError(f"plan {options.case}: found no chip; give --chip NAME or case:framework:chip (`list chips`)")
+        raise UsageError(f"plan {options.case}: found no chip; give --chip NAME or case:framework:chip (`show chips`)")
 
 
 def work_in(work: Work, precision: str | None) -> Work:

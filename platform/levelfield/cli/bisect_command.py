@@ -1,13 +1,13 @@
-"""`bisect`: the first commit, or version of a package, with which a case is slower, by pairs with the good one."""
+"""`nightly bisect`: the first commit or package version that made a case worse"""
 
 from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from levelfield.cli.container_options import base_image, container_arguments
+from levelfield.cli.command_line import Command
+from levelfield.cli.options import base_image, chips_option, container_options, json_option
 from levelfield.errors import UsageError
 from levelfield.report.words import wrapped
 
@@ -30,11 +30,11 @@ pins changes; each version gets an environment of its own. Packages that only
 work in the same version are named together.
 
 examples:
-  run_benchmarks.py bisect v1.0 HEAD --case gpt3_6.7B:torch:cpu:1:1
-  run_benchmarks.py bisect --package torch --versions 2.11.0 2.12.0 2.13.0 \\
-      --case gpt3_6.7B:torch:cpu:1:1
-  run_benchmarks.py bisect --package jax jaxlib --versions 0.10.1 0.10.2 \\
-      --case gpt3_6.7B:jax:cpu:1:1 --figure memory
+  run_benchmarks.py nightly bisect v1.0 HEAD --case gpt3_6.7B:torch:cpu:1:1
+  run_benchmarks.py nightly bisect --package torch \\
+      --versions 2.11.0 2.12.0 2.13.0 --case gpt3_6.7B:torch:cpu:1:1
+  run_benchmarks.py nightly bisect --package jax jaxlib \\
+      --versions 0.10.1 0.10.2 --case gpt3_6.7B:jax:cpu:1:1 --figure memory
 """
 FIGURES: dict[str, Gated] = {
     "speed": "tokens_per_second_per_device",
@@ -44,7 +44,6 @@ FIGURES: dict[str, Gated] = {
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = _HELP
     parser.add_argument("commits", nargs="*", metavar="GOOD BAD", help="a good commit, and a bad one after it")
     parser.add_argument("--case", required=True, metavar="STRING", help="the case string to run")
     parser.add_argument("--figure", choices=tuple(FIGURES), default="speed", help="what got worse (default: speed)")
@@ -53,16 +52,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--versions", nargs="+", default=[], metavar="V", help="with --package: the good one first")
     parser.add_argument("--scale", choices=("auto", "smoke", "full"), default="auto", help="default: auto")
-    container_arguments(parser)
+    container_options(parser)
     parser.add_argument("--python", metavar="PATH", help="train every build with this Python")
-    parser.add_argument("--chips", type=Path, metavar="FILE", help="private chips and corrections")
-    parser.add_argument("--json", action="store_true", help="machine-readable output")
+    chips_option(parser)
+    json_option(parser)
     parser.add_argument("--quiet", action="store_true", help="print only the answer")
 
 
 def execute(options: argparse.Namespace) -> int:
     """Print the first bad build and return 0. Raises RunFailed where the last build is not worse than the first."""
-    from levelfield.cli.plugins import registry_of
+    from levelfield.cli.options import registry_of
     from levelfield.cli.terminal import Terminal
     from levelfield.plan.request import Entry, UserRequest
     from levelfield.run import scheduler
@@ -132,3 +131,8 @@ def _print(names: list[str], found: FirstBad, as_json: bool) -> None:
     if undecided:
         print(wrapped(f"undecided  {', '.join(undecided)}", 11))
     print(f"tried      {len(found.trials)} of {len(names)} builds")
+
+
+COMMANDS = {
+    "nightly bisect": Command(_HELP, arguments, execute, trains=True),
+}

@@ -1,4 +1,7 @@
-"""`case`: begins a case from a published configuration, and checks one before it runs."""
+"""`case` (bring your own): write a case from a published config.json, and check it
+`case new`: write a case for the model of a config.json
+`case check`: count parameters and plan it on every framework; runs nothing
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
-from levelfield.catalog.registry import Registry
 from levelfield.checkout import checkout
-from levelfield.cli.plugins import registry_of
+from levelfield.cli.command_line import Command
+from levelfield.cli.options import chips_option, json_option, registry_of
 from levelfield.cli.terminal import say_command, shown, this_program
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.escapes import printable
@@ -20,16 +24,38 @@ from levelfield.testing.case_kit.case_draft import new_case
 from levelfield.testing.case_kit.published_config import read_config
 from levelfield.testing.findings import CheckFinding
 
+CASE = """\
+Bring a case. docs/writing-a-case.md has every key.
+
+examples:
+  run_benchmarks.py case new my_llama --from config.json
+  run_benchmarks.py case check my_llama
+"""
+NEW = """\
+Write a case for a model by its config.json (gpt2, llama, mistral, qwen2, qwen3,
+gemma, mixtral, qwen3_moe). A key that a case cannot say is refused by its name,
+and nothing is written. The training is Levelfield's choice, to be replaced.
+
+examples:
+  run_benchmarks.py case new my_llama --from config.json --output DIR
+  run_benchmarks.py case new my_llama --from config.json --parameters 8030261248
+"""
+CHECK = """\
+Count a case's parameters, name what each framework refuses, and plan the smoke
+scale on a processor and the full scale on --hardware. Nothing is run. Exit code
+4 unless every check passes or does not apply.
+
+examples:
+  run_benchmarks.py case check my_llama --plugins DIR
+  run_benchmarks.py case check my_llama --hardware "4x8 A100-SXM4-80GB"
+"""
+
 INDENT = 21  # the column after a check's name
 LABELS = {"ok": "ok", "warns": "WARNS", "missing": "missing", "fails": "FAILS", "not applicable": "n/a"}
 
 
-def execute(options: argparse.Namespace) -> int:
-    return {"new": _new, "check": _check}[options.action](options)
-
-
 def _new(options: argparse.Namespace) -> int:
-    registry, plugins = Registry(options.plugins, case_files=options.case_file), options.output or checkout()
+    registry, plugins = registry_of(options), options.output or checkout()
     published = read_config(options.config, frozenset(options.ignore))
     path = new_case(options.name, options.config, published, options.ignore, options.parameters, plugins, registry)
     _say(f"created  {shown(path)}")
@@ -86,3 +112,35 @@ def _conclude(name: str, found: Sequence[CheckFinding], bad: Sequence[CheckFindi
 
 def _say(text: str) -> None:
     print(wrapped(text, 9), flush=True)
+
+
+def _new_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the case's name")
+    parser.add_argument(
+        "--from", dest="config", type=Path, required=True, metavar="FILE", help="Hugging Face's config.json of a model"
+    )
+    parser.add_argument("--parameters", type=int, metavar="N", help="the published number, to which the model is held")
+    parser.add_argument(
+        "--ignore",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="leave out a key that a case cannot say and that changes nothing here; may be repeated",
+    )
+    parser.add_argument("--output", type=Path, metavar="DIR", help="write DIR/configs/cases/NAME.yaml")
+
+
+def _check_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the case's name")
+    parser.add_argument(
+        "--hardware", metavar="HARDWARE", help='plan the full scale for it (default: "1x8 H100-SXM5-80GB")'
+    )
+    json_option(parser)
+    chips_option(parser)
+
+
+COMMANDS = {
+    "case": Command(CASE),
+    "case new": Command(NEW, _new_options, _new),
+    "case check": Command(CHECK, _check_options, _check),
+}

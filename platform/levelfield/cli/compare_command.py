@@ -1,4 +1,4 @@
-"""`compare`: two or more runs side by side; scaling over devices; matrices by vendor and by framework."""
+"""`compare` (compare chips): ratios of runs with intervals; scaling; matrices"""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from levelfield.catalog.registry import Registry
-from levelfield.cli.store_options import store_argument
+from levelfield.cli.command_line import Command
+from levelfield.cli.options import registry_of, store_option
 from levelfield.compare import comparison_sheets, matrix_sheets, scaling_sheets
 from levelfield.compare.comparison import Histories, compare
 from levelfield.compare.evidence import ComparedSide, side_of
@@ -46,7 +46,6 @@ Shown = tuple[list[Sheet], dict[str, Any], bool]
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = _HELP
     parser.add_argument("side", nargs="*", metavar="SIDE", help="the runs of one side; the first is the base")
     parser.add_argument("--repeats", action="store_true", help="each named run stands for all repeats of its command")
     parser.add_argument(
@@ -63,7 +62,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     table.add_argument("--case", metavar="CASE", help="with --matrix: only this case")
     table.add_argument("--suite", metavar="NAME", help="with --matrix: only the cases of this suite")
     output = parser.add_argument_group("where from and how")
-    store_argument(output, "look only in ")
+    store_option(output, "look only in ")
     output.add_argument(
         "--format",
         choices=("table", "markdown", "json"),
@@ -132,7 +131,7 @@ def _matrix(options: argparse.Namespace, places: RunPlaces) -> Shown:
 
 def _wanted(options: argparse.Namespace) -> tuple[list[str] | None, list[str]]:
     """Return the cases and frameworks of --case or of --suite; None for every case."""
-    registry = Registry(options.plugins, case_files=options.case_file)
+    registry = registry_of(options)
     if options.case:
         return [registry.spelled(options.case)], []
     if not options.suite:
@@ -140,3 +139,8 @@ def _wanted(options: argparse.Namespace) -> tuple[list[str] | None, list[str]]:
     entries = [parse_selector(entry.case) for entry in registry.suite(options.suite).entries]
     cases = dict.fromkeys(registry.spelled(entry.case) for entry in entries)
     return list(cases), sorted({registry.implementation(entry.framework, entry.version)[0].label for entry in entries})
+
+
+COMMANDS = {
+    "compare": Command(_HELP, arguments, execute),
+}

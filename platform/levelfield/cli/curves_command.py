@@ -1,4 +1,4 @@
-"""`curves`: compares the loss curves of trainings that share no weights, several runs a side."""
+"""`align curves`: compare loss curves of runs that share no weights"""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from levelfield.cli.command_line import Command
+from levelfield.cli.options import json_option
 from levelfield.errors import GateFailed, UsageError
 from levelfield.measure.equal_curves import Curve, first_of_each_run
 from levelfield.measure.tail_comparison import TailComparison, compare_tails
@@ -30,14 +32,13 @@ log of Megatron, FlagPerf or PaddleNLP, or a TensorBoard event file.
 Exit code 4 unless the answer is `within the margin`.
 
 examples:
-  run_benchmarks.py curves A1.csv A2.csv --against B1.log B2.log
-  run_benchmarks.py curves A*.json --against B*.json --margin 0.2%
+  run_benchmarks.py align curves A1.csv A2.csv --against B1.log B2.log
+  run_benchmarks.py align curves A*.json --against B*.json --margin 0.2%
 """
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*(%?)")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = _HELP
     parser.add_argument("ours", nargs="+", type=Path, metavar="FILE", help="a loss curve for each run of one side")
     parser.add_argument(
         "--against", nargs="+", type=Path, required=True, metavar="FILE", help="a curve for each run of the other side"
@@ -49,7 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--from-step", type=int, metavar="N", help="the tail begins here (default: the second half of common steps)"
     )
     parser.add_argument("--tag", metavar="NAME", help="the scalar or column with the loss, where it is not `loss`")
-    parser.add_argument("--json", action="store_true", help="machine-readable output")
+    json_option(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -120,3 +121,8 @@ def _margin(text: str) -> float:
     if not 0 < value < 1:
         raise argparse.ArgumentTypeError(f"found {value:.0%}, expected more than 0 % and less than 100 %")
     return value
+
+
+COMMANDS = {
+    "align curves": Command(_HELP, arguments, execute),
+}

@@ -1,4 +1,4 @@
-"""`diagnose`: finds the first step and tensor in which a run's framework differs from another."""
+"""`align diagnose`: find the first step and tensor in which two frameworks differ"""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.stored_references import reference_of
-from levelfield.cli.plugins import registry_of
+from levelfield.cli.command_line import Command
+from levelfield.cli.options import RUN_NAME, chips_option, json_option, python_option, registry_of
 from levelfield.cli.terminal import Terminal
 from levelfield.corpus import CorpusFacts, check
 from levelfield.errors import GateFailed, UsageError
@@ -28,8 +29,32 @@ from levelfield.specs.result import Alignment
 from levelfield.specs.tuning import TuningChoice
 from levelfield.studies.diagnosis import ComparedTraining, Diagnosis, StepComparison, first_difference
 
+_HELP = """\
+Find the first step and tensor in which a run's framework differs from another.
+Both train a few steps again, in one process each. The comparison covers every
+block's output, every gradient and every updated parameter of a step.
+Exit code 4 when something differs, else 0. RUN/diagnosis/ keeps the short runs.
+
+examples:
+  run_benchmarks.py align diagnose latest
+  run_benchmarks.py align diagnose RUN --against megatron --step 5
+"""
+
 BEFORE, AFTER = 6, 4  # the tensors in the table before and after the first that differs
 USUAL_SUSPECT = 10  # the step without a loss curve to compare: late enough for small differences to add up
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help=RUN_NAME)
+    parser.add_argument(
+        "--against", metavar="FRAMEWORK", help="the other framework (default: the reference's, else torch)"
+    )
+    python_option(parser, "the other framework's Python; default: an environment that Levelfield makes")
+    parser.add_argument(
+        "--step", type=int, metavar="N", help="search steps 1 to N (default: to the first step beyond noise)"
+    )
+    json_option(parser, ", with every tensor")
+    chips_option(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -167,3 +192,8 @@ def _tensor(tensor: TensorDifference) -> dict[str, Any]:
     return {
         "name": tensor.name, "value": value, "limit": tensor.limit, "differs": tensor.differs, "detail": tensor.detail
     }  # fmt: skip
+
+
+COMMANDS = {
+    "align diagnose": Command(_HELP, arguments, execute, trains=True),
+}

@@ -12,7 +12,7 @@ from pathlib import Path
 from levelfield.catalog import lookup
 from levelfield.catalog.lookup import Selection
 from levelfield.catalog.registry import Registry
-from levelfield.cli.arithmetic import explained
+from levelfield.cli.plan_tables import explained
 from levelfield.contracts.execution import ContainerWork, Request
 from levelfield.errors import UsageError
 from levelfield.measure.parameter_counts import parameters
@@ -232,7 +232,7 @@ def _place(plan: Plan) -> str:
     environment, packages = plan.environment, _packages(plan.environment)
     if plan.container:
         base = plan.container.image.base.reference
-        return f"{environment.name} on {base} (`image show` prints the Dockerfile): {packages}"
+        return f"{environment.name} on {base} (`environment image show` prints the Dockerfile): {packages}"
     if not packages:
         return f"{environment.name}: {environment.python}, unchanged; give it with --python or --runtime inside"
     return f"{environment.name} ({'ready' if is_ready(environment) else 'would be made'}): {packages}"

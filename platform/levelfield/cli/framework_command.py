@@ -1,4 +1,7 @@
-"""`framework`: begins a framework's folder with a worked example, and checks what it trains."""
+"""`framework` (bring your own): a folder that trains, and the suite that checks it
+`framework new`: write a framework's folder that trains, to change step by step
+`framework check`: train the small models in every offered layout, and compare
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from pathlib import Path
 
 from levelfield.catalog.registry import Registry
 from levelfield.checkout import checkout
+from levelfield.cli.command_line import Command
+from levelfield.cli.options import json_option, python_option
 from levelfield.cli.terminal import say_command, shown, this_program
 from levelfield.errors import GateFailed
 from levelfield.report.escapes import printable
@@ -20,12 +25,34 @@ from levelfield.testing.framework_kit.framework_scaffold import new_framework, n
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, silent
 from levelfield.testing.framework_kit.framework_suite import check_framework, write_tested
 
+FRAMEWORK = """\
+Bring a framework. docs/writing-a-framework.md shows the steps.
+
+examples:
+  run_benchmarks.py framework new acme
+  run_benchmarks.py framework check acme --plugins DIR --fast
+"""
+NEW = """\
+Write a folder for a framework: a whole training of GPT and Llama in numpy, with
+the places to replace by the framework's own calls.
+
+examples:
+  run_benchmarks.py framework new acme
+  run_benchmarks.py framework new acme DIR
+  run_benchmarks.py framework new acme --package
+"""
+CHECK = """\
+Train the small models in every layout, precision and recomputation that the
+manifest offers, and compare them with torch's curve. Plant faults, check
+events, refusals and ends. Write tested.json. Exit code 4 unless all pass.
+
+examples:
+  run_benchmarks.py framework check acme --plugins DIR
+  run_benchmarks.py framework check acme --fast --python PATH
+"""
+
 INDENT = 23  # the column after a check's name
 LABELS = {"ok": "ok", "warns": "WARNS", "missing": "missing", "fails": "FAILS", "not applicable": "n/a"}
-
-
-def execute(options: argparse.Namespace) -> int:
-    return {"new": _new, "check": _check}[options.action](options)
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -94,3 +121,27 @@ def _next(name: str, plugins: Path) -> int:
 
 def _say(text: str) -> None:
     print(wrapped(text, 9), flush=True)
+
+
+def _new_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the framework's name")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, metavar="FOLDER", help="write FOLDER/models/NAME (default: the current folder)"
+    )
+    parser.add_argument("--package", action="store_true", help="write a package FOLDER/levelfield-NAME for pip instead")
+
+
+def _check_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the framework, also with a version: acme_2.0.3")
+    parser.add_argument("--device", default="cpu", metavar="KIND", help="the kind of devices to train on (cpu)")
+    python_option(parser, "an interpreter with the framework, in place of an environment")
+    parser.add_argument("--fast", action="store_true", help="one process only, without planted faults; writes nothing")
+    json_option(parser)
+    parser.add_argument("--verbose", action="store_true", help="print each training to stderr, also without a terminal")
+
+
+COMMANDS = {
+    "framework": Command(FRAMEWORK),
+    "framework new": Command(NEW, _new_options, _new),
+    "framework check": Command(CHECK, _check_options, _check),
+}

@@ -1,4 +1,4 @@
-"""`gate`: compares a night with its levels, and ends with 4 when something got worse."""
+"""`nightly gate`: compare a night with its levels; 4 when something got worse"""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from levelfield.cli.store_options import store_argument
+from levelfield.cli.command_line import Command
+from levelfield.cli.options import store_option
 from levelfield.compare.finding_formats import FORMATS, FindingPage, written
 from levelfield.compare.findings import Finding
 from levelfield.rundir.directory import write_atomically
@@ -23,21 +24,20 @@ that nobody accepted; 3 for what is missing, invalid or incomparable; else 0.
 docs/gate.md explains every word, the rule, and how often it is wrong.
 
 examples:
-  run_benchmarks.py gate
-  run_benchmarks.py gate --night 2026-11-22 --format markdown --output gate.md
-  run_benchmarks.py gate --format junit --output gate.xml --advisory
+  run_benchmarks.py nightly gate
+  run_benchmarks.py nightly gate --format markdown --output gate.md
+  run_benchmarks.py nightly gate --format junit --output gate.xml --advisory
 """
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = _HELP
     parser.add_argument("--night", metavar="N", help="the night, such as 2026-11-22 (default: the newest)")
     parser.add_argument("--suite", metavar="NAME", help="only the entries of this suite")
     parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write to FILE, and the first line to stderr")
     parser.add_argument("--strict", action="store_true", help="4 also for what is open: inconclusive, new, improved")
     parser.add_argument("--advisory", action="store_true", help="report everything and end with 0")
-    store_argument(parser)
+    store_option(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -73,3 +73,8 @@ def _print(text: str, page: FindingPage, output: Path | None) -> None:
     else:
         write_atomically(output, text)
         print(page.first_line, file=sys.stderr)
+
+
+COMMANDS = {
+    "nightly gate": Command(_HELP, arguments, execute),
+}

@@ -1,4 +1,10 @@
-"""`image`: builds, lists, removes and exports the images of --runtime docker."""
+"""`environment image`: images for --runtime docker: build, list, prune, export
+`environment image build`: build the images of these frameworks
+`environment image show`: print the Dockerfile
+`environment image list`: list Levelfield's images on the engine
+`environment image prune`: remove old images and the remains of stopped builds
+`environment image export`: write an image, or its build context, to a tar file
+"""
 
 from __future__ import annotations
 
@@ -6,10 +12,12 @@ import argparse
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from levelfield.catalog.registry import Registry
+from levelfield.cli.command_line import Command
+from levelfield.cli.options import BASE_HAS_FRAMEWORK, BASE_IMAGE, json_option, registry_of
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import RunFailed
 from levelfield.plan.image_recipe import image_plan
@@ -20,18 +28,51 @@ from levelfield.run.runtimes.wheels import verify, wheels_of
 from levelfield.specs.build_needs import Stages
 from levelfield.specs.container import ContainerOptions, ContainerPlan, ImagePlan
 
+IMAGE = """\
+Manage the images of --runtime docker. A run builds a missing image itself.
 
-def execute(options: argparse.Namespace) -> int:
-    action = {"build": _build, "list": _list, "prune": _prune, "export": _export, "show": _show}[options.action]
-    try:
-        action(options)
-    except EngineError as error:
-        raise RunFailed(f"the container engine: {error}") from None
-    return 0
+examples:
+  run_benchmarks.py environment image build torch megatron --vendor nvidia
+  run_benchmarks.py environment image list
+  run_benchmarks.py environment image export torch --output torch.tar
+"""
+BUILD = """\
+Build the images of frameworks. An image that exists is not built again.
+
+example:
+  run_benchmarks.py environment image build torch megatron --vendor nvidia
+"""
+SHOW = """\
+Print the Dockerfile of a framework's image.
+
+example:
+  run_benchmarks.py environment image show torch --vendor nvidia
+"""
+LIST = """\
+List Levelfield's images on the engine, with size (GiB) and creation time.
+
+example:
+  run_benchmarks.py environment image list --json
+"""
+PRUNE = """\
+Remove old images and the remains of stopped builds. The newest image of each
+framework and vendor stays.
+
+examples:
+  run_benchmarks.py environment image prune
+  run_benchmarks.py environment image prune --all
+"""
+EXPORT = """\
+Write an image, or its build context, to a tar file.
+
+examples:
+  run_benchmarks.py environment image export torch --output torch.tar
+  run_benchmarks.py environment image export torch --context --output torch.tar
+"""
 
 
 def _recipe(options: argparse.Namespace, framework: str) -> ImagePlan:
-    registry = Registry(options.plugins, case_files=options.case_file)
+    registry = registry_of(options)
     implementation, folder = registry.labelled(framework)
     vendor = registry.vendor_file(options.vendor)
     needs = implementation.requirements.get(vendor.device_kind)
@@ -68,7 +109,7 @@ def _list(options: argparse.Namespace) -> None:
     for image in found:
         print(f"{image.tag:<46}  {gib(image.size_bytes):>9}  {image.created[:19]}")
     if not found:
-        print("found no image of Levelfield on this engine; build one: `image build FRAMEWORK`")
+        print("found no image of Levelfield on this engine; build one: `environment image build FRAMEWORK`")
 
 
 def _prune(options: argparse.Namespace) -> None:
@@ -92,3 +133,55 @@ def _export(options: argparse.Namespace) -> None:
     with connect() as client, answers():
         images.export(client, built.tag, options.output)
     print(f"{options.output}: {built.tag}; load it: `docker load -i {options.output}`")
+
+
+def _on_engine(action: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Namespace], int]:
+    """Return the action with an error of the engine as RunFailed."""
+
+    def call(options: argparse.Namespace) -> int:
+        try:
+            action(options)
+        except EngineError as error:
+            raise RunFailed(f"the container engine: {error}") from None
+        return 0
+
+    return call
+
+
+def _build_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("framework", nargs="+", metavar="FRAMEWORK", help="such as torch or jax_0.10.1")
+    _recipe_options(parser)
+
+
+def _show_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("framework", metavar="FRAMEWORK", help="such as torch")
+    _recipe_options(parser)
+
+
+def _prune_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--all", action="store_true", help="remove every image of Levelfield")
+
+
+def _export_options(parser: argparse.ArgumentParser) -> None:
+    _show_options(parser)
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the tar file to write")
+    parser.add_argument(
+        "--context", action="store_true", help="write Dockerfile and wheels, to build elsewhere; needs no engine"
+    )
+
+
+def _recipe_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--vendor", default="cpu", help="build for this vendor's devices (default: cpu)")
+    parser.add_argument("--base-image", metavar="IMAGE", help=BASE_IMAGE)
+    parser.add_argument("--base-has-framework", action="store_true", help=BASE_HAS_FRAMEWORK)
+    parser.add_argument("--offline", action="store_true", help="fetch neither wheels nor images")
+
+
+COMMANDS = {
+    "environment image": Command(IMAGE),
+    "environment image build": Command(BUILD, _build_options, _on_engine(_build)),
+    "environment image show": Command(SHOW, _show_options, _on_engine(_show)),
+    "environment image list": Command(LIST, json_option, _on_engine(_list)),
+    "environment image prune": Command(PRUNE, _prune_options, _on_engine(_prune)),
+    "environment image export": Command(EXPORT, _export_options, _on_engine(_export)),
+}

@@ -9,20 +9,18 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import ModuleType, TracebackType
 
-from levelfield.cli.arguments import parser_of
-from levelfield.cli.package_faults import package_fault
+from levelfield import installer
+from levelfield.cli.command_line import parser_of
 from levelfield.cli.streams import Streams
 from levelfield.errors import INTERRUPTED, PLATFORM_FAULT, LevelfieldError, UsageError
 from levelfield.run.interruption import interrupted_once
 
-# Commands that train. Output that is lost changes neither their results, which are in files, nor their exit codes.
-TRAINING = ("run", "sweep", "nightly", "bisect", "align", "diagnose")
-
-
+_OWN = "levelfield"
 _LIMITED = (
     "this machine gives no more memory, processes or threads: {}. Look at `ulimit -a`, at pids.max and memory.max of "
     "the control group, and at what else runs"
@@ -30,12 +28,19 @@ _LIMITED = (
 
 
 def started(arguments: Sequence[str]) -> int:
-    """Run one command as a process of its own and return its exit code. Lost output ends nothing."""
-    streams = Streams()
-    trains = not arguments or arguments[0] in TRAINING or arguments[0].startswith("-")
+    """Run one command as a process of its own and return its exit code. Lost output ends nothing.
+
+    Of a command that trains, lost output changes neither its results, which are in files, nor its exit code.
+    """
+    streams, trains = Streams(), False
+
+    def training() -> AbstractContextManager[None]:
+        nonlocal trains
+        trains = True
+        return interrupted_once(to_the_end=True)
+
     try:
-        with interrupted_once(to_the_end=True) if trains else nullcontext():
-            code = main(arguments)
+        code = main(arguments, training)
     except SystemExit as ended:  # by argparse: --help, or wrong usage
         code = ended.code if isinstance(ended.code, int) else 2
     if lost := streams.lost():
@@ -43,11 +48,15 @@ def started(arguments: Sequence[str]) -> int:
     return code
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code. Errors become sentences on stderr, without a traceback."""
+def main(arguments: Sequence[str], training: Callable[[], AbstractContextManager[None]] = nullcontext) -> int:
+    """Run one command and return its exit code. Errors become sentences on stderr, without a traceback.
+
+    training: gives the block in which a command runs that trains.
+    """
     try:
         options = parser_of(arguments)
-        code: int = options.command(options)
+        with training() if options.trains else nullcontext():
+            code: int = options.command(options)
         return code
     except LevelfieldError as error:
         return _fail(str(error), error.exit_code)
@@ -102,3 +111,52 @@ def _has_folder() -> bool:
 def _fail(text: str, code: int) -> int:
     print(f"levelfield: error: {text}", file=sys.stderr)
     return code
+
+
+def package_fault(error: Exception) -> str | None:
+    """Return which package an error comes from, and what to do; None where it comes from none."""
+    if isinstance(error, ModuleNotFoundError) and _is_foreign(error.name or _OWN):
+        return installer.lost(error.name)
+    name, file = _package_of(error)
+    if name is None:
+        return None
+    said = f"the package '{name}'{f' ({file})' if file else ''} cannot be used: {type(error).__name__}: {error}"
+    if folder := _given(file):
+        return f"{said}. PYTHONPATH names {folder}, in which it is: leave that out"
+    return f"{said}. {installer.renewed()}"
+
+
+def _package_of(error: Exception) -> tuple[str | None, str | None]:
+    """Return name and file of the package that was imported, or that lacks what it should have."""
+    if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType) and _is_foreign(error.obj.__name__):
+        return _top(error.obj.__name__), error.obj.__file__
+    imported = [frame for frame in _frames(error.__traceback__) if _is_foreign(frame[0])]
+    if imported:
+        name, file = imported[-1]
+        return _top(name), file
+    if isinstance(error, ImportError) and error.name and _is_foreign(error.name):
+        return _top(error.name), error.path
+    return None, None
+
+
+def _frames(trace: TracebackType | None) -> Iterator[tuple[str, str | None]]:
+    """Yield name and file of each module that was being imported."""
+    while trace is not None:
+        if trace.tb_frame.f_code.co_name == "<module>":
+            found = trace.tb_frame.f_globals
+            yield str(found.get("__name__", _OWN)), found.get("__file__")
+        trace = trace.tb_next
+
+
+def _is_foreign(module: str) -> bool:
+    return _top(module) not in {_OWN, "__main__", *sys.stdlib_module_names}
+
+
+def _top(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _given(file: str | None) -> str | None:
+    """Return the folder of PYTHONPATH that holds a file; None where none does."""
+    folders = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return next((folder for folder in folders if file and Path(file).is_relative_to(folder)), None)

@@ -18,8 +18,7 @@ from levelfield import environment_folder
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.stored_references import reference_of
 from levelfield.checkout import checkout
-from levelfield.cli.container_options import base_image
-from levelfield.cli.plugins import registry_of
+from levelfield.cli.options import base_image, registry_of
 from levelfield.cli.stored_nights import gate_input
 from levelfield.cli.terminal import Terminal
 from levelfield.compare.examination import Examination
@@ -212,7 +211,7 @@ def _work(
         else:
             planned[_name(job.plan)] = job
     if not planned:
-        raise UsageError(f"--suite {options.suite}: found no entry that this machine can run; see `list suites`")
+        raise UsageError(f"--suite {options.suite}: found no entry that this machine can run; see `show suites`")
     series = {name: series_of(job.plan).fingerprint() for name, job in planned.items()}
     points, nights = store.points(list(series.values())), [each for each in store.nights() if each != night]
     lasted = durations(options.runs or default_runs(), Path(options.suite).stem)

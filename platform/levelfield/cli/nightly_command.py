@@ -1,4 +1,6 @@
-"""`nightly`: runs a suite within a budget, confirms what is suspicious, and ends with the gate and the pages."""
+"""`nightly` (every night): run a suite, judge it by its levels, find what broke
+`nightly run`: run a suite within a budget, confirm suspicions, end with the gate
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,23 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
-from levelfield.cli.container_options import container_arguments
+from levelfield.cli.command_line import Command
+from levelfield.cli.options import chips_option, container_options, store_option
 from levelfield.errors import INTERRUPTED, UsageError
 
+NIGHTLY = """\
+Run a suite every night, compare each series with the level that somebody
+accepted, and find what made it worse. Until somebody accepts a level, the old
+one stays: a regression fails every night, and after a gain that nobody accepted
+a fall to the old level is not seen. Each event says who, when, why, and on
+which runs. SERIES is a case with one series, a part of a label, or the start of
+a digest; `nightly history CASE` prints them.
+
+examples:
+  run_benchmarks.py nightly run --suite smoke
+  run_benchmarks.py nightly gate
+  run_benchmarks.py nightly accept SERIES --why "flash kernels, merge 12"
+"""
 _HELP = """\
 Run a suite, store each result, compare each series with its accepted level,
 and confirm a suspicion by pairs of the accepted build and tonight's, before it
@@ -20,12 +36,12 @@ is called a regression. A nightly that was killed goes on when it is started
 again: no run that has ended is made again. docs/nightly.md has templates for
 GitHub Actions, GitLab CI, cron, systemd and Slurm.
 
-Exit code: that of `gate`, or 130 when interrupted.
+Exit code: that of `nightly gate`, or 130 when interrupted.
 
 examples:
-  run_benchmarks.py nightly --suite smoke
-  run_benchmarks.py nightly --suite nightly --budget 3h --html site
-  run_benchmarks.py nightly --suite mine.yaml --markdown n.md --junit n.xml
+  run_benchmarks.py nightly run --suite smoke
+  run_benchmarks.py nightly run --suite nightly --budget 3h --html site
+  run_benchmarks.py nightly run --suite mine.yaml --markdown n.md --junit n.xml
 """
 _NIGHT = re.compile(r"[0-9A-Za-z][0-9A-Za-z.-]{0,63}")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?")
@@ -33,14 +49,13 @@ _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, None: 1.0}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = _HELP
     parser.add_argument("--suite", required=True, metavar="NAME|FILE", help="the list of cases")
     parser.add_argument("--budget", type=duration, metavar="TIME", help="such as 90m or 3h (default: no limit)")
     parser.add_argument("--night", type=_night, metavar="NAME", help="name of the night (default: today in UTC)")
-    parser.add_argument("--store", metavar="URL", help="the store (default: LEVELFIELD_STORE, else the user's)")
-    container_arguments(parser)
+    store_option(parser)
+    container_options(parser)
     parser.add_argument("--python", metavar="PATH", help="train with this Python")
-    parser.add_argument("--chips", type=Path, metavar="FILE", help="private chips and corrections")
+    chips_option(parser)
     parser.add_argument("--no-control", action="store_true", help="do not measure first whether the machine is in line")
     parser.add_argument("--no-confirm", action="store_true", help="run no pairs: two nights running decide")
     parser.add_argument("--html", type=Path, metavar="DIR", help="write the pages there")
@@ -96,5 +111,11 @@ def _named(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(
-            f"{path}: cannot be written: {error.strerror}; the night is stored, `gate --output` writes it"
+            f"{path}: cannot be written: {error.strerror}; the night is stored, `nightly gate --output` writes it"
         ) from None
+
+
+COMMANDS = {
+    "nightly": Command(NIGHTLY),
+    "nightly run": Command(_HELP, arguments, execute, trains=True),
+}

@@ -1,4 +1,4 @@
-"""`plan`: predicts memory and tokens/s of every possible layout of a case. The devices may be absent."""
+"""`plan` (compare chips): memory and tokens/s of every layout, on any devices"""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, get_args
 
 from levelfield.catalog import lookup
 from levelfield.catalog.registry import Registry
-from levelfield.cli.arithmetic import explained
 from levelfield.cli.asked_plan import PRECISIONS, asked_of, read_case, work_in
-from levelfield.cli.plan_tables import Assumed, content_of, lines_of
-from levelfield.cli.plugins import registry_of
+from levelfield.cli.command_line import Command
+from levelfield.cli.options import chips_option, registry_of
+from levelfield.cli.plan_tables import Assumed, content_of, explained, lines_of
 from levelfield.errors import UsageError
 from levelfield.predict import machines, questions
 from levelfield.predict.assumed_rates import with_assumed_rates
@@ -74,14 +73,12 @@ REHEARSED = 3  # rows, where --rehearse has no number
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description = DESCRIPTION
     parser.add_argument(
         "case",
         metavar="CASE",
-        help="a name of `list cases`; or a case string, case:framework[:chip[:nodes[:devices]]]",
+        help="a name of `show cases`; or a case string, case:framework[:chip[:nodes[:devices]]]",
     )
-    parser.add_argument("--chip", metavar="NAME", help="a chip of `list chips`; cpu: this host, measured")
+    parser.add_argument("--chip", metavar="NAME", help="a chip of `show chips`; cpu: this host, measured")
     parser.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: from --devices)")
     parser.add_argument(
         "--devices", type=int, metavar="N", help="devices per node; without --nodes: devices of all nodes"
@@ -106,7 +103,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="machine-readable output, with all parts of memory and time"
     )
-    parser.add_argument("--chips", type=Path, metavar="FILE", help="private chips and corrections")
+    chips_option(parser)
     real = parser.add_argument_group("the real code, without the device")
     real.add_argument(
         "--rehearse",
@@ -302,3 +299,8 @@ def _explain(question: LayoutQuestion, row: LayoutEstimate, place: Assumed, opti
     else:
         print("\n".join([*(wrapped(f"assumed: {remark}", 2) for remark in assumed), *explained(question, row)]))
     return 0
+
+
+COMMANDS = {
+    "plan": Command(DESCRIPTION, arguments, execute),
+}

@@ -1,39 +1,88 @@
-"""`references`: lists references, makes a run one, and records noise."""
+"""`align references`: list references, make a run one, record its noise
+`align references list`: list every reference with its origin and noise
+`align references promote`: make a valid run the reference of its case
+`align references noise`: record how far runs with other arithmetic differ
+`align calibrate`: run a case with other arithmetic, record how far it differs
+"""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.stored_references import reference_of
 from levelfield.checkout import checkout
-from levelfield.cli.terminal import shown
-from levelfield.errors import UsageError
+from levelfield.cli.command_line import Command
+from levelfield.cli.options import RUN_NAME, chips_option, intake, json_option, recording_options, registry_of
+from levelfield.cli.terminal import Terminal, shown
+from levelfield.errors import GateFailed, RunFailed, UsageError
 from levelfield.judge.noise import rows_that_count
 from levelfield.judge.promotion import promoted, with_noise
 from levelfield.measure.calibration import basis
 from levelfield.measure.spikes import largest_rise
+from levelfield.plan.request import Entry, UserRequest
 from levelfield.report.words import wrapped
-from levelfield.rundir.directory import default_runs, read_plan, room_left, write_atomically
+from levelfield.run import scheduler
+from levelfield.rundir.directory import default_runs, find_run, read_plan, room_left, write_atomically
 from levelfield.rundir.run_state import finished_run
 from levelfield.specs.base import dump
 from levelfield.specs.derivation import split_name
+from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
+from levelfield.studies.noise_runs import variations
+
+REFERENCES = """\
+List and make references: the trainings that runs are compared with. They are
+files in configs/references/.
+
+examples:
+  run_benchmarks.py align references list
+  run_benchmarks.py align references promote RUN --why "first run on this host"
+  run_benchmarks.py align references noise NAME RUN1 RUN2
+"""
+LIST = """\
+List every reference with its origin and its number of noise rows.
+
+example:
+  run_benchmarks.py align references list
+"""
+PROMOTE = """\
+Make a valid run the reference of its case. Exit code 4 when the run fails
+against the present reference and --replace is not given.
+
+example:
+  run_benchmarks.py align references promote RUN --why "first run on this host"
+"""
+NOISE = """\
+Record in a reference how far runs with other arithmetic are from it. The limits
+of later comparisons come from these rows. Exit code 4 when a run is beyond the
+present limits: its noise would widen them until it holds. --replace --why "..."
+records it anyway, with the reason.
+
+examples:
+  run_benchmarks.py align references noise NAME RUN1 RUN2
+  run_benchmarks.py align references noise NAME RUN --replace --why "kernels"
+"""
+CALIBRATE = """\
+Train a case with other arithmetic (layouts, threads, frameworks) and record the
+noise in its reference. A run beyond the present limits is not recorded (exit
+code 4), unless with --replace --why "...".
+
+example:
+  run_benchmarks.py align calibrate gpt3_6.7B:torch
+"""
 
 # In a step the losses of the shipped references rise by 2 % at most. Two that rose by 46 and 110 % multiplied rounding
 # by a hundred, and honest runs of other frameworks were diverged.
 STEEP = 0.1
 
 
-def execute(options: argparse.Namespace) -> int:
-    registry, runs = Registry(options.plugins, case_files=options.case_file), options.runs or default_runs()
-    {"list": _list, "promote": _promote, "noise": _noise}[options.action](options, registry, runs)
-    return 0
-
-
-def _list(options: argparse.Namespace, registry: Registry, runs: Path) -> None:
+def _list(options: argparse.Namespace) -> int:
+    registry = registry_of(options)
     for name in sorted(registry.references):
         found = registry.reference(name)
         origin = f"{found.framework} {found.framework_version}, {found.layout}"
@@ -41,26 +90,29 @@ def _list(options: argparse.Namespace, registry: Registry, runs: Path) -> None:
         print(f"  {found.why}\n  noise of {basis(rows_that_count(found))}")
         for row in (row for row in found.noise if row.why is not None):
             print(wrapped(f"  --replace: {row.changed}: {row.why}", 4))
+    return 0
 
 
-def _promote(options: argparse.Namespace, registry: Registry, runs: Path) -> None:
-    paths = finished_run(runs, options.run)
+def _promote(options: argparse.Namespace) -> int:
+    registry, paths = registry_of(options), finished_run(options.runs or default_runs(), options.run)
     reference = promoted(paths, options.why, reference_of(registry, read_plan(paths)), options.replace)
-    write(reference, registry, options.plugins)
+    _write(reference, registry, options.plugins)
     if remark := jump_remark(reference):
         print(wrapped(remark, 2))
+    return 0
 
 
-def _noise(options: argparse.Namespace, registry: Registry, runs: Path) -> None:
+def _noise(options: argparse.Namespace) -> int:
     """Record one row for each run. A run that is refused keeps the reference as it was."""
-    why = override(options)
+    why, registry = _override(options), registry_of(options)
     reference = registry.reference(options.name)
-    found = [finished_run(runs, run) for run in options.run]
+    found = [finished_run(options.runs or default_runs(), run) for run in options.run]
     for paths in found:
         reference = with_noise(reference, paths, why)
     for row in (row for row in reference.noise if row.run_id in {paths.root.name for paths in found}):
         print(f"{row.changed}: first step {row.first_step:.1e}, curve {row.curve:.1e}")
-    write(reference, registry, options.plugins)
+    _write(reference, registry, options.plugins)
+    return 0
 
 
 def jump_remark(reference: Reference) -> str | None:
@@ -74,7 +126,7 @@ def jump_remark(reference: Reference) -> str | None:
     )
 
 
-def override(options: argparse.Namespace) -> str | None:
+def _override(options: argparse.Namespace) -> str | None:
     """Return the reason of --replace, or None. Raises UsageError when only one of --replace and --why is given."""
     if options.replace and not (options.why or "").strip():
         raise UsageError('--replace takes noise from a run beyond the limits: give the reason too, --why "..."')
@@ -83,7 +135,7 @@ def override(options: argparse.Namespace) -> str | None:
     return options.why if options.replace else None
 
 
-def write(reference: Reference, registry: Registry, plugins: Sequence[Path]) -> None:
+def _write(reference: Reference, registry: Registry, plugins: Sequence[Path]) -> None:
     """Write a reference where it is stored; a new one beside its case, if that is in a folder of --plugins."""
     path = registry.references.get(reference.name)
     if path is None:
@@ -102,3 +154,80 @@ def _folder(reference: Reference, registry: Registry, plugins: Sequence[Path]) -
     case = registry.cases.get(split_name(reference.case)[0])
     own = [folder for folder in plugins if case and case.absolute().is_relative_to(folder.absolute())]
     return next(iter([*own, *plugins]), checkout())
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    """Record one row of noise for every variation that the implementation offers.
+
+    Return 3 when a run fails, else 4 when a run is refused as noise, else 0. The other runs' rows are recorded.
+    """
+    why = _override(options)
+    registry, runs = registry_of(options), options.runs or default_runs()
+    plan, reference = _start(registry, options.case)
+    terminal, failed, refused = Terminal(quiet=options.json, recorded=intake(options)), False, []
+    stored = partial(reference_of, registry)
+    jobs = scheduler.jobs(registry, variations(registry, plan), None)
+    for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener(), stored):
+        terminal.finished(result, runs)
+        if result.status.word != "valid":
+            failed = True
+            continue
+        try:
+            reference = with_noise(reference, find_run(runs, result.run_id), why)
+        except GateFailed as error:
+            refused.append(str(error))
+            continue
+        _write(reference, registry, options.plugins)  # after each run: an interrupted calibration keeps what it has
+    if refused and not failed:
+        raise GateFailed("\n".join(refused))
+    for reason in refused:
+        print(reason, file=sys.stderr)
+    return RunFailed.exit_code if failed else 0
+
+
+def _start(registry: Registry, case: str) -> tuple[Plan, Reference]:
+    (job,) = scheduler.jobs(registry, [Entry(case, UserRequest(repeat=1))], None)
+    plan = scheduler.planned(job)
+    reference = reference_of(registry, plan)
+    if reference is None:
+        raise UsageError(
+            f"{plan.case} has no reference at scale {plan.scale}; make one first: `align references promote RUN "
+            "--why ...`"
+        )
+    return plan, reference
+
+
+def _promote_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help=RUN_NAME)
+    parser.add_argument("--why", required=True, metavar="TEXT", help="the reason; the reference stores it")
+    parser.add_argument("--replace", action="store_true", help="even if the run fails against the present reference")
+
+
+def _noise_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the reference")
+    parser.add_argument(
+        "run", nargs="+", metavar="RUN", help="valid runs of the case with another layout, thread count or framework"
+    )
+    _override_options(parser)
+
+
+def _calibrate_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("case", metavar="CASE:FRAMEWORK", help="a case string")
+    _override_options(parser)
+    recording_options(parser)
+    json_option(parser)
+    chips_option(parser)
+
+
+def _override_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--replace", action="store_true", help="take noise also from runs beyond the limits")
+    parser.add_argument("--why", metavar="TEXT", help="the reason for --replace; the reference stores it")
+
+
+COMMANDS = {
+    "align references": Command(REFERENCES),
+    "align references list": Command(LIST, execute=_list),
+    "align references promote": Command(PROMOTE, _promote_options, _promote),
+    "align references noise": Command(NOISE, _noise_options, _noise),
+    "align calibrate": Command(CALIBRATE, _calibrate_options, _calibrate, trains=True),
+}

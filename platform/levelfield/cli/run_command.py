@@ -1,4 +1,4 @@
-"""`run`: runs the given cases and suites, with progress on stderr and results on stdout."""
+"""`run`: run the given cases and suites; the word may be left out"""
 
 from __future__ import annotations
 
@@ -10,12 +10,24 @@ from pathlib import Path
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.stored_references import reference_of
 from levelfield.cli import dry_run, launch_options
-from levelfield.cli.container_options import base_image
-from levelfield.cli.flagperf_options import checked, with_files
-from levelfield.cli.node_series import node_counts, series_entries, series_scaling
-from levelfield.cli.plugins import registry_of
-from levelfield.cli.store_options import intake
-from levelfield.cli.suite_entries import chosen
+from levelfield.cli.command_line import Command
+from levelfield.cli.options import (
+    BASE_HAS_FRAMEWORK,
+    BASE_IMAGE,
+    base_image,
+    chips_option,
+    intake,
+    json_option,
+    python_option,
+    quiet_option,
+    recording_options,
+    registry_of,
+    runtime_option,
+    scale_option,
+    site_options,
+    size_in_bytes,
+)
+from levelfield.cli.run_entries import checked, chosen, node_counts, series_entries, series_scaling, with_files
 from levelfield.cli.terminal import Terminal
 from levelfield.compare import scaling_sheets
 from levelfield.corpus import CorpusFacts
@@ -34,8 +46,130 @@ from levelfield.specs.result import Result
 from levelfield.specs.selector import MOST
 from levelfield.specs.tuning import TuningChoice
 
+_HELP = """\
+Train cases and compute their results from the raw files. `plan` predicts what
+fits, `show cases` lists the cases. The word `run` may be left out.
+
+examples:
+  run_benchmarks.py --case gpt3_6.7B:torch          smoke without accelerator
+  run_benchmarks.py --case llama3_8b:torch:cpu:1:2  two processes
+  run_benchmarks.py --case gpt3_6.7B:torch --layout TP2PP1 --dry-run
+  run_benchmarks.py --suite smoke --repeat 3
+  run_benchmarks.py --suite oneflow_gpt --dry-run   as a table
+
+a case string:
+  case:framework[_version][:vendor-or-chip[:nodes[:devices[:repeats]]]]
+versions: those of the framework's manifest; without one, its default
+layouts: DP4TP2PP1, PP2DP4TP1, 8x1x4 (data x tensor x pipeline), TP1PP1SH2SP8
+(sharding stage and degree), 1n_8g_dp_4bs; +seq adds sequence parallelism
+
+exit codes: 0 success, 2 wrong usage or configuration, 3 a run failed,
+4 a check failed, 5 a fault of the platform, 130 interrupted
+"""
+
 MISALIGNED = ("diverged", "different")
 Certify = Callable[[scheduler.Job], scheduler.CertificateAttempt]
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "run_benchmarks.py --case CASE:FRAMEWORK[:...] [options]"
+    what = parser.add_argument_group("what to run")
+    what.add_argument("--case", action="append", default=[], metavar="STRING", help="a case string; may be repeated")
+    what.add_argument(
+        "--suite", action="append", default=[], metavar="NAME|FILE", help="a list of cases; may be repeated"
+    )
+    what.add_argument(
+        "--entry", action="append", default=[], metavar="NAME", help="only this entry of the suites; may be repeated"
+    )
+    what.add_argument("--framework", metavar="NAME", help="run the suites' entries through this framework")
+    what.add_argument("--repeat", type=int, metavar="N", help="run each case N times")
+    what.add_argument(
+        "--nodes", metavar="N,N,...", help="each case on these numbers of nodes, such as 1,2,4, with a table of scaling"
+    )
+    what.add_argument(
+        "--weak",
+        action="store_true",
+        help="with --nodes: --global-batch is the smallest run's and grows with the nodes",
+    )
+    scale_option(what)
+    what.add_argument(
+        "--explain", action="store_true", help="with --dry-run: the arithmetic of the predicted memory and time"
+    )
+    what.add_argument(
+        "--data", metavar="PREFIX", help="a corpus, PREFIX.bin/.idx or PREFIX_ids.npy/_idx.npz (default: synthetic)"
+    )
+    derived = parser.add_argument_group("changes of the case (they make a derived case, compared with no other)")
+    derived.add_argument("--steps", type=int, metavar="N", help="training steps")
+    derived.add_argument("--sequence-length", type=int, metavar="N", help="tokens of a sequence")
+    derived.add_argument("--global-batch", type=int, metavar="N", help="sequences of a step")
+    derived.add_argument("--seed", type=int, metavar="N", help="seed of the weights and of the data's order")
+    free = parser.add_argument_group("free choices (the case fixes everything else)")
+    free.add_argument("--layout", help="parallel layout, such as DP4TP2PP1")
+    free.add_argument("--micro-batch", type=int, metavar="N", help="sequences per forward pass")
+    free.add_argument("--virtual-pipeline", type=int, metavar="N", help="interleaved model chunks per pipeline stage")
+    free.add_argument(
+        "--recompute", choices=("none", "selective", "full"), help="activations to recompute in the backward pass"
+    )
+    free.add_argument("--compile", action=argparse.BooleanOptionalAction, help="compile the model")
+    free.add_argument("--attention", choices=("sdpa", "flash_attn"), help="attention kernel")
+    free.add_argument("--threads", type=int, metavar="N", help="processor threads per process")
+    free.add_argument(
+        "--env", action="append", default=[], metavar="K=V", help="an environment variable of the training process"
+    )
+    free.add_argument(
+        "--strategy", type=Path, metavar="FILE", help="FlagPerf's config_*.py: its layout, batch and recomputation"
+    )
+    how = parser.add_argument_group("how to run it")
+    how.add_argument("--dry-run", action="store_true", help="show the plan with all commands, and run nothing")
+    how.add_argument(
+        "--assume-hardware",
+        metavar="HARDWARE",
+        help='with --dry-run: plan for this hardware, such as "4x8 V100-SXM2-16GB" (nodes x devices)',
+    )
+    python_option(how)
+    how.add_argument("--probe", action="store_true", help="measure the matmul peak even if a published one exists")
+    how.add_argument(
+        "--no-certificate",
+        action="store_true",
+        help="in 16 bits or at full scale: do not first train the case in fp32 at smoke scale, which takes about a "
+        "minute; without that certificate no run is aligned",
+    )
+    how.add_argument("--save-weights", action="store_true", help="write the weights after the last step")
+    chips_option(how)
+    json_option(how, " on stdout")
+    quiet_option(how)
+    recording_options(how)
+    where = parser.add_argument_group("where it runs")
+    runtime_option(where)
+    site_options(where)
+    where.add_argument(
+        "--attach",
+        metavar="RUN",
+        help="watch a run whose platform was killed while its job goes on, such as one of Slurm, and collect it",
+    )
+    where.add_argument(
+        "--preflight",
+        action=argparse.BooleanOptionalAction,
+        help="measure the nodes and their collectives before the training (default: with several named hosts)",
+    )
+    where.add_argument(
+        "--quiet-machine",
+        action="store_true",
+        help="measure that first, and train nothing where others use a device or the processors",
+    )
+    where.add_argument("--base-image", metavar="IMAGE", help=BASE_IMAGE)
+    where.add_argument("--base-has-framework", action="store_true", help=BASE_HAS_FRAMEWORK)
+    where.add_argument("--offline", action="store_true", help="fetch neither wheels nor images from a network")
+    where.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="WHAT",
+        help="give a vendor's container more of the host, such as ipc:host or device:/dev/acme*; may be repeated",
+    )
+    where.add_argument(
+        "--container-memory", type=size_in_bytes, metavar="SIZE", help="memory limit per container in bytes, or as 8G"
+    )
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -195,3 +329,8 @@ def _corpus(prefix: str | None, terminal: Terminal) -> CorpusFacts | None:
 
 def _runs(options: argparse.Namespace) -> Path:
     return options.runs or default_runs()
+
+
+COMMANDS = {
+    "run": Command(_HELP, arguments, execute, trains=True),
+}

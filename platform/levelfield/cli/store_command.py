@@ -1,4 +1,10 @@
-"""`store`: puts runs into the store of results, takes them out, and says whether it is whole."""
+"""`store` (every night): results over time: import, export, prune, check
+`store import`: add runs, folders of runs, bundles or exports
+`store export`: write runs as JSON lines, CSV, or for other tools
+`store prune`: remove old runs
+`store check`: check the database, and every row against its digest
+`store info`: show where the store is and what it holds
+"""
 
 from __future__ import annotations
 
@@ -6,36 +12,86 @@ import argparse
 import json
 from pathlib import Path
 
-from levelfield.cli.store_options import store_argument
+from levelfield.cli.command_line import Command
+from levelfield.cli.options import json_option, store_option
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.words import wrapped
+
+STORE = """\
+Keep results over time in a database. Every run is recorded unless --no-store.
+The store is a file in your data folder; LEVELFIELD_STORE or --store names
+another, or PostgreSQL. docs/store.md describes it.
+
+examples:
+  run_benchmarks.py store info
+  run_benchmarks.py store import runs/
+  run_benchmarks.py store export --format csv --case gpt3_6.7B
+"""
+IMPORT = """\
+Add runs, folders of runs, bundles or exports (JSON lines) to the store. A run
+that is there already changes nothing. A run of the same id with other content
+is kept aside, and so is the one that was there; exit code 2 then names it.
+
+examples:
+  run_benchmarks.py store import latest
+  run_benchmarks.py store import runs/ run.zip export.jsonl
+"""
+EXPORT = """\
+Write the runs of the store.
+
+  jsonl        everything; `store import` reads it
+  csv          a row of figures for each run
+  tensorboard  an event file for each run, below the folder --output
+  mlflow       sent to a tracking server by its REST interface
+  github       github-action-benchmark's customBiggerIsBetter: of each series
+               the newest valid run
+  mllog        lines of MLPerf's logging format; not a submission
+
+examples:
+  run_benchmarks.py store export --output results.jsonl
+  run_benchmarks.py store export --format csv --case llama3_8b
+  run_benchmarks.py store export --format tensorboard --output DIR
+"""
+PRUNE = """\
+Remove runs from the store. A run that an accepted baseline or another event
+names stays. The run directories are not touched.
+
+examples:
+  run_benchmarks.py store prune --keep-days 365 --dry-run
+  run_benchmarks.py store prune --keep-days 90 --case gpt3_6.7B
+  run_benchmarks.py store prune --run ID
+"""
+CHECK = """\
+Check the database, and every row against its digest. Exit code 4 when something
+is wrong.
+
+example:
+  run_benchmarks.py store check
+"""
+INFO = """\
+Show where the store is, how large it is, and what it holds. An older store is
+brought up to date.
+
+example:
+  run_benchmarks.py store info --json
+"""
 
 _MOST_DAYS = 36_500  # a hundred years
 
 FORMATS = ("jsonl", "csv", "tensorboard", "mlflow", "github", "mllog")
 
 
-def arguments(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the actions with their options."""
-    _import(actions.add_parser("import", help="add runs, folders of runs, bundles or exports"))
-    _export(actions.add_parser("export", help="write runs as JSON lines, CSV, or for other tools"))
-    _prune(actions.add_parser("prune", help="remove old runs"))
-    for name, text in (("check", "check every row"), ("info", "show where the store is and what it holds")):
-        actions.add_parser(name, help=text).add_argument("--json", action="store_true", help="machine-readable output")
-    for action in actions.choices.values():
-        store_argument(action)
-
-
-def _import(parser: argparse.ArgumentParser) -> None:
+def _import_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="+", metavar="RUN|DIR|FILE", help="a run, a folder of runs, a bundle, an export")
     parser.add_argument(
         "--trust-results", action="store_true", help="take result.json as it is; default: compute it from the raw files"
     )
-    parser.add_argument("--json", action="store_true", help="machine-readable output")
+    json_option(parser)
+    store_option(parser)
 
 
-def _export(parser: argparse.ArgumentParser) -> None:
+def _export_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, default="jsonl", metavar="NAME", help="see above (default: jsonl)")
     parser.add_argument("--case", metavar="NAME", help="only runs of this case")
     parser.add_argument("--since", metavar="DATE", help="only runs from this day on, such as 2026-11-01")
@@ -43,27 +99,33 @@ def _export(parser: argparse.ArgumentParser) -> None:
         "--output", type=Path, metavar="PATH", help="write to this file instead of stdout; tensorboard: to this folder"
     )
     parser.add_argument("--to", metavar="URL", help="mlflow: the tracking server (default: MLFLOW_TRACKING_URI)")
+    store_option(parser)
 
 
-def _prune(parser: argparse.ArgumentParser) -> None:
+def _prune_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep-days", type=int, metavar="N", help="remove runs that began more than N days ago")
     parser.add_argument("--case", metavar="NAME", help="only runs of this case")
     parser.add_argument("--run", metavar="ID", help="only this run, with all contents that were imported for it")
     parser.add_argument("--dry-run", action="store_true", help="remove nothing; print what would be removed")
-    parser.add_argument("--json", action="store_true", help="machine-readable output")
+    json_option(parser)
+    store_option(parser)
 
 
-def execute(options: argparse.Namespace) -> int:
-    """Run one action. Return 0, or 4 when `check` finds faults. Raises UsageError for what could not be imported."""
-    if options.action == "import":
-        from levelfield.cli.store_import import import_runs
+def _json_and_store(parser: argparse.ArgumentParser) -> None:
+    json_option(parser)
+    store_option(parser)
 
-        return import_runs(options)
-    if options.action == "export":
-        from levelfield.cli.store_export import export_runs
 
-        return export_runs(options)
-    return {"prune": _pruned, "check": _checked, "info": _shown}[options.action](options)
+def _import(options: argparse.Namespace) -> int:
+    from levelfield.cli.store_import import import_runs
+
+    return import_runs(options)
+
+
+def _export(options: argparse.Namespace) -> int:
+    from levelfield.cli.store_export import export_runs
+
+    return export_runs(options)
 
 
 def _pruned(options: argparse.Namespace) -> int:
@@ -132,3 +194,13 @@ def _shown(options: argparse.Namespace) -> int:
     print(wrapped(f"rows     {', '.join(f'{count:,} {name}' for name, count in rows.items())}", 9))
     print(f"runs     from {facts['first'] or '-'} to {facts['last'] or '-'}, {len(nights)} night(s)")
     return 0
+
+
+COMMANDS = {
+    "store": Command(STORE),
+    "store import": Command(IMPORT, _import_options, _import),
+    "store export": Command(EXPORT, _export_options, _export),
+    "store prune": Command(PRUNE, _prune_options, _pruned),
+    "store check": Command(CHECK, _json_and_store, _checked),
+    "store info": Command(INFO, _json_and_store, _shown),
+}

@@ -26,7 +26,7 @@ def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
     if suite is not None:
         expected = {entry: series for entry, series in expected.items() if entry.startswith(f"{suite}/")}
         if not expected:
-            raise UsageError(f"--suite {suite}: found no entry of it in night {night}; see `list suites`")
+            raise UsageError(f"--suite {suite}: found no entry of it in night {night}; see `show suites`")
     stored = store.series()
     points = _recent(store, stored, night)
     if suite is not None:
@@ -68,7 +68,7 @@ def chosen_night(store: Store, name: str | None) -> str:
         raise UnknownName("night", name, nights)
     newest = nights[-1:] or sorted(stored.last[:10] for stored in store.series())[-1:]
     if not newest:
-        raise UsageError("the store has no run; `nightly` makes some, and `store import` brings recorded ones")
+        raise UsageError("the store has no run; `nightly run` makes some, and `store import` brings recorded ones")
     return newest[0]
 
 

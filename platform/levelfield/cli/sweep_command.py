@@ -1,4 +1,4 @@
-"""`sweep`: runs the planner's best layouts and shows predictions beside measurements."""
+"""`plan sweep`: run the best layouts of a plan, prediction beside measurement"""
 
 from __future__ import annotations
 
@@ -7,13 +7,21 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import zip_longest
-from pathlib import Path
 
 from levelfield.catalog import lookup
 from levelfield.catalog.stored_references import reference_of
-from levelfield.cli.plugins import registry_of
+from levelfield.cli.command_line import Command
+from levelfield.cli.options import (
+    chips_option,
+    intake,
+    json_option,
+    python_option,
+    quiet_option,
+    recording_options,
+    registry_of,
+    scale_option,
+)
 from levelfield.cli.run_command import exit_code, run_jobs
-from levelfield.cli.store_options import intake, recording_arguments
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
 from levelfield.plan.decision import Decision
@@ -33,30 +41,21 @@ The table shows prediction beside measurement: tokens/s of one device, and the
 memory of the fullest device in GiB. Layouts with equal predictions run once.
 
 examples:
-  run_benchmarks.py sweep gpt3_6.7B:torch:cpu:1:2 --top 4
-  run_benchmarks.py sweep llama3_8b:megatron --top 3
+  run_benchmarks.py plan sweep gpt3_6.7B:torch:cpu:1:2 --top 4
+  run_benchmarks.py plan sweep llama3_8b:megatron --top 3
 """
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description = DESCRIPTION
     parser.add_argument("case", metavar="CASE", help="a case string: case:framework[:chip[:nodes[:devices]]]")
     parser.add_argument("--top", type=int, default=3, metavar="N", help="number of layouts to run (default: 3)")
-    parser.add_argument(
-        "--scale",
-        choices=("auto", "smoke", "full"),
-        default="auto",
-        help="auto: full on an accelerator with enough memory, else smoke",
-    )
+    scale_option(parser)
     parser.add_argument("--dry-run", action="store_true", help="show the predictions and run nothing")
-    parser.add_argument(
-        "--python", metavar="PATH", help="train with this Python; default: an environment that Levelfield makes"
-    )
-    recording_arguments(parser)
-    parser.add_argument("--chips", type=Path, metavar="FILE", help="private chips and corrections")
-    parser.add_argument("--json", action="store_true", help="machine-readable output on stdout")
-    parser.add_argument("--quiet", action="store_true", help="print only the result")
+    python_option(parser)
+    recording_options(parser)
+    chips_option(parser)
+    json_option(parser)
+    quiet_option(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -126,3 +125,8 @@ def _content(pair: PredictedRun) -> dict[str, object]:
         "run": pair.result.run_id if pair.result else None,
         "status": pair.result.status.word if pair.result else "not-run",
     }
+
+
+COMMANDS = {
+    "plan sweep": Command(DESCRIPTION, arguments, execute, trains=True),
+}

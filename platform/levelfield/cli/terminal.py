@@ -179,7 +179,7 @@ def result_lines(result: Result) -> list[str]:
     lines += [f"warning  {warning}" for warning in result.warnings]
     lines.append(f"aligned  {result.alignment.verdict}: {result.alignment.reason}")
     if result.alignment.verdict == "different":
-        lines.append(f"         next: `diagnose {result.run_id}` names the first step and tensor that differ")
+        lines.append(f"         next: `align diagnose {result.run_id}` names the first step and tensor that differ")
     return [words.wrapped(line, 9) for line in lines]
 
 

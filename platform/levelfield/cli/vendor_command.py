@@ -1,4 +1,8 @@
-"""`vendor`: creates a vendor's folder, checks it, and records the output of its tools."""
+"""`vendor` (bring your own): add a vendor's chips: a folder, its checks, its recordings
+`vendor new`: write a vendor's folder with places to fill in
+`vendor check`: run the conformance suite, without the chip
+`vendor record`: store the output of the vendor's tools, on a machine with the chip
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,8 @@ from pathlib import Path
 
 from levelfield.catalog.registry import Registry
 from levelfield.checkout import checkout
+from levelfield.cli.command_line import Command
+from levelfield.cli.options import json_option
 from levelfield.cli.terminal import say_command, shown, this_program
 from levelfield.errors import GateFailed
 from levelfield.report.words import wrapped
@@ -22,13 +28,40 @@ from levelfield.testing.scaffold import new_package, new_vendor
 from levelfield.testing.subject import Subject
 from levelfield.testing.value_checks import readings
 
+VENDOR = """\
+Add a vendor's chips. docs/writing-a-vendor.md shows the steps.
+
+examples:
+  run_benchmarks.py vendor new acme
+  run_benchmarks.py vendor check acme --fast
+  run_benchmarks.py vendor record acme --redact
+"""
+NEW = """\
+Write a folder for a vendor, with the places to fill in.
+
+examples:
+  run_benchmarks.py vendor new acme
+  run_benchmarks.py vendor new acme --package --output DIR
+"""
+CHECK = """\
+Check a vendor with the conformance suite. No chip is needed. Exit code 4 unless
+every check passes, warns or does not apply.
+
+examples:
+  run_benchmarks.py vendor check acme
+  run_benchmarks.py vendor check acme --fast --plugins DIR
+"""
+RECORD = """\
+Run the vendor's tools and store their output as recordings. Run this on a
+machine with the chip.
+
+example:
+  run_benchmarks.py vendor record acme --redact
+"""
+
 INDENT = 25  # the column after a check's name
 BLANK = "\0"  # a blank where no line may break
 LABELS = {"ok": "ok", "warns": "WARNS", "missing": "missing", "fails": "FAILS", "not applicable": "n/a"}
-
-
-def execute(options: argparse.Namespace) -> int:
-    return {"new": _new, "check": _check, "record": _record}[options.action](options)
 
 
 def _new(options: argparse.Namespace) -> int:
@@ -103,3 +136,39 @@ def _conclude(name: str, found: Sequence[CheckFinding], bad: Sequence[CheckFindi
 
 def _say(text: str, indent: int = 9) -> None:
     print(wrapped(text, indent).replace(BLANK, " "), flush=True)
+
+
+def _new_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--package", action="store_true", help="write a package for pip instead of a folder")
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="write DIR/vendors/NAME; with --package DIR/levelfield-NAME"
+    )
+    _named(parser)
+
+
+def _check_options(parser: argparse.ArgumentParser) -> None:
+    json_option(parser)
+    parser.add_argument("--fast", action="store_true", help="leave out the checks that train or wait; takes seconds")
+    _named(parser)
+
+
+def _record_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--redact",
+        action="store_true",
+        help="replace serial numbers, UUIDs and other identities by others of the same form",
+    )
+    parser.add_argument("--force", action="store_true", help="replace existing recordings")
+    _named(parser)
+
+
+def _named(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the vendor's name")
+
+
+COMMANDS = {
+    "vendor": Command(VENDOR),
+    "vendor new": Command(NEW, _new_options, _new),
+    "vendor check": Command(CHECK, _check_options, _check),
+    "vendor record": Command(RECORD, _record_options, _record),
+}

@@ -54,7 +54,7 @@ def check_admissible(reference: Reference, run: TrainingCurve, result: Result) -
         raise GateFailed(
             f"{result.run_id} is {finding.verdict} from {reference.name}: {failed.name} {failed.detail} "
             f"({limits.source}). Its noise would widen the limits until it holds. Find the cause: "
-            f"`diagnose {result.run_id}`. {OVERRIDE}"
+            f"`align diagnose {result.run_id}`. {OVERRIDE}"
         )
 
 

@@ -29,7 +29,7 @@ def certificate_checked(
     if own is None:
         yield (
             f"{FILE} rests on run {certificate.run_id}, which is not in this bundle. Its digest has no key: it shows "
-            "no edit by someone who makes it again. `bundle` both runs to have it recomputed"
+            "no edit by someone who makes it again. `evidence bundle` both runs to have it recomputed"
         )
         return
     try:

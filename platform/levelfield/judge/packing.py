@@ -60,7 +60,7 @@ def _with_result(run: RedactedRun, paths: RunPaths, original: Result) -> tuple[R
     if changed := next(_changed(original, result), None):
         raise UsageError(
             f"bundle: {run.name}: without names and paths, {changed} is another than in the run directory; report this "
-            "fault. `collect RUN --check` shows whether the run directory itself is whole"
+            "fault. `evidence collect RUN --check` shows whether the run directory itself is whole"
         )
     text = dump(result).encode()
     own = BundledFile(original=sha256_of(text), stored=sha256_of(text))

@@ -59,7 +59,7 @@ def too_old(need: LeastVersion, driver: str) -> str | None:
         return None
     return (
         f"found driver {driver}, expected {need.least} or newer: {need.reason}. Update the driver, or name a version "
-        "that runs with it, where `list frameworks` has one"
+        "that runs with it, where `show frameworks` has one"
     )
 
 

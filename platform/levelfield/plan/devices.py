@@ -106,7 +106,7 @@ def _absent(found: Selection, nodes: int, devices: int, is_named: bool) -> str:
     here = f"{len(found.devices)} x {found.chip.name}" if found.devices or is_named else "no devices"
     return (
         f"found {here} (vendor {found.vendor.name}), expected {devices}{why}. "
-        "`list vendors` shows the devices here; --dry-run shows the plan without them"
+        "`show vendors` shows the devices here; --dry-run shows the plan without them"
     )
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 
-from levelfield.publish.withholding import WORD, hidden, without
+from levelfield.publish.withholding import WORD, Withheld, hidden, without
 from levelfield.report.escapes import printable
 from levelfield.report.tables import as_markdown, as_text, csv_text, plain
 from levelfield.report.words import COLUMNS, NONE, utilisation
 from levelfield.specs.result import Result
-from levelfield.specs.withheld import Withheld
 
 FILES = {"table": "table.txt", "markdown": "table.md", "csv": "table.csv", "json": "results.json"}
 _COLUMN_OF: dict[Withheld, str] = {

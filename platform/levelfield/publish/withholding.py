@@ -7,17 +7,16 @@ three give the third. Joules per token and watts give tokens/s.
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from levelfield.errors import UnknownName, UsageError
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
 from levelfield.specs.vendor import PeakDtype
-from levelfield.specs.withheld import SALT_BYTES, Commitment, Commitments, Reveal, RevealedCell, Withheld
 
+Withheld = Literal["mfu", "peak", "throughput", "energy", "memory"]
 WORD = "withheld"
 FIELDS: tuple[Withheld, ...] = get_args(Withheld)
 # The keys of a result that are published, and those that never are. A new key must be added to one of the two.
@@ -158,29 +157,3 @@ def published_id(run_id: str, fields: Sequence[Withheld]) -> str:
 def without(result: Result, fields: Iterable[Withheld]) -> Result:
     """Return the result without the figures of the fields, so that no table can print them."""
     return Result.model_validate(hidden(result, fields, None))
-
-
-def commit(
-    results: Sequence[Result], plans: Sequence[Plan], fields: tuple[Withheld, ...]
-) -> tuple[Commitments, Reveal]:
-    """Return a commitment to every field of every run, and its reveal. Each cell has its own salt."""
-    runs = tuple(published_id(result.run_id, fields) for result in results)
-    cells = tuple(
-        RevealedCell(run_id=run, field=field, salt=secrets.token_hex(SALT_BYTES), value=_value(result, plan, field))
-        for run, result, plan in zip(runs, results, plans, strict=True)
-        for field in fields
-    )
-    public = tuple(Commitment(run_id=c.run_id, field=c.field, digest=c.digest()) for c in cells)
-    return Commitments(runs=runs, fields=fields, cells=public), Reveal(cells=cells)
-
-
-def _value(result: Result, plan: Plan, field: Withheld) -> Any:
-    """Return all figures of the field, as in result.json and plan.json."""
-    row = result.model_dump(mode="json")
-    if field == "peak":
-        used = next((u.peak_source for u in result.utilisation if u.peak_source), None)
-        return {**plan.peak.model_dump(mode="json"), "used_source": used}
-    if field == "mfu":
-        keys = ("formula", "kind", *_UTILISATION["mfu"])
-        return [{key: u[key] for key in keys} for u in row["utilisation"]]
-    return {name: row[field][name] for name in _SECTIONS[field]} if field in _SECTIONS else row[field]

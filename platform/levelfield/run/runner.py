@@ -101,7 +101,9 @@ def attach(paths: RunPaths, vendor: Vendor, listener: Listener) -> Result:
     runtime, launcher = means(plan)
     again = getattr(speaking(launcher, listener.say), "attach", None)
     if again is None:
-        raise UsageError(f"{plan.run_id}: its launcher '{launcher.name}' leaves nothing to attach to; `collect` it")
+        raise UsageError(
+            f"{plan.run_id}: its launcher '{launcher.name}' leaves nothing to attach to; `evidence collect` it"
+        )
     with run_state.ending(paths), interrupted_once():
         corpus, follower = CorpusWatch(plan.corpus), Follower(paths.events, plan)
         request = launcher.request(plan, paths, runtime)
@@ -124,7 +126,7 @@ def refuse(plan: Plan, runs: Path, reason: str, listener: Listener) -> Result:
 
 
 def _finished(paths: RunPaths, outcome: Outcome) -> Result:
-    """Write the outcome and return the result. Raises RunFailed for a full disk; `collect` continues later."""
+    """Write the outcome and return the result. Raises RunFailed for a full disk; `evidence collect` continues later."""
     try:
         directory.write_status(paths, "collecting", "running")
         _keep_outcome(paths, outcome)
@@ -134,7 +136,7 @@ def _finished(paths: RunPaths, outcome: Outcome) -> Result:
             paths.outcome_of_full_disk.replace(paths.outcome)  # needs no room
         raise RunFailed(
             f"failed (storage): {directory.write_error(error, paths.root)}. The finished steps are kept. "
-            f"{directory.remedy(error)}, then run `collect {paths.root}`"
+            f"{directory.remedy(error)}, then run `evidence collect {paths.root}`"
         ) from None
     try:
         return finish(paths)
@@ -142,7 +144,7 @@ def _finished(paths: RunPaths, outcome: Outcome) -> Result:
         said = directory.write_error(error, paths.root) if isinstance(error, OSError) else error
         raise RunFailed(
             f"the run has ended and its raw files are kept, without a result: {said}. Mend that, then run "
-            f"`collect {paths.root}`"
+            f"`evidence collect {paths.root}`"
         ) from None
 
 

@@ -51,7 +51,7 @@ def entries(registry: Registry, cases: Sequence[str], suites: Sequence[str], req
     for name in suites:
         found += _entries_of(registry, name, request)
     if not found:
-        raise UsageError("nothing to run: give --case CASE:FRAMEWORK or --suite NAME (`list` shows the names)")
+        raise UsageError("nothing to run: give --case CASE:FRAMEWORK or --suite NAME (`show` shows the names)")
     return found
 
 

@@ -50,7 +50,7 @@ def members_in(content: bytes, origin: str) -> dict[str, bytes]:
     """
     try:
         if not _is_ended(content):
-            raise ValueError("its last bytes are not the end of an archive of `bundle`")
+            raise ValueError("its last bytes are not the end of an archive of `evidence bundle`")
         with zipfile.ZipFile(io.BytesIO(content)) as listed:
             infos = listed.infolist()
     except _BROKEN as error:
@@ -92,7 +92,7 @@ def _why_not(info: zipfile.ZipInfo) -> str | None:
 
 
 def _why_not_dense(infos: list[zipfile.ZipInfo], content: bytes) -> str | None:
-    """Return where the archive has other bytes than its members and the headers that `bundle` writes; None: nowhere.
+    """Return where the archive has other bytes than its members and the headers of `evidence bundle`; None: nowhere.
 
     The members follow each other, then comes the list of them, then the end, and each field has its one right value.
     """

@@ -123,7 +123,9 @@ def written(run: RunInBundle) -> Iterator[RunPaths]:
 def _content(path: Path) -> bytes:
     try:
         if not path.is_file():
-            raise DocumentError(f"{path}: found no file, expected a bundle, which `bundle RUN --output FILE` writes")
+            raise DocumentError(
+                f"{path}: found no file, expected a bundle, which `evidence bundle RUN --output FILE` writes"
+            )
         if (size := path.stat().st_size) > bundle_format.MOST_BYTES:
             raise DocumentError(f"{path}: found {size:,} bytes, expected at most {bundle_format.MOST_BYTES:,}")
         return read_regular(path, bundle_format.MOST_BYTES + 1)

@@ -41,12 +41,12 @@ def refuse_running(paths: RunPaths) -> None:
 
 
 def state_words(paths: RunPaths) -> str:
-    """Return phase and state, as `list runs` shows them."""
+    """Return phase and state, as `show runs` shows them."""
     status = _status(paths)
     if "phase" not in status or "state" not in status:
         return "unreadable status.json"
     if (platform := _platform_of(status)) and is_alive(platform) is False:
-        how = "--attach goes on with its job" if has_job(paths) else "`collect` gives the result"
+        how = "--attach goes on with its job" if has_job(paths) else "`evidence collect` gives the result"
         return f"{status['phase']}: the platform was killed; {how}"
     if (status["phase"], status["state"]) == ("done", "valid") and (seal := seal_finding(paths)).word != "sealed":
         return f"done: {seal.word}"
@@ -83,7 +83,7 @@ def ending(paths: RunPaths) -> Iterator[None]:
 
 
 def _write_end(paths: RunPaths) -> None:
-    how = "--attach goes on with its job" if has_job(paths) else "`collect` computes it from the files"
+    how = "--attach goes on with its job" if has_job(paths) else "`evidence collect` computes it from the files"
     reason = f"the platform ended before it wrote a result; {how}"
     write_status(paths, "ended", "failed", reason=reason)
 

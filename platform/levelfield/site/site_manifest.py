@@ -1,4 +1,4 @@
-"""What a site consists of: its files, and which series they were made from. `serve` gives out these files alone."""
+"""What a site consists of: its files, and which series they came from. `report serve` gives out these files alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def manifest_of(folder: Path) -> SiteManifest:
     try:
         found = load(SiteManifest, folder / NAME)
     except DocumentError as error:
-        raise UsageError(f"{folder}: this is no site; make one with report --html {folder}. {error}") from None
+        raise UsageError(f"{folder}: this is no site; make one with `report pages {folder}`. {error}") from None
     if foreign := [name for name in found.files if not PLACES.fullmatch(name)]:
         raise UsageError(f"{folder / NAME}: key 'files': found '{foreign[0]}', expected pages, assets/ and data/")
     return found

@@ -54,7 +54,9 @@ def accepted_step(
     """Return the event that accepts the newest change of conditions of the series. Raises UsageError without one."""
     steps = _steps(points)
     if not steps:
-        raise UsageError(f"series {series}: found no change of conditions, expected one to accept; see `history`")
+        raise UsageError(
+            f"series {series}: found no change of conditions, expected one to accept; see `nightly history`"
+        )
     before, newest = steps[-1]
     data = {"before": before, "after": newest.conditions}
     return _event("environment-step", series, who, why, at, until, newest.points, {}, data)
@@ -96,7 +98,7 @@ def _sufficient(evidence: Evidence) -> list[Point]:
     if len({point.conditions for point in points}) > 1:
         raise UsageError(
             f"series {evidence.series}: the evidence has several conditions, expected one; accept the change first "
-            "with `baseline accept-step`, or name runs after it"
+            "with `nightly accept-step`, or name runs after it"
         )
     return points
 
@@ -106,7 +108,7 @@ def _named(evidence: Evidence) -> list[Point]:
     bad = _bad_nights(evidence)
     for run in evidence.runs:
         if run not in known:
-            raise UsageError(f"--run {run}: found no such run in the series, expected one of it; see `history`")
+            raise UsageError(f"--run {run}: found no such run in the series, expected one of it; see `nightly history`")
         if not is_evidence(known[run]) or run in bad:
             raise UsageError(f"--run {run}: found no evidence: the run is not valid, not sealed, or of a bad night")
     return in_history(known[run] for run in evidence.runs)

@@ -67,7 +67,7 @@ def test_devices_that_are_none_are_said(
     adapted: Callable[[str, str], list[str]], capsys: pytest.CaptureFixture[str], body: str, says: str
 ) -> None:
     given = adapted("devices", body)
-    assert main(["list", "vendors", *given]) == 0
+    assert main(["show", "vendors", *given]) == 0
     assert says in " ".join(capsys.readouterr().out.split())
     assert main(["--case", "tiny:fake:fake:1:1", *given, "--python", sys.executable]) == 2
     assert says in " ".join(capsys.readouterr().err.split())

@@ -216,7 +216,7 @@ def test_the_result_shows_that_its_peak_is_private(run: RunPaths, private_plan: 
 
 
 def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(["list", "chips", "--plugins", str(PLUGINS), *arguments]) == 0
+    assert main(["show", "chips", "--plugins", str(PLUGINS), *arguments]) == 0
     return capsys.readouterr().out
 
 
@@ -245,7 +245,7 @@ def test_list_chips_has_links_and_reached_rates(capsys: pytest.CaptureFixture[st
     assert rows["B200-SXM-180GB"]["achievable"] == {} and rows["cpu"]["interconnect"] is None
 
 
-@pytest.mark.parametrize("command", [["list", "chips"], ["--case", "tiny:fake:F1", "--dry-run"], ["show", "tiny"]])
+@pytest.mark.parametrize("command", [["show", "chips"], ["--case", "tiny:fake:F1", "--dry-run"], ["show", "tiny"]])
 def test_a_chips_file_that_is_not_there_is_exit_code_2(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "--plugins", str(PLUGINS), "--chips", "/no/chips.yaml"]) == 2
     assert "--chips /no/chips.yaml: no such file" in capsys.readouterr().err

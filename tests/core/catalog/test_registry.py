@@ -162,8 +162,8 @@ def modules_after(*arguments: str) -> set[str]:
     [
         (["--help"], {"numpy", "pydantic", "yaml", "psutil", "jinja2"}),
         (["report", "--help"], {"numpy", "pydantic", "yaml", "psutil", "jinja2"}),
-        (["list", "cases"], {"numpy", "psutil", "jinja2", "pynvml", "levelfield_vendor_cpu"}),
-        (["list"], {"numpy", "jinja2"}),
+        (["show", "cases"], {"numpy", "psutil", "jinja2", "pynvml", "levelfield_vendor_cpu"}),
+        (["show"], {"numpy", "jinja2"}),
         (["plan", "llama3_70b", "--chip", "H100", "--devices", "1024"], {"numpy", "psutil", "jinja2", "sqlalchemy"}),
     ],
 )

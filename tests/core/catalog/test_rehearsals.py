@@ -108,14 +108,14 @@ def test_a_forged_digest_is_refused(folder: Path) -> None:
 
 def test_the_listings_say_when_and_fit_80_columns(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record(folder)
-    assert main(["list", "vendors"]) == 0
+    assert main(["show", "vendors"]) == 0
     vendors = capsys.readouterr().out
-    assert main(["list", "frameworks"]) == 0
+    assert main(["show", "frameworks"]) == 0
     frameworks = capsys.readouterr().out
     assert "none; rehearsed 2026-11" in vendors and vendors.count("rehearsed") == 1
     assert "nvidia: pins ran nowhere yet; rehearsed 2026-11" in frameworks and frameworks.count("rehearsed") == 1
     assert max(map(len, (vendors + frameworks).splitlines())) <= 80
-    assert main(["list", "frameworks", "--json"]) == 0
+    assert main(["show", "frameworks", "--json"]) == 0
     listed = {row["name"]: row for row in json.loads(capsys.readouterr().out)["frameworks"]}
     assert listed["torch"]["verified"]["nvidia"].endswith("rehearsed 2026-11")
     assert "rehearsed" not in listed["jax"]["verified"]["nvidia"]

@@ -28,7 +28,7 @@ def bisect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., 
 
     def call(case: str, *words: str) -> tuple[int, str]:
         given = ("--case", case, "--runs", str(tmp_path / "runs"), "--plugins", str(tmp_path / "plugins"))
-        return main(["bisect", *words, *given]), capsys.readouterr().err
+        return main(["nightly", "bisect", *words, *given]), capsys.readouterr().err
 
     return call
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -16,10 +15,9 @@ from typing import NamedTuple
 import pytest
 import yaml
 from levelfield.catalog.registry import Registry
-from levelfield.cli import listing_command
-from levelfield.cli.arguments import COMMANDS, parser_of, size_in_bytes
-from levelfield.cli.descriptions import DESCRIPTIONS
+from levelfield.cli import show_command
 from levelfield.cli.main import main
+from levelfield.cli.options import size_in_bytes
 from levelfield.cli.references_command import jump_remark
 from levelfield.run.runner import finish
 from levelfield.rundir import directory
@@ -63,36 +61,7 @@ def too_long(text: str) -> list[str]:
     return [line for line in text.splitlines() if len(line) > 80]
 
 
-# -- help and usage
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["--help"],
-        *([name, "--help"] for name in COMMANDS),
-        *([*name.split(), "--help"] for name in DESCRIPTIONS if " " in name),
-    ],
-)
-def test_help_ends_well_and_fits_eighty_columns(command: Command, arguments: list[str]) -> None:
-    done = command(*arguments)
-    assert (done.code, done.err) == (0, "") and done.out.startswith("usage: run_benchmarks.py")
-    assert too_long(done.out) == []
-
-
-@pytest.mark.parametrize("name", [name for name in DESCRIPTIONS if name != "run"])
-def test_help_teaches_by_examples_of_the_same_command(name: str, command: Command) -> None:
-    shown = command(*name.split(), "--help").out.replace("\\\n      ", "")
-    lines = [line.strip() for line in shown.splitlines() if line.startswith("  run_benchmarks.py ")]
-    assert lines and all(line.startswith(f"run_benchmarks.py {name.split()[0]}") for line in lines)
-    for line in lines:
-        parser_of(shlex.split(line.split("   ")[0])[1:])
-
-
-def test_every_command_is_in_the_help(command: Command) -> None:
-    text = command("--help").out
-    assert all(f"  {name} " in text for name in COMMANDS if name != "run")
+# -- usage
 
 
 def test_the_version_is_said(command: Command) -> None:
@@ -103,16 +72,15 @@ def test_the_version_is_said(command: Command) -> None:
     ("arguments", "says"),
     [
         (["--colour"], "unrecognized arguments: --colour"),
-        (["list", "--colour"], "unrecognized arguments: --colour"),
-        (["list", "birds"], "invalid choice: 'birds'"),
+        (["show", "--colour"], "unrecognized arguments: --colour"),
+        (["show", "birds"], "unknown case 'birds'"),
         (["--case", "tiny:fake", "--scale", "huge"], "invalid choice: 'huge'"),
         (["--case"], "expected one argument"),
-        (["report"], "found no RUN; name one, or give --html DIR"),
-        (["report", "latest", "--store", "x"], "report --store: needs --html DIR"),
-        (["report", "latest", "--html", "x", "--format", "csv"], "found --format csv, which pages do not have"),
-        (["report", "latest", "--html", "x", "--store", "y"], "found --store, which pages do not have"),
-        (["serve", "/no/folder"], "/no/folder: this is no site; make one with report --html"),
-        (["data"], "the following arguments are required: action"),
+        (["report"], "the following arguments are required: RUN"),
+        (["report", "latest", "--html", "x"], "`report --html` is now `report pages`"),
+        (["report", "pages", "x", "latest", "--store", "y"], "found --store and runs"),
+        (["report", "serve", "/no/folder"], "/no/folder: this is no site; make one with `report pages"),
+        (["data"], "`data`: found nothing after it, expected one of prepare, check, export"),
         (["--quiet"], "nothing to run: give --case CASE:FRAMEWORK or --suite NAME"),
         (["--case", "tinny:fake"], "unknown case 'tinny'; nearest: tiny"),
         (["--case", "tiny:fack"], "unknown framework 'fack'; nearest: fake"),
@@ -134,9 +102,9 @@ def test_the_version_is_said(command: Command) -> None:
         (["--case", "gpt3_6.7B:fake:F1:1:2", "--scale", "full"], "6,658,596,864 parameters"),
         (["show", "tinny"], "unknown case 'tinny'; nearest: tiny"),
         (["report", "yesterday"], "unknown run 'yesterday'"),
-        (["collect", "yesterday"], "unknown run 'yesterday'"),
-        (["export", "tinny", "--format", "hf", "--output", "x"], "unknown case 'tinny'"),
-        (["list", "--plugins", "/no/folder"], "--plugins /no/folder: no such folder"),
+        (["evidence", "collect", "yesterday"], "unknown run 'yesterday'"),
+        (["data", "export", "tinny", "--format", "hf", "--output", "x"], "unknown case 'tinny'"),
+        (["show", "--plugins", "/no/folder"], "--plugins /no/folder: no such folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -161,7 +129,7 @@ def test_all_work_is_checked_before_the_first_run_starts(command: Command, tmp_p
 
 
 def test_list_names_everything_in_eighty_columns(command: Command) -> None:
-    done = command("list")
+    done = command("show")
     assert done.code == 0 and too_long(done.out) == []
     for name in (
         "gpt3_6.7B",
@@ -179,14 +147,14 @@ def test_list_names_everything_in_eighty_columns(command: Command) -> None:
 
 @pytest.mark.parametrize("kind", ["cases", "frameworks", "vendors", "chips", "suites", "published", "runs"])
 def test_a_kind_is_listed_for_programs_too(command: Command, kind: str) -> None:
-    rows = json.loads(command("list", kind, "--json").out)[kind]
+    rows = json.loads(command("show", kind, "--json").out)[kind]
     assert isinstance(rows, list) and all(row["name"] and row["says"] for row in rows)
-    assert command("list", kind).code == 0
+    assert command("show", kind).code == 0
 
 
 def test_frameworks_are_listed_in_columns_with_whole_sentences(command: Command) -> None:
-    head, *lines = command("list", "frameworks").out.split("\n\n")[0].splitlines()[1:]
-    first = json.loads(command("list", "frameworks", "--json").out)["frameworks"][0]
+    head, *lines = command("show", "frameworks").out.split("\n\n")[0].splitlines()[1:]
+    first = json.loads(command("show", "frameworks", "--json").out)["frameworks"][0]
     assert lines[0].index(first["version"]) == head.index("version")
     assert lines[0].index(", ".join(first["families"])) == head.index("families")
     said = " ".join(" ".join(lines[1:]).split())
@@ -195,7 +163,7 @@ def test_frameworks_are_listed_in_columns_with_whole_sentences(command: Command)
 
 def test_runs_are_listed_with_their_state(command: Command, run: RunPaths) -> None:
     finish(run)
-    assert f"{run.root.name}  done: valid" in command("list", "runs").out
+    assert f"{run.root.name}  done: valid" in command("show", "runs").out
 
 
 def test_show_gives_the_whole_case_at_both_scales(command: Command) -> None:
@@ -345,19 +313,19 @@ def test_a_failed_run_is_reported_like_any_other(command: Command, run: RunPaths
 
 
 def test_collect_makes_the_result_again_and_check_finds_an_edit(command: Command, run: RunPaths) -> None:
-    assert command("collect", "latest").out == f"{run.root.name}: valid\n"
+    assert command("evidence", "collect", "latest").out == f"{run.root.name}: valid\n"
     whole = run.result.read_bytes(), run.report.read_bytes()
-    assert command("collect", "latest", "--check").code == 0
+    assert command("evidence", "collect", "latest", "--check").code == 0
     run.result.write_bytes(whole[0].replace(b'"steps_done": 12', b'"steps_done": 13'))
-    refused = command("collect", "latest", "--check")
+    refused = command("evidence", "collect", "latest", "--check")
     assert refused.code == 4 and str(run.result) in refused.err
     run.report.unlink()
-    assert command("collect", run.root).code == 0
+    assert command("evidence", "collect", run.root).code == 0
     assert (run.result.read_bytes(), run.report.read_bytes()) == whole
 
 
 def test_check_without_a_result_is_refused_and_writes_nothing(command: Command, run: RunPaths) -> None:
-    assert command("collect", "latest", "--check").code == 4 and not run.result.exists()
+    assert command("evidence", "collect", "latest", "--check").code == 4 and not run.result.exists()
 
 
 def live(run: RunPaths) -> RunPaths:
@@ -367,7 +335,22 @@ def live(run: RunPaths) -> RunPaths:
     return other
 
 
-@pytest.mark.parametrize("words", [("report",), ("collect",), ("collect", "--check"), ("align",), ("diagnose",)])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("report",),
+        (
+            "evidence",
+            "collect",
+        ),
+        ("evidence", "collect", "--check"),
+        ("align",),
+        (
+            "align",
+            "diagnose",
+        ),
+    ],
+)
 def test_a_run_that_goes_on_is_left_alone_and_called_running(
     command: Command, run: RunPaths, words: tuple[str, ...]
 ) -> None:
@@ -381,7 +364,7 @@ def test_a_run_that_goes_on_is_left_alone_and_called_running(
 
 def test_a_reference_is_not_made_of_a_run_that_goes_on(command: Command, run: RunPaths) -> None:
     live(run)
-    done = command("references", "promote", "latest", "--why", "a test")
+    done = command("align", "references", "promote", "latest", "--why", "a test")
     assert done.code == 2 and "is running" in done.err
 
 
@@ -400,7 +383,17 @@ def test_no_shipped_reference_jumps_and_a_jump_is_remarked(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"), [(("report", "--format", "csv"), ",tiny,"), (("collect",), "abcdef: valid")]
+    ("words", "says"),
+    [
+        (("report", "--format", "csv"), ",tiny,"),
+        (
+            (
+                "evidence",
+                "collect",
+            ),
+            "abcdef: valid",
+        ),
+    ],
 )
 def test_runs_beside_one_that_is_damaged_absent_or_running_are_still_reported(
     command: Command, run: RunPaths, words: tuple[str, ...], says: str
@@ -427,7 +420,7 @@ def test_every_run_is_collected_before_a_difference_ends_the_command(
     finish(run)
     second = RunPaths(Path(shutil.copytree(run.root, run.root.with_name("second"))))
     run.result.write_text("{}")
-    done = command("collect", "abcdef", "second", *check)
+    done = command("evidence", "collect", "abcdef", "second", *check)
     assert done.code == (4 if check else 0)
     assert (f"{second.result}: the raw files give the same" if check else "abcdef: valid") in done.out
 
@@ -435,10 +428,10 @@ def test_every_run_is_collected_before_a_difference_ends_the_command(
 def test_list_names_a_run_whose_platform_was_killed(command: Command, run: RunPaths) -> None:
     directory.write_status(run, "running", "running")
     status = json.loads(run.status.read_text())
-    assert "running: running" in command("list", "runs").out
+    assert "running: running" in command("show", "runs").out
     status["platform"]["started"] += 1
     run.status.write_text(json.dumps(status))
-    assert "the platform was killed" in " ".join(command("list", "runs").out.split())
+    assert "the platform was killed" in " ".join(command("show", "runs").out.split())
 
 
 # -- faults
@@ -447,23 +440,23 @@ def test_list_names_a_run_whose_platform_was_killed(command: Command, run: RunPa
 def test_a_fault_of_the_platform_is_exit_code_5_without_a_traceback(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def explode(options: object) -> int:
+    def explode(*given: object) -> str:
         raise RuntimeError("two and two are five")
 
-    monkeypatch.setattr(listing_command, "execute", explode)
-    done = command("list")
+    monkeypatch.setattr(show_command, "listing", explode)
+    done = command("show")
     assert done.code == 5 and "RuntimeError: two and two are five" in done.err and "LEVELFIELD_DEBUG=1" in done.err
     monkeypatch.setenv("LEVELFIELD_DEBUG", "1")
     with pytest.raises(RuntimeError):
-        main(["list"])
+        main(["show"])
 
 
 def test_an_interrupt_is_exit_code_130(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(options: object) -> int:
+    def interrupt(*given: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(listing_command, "execute", interrupt)
-    assert command("list") == Done(130, "", "levelfield: error: interrupted\n")
+    monkeypatch.setattr(show_command, "listing", interrupt)
+    assert command("show") == Done(130, "", "levelfield: error: interrupted\n")
 
 
 def test_an_unwritable_runs_folder_is_said_before_anything_runs(command: Command, tmp_path: Path) -> None:

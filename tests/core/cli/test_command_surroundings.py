@@ -48,7 +48,7 @@ def test_a_package_that_does_not_fit_is_named(tmp_path: Path, name: str) -> None
     (tmp_path / file).write_bytes(content)
     if name == "a package of another machine":
         (tmp_path / "pydantic_core/_core.abi3.so").write_bytes(FOREIGN_ELF)
-    done = started("list", "cases", PYTHONPATH=str(tmp_path))
+    done = started("show", "cases", PYTHONPATH=str(tmp_path))
     said = " ".join(done.stderr.split())
     assert done.returncode == 2 and "Traceback" not in said, said
     if name == "a package with a fault":
@@ -61,7 +61,7 @@ def test_a_package_that_does_not_fit_is_named(tmp_path: Path, name: str) -> None
 def test_a_package_on_a_noexec_disk_is_named(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subprocess.run(["mount", "-o", "remount,noexec", str(small_disk)], check=True)
     script = (
-        "import sys; sys.prefix = sys.argv[1]; from levelfield.cli.package_faults import package_fault\n"
+        "import sys; sys.prefix = sys.argv[1]; from levelfield.cli.main import package_fault\n"
         "try: import core_of\nexcept ImportError as error: print(package_fault(error))"
     )
     found = next(Path(next(iter(sys.modules["pydantic_core"].__path__))).glob("_pydantic_core*.so"))
@@ -96,23 +96,23 @@ def test_names_that_are_no_text_are_taken_or_named(
 ) -> None:
     monkeypatch.setenv("FAKE_DEVICES", "1")
     odd, long = "\udcff\udcfe", "a" * 300
-    for words in (FAKE, ["list", "runs"], ["report", "latest"], ["collect", "latest"]):
+    for words in (FAKE, ["show", "runs"], ["report", "latest"], ["evidence", "collect", "latest"]):
         done = started(*words, "--runs", str(tmp_path / odd / "runs"))
         assert done.returncode == 0, (words, done.stderr)
     for words, says in (
         (["report", odd], "unknown run '\\udcff"),
         (["report", long], f"unknown run '{long}'"),
-        (["collect", f"/{long}"], f"unknown run '/{long}'"),
+        (["evidence", "collect", f"/{long}"], f"unknown run '/{long}'"),
         ([*FAKE, "--runs", str(tmp_path / long)], "cannot be written: File name too long. Name another with --runs"),
         ([*FAKE, "--data", f"/{odd}"], "found no corpus"),
         ([*FAKE, "--data", f"/{long}"], "File name too long"),
         ([*FAKE, "--env", f"A={odd}"], "A: found a byte that is not UTF-8"),
         (["report", str(run.root), "--output", f"/{long}"], "cannot be written: File name too long"),
-        (["bundle", str(run.root), "--output", f"/{long}"], "File name too long"),
-        (["report", str(run.root), "--html", f"/{long}"], "cannot be made: File name too long"),
+        (["evidence", "bundle", str(run.root), "--output", f"/{long}"], "File name too long"),
+        (["report", "pages", f"/{long}", str(run.root)], "cannot be made: File name too long"),
         (["store", "import", str(run.root), "--store", f"/{odd}"], "found a byte that is not UTF-8"),
         (["store", "info", "--store", f"/{long}"], "File name too long"),
-        (["verify", f"/{long}"], "File name too long"),
+        (["evidence", "verify", f"/{long}"], "File name too long"),
         (["show", "tiny", "--plugins", f"/{long}"], "File name too long"),
     ):
         written = io.TextIOWrapper(io.BytesIO(), "ascii", "backslashreplace")
@@ -145,7 +145,7 @@ def one_process() -> Iterator[Path]:
     group.rmdir()
 
 
-@pytest.mark.parametrize("words", [("list", "cases"), ("report", "RUN"), ("store", "info"), FAKE])
+@pytest.mark.parametrize("words", [("show", "cases"), ("report", "RUN"), ("store", "info"), FAKE])
 def test_a_machine_without_a_further_process_is_said(
     run: RunPaths, tmp_path: Path, one_process: Path, words: tuple[str, ...]
 ) -> None:

@@ -52,7 +52,7 @@ def test_two_versions_of_a_framework_are_two_series_of_the_store(
     assert "gpt:torch_2.11.0:X1:1:1" in text and "0.8333" in text and "lower" in text
     with Store.open() as store:
         assert len(store.series()) == 2
-    assert main(["history", "gpt:torch_2.11.0:X1:1:1 smoke fp32 DP1TP1PP1 mb8", "--json"]) == 0
+    assert main(["nightly", "history", "gpt:torch_2.11.0:X1:1:1 smoke fp32 DP1TP1PP1 mb8", "--json"]) == 0
     assert [each["label"].split(" ")[0] for each in json.loads(capsys.readouterr().out)] == ["gpt:torch_2.11.0:X1:1:1"]
 
 

@@ -23,7 +23,7 @@ def sides(tmp_path):
 
 
 def test_equal_groups_end_with_0(sides, capsys):
-    assert main(["curves", *sides[:3], "--against", *sides[3:]]) == 0
+    assert main(["align", "curves", *sides[:3], "--against", *sides[3:]]) == 0
     text = capsys.readouterr().out
     assert text.startswith("within the margin: between -0.0") and "3 against 3" in text
     assert max(map(len, text.splitlines())) <= 80
@@ -31,7 +31,7 @@ def test_equal_groups_end_with_0(sides, capsys):
 
 def test_json_has_every_figure(sides, tmp_path, capsys):
     far = [curve(tmp_path, f"far{i}", 1.05 + i / 1e4) for i in range(3)]
-    assert main(["curves", *far, "--against", *sides[3:], "--margin", "0.5%", "--json"]) == 4
+    assert main(["align", "curves", *far, "--against", *sides[3:], "--margin", "0.5%", "--json"]) == 4
     found = json.loads(capsys.readouterr().out)
     assert found["word"] == "beyond the margin" and found["margin"] == 0.005
     assert found["low"] < found["difference"] < found["high"] and found["difference"] == pytest.approx(0.05, rel=0.01)
@@ -39,13 +39,13 @@ def test_json_has_every_figure(sides, tmp_path, capsys):
 
 
 def test_one_run_a_side_ends_with_4_and_says_what_is_missing(sides, capsys):
-    assert main(["curves", sides[0], "--against", sides[3]]) == 4
+    assert main(["align", "curves", sides[0], "--against", sides[3]]) == 4
     assert "at least 2 runs of each side" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_file_without_a_curve_ends_with_2_and_is_named(sides, tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("nothing\n")
-    assert main(["curves", *sides, "--against", str(tmp_path / "notes.txt")]) == 2
+    assert main(["align", "curves", *sides, "--against", str(tmp_path / "notes.txt")]) == 2
     assert "notes.txt: found no loss" in capsys.readouterr().err
 
 
@@ -54,7 +54,7 @@ def test_a_file_without_a_curve_ends_with_2_and_is_named(sides, tmp_path, capsys
 )
 def test_a_margin_that_is_none_ends_with_2(margin, message, sides, capsys):
     with pytest.raises(SystemExit) as end:
-        main(["curves", sides[0], "--against", sides[1], "--margin", margin])
+        main(["align", "curves", sides[0], "--against", sides[1], "--margin", margin])
     assert end.value.code == 2 and message in capsys.readouterr().err
 
 
@@ -63,17 +63,17 @@ def test_the_same_file_twice_is_one_run(sides, tmp_path, capsys):
     other = tmp_path / "other.jsonl"
     other.write_text("\n".join(json.dumps({"step": s, "loss": float(f"{2 + 8 / s:.6g}")}) for s in range(1, 91)))
     for again in (sides[0], str(other)):
-        assert main(["curves", sides[0], again, "--against", *sides[4:]]) == 4
+        assert main(["align", "curves", sides[0], again, "--against", *sides[4:]]) == 4
         said = " ".join(capsys.readouterr().out.split())
         assert "at least 2 runs of each side" in said and "1 against 2" in said
         assert f"{again} has the curve of {sides[0]}: they count as one run" in said
-    assert main(["curves", sides[0], sides[0], "--against", *sides[4:], "--json"]) == 4
+    assert main(["align", "curves", sides[0], sides[0], "--against", *sides[4:], "--json"]) == 4
     found = json.loads(capsys.readouterr().out)
     assert (found["runs"], len(found["repeated"])) == (1, 1)
 
 
 def test_a_run_on_both_sides_ends_with_2(sides, capsys):
-    assert main(["curves", *sides[:3], "--against", sides[2], *sides[4:]]) == 2
+    assert main(["align", "curves", *sides[:3], "--against", sides[2], *sides[4:]]) == 2
     assert f"{sides[2]}, which stands on the other side" in " ".join(capsys.readouterr().err.split())
 
 
@@ -87,7 +87,7 @@ def bent(folder, name, seed):
 
 def test_a_chosen_tail_says_what_the_default_tail_says(sides, tmp_path, capsys):
     ours = [bent(tmp_path, f"bent{i}", i) for i in range(3)]
-    asked = ["curves", *ours, "--against", *sides[3:]]
+    asked = ["align", "curves", *ours, "--against", *sides[3:]]
     assert main(asked) == 4
     assert capsys.readouterr().out.startswith("beyond the margin")
     assert main([*asked, "--from-step", "76"]) == 0

@@ -10,11 +10,11 @@ from levelfield.specs.paths import RunPaths
 from plans import PLUGINS
 
 COMMANDS: dict[str, list[str]] = {
-    "bundle": ["bundle", "RUN", "--output", "DISK/run.zip", "--plugins", str(PLUGINS)],
+    "bundle": ["evidence", "bundle", "RUN", "--output", "DISK/run.zip", "--plugins", str(PLUGINS)],
     "withheld": ["report", "RUN", "--withhold", "mfu,peak", "--bundle", "DISK/out"],
     "report": ["report", "RUN", "--format", "json", "--output", "DISK/run.json"],
-    "pages": ["report", "RUN", "--html", "DISK/pages", "--plugins", str(PLUGINS)],
-    "weights": ["export", "tiny", "--format", "hf", "--output", "DISK/weights", "--plugins", str(PLUGINS)],
+    "pages": ["report", "pages", "DISK/pages", "RUN", "--plugins", str(PLUGINS)],
+    "weights": ["data", "export", "tiny", "--format", "hf", "--output", "DISK/weights", "--plugins", str(PLUGINS)],
 }
 
 

@@ -85,7 +85,7 @@ def quiet(record: RunRecord, count: int = NIGHTS) -> list[RunRecord]:
 
 def test_a_quiet_night_is_green(command: Command, url: str, stored_run: RunRecord) -> None:
     fill(url, quiet(stored_run))
-    code, out, _ = command("gate", "--night", night(NIGHTS - 1))
+    code, out, _ = command("nightly", "gate", "--night", night(NIGHTS - 1))
     assert code == 0 and out.startswith(f"compared 1 of 1 series of night {night(NIGHTS - 1)} with levels")
     assert max(map(len, out.splitlines())) <= 80
 
@@ -93,13 +93,13 @@ def test_a_quiet_night_is_green(command: Command, url: str, stored_run: RunRecor
 def test_two_slow_nights_fail_and_the_findings_are_stored(command: Command, url: str, stored_run: RunRecord) -> None:
     slow = [nightly(stored_run, NIGHTS + i, 0.9) for i in range(2)]
     fill(url, [*quiet(stored_run), *slow])
-    assert command("gate", "--night", night(NIGHTS))[0] == 0
-    code, out, _ = command("gate", "--night", night(NIGHTS + 1))
+    assert command("nightly", "gate", "--night", night(NIGHTS))[0] == 0
+    code, out, _ = command("nightly", "gate", "--night", night(NIGHTS + 1))
     assert code == 4 and "regression  tiny:fake" in out and "two nights running" in out
     with Store.open(url) as store:
         words = [(found["night"], found["word"]) for found in store.findings()]
     assert words == [(night(NIGHTS), "inconclusive"), (night(NIGHTS + 1), "regression")]
-    command("gate", "--night", night(NIGHTS + 1))
+    command("nightly", "gate", "--night", night(NIGHTS + 1))
     with Store.open(url) as store:
         assert len(store.findings()) == 2, "the same finding is not stored twice"
 
@@ -108,7 +108,7 @@ def test_a_series_that_runs_once_a_week_is_read_as_a_whole(command: Command, url
     weeks = [nightly(stored_run, 7 * number) for number in range(20)]
     with Store.open(url) as store:
         store.add([*weeks, nightly(stored_run, 140, 0.9)])
-    code, out, _ = command("gate", "--night", night(140), "--format", "json")
+    code, out, _ = command("nightly", "gate", "--night", night(140), "--format", "json")
     (found,) = [f for f in json.loads(out)["findings"] if f["figure"] == "tokens_per_second_per_device"]
     assert (code, found["word"], found["nights"], found["level_since"]) == (0, "inconclusive", 20, night(0))
 
@@ -118,14 +118,14 @@ def test_days_of_runs_by_hand_are_nights(command: Command, url: str, stored_run:
     with Store.open(url) as store:
         store.add([nightly(stored_run, number, **by_hand) for number in range(NIGHTS)])
     for arguments in ((), ("--night", night(NIGHTS - 1))):
-        code, out, _ = command("gate", *arguments)
+        code, out, _ = command("nightly", "gate", *arguments)
         assert code == 0 and out.startswith(f"compared 1 of 1 series of night {night(NIGHTS - 1)}")
 
 
 def test_every_format_is_written_to_a_file(command: Command, url: str, stored_run: RunRecord, tmp_path: Path) -> None:
     fill(url, [*quiet(stored_run), nightly(stored_run, NIGHTS, 0.9), nightly(stored_run, NIGHTS + 1, 0.9)])
-    where = ("gate", "--night", night(NIGHTS + 1), "--output", tmp_path / "gate")
-    command("gate", "--night", night(NIGHTS))
+    where = ("nightly", "gate", "--night", night(NIGHTS + 1), "--output", tmp_path / "gate")
+    command("nightly", "gate", "--night", night(NIGHTS))
     code, out, err = command(*where, "--format", "junit")
     assert (code, out) == (4, "") and err.startswith("compared 1 of 1")
     assert ElementTree.fromstring((tmp_path / "gate").read_text()).find(".//failure") is not None
@@ -137,7 +137,7 @@ def test_every_format_is_written_to_a_file(command: Command, url: str, stored_ru
 
 def test_a_missing_entry_is_exit_code_3(command: Command, url: str, stored_run: RunRecord) -> None:
     fill(url, quiet(stored_run))
-    code, out, _ = command("gate", "--night", night(NIGHTS))
+    code, out, _ = command("nightly", "gate", "--night", night(NIGHTS))
     assert code == 3 and out.startswith(f"compared 0 of 1 series of night {night(NIGHTS)}") and "missing" in out
 
 
@@ -145,23 +145,23 @@ def test_a_suite_is_compared_alone(command: Command, url: str, stored_run: RunRe
     fill(url, quiet(stored_run))
     with Store.open(url) as store:
         store.expect(night(NIGHTS - 1), "other", {"x": None})
-    assert command("gate", "--night", night(NIGHTS - 1))[0] == 3
-    assert command("gate", "--night", night(NIGHTS - 1), "--suite", "smoke")[0] == 0
-    code, _, err = command("gate", "--night", night(NIGHTS - 1), "--suite", "absent")
+    assert command("nightly", "gate", "--night", night(NIGHTS - 1))[0] == 3
+    assert command("nightly", "gate", "--night", night(NIGHTS - 1), "--suite", "smoke")[0] == 0
+    code, _, err = command("nightly", "gate", "--night", night(NIGHTS - 1), "--suite", "absent")
     assert code == 2 and "found no entry of it" in err
 
 
 def test_accepting_a_level_ends_the_regression(command: Command, url: str, stored_run: RunRecord) -> None:
     series = fill(url, [*quiet(stored_run), *(nightly(stored_run, NIGHTS + i, 0.9) for i in range(4))])
     for number in range(4):
-        code = command("gate", "--night", night(NIGHTS + number))[0]
+        code = command("nightly", "gate", "--night", night(NIGHTS + number))[0]
     assert code == 4
-    code, out, _ = command("baseline", "accept", series[7:17], "--why", "a fix costs 10 %", "--who", "ann")
+    code, out, _ = command("nightly", "accept", series[7:17], "--why", "a fix costs 10 %", "--who", "ann")
     assert "no pairs can run this build: it had files that no commit has" in out
     assert code == 0 and "baseline by ann: a fix costs 10 %" in " ".join(out.split())
-    assert command("gate", "--night", night(NIGHTS + 3))[0] == 0
-    assert "a fix costs 10 %" in command("baseline", "list")[1]
-    (event,) = json.loads(command("baseline", "list", "tiny", "--json")[1])
+    assert command("nightly", "gate", "--night", night(NIGHTS + 3))[0] == 0
+    assert "a fix costs 10 %" in command("nightly", "levels")[1]
+    (event,) = json.loads(command("nightly", "levels", "tiny", "--json")[1])
     assert event["kind"] == "baseline" and event["level"]["tokens_per_second_per_device"] == pytest.approx(
         900, rel=0.02
     )
@@ -171,10 +171,10 @@ def test_a_driver_that_costs_is_a_step_until_it_is_accepted(command: Command, ur
     driver = stored_run.conditions.model_copy(update={"software": {"driver": "560"}})
     later = [nightly(stored_run, NIGHTS + i, 0.93, conditions=driver) for i in range(3)]
     fill(url, [*quiet(stored_run), *later])
-    code, out, _ = command("gate", "--night", night(NIGHTS + 2))
+    code, out, _ = command("nightly", "gate", "--night", night(NIGHTS + 2))
     assert code == 4 and "environment step" in out and "driver none -> 560" in out
-    assert command("baseline", "accept-step", "tiny", "--why", "driver 560", "--everywhere")[0] == 0
-    code, out, _ = command("gate", "--night", night(NIGHTS + 2))
+    assert command("nightly", "accept-step", "tiny", "--why", "driver 560", "--everywhere")[0] == 0
+    code, out, _ = command("nightly", "gate", "--night", night(NIGHTS + 2))
     assert code == 0 and "2 of 7 nights" in out
 
 
@@ -183,13 +183,13 @@ def test_history_shows_segments_level_events_and_what_it_sees(
 ) -> None:
     driver = stored_run.conditions.model_copy(update={"software": {"driver": "560"}})
     fill(url, [*quiet(stored_run), *(nightly(stored_run, NIGHTS + i, conditions=driver) for i in range(3))])
-    command("baseline", "note", "tiny", "--why", "the rack\x1b[31m was moved")
-    code, out, _ = command("history", "tiny", "--chart")
+    command("nightly", "note", "tiny", "--why", "the rack\x1b[31m was moved")
+    code, out, _ = command("nightly", "history", "tiny", "--chart")
     assert code == 0 and max(map(len, out.splitlines())) <= 80
     text = " ".join(out.split())
     for said in ("tokens/s/device, 23 nights", "it shows", "in three", "driver none -> 560", "was moved", "|"):
         assert said in text
-    (row,) = json.loads(command("history", "tiny", "--json")[1])
+    (row,) = json.loads(command("nightly", "history", "tiny", "--json")[1])
     figure = row["figures"][0]
     assert row["schema"] == "levelfield.history/1" and len(figure["nights"]) == 23 and len(figure["segments"]) == 2
     assert figure["level"] == pytest.approx(1000, rel=0.01) and 0.01 < figure["shows_in_three"] <= figure["shows"]
@@ -198,14 +198,20 @@ def test_history_shows_segments_level_events_and_what_it_sees(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("gate",), "the store has no run"),
-        (("gate", "--night", "2026-01-02"), "unknown night"),
-        (("gate", "--night", "x"), "unknown night 'x'"),
-        (("gate", "--format", "pdf"), "invalid choice: 'pdf'"),
-        (("baseline", "accept", "tiny", "--why", "x"), "unknown series 'tiny'"),
-        (("baseline", "accept", "tiny"), "the following arguments are required: --why"),
-        (("baseline", "accept", "tiny", "--why", "x", "--until", "soon"), "--until: found 'soon', expected a date"),
-        (("baseline", "note", "tiny", "--why", "x"), "unknown series 'tiny'"),
+        (
+            (
+                "nightly",
+                "gate",
+            ),
+            "the store has no run",
+        ),
+        (("nightly", "gate", "--night", "2026-01-02"), "unknown night"),
+        (("nightly", "gate", "--night", "x"), "unknown night 'x'"),
+        (("nightly", "gate", "--format", "pdf"), "invalid choice: 'pdf'"),
+        (("nightly", "accept", "tiny", "--why", "x"), "unknown series 'tiny'"),
+        (("nightly", "accept", "tiny"), "the following arguments are required: --why"),
+        (("nightly", "accept", "tiny", "--why", "x", "--until", "soon"), "--until: found 'soon', expected a date"),
+        (("nightly", "note", "tiny", "--why", "x"), "unknown series 'tiny'"),
     ],
 )
 def test_wrong_usage_is_exit_code_2(command: Command, url: str, arguments: tuple[str, ...], says: str) -> None:
@@ -218,9 +224,9 @@ def test_wrong_usage_is_exit_code_2(command: Command, url: str, arguments: tuple
 def test_a_name_of_several_series_lists_them(command: Command, url: str, stored_run: RunRecord) -> None:
     with Store.open(url) as store:
         store.add([nightly(stored_run, 0), nightly(stored_run, 1, series={"micro_batch": 1})])
-    code, _, err = command("baseline", "note", "tiny", "--why", "x")
+    code, _, err = command("nightly", "note", "tiny", "--why", "x")
     assert code == 2 and "found 2, expected one; give its digest" in " ".join(err.split())
-    assert command("history", "tiny")[1].count("tokens/s/device, 1 nights") == 2
+    assert command("nightly", "history", "tiny")[1].count("tokens/s/device, 1 nights") == 2
 
 
 @pytest.fixture
@@ -241,14 +247,14 @@ def test_gate_history_and_baseline_say_the_same_on_postgresql(
         monkeypatch.setenv("LEVELFIELD_STORE", url)
         series = fill(url, [*quiet(stored_run), *slow])
         ends = [
-            command("gate", "--night", night(number), "--format", "json")[:2]
+            command("nightly", "gate", "--night", night(number), "--format", "json")[:2]
             for number in range(NIGHTS - 1, NIGHTS + 4)
         ]
-        history = command("history", "tiny", "--json")[:2]
-        code, _, err = command("baseline", "accept", series, "--why", "slower on purpose", "--who", "ann")
+        history = command("nightly", "history", "tiny", "--json")[:2]
+        code, _, err = command("nightly", "accept", series, "--why", "slower on purpose", "--who", "ann")
         with Store.open(url) as store:
             (event,) = store.events()
-        after = command("gate", "--night", night(NIGHTS + 3), "--format", "json")[:2]
+        after = command("nightly", "gate", "--night", night(NIGHTS + 3), "--format", "json")[:2]
         said.append([*ends, history, code, err, event.level, event.runs, after])
     assert [code for code, _ in said[0][:5]] == [0, 0, 4, 4, 4], "the drill finds the regression"
     assert said[0][-1][0] == 0 and len(said[0][-2]) == 3, "the three nights that were found changed are the new level"

@@ -76,7 +76,7 @@ def is_harmless(text: str) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_run_full_of_hostile_texts_is_reported_without_them(run: RunPaths, seed: int, spoken: Spoken) -> None:
     where = poisoned(run, hostile(seed)).root
-    spoken("collect", where)
+    spoken("evidence", "collect", where)
     is_harmless((where / "report.md").read_text())
     is_harmless(spoken("report", where, "--format", "markdown"))
     spoken("report", where)
@@ -130,7 +130,7 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "command",
     [
-        "list vendors", "list cases", "list chips", "list cases --json", "list vendors --json", "show odd",
+        "show vendors", "show cases", "show chips", "show cases --json", "show vendors --json", "show odd",
         "--case odd:fake:acme --dry-run --python python3", "--case odd:fake:acme --dry-run --json --python python3",
         "--case odd:fake:F1 --dry-run --python python3",
     ],
@@ -142,7 +142,7 @@ def test_a_vendors_tool_and_a_title_are_listed_and_planned_without_harm(
 
 
 def test_the_name_of_a_device_is_shown_with_its_escapes_written_out(plugins: Path, spoken: Spoken) -> None:
-    printed = spoken("list", "vendors", "--plugins", plugins, "--plugins", PLUGINS)
+    printed = spoken("show", "vendors", "--plugins", plugins, "--plugins", PLUGINS)
     assert "\\u001b[2J\\u009b31m" in printed
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from levelfield.cli.main import main
-from levelfield.cli.node_series import node_counts, series_entries, series_scaling
+from levelfield.cli.run_entries import node_counts, series_entries, series_scaling
 from levelfield.compare.scaling import Scaling
 from levelfield.errors import UsageError
 from levelfield.judge.collector import collect

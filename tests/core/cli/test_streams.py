@@ -50,13 +50,13 @@ def test_a_run_that_fails_keeps_its_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "code"),
     [
-        ("list cases | head -1", 0),
-        ("list cases | true", 0),
-        ("list cases >&-", 0),
-        ("list cases >/dev/full", 5),
-        ("list cases >/dev/full 2>&1", 5),
-        ("list nothing 2>&-", 2),
-        ("list nothing >/dev/full", 2),
+        ("show cases | head -1", 0),
+        ("show cases | true", 0),
+        ("show cases >&-", 0),
+        ("show cases >/dev/full", 5),
+        ("show cases >/dev/full 2>&1", 5),
+        ("show nothing 2>&-", 2),
+        ("show nothing >/dev/full", 2),
         ("--help | true", 0),
     ],
 )
@@ -68,5 +68,5 @@ def test_a_listing_that_is_lost_on_a_full_disk_is_an_error_and_one_that_nobody_r
 
 
 def test_the_error_says_why_the_output_is_lost(tmp_path: Path) -> None:
-    done = shell(f"{BENCHMARKS} list cases >/dev/full", tmp_path)
+    done = shell(f"{BENCHMARKS} show cases >/dev/full", tmp_path)
     assert done.stderr == "levelfield: error: standard output could not be written: No space left on device\n"

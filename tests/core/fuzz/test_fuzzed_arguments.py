@@ -9,7 +9,7 @@ from pathlib import Path
 import fuzzing
 import pytest
 from fuzzing import outcome, seeds
-from levelfield.cli import listing_command
+from levelfield.cli import show_command
 
 VALUES = (
     "", "0", "1", "-1", "3", "1e9", "9" * 40, "nan", "x", "a,b", "gpt2_small", "gpt2_small:torch",
@@ -20,10 +20,10 @@ VALUES = (
 )  # fmt: skip
 # Reading commands. What makes environments, serves pages, sends or waits is left out.
 COMMANDS = (
-    ("list",), ("show",), ("plan",), ("report",), ("compare",), ("curves",), ("align",), ("gate",), ("history",),
-    ("references", "list"), ("store", "info"), ("store", "check"), ("collect",), ("verify",), ("bundle",),
-    ("reveal",),
-    ("case", "check"), ("audit",),
+    ("show",), ("plan",), ("report",), ("compare",), ("align", "curves"), ("align",), ("nightly", "gate"),
+    ("nightly", "history"), ("nightly", "levels"), ("align", "references", "list"), ("store", "info"),
+    ("store", "check"), ("evidence", "collect"), ("evidence", "verify"), ("evidence", "bundle"),
+    ("case", "check"), ("evidence", "audit"),
 )  # fmt: skip
 LEFT_OUT = {
     "--rehearse",
@@ -31,7 +31,6 @@ LEFT_OUT = {
     "--help",
     "-h",
     "--output",
-    "--html",
     "--serve",
     "--version",
     "--new",
@@ -65,7 +64,7 @@ def test_a_drawn_dry_run_ends_in_words(seed: int, tmp_path: Path, monkeypatch: p
     draw = random.Random(6000 + seed)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    known = [option for option in options_of(()) if option not in {"--case", "--dry-run", "--store"}]
+    known = [option for option in options_of(("run",)) if option not in {"--case", "--dry-run", "--store"}]
     line = ["--case", draw.choice(VALUES), "--dry-run", "--no-store"]
     for option in draw.sample(known, draw.randint(0, 4)):
         line += [option, *([draw.choice(VALUES)] if draw.random() < 0.7 else [])]
@@ -89,7 +88,7 @@ def test_drawn_variables_end_in_words(seed: int, tmp_path: Path, monkeypatch: py
     for name in draw.sample(VARIABLES, draw.randint(1, 4)):
         value = draw.choice([value for value in VALUES if value.strip("\u200b")] + [str(tmp_path)])
         monkeypatch.setenv(name, value)
-    outcome("list", "cases")
+    outcome("show", "cases")
     outcome("--case", "gpt2_small:torch", "--scale", "smoke", "--dry-run")
 
 
@@ -103,13 +102,13 @@ def test_every_drawn_command_is_one(command: tuple[str, ...]) -> None:
 
 
 def test_a_fault_of_the_platform_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing_command, "execute", lambda options: {}["absent"])
+    monkeypatch.setattr(show_command, "listing", lambda *given: {}["absent"])
     with pytest.raises(AssertionError, match="exit code 5 of"):
-        outcome("list", "cases")
+        outcome("show", "cases")
 
 
 def test_a_command_that_hangs_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzzing, "SECONDS", 1)
-    monkeypatch.setattr(listing_command, "execute", lambda options: time.sleep(20))
+    monkeypatch.setattr(show_command, "listing", lambda *given: time.sleep(20))
     with pytest.raises(AssertionError, match="more than 1 s"):
-        outcome("list", "cases")
+        outcome("show", "cases")

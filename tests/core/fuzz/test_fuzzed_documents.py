@@ -32,7 +32,7 @@ def test_a_damaged_case_ends_in_words(seed: int, tmp_path: Path) -> None:
     source = draw.choice(CASES)
     path = tmp_path / "configs" / "cases" / source.name
     written(path, source, draw)
-    outcome("list", "cases", "--plugins", str(tmp_path))
+    outcome("show", "cases", "--plugins", str(tmp_path))
     outcome("--case-file", str(path), "--case", f"{source.stem}:torch", "--dry-run", "--scale", "smoke", "--no-store")
 
 
@@ -41,7 +41,7 @@ def test_a_damaged_vendor_ends_in_words(seed: int, tmp_path: Path) -> None:
     draw = random.Random(1000 + seed)
     source = draw.choice(VENDORS)
     written(tmp_path / "vendors" / "other" / "vendor.yaml", source, draw, name="other")
-    outcome("list", "vendors", "--plugins", str(tmp_path))
+    outcome("show", "vendors", "--plugins", str(tmp_path))
     outcome("show", "vendor", "other", "--plugins", str(tmp_path))
 
 
@@ -53,5 +53,5 @@ def test_a_damaged_framework_ends_in_words(seed: int, tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     shutil.copy(source.parent / "train.py", folder)
     written(folder / "implementation.yaml", source, draw, framework="other")
-    outcome("list", "frameworks", "--plugins", str(tmp_path))
+    outcome("show", "frameworks", "--plugins", str(tmp_path))
     outcome("--case", "gpt2_small:other", "--dry-run", "--scale", "smoke", "--plugins", str(tmp_path), "--no-store")

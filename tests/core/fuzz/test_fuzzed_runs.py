@@ -30,7 +30,7 @@ def damage(path: Path, draw: random.Random) -> None:
 @pytest.mark.parametrize("seed", seeds(40))
 def test_a_damaged_run_ends_in_words(seed: int, run: RunPaths, tmp_path: Path) -> None:
     draw = random.Random(3000 + seed)
-    outcome("collect", str(run.root))
+    outcome("evidence", "collect", str(run.root))
     files = sorted(path for path in run.root.rglob("*.json*") if path.is_file())
     for path in draw.sample(files, draw.randint(1, 3)):
         damage(path, draw)
@@ -39,21 +39,21 @@ def test_a_damaged_run_ends_in_words(seed: int, run: RunPaths, tmp_path: Path) -
         with contextlib.suppress(ValueError, TypeError, AttributeError):
             seal_again(run)
     runs = ("--runs", str(run.root.parent))
-    outcome("list", "runs", *runs)
+    outcome("show", "runs", *runs)
     outcome("report", str(run.root), *runs, "--no-store")
-    outcome("collect", str(run.root), *runs)
+    outcome("evidence", "collect", str(run.root), *runs)
     outcome("compare", str(run.root), str(run.root), *runs, "--no-store")
-    outcome("bundle", str(run.root), "--output", str(tmp_path / "a.zip"), *runs)
+    outcome("evidence", "bundle", str(run.root), "--output", str(tmp_path / "a.zip"), *runs)
     if (tmp_path / "a.zip").exists():
-        outcome("verify", str(tmp_path / "a.zip"))
+        outcome("evidence", "verify", str(tmp_path / "a.zip"))
 
 
 @pytest.mark.parametrize("seed", seeds(15))
 def test_a_damaged_bundle_ends_in_words(seed: int, run: RunPaths, tmp_path: Path) -> None:
     draw = random.Random(4000 + seed)
-    outcome("collect", str(run.root))
+    outcome("evidence", "collect", str(run.root))
     path = tmp_path / "a.zip"
-    outcome("bundle", str(run.root), "--output", str(path), "--runs", str(run.root.parent))
+    outcome("evidence", "bundle", str(run.root), "--output", str(path), "--runs", str(run.root.parent))
     path.write_bytes(damaged_bytes(path.read_bytes(), draw))
-    outcome("verify", str(path))
-    outcome("verify", str(path), "--json")
+    outcome("evidence", "verify", str(path))
+    outcome("evidence", "verify", str(path), "--json")

@@ -23,7 +23,7 @@ BUNDLES = ROOT / "tests/core/data/bundles"
 
 @pytest.mark.parametrize("name", ["gpt3_smoke.zip", "virtual_machine.zip"])
 def test_every_figure_follows(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", str(BUNDLES / name), "--json"]) == 0
+    assert main(["evidence", "verify", str(BUNDLES / name), "--json"]) == 0
     (run,) = json.loads(capsys.readouterr().out)["runs"]
     assert (run["word"], run["seal"]["word"], run["contradictions"]) == ("follows", "sealed", [])
 

@@ -39,7 +39,7 @@ def on_two(run: RunPaths, **given: int) -> RunPaths:
 
 def verified(path: Path, capsys: pytest.CaptureFixture[str]) -> Event:
     capsys.readouterr()
-    main(["verify", str(path), "--json", "--plugins", str(PLUGINS)])
+    main(["evidence", "verify", str(path), "--json", "--plugins", str(PLUGINS)])
     return json.loads(capsys.readouterr().out)["runs"][0]
 
 
@@ -84,7 +84,7 @@ def test_another_machines_telemetry_contradicts(run: RunPaths, tmp_path: Path, c
     on_two(run)
     FORGED[name][0](run)
     seal_again(run)
-    code = main(["bundle", str(run.root), "--output", str(tmp_path / "b.zip"), "--plugins", str(PLUGINS)])
+    code = main(["evidence", "bundle", str(run.root), "--output", str(tmp_path / "b.zip"), "--plugins", str(PLUGINS)])
     assert code == 2 and FORGED[name][1] in capsys.readouterr().err
 
 

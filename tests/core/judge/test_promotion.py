@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.cli import calibrate
+from levelfield.cli import references_command
 from levelfield.cli.main import main
 from levelfield.errors import GateFailed, UsageError
 from levelfield.judge.collector import collect
@@ -165,7 +165,7 @@ def test_a_run_that_differs_does_not_make_itself_aligned(run, twin, known, tmp_p
         "twin00 is diverged from tiny_smoke_fp32: curve 3.0e-03, limit ",
         "loss of step",
         "--replace --why",
-        "diagnose",
+        "align diagnose",
     ):
         assert words in str(caught.value)
     assert verdict(twin, known).verdict == "diverged"
@@ -314,12 +314,21 @@ def test_references_noise_refuses_and_keeps_the_file(twin, reference, arguments,
     path = plugin_reference(tmp_path, reference.model_copy(update={"noise": ()}))
     before = path.read_text()
     scale_losses(twin, 1.003)
-    asked = ["references", "noise", reference.name, str(twin.root), "--plugins", str(tmp_path / "plugins"), *arguments]
+    asked = [
+        "align",
+        "references",
+        "noise",
+        reference.name,
+        str(twin.root),
+        "--plugins",
+        str(tmp_path / "plugins"),
+        *arguments,
+    ]
     assert main(asked) == code
     assert words in " ".join(capsys.readouterr().err.split())
     assert (path.read_text() == before) == (code != 0)
     if code == 0:
-        assert main(["references", "list", "--plugins", str(tmp_path / "plugins")]) == 0
+        assert main(["align", "references", "list", "--plugins", str(tmp_path / "plugins")]) == 0
         assert "new kernels" in capsys.readouterr().out
 
 
@@ -331,10 +340,12 @@ def test_calibrate_records_what_holds_and_refuses_the_rest(
     wrong = copied(run, tmp_path, "20260102T030408Z_tiny_fake_fake_wrong0", 1.003, micro_batch=8)
     right = copied(run, tmp_path, "20260102T030409Z_tiny_fake_fake_right0", 1 + 3e-7, micro_batch=9)
     path = plugin_reference(tmp_path, known)
-    monkeypatch.setattr(calibrate, "_start", lambda registry, case: (read_plan(run), known))
-    monkeypatch.setattr(calibrate, "variations", lambda registry, plan: [])
-    monkeypatch.setattr(calibrate.scheduler, "jobs", lambda registry, entries, corpus: [])
-    monkeypatch.setattr(calibrate.scheduler, "run_all", lambda *arguments: [collect(found) for found in (wrong, right)])
+    monkeypatch.setattr(references_command, "_start", lambda registry, case: (read_plan(run), known))
+    monkeypatch.setattr(references_command, "variations", lambda registry, plan: [])
+    monkeypatch.setattr(references_command.scheduler, "jobs", lambda registry, entries, corpus: [])
+    monkeypatch.setattr(
+        references_command.scheduler, "run_all", lambda *arguments: [collect(found) for found in (wrong, right)]
+    )
     asked = [
         "align",
         "calibrate",
@@ -380,7 +391,7 @@ def test_a_damaged_reference_is_named(run, reference, monkeypatch, capsys):
     content = json.loads(dump(reference))
     content["losses"].pop()
     run.reference.write_text(json.dumps(content))
-    assert main(["collect", str(run.root)]) == 2
+    assert main(["evidence", "collect", str(run.root)]) == 2
     assert "reference.json" in capsys.readouterr().err
 
 
@@ -398,14 +409,14 @@ def test_align_says_each_layer_and_exits_4_unless_aligned(run, twin, capsys):
 def test_the_runs_folder_may_be_named_before_the_action_and_after_it(behind, run, tmp_path, capsys):
     runs = ["--runs", str(tmp_path / "nowhere")]
     promote = ["promote", run.root.name, "--why", "x"]
-    assert main(["references", *promote, *runs] if behind else ["references", *runs, *promote]) == 2
+    assert main(["align", "references", *promote, *runs] if behind else ["align", "references", *runs, *promote]) == 2
     assert str(tmp_path / "nowhere") in " ".join(capsys.readouterr().err.split())
 
 
 def test_calibrate_without_a_case_and_promote_without_a_run_are_wrong_usage(capsys):
     assert main(["align", "calibrate"]) == 2
     assert "found no case; give one" in capsys.readouterr().err
-    assert main(["references", "promote", "no-such-run", "--why", "x"]) == 2
+    assert main(["align", "references", "promote", "no-such-run", "--why", "x"]) == 2
 
 
 # ---- gradient norms
@@ -449,12 +460,12 @@ def test_a_new_reference_is_written_beside_its_case_in_a_folder_of_plugins(run, 
     shutil.copy(PLUGINS / "configs/cases/tiny.yaml", second / "configs/cases")
     before = set((ROOT / "configs/references").iterdir())
     place = ["--plugins", str(first), "--plugins", str(second)]
-    assert main(["references", "promote", str(run.root), "--why", "x", *place]) == 0
+    assert main(["align", "references", "promote", str(run.root), "--why", "x", *place]) == 0
     written = second / "configs/references/tiny_smoke_fp32.json"
     assert load(Reference, written).why == "x" and str(written) in capsys.readouterr().out.replace("\n  ", "")
-    assert main(["references", "promote", str(run.root), "--why", "y", "--plugins", str(second)]) == 0
+    assert main(["align", "references", "promote", str(run.root), "--why", "y", "--plugins", str(second)]) == 0
     assert load(Reference, written).why == "y", "a stored one stays where it is"
     shutil.rmtree(second / "configs")
-    assert main(["references", "promote", str(run.root), "--why", "z", *place]) == 0
+    assert main(["align", "references", "promote", str(run.root), "--why", "z", *place]) == 0
     assert load(Reference, first / "configs/references/tiny_smoke_fp32.json").why == "z"
     assert set((ROOT / "configs/references").iterdir()) == before

@@ -61,7 +61,7 @@ def verify(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, 
     def run(path: Path, *arguments: object, plugins: bool = True) -> tuple[int, str, str]:
         capsys.readouterr()
         more = ["--plugins", str(PLUGINS)] if plugins else []
-        code = main(["verify", str(path), *map(str, arguments), *more])
+        code = main(["evidence", "verify", str(path), *map(str, arguments), *more])
         out, err = capsys.readouterr()
         return code, out, " ".join(err.split())
 
@@ -133,15 +133,15 @@ def test_unsealed_and_failed_runs_are_bundled_and_say_so(run: RunPaths, tmp_path
 
 def test_a_tampered_run_makes_no_bundle(run: RunPaths, tmp_path: Path, capsys) -> None:
     tamper(run.events / "rank0.jsonl", lambda events: events[:-1])
-    assert main(["bundle", str(run.root), "--output", str(tmp_path / "b.zip")]) == 4
+    assert main(["evidence", "bundle", str(run.root), "--output", str(tmp_path / "b.zip")]) == 4
     assert "events/rank0.jsonl differs" in capsys.readouterr().err and not (tmp_path / "b.zip").exists()
 
 
 def test_a_bundle_overwrites_nothing_and_takes_a_run_once(run: RunPaths, tmp_path: Path, capsys) -> None:
     (tmp_path / "b.zip").write_text("mine")
-    assert main(["bundle", str(run.root), "--output", str(tmp_path / "b.zip")]) == 2
+    assert main(["evidence", "bundle", str(run.root), "--output", str(tmp_path / "b.zip")]) == 2
     assert (tmp_path / "b.zip").read_text() == "mine"
-    assert main(["bundle", str(run.root), str(run.root), "--output", str(tmp_path / "c.zip")]) == 2
+    assert main(["evidence", "bundle", str(run.root), str(run.root), "--output", str(tmp_path / "c.zip")]) == 2
     assert "twice" in capsys.readouterr().err
 
 

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from levelfield.cli.arguments import parser_of
+from levelfield.cli.command_line import parser_of
 
 ROOT = Path(__file__).resolve().parents[3]
 PLATFORM = ROOT / "platform" / "levelfield"

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from levelfield.cli.arguments import parser_of
+from levelfield.cli.command_line import parser_of
 from plans import ROOT
 
 FOLDER = ROOT / "docs" / "nightly"

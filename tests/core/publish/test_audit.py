@@ -240,7 +240,7 @@ def own(folder: Path, change: Any) -> Path:
 
 
 def test_the_command_lists_what_is_recorded_and_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["audit"]) == 0
+    assert main(["evidence", "audit"]) == 0
     text = capsys.readouterr().out
     assert "printed 50.0 %, recomputed 50.9 %, difference -0.9" in text
     assert "= 9160 mB / 11087 mB - 1" in text and "4 do not, as recorded" in " ".join(text.split())
@@ -248,21 +248,21 @@ def test_the_command_lists_what_is_recorded_and_ends_well(capsys: pytest.Capture
 
 
 def test_all_findings_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["audit", "flagperf_gpt3_paddle", "--all"]) == 0
+    assert main(["evidence", "audit", "flagperf_gpt3_paddle", "--all"]) == 0
     assert "= 17.23 samples/s x 2048 / 8" in capsys.readouterr().out
 
 
 def test_json_holds_every_finding(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["audit", "oneflow_gpt", "--json"]) == 0
+    assert main(["evidence", "audit", "oneflow_gpt", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert found["faults"] == 0 and len(found["findings"]) == found["derived"] > 300
     assert {"row", "figure", "verdict", "printed", "recomputed", "difference", "arithmetic"} < set(found["findings"][0])
 
 
 def test_a_file_of_ones_own_is_audited_the_same_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["audit", str(own(tmp_path, lambda c: None))]) == 0
+    assert main(["evidence", "audit", str(own(tmp_path, lambda c: None))]) == 0
     path = own(tmp_path, lambda c: c["rows"][1]["figures"].update(memory_change="↓31.4"))
-    assert main(["audit", str(path)]) == 4
+    assert main(["evidence", "audit", str(path)]) == 4
     out, err = capsys.readouterr()
     assert "printed ↓31.4 %, recomputed -31.3 %, difference -0.1" in out
     assert "1 figure(s) not as recorded: mine: test-10-2, memory_change" in err
@@ -278,7 +278,7 @@ def test_a_file_of_ones_own_is_audited_the_same_way(tmp_path: Path, capsys: pyte
 def test_a_case_that_is_not_there_or_another_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Any, says: str
 ) -> None:
-    code = main(["audit", str(own(tmp_path, change))])
+    code = main(["evidence", "audit", str(own(tmp_path, change))])
     out, err = capsys.readouterr()
     if code == 2:
         assert says in err and "mine.yaml: key 'setting.case'" in err
@@ -291,7 +291,7 @@ def test_a_case_that_is_not_there_or_another_is_said(
     [("pears", "unknown published set 'pears'"), ("absent.yaml", "absent.yaml: cannot be read: No such file")],
 )
 def test_what_is_not_there_is_exit_code_2(name: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["audit", name]) == 2
+    assert main(["evidence", "audit", name]) == 2
     assert says in capsys.readouterr().err
 
 
@@ -300,5 +300,5 @@ def test_the_table_in_the_documentation_is_one(tmp_path: Path, capsys: pytest.Ca
     block = text.split("    schema: levelfield.figures/1", 1)[1].split("\n\n", 1)[0]
     path = tmp_path / "mine.yaml"
     path.write_text("schema: levelfield.figures/1" + block.replace("\n    ", "\n") + "\n", encoding="utf-8")
-    assert main(["audit", str(path)]) == 0
+    assert main(["evidence", "audit", str(path)]) == 0
     assert "of 5 derived figures and relations 5 follow" in capsys.readouterr().out

@@ -193,7 +193,7 @@ def test_a_folder_that_holds_weights_is_left_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="found a file"):
         export.export_hf(WORK, weights, replace=True)
     assert weights.read_text() == "a month of training" and len(list(tmp_path.iterdir())) == 1
-    assert main(["export", "tiny", "--plugins", str(PLUGINS), "--format", "hf", "--output", str(tmp_path)]) == 2
+    assert main(["data", "export", "tiny", "--plugins", str(PLUGINS), "--format", "hf", "--output", str(tmp_path)]) == 2
     written = export.export_hf(WORK, tmp_path, replace=True)
     assert [path.name for path in written] == ["config.json", "model.safetensors"]
     (tmp_path / "empty").mkdir()

@@ -1,4 +1,4 @@
-"""Withheld cells: nothing of them in any format, no choice that gives them away, and commitments that hold."""
+"""Withheld cells: nothing of them in any format, and no choice that gives them away."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import io
 import itertools
 import json
 import shutil
-import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from levelfield.cli.main import main
@@ -22,9 +20,10 @@ from levelfield.publish.withholding import (
     LEFT_OUT,
     PUBLISHED,
     WORD,
-    commit,
+    Withheld,
     hidden,
     parse_fields,
+    published_id,
     refuse_leaks,
     without,
 )
@@ -35,7 +34,6 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result, Status
 from levelfield.specs.vendor import Peak
-from levelfield.specs.withheld import Withheld, commitment
 from recorded_runs import seal_again
 
 Fields = tuple[Withheld, ...]
@@ -220,13 +218,12 @@ def test_a_ratio_to_the_peak_in_a_reason_goes_with_either(valid: Result) -> None
         assert "7 x the peak" not in json.dumps(hidden(odd, fields, WORD))  # type: ignore[arg-type]
 
 
-def test_times_of_starts_tell_no_durations_where_throughput_is_withheld(valid: Result, plan: Plan) -> None:
+def test_times_of_starts_tell_no_durations_where_throughput_is_withheld(valid: Result) -> None:
     later = valid.model_copy(update={"run_id": valid.run_id.replace("T030405Z", "T040506Z")})
     fields: Fields = ("mfu", "throughput", "energy")
     assert published([later], fields) == published([valid], fields)
-    public, secret = commit([valid], [plan], fields)
-    assert public.runs == ("tiny_fake_fake_abcdef",) == tuple({cell.run_id for cell in secret.cells})
-    assert commit([valid], [plan], ("memory",))[0].runs == (valid.run_id,)
+    assert published_id(valid.run_id, fields) == "tiny_fake_fake_abcdef"
+    assert published_id(valid.run_id, ("memory",)) == valid.run_id
 
 
 def test_no_result_without_them_holds_a_figure(valid: Result) -> None:
@@ -273,47 +270,7 @@ def test_unknown_fields_are_refused_with_those_there_are(text: str, says: str) -
     assert isinstance(caught.value, UnknownName) == bool(text)
 
 
-# -- commitments
-
-
-def test_a_commitment_binds_run_field_salt_and_value() -> None:
-    digests = {
-        commitment(run, field, salt, value)
-        for run, field, salt, value in itertools.product(("a", "b"), ("mfu", "peak"), ("0" * 64, "1" * 64), (1, "1"))
-    }
-    assert len(digests) == 16
-
-
-def test_the_scheme_stays_what_it_was() -> None:
-    """A published commitment is for ever: this digest was computed by hand from the page on withholding."""
-    assert commitment("r", "peak", "ab" * 32, {"b": 1.5, "a": None}) == (
-        "sha256:46e7080cb6097048cff9c066bb5d46d2b3a60b265f46165817801997fa313c74"
-    )
-
-
-def test_equal_values_have_other_commitments(valid: Result, plan: Plan) -> None:
-    digests = [commit([valid], [plan], ("mfu", "peak"))[0].cells[0].digest for _ in range(3)]
-    assert len(set(digests)) == 3
-
-
-class Bundle:
-    """A bundle of two runs on disk, and the command that checks it."""
-
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.commitments, self.reveal = folder / "out" / "commitments.json", folder / "out.reveal.json"
-        self._capsys = capsys
-
-    def check(self, *more: str) -> tuple[int, str, str]:
-        self._capsys.readouterr()
-        code = main(["reveal", "check", str(self.commitments), str(self.reveal), *more])
-        out, err = self._capsys.readouterr()
-        assert "Traceback" not in err
-        return code, out, err
-
-    def change(self, path: Path, edit: Callable[[list[dict[str, Any]]], object]) -> None:
-        content = json.loads(path.read_text())
-        edit(content["cells"])
-        path.write_text(json.dumps(content))
+# -- the folder to publish
 
 
 @pytest.fixture
@@ -329,111 +286,12 @@ def report(runs: Sequence[Path], *more: object) -> int:
     return main(["report", *map(str, runs), *map(str, more)])
 
 
-@pytest.fixture
-def bundle(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Bundle:
+def test_a_bundle_holds_every_format_and_nothing_withheld(runs: list[Path], tmp_path: Path) -> None:
     assert report(runs, "--withhold", "mfu,peak", "--bundle", tmp_path / "out") == 0
-    return Bundle(tmp_path, capsys)
-
-
-def test_a_bundle_holds_every_format_and_the_reveal_stays_outside(bundle: Bundle, tmp_path: Path) -> None:
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted([*FILES.values(), "commitments.json"])
-    assert stat.S_IMODE(bundle.reveal.stat().st_mode) == 0o600
-    salts = [cell["salt"] for cell in json.loads(bundle.reveal.read_text())["cells"]]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(FILES.values())
     everything = "".join(p.read_text() for p in (tmp_path / "out").iterdir())
-    assert len(set(salts)) == 4 and not any(salt in everything for salt in salts)
-    assert "a probe of the tests" not in everything and '"value"' not in bundle.commitments.read_text()
-
-
-def test_what_is_revealed_matches(bundle: Bundle) -> None:
-    code, out, err = bundle.check()
-    assert (code, err) == (0, "") and out.count("matches  ") == 4 and '"tflops": 2.0' in " ".join(out.split())
-    rows = json.loads(bundle.check("--json")[1])
-    assert [row["says"] for row in rows] == ["matches"] * 4
-    assert {row["value"]["tflops"] for row in rows if row["field"] == "peak"} == {2.0}
-
-
-def test_a_part_may_be_revealed(bundle: Bundle) -> None:
-    bundle.change(bundle.reveal, lambda cells: cells.pop(0))
-    code, out, _ = bundle.check()
-    assert code == 0 and out.count("matches  ") == 3 and out.count("not revealed") == 1
-
-
-def set_value(cells: list[dict[str, Any]]) -> None:
-    cells[1]["value"]["tflops"] = 2.0000000000000004
-
-
-def swap(key: str) -> Callable[[list[dict[str, Any]]], None]:
-    def edit(cells: list[dict[str, Any]]) -> None:
-        cells[0][key], cells[2][key] = cells[2][key], cells[0][key]
-
-    return edit
-
-
-@pytest.mark.parametrize(
-    ("edit", "wrong"),
-    [
-        (set_value, 1),
-        (lambda cells: cells[0].update(salt="0" * 64), 1),
-        (lambda cells: cells[0].update(value=None), 1),
-        (swap("salt"), 2),
-        (swap("run_id"), 2),
-    ],
-    ids=["value", "salt", "null", "swapped salts", "swapped runs"],
-)
-def test_a_changed_reveal_is_exit_code_4(bundle: Bundle, edit: Callable[..., object], wrong: int) -> None:
-    bundle.change(bundle.reveal, edit)
-    code, out, err = bundle.check()
-    assert code == 4 and out.count("does not match") == wrong and f"{wrong} of 4 cells do not match a commitment" in err
-    assert out.count("matches  ") == 4 - wrong and "2.0000000000000004" not in out
-
-
-def test_swapped_commitments_are_exit_code_4(bundle: Bundle) -> None:
-    bundle.change(bundle.commitments, swap("digest"))
-    code, out, _ = bundle.check()
-    assert code == 4 and out.count("does not match") == 2
-
-
-def test_a_cell_that_nobody_committed_to_is_exit_code_4(bundle: Bundle) -> None:
-    bundle.change(bundle.reveal, lambda cells: cells[0].update(run_id="another"))
-    code, out, _ = bundle.check()
-    assert code == 4 and "was never committed to" in " ".join(out.split()) and "not revealed" in out
-
-
-@pytest.mark.parametrize(
-    ("which", "edit", "says"),
-    [
-        ("commitments", lambda cells: cells.pop(), "cells: missing: peak of 20260102T030406Z_tiny"),
-        ("commitments", lambda cells: cells.append(cells[0]), "cells: found twice: mfu of"),
-        ("commitments", lambda cells: cells[0].update(run_id="x"), "cells: missing: mfu of"),
-        ("commitments", lambda cells: cells[0].update(digest="sha256:0"), "key 'cells.0.digest': found 'sha256:0'"),
-        ("reveal", lambda cells: cells.append(cells[0]), "cells: found twice: mfu of"),
-        ("reveal", lambda cells: cells.clear(), "key 'cells': found"),
-        ("reveal", lambda cells: cells[0].update(salt=""), "key 'cells.0.salt': found ''"),
-        ("reveal", lambda cells: cells[0].update(field="loss"), "key 'cells.0.field': found 'loss'"),
-        ("reveal", lambda cells: cells[0].update(value=float("nan")), "key 'cells.0'"),
-        ("reveal", lambda cells: cells[0].pop("value"), "key 'cells.0.value': missing"),
-    ],
-)
-def test_a_damaged_document_is_exit_code_2(bundle: Bundle, which: str, edit: Any, says: str) -> None:
-    path = getattr(bundle, which)
-    bundle.change(path, edit)
-    code, out, err = bundle.check()
-    assert (code, out) == (2, "") and str(path) in err and says in err
-
-
-@pytest.mark.parametrize("which", ["commitments", "reveal"])
-def test_a_truncated_or_absent_file_is_exit_code_2(bundle: Bundle, which: str) -> None:
-    path = getattr(bundle, which)
-    path.write_text(path.read_text()[:-40])
-    assert bundle.check()[0] == 2 and "not valid json" in bundle.check()[2]
-    path.unlink()
-    assert bundle.check()[0] == 2 and "cannot be read" in bundle.check()[2]
-
-
-def test_the_two_documents_are_not_taken_for_each_other(bundle: Bundle) -> None:
-    bundle.commitments, bundle.reveal = bundle.reveal, bundle.commitments
-    code, _, err = bundle.check()
-    assert code == 2 and "found 'levelfield.reveal/1', expected 'levelfield.commitments/1'" in err
+    assert "a probe of the tests" not in everything and WORD in everything
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "runs"], "no file to keep secret"
 
 
 @pytest.mark.parametrize(
@@ -441,14 +299,9 @@ def test_the_two_documents_are_not_taken_for_each_other(bundle: Bundle) -> None:
     [
         (["--withhold", "peak"], "give --withhold FIELDS and --bundle DIR together"),
         (["--bundle", "{}/new"], "give --withhold FIELDS and --bundle DIR together"),
-        (["--reveal", "{}/mine"], "give --withhold FIELDS and --bundle DIR together"),
         (["--withhold", "mfu,speed", "--bundle", "{}/new"], "unknown field 'speed'"),
         (["--withhold", "peak", "--bundle", "{}/new"], "the peak follows from MFU, tokens/s"),
         (["--withhold", "mfu,peak", "--bundle", "{}"], "exists and is not empty"),
-        (
-            ["--withhold", "mfu,peak", "--bundle", "{}/new", "--reveal", "{}/taken"],
-            "exists, and only it opens its commitments",
-        ),
         (
             ["--withhold", "mfu,peak", "--bundle", "{}/new", "--output", "x"],
             "--bundle gets the withheld table in every format",
@@ -468,8 +321,3 @@ def test_wrong_usage_publishes_nothing(
 def test_a_run_given_twice_is_refused(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report([runs[0], runs[0]], "--withhold", "mfu,peak", "--bundle", tmp_path / "out") == 2
     assert f"found a run twice: {runs[0].name}" in capsys.readouterr().err
-
-
-def test_the_reveal_goes_where_it_is_asked_for(runs: list[Path], tmp_path: Path) -> None:
-    assert report(runs, "--withhold", "memory", "--bundle", tmp_path / "out", "--reveal", tmp_path / "mine.json") == 0
-    assert (tmp_path / "mine.json").exists() and not (tmp_path / "out.reveal.json").exists()

@@ -470,7 +470,7 @@ def resealed(certified: CertifiedRun, **changes: Any) -> Certificate:
 def test_collect_says_the_same_from_the_run_directory_alone(certified: CertifiedRun):
     certified.bench.kept().unlink()
     moved = certified.main.root.rename(certified.bench.folder / "moved")
-    assert main(["collect", str(moved), "--check"]) == 0
+    assert main(["evidence", "collect", str(moved), "--check"]) == 0
     truncate(RunPaths(moved).certificate)
     before = collect(RunPaths(moved))
     assert before == collect(RunPaths(moved.rename(certified.bench.folder / "elsewhere")))
@@ -592,8 +592,8 @@ def test_a_certificate_still_holds_in_a_bundle(certified: CertifiedRun, capsys: 
     rewrite(certified.main.provenance, lambda found: found["inherited"].update(CUDA_VISIBLE_DEVICES="/home/me/x"))
     seal_again(certified.main)
     path = certified.bench.folder / "run.zip"
-    assert main(["bundle", str(certified.main.root), "--output", str(path)]) == 0
-    assert main(["verify", str(path), "--plugins", str(PLUGINS)]) == 0
+    assert main(["evidence", "bundle", str(certified.main.root), "--output", str(path)]) == 0
+    assert main(["evidence", "verify", str(path), "--plugins", str(PLUGINS)]) == 0
     with zipfile.ZipFile(path) as opened:
         (name,) = [each for each in opened.namelist() if each.endswith("/result.json")]
         found = json.loads(opened.read(name))
@@ -604,7 +604,7 @@ def test_a_bundle_with_both_runs_has_its_certificate_recomputed(certified: Certi
     """With the main run alone a note says what the digest of a certificate shows."""
     alone, both, forged = (tmp_path / f"{name}.zip" for name in ("alone", "both", "forged"))
     for path, runs in ((alone, [certified.main]), (both, [certified.main, certified.small])):
-        assert main(["bundle", *(str(run.root) for run in runs), "--output", str(path)]) == 0
+        assert main(["evidence", "bundle", *(str(run.root) for run in runs), "--output", str(path)]) == 0
     assert said_by_verify(alone, capsys) == (0, True)
     assert said_by_verify(both, capsys) == (0, False)
     right = load(Certificate, certified.main.certificate)
@@ -615,14 +615,16 @@ def test_a_bundle_with_both_runs_has_its_certificate_recomputed(certified: Certi
     rewrite(certified.main.plan, lambda plan: plan["certificate"].update(digest=edited.digest))
     seal_again(certified.main)
     capsys.readouterr()  # `bundle` verifies what it writes
-    assert main(["bundle", str(certified.main.root), str(certified.small.root), "--output", str(forged)]) == 2
+    assert (
+        main(["evidence", "bundle", str(certified.main.root), str(certified.small.root), "--output", str(forged)]) == 2
+    )
     assert "certificate.json: layers: stated" in capsys.readouterr().err and not forged.exists()
 
 
 def said_by_verify(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, bool]:
     """The exit code, and whether the certificate is said to rest on a run that is not there."""
     capsys.readouterr()
-    code = main(["verify", str(path), "--plugins", str(PLUGINS)])
+    code = main(["evidence", "verify", str(path), "--plugins", str(PLUGINS)])
     out = " ".join(capsys.readouterr().out.split())
     return code, "which is not in this bundle. Its digest has no key" in out
 

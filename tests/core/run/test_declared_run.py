@@ -116,7 +116,7 @@ def test_the_vendors_environment_is_between_the_implementations_and_the_tunings(
 
 
 def test_a_vendor_is_listed_with_what_its_tool_shows(plugins: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "vendors", "--plugins", str(plugins)]) == 0
+    assert main(["show", "vendors", "--plugins", str(plugins)]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"^  acme +2 \(Acme A1\) +none$", shown, re.MULTILINE)
     assert all(len(line) <= 80 for line in shown.splitlines())

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from levelfield import installer
 from levelfield.catalog.registry import Registry
-from levelfield.cli import wheels_command
+from levelfield.cli import environment_command
 from levelfield.cli.main import main
 from levelfield.errors import RunFailed, UsageError
 from levelfield.plan.image_recipe import image_plan
@@ -225,14 +225,14 @@ def test_fetch_takes_levelfield_its_tests_and_every_framework_that_this_machine_
         folder.mkdir(exist_ok=True)
         fetched.append(arguments)
 
-    monkeypatch.setattr(wheels_command, "fetch_into", fetch)
-    assert main(["wheels", "fetch", str(tmp_path / "w"), "torch", "paddle"]) == 0
+    monkeypatch.setattr(environment_command, "fetch_into", fetch)
+    assert main(["environment", "wheels", "fetch", str(tmp_path / "w"), "torch", "paddle"]) == 0
     locks, torch, paddle = fetched
     assert [Path(word).name for word in locks if "lock" in word] == ["requirements.lock", "requirements-dev.lock"]
     assert "--no-deps" in locks and torch[0].startswith("pip==") and torch[1].startswith("torch==")
     assert any(word.startswith("paddlepaddle==") for word in paddle)
     assert f"LEVELFIELD_WHEELS={tmp_path / 'w'}" in capsys.readouterr().out
-    assert main(["wheels", "fetch", str(tmp_path / "w"), "torch", "--vendor", "ascend"]) == 2
+    assert main(["environment", "wheels", "fetch", str(tmp_path / "w"), "torch", "--vendor", "ascend"]) == 2
     assert "there are no wheels to fetch" in capsys.readouterr().err
 
 
@@ -242,27 +242,27 @@ def test_fetch_takes_levelfield_its_tests_and_every_framework_that_this_machine_
 def test_a_package_that_the_platform_lost_says_how_it_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def lacks(options: object) -> int:
+    def lacks(*given: object) -> str:
         raise ModuleNotFoundError("No module named 'jinja2'", name="jinja2")
 
-    monkeypatch.setattr("levelfield.cli.listing_command.execute", lacks)
+    monkeypatch.setattr("levelfield.cli.show_command.listing", lacks)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    assert main(["list"]) == 2
+    assert main(["show"]) == 2
     assert f"{tmp_path} lacks the package 'jinja2'; install requirements.lock into it" in capsys.readouterr().err
     (tmp_path / installer.STAMP).touch()
-    assert main(["list"]) == 2
+    assert main(["show"]) == 2
     assert f"remove {tmp_path}: the next start makes it again" in capsys.readouterr().err
 
 
 def test_a_module_of_our_own_that_is_missing_is_a_fault(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def lacks(options: object) -> int:
+    def lacks(*given: object) -> str:
         raise ModuleNotFoundError("No module named 'levelfield.nothing'", name="levelfield.nothing")
 
     monkeypatch.delenv("LEVELFIELD_DEBUG", raising=False)
-    monkeypatch.setattr("levelfield.cli.listing_command.execute", lacks)
-    assert main(["list"]) == 5 and "a fault of the platform" in capsys.readouterr().err
+    monkeypatch.setattr("levelfield.cli.show_command.listing", lacks)
+    assert main(["show"]) == 5 and "a fault of the platform" in capsys.readouterr().err
 
 
 def test_an_installer_ends_with_its_whole_group_at_an_interrupt(tmp_path: Path) -> None:

@@ -127,9 +127,9 @@ def test_the_cpu_by_name_says_that_the_vendor_is_not_used(machine: Machine, body
 @pytest.mark.parametrize(("body", "reason"), SILENT.items(), ids=NAMES)
 def test_the_list_of_vendors_says_why_nothing_is_known(machine: Machine, body: str, reason: str) -> None:
     machine.tool(body)
-    code, out, _ = machine.command("list", "vendors")
+    code, out, _ = machine.command("show", "vendors")
     assert code == 0 and f"acme: {reason}" in " ".join(out.split())
-    _, out, _ = machine.command("list", "vendors", "--json")
+    _, out, _ = machine.command("show", "vendors", "--json")
     (row,) = [row for row in json.loads(out)["vendors"] if row["name"] == "acme"]
     assert row["devices"] is None and row["problem"].startswith(reason)
 

@@ -93,9 +93,9 @@ def test_a_run_is_bundled_and_verified_with_all_that_a_real_one_leaves(
 ) -> None:
     train()
     bundle = runs.parent / "run.zip"
-    assert main(["bundle", "latest", "--runs", str(runs), "--output", str(bundle)]) == 0
+    assert main(["evidence", "bundle", "latest", "--runs", str(runs), "--output", str(bundle)]) == 0
     capsys.readouterr()
-    assert main(["verify", str(bundle), "--plugins", str(PLUGINS), "--json"]) == 0
+    assert main(["evidence", "verify", str(bundle), "--plugins", str(PLUGINS), "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["runs"]
     assert found["seal"]["word"] == "sealed" and found["notes"] == []
     reports = ["logs/rank0.imported.json", "logs/rank1.imported.json"]  # the paths of what was imported
@@ -418,7 +418,7 @@ def test_a_result_that_cannot_be_computed_is_a_failed_run(
     said = " ".join(capsys.readouterr().err.split())
     assert "its raw files are kept, without a result" in said and f"`collect {only(runs).root}`" in said
     only(runs).plan.write_text(plan[0])
-    assert main(["collect", str(only(runs).root)]) == 0 and collect(only(runs)).status.word == "valid"
+    assert main(["evidence", "collect", str(only(runs).root)]) == 0 and collect(only(runs)).status.word == "valid"
 
 
 @pytest.mark.drill

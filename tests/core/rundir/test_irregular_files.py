@@ -80,13 +80,13 @@ def test_no_reader_of_a_run_waits(
     name, runs = str(run.root), ["--runs", str(run.root.parent)]
     more = ["--plugins", str(PLUGINS)]
     for words in (
-        ["list", "runs", *runs],
+        ["show", "runs", *runs],
         ["report", name, *runs],
         ["report", name, "--format", "json", *runs],
-        ["collect", name, "--check"],
-        ["collect", name],
+        ["evidence", "collect", name, "--check"],
+        ["evidence", "collect", name],
         ["compare", name, str(other)],
-        ["bundle", name, "--output", str(other / "b.zip"), *more],
+        ["evidence", "bundle", name, "--output", str(other / "b.zip"), *more],
     ):
         put(run.root / file, kind)
         with limited(f"{words[0]} with {kind} as {file}"):

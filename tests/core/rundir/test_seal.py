@@ -135,7 +135,7 @@ def test_a_run_of_an_earlier_version_keeps_its_figures_and_is_called_unsealed(ru
     result = collect(run)
     assert result.status.word == "unsealed" and "earlier version" in result.status.reasons[0]
     assert result.throughput and result.memory.expectation and result.memory.expectation.ratio
-    assert main(["collect", str(run.root)]) == 0
+    assert main(["evidence", "collect", str(run.root)]) == 0
 
 
 def test_a_run_whose_platform_was_killed_is_unsealed_and_failed(run: RunPaths) -> None:
@@ -158,7 +158,7 @@ def test_a_link_or_a_pipe_is_neither_followed_nor_sealed(run: RunPaths, tmp_path
     seal_again(run)
     found = seal_finding(run)
     assert found.word == "unsealed" and "logs/rank0.log: only a regular file" in (found.reason or "")
-    assert main(["bundle", str(run.root), "--output", str(tmp_path / "b.zip")]) == 2
+    assert main(["evidence", "bundle", str(run.root), "--output", str(tmp_path / "b.zip")]) == 2
 
 
 def test_a_file_exchanged_for_a_link_to_a_copy_is_found(run: RunPaths, tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_it_becomes_no_reference_no_noise_and_no_certificate(doubtful: RunPaths,
 
 def test_collect_says_tampered_with_code_4(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
     faster(run)
-    assert main(["collect", str(run.root)]) == 4
+    assert main(["evidence", "collect", str(run.root)]) == 4
     out, err = capsys.readouterr()
     assert out.endswith(": tampered\n") and "events/rank0.jsonl differs" in err
     assert json.loads(run.result.read_text())["status"]["word"] == "tampered"
@@ -259,7 +259,7 @@ def test_after_a_full_disk_collect_finds_the_seal(run: RunPaths, monkeypatch: py
     with monkeypatch.context() as patch, pytest.raises(RunFailed, match="without a result"), run_state.ending(run):
         patch.setattr(runner, "finish", full)
         runner._finished(run, Outcome("exited", tuple(ProcessEnd(r, 0, None, False) for r in (0, 1))))
-    assert main(["collect", str(run.root)]) == 0 and collect(run).status.word == "valid"
+    assert main(["evidence", "collect", str(run.root)]) == 0 and collect(run).status.word == "valid"
 
 
 def test_align_gives_a_tampered_run_no_verdict(

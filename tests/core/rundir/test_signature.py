@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, recorded: Path) -> Path:
     mine, _ = made_key(place, "mine"), made_key(place, "other")
     (place / "signers").write_text(f"{NAME} {mine.with_suffix('.pub').read_text()}")
     (place / "others").write_text(f"other@example.com {(place / 'other.pub').read_text()}")
-    assert main(["bundle", str(recorded), "--output", str(place / "signed.zip"), "--sign", str(mine)]) == 0
+    assert main(["evidence", "bundle", str(recorded), "--output", str(place / "signed.zip"), "--sign", str(mine)]) == 0
     return place
 
 
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, recorded: Path) -> Path:
 def verify(capsys: pytest.CaptureFixture[str]) -> Verify:
     def run(*arguments: object) -> tuple[int, str]:
         capsys.readouterr()
-        code = main(["verify", *map(str, arguments)])
+        code = main(["evidence", "verify", *map(str, arguments)])
         return code, " ".join("".join(capsys.readouterr()).split())
 
     return run
@@ -94,7 +94,7 @@ def test_a_bundle_without_a_signature_does_not_pass_where_one_is_demanded(
 def test_a_key_that_is_none_writes_nothing(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "key").write_text("no key")
     for key in ("key", "absent"):
-        argv = ["bundle", str(recorded), "--output", str(tmp_path / "b.zip"), "--sign", str(tmp_path / key)]
+        argv = ["evidence", "bundle", str(recorded), "--output", str(tmp_path / "b.zip"), "--sign", str(tmp_path / key)]
         assert main(argv) == 2 and "--sign" in capsys.readouterr().err
     assert not (tmp_path / "b.zip").exists()
 

@@ -7,7 +7,7 @@ import shlex
 from typing import Any
 
 import pytest
-from levelfield.cli.arguments import parser_of
+from levelfield.cli.command_line import parser_of
 from levelfield.site.gathering import gathered
 from levelfield.site.history_columns import (
     SeriesRuns,

@@ -148,7 +148,7 @@ def test_it_listens_on_this_machine_alone(server: SiteServer) -> None:
 
 
 def test_a_folder_without_pages_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="this is no site; make one with report --html"):
+    with pytest.raises(UsageError, match="this is no site; make one with `report pages"):
         opened_server(tmp_path, "127.0.0.1", 0)
 
 

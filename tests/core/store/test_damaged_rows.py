@@ -21,12 +21,18 @@ COLUMNS = (
 VALUES = ("'x'", "x'00ff00'", "5")
 UNSEEN = {("node.digest", "'x'"), ("node.digest", "5")}  # no digest covers it, and no command needs it to be one
 COMMANDS = (
-    *(["store", "check"], ["store", "info"], ["store", "export"], ["store", "export", "--format", "csv"], ["gate"]),
     *(
-        ["history", "SERIES"],
+        ["store", "check"],
+        ["store", "info"],
+        ["store", "export"],
+        ["store", "export", "--format", "csv"],
+        ["nightly", "gate"],
+    ),
+    *(
+        ["nightly", "history", "SERIES"],
         ["compare", "RUN", "OTHER"],
-        ["baseline", "list"],
-        ["report", "--html", "DIR"],
+        ["nightly", "levels"],
+        ["report", "pages", "DIR"],
     ),
 )
 

@@ -181,7 +181,7 @@ def test_a_bundle_is_the_same_run(command, run, tmp_path, store):
     seal_again(run)
     finish(run)
     bundle = tmp_path / "run.zip"
-    assert command("bundle", run.root, "--output", bundle)[0] == 0
+    assert command("evidence", "bundle", run.root, "--output", bundle)[0] == 0
     assert command("store", "import", bundle)[1] == "1 new, 0 known already\n"
     assert command("store", "import", run.root)[1] == "0 new, 1 known already\n"
     with Store.open(str(store)) as opened:

@@ -106,11 +106,11 @@ def test_a_shortened_plan_is_a_valid_plan_of_the_same_work(run):
     ],
 )
 def test_wrong_usage_is_said_before_anything_is_trained(words, said, run, capsys):
-    assert main(["diagnose", str(run.root), "--plugins", str(PLUGINS), *words]) == 2
+    assert main(["align", "diagnose", str(run.root), "--plugins", str(PLUGINS), *words]) == 2
     assert said in capsys.readouterr().err
     assert not (run.root / "diagnosis").exists()
 
 
 def test_an_unknown_run_is_wrong_usage(tmp_path, capsys):
-    assert main(["diagnose", "none", "--runs", str(tmp_path)]) == 2
+    assert main(["align", "diagnose", "none", "--runs", str(tmp_path)]) == 2
     assert "none" in capsys.readouterr().err

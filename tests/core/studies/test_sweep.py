@@ -60,7 +60,7 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def sweep(plugins: Path, *arguments: str) -> int:
     beside = plugins.parent
-    given = ["sweep", "tiny:fake:F1", "--scale", "smoke", "--python", sys.executable, "--plugins", str(plugins)]
+    given = ["plan", "sweep", "tiny:fake:F1", "--scale", "smoke", "--python", sys.executable, "--plugins", str(plugins)]
     return main([*given, "--runs", str(beside / "runs"), "--chips", str(beside / "chips.yaml"), *arguments])
 
 
@@ -104,7 +104,7 @@ def test_a_run_that_fails_is_a_row_with_its_reason(plugins: Path, capsys: pytest
 def test_wrong_sweeps(
     plugins: Path, capsys: pytest.CaptureFixture[str], case: str, arguments: tuple[str, ...], says: str
 ) -> None:
-    given = ["sweep", case, "--plugins", str(plugins), "--scale", "smoke", *arguments]
+    given = ["plan", "sweep", case, "--plugins", str(plugins), "--scale", "smoke", *arguments]
     assert main(given) == 2
     assert says in capsys.readouterr().err
 

@@ -284,7 +284,7 @@ def recorded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> FrameworkSubject:
 
 def state(folder: Path, capsys: Said) -> tuple[str, str]:
     """The cell of one process of GPT in the table of `list frameworks`, and the note below it."""
-    assert main(["list", "frameworks", "--plugins", str(folder)]) == 0
+    assert main(["show", "frameworks", "--plugins", str(folder)]) == 0
     lines = capsys.readouterr().out.splitlines()
     row = next(line.split() for line in lines if line.split()[:3] == ["acme", "gpt", "fp32"])
     return row[3], next((line.strip() for line in lines if line.strip().startswith("acme:")), "")
@@ -292,7 +292,7 @@ def state(folder: Path, capsys: Said) -> tuple[str, str]:
 
 def said_of(folder: Path, capsys: Said) -> str:
     """All that `list frameworks` says, without its line ends."""
-    assert main(["list", "frameworks", "--plugins", str(folder)]) == 0
+    assert main(["show", "frameworks", "--plugins", str(folder)]) == 0
     return " ".join(capsys.readouterr().out.split())
 
 
@@ -330,7 +330,7 @@ def test_the_runs_of_a_further_version_have_a_file_of_their_own(acme: Path, caps
     path = acme / "models/acme/tested-2.0.3.json"
     assert write_tested(subject) == path and load(LayoutRuns, path).version == "2.0.3"
     assert state(acme, capsys) == ("new", "")  # the default has none
-    assert main(["list", "frameworks", "--plugins", str(acme), "--json"]) == 0
+    assert main(["show", "frameworks", "--plugins", str(acme), "--json"]) == 0
     listed = {row["name"]: row for row in json.loads(capsys.readouterr().out)["frameworks"]}
     assert listed["acme_2.0.3"]["layouts"][0]["cells"]["one"] == "tested"
     assert listed["acme_2.0.3"]["says"].startswith("2.0.3  ")
@@ -352,7 +352,7 @@ def test_new_in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     program = f"python {checkout() / 'run_benchmarks.py'}"  # a path has any length
     assert f"{program} framework check acme --plugins . --fast" in said.replace(" \\\n           ", " ")
     assert all(len(line) <= 80 for line in said.replace(program, "").splitlines())
-    assert main(["list", "frameworks", "--plugins", "."]) == 0
+    assert main(["show", "frameworks", "--plugins", "."]) == 0
     assert "cpu: pins ran nowhere yet" in capsys.readouterr().out
     assert main(["framework", "new", "acme"]) == 2 and "exists" in capsys.readouterr().err
     assert main(["framework", "new", "torch"]) == 2 and "'torch' exists" in capsys.readouterr().err

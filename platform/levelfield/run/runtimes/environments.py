@@ -101,8 +101,8 @@ def _make(plan: EnvironmentPlan, folder: Path, say: Say) -> None:
     """Create the environment from scratch. The rest of a failed or killed attempt is ended and removed first."""
     if plan.offline and not installer.wheels_folder():
         raise RunFailed(
-            f"--offline, and {folder} is not made. Set {installer.WHEELS} to a folder of wheels (`wheels fetch DIR` "
-            "makes one on a machine with network), or start once without --offline"
+            f"--offline, and {folder} is not made. Set {installer.WHEELS} to a folder of wheels (`environment wheels "
+            "fetch DIR` makes one on a machine with network), or start once without --offline"
         )
     installer.end_left(folder, say)
     environment_folder.refuse_foreign(folder, _WITHOUT)

@@ -55,8 +55,8 @@ def wheels_of(image: ImagePlan, offline: bool, say: Say) -> Wheels:
         if offline and not installer.wheels_folder():
             raise RunFailed(
                 f"--offline, and the wheels of {image.name} were never fetched (expected them in "
-                f"{folder}). Fetch them once without --offline: `image build`; or set {installer.WHEELS} to a folder "
-                "that `wheels fetch` made"
+                f"{folder}). Fetch them once without --offline: `environment image build`; or set "
+                f"{installer.WHEELS} to a folder that `environment wheels fetch` made"
             )
         found = _fetch(image, folder, say)
     return Wheels(folder, found)

@@ -123,7 +123,7 @@ def _reference(subject: CaseSubject, plans: dict[str, Plan]) -> str:
         raise NotApplicable("no framework trains it")
     reference = reference_of(subject.registry, next(iter(plans.values())))
     if reference is None:
-        raise NotApplicable("none: runs end valid and unchecked, until `references promote` makes one")
+        raise NotApplicable("none: runs end valid and unchecked, until `align references promote` makes one")
     if reference.identity.work != next(iter(plans.values())).work_digest:
         raise Missing("the stored one is of other work", "promote a run of the case as it is now")
     return f"{reference.name}, by {reference.framework}, with {len(reference.noise)} rows of noise"

@@ -24,10 +24,10 @@ from levelfield.specs.plan import Plan
 AT_ONCE = 64  # connections that are made at the same time
 POLL_SECONDS = 0.1
 SOURCES_NEEDED = (
-    "where the node reaches no index, set LEVELFIELD_WHEELS to a folder that `wheels fetch DIR` made: its wheels are "
-    "brought to every node"
+    "where the node reaches no index, set LEVELFIELD_WHEELS to a folder that `environment wheels fetch DIR` made: its "
+    "wheels are brought to every node"
 )
-INCOMPLETE = "the wheels of LEVELFIELD_WHEELS were brought; make them again with `wheels fetch DIR`"
+INCOMPLETE = "the wheels of LEVELFIELD_WHEELS were brought; make them again with `environment wheels fetch DIR`"
 
 Say = Callable[[str], None]
 

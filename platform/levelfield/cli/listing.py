@@ -1,19 +1,17 @@
-"""`list`: prints names with one line about each, or JSON."""
+"""What there is, one line about each: cases, frameworks, vendors, chips, suites, published figures and runs."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from levelfield.catalog import support
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.rehearsals import Rehearsals
-from levelfield.cli.plugins import registry_of
 from levelfield.report.words import WIDTH, wrapped
-from levelfield.rundir.directory import default_runs
 from levelfield.rundir.run_state import state_words
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.vendor import Achieved, Chip, Peak, PeakDtype
@@ -23,9 +21,8 @@ HERE_WIDTH = 28
 CHIP_DATA = {"peaks", "achievable", "interconnect"}
 
 
-def execute(options: argparse.Namespace) -> int:
-    registry = registry_of(options)
-    runs = options.runs or default_runs()
+def listing(registry: Registry, runs: Path, kind: str | None, as_json: bool) -> str:
+    """Return the names of a kind, by default of every kind but runs."""
     kinds: dict[str, Callable[[], list[Row]]] = {
         "cases": lambda: _cases(registry),
         "frameworks": lambda: _frameworks(registry),
@@ -35,15 +32,11 @@ def execute(options: argparse.Namespace) -> int:
         "published": lambda: [{"name": n, "says": registry.figures(n).title} for n in sorted(registry.published)],
         "runs": lambda: [_run(RunPaths(p.parent)) for p in sorted(runs.glob("*/status.json"))],
     }
-    wanted = [options.kind] if options.kind else [k for k in kinds if k != "runs"]
-    found = {kind: kinds[kind]() for kind in wanted}
-    if options.json:
-        print(json.dumps(found, indent=2, ensure_ascii=False))
-        return 0
-    print("\n\n".join(_text(found)))
-    if options.kind == "frameworks":
-        print("\n" + "\n".join(support.table(list(support.rows(registry)))))
-    return 0
+    found = {name: kinds[name]() for name in ([kind] if kind else [k for k in kinds if k != "runs"])}
+    if as_json:
+        return json.dumps(found, indent=2, ensure_ascii=False)
+    text = "\n\n".join(_text(found))
+    return "\n".join([text, "", *support.table(list(support.rows(registry)))]) if kind == "frameworks" else text
 
 
 def _text(found: dict[str, list[Row]]) -> list[str]:

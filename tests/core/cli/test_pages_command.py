@@ -1,4 +1,4 @@
-"""`report --html` of runs and of a store, and `serve` as a process that Ctrl-C ends."""
+"""`report pages` of runs and of a store, and `report serve` as a process that Ctrl-C ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_run_becomes_pages_with_figures_from_its_raw_files(
     run: RunPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An edited result.json changes no page; twice the time of each step halves the speed."""
-    arguments = ["report", str(run.root), "--html", str(tmp_path / "site"), "--plugins", str(PLUGINS)]
+    arguments = ["report", "pages", str(tmp_path / "site"), str(run.root), "--plugins", str(PLUGINS)]
     run.result.write_text("{}")
     assert main(arguments) == 0
     said = capsys.readouterr().out
@@ -36,7 +36,7 @@ def test_a_run_becomes_pages_with_figures_from_its_raw_files(
     first = figure(history, "tokens")
     change_steps(run, lambda event: event.update(end_ns=2 * event["end_ns"] - 7_000_000_000_000), rank=0)
     change_steps(run, lambda event: event.update(end_ns=2 * event["end_ns"] - 7_000_000_000_000), rank=1)
-    assert main([*arguments[:3], str(tmp_path / "again"), *arguments[4:]]) == 0
+    assert main([*arguments[:2], str(tmp_path / "again"), *arguments[3:]]) == 0
     (history,) = (tmp_path / "again/data").glob("history-*")
     assert first and figure(history, "tokens") == pytest.approx(first / 2, rel=0.02)
 
@@ -53,10 +53,10 @@ def test_a_store_becomes_pages_and_is_not_changed(tmp_path: Path, capsys: pytest
     with Store.open(str(file)) as store:
         store.add(given.records())
     before = file.read_bytes()
-    assert main(["report", "--html", str(site), "--store", str(file)]) == 0
+    assert main(["report", "pages", str(site), "--store", str(file)]) == 0
     assert "19 run(s) in 4 series" in capsys.readouterr().out and file.read_bytes() == before
     assert "5," in pages(site) and "MI300X" in pages(site)
-    assert main(["report", "--html", str(site), "--store", str(file)]) == 0
+    assert main(["report", "pages", str(site), "--store", str(file)]) == 0
     assert "0 written again; the others did not change" in capsys.readouterr().out
 
 
@@ -68,7 +68,7 @@ def test_the_gate_judges_the_last_night_of_a_store_for_its_pages(tmp_path: Path)
         store.add(given.records())
         night = store.points()[results.series()[0].digest][-1].night or ""
         store.expect(night, "nightly", {entry.series.label: entry.digest for entry in results.series()})
-    assert main(["report", "--html", str(tmp_path / "site"), "--store", str(tmp_path / "r.sqlite")]) == 0
+    assert main(["report", "pages", str(tmp_path / "site"), "--store", str(tmp_path / "r.sqlite")]) == 0
     text = pages(tmp_path / "site")
     assert f"Night {night}: 3 of 4 expected entries ran." in text and "The gate compared" in text
     assert "Smallest change that the gate can see in one night" in text
@@ -92,7 +92,7 @@ def test_a_store_gives_the_pages_that_its_runs_give(tmp_path: Path) -> None:
 
 
 def test_a_store_that_is_absent_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "--html", str(tmp_path / "site"), "--store", str(tmp_path / "absent.sqlite")]) == 2
+    assert main(["report", "pages", str(tmp_path / "site"), "--store", str(tmp_path / "absent.sqlite")]) == 2
     assert "absent.sqlite" in capsys.readouterr().err and not (tmp_path / "site").exists()
 
 
@@ -100,14 +100,14 @@ def test_a_folder_with_other_files_is_refused(
     tmp_path: Path, run: RunPaths, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    assert main(["report", str(run.root), "--html", str(tmp_path), "--plugins", str(PLUGINS)]) == 2
+    assert main(["report", "pages", str(tmp_path), str(run.root), "--plugins", str(PLUGINS)]) == 2
     assert "has other files; name a new folder" in capsys.readouterr().err
 
 
 def test_serve_serves_until_ctrl_c(run: RunPaths, tmp_path: Path) -> None:
-    assert main(["report", str(run.root), "--html", str(tmp_path / "site"), "--plugins", str(PLUGINS)]) == 0
+    assert main(["report", "pages", str(tmp_path / "site"), str(run.root), "--plugins", str(PLUGINS)]) == 0
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "platform"), "LEVELFIELD_NO_BOOTSTRAP": "1"}
-    argv = [sys.executable, str(ROOT / "run_benchmarks.py"), "serve", str(tmp_path / "site"), "--port", "0"]
+    argv = [sys.executable, str(ROOT / "run_benchmarks.py"), "report", "serve", str(tmp_path / "site"), "--port", "0"]
     with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         line = process.stdout.readline()

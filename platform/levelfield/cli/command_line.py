@@ -1,0 +1,259 @@
+"""The commands that there are, and the command line read as one of them.
+
+A command is a module of this package, named `..._command.py`. Its docstring begins with a line for each command:
+
+    `nightly gate`: compare a night with its levels
+
+A line of a first word also names the readers, in brackets, under whom `--help` lists it. The module's COMMANDS has what
+each does. These lines are read without importing a module, so `--help` is fast, and a call imports one module.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+import levelfield
+import levelfield.cli
+from levelfield.errors import UsageError
+
+Words = tuple[str, ...]
+PROGRAM = "run_benchmarks.py"
+RUN: Words = ("run",)  # its word may be left out
+READERS = ("compare chips", "every night", "machines and environments", "bring your own")
+# Options that may also stand before and between the words of a command, with and without a value.
+VALUED, FLAGS = ("--plugins", "--case-file", "--runs", "--chips"), ("--json", "--version")
+# Names that commands had. An option belongs to the command that it follows.
+FORMER = {
+    "list": "show",
+    "sweep": "plan sweep",
+    "serve": "report serve",
+    "report --html": "report pages",
+    "curves": "align curves",
+    "diagnose": "align diagnose",
+    "references": "align references",
+    "gate": "nightly gate",
+    "history": "nightly history",
+    "bisect": "nightly bisect",
+    "nightly --suite": "nightly run",
+    "baseline": "nightly accept`, `nightly accept-step`, `nightly note` or `nightly levels",
+    "baseline accept": "nightly accept",
+    "baseline accept-step": "nightly accept-step",
+    "baseline note": "nightly note",
+    "baseline list": "nightly levels",
+    "collect": "evidence collect",
+    "bundle": "evidence bundle",
+    "verify": "evidence verify",
+    "audit": "evidence audit",
+    "preflight": "site preflight",
+    "image": "environment image",
+    "wheels": "environment wheels",
+    "export": "data export",
+}
+_LINE = re.compile(r'(?:""")?`([a-z][a-z -]*)`(?: \(([a-z ]+)\))?: (.+?)(?:""")?')
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a command does. execute None: words that only lead to commands below them.
+
+    description: above the options in --help, with examples. trains: lost output changes neither its results, which are
+    in files, nor its exit code.
+    """
+
+    description: str
+    arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None
+    execute: Callable[[argparse.Namespace], int] | None = None
+    trains: bool = False
+
+
+class Listed(NamedTuple):
+    """A command by its declaring line. readers: only of a first word."""
+
+    words: Words
+    readers: str | None
+    summary: str
+    module: str
+
+
+def listed() -> dict[Words, Listed]:
+    """Return every command of the package by its words. No module is imported."""
+    found = {}
+    for folder in levelfield.cli.__path__:
+        for path in sorted(Path(folder).glob("*_command.py")):
+            found.update({each.words: each for each in _declared(path)})
+    return found
+
+
+def _declared(path: Path) -> Iterator[Listed]:
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            found = _LINE.fullmatch(line.rstrip("\n"))
+            if found is None:
+                return
+            yield Listed(tuple(found[1].split()), found[2], found[3].rstrip("."), path.stem)
+
+
+def parser_of(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the parsed options, with the action as `command` and `trains`. Without a command's words it is the run.
+
+    Raises UsageError for a command that is not there. Ends the process with 2 on other wrong usage, 0 after --help.
+    """
+    known = listed()
+    words, before, rest = _split(arguments, known)
+    _refuse_former(words, rest)
+    if not words:
+        if not arguments or rest[:1] in (["-h"], ["--help"]):
+            print(overview(known))
+            raise SystemExit(0)
+        if rest and not rest[0].startswith("-"):
+            raise UsageError(_unknown(rest[0], known))
+        words = RUN
+    command = _command(known[words]) if words in known else Command("")
+    below = _below(words, known)
+    if command.execute is None:
+        if rest[:1] not in (["-h"], ["--help"]):
+            raise UsageError(_not_below(words, rest, below))
+        print(f"usage: {PROGRAM} {' '.join(words)} COMMAND [options]\n\n{command.description}\n{_lines(below)}")
+        raise SystemExit(0)
+    return _parser(words, command, below).parse_args([*before, *rest])
+
+
+def _split(arguments: Sequence[str], known: dict[Words, Listed]) -> tuple[Words, list[str], list[str]]:
+    """Return the words of the command, the longest that match, the shared options among them, and all that follows."""
+    words: Words = ()
+    before: list[str] = []
+    rest = list(arguments)
+    while rest:
+        first, at = rest[0], len(words)
+        if first in VALUED and len(rest) > 1:
+            before += [rest.pop(0), rest.pop(0)]
+        elif first in FLAGS or (first.startswith("--") and first.partition("=")[0] in VALUED and "=" in first):
+            before.append(rest.pop(0))
+        elif any(row[:at] == words and row[at : at + 1] == (first,) for row in known):
+            words = (*words, rest.pop(0))
+        else:
+            break
+    return words, before, rest
+
+
+def _refuse_former(words: Words, rest: Sequence[str]) -> None:
+    """Raise UsageError for a command by a name that it had, with its new one."""
+    options = [" ".join((*words, option.partition("=")[0])) for option in rest]
+    for name in options if words else (" ".join(rest[:2]), *rest[:1]):
+        if name in FORMER:
+            raise UsageError(f"`{name}` is now `{FORMER[name]}`")
+    if not words and rest[:1] == ["reveal"]:
+        raise UsageError("`reveal` is gone: a table with withheld cells has no commitments to hold values against")
+
+
+def _unknown(word: str, known: dict[Words, Listed]) -> str:
+    if ":" in word:
+        return f"found '{word}', expected a command; a case string follows --case: `{PROGRAM} --case {word}`"
+    names = {words[-1]: " ".join(words) for words in known} | FORMER | {words[0]: words[0] for words in known}
+    near = difflib.get_close_matches(word, names, n=1)
+    meant = f"did you mean `{names[near[0]]}`?" if near else "`--help` lists the commands"
+    return f"unknown command '{word}'; {meant}"
+
+
+def _not_below(words: Words, rest: Sequence[str], below: Sequence[Listed]) -> str:
+    """Return what is missing after words that are no command, or unknown there."""
+    name, last = " ".join(words), [each.words[-1] for each in below]
+    if not rest or rest[0].startswith("-"):
+        return f"`{name}`: found {rest[0] if rest else 'nothing'} after it, expected one of {', '.join(last)}"
+    near = difflib.get_close_matches(rest[0], last, n=1)
+    meant = f"did you mean `{name} {near[0]}`?" if near else f"expected one of {', '.join(last)}"
+    return f"unknown command '{name} {rest[0]}'; {meant}"
+
+
+def _below(words: Words, known: dict[Words, Listed]) -> list[Listed]:
+    """Return the commands whose words begin with these and have one more; those of the words' own module first."""
+    found = [each for each in known.values() if len(each.words) == len(words) + 1 and each.words[:-1] == words]
+    return sorted(found, key=lambda each: words in known and each.module != known[words].module)
+
+
+def _lines(rows: Sequence[Listed]) -> str:
+    """Return commands with their summaries, in lines of at most 80 columns."""
+    width = max(len(" ".join(each.words)) for each in rows) + 4
+    fill = partial(textwrap.fill, width=80, subsequent_indent=" " * width)
+    lines = [fill(f"  {' '.join(each.words):<{width - 2}}{each.summary}") for each in rows]
+    return "\n".join(["commands (each has --help):", *lines])
+
+
+def _command(found: Listed) -> Command:
+    commands: dict[str, Command] = importlib.import_module(f"levelfield.cli.{found.module}").COMMANDS
+    return commands[" ".join(found.words)]
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that names the nearest option to one that it does not have."""
+
+    def error(self, message: str) -> NoReturn:
+        _, colon, given = message.partition("unrecognized arguments: ")
+        if colon and given.startswith("--"):
+            option = given.split()[0].partition("=")[0]
+            near = difflib.get_close_matches(option, self._option_string_actions, n=1)
+            message += f"; did you mean {near[0]}?" if near else ""
+        super().error(message)
+
+
+def _parser(words: Words, command: Command, below: Sequence[Listed]) -> argparse.ArgumentParser:
+    name = PROGRAM if words == RUN else f"{PROGRAM} {' '.join(words)}"
+    parser = _Parser(
+        prog=name,
+        description=command.description,
+        epilog=f"more {_lines(below)}" if below else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(command=command.execute, trains=command.trains)
+    command.arguments(parser)
+    group = parser.add_argument_group("common")
+    add = partial(group.add_argument, action="append", default=[], type=Path)
+    add("--plugins", metavar="DIR", help="a folder with more vendors, models and cases; may be repeated")
+    add("--case-file", metavar="FILE", help="a case outside of these folders, NAME.yaml, for --case NAME:...")
+    group.add_argument("--runs", type=Path, metavar="DIR", help="folder of the runs (default: runs/)")
+    group.add_argument("--version", action="version", version=f"levelfield {levelfield.__version__}")
+    return parser
+
+
+_HEAD = f"""\
+usage: {PROGRAM} --case CASE:FRAMEWORK[:...] [options]
+       {PROGRAM} COMMAND [options]
+
+Train the same GPT or Llama on any chip, by any framework, and judge the run.
+"""
+_TAIL = """\
+a case string:
+  case:framework[_version][:vendor-or-chip[:nodes[:devices[:repeats]]]]
+  gpt3_6.7B:torch            smoke scale where no accelerator is here
+  llama3_8b:megatron:H100:1:8
+
+options of a run (`run --help` shows all):
+  --case STRING, --suite NAME   what to run; both may be repeated
+  --dry-run                     show the plan with all commands, run nothing
+  --layout DP4TP2PP1            the parallel layout, in place of the best one
+  --repeat N                    run each case N times
+  --runtime docker              in containers; --launcher: on other machines
+  --scale smoke|full            the size of the case
+for every command: --plugins DIR, --runs DIR, --version; most have --json
+
+exit codes: 0 success, 2 wrong usage or configuration, 3 a run failed,
+4 a check failed, 5 a fault of the platform, 130 interrupted"""
+
+
+def overview(known: dict[Words, Listed]) -> str:
+    """Return the first help: the commands by their readers, in one screen."""
+    first = [each for each in known.values() if len(each.words) == 1 and each.readers]
+    lines = [_HEAD]
+    for readers in dict.fromkeys([*READERS, *(str(each.readers) for each in first)]):
+        rows = [f"  {each.words[0]:<12}{each.summary}" for each in first if each.readers == readers]
+        lines += [f"{readers}:", *rows] if rows else []
+    return "\n".join([*lines, "", _TAIL])

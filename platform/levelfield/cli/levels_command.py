@@ -1,0 +1,218 @@
+"""`nightly accept`: accept the level of a series, with a reason
+`nightly accept-step`: accept the newest change of conditions, such as of a driver
+`nightly note`: add a remark to a series; it changes no level
+`nightly levels`: list the accepted levels, steps and remarks
+`nightly history`: a series over time: segments, level, what it shows
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import json
+import re
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING
+
+from levelfield.cli.command_line import Command
+from levelfield.cli.history_chart import event_lines, history_lines
+from levelfield.cli.options import json_option, store_option
+from levelfield.errors import RunFailed, UsageError
+from levelfield.report.words import wrapped
+from levelfield.specs.record import StoreEvent
+
+ACCEPT = """\
+Accept the level of a series: of its unchanged nights, or of --run. A
+run that is not valid, not sealed or of a bad night is no evidence. One night
+is enough where a finished comparison by pairs judged it.
+
+examples:
+  run_benchmarks.py nightly accept SERIES --why "flash kernels, merge 12"
+  run_benchmarks.py nightly accept SERIES --why "known" --until 2026-12-31
+"""
+STEP = """\
+Accept the newest change of conditions of a series, such as of a driver. Then
+the series has a new level, from the nights after it. With --everywhere the same
+change is accepted in every series that has it.
+
+examples:
+  run_benchmarks.py nightly accept-step SERIES --why "driver 560 costs 6 %"
+  run_benchmarks.py nightly accept-step SERIES --why "driver" --everywhere
+"""
+NOTE = """\
+Add a remark to a series, for readers of its history. It changes no level.
+
+example:
+  run_benchmarks.py nightly note SERIES --why "the rack was moved"
+"""
+LEVELS = """\
+List the events of all series, or of one: levels, steps, remarks, quarantines.
+
+examples:
+  run_benchmarks.py nightly levels
+  run_benchmarks.py nightly levels SERIES --json
+"""
+HISTORY = """\
+Print the series of a case over time: its segments between changes of
+conditions, with the step at each; its level and the accepted level; and the
+smallest change that one night and three nights show.
+
+examples:
+  run_benchmarks.py nightly history gpt3_6.7B
+  run_benchmarks.py nightly history gpt3_6.7B:torch --chart
+  run_benchmarks.py nightly history gpt3_6.7B --json
+"""
+
+if TYPE_CHECKING:
+    from levelfield.store.database import Store
+
+DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+
+def _why_options(parser: argparse.ArgumentParser) -> None:
+    _series(parser)
+    parser.add_argument("--why", required=True, metavar="TEXT", help="the reason; the event stores it")
+    parser.add_argument("--who", metavar="NAME", help="who states it (default: the user's name)")
+    store_option(parser)
+
+
+def _until_options(parser: argparse.ArgumentParser) -> None:
+    _why_options(parser)
+    parser.add_argument("--until", metavar="DATE", help="the acceptance ends after this day, such as 2026-12-31")
+
+
+def _accept_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--run", action="append", default=[], metavar="ID", help="evidence; may be repeated")
+    _until_options(parser)
+
+
+def _step_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--everywhere", action="store_true", help="the same change in every other series that has it")
+    _until_options(parser)
+
+
+def _levels_options(parser: argparse.ArgumentParser) -> None:
+    _series(parser, nargs="?")
+    json_option(parser)
+    store_option(parser)
+
+
+def _history_options(parser: argparse.ArgumentParser) -> None:
+    _series(parser)
+    parser.add_argument("--chart", action="store_true", help="draw the last nights with characters")
+    json_option(parser)
+    store_option(parser)
+
+
+def _series(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
+    parser.add_argument("series", nargs=nargs, metavar="SERIES", help="a case with one series, a label or a digest")
+
+
+def _state(options: argparse.Namespace, kind: str) -> int:
+    """Add the event and print it. Return 0. Raises UsageError where the evidence accepts nothing."""
+    from levelfield.cli.stored_nights import now, one_series, past_findings
+    from levelfield.compare.eras import held
+    from levelfield.store.database import Store
+    from levelfield.studies import baselines
+
+    until = None if kind == "note" else _day(options.until)
+    with Store.open(options.store) as store:
+        found = one_series(store, options.series)
+        others: list[StoreEvent] = []
+        who, at, points = options.who or getpass.getuser(), now(), store.points([found.digest])[found.digest]
+        if kind == "level":
+            past = [f for f in past_findings(store) if f.series in ("", found.digest)]
+            baseline = held(store.events(found.digest), at)
+            evidence = baselines.Evidence(found.digest, tuple(points), tuple(past), tuple(options.run), baseline)
+            event = baselines.accepted_baseline(evidence, who, options.why, at, until)
+        elif kind == "step":
+            event = baselines.accepted_step(found.digest, points, who, options.why, at, until)
+            others = baselines.same_steps(event, store.points()) if options.everywhere else []
+        else:
+            event = baselines.note(found.digest, who, options.why, at)
+        for each in (event, *others):
+            store.add_event(each)
+        kept = _kept_build(store, event) if event.kind == "baseline" else []
+    more = [*kept, *([f"and the same change in {len(others)} other series"] if others else [])]
+    print("\n".join([found.series.label, *event_lines([event]), *more]))
+    return 0
+
+
+def _kept_build(store: Store, event: StoreEvent) -> list[str]:
+    """Check the accepted build out, so that pairs can run it later, and say so. A repository may lose its commit."""
+    from levelfield.run.builds import build_of
+
+    subject = store.record(event.runs[-1]).subject
+    if subject.commit is None or subject.is_dirty is not False:
+        return ["no pairs can run this build: it had files that no commit has"]
+    try:
+        build = build_of(subject.commit, say=lambda text: None)
+    except RunFailed as error:
+        return [wrapped(f"no pairs can run this build: {error}", 2)]
+    return [f"the build {build} is kept for pairs"]
+
+
+def _list(options: argparse.Namespace) -> int:
+    from levelfield.cli.stored_nights import one_series
+    from levelfield.store.database import Store
+
+    with Store.open(options.store) as store:
+        chosen = one_series(store, options.series).digest if options.series else None
+        events, labels = store.events(chosen), {s.digest: s.series.label for s in store.series()}
+    if options.json:
+        print(json.dumps([{"schema": e.schema_name(), **e.model_dump(mode="json")} for e in events], indent=2))
+        return 0
+    print("\n".join(_listed(events, labels)) or "no events; `nightly accept` makes one")
+    return 0
+
+
+def _listed(events: list[StoreEvent], labels: dict[str, str]) -> list[str]:
+    lines: list[str] = []
+    for event in events:
+        lines += [labels.get(event.series or "", event.series or f"node {event.node}"), *event_lines([event])]
+    return lines
+
+
+def _day(text: str | None) -> str | None:
+    if text is not None and not DATE.fullmatch(text):
+        raise UsageError(f"--until: found '{text}', expected a date such as 2026-12-31")
+    return text
+
+
+def _history(options: argparse.Namespace) -> int:
+    """Return 0. Raises UnknownName for a series that the store does not have."""
+    from levelfield.cli.stored_nights import history_input, named_series, now
+    from levelfield.store.database import Store
+    from levelfield.studies.series_history import figure_histories
+
+    rows, lines = [], []
+    with Store.open(options.store, read_only=True) as store:
+        found, when = named_series(store, options.series), now()
+        given = history_input(store, found)
+        for stored in found:
+            histories = figure_histories(given, stored.digest, when)
+            events = [event for event in given.events if event.series == stored.digest]
+            rows.append(
+                {
+                    "schema": "levelfield.history/1",
+                    "series": stored.digest,
+                    "label": stored.series.label,
+                    "figures": [asdict(history) for history in histories],
+                    "events": [event.model_dump(mode="json") for event in events],
+                }
+            )
+            lines += [wrapped(f"{stored.series.label}  ({stored.digest.removeprefix('sha256:')[:10]})", 2)]
+            lines += [line for history in histories for line in history_lines(history, options.chart)]
+            lines += (["events", *event_lines(events)] if events else []) + [""]
+    print(json.dumps(rows, indent=2) if options.json else "\n".join(lines[:-1]))
+    return 0
+
+
+COMMANDS = {
+    "nightly accept": Command(ACCEPT, _accept_options, partial(_state, kind="level")),
+    "nightly accept-step": Command(STEP, _step_options, partial(_state, kind="step")),
+    "nightly note": Command(NOTE, _why_options, partial(_state, kind="note")),
+    "nightly levels": Command(LEVELS, _levels_options, _list),
+    "nightly history": Command(HISTORY, _history_options, _history),
+}

@@ -1,0 +1,255 @@
+"""Commands by their words: each is one module, which nothing else names; help that teaches; the names that they had."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import levelfield.cli
+import pytest
+from levelfield.cli.command_line import FORMER, READERS, Command, listed, overview, parser_of
+from levelfield.cli.main import main
+from plans import PLUGINS, ROOT
+
+KNOWN = listed()
+ACTIONS = [
+    words
+    for words, each in KNOWN.items()
+    if importlib.import_module(f"levelfield.cli.{each.module}").COMMANDS[" ".join(words)].execute
+]
+SCRATCH = '''\
+"""`greet` (bring your own): print a greeting
+`greet twice`: print it two times
+"""
+
+from levelfield.cli.command_line import Command
+
+
+def _greet(options):
+    print(f"hello {options.name}")
+    return 0
+
+
+def _twice(options):
+    return _greet(options) + _greet(options)
+
+
+def _name(parser):
+    parser.add_argument("name")
+
+
+COMMANDS = {"greet": Command("Greet.", _name, _greet), "greet twice": Command("Greet twice.", _name, _twice)}
+'''
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a command line with --help prints."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        parser_of([*arguments, "--help"])
+    assert not ended.value.code
+    return capsys.readouterr().out
+
+
+# -- a command is one module
+
+
+def test_a_command_is_added_by_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "scratch_command.py").write_text(SCRATCH)
+    monkeypatch.setattr(levelfield.cli, "__path__", [*levelfield.cli.__path__, str(tmp_path)])
+    text = shown(capsys)
+    assert "bring your own:\n  case" in text and "\n  greet       print a greeting\n" in text
+    assert main(["greet", "you"]) == 0 and capsys.readouterr().out == "hello you\n"
+    assert main(["greet", "twice", "you"]) == 0 and capsys.readouterr().out == "hello you\nhello you\n"
+    assert "greet twice  print it two times" in shown(capsys, "greet")
+    assert main(["greets"]) == 2 and "did you mean `greet`?" in capsys.readouterr().err
+    sys.modules.pop("levelfield.cli.scratch_command")
+
+
+def test_what_a_module_declares_is_what_it_has() -> None:
+    for module in {each.module for each in KNOWN.values()}:
+        declared = {" ".join(words) for words, each in KNOWN.items() if each.module == module}
+        commands = importlib.import_module(f"levelfield.cli.{module}").COMMANDS
+        assert set(commands) == declared, module
+        assert all(isinstance(each, Command) and each.description for each in commands.values())
+
+
+def test_the_first_words_are_fourteen_and_each_has_its_readers() -> None:
+    first = {words[0]: each.readers for words, each in KNOWN.items() if len(words) == 1 and words != ("run",)}
+    assert set(first.values()) == set(READERS) and len(first) == 14
+    assert {words[0] for words in KNOWN} == {*first, "run"}
+    assert all(each.readers is None for words, each in KNOWN.items() if len(words) > 1)
+
+
+def test_a_call_imports_the_module_of_its_command_alone() -> None:
+    code = (
+        "import sys; from levelfield.cli.command_line import parser_of\n"
+        "try: parser_of(sys.argv[1:])\nexcept SystemExit: pass\n"
+        "print(*sorted(name for name in sys.modules if name.endswith('_command') and 'levelfield.cli.' in name))\n"
+        "print('pydantic' in sys.modules)"
+    )
+    for words, loaded, heavy in (
+        (["--help"], "", False),
+        (["nightly", "--help"], "levelfield.cli.nightly_command", False),
+        (["store", "info"], "levelfield.cli.store_command", True),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words], capture_output=True, text=True, check=True, cwd=ROOT / "platform"
+        )
+        *_, modules, found = done.stdout.splitlines()
+        assert (modules, found == "True") == (loaded, heavy), words
+
+
+# -- help
+
+
+@pytest.mark.parametrize("words", [(), *KNOWN], ids=" ".join)
+def test_help_ends_well_and_fits_eighty_columns(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = shown(capsys, *words)
+    assert text.startswith("usage: run_benchmarks.py") and [line for line in text.splitlines() if len(line) > 80] == []
+
+
+@pytest.mark.parametrize("words", KNOWN, ids=" ".join)
+def test_help_teaches_by_examples_of_the_same_command(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = shown(capsys, *words).replace("\\\n      ", "")
+    lines = [line.strip() for line in text.splitlines() if line.startswith("  run_benchmarks.py ")]
+    others = {("run",): "--", ("plan",): "environment make"}  # what a rehearsal needs
+    starts = tuple(f"run_benchmarks.py {name}" for name in (words[0], others.get(words, words[0])))
+    assert lines and all(line.startswith(starts) for line in lines)
+    for line in lines:
+        parser_of(shlex.split(re.split(r"\s{2,}", line)[0])[1:])
+
+
+def test_the_first_help_is_one_screen_and_names_every_first_word() -> None:
+    text = overview(KNOWN)
+    assert len(text.splitlines()) <= 50 and all(f"\n{readers}:\n" in text for readers in READERS)
+    assert all(re.search(rf"^  {words[0]} ", text, re.MULTILINE) for words in KNOWN if words != ("run",))
+    for option in re.findall(r"--[a-z-]+(?= )", text):
+        assert option == "--help" or parser_of(["--case", "x", *_with_value(option)])
+
+
+def _with_value(option: str) -> list[str]:
+    values = {"--scale": "smoke", "--runtime": "docker", "--repeat": "2"}
+    return [option] if option in ("--dry-run", "--json", "--version") else [option, values.get(option, "x")]
+
+
+def test_a_command_with_commands_below_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in KNOWN:
+        text = shown(capsys, *words[:-1]) if len(words) > 1 else shown(capsys)
+        assert f"  {' '.join(words)} " in text or words == ("run",), words
+
+
+# -- the words of a command, and options before and after them
+
+
+@pytest.mark.parametrize("words", ACTIONS, ids=" ".join)
+def test_shared_options_stand_before_between_and_after_the_words(words: tuple[str, ...]) -> None:
+    given = {
+        ("show",): ["tiny"],
+        ("compare",): ["A", "B"],
+        ("align", "references", "list"): [],
+    }
+    needed = given.get(words)
+    if needed is None:
+        return
+    shared = ["--plugins", "P", "--case-file", "F", "--runs=R"]
+    forms = ([*shared, *words, *needed], [*words, *needed, *shared], [words[0], *shared, *words[1:], *needed])
+    for form in forms:
+        found = parser_of(form)
+        assert (found.plugins, found.case_file, found.runs) == ([Path("P")], [Path("F")], Path("R")), form
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--json", "show", "cases"],
+        ["--chips", "F", "show", "cases", "--json"],
+        ["--runs", "R", "--json", "--case", "tiny:fake"],
+        ["run", "--json", "--case", "tiny:fake"],
+        ["align", "--json", "latest"],
+    ],
+    ids=" ".join,
+)
+def test_json_and_chips_stand_before_the_words_too(arguments: list[str]) -> None:
+    found = parser_of(arguments)
+    assert found.json and (found.chips == Path("F")) == ("--chips" in arguments)
+
+
+def test_the_longest_words_win() -> None:
+    def called(*arguments: str) -> str:
+        command = parser_of(arguments).command
+        return f"{command.__module__.removeprefix('levelfield.cli.')}.{command.__name__}"
+
+    assert called("plan", "tiny") == "plan_command.execute" and called("plan", "sweep", "x") == "sweep_command.execute"
+    assert (
+        called("report", "latest") == "report_command.execute"
+        and called("report", "pages", "x") == "pages_command._pages"
+    )
+    assert called("align", "references", "list") == "references_command._list"
+    assert called("--case", "x") == called("run", "--case", "x") == "run_command.execute"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["reprot", "latest"], "unknown command 'reprot'; did you mean `report`?"),
+        (["gaet"], "unknown command 'gaet'; did you mean `nightly gate`?"),
+        (["nightly", "gaet"], "unknown command 'nightly gaet'; did you mean `nightly gate`?"),
+        (["environment", "image", "biuld"], "did you mean `environment image build`?"),
+        (["zzzz"], "unknown command 'zzzz'; `--help` lists the commands"),
+        (["tiny:fake"], "a case string follows --case: `run_benchmarks.py --case tiny:fake`"),
+        (["nightly"], "`nightly`: found nothing after it, expected one of run, "),
+        (["show", "case"], "did you mean `show cases`?"),
+        (["show", "cases", "--diff"], "expected a case beside it: show CASE --diff"),
+        (["report", "latest", "--formt", "csv"], "unrecognized arguments: --formt csv; did you mean --format?"),
+        (["--case", "tiny:fake", "--dryrun"], "unrecognized arguments: --dryrun; did you mean --dry-run?"),
+        (["reveal", "check", "a", "b"], "`reveal` is gone"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistyped_word_gets_the_nearest_one(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main([*arguments, "--plugins", str(PLUGINS)])
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "") and says in " ".join(err.split())
+
+
+@pytest.mark.parametrize(("before", "now"), FORMER.items())
+def test_a_former_name_names_the_new_place(before: str, now: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*before.split(), "x"]) == 2
+    assert f"error: `{before}` is now `{now}`\n" in capsys.readouterr().err
+    for name in re.split("`, `|` or `", now):
+        assert tuple(name.split()) in KNOWN, name
+
+
+def test_no_message_names_a_command_by_a_former_name() -> None:
+    """What the platform says to type is what there is."""
+    former = "|".join(re.escape(name) for name in FORMER if not name.startswith(("nightly", "report")))
+    files = [path for path in (ROOT / "platform").rglob("*") if path.suffix in (".py", ".j2", ".js")]
+    assert len(files) > 300
+    for path in files:
+        text = path.read_text(encoding="utf-8")
+        found = re.findall(
+            rf"`(?:run_benchmarks\.py )?(?:{former})(?: [^`]*)?`|run_benchmarks\.py (?:{former})\b", text
+        )
+        ours = {"command_line.py": 99}.get(path.name, 0)
+        assert len([each for each in found if each not in NO_COMMANDS]) <= ours, (path, found)
+
+
+# The same words for other things: keys of files, kinds of events.
+NO_COMMANDS = {"`baseline`", "`environment`", "`image`", "`diagnose`", "`gate`"}
