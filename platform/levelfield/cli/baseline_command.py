@@ -8,9 +8,9 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from levelfield.cli.history_chart import event_lines
 from levelfield.cli.store_options import store_argument
 from levelfield.errors import RunFailed, UsageError
+from levelfield.nights.history_chart import event_lines
 from levelfield.report.words import wrapped
 from levelfield.specs.record import StoreEvent
 
@@ -46,10 +46,10 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _state(options: argparse.Namespace) -> int:
-    from levelfield.cli.stored_nights import now, one_series, past_findings
-    from levelfield.compare.eras import held
+    from levelfield.nights import baselines
+    from levelfield.nights.stored_nights import now, one_series, past_findings
+    from levelfield.series.eras import held
     from levelfield.store.database import Store
-    from levelfield.studies import baselines
 
     until = None if options.action == "note" else _day(options.until)
     with Store.open(options.store) as store:
@@ -89,7 +89,7 @@ def _kept_build(store: Store, event: StoreEvent) -> list[str]:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from levelfield.cli.stored_nights import one_series
+    from levelfield.nights.stored_nights import one_series
     from levelfield.store.database import Store
 
     with Store.open(options.store) as store:

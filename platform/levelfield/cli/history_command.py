@@ -31,10 +31,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Return 0. Raises UnknownName for a series that the store does not have."""
-    from levelfield.cli.history_chart import event_lines, history_lines
-    from levelfield.cli.stored_nights import history_input, named_series, now
+    from levelfield.nights.history_chart import event_lines, history_lines
+    from levelfield.nights.series_history import figure_histories
+    from levelfield.nights.stored_nights import history_input, named_series, now
     from levelfield.store.database import Store
-    from levelfield.studies.series_history import figure_histories
 
     rows, lines = [], []
     with Store.open(options.store, read_only=True) as store:

@@ -9,10 +9,11 @@ from typing import Any
 
 from levelfield.catalog.registry import Registry
 from levelfield.cli.named_runs import NamedRuns
-from levelfield.cli.stored_nights import gate_input
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
 from levelfield.judge.collector import collect
+from levelfield.nights.gate import compared
+from levelfield.nights.stored_nights import gate_input
 from levelfield.report.words import wrapped
 from levelfield.rundir.raw_files import read_raw
 from levelfield.site.results import GivenRuns, StoredResults
@@ -21,7 +22,6 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import RunRecord
 from levelfield.store.database import Store
 from levelfield.store.run_record import record_of
-from levelfield.studies.gate import compared
 
 _NAMED = 5  # runs of a message
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from levelfield.compare.findings import WORDS
+from levelfield.series.findings import WORDS
 from levelfield.site.gathering import SiteContent
 from levelfield.site.history_columns import SeriesRuns, seconds_of
 from levelfield.site.night_findings import NightFinding

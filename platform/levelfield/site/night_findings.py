@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from levelfield.compare.findings import WORDS, FindingWord
+from levelfield.series.findings import WORDS, FindingWord
 
 _NO_CHANGES = ("missing", "new series", "no change")  # each has its place elsewhere on the page
 CHANGES = tuple(word for word in WORDS if word not in _NO_CHANGES)

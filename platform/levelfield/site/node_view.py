@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from levelfield.compare.segments import Segment, segments_of
+from levelfield.series.segments import Segment, segments_of
 from levelfield.site.gathering import SiteContent
 from levelfield.site.history_columns import SeriesRuns, SurroundingDocuments, differences, seconds_of
 from levelfield.specs.record import Point, StoreEvent

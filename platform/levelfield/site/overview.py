@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from levelfield.compare.findings import COMPARED, WORDS
-from levelfield.compare.level import FEWEST
+from levelfield.series.findings import COMPARED, WORDS
+from levelfield.series.level import FEWEST
 from levelfield.site.gathering import SiteContent
 from levelfield.site.latest_matrix import LatestMatrix, latest_matrix
 from levelfield.site.night_findings import CHANGES, NightFinding, in_order

@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from levelfield.compare.findings import WORDS
 from levelfield.report.escapes import printable
 from levelfield.report.words import GIB
+from levelfield.series.findings import WORDS
 from levelfield.site.page_texts import HTML_LANGUAGES, LANGUAGES, text
 
 # No inline script or style, nothing from elsewhere. `file:` pages load their own folder as 'self'.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from levelfield.compare.findings import WORDS
+from levelfield.series.findings import WORDS
 from levelfield.site.gathering import gathered
 from levelfield.site.latest_matrix import LatestMatrix
 from levelfield.site.night_findings import finding_of, in_order

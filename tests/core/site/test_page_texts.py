@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from levelfield.compare.findings import WORDS
+from levelfield.series.findings import WORDS
 from levelfield.site.page_texts import HTML_LANGUAGES, LANGUAGES, script_texts, text, texts
 from levelfield.specs.record import EventKind, Evidence, Gated, Purpose
 from levelfield.specs.result import Word
