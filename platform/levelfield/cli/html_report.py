@@ -14,10 +14,10 @@ from levelfield.errors import UsageError
 from levelfield.judge.collector import collect
 from levelfield.nights.gate import compared
 from levelfield.nights.stored_nights import gate_input
+from levelfield.pages.page_building import BuiltPages, build_pages
+from levelfield.pages.results import GivenRuns, StoredResults
 from levelfield.report.words import wrapped
 from levelfield.rundir.raw_files import read_raw
-from levelfield.site.results import GivenRuns, StoredResults
-from levelfield.site.site_building import BuiltSite, build_site
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import RunRecord
 from levelfield.store.database import Store
@@ -32,7 +32,7 @@ def write_pages(options: argparse.Namespace) -> int:
     named, terminal = NamedRuns(options), Terminal(quiet=False)
     registry = Registry(options.plugins, case_files=options.case_file)
     with _results(options, named) as results, terminal.bytes_progress("writing pages") as progress:
-        built = build_site(results, options.html, registry, _judged(results), progress)
+        built = build_pages(results, options.html, registry, _judged(results), progress)
     print("\n".join(_said(built, options)))
     named.raise_error()
     return 0
@@ -80,7 +80,7 @@ def _refuse_others(options: argparse.Namespace) -> None:
         raise UsageError(f"report --html: found {', '.join(given)}, which pages do not have; leave it out")
 
 
-def _said(built: BuiltSite, options: argparse.Namespace) -> Iterator[str]:
+def _said(built: BuiltPages, options: argparse.Namespace) -> Iterator[str]:
     yield f"pages    {options.html}: {built.runs:,} run(s) in {built.series:,} series, {built.files:,} files"
     if built.rebuilt < built.series:
         yield f"series   {built.rebuilt:,} written again; the others did not change"

@@ -34,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Serve until Ctrl-C. Return 0. Raises UsageError for a folder without pages, and for the address."""
-    from levelfield.site.site_server import opened_server
+    from levelfield.pages.page_server import opened_server
 
     server = opened_server(options.folder, options.host, options.port)
     print(f"serving {options.folder} at {server.url} (Ctrl-C ends it)", flush=True)

@@ -27,6 +27,7 @@ from levelfield.nights.night_order import Candidate, expected_seconds, is_other_
 from levelfield.nights.night_state import NightState, PairRun, durations, read_state, state_path, write_state
 from levelfield.nights.nightly import NightRun, NightTools, fresh_state, run_entries
 from levelfield.nights.stored_nights import gate_input
+from levelfield.pages.page_building import build_pages
 from levelfield.plan.request import UserRequest
 from levelfield.run import certification, scheduler
 from levelfield.run.builds import Build, build_of
@@ -38,7 +39,6 @@ from levelfield.series.level import level_of
 from levelfield.series.pairs import MOST_PAIRS
 from levelfield.series.segments import in_history, observations
 from levelfield.series.trigger import detectable
-from levelfield.site.site_building import build_site
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import Point, RunRecord, StoreEvent, Subject
@@ -136,7 +136,7 @@ class NightSession:
         """Write the static site of the whole store, with the findings of this night."""
         with self.output.bytes_progress("writing pages") as progress:
             judged = [finding.model_dump(mode="json") for finding in report.findings]
-            build_site(self.store, folder, self.registry, judged, progress)
+            build_pages(self.store, folder, self.registry, judged, progress)
         self.output.say(f"pages: {folder / 'index.html'}")
 
     def _start(self, job: scheduler.Job) -> Result:

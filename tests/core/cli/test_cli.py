@@ -111,7 +111,7 @@ def test_the_version_is_said(command: Command) -> None:
         (["report", "latest", "--store", "x"], "report --store: needs --html DIR"),
         (["report", "latest", "--html", "x", "--format", "csv"], "found --format csv, which pages do not have"),
         (["report", "latest", "--html", "x", "--store", "y"], "found --store, which pages do not have"),
-        (["serve", "/no/folder"], "/no/folder: this is no site; make one with report --html"),
+        (["serve", "/no/folder"], "/no/folder: this is no folder of pages; make one with report --html"),
         (["data"], "the following arguments are required: action"),
         (["--quiet"], "nothing to run: give --case CASE:FRAMEWORK or --suite NAME"),
         (["--case", "tinny:fake"], "unknown case 'tinny'; nearest: tiny"),

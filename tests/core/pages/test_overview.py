@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from levelfield.pages.gathering import gathered
+from levelfield.pages.latest_matrix import LatestMatrix
+from levelfield.pages.night_findings import finding_of, in_order
+from levelfield.pages.overview import ROWS, Overview, overview
+from levelfield.pages.results import GivenRuns
+from levelfield.pages.series_summary import summary_of
 from levelfield.series.findings import WORDS
-from levelfield.site.gathering import gathered
-from levelfield.site.latest_matrix import LatestMatrix
-from levelfield.site.night_findings import finding_of, in_order
-from levelfield.site.overview import ROWS, Overview, overview
-from levelfield.site.results import GivenRuns
-from levelfield.site.series_summary import summary_of
 from levelfield.specs.record import RunRecord, StoreEvent
 from seeded_nights import SeededNights, digest
 

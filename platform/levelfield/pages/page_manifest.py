@@ -15,7 +15,7 @@ NAME = "site.json"
 PLACES = re.compile(r"(zh/)?[a-z0-9-]+\.html|(assets|assets/uplot|data)/[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-class SiteManifest(Document):
+class PagesManifest(Document):
     """site.json of a site. files: by name a digest of what they were made from, empty for those made each time."""
 
     KIND: ClassVar[str] = "site"
@@ -23,18 +23,20 @@ class SiteManifest(Document):
     files: dict[str, str]
 
 
-def manifest_of(folder: Path) -> SiteManifest:
+def manifest_of(folder: Path) -> PagesManifest:
     """Return the manifest of a site. Raises UsageError for a folder that is no site."""
     try:
-        found = load(SiteManifest, folder / NAME)
+        found = load(PagesManifest, folder / NAME)
     except DocumentError as error:
-        raise UsageError(f"{folder}: this is no site; make one with report --html {folder}. {error}") from None
+        raise UsageError(
+            f"{folder}: this is no folder of pages; make one with report --html {folder}. {error}"
+        ) from None
     if foreign := [name for name in found.files if not PLACES.fullmatch(name)]:
         raise UsageError(f"{folder / NAME}: key 'files': found '{foreign[0]}', expected pages, assets/ and data/")
     return found
 
 
-def opened(folder: Path) -> SiteManifest:
+def opened(folder: Path) -> PagesManifest:
     """Make the folder, and return the manifest of the site that it holds, an empty one for a new folder.
 
     A new folder gets it at once: what a full disk or Ctrl-C leaves of a site is then known as one at the next try.
@@ -43,7 +45,7 @@ def opened(folder: Path) -> SiteManifest:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not any(folder.iterdir()):
-            empty = SiteManifest(files={})
+            empty = PagesManifest(files={})
             write_atomically(folder / NAME, dump(empty))
             return empty
     except OSError as error:
@@ -52,11 +54,11 @@ def opened(folder: Path) -> SiteManifest:
         return manifest_of(folder)
     except UsageError:
         if not (folder / NAME).exists():
-            raise UsageError(f"--html {folder}: has other files; name a new folder or one with a site") from None
+            raise UsageError(f"--html {folder}: has other files; name a new folder or one with pages") from None
         raise
 
 
-class SiteWriter:
+class PagesWriter:
     """Writes the files of a site. It keeps those that were made from the same content before."""
 
     def __init__(self, folder: Path) -> None:
@@ -81,6 +83,6 @@ class SiteWriter:
 
     def finish(self) -> None:
         """Write the manifest, then remove files that only the site before had."""
-        write_atomically(self._folder / NAME, dump(SiteManifest(files=dict(sorted(self.stamps.items())))))
+        write_atomically(self._folder / NAME, dump(PagesManifest(files=dict(sorted(self.stamps.items())))))
         for name in set(self._before.files) - set(self.stamps):
             (self._folder / name).unlink(missing_ok=True)

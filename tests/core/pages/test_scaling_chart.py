@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from compared_records import record
 from levelfield.catalog.registry import Registry
-from levelfield.site.gathering import gathered
-from levelfield.site.results import GivenRuns
-from levelfield.site.scaling_chart import ScalingChart, scaling_charts
-from levelfield.site.series_summary import summary_of
-from levelfield.site.site_building import build_site
+from levelfield.pages.gathering import gathered
+from levelfield.pages.page_building import build_pages
+from levelfield.pages.results import GivenRuns
+from levelfield.pages.scaling_chart import ScalingChart, scaling_charts
+from levelfield.pages.series_summary import summary_of
 from levelfield.specs.layout import Layout
 from levelfield.specs.record import RunRecord
 
@@ -68,7 +68,7 @@ def test_a_slow_down_and_a_speed_up_beyond_the_ideal_stay_in_the_picture() -> No
 
 
 def test_the_page_has_the_chart_and_the_table(tmp_path: Path) -> None:
-    build_site(GivenRuns([on(n, rate) for n, rate in RATES.items()]), tmp_path / "site", Registry())
+    build_pages(GivenRuns([on(n, rate) for n, rate in RATES.items()]), tmp_path / "site", Registry())
     for page, title in (("case-*.html", "Strong scaling"), ("zh/case-*.html", "强扩展")):
         (path,) = (tmp_path / "site").glob(page)
         text = path.read_text(encoding="utf-8")
@@ -77,6 +77,6 @@ def test_the_page_has_the_chart_and_the_table(tmp_path: Path) -> None:
 
 
 def test_a_case_on_one_number_of_devices_has_no_chart(tmp_path: Path) -> None:
-    build_site(GivenRuns([on(2, 900.0)]), tmp_path / "site", Registry())
+    build_pages(GivenRuns([on(2, 900.0)]), tmp_path / "site", Registry())
     (path,) = (tmp_path / "site").glob("case-*.html")
     assert "<svg" not in path.read_text(encoding="utf-8")

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from hostile_texts import hostile_record
 from levelfield.catalog.registry import Registry
-from levelfield.site.results import GivenRuns
-from levelfield.site.site_building import build_site
+from levelfield.pages.page_building import build_pages
+from levelfield.pages.results import GivenRuns
 from seeded_nights import SeededNights
 
 
 @pytest.fixture(scope="session")
-def seeded_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def seeded_pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight series of forty nights, with every kind of finding."""
     folder = tmp_path_factory.mktemp("site") / "site"
-    build_site(SeededNights().results(), folder, Registry())
+    build_pages(SeededNights().results(), folder, Registry())
     return folder
 
 
@@ -33,7 +33,7 @@ def hostile_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "detail": ATTACK,
     }
     results = GivenRuns([calm, record], findings={"2026-11-02": [finding]}, expected={"2026-11-02": {ATTACK: None}})
-    build_site(results, folder, Registry())
+    build_pages(results, folder, Registry())
     return folder
 
 

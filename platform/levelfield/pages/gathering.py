@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from levelfield.site.escaped_data import slug
-from levelfield.site.history_columns import SeriesRuns, seconds_of
-from levelfield.site.night_findings import CALM, NightFinding, finding_of, latest_of_each
-from levelfield.site.results import SeriesEntry, StoredResults
+from levelfield.pages.escaped_data import slug
+from levelfield.pages.history_columns import SeriesRuns, seconds_of
+from levelfield.pages.night_findings import CALM, NightFinding, finding_of, latest_of_each
+from levelfield.pages.results import SeriesEntry, StoredResults
 from levelfield.specs.record import Point, StoreEvent
 
 NIGHTS_SHOWN = 30  # of which the case pages repeat what the gate said
 
 
 @dataclass(frozen=True)
-class SiteContent:
+class PagesContent:
     """series: by digest. findings, expected: of the last nights; `night` is the last. unreadable: runs left out.
 
     expected: of the last night, entry name to the digest of its series, None where it never ran.
@@ -47,7 +47,7 @@ class SiteContent:
         return dict(sorted(found.items()))
 
 
-def gathered(results: StoredResults, judged: Sequence[Mapping[str, Any]] = ()) -> SiteContent:
+def gathered(results: StoredResults, judged: Sequence[Mapping[str, Any]] = ()) -> PagesContent:
     """Read a store. A run whose time cannot be read is left out and named in `unreadable`.
 
     judged: findings of the last night by the gate without pairs. A gate does not store a plain `no change`. So they
@@ -56,7 +56,7 @@ def gathered(results: StoredResults, judged: Sequence[Mapping[str, Any]] = ()) -
     points, nights = results.points(), sorted(results.nights())
     unreadable: list[str] = []
     series = [_runs(entry, points.get(entry.digest, ()), unreadable) for entry in results.series()]
-    return SiteContent(
+    return PagesContent(
         series={each.digest: each for each in series if each.points},
         events=tuple(event for event in results.events() if _is_time(event.at)),
         night=nights[-1] if nights else None,

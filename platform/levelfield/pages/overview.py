@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from levelfield.pages.gathering import PagesContent
+from levelfield.pages.latest_matrix import LatestMatrix, latest_matrix
+from levelfield.pages.night_findings import CHANGES, NightFinding, in_order
+from levelfield.pages.series_summary import SeriesSummary
 from levelfield.series.findings import COMPARED, WORDS
 from levelfield.series.level import FEWEST
-from levelfield.site.gathering import SiteContent
-from levelfield.site.latest_matrix import LatestMatrix, latest_matrix
-from levelfield.site.night_findings import CHANGES, NightFinding, in_order
-from levelfield.site.series_summary import SeriesSummary
 from levelfield.specs.record import StoreEvent
 
 ROWS = 60  # of the table of changes, so that the first page stays small
@@ -70,7 +70,7 @@ class Overview:
         return sum(self.counts[word] for word in (*CHANGES, "missing") if word not in ("improvement", "inconclusive"))
 
 
-def overview(content: SiteContent, summaries: Mapping[str, SeriesSummary]) -> Overview:
+def overview(content: PagesContent, summaries: Mapping[str, SeriesSummary]) -> Overview:
     """Return the overview. summaries: by series digest."""
     tonight, missing = in_order(content.tonight), _missing(content)
     counts = Counter(finding.word for finding in tonight)
@@ -93,12 +93,12 @@ def overview(content: SiteContent, summaries: Mapping[str, SeriesSummary]) -> Ov
     )
 
 
-def _placed(finding: NightFinding, content: SiteContent) -> ChangedSeries:
+def _placed(finding: NightFinding, content: PagesContent) -> ChangedSeries:
     runs = content.series.get(finding.series)
     return ChangedSeries(finding, runs.slug if runs else None, runs.case_slug if runs else None)
 
 
-def _missing(content: SiteContent) -> list[MissingEntry]:
+def _missing(content: PagesContent) -> list[MissingEntry]:
     """Return expected entries without a run, by the gate's findings and by the runs of the night themselves."""
     of_gate = [finding for finding in content.tonight if finding.word == "missing"]
     said, labels = {f.series: f.label for f in of_gate}, {f.label for f in of_gate}
@@ -110,19 +110,19 @@ def _missing(content: SiteContent) -> list[MissingEntry]:
     return [*found, *(MissingEntry(name, None, None, None) for name in never)]
 
 
-def _ran(digest: str, content: SiteContent) -> bool:
+def _ran(digest: str, content: PagesContent) -> bool:
     runs = content.series.get(digest)
     return runs is not None and any(point.night == content.night for point in runs.points)
 
 
-def _missing_entry(name: str, digest: str, content: SiteContent) -> MissingEntry:
+def _missing_entry(name: str, digest: str, content: PagesContent) -> MissingEntry:
     runs = content.series.get(digest)
     if runs is None:
         return MissingEntry(name, None, None, None)
     return MissingEntry(name, runs.slug, runs.case_slug, runs.points[-1].began)
 
 
-def _quarantined(content: SiteContent) -> list[StoreEvent]:
+def _quarantined(content: PagesContent) -> list[StoreEvent]:
     """Return for each node that is left out the event that said so."""
     latest: dict[str, StoreEvent] = {}
     for event in sorted(content.events, key=lambda event: event.at):

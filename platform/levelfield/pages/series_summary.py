@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from levelfield.site.history_columns import SeriesRuns
+from levelfield.pages.history_columns import SeriesRuns
 from levelfield.specs.record import Point
 
 

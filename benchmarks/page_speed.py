@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "platform"), str(ROOT / "tests" / "core")]
 
 from levelfield.catalog.registry import Registry  # noqa: E402
-from levelfield.site.site_building import build_site  # noqa: E402
+from levelfield.pages.page_building import build_pages  # noqa: E402
 from levelfield.store.database import Store  # noqa: E402
 from seeded_nights import SeededNights  # noqa: E402
 
@@ -48,10 +48,10 @@ def measure(plan: SeededNights, folder: Path, with_browser: bool) -> dict[str, f
     figures: dict[str, float] = {"results": sum(1 for _ in plan.records()), "series": plan.series}
     with Store.open(str(folder / "results.sqlite")) as store:
         store.add(record for record in plan.records() if record.night != last)
-        figures["whole_cpu_seconds"] = cpu_seconds(lambda: build_site(store, site, Registry()))
-        figures["nothing_new_cpu_seconds"] = cpu_seconds(lambda: build_site(store, site, Registry()))
+        figures["whole_cpu_seconds"] = cpu_seconds(lambda: build_pages(store, site, Registry()))
+        figures["nothing_new_cpu_seconds"] = cpu_seconds(lambda: build_pages(store, site, Registry()))
         store.add(record for record in plan.records() if record.night == last)
-        figures["one_more_night_cpu_seconds"] = cpu_seconds(lambda: build_site(store, site, Registry()))
+        figures["one_more_night_cpu_seconds"] = cpu_seconds(lambda: build_pages(store, site, Registry()))
     files = [path for path in site.rglob("*") if path.is_file()]
     figures["files"] = len(files)
     figures["megabytes"] = sum(path.stat().st_size for path in files) / 1e6

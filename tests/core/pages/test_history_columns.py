@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from levelfield.cli.arguments import parser_of
-from levelfield.site.gathering import gathered
-from levelfield.site.history_columns import (
+from levelfield.pages.gathering import gathered
+from levelfield.pages.history_columns import (
     SeriesRuns,
     SurroundingDocuments,
     differences,
@@ -17,9 +17,9 @@ from levelfield.site.history_columns import (
     month_of,
     seconds_of,
 )
-from levelfield.site.results import GivenRuns
-from levelfield.site.run_details import command, month_file
-from levelfield.site.series_summary import summary_of
+from levelfield.pages.results import GivenRuns
+from levelfield.pages.run_details import command, month_file
+from levelfield.pages.series_summary import summary_of
 from levelfield.specs.base import dump, parse
 from levelfield.specs.record import RunRecord
 from seeded_nights import SeededNights

@@ -8,8 +8,8 @@ from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any
 
+from levelfield.pages.results import StoredResults
 from levelfield.series.segments import segments_of
-from levelfield.site.results import StoredResults
 from levelfield.specs.base import Value
 from levelfield.specs.record import Point, Series
 

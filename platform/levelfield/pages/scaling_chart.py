@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from levelfield.site.history_columns import SeriesRuns
-from levelfield.site.series_summary import SeriesSummary
+from levelfield.pages.history_columns import SeriesRuns
+from levelfield.pages.series_summary import SeriesSummary
 from levelfield.specs.record import Series
 
 WIDTH, HEIGHT = 360.0, 240.0

@@ -13,19 +13,19 @@ import pytest
 from hostile_texts import ALL, IMAGE
 from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
-from levelfield.site import site_building
-from levelfield.site.results import GivenRuns
-from levelfield.site.site_building import BuiltSite, build_site
-from levelfield.site.site_manifest import PLACES, manifest_of
+from levelfield.pages import page_building
+from levelfield.pages.page_building import BuiltPages, build_pages
+from levelfield.pages.page_manifest import PLACES, manifest_of
+from levelfield.pages.results import GivenRuns
 from levelfield.specs.record import RunRecord
 from seeded_nights import SeededNights
 
-ASSETS = Path(site_building.__file__).parent / "assets"
+ASSETS = Path(page_building.__file__).parent / "assets"
 RECORDS = list(SeededNights(series=3, nights=6, faults=False).records())
 
 
-def built(folder: Path, records: list[object]) -> BuiltSite:
-    return build_site(GivenRuns(records), folder, Registry())  # type: ignore[arg-type]
+def built(folder: Path, records: list[object]) -> BuiltPages:
+    return build_pages(GivenRuns(records), folder, Registry())  # type: ignore[arg-type]
 
 
 def state(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -49,13 +49,13 @@ class Page(HTMLParser):
         self.text += data
 
 
-def test_the_manifest_names_every_file_and_no_other(seeded_site: Path) -> None:
-    names = {str(path.relative_to(seeded_site)) for path in seeded_site.rglob("*") if path.is_file()}
-    assert names == {*manifest_of(seeded_site).files, "site.json"} and len(names) > 40
+def test_the_manifest_names_every_file_and_no_other(seeded_pages: Path) -> None:
+    names = {str(path.relative_to(seeded_pages)) for path in seeded_pages.rglob("*") if path.is_file()}
+    assert names == {*manifest_of(seeded_pages).files, "site.json"} and len(names) > 40
 
 
-def test_every_link_and_file_of_every_page_is_there(seeded_site: Path) -> None:
-    pages = sorted(seeded_site.rglob("*.html"))
+def test_every_link_and_file_of_every_page_is_there(seeded_pages: Path) -> None:
+    pages = sorted(seeded_pages.rglob("*.html"))
     assert len(pages) == 2 * (6 + 1)
     for path in pages:
         page = Page(path)
@@ -67,28 +67,28 @@ def test_every_link_and_file_of_every_page_is_there(seeded_site: Path) -> None:
         assert {link[1:] for link in found if link and link.startswith("#")} <= anchors
 
 
-def test_links_to_series_lead_to_their_place(seeded_site: Path) -> None:
-    links = [a["href"] for tag, a in Page(seeded_site / "index.html").tags if tag == "a" and "#" in str(a.get("href"))]
+def test_links_to_series_lead_to_their_place(seeded_pages: Path) -> None:
+    links = [a["href"] for tag, a in Page(seeded_pages / "index.html").tags if tag == "a" and "#" in str(a.get("href"))]
     cases = [str(link).split("#") for link in links if str(link).startswith("case-")]
     assert len(cases) > 8
     for page, anchor in cases:
-        assert any(a.get("id") == anchor for _, a in Page(seeded_site / page).tags)
+        assert any(a.get("id") == anchor for _, a in Page(seeded_pages / page).tags)
 
 
-def test_each_page_says_its_language_and_links_to_the_other(seeded_site: Path) -> None:
-    for path in seeded_site.rglob("*.html"):
+def test_each_page_says_its_language_and_links_to_the_other(seeded_pages: Path) -> None:
+    for path in seeded_pages.rglob("*.html"):
         tags = Page(path).tags
         is_chinese = path.parent.name == "zh"
         assert tags[0] == ("html", tags[0][1]) and tags[0][1]["lang"] == ("zh-Hans" if is_chinese else "en")
         (other,) = [a for tag, a in tags if tag == "a" and a.get("class") == "language"]
         assert other["lang"] == ("en" if is_chinese else "zh-Hans")
         assert (path.parent / str(other["href"])).resolve() == (
-            seeded_site / ("" if is_chinese else "zh") / path.name
+            seeded_pages / ("" if is_chinese else "zh") / path.name
         ).resolve()
 
 
-def test_the_policy_allows_nothing_inline_and_no_page_has_any(seeded_site: Path) -> None:
-    for path in seeded_site.rglob("*.html"):
+def test_the_policy_allows_nothing_inline_and_no_page_has_any(seeded_pages: Path) -> None:
+    for path in seeded_pages.rglob("*.html"):
         page = Page(path)
         policy = next(a["content"] for tag, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
         assert policy and policy.startswith("default-src 'none';") and "unsafe" not in policy and "http" not in policy
@@ -146,7 +146,7 @@ def test_a_reference_that_changed_writes_the_months_again(tmp_path: Path, monkey
     folder, series = tmp_path / "site", RECORDS[0].series
     built(folder, [*RECORDS])
     known = {(series.work, series.corpus): ("a reference", [3.0, 2.5])}
-    monkeypatch.setattr(site_building, "stored_references", lambda registry: known)
+    monkeypatch.setattr(page_building, "stored_references", lambda registry: known)
     assert built(folder, [*RECORDS]).rebuilt == 3
     assert '"reference":{"name":"a reference","losses":[3.0,2.5]}' in next(folder.glob("data/runs-*")).read_text()
 
@@ -156,7 +156,7 @@ def test_a_run_that_is_gone_since_its_point_was_read_is_left_out(tmp_path: Path)
         def records(self, run_ids: Sequence[str]) -> Iterator[RunRecord]:
             return super().records([run_id for run_id in run_ids if run_id != RECORDS[4].run_id])
 
-    build_site(Pruned(RECORDS), tmp_path / "site", Registry())
+    build_pages(Pruned(RECORDS), tmp_path / "site", Registry())
     text = "".join(path.read_text() for path in (tmp_path / "site/data").glob("runs-*"))
     named = [f'"run":"{record.run_id}"' in text for record in RECORDS]
     assert named.count(False) == 1 and not named[4]
@@ -217,7 +217,7 @@ def test_a_first_night_says_why_nothing_was_compared(tmp_path: Path) -> None:
     (record,) = SeededNights(series=1, nights=1, faults=False).records()
     (entry,) = GivenRuns([record]).series()
     new = {"series": entry.digest, "label": "a", "word": "new series"}
-    build_site(GivenRuns([record], findings={record.night: [new]}), tmp_path / "site", Registry())
+    build_pages(GivenRuns([record], findings={record.night: [new]}), tmp_path / "site", Registry())
     page = Page(tmp_path / "site" / "index.html").text
     assert "a series is compared with its level after 7 nights" in page and "Nothing changed" not in page
     assert f"aligned {record.night[2:]}" in page, "the verdict stands beside the figure"
@@ -262,6 +262,6 @@ def test_the_vendored_library_is_what_its_digests_say() -> None:
 
 
 def test_the_first_page_of_300_series_is_under_100_kb(tmp_path: Path) -> None:
-    build_site(SeededNights(series=300, nights=1).results(), tmp_path / "site", Registry())
+    build_pages(SeededNights(series=300, nights=1).results(), tmp_path / "site", Registry())
     size = (tmp_path / "site/index.html").stat().st_size
     assert 20_000 < size < 100_000, f"{size:,} bytes"

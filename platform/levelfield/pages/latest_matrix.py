@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from levelfield.site.history_columns import SeriesRuns
-from levelfield.site.series_summary import SeriesSummary
+from levelfield.pages.history_columns import SeriesRuns
+from levelfield.pages.series_summary import SeriesSummary
 
 Summarized = tuple[SeriesRuns, SeriesSummary]
 

@@ -14,7 +14,7 @@ FOLDER = ROOT / "benchmarks"
 NO_FRAMEWORK = (
     *("startup", "corpus_opening", "initial_weights", "planner_speed"),
     *("comparison_coverage", "gate_power", "gate_speed", "launch_cost", "many_nodes", "preflight_alarms"),
-    *("site_speed", "store_speed"),
+    *("page_speed", "store_speed"),
 )
 WITH_FRAMEWORK = ("products", "platform_overhead", "torch_against_transformers", "container_cost", "jax_loop")
 # What these three write is compared with their fit in tests/core/predict.

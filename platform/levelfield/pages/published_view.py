@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from levelfield.catalog.registry import Registry
+from levelfield.pages.gathering import PagesContent
+from levelfield.pages.history_columns import SeriesRuns
+from levelfield.pages.series_summary import SeriesSummary
 from levelfield.publish.published_rows import Line, published
 from levelfield.report.words import GIB
-from levelfield.site.gathering import SiteContent
-from levelfield.site.history_columns import SeriesRuns
-from levelfield.site.series_summary import SeriesSummary
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class BesideRow:
     slug: str | None = None
 
 
-def beside_rows(content: SiteContent, summaries: Mapping[str, SeriesSummary], registry: Registry) -> list[BesideRow]:
+def beside_rows(content: PagesContent, summaries: Mapping[str, SeriesSummary], registry: Registry) -> list[BesideRow]:
     """Return for each case that has published rows: our full-scale results first, then the published rows."""
     rows: list[BesideRow] = []
     for case in cases_with_rows(registry):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from levelfield.site.site_server import SiteServer, opened_server
+from levelfield.pages.page_server import PageServer, opened_server
 from seeded_nights import SeededNights
 
 CHROMIUM = shutil.which(os.environ.get("LEVELFIELD_CHROMIUM", "chromium"))
@@ -119,18 +119,18 @@ def axe(page: Any) -> list[str]:
     ("language", "options"), [("", DESKTOP), ("zh/", {**PHONE, "color_scheme": "dark"})], ids=["light", "dark phone"]
 )
 def test_every_page_is_right_by_axe_and_fits_its_width(
-    browser: Any, seeded_site: Path, language: str, options: Any
+    browser: Any, seeded_pages: Path, language: str, options: Any
 ) -> None:
     with watched(browser, **options) as page:
         for name in PAGES:
-            page.goto(f"file://{seeded_site}/{language}{name}")
+            page.goto(f"file://{seeded_pages}/{language}{name}")
             if name == "compare.html":
                 page.wait_for_selector("#comparison[data-drawn]")
             assert fits(page) and axe(page) == [], name
-        open_case(page, seeded_site, language)
+        open_case(page, seeded_pages, language)
         unfold(page.locator("section[data-drawn] details").first)
         assert fits(page) and axe(page) == [], "case"
-        open_run(page, seeded_site, folder=language)
+        open_run(page, seeded_pages, folder=language)
         unfold(page.locator("details").first)
         assert fits(page) and axe(page) == [], "run"
         assert page.evaluate("document.documentElement.lang") == ("zh-Hans" if language else "en")
@@ -155,9 +155,9 @@ def rows(page: Any, table: int = 0) -> list[list[str]]:
     )
 
 
-def test_a_table_sorts_filters_and_copies(browser: Any, seeded_site: Path) -> None:
+def test_a_table_sorts_filters_and_copies(browser: Any, seeded_pages: Path) -> None:
     with watched(browser, permissions=["clipboard-read", "clipboard-write"]) as page:
-        page.goto(f"file://{case_page(seeded_site)}")
+        page.goto(f"file://{case_page(seeded_pages)}")
         whole = rows(page)
         sort = page.get_by_role("button", name="Throughput tokens/s/device").first
         sort.click()
@@ -181,9 +181,9 @@ def test_a_table_sorts_filters_and_copies(browser: Any, seeded_site: Path) -> No
         assert len(rows(page)) == len(whole)
 
 
-def test_absent_values_come_last_in_both_directions_and_no_cell_is_a_formula(browser: Any, seeded_site: Path) -> None:
+def test_absent_values_come_last_in_both_directions_and_no_cell_is_a_formula(browser: Any, seeded_pages: Path) -> None:
     with watched(browser, permissions=["clipboard-read", "clipboard-write"]) as page:
-        page.goto(f"file://{seeded_site}/index.html")
+        page.goto(f"file://{seeded_pages}/index.html")
         page.evaluate(
             """() => {
                 const cells = [[1, '=1+1'], [null, '@x'], [-2, '-3.1 %'], [10, '−x']];
@@ -203,10 +203,10 @@ def test_absent_values_come_last_in_both_directions_and_no_cell_is_a_formula(bro
         assert page.evaluate("navigator.clipboard.readText()") == "n\tt\n10\t'−x\n1\t'=1+1\n-2\t-3.1 %\nnull\t'@x\n"
 
 
-def test_a_chart_is_read_and_opened_by_keyboard(browser: Any, seeded_site: Path) -> None:
+def test_a_chart_is_read_and_opened_by_keyboard(browser: Any, seeded_pages: Path) -> None:
     with watched(browser) as page:
-        open_case(page, seeded_site)
-        section = page.locator(f"#{first_series(seeded_site)}")
+        open_case(page, seeded_pages)
+        section = page.locator(f"#{first_series(seeded_pages)}")
         plot, reading = section.locator(".plot").first, section.locator(".reading").first
         assert "Throughput, tokens/s/device. 40 values." in (plot.get_attribute("aria-label") or "")
         assert reading.text_content() == "2026-10-01 to 2026-11-09"
@@ -225,25 +225,25 @@ def test_a_chart_is_read_and_opened_by_keyboard(browser: Any, seeded_site: Path)
         assert "20261108T013000Z" in (page.locator("h1").text_content() or "")
         page.go_back()
         page.wait_for_selector("section[data-drawn]")
-        assert page.url.endswith(f"#{first_series(seeded_site)}")
+        assert page.url.endswith(f"#{first_series(seeded_pages)}")
 
 
-def test_the_axis_says_where_it_starts(browser: Any, seeded_site: Path) -> None:
+def test_the_axis_says_where_it_starts(browser: Any, seeded_pages: Path) -> None:
     with watched(browser) as page:
-        open_case(page, seeded_site)
-        chart = page.locator(f"#{first_series(seeded_site)} .chart").first
+        open_case(page, seeded_pages)
+        chart = page.locator(f"#{first_series(seeded_pages)} .chart").first
         low = f"""[...levelfield.charts.drawn].find(u =>
-            u.root.closest('section').id === '{first_series(seeded_site)}').scales.y.min"""
+            u.root.closest('section').id === '{first_series(seeded_pages)}').scales.y.min"""
         assert "does not start at zero" in (chart.locator(".axis").text_content() or "") and page.evaluate(low) > 100
         chart.locator(".zero").click()
         assert "starts at zero" in (chart.locator(".axis").text_content() or "") and page.evaluate(low) == 0
         assert chart.locator(".zero").get_attribute("aria-pressed") == "true"
 
 
-def test_a_case_shows_segments_statements_findings_and_every_run(browser: Any, seeded_site: Path) -> None:
+def test_a_case_shows_segments_statements_findings_and_every_run(browser: Any, seeded_pages: Path) -> None:
     with watched(browser) as page:
-        open_case(page, seeded_site)
-        section = page.locator(f"#{first_series(seeded_site)}")
+        open_case(page, seeded_pages)
+        section = page.locator(f"#{first_series(seeded_pages)}")
         text = section.inner_text()
         for part in (
             "software.driver: 550.90.07 → 560.35.03",
@@ -259,9 +259,9 @@ def test_a_case_shows_segments_statements_findings_and_every_run(browser: Any, s
         assert section.locator("details tbody tr").count() == 40
 
 
-def test_a_run_shows_its_figures_and_its_neighbours(browser: Any, seeded_site: Path) -> None:
+def test_a_run_shows_its_figures_and_its_neighbours(browser: Any, seeded_pages: Path) -> None:
     with watched(browser) as page:
-        open_run(page, seeded_site)
+        open_run(page, seeded_pages)
         text = page.locator("main").inner_text()
         for part in (
             "valid",
@@ -288,9 +288,9 @@ def test_a_run_shows_its_figures_and_its_neighbours(browser: Any, seeded_site: P
         assert "测量值" in page.locator("main").inner_text()
 
 
-def test_a_run_shows_readings_over_time_and_each_rank(browser: Any, seeded_site: Path) -> None:
+def test_a_run_shows_readings_over_time_and_each_rank(browser: Any, seeded_pages: Path) -> None:
     with watched(browser) as page:
-        open_run(page, seeded_site)
+        open_run(page, seeded_pages)
         charts = page.locator("figure.chart strong").all_inner_texts()
         wanted = ["Loss", "Step time", "Step time by rank", "Step time", "Power", "Memory used", "Memory by rank"]
         assert charts == wanted
@@ -312,30 +312,30 @@ def test_a_run_shows_readings_over_time_and_each_rank(browser: Any, seeded_site:
         assert "device 0" in page.locator(".reading").nth(4).inner_text()
 
 
-def test_charts_over_time_have_one_axis(browser: Any, seeded_site: Path) -> None:
+def test_charts_over_time_have_one_axis(browser: Any, seeded_pages: Path) -> None:
     with watched(browser) as page:
-        open_run(page, seeded_site)
+        open_run(page, seeded_pages)
         ranges = page.evaluate(
             "[...levelfield.charts.drawn].slice(3, 6).map((u) => [u.scales.x.min, u.scales.x.max].join())"
         )
         assert len(ranges) == 3 and len(set(ranges)) == 1
 
 
-def test_a_failed_run_says_why_and_an_unknown_one_too(browser: Any, seeded_site: Path) -> None:
+def test_a_failed_run_says_why_and_an_unknown_one_too(browser: Any, seeded_pages: Path) -> None:
     with watched(browser) as page:
-        page.goto(f"file://{seeded_site}/index.html")
-        slug = next(each for each in histories(seeded_site) if each.startswith("gpt3-6-7b-torch-910b2"))
-        page.goto(f"file://{seeded_site}/run.html#{slug}/{run_of(page, slug, 9)}")
+        page.goto(f"file://{seeded_pages}/index.html")
+        slug = next(each for each in histories(seeded_pages) if each.startswith("gpt3-6-7b-torch-910b2"))
+        page.goto(f"file://{seeded_pages}/run.html#{slug}/{run_of(page, slug, 9)}")
         page.wait_for_selector("#run[data-drawn]")
         text = page.locator("main").inner_text()
         assert (
             "rank 3 was ended by signal 9" in text and "stands in no comparison" in text and "finished no step" in text
         )
-        page.goto(f"file://{seeded_site}/run.html#{slug}/nothing")
+        page.goto(f"file://{seeded_pages}/run.html#{slug}/nothing")
         page.get_by_text("This run is not in these pages").wait_for()
-        page.goto(f"file://{seeded_site}/run.html#../../x/%zz")
+        page.goto(f"file://{seeded_pages}/run.html#../../x/%zz")
         page.get_by_text("This run is not in these pages").wait_for()
-        page.goto(f"file://{seeded_site}/run.html#x")
+        page.goto(f"file://{seeded_pages}/run.html#x")
         page.get_by_text("No run is named").wait_for()
 
 
@@ -353,14 +353,14 @@ def latest_speed(slug_part: str) -> float:
     return float(speeds[-1] or 0)
 
 
-def test_two_runs_of_other_chips(browser: Any, seeded_site: Path) -> None:
+def test_two_runs_of_other_chips(browser: Any, seeded_pages: Path) -> None:
     ratio = latest_speed("torch:910B2") / latest_speed("torch:H100")
     with watched(browser) as page:
-        page.goto(f"file://{seeded_site}/compare.html")
+        page.goto(f"file://{seeded_pages}/compare.html")
         page.wait_for_selector("#comparison[data-drawn]")
-        page.select_option("#series0", first_series(seeded_site))
+        page.select_option("#series0", first_series(seeded_pages))
         compared(page, "torch-h100", 0)
-        page.select_option("#series1", next(each for each in histories(seeded_site) if "torch-910b2" in each))
+        page.select_option("#series1", next(each for each in histories(seeded_pages) if "torch-910b2" in each))
         compared(page, "torch-910b2", 1)
         text = page.locator("#comparison").inner_text()
         for part in ("Yes, with caution", "series.chip", "the question", "One run a side"):
@@ -373,13 +373,13 @@ def test_two_runs_of_other_chips(browser: Any, seeded_site: Path) -> None:
         compared(page, "torch-h100", 0)
 
 
-def test_no_ratio_is_shown_where_work_or_a_run_forbids_it(browser: Any, seeded_site: Path) -> None:
+def test_no_ratio_is_shown_where_work_or_a_run_forbids_it(browser: Any, seeded_pages: Path) -> None:
     with watched(browser) as page:
-        page.goto(f"file://{seeded_site}/index.html")
-        first = first_series(seeded_site)
-        other = next(each for each in histories(seeded_site) if each.startswith("gpt3-6-7b-torch-910b2"))
+        page.goto(f"file://{seeded_pages}/index.html")
+        first = first_series(seeded_pages)
+        other = next(each for each in histories(seeded_pages) if each.startswith("gpt3-6-7b-torch-910b2"))
         failed, good = run_of(page, other, 9), run_of(page, first, 9)
-        page.goto(f"file://{seeded_site}/compare.html#{first}/{good}/{other}/{failed}")
+        page.goto(f"file://{seeded_pages}/compare.html#{first}/{good}/{other}/{failed}")
         page.get_by_text("No: this run is not valid").wait_for()
         assert {row[3] for row in rows(page, 1)} == {"–"}
         page.evaluate(
@@ -432,9 +432,9 @@ PIXELS = """(() => {
 BRIGHT, DARK = f"Math.max(...{PIXELS}) > 150", f"Math.min(...{PIXELS}) < 110"
 
 
-def test_dark_charts_can_be_read_and_paper_is_light(browser: Any, seeded_site: Path) -> None:
+def test_dark_charts_can_be_read_and_paper_is_light(browser: Any, seeded_pages: Path) -> None:
     with watched(browser, color_scheme="dark") as page:
-        open_run(page, seeded_site)
+        open_run(page, seeded_pages)
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 29)"
         page.wait_for_function(BRIGHT)  # the labels of the axes stand out of a dark page
         page.emulate_media(color_scheme="light")
@@ -447,8 +447,8 @@ def test_dark_charts_can_be_read_and_paper_is_light(browser: Any, seeded_site: P
 
 
 @pytest.fixture
-def server(seeded_site: Path) -> Iterator[SiteServer]:
-    served = opened_server(seeded_site, "127.0.0.1", 0)
+def server(seeded_pages: Path) -> Iterator[PageServer]:
+    served = opened_server(seeded_pages, "127.0.0.1", 0)
     thread = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield served
@@ -457,12 +457,12 @@ def server(seeded_site: Path) -> Iterator[SiteServer]:
     thread.join()
 
 
-def test_the_server_gives_the_same_pages(browser: Any, seeded_site: Path, server: SiteServer) -> None:
+def test_the_server_gives_the_same_pages(browser: Any, seeded_pages: Path, server: PageServer) -> None:
     with watched(browser) as page:
         page.goto(server.url)
         page.locator("table.matrix a").first.click()
         page.wait_for_selector("section[data-drawn] canvas")
-        page.goto(f"{server.url}run.html#{first_series(seeded_site)}/{run_of(page, first_series(seeded_site), -1)}")
+        page.goto(f"{server.url}run.html#{first_series(seeded_pages)}/{run_of(page, first_series(seeded_pages), -1)}")
         page.wait_for_selector("#run[data-drawn] canvas")
         page.locator("a.language").click()
         page.wait_for_url("**/zh/run.html#**")
@@ -471,7 +471,7 @@ def test_the_server_gives_the_same_pages(browser: Any, seeded_site: Path, server
         assert page.locator("h1").text_content() == "总览"
 
 
-def test_a_page_that_is_left_before_its_icon_came_is_no_error(browser: Any, server: SiteServer) -> None:
+def test_a_page_that_is_left_before_its_icon_came_is_no_error(browser: Any, server: PageServer) -> None:
     with watched(browser) as page:
         given_up: list[Any] = []
         page.on("requestfailed", lambda request: given_up.append(request.failure))
@@ -483,7 +483,7 @@ def test_a_page_that_is_left_before_its_icon_came_is_no_error(browser: Any, serv
 
 
 @pytest.mark.parametrize("reason", ["failed", "connectionreset"])
-def test_a_request_that_fails_is_an_error(browser: Any, server: SiteServer, reason: str) -> None:
+def test_a_request_that_fails_is_an_error(browser: Any, server: PageServer, reason: str) -> None:
     with pytest.raises(AssertionError, match=r"failed: .*icon\.svg: net::ERR_"), watched(browser) as page:
         page.route("**/icon.svg", lambda route: route.abort(reason))
         with page.expect_event("requestfailed"):

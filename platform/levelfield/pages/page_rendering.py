@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from levelfield.report.escapes import printable
 from levelfield.report.words import GIB
 from levelfield.series.findings import WORDS
-from levelfield.site.page_texts import HTML_LANGUAGES, LANGUAGES, text
 
 # No inline script or style, nothing from elsewhere. `file:` pages load their own folder as 'self'.
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'"
+LANGUAGES = {"en": "English", "zh": "中文"}
+HTML_LANGUAGES = {"en": "en", "zh": "zh-Hans"}
+_SCRIPTED = "js."  # keys of texts that scripts show begin with it
+_FOLDER = Path(__file__).parent / "texts"
 
 
 class PageRenderer:
@@ -46,7 +51,7 @@ class PageRenderer:
 @cache  # templates are compiled once for a process, which takes longer than rendering some pages
 def _environment(language: str) -> Environment:
     made = Environment(
-        loader=PackageLoader("levelfield", "site/templates"),
+        loader=PackageLoader("levelfield", "pages/templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -122,3 +127,22 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "fragment": fragment,
     "short": short_digest,
 }
+
+
+@cache
+def texts(language: str) -> dict[str, str]:
+    """Return the table of a language: key to text, in which {name} is filled in."""
+    table: dict[str, str] = yaml.safe_load((_FOLDER / f"{language}.yaml").read_text(encoding="utf-8"))
+    return table
+
+
+def text(language: str, key: str, **values: object) -> str:
+    """Return one text with its values filled in. Raises KeyError for a key or value that is not there."""
+    found = texts(language)[key]
+    return found.format_map(values) if values else found
+
+
+def script_texts(language: str) -> dict[str, str]:
+    """Return the texts that scripts show, and the words that both show, by key."""
+    shared = ("word.", "figure.", "unit.", _SCRIPTED)
+    return {key.removeprefix(_SCRIPTED): found for key, found in texts(language).items() if key.startswith(shared)}

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from levelfield.pages.page_rendering import HTML_LANGUAGES, LANGUAGES, script_texts, text, texts
 from levelfield.series.findings import WORDS
-from levelfield.site.page_texts import HTML_LANGUAGES, LANGUAGES, script_texts, text, texts
 from levelfield.specs.record import EventKind, Evidence, Gated, Purpose
 from levelfield.specs.result import Word
 
-SITE = Path(__file__).resolve().parents[3] / "platform/levelfield/site"
-TEMPLATES = "".join(path.read_text() for path in (SITE / "templates").glob("*.j2"))
-SCRIPTS = "".join(path.read_text() for path in (SITE / "assets").glob("*.js"))
+PAGES = Path(__file__).resolve().parents[3] / "platform/levelfield/pages"
+TEMPLATES = "".join(path.read_text() for path in (PAGES / "templates").glob("*.j2"))
+SCRIPTS = "".join(path.read_text() for path in (PAGES / "assets").glob("*.js"))
 # Keys that are put together from a part and a name that is not known before.
 FAMILIES = {
     "word.": (*WORDS, *get_args(Word), "reported"),
@@ -96,7 +96,7 @@ def test_no_template_switches_the_escaping_off() -> None:
 
 
 def test_no_script_takes_html() -> None:
-    own = "".join(p.read_text() for p in (SITE / "assets").glob("*.js"))
+    own = "".join(p.read_text() for p in (PAGES / "assets").glob("*.js"))
     assert not re.search(
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|setTimeout\(\"", own
     )

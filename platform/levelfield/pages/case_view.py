@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from levelfield.pages.gathering import PagesContent
+from levelfield.pages.history_columns import SeriesRuns, seconds_of
+from levelfield.pages.night_findings import NightFinding
+from levelfield.pages.scaling_chart import ScalingChart, scaling_charts
+from levelfield.pages.series_summary import SeriesSummary
 from levelfield.series.findings import WORDS
-from levelfield.site.gathering import SiteContent
-from levelfield.site.history_columns import SeriesRuns, seconds_of
-from levelfield.site.night_findings import NightFinding
-from levelfield.site.scaling_chart import ScalingChart, scaling_charts
-from levelfield.site.series_summary import SeriesSummary
 from levelfield.specs.record import StoreEvent
 
 
@@ -65,7 +65,7 @@ class CaseView:
 
 
 def case_view(
-    case: str, series: Sequence[SeriesRuns], summaries: Mapping[str, SeriesSummary], content: SiteContent
+    case: str, series: Sequence[SeriesRuns], summaries: Mapping[str, SeriesSummary], content: PagesContent
 ) -> CaseView:
     """Return the view of a case. Events of a node belong to every series that ran on it."""
     views = [_series_view(runs, summaries[runs.digest], content) for runs in series]
@@ -73,7 +73,7 @@ def case_view(
     return CaseView(case, series[0].case_slug, tuple(views), charts)
 
 
-def _series_view(runs: SeriesRuns, summary: SeriesSummary, content: SiteContent) -> SeriesView:
+def _series_view(runs: SeriesRuns, summary: SeriesSummary, content: PagesContent) -> SeriesView:
     nodes = {point.node for point in runs.points}
     events = [e for e in content.events if e.series == runs.digest or (e.series is None and e.node in nodes)]
     findings = [finding for finding in content.findings if finding.series == runs.digest]

@@ -13,14 +13,20 @@ from typing import Any
 
 import levelfield
 from levelfield.catalog.registry import Registry
-from levelfield.site.escaped_data import data_script
-from levelfield.site.gathering import gathered
-from levelfield.site.history_columns import SeriesRuns, SurroundingDocuments, history, month_of
-from levelfield.site.results import StoredResults
-from levelfield.site.run_details import month_file
-from levelfield.site.site_manifest import SiteWriter
-from levelfield.site.site_pages import write_pages
+from levelfield.pages.case_view import CaseView, case_view
+from levelfield.pages.escaped_data import data_script
+from levelfield.pages.gathering import PagesContent, gathered
+from levelfield.pages.history_columns import SeriesRuns, SurroundingDocuments, history, month_of
+from levelfield.pages.node_view import nodes_view
+from levelfield.pages.overview import overview
+from levelfield.pages.page_manifest import PagesWriter
+from levelfield.pages.page_rendering import LANGUAGES, PageRenderer, folder_of, script_texts
+from levelfield.pages.published_view import beside_rows
+from levelfield.pages.results import StoredResults
+from levelfield.pages.run_details import month_file
+from levelfield.pages.series_summary import summary_of
 from levelfield.specs.record import Point, RunRecord
+from levelfield.specs.vendor import HOST_SHARE
 from levelfield.store.rare_collections import rare_collections
 
 HERE = Path(__file__).parent
@@ -28,9 +34,47 @@ ASSETS = ("page.js", "tables.js", "charts.js", "case.js", "run.js", "traces.js",
 VENDORED = ("uplot/uPlot.iife.min.js", "uplot/uPlot.min.css", "uplot/LICENSE")
 References = Mapping[tuple[str, str], tuple[str, list[float]]]  # by digests of work and corpus: name, losses
 
+# The rules of a comparison in a browser are those of compare/comparability.py, for one run a side. A field is named as
+# in the data of a run: `series.work` is of its series, `conditions.kernel` of what surrounds it, `subject.commit` of
+# the build.
+# No ratio is printed where one of these differs: the two runs did not do the same work, or do not count it alike.
+# `device` is what a device is; `formula` has a field for each formula that both runs have.
+MUST_EQUAL = ("series.work", "series.corpus", "series.scale", "series.precision", "window", "device", "formula")
+# What a comparison is made for.
+AS_ASKED = (
+    "series.vendor",
+    "series.chip",
+    "series.framework",
+    "series.nodes",
+    "series.devices",
+    "series.layout",
+    "series.micro_batch",
+    "series.accumulation",
+    "series.virtual_pipeline",
+    "series.recompute",
+    "series.compile",
+    "series.attention",
+    "series.threads",
+    "series.runtime",
+    "series.further_version",
+)
+# What every framework has its own of: between two frameworks it is no reason for caution.
+OF_A_FRAMEWORK = ("subject.framework_version", "subject.environment", "subject.packages", "subject.implementation")
+# Parts of which every field calls for caution where it differs.
+CAUTION = ("conditions", "subject", "node", "training", "date", "series.case")
+DAYS_APART = 30
+RULES = {
+    "must": MUST_EQUAL,
+    "asked": AS_ASKED,
+    "of_a_framework": OF_A_FRAMEWORK,
+    "caution": CAUTION,
+    "days": DAYS_APART,
+    "host_share": HOST_SHARE,
+}
+
 
 @dataclass(frozen=True)
-class BuiltSite:
+class BuiltPages:
     """What was made. rebuilt: series of which a file was written. unreadable: runs without a readable time."""
 
     runs: int
@@ -51,19 +95,19 @@ class MonthRuns:
     reference: tuple[str, list[float]] | None
 
 
-def build_site(
+def build_pages(
     results: StoredResults,
     folder: Path,
     registry: Registry,
     judged: Sequence[Mapping[str, Any]] = (),
     progress: Callable[[int, int], None] | None = None,
-) -> BuiltSite:
+) -> BuiltPages:
     """Write the site. Raises UsageError for the folder.
 
     judged: findings of the last night, as `gathered` takes them. progress: called with the number of months done and of
     all.
     """
-    writer, content, references = SiteWriter(folder), gathered(results, judged), stored_references(registry)
+    writer, content, references = PagesWriter(folder), gathered(results, judged), stored_references(registry)
     surroundings = SurroundingDocuments(results)
     changed = {runs.slug for runs in content.series.values() if _write_history(runs, surroundings, writer)}
     months = [month for runs in content.series.values() for month in _changed_months(runs, references, writer)]
@@ -77,7 +121,7 @@ def build_site(
     write_pages(writer, content, registry, datetime.now(timezone.utc), surroundings)
     writer.finish()
     rebuilt = changed | {month.runs.slug for month in months}
-    return BuiltSite(content.runs, len(content.series), len(rebuilt), len(writer.stamps), tuple(content.unreadable))
+    return BuiltPages(content.runs, len(content.series), len(rebuilt), len(writer.stamps), tuple(content.unreadable))
 
 
 def stored_references(registry: Registry) -> References:
@@ -86,7 +130,7 @@ def stored_references(registry: Registry) -> References:
     return {(each.identity.work, each.identity.corpus): (each.name, list(each.losses)) for each in found}
 
 
-def _write_history(runs: SeriesRuns, surroundings: SurroundingDocuments, writer: SiteWriter) -> bool:
+def _write_history(runs: SeriesRuns, surroundings: SurroundingDocuments, writer: PagesWriter) -> bool:
     """Write the history of a series. Return False where it is as it was."""
     name = f"history-{runs.slug}"
     stamp = _stamp(runs, runs.points, "")
@@ -96,7 +140,7 @@ def _write_history(runs: SeriesRuns, surroundings: SurroundingDocuments, writer:
     return True
 
 
-def _changed_months(runs: SeriesRuns, references: References, writer: SiteWriter) -> Iterator[MonthRuns]:
+def _changed_months(runs: SeriesRuns, references: References, writer: PagesWriter) -> Iterator[MonthRuns]:
     reference = references.get((runs.series.work, runs.series.corpus))
     for month, grouped in groupby(runs.points, key=lambda point: month_of(point.began)):
         points = list(grouped)
@@ -139,6 +183,54 @@ def _version() -> str:
     return digest.hexdigest()
 
 
-def _write_assets(writer: SiteWriter) -> None:
+def _write_assets(writer: PagesWriter) -> None:
     for name in (*ASSETS, *VENDORED):
         writer.write(f"assets/{name}", (HERE / "assets" / name).read_text(encoding="utf-8"))
+
+
+def write_pages(
+    writer: PagesWriter,
+    content: PagesContent,
+    registry: Registry,
+    made: datetime,
+    documents: SurroundingDocuments,
+) -> None:
+    """Write every page and the data that they share."""
+    summaries = {digest: summary_of(runs) for digest, runs in content.series.items()}
+    cases = [case_view(case, series, summaries, content) for case, series in content.cases().items()]
+    first = overview(content, summaries)
+    nodes = nodes_view(content, first.quarantined, documents)
+    values = {"overview": first, "rows": beside_rows(content, summaries, registry), "nodes": nodes}
+    shared = {"made": made.strftime("%Y-%m-%d %H:%M UTC"), "version": levelfield.__version__}
+    for language in LANGUAGES:
+        renderer, folder = PageRenderer(language, shared), folder_of(language)
+        for name, template, more in _pages(values, cases):
+            writer.write(f"{folder}{name}", renderer.render(template, name, **more))
+        data = data_script(f"texts-{language}", script_texts(language))
+        writer.write(f"data/texts-{language}.js", data)
+    for case in cases:
+        writer.write(f"data/case-{case.slug}.js", data_script(f"case-{case.slug}", case.statements()))
+    writer.write("data/site.js", data_script("site", _site(content)))
+
+
+def _pages(values: Mapping[str, Any], cases: Sequence[CaseView]) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return (file, template, values) of every page."""
+    return [
+        ("index.html", "index", {"o": values["overview"]}),
+        ("run.html", "run", {}),
+        ("compare.html", "compare", {}),
+        ("nodes.html", "nodes", {"n": values["nodes"]}),
+        ("published.html", "published", {"rows": values["rows"]}),
+        ("guide.html", "guide", {}),
+        *((f"case-{case.slug}.html", "case", {"c": case}) for case in cases),
+    ]
+
+
+def _site(content: PagesContent) -> dict[str, Any]:
+    """Return the list of series that two runs are chosen from, and the rules by which they are compared."""
+    series = [
+        {"slug": runs.slug, "label": runs.series.label, "case": runs.series.case, "runs": len(runs.points)}
+        for each in content.cases().values()
+        for runs in each
+    ]
+    return {"series": series, "rules": RULES}

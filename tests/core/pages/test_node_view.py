@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from levelfield.site import node_view
-from levelfield.site.gathering import SiteContent, gathered
-from levelfield.site.history_columns import SurroundingDocuments
-from levelfield.site.node_view import NodesView, nodes_view
-from levelfield.site.overview import overview
-from levelfield.site.series_summary import summary_of
+from levelfield.pages import node_view
+from levelfield.pages.gathering import PagesContent, gathered
+from levelfield.pages.history_columns import SurroundingDocuments
+from levelfield.pages.node_view import NodesView, nodes_view
+from levelfield.pages.overview import overview
+from levelfield.pages.series_summary import summary_of
 from seeded_nights import SeededNights
 
 
-def seen(content: SiteContent, results: object) -> NodesView:
+def seen(content: PagesContent, results: object) -> NodesView:
     first = overview(content, {digest: summary_of(runs) for digest, runs in content.series.items()})
     return nodes_view(content, first.quarantined, SurroundingDocuments(results))  # type: ignore[arg-type]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from levelfield.errors import UsageError
-from levelfield.site.page_rendering import POLICY
-from levelfield.site.site_manifest import NAME, manifest_of
+from levelfield.pages.page_manifest import NAME, manifest_of
+from levelfield.pages.page_rendering import POLICY
 
 LOOPBACK = "127.0.0.1"
 _OWN_NAMES = ("localhost", LOOPBACK, "[::1]")
@@ -33,7 +33,7 @@ _HEADERS = {
 _SECONDS = 20.0  # for a request to arrive
 
 
-class SiteFiles:
+class PageFiles:
     """The files of a site by their addresses. The list is read again when the site was made again."""
 
     def __init__(self, folder: Path) -> None:
@@ -64,13 +64,13 @@ class SiteFiles:
             self._names, self._read_at = frozenset(manifest_of(self._folder).files), changed
 
 
-class SiteServer(ThreadingHTTPServer):
+class PageServer(ThreadingHTTPServer):
     """Serves one site. Use `serve_forever`, and `server_close` at the end."""
 
     daemon_threads = True
 
     def __init__(self, folder: Path, host: str = LOOPBACK, port: int = 0) -> None:
-        self.files = SiteFiles(folder)
+        self.files = PageFiles(folder)
         address = ipaddress.ip_address(host)
         self.address_family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
         super().__init__((host, port), _Handler)
@@ -88,7 +88,7 @@ class SiteServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: SiteServer
+    server: PageServer
     timeout = _SECONDS
     server_version, sys_version = "levelfield", ""
 
@@ -122,12 +122,12 @@ class _Handler(BaseHTTPRequestHandler):
         """Keep the terminal quiet: an address is text from elsewhere."""
 
 
-def opened_server(folder: Path, host: str, port: int) -> SiteServer:
+def opened_server(folder: Path, host: str, port: int) -> PageServer:
     """Return the server of a site, which listens already. Raises UsageError for the folder, the host or the port."""
     try:
         if ipaddress.ip_address(host).is_unspecified:
             raise UsageError(f"--host {host}: found every address, expected the one that browsers will name")
-        return SiteServer(folder, host, port)
+        return PageServer(folder, host, port)
     except ValueError:
         raise UsageError(f"--host {host}: found no IP address, expected one such as {LOOPBACK}") from None
     except (OSError, OverflowError) as error:

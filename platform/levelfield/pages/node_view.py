@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from levelfield.pages.gathering import PagesContent
+from levelfield.pages.history_columns import SeriesRuns, SurroundingDocuments, differences, seconds_of
 from levelfield.series.segments import Segment, segments_of
-from levelfield.site.gathering import SiteContent
-from levelfield.site.history_columns import SeriesRuns, SurroundingDocuments, differences, seconds_of
 from levelfield.specs.record import Point, StoreEvent
 
 MOST_STAYS = 500  # rows of the page, the newest
@@ -66,7 +66,7 @@ class _Visit:
         return self.points[0].began
 
 
-def nodes_view(content: SiteContent, quarantined: Sequence[StoreEvent], documents: SurroundingDocuments) -> NodesView:
+def nodes_view(content: PagesContent, quarantined: Sequence[StoreEvent], documents: SurroundingDocuments) -> NodesView:
     """Return the nodes by their last run, and their conditions by when they began; the newest first."""
     visits = [visit for runs in content.series.values() for visit in _visits(runs)]
     kept_out = {event.node: event for event in quarantined}
