@@ -139,9 +139,6 @@ Write the runs of the store.
   jsonl        everything; `store import` reads it
   csv          a row of figures for each run
   tensorboard  an event file for each run, below the folder --output
-  mlflow       sent to a tracking server by its REST interface
-  github       github-action-benchmark's customBiggerIsBetter: of each series
-               the newest valid run
   mllog        lines of MLPerf's logging format; not a submission
 
 examples:

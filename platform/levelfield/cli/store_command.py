@@ -13,7 +13,7 @@ from levelfield.report.words import wrapped
 
 _MOST_DAYS = 36_500  # a hundred years
 
-FORMATS = ("jsonl", "csv", "tensorboard", "mlflow", "github", "mllog")
+FORMATS = ("jsonl", "csv", "tensorboard", "mllog")
 
 
 def arguments(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -42,7 +42,6 @@ def _export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", type=Path, metavar="PATH", help="write to this file instead of stdout; tensorboard: to this folder"
     )
-    parser.add_argument("--to", metavar="URL", help="mlflow: the tracking server (default: MLFLOW_TRACKING_URI)")
 
 
 def _prune(parser: argparse.ArgumentParser) -> None:
