@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How often the gate is wrong, and what it finds, beside the rules of other tools, on simulated nights.
 
-The gate is judged by its own code, levelfield.compare; the others by benchmarks/gate_rules/peers.py. Rates have 95 %
+The gate is judged by its own code, levelfield.series; the others by benchmarks/gate_rules/peers.py. Rates have 95 %
 intervals (Wilson, 1927). Nothing is timed but the gate itself on many series, in seconds of processor time.
 """
 

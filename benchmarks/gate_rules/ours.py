@@ -1,4 +1,4 @@
-"""The gate of this project on simulated nights, by its own code: levelfield.compare."""
+"""The gate of this project on simulated nights, by its own code: levelfield.series."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from gate_rules.worlds import Nights
-from levelfield.compare.examination import Examination, NightsBefore, examined
-from levelfield.compare.judgement import Pairs, Surroundings, judged_night
-from levelfield.compare.pairs import MOST_PAIRS
-from levelfield.compare.segments import Observation
+from levelfield.series.examination import Examination, NightsBefore, examined
+from levelfield.series.judgement import Pairs, Surroundings, judged_night
+from levelfield.series.pairs import MOST_PAIRS
+from levelfield.series.segments import Observation
 
 FIGURE = "memory_bytes"  # a figure of which more is worse, as of a step time
 AROUND = Surroundings("series", "series")

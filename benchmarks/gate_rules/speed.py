@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 import numpy as np
+from levelfield.nights.gate import compared
+from levelfield.nights.gate_input import GateInput
 from levelfield.specs.record import Point
-from levelfield.studies.gate import compared
-from levelfield.studies.gate_input import GateInput
 
 NIGHTS = 61
 

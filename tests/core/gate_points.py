@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import date, timedelta
 from typing import Any
 
-from levelfield.compare.segments import Observation
+from levelfield.series.segments import Observation
 from levelfield.specs.record import Conditions, Point, Series, StoreEvent
 
 FIRST = date(2026, 3, 1)

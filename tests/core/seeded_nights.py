@@ -1,4 +1,4 @@
-"""Nights of made-up runs by a seed, as a store holds them: for the pages' tests and for benchmarks/site_speed.py.
+"""Nights of made-up runs by a seed, as a store holds them: for the pages' tests and for benchmarks/page_speed.py.
 
 The figures are invented. Their form is that of real runs: result.json with all its parts, a curve, step times.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from levelfield.site.results import GivenRuns
+from levelfield.pages.results import GivenRuns
 from levelfield.specs.layout import Layout
 from levelfield.specs.record import Conditions, RunRecord, Series, StoreEvent, Subject
 from levelfield.specs.traces import DeviceTrace, RankPeaks, RankTrace, RunTraces

@@ -123,8 +123,8 @@ def test_imports_go_one_way(tmp_path: Path) -> None:
 OWN_FILES = {
     "catalog/code_basis.py", "environment_folder.py", "first_start.py", "installer.py", "run/builds.py",
     "run/identities.py", "run/launchers/code_archive.py", "run/launchers/kubernetes/kubernetes_launcher.py",
-    "run/launchers/ports.py", "run/launchers/ssh/ssh_setup.py", "run/machine_facts.py", "site/page_texts.py",
-    "site/site_building.py", "store/address.py",
+    "run/launchers/ports.py", "run/launchers/ssh/ssh_setup.py", "run/machine_facts.py", "pages/page_rendering.py",
+    "pages/page_building.py", "store/address.py",
 }  # fmt: skip
 READS = re.compile(r"\.read_text\(|\.read_bytes\(|\bopen\(\"r|\.open\(\)")
 

@@ -12,10 +12,10 @@ from levelfield.errors import UsageError
 from levelfield.report.words import wrapped
 
 if TYPE_CHECKING:
+    from levelfield.nights.bisection import Answer, FirstBad
     from levelfield.run.builds import Pin
     from levelfield.specs.plan import ImplementationUsed
     from levelfield.specs.record import Gated
-    from levelfield.studies.bisection import Answer, FirstBad
 
     Candidate = tuple[str, Pin | None]
 
@@ -63,12 +63,12 @@ def execute(options: argparse.Namespace) -> int:
     """Print the first bad build and return 0. Raises RunFailed where the last build is not worse than the first."""
     from levelfield.cli.options import registry_of
     from levelfield.cli.terminal import Terminal
+    from levelfield.nights.bisection import first_bad
+    from levelfield.nights.build_trials import BuildTrials
     from levelfield.plan.request import Entry, UserRequest
     from levelfield.run import scheduler
     from levelfield.run.builds import build_of
     from levelfield.rundir.directory import default_runs
-    from levelfield.studies.bisection import first_bad
-    from levelfield.studies.build_trials import BuildTrials
 
     terminal = Terminal(quiet=options.quiet or options.json)
     request = UserRequest(

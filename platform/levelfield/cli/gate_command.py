@@ -9,9 +9,9 @@ from pathlib import Path
 
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import store_option
-from levelfield.compare.finding_formats import FORMATS, FindingPage, written
-from levelfield.compare.findings import Finding
 from levelfield.rundir.directory import write_atomically
+from levelfield.series.finding_formats import FORMATS, FindingPage, written
+from levelfield.series.findings import Finding
 
 _HELP = """\
 Compare a night with the accepted levels of its series, without running
@@ -42,9 +42,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Return the exit code of the night's findings, which the store keeps."""
-    from levelfield.cli.stored_nights import chosen_night, gate_input
+    from levelfield.nights.gate import compared
+    from levelfield.nights.stored_nights import chosen_night, gate_input
     from levelfield.store.database import Store
-    from levelfield.studies.gate import compared
 
     with Store.open(options.store) as store:
         given = gate_input(store, chosen_night(store, options.night), options.suite)

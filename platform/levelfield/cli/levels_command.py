@@ -16,9 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.history_chart import event_lines, history_lines
 from levelfield.cli.options import json_option, store_option
 from levelfield.errors import RunFailed, UsageError
+from levelfield.nights.history_chart import event_lines, history_lines
 from levelfield.report.words import wrapped
 from levelfield.specs.record import StoreEvent
 
@@ -111,10 +111,10 @@ def _series(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
 
 def _state(options: argparse.Namespace, kind: str) -> int:
     """Add the event and print it. Return 0. Raises UsageError where the evidence accepts nothing."""
-    from levelfield.cli.stored_nights import now, one_series, past_findings
-    from levelfield.compare.eras import held
+    from levelfield.nights import baselines
+    from levelfield.nights.stored_nights import now, one_series, past_findings
+    from levelfield.series.eras import held
     from levelfield.store.database import Store
-    from levelfield.studies import baselines
 
     until = None if kind == "note" else _day(options.until)
     with Store.open(options.store) as store:
@@ -154,7 +154,7 @@ def _kept_build(store: Store, event: StoreEvent) -> list[str]:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from levelfield.cli.stored_nights import one_series
+    from levelfield.nights.stored_nights import one_series
     from levelfield.store.database import Store
 
     with Store.open(options.store) as store:
@@ -182,9 +182,9 @@ def _day(text: str | None) -> str | None:
 
 def _history(options: argparse.Namespace) -> int:
     """Return 0. Raises UnknownName for a series that the store does not have."""
-    from levelfield.cli.stored_nights import history_input, named_series, now
+    from levelfield.nights.series_history import figure_histories
+    from levelfield.nights.stored_nights import history_input, named_series, now
     from levelfield.store.database import Store
-    from levelfield.studies.series_history import figure_histories
 
     rows, lines = [], []
     with Store.open(options.store, read_only=True) as store:

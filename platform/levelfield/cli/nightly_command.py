@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import chips_option, container_options, store_option
+from levelfield.cli.options import base_image, chips_option, container_options, registry_of, store_option
 from levelfield.errors import INTERRUPTED, UsageError
 
 NIGHTLY = """\
@@ -29,6 +30,9 @@ examples:
   run_benchmarks.py nightly gate
   run_benchmarks.py nightly accept SERIES --why "flash kernels, merge 12"
 """
+
+if TYPE_CHECKING:
+    from levelfield.nights.night_session import NightRequest
 _HELP = """\
 Run a suite, store each result, compare each series with its accepted level,
 and confirm a suspicion by pairs of the accepted build and tonight's, before it
@@ -83,12 +87,14 @@ def _night(text: str) -> str:
 
 def execute(options: argparse.Namespace) -> int:
     """Run the night, print its findings and return the gate's exit code, or that of an interrupted command."""
-    from levelfield.cli.night_session import NightSession
-    from levelfield.compare.finding_formats import FindingPage, written
+    from levelfield.cli.terminal import Terminal
+    from levelfield.nights.night_session import NightSession
     from levelfield.rundir.directory import write_atomically
+    from levelfield.series.finding_formats import FindingPage, written
 
-    night = options.night or datetime.now(timezone.utc).date().isoformat()
-    with NightSession.opened(options, night) as session:
+    asked = _asked(options)
+    night, output = asked.night, Terminal(quiet=options.quiet or options.json)
+    with NightSession.opened(asked, registry_of(options), output) as session:
         if not session.run_entries():
             print(f"levelfield: interrupted; start it again with --night {night}: it goes on", file=sys.stderr)
             return INTERRUPTED
@@ -102,6 +108,24 @@ def execute(options: argparse.Namespace) -> int:
             session.write_pages(options.html, report)
     print(written(page, "json" if options.json else "text"), end="")
     return page.exit_code
+
+
+def _asked(options: argparse.Namespace) -> NightRequest:
+    from levelfield.nights.night_session import NightRequest
+    from levelfield.plan.request import UserRequest
+    from levelfield.rundir.directory import default_runs
+
+    return NightRequest(
+        suite=options.suite,
+        night=options.night or datetime.now(timezone.utc).date().isoformat(),
+        runs=options.runs or default_runs(),
+        store=options.store,
+        request=UserRequest(runtime=options.runtime, base_image=base_image(options), python=options.python),
+        plugins=tuple(options.plugins),
+        budget=options.budget,
+        has_control=not options.no_control,
+        has_pairs=not options.no_confirm,
+    )
 
 
 @contextmanager

@@ -12,19 +12,19 @@ from typing import Any
 
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import RUN_NAME, NamedRuns, registry_of, store_option
-from levelfield.cli.stored_nights import gate_input
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
 from levelfield.judge.collector import collect
+from levelfield.nights.gate import compared
+from levelfield.nights.stored_nights import gate_input
+from levelfield.pages.page_building import BuiltPages, build_pages
+from levelfield.pages.results import GivenRuns, StoredResults
 from levelfield.report.words import wrapped
 from levelfield.rundir.raw_files import read_raw
-from levelfield.site.results import GivenRuns, StoredResults
-from levelfield.site.site_building import BuiltSite, build_site
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import RunRecord
 from levelfield.store.database import Store
 from levelfield.store.run_record import record_of
-from levelfield.studies.gate import compared
 
 PAGES = """\
 Write pages of all runs of the store, or of the named runs: static files, which
@@ -56,7 +56,7 @@ def _pages(options: argparse.Namespace) -> int:
     named, terminal = NamedRuns(options), Terminal(quiet=False)
     registry = registry_of(options)
     with _results(options, named) as results, terminal.bytes_progress("writing pages") as progress:
-        built = build_site(results, options.folder, registry, _judged(results), progress)
+        built = build_pages(results, options.folder, registry, _judged(results), progress)
     print("\n".join(_said(built, options)))
     named.raise_error()
     return 0
@@ -94,7 +94,7 @@ def _record(paths: RunPaths) -> RunRecord:
     return record_of(paths, result=collect(paths, raw), raw=raw)
 
 
-def _said(built: BuiltSite, options: argparse.Namespace) -> Iterator[str]:
+def _said(built: BuiltPages, options: argparse.Namespace) -> Iterator[str]:
     yield f"pages    {options.folder}: {built.runs:,} run(s) in {built.series:,} series, {built.files:,} files"
     if built.rebuilt < built.series:
         yield f"series   {built.rebuilt:,} written again; the others did not change"
@@ -125,7 +125,7 @@ def _serve_options(parser: argparse.ArgumentParser) -> None:
 
 def _serve(options: argparse.Namespace) -> int:
     """Serve until Ctrl-C. Return 0. Raises UsageError for a folder without pages, and for the address."""
-    from levelfield.site.site_server import opened_server
+    from levelfield.pages.page_server import opened_server
 
     server = opened_server(options.folder, options.host, options.port)
     print(f"serving {options.folder} at {server.url} (Ctrl-C ends it)", flush=True)

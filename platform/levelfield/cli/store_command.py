@@ -43,9 +43,6 @@ Write the runs of the store.
   jsonl        everything; `store import` reads it
   csv          a row of figures for each run
   tensorboard  an event file for each run, below the folder --output
-  mlflow       sent to a tracking server by its REST interface
-  github       github-action-benchmark's customBiggerIsBetter: of each series
-               the newest valid run
   mllog        lines of MLPerf's logging format; not a submission
 
 examples:
@@ -79,7 +76,7 @@ example:
 
 _MOST_DAYS = 36_500  # a hundred years
 
-FORMATS = ("jsonl", "csv", "tensorboard", "mlflow", "github", "mllog")
+FORMATS = ("jsonl", "csv", "tensorboard", "mllog")
 
 
 def _import_options(parser: argparse.ArgumentParser) -> None:
@@ -98,7 +95,6 @@ def _export_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", type=Path, metavar="PATH", help="write to this file instead of stdout; tensorboard: to this folder"
     )
-    parser.add_argument("--to", metavar="URL", help="mlflow: the tracking server (default: MLFLOW_TRACKING_URI)")
     store_option(parser)
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 from levelfield.errors import UsageError
-from levelfield.publish.benchmark_action import benchmark_json
-from levelfield.publish.mlflow_client import MlflowClient
 from levelfield.publish.mlperf_log import mllog_lines
 from levelfield.publish.scalar_events import write_scalars
 from levelfield.report.escapes import spreadsheet_cell
@@ -27,15 +25,11 @@ Records = Iterator[RunRecord]
 
 
 def export_runs(options: argparse.Namespace) -> int:
-    """Write the chosen runs. Raises UsageError for a place that cannot be written, or a server that refuses."""
-    if options.to and options.format != "mlflow":
-        raise UsageError(f"--to names an MLflow server, and --format is {options.format}; leave one of them out")
+    """Write the chosen runs. Raises UsageError for a place that cannot be written."""
     with Store.open(options.store, read_only=True) as store:
         records = store.records(store.run_ids(options.case, options.since))
         if options.format == "tensorboard":
             return _write_folders(options.output, records)
-        if options.format == "mlflow":
-            return _send(MlflowClient(options.to), records)
         with _output(options.output) as file:
             _write(options.format, file, records, store)
     return 0
@@ -47,8 +41,6 @@ def _write(form: str, file: TextIO, records: Records, store: Store) -> None:
         file.writelines(map(line_of, statements_of(store)))
     elif form == "mllog":
         file.writelines(line for record in records for line in mllog_lines(record))
-    elif form == "github":
-        file.write(benchmark_json(records))
     else:
         _write_table(file, records)
 
@@ -64,25 +56,17 @@ def _write_table(file: TextIO, records: Iterable[RunRecord]) -> None:
 
 
 def _write_folders(folder: Path | None, records: Records) -> int:
+    """Write a folder for every run, and say how many were new there."""
     if folder is None:
         raise UsageError("--format tensorboard: found no folder to write; give --output DIR")
-    return _counted("wrote", records, lambda record: bool(write_scalars(folder, record)), folder)
-
-
-def _send(client: MlflowClient, records: Records) -> int:
-    return _counted("sent", records, client.send)
-
-
-def _counted(word: str, records: Records, send: Callable[[RunRecord], bool], place: Path | None = None) -> int:
-    """Write or send every run, and say how many were new there."""
     new = known = 0
     try:
         for record in records:
-            is_new = send(record)
+            is_new = bool(write_scalars(folder, record))
             new, known = new + is_new, known + (not is_new)
     except OSError as error:
-        raise UsageError(f"--output {_unwritten(error, place or Path())}") from None
-    print(f"{word} {new:,} run(s)" + (f", {known:,} were there already" if known else ""))
+        raise UsageError(f"--output {_unwritten(error, folder)}") from None
+    print(f"wrote {new:,} run(s)" + (f", {known:,} were there already" if known else ""))
     return 0
 
 

@@ -1,1 +1,1 @@
-"""Several stored runs into ratios, levels, segments and words. Pure functions with their sources."""
+"""Several stored runs into comparable sides, ratios and tables. Pure functions with their sources."""

@@ -105,8 +105,11 @@ def test_the_very_same_smoke_work_is_held_against_the_reference_there_is(registr
     assert shared is not None and shared.identity.work == plan.work_digest and shared.case != plan.case
     full = make_plan(registry, "gpt2_small_b8:deepspeed:A100", scale="full", assume=True)
     assert reference_of(registry, full) is None
-    own = reference_of(registry, make_plan(registry, "gpt2_medium:torch:cpu"))
-    assert own is not None and own.name == "gpt2_medium_smoke_fp32"
+    works = [registry.reference(name).identity.work for name in registry.references]
+    assert len(works) == len(set(works))  # no copy of one: this finds it for every case with its work
+    for case, other in (("gpt2_medium", "gpt2_small"), ("gpt3_13B", "gpt3_6.7B")):
+        held = reference_of(registry, make_plan(registry, f"{case}:torch:cpu"))
+        assert held is not None and held.name == f"{other}_smoke_fp32"
 
 
 def test_a_case_may_extend_one_that_extends_another(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import SupportRow, rows, table
 from levelfield.errors import DocumentError, NotHere, UsageError
 from levelfield.node.code_digest import folder_digest, training_digest
+from levelfield.pages.run_details import command
 from levelfield.plan.certification import certifying_entry
 from levelfield.plan.image_recipe import image_plan
 from levelfield.plan.request import UserRequest
-from levelfield.site.run_details import command
 from levelfield.specs.base import dump, load
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import Layout

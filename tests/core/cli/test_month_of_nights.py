@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from levelfield.cli.stored_nights import gate_input
-from levelfield.compare.judgement import Pairs
+from levelfield.nights.gate import compared
+from levelfield.nights.gate_input import GateInput
+from levelfield.nights.stored_nights import gate_input
+from levelfield.series.judgement import Pairs
 from levelfield.specs.record import Gated, RunRecord
 from levelfield.store.database import Store
-from levelfield.studies.gate import compared
-from levelfield.studies.gate_input import GateInput
 from stored_records import real_record
 
 FIRST, NIGHTS, NOISE = date(2026, 9, 1), 30, 0.01

@@ -79,14 +79,14 @@ def test_the_gate_judges_the_last_night_of_a_store_for_its_pages(tmp_path: Path)
 def test_a_store_gives_the_pages_that_its_runs_give(tmp_path: Path) -> None:
     """Nothing is lost or changed between a record and a page by the store."""
     from levelfield.catalog.registry import Registry
-    from levelfield.site.results import GivenRuns
-    from levelfield.site.site_building import build_site
+    from levelfield.pages.page_building import build_pages
+    from levelfield.pages.results import GivenRuns
 
     records = list(SeededNights(series=4, nights=5).records())
-    build_site(GivenRuns(records), tmp_path / "given", Registry())
+    build_pages(GivenRuns(records), tmp_path / "given", Registry())
     with Store.open(str(tmp_path / "r.sqlite")) as store:
         store.add(records)
-        build_site(store, tmp_path / "stored", Registry())
+        build_pages(store, tmp_path / "stored", Registry())
     for path in sorted((tmp_path / "given/data").glob("*")):
         assert (tmp_path / "stored/data" / path.name).read_bytes() == path.read_bytes(), path.name
 

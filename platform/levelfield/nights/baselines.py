@@ -1,0 +1,186 @@
+"""Accepting a level or a step: an event with its evidence, who and why. Evidence that only fails accepts nothing."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from statistics import median
+
+from levelfield.errors import UsageError
+from levelfield.series.findings import FIGURES, Finding
+from levelfield.series.level import LONGEST, node_medians
+from levelfield.series.segments import Segment, in_history, is_evidence, night_of, observations, segments_of, value_of
+from levelfield.specs.record import EventKind, Gated, Point, StoreEvent
+
+FEWEST_NIGHTS = 3
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a level is accepted on: the series' points, the gate's findings about it, and the runs that were named.
+
+    held: the baseline of the series that holds now; nights before it have another level.
+    """
+
+    series: str
+    points: tuple[Point, ...]
+    past: tuple[Finding, ...] = ()
+    runs: tuple[str, ...] = ()
+    held: StoreEvent | None = None
+
+
+def accepted_baseline(evidence: Evidence, who: str, why: str, at: str, until: str | None = None) -> StoreEvent:
+    """Return the event that accepts the level of the named runs; without names, of the unchanged nights.
+
+    One night is enough where a finished confirmation by pairs judged it. Raises UsageError where the evidence does not
+    suffice.
+    """
+    runs = _sufficient(evidence)
+    segments = segments_of(in_history(evidence.points))
+    level: dict[Gated, float] = {}
+    nodes: dict[str, dict[str, float]] = {}
+    for figure in FIGURES:
+        if nights := observations(runs, figure):
+            level[figure] = value_of(median(night.cost for night in nights), figure)
+            nodes[figure] = _by_node(segments, runs, figure)
+    return _event("baseline", evidence.series, who, why, at, until, runs, level, {"nodes": nodes})
+
+
+def accepted_step(
+    series: str, points: Sequence[Point], who: str, why: str, at: str, until: str | None = None
+) -> StoreEvent:
+    """Return the event that accepts the newest change of conditions of the series. Raises UsageError without one."""
+    steps = _steps(points)
+    if not steps:
+        raise UsageError(
+            f"series {series}: found no change of conditions, expected one to accept; see `nightly history`"
+        )
+    before, newest = steps[-1]
+    data = {"before": before, "after": newest.conditions}
+    return _event("environment-step", series, who, why, at, until, newest.points, {}, data)
+
+
+def same_steps(step: StoreEvent, points: Mapping[str, Sequence[Point]]) -> list[StoreEvent]:
+    """Return the events that accept the same change of conditions in the other series that have it."""
+    found = []
+    for series in sorted(set(points) - {step.series}):
+        for before, after in _steps(points[series]):
+            if (before, after.conditions) == (step.data["before"], step.data["after"]):
+                event = _event(
+                    "environment-step", series, step.who, step.why, step.at, step.until, after.points, {}, step.data
+                )
+                found.append(event)
+    return found
+
+
+def _steps(points: Sequence[Point]) -> list[tuple[str, Segment]]:
+    """Return every segment that began by a change, with the conditions before it."""
+    segments = segments_of(in_history(points))
+    return [(segments[s.before].conditions, s) for s in segments if s.before is not None]
+
+
+def note(series: str, who: str, text: str, at: str) -> StoreEvent:
+    """Return a remark about a series; it changes no level."""
+    return _event("note", series, who, text, at, None, (), {}, {})
+
+
+def _sufficient(evidence: Evidence) -> list[Point]:
+    """Return the points of the evidence. Raises UsageError for too few, or for runs that show a fault."""
+    points = _named(evidence) if evidence.runs else _present_level(evidence)
+    nights = {night_of(point) for point in points}
+    if len(nights) < FEWEST_NIGHTS and not _was_judged(points, evidence.past):
+        raise UsageError(
+            f"series {evidence.series}: found {len(nights)} valid nights, expected at least {FEWEST_NIGHTS}, or one "
+            "that a finished comparison by pairs judged; name others with --run"
+        )
+    if len({point.conditions for point in points}) > 1:
+        raise UsageError(
+            f"series {evidence.series}: the evidence has several conditions, expected one; accept the change first "
+            "with `nightly accept-step`, or name runs after it"
+        )
+    return points
+
+
+def _named(evidence: Evidence) -> list[Point]:
+    known = {point.run_id: point for point in evidence.points}
+    bad = _bad_nights(evidence)
+    for run in evidence.runs:
+        if run not in known:
+            raise UsageError(f"--run {run}: found no such run in the series, expected one of it; see `nightly history`")
+        if not is_evidence(known[run]) or run in bad:
+            raise UsageError(f"--run {run}: found no evidence: the run is not valid, not sealed, or of a bad night")
+    return in_history(known[run] for run in evidence.runs)
+
+
+def _present_level(evidence: Evidence) -> list[Point]:
+    """Return the unchanged nights of the present level, at most as many as a level rests on.
+
+    Where the newest night was found changed, these are the newest changed ones: a new level begins with them.
+    """
+    points, changed = in_history(evidence.points, _bad_nights(evidence)), _changed(evidence)
+    if newest := list(takewhile(lambda point: point.run_id in changed, reversed(points)))[::-1]:
+        return _newest_nights(newest, LONGEST)
+    unchanged = [point for point in points if point.run_id not in changed and _is_of_level(point, evidence.held)]
+    home = next((s.points for s in segments_of(points) if points[-1] in s.points), ())
+    own = [point for point in unchanged if point in home]
+    # so few nights after a change of conditions are refused with the nights before it, in words
+    is_enough = len({night_of(point) for point in own}) >= FEWEST_NIGHTS
+    return _newest_nights(own, LONGEST) if is_enough else _newest_nights(unchanged, FEWEST_NIGHTS)
+
+
+def _newest_nights(points: Sequence[Point], most: int) -> list[Point]:
+    nights = list(dict.fromkeys(night_of(point) for point in points))[-most:]
+    return [point for point in points if night_of(point) in nights]
+
+
+def _changed(evidence: Evidence) -> set[str | None]:
+    """Return the runs of which a figure was found changed, by the last finding about it."""
+    last = {(finding.run_id, finding.figure): finding.word for finding in evidence.past}
+    return {run for (run, _), word in last.items() if word in ("regression", "improvement")}
+
+
+def _is_of_level(point: Point, held: StoreEvent | None) -> bool:
+    return held is None or point.run_id in held.runs or point.began > held.at
+
+
+def _bad_nights(evidence: Evidence) -> set[str]:
+    last = {(finding.series, finding.run_id, finding.figure, finding.night): finding for finding in evidence.past}
+    return {run for finding in last.values() for run in finding.bad_runs}
+
+
+def _was_judged(points: Sequence[Point], past: Sequence[Finding]) -> bool:
+    """Whether pairs decided about the last of the runs."""
+    decided = {f.run_id for f in past if f.pairs and f.word in ("regression", "improvement", "no change")}
+    return bool(points) and points[-1].run_id in decided
+
+
+def _by_node(segments: Sequence[Segment], evidence: Sequence[Point], figure: Gated) -> dict[str, float]:
+    """Return the accepted level of every node that the series knows: the evidence's, with the nodes' offsets.
+
+    The offset of a node comes from the nights of the segment, so a node without evidence keeps its place.
+    """
+    home = next(s for s in reversed(segments) if any(p.run_id == evidence[-1].run_id for p in s.points))
+    offsets = node_medians(observations(home.points, figure)[-LONGEST:])
+    nights = observations(evidence, figure)
+    known = [night.cost - offsets[night.node] for night in nights if night.node in offsets]
+    if not known:
+        return {}
+    moved = median(known)
+    return {node: value_of(offset + moved, figure) for node, offset in offsets.items()}
+
+
+def _event(
+    kind: EventKind, series: str, who: str, why: str, at: str, until: str | None, evidence: Sequence[Point],
+    level: Mapping[Gated, float], data: Mapping[str, object],
+) -> StoreEvent:  # fmt: skip
+    if not why.strip():
+        raise UsageError("--why: found an empty text, expected the reason; the event stores it")
+    runs = tuple(point.run_id for point in evidence)
+    return StoreEvent.model_validate(
+        {
+            "id": uuid.uuid4().hex, "kind": kind, "series": series, "at": at, "who": who, "why": why, "until": until,
+            "level": dict(level), "runs": runs, "data": dict(data),
+        }
+    )  # fmt: skip

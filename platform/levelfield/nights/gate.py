@@ -1,0 +1,127 @@
+"""The gate of a night: every expected series compared with its level, and one word for each.
+
+It takes plain values, so it runs on a store, on a list, and in a simulation alike. Nothing is green that was not
+compared: what is missing is a finding of its own, and the first line counts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+
+from levelfield.nights.gate_input import GateInput, examinations
+from levelfield.nights.unmeasured import expected_series, findings_about_runs, missing_findings
+from levelfield.series.examination import Examination
+from levelfield.series.findings import COMPARED, Finding, in_order, short
+from levelfield.series.judgement import Pairs, judged_night, wants_pairs
+from levelfield.series.node_groups import Judged, NodeGroup, node_groups
+from levelfield.series.pairs import judged_pairs
+from levelfield.series.segments import change_of
+from levelfield.series.trigger import Z, kept_of_many
+from levelfield.specs.record import Gated
+
+ConfirmingPairs = Callable[[str, Gated], "Pairs | None"]
+
+
+@dataclass(frozen=True)
+class GateReport:
+    """The findings of a night, the worst first. compared, expected: numbers of series."""
+
+    night: str
+    findings: tuple[Finding, ...]
+    compared: int
+    expected: int
+
+    @property
+    def first_line(self) -> str:
+        """How much was compared, against what; then the counts of every word that is not `no change`."""
+        dates = sorted(f.level_since for f in self.findings if f.level_since)
+        against = "with no level" if not dates else f"with levels since {dates[0]}"
+        newest = f" (the newest: {dates[-1]})" if dates and dates[-1] != dates[0] else ""
+        return f"compared {self.compared} of {self.expected} series of night {self.night} {against}{newest}"
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A figure whose night has to be confirmed by pairs. size: how far beyond its threshold, the largest first."""
+
+    series: str
+    figure: Gated
+    node: str
+    size: float
+    examination: Examination
+
+
+def compared(given: GateInput, pairs: ConfirmingPairs = lambda series, figure: None) -> GateReport:
+    """Return the findings of the night. pairs: of a series' figure, or None; `suspects` says which are needed."""
+    judged, pairs = _marked(list(examinations(given))), cache(pairs)
+    found, grouped = _of_groups(judged, pairs)
+    for around, examination in judged:
+        if (around.series, examination.figure) not in grouped:
+            values = partial(_confirm, pairs, around.series)
+            found.append(judged_night(examination, around, values))
+    done = {f.series for f in found if f.series and f.word in COMPARED} | {series for series, _ in grouped}
+    found += [*findings_about_runs(given), *missing_findings(given)]
+    named = tuple(f.model_copy(update={"night": given.night}) for f in in_order(found))
+    return GateReport(given.night, named, len(done), len(expected_series(given) | done))
+
+
+def suspects(given: GateInput) -> list[Suspect]:
+    """Return what pairs should confirm, the largest first. `compared` with their values then gives the findings."""
+    found = []
+    for around, examination in _marked(list(examinations(given))):
+        level, night = examination.level, examination.tonight
+        if level is not None and wants_pairs(examination, around):
+            size = abs(night.cost - level.cost) / level.threshold(Z)
+            found.append(Suspect(around.series, examination.figure, night.node, size, examination))
+    return sorted(found, key=lambda suspect: -suspect.size)
+
+
+def _confirm(pairs: ConfirmingPairs, series: str, found: Examination) -> Pairs | None:
+    return pairs(series, found.figure)
+
+
+def _marked(judged: list[Judged]) -> list[Judged]:
+    """Return the same with the mark of those that many looks explain."""
+    suspicious = [examination.suspicion for _, examination in judged if examination.suspicion]
+    kept = iter(kept_of_many(suspicious, len(judged)))
+    marked = []
+    for around, examination in judged:
+        is_chance = examination.suspicion is not None and not next(kept)
+        marked.append((replace(around, is_chance=is_chance), examination))
+    return marked
+
+
+def _of_groups(judged: Sequence[Judged], pairs: ConfirmingPairs) -> tuple[list[Finding], set[tuple[str, Gated]]]:
+    """Return one finding for each node on which many series moved alike, and the figures that it stands for."""
+    found: list[Finding] = []
+    grouped: set[tuple[str, Gated]] = set()
+    for group in node_groups(judged):
+        if finding := _of_group(group, pairs):
+            found.append(finding)
+            grouped |= {(around.series, group.figure) for around, _ in group.members}
+    return found, grouped
+
+
+def _of_group(group: NodeGroup, pairs: ConfirmingPairs) -> Finding | None:
+    """Return the finding about the node; None where its build, or an unknown cause, moved the series."""
+    around, clearest = group.clearest
+    values = pairs(around.series, group.figure)
+    suspicion = clearest.suspicion
+    if values is None:
+        if not group.is_alone:
+            return None
+        reason = "series on other nodes did not move"
+    else:
+        direction = suspicion.direction if suspicion else 1
+        ruling = judged_pairs(list(values), group.figure, direction, clearest.expected_first)
+        if ruling.word != "bad night":
+            return None
+        reason = f"the accepted build of {around.label} is off its level too, by {ruling.pairs} pairs"
+    detail = f"{len(group.members)} of {group.of} series on node {short(group.node)} moved alike; {reason}"
+    return Finding(
+        series="", label=f"node {short(group.node)}", figure=group.figure, word="bad night",
+        change=change_of(group.excess, group.figure), detail=detail, node=group.node,
+        runs=tuple(member.tonight.run_id for _, member in group.members),
+    )  # fmt: skip

@@ -1,0 +1,311 @@
+"""A nightly at work: its suite, store, state and machine, joined for the command."""
+
+from __future__ import annotations
+
+import fcntl
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+from uuid import uuid4
+
+from levelfield import environment_folder
+from levelfield.catalog.registry import Registry
+from levelfield.catalog.stored_references import reference_of
+from levelfield.checkout import checkout
+from levelfield.errors import RunFailed, UsageError
+from levelfield.nights.build_pairs import arms_of, paired_records, shared_python
+from levelfield.nights.confirmation import Confirmation, RecordPair
+from levelfield.nights.gate import GateReport, Suspect, compared, suspects
+from levelfield.nights.machine_control import control_file, keep_control, out_of_line, read_controls
+from levelfield.nights.night_order import Candidate, expected_seconds, is_other_build, nights_unseen
+from levelfield.nights.night_state import NightState, PairRun, durations, read_state, state_path, write_state
+from levelfield.nights.nightly import NightRun, NightTools, fresh_state, run_entries
+from levelfield.nights.stored_nights import gate_input
+from levelfield.pages.page_building import build_pages
+from levelfield.plan.request import UserRequest
+from levelfield.run import certification, scheduler
+from levelfield.run.builds import Build, build_of
+from levelfield.run.control_probe import control_rates
+from levelfield.run.provenance import source
+from levelfield.run.runner import Listener
+from levelfield.series.examination import Examination
+from levelfield.series.level import level_of
+from levelfield.series.pairs import MOST_PAIRS
+from levelfield.series.segments import in_history, observations
+from levelfield.series.trigger import detectable
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+from levelfield.specs.record import Point, RunRecord, StoreEvent, Subject
+from levelfield.specs.result import Result
+from levelfield.store.database import Store
+from levelfield.store.run_record import record_of, series_of
+
+QUARANTINE_HOURS = 12
+CONTROLS, CONTROL_PAUSE_SECONDS = 4, 10.0
+
+
+class NightOutput(Protocol):
+    """What shows a night while it runs: its sentences, its steps, and the progress of its pages."""
+
+    def say(self, text: str) -> None: ...
+    def listener(self) -> Listener: ...
+    def announced(self, jobs: Iterator[scheduler.Job]) -> Iterator[scheduler.Job]: ...
+    def finished(self, result: Result, runs: Path) -> None: ...
+    def bytes_progress(self, what: str) -> AbstractContextManager[Callable[[int, int], None]]: ...
+
+
+@dataclass(frozen=True)
+class NightRequest:
+    """What the user wants of a night. suite: a name or a file. request: how its entries run. budget: in seconds."""
+
+    suite: str
+    night: str
+    runs: Path
+    store: str | None
+    request: UserRequest
+    plugins: tuple[Path, ...] = ()
+    budget: float | None = None
+    has_control: bool = True
+    has_pairs: bool = True
+
+
+@dataclass
+class NightSession:
+    """One night of one suite. began: the monotonic clock at this start."""
+
+    asked: NightRequest
+    suite: str
+    store: Store
+    registry: Registry
+    output: NightOutput
+    work: tuple[NightRun, ...]
+    state: NightState
+    began: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    @contextmanager
+    def opened(cls, asked: NightRequest, registry: Registry, output: NightOutput) -> Iterator[NightSession]:
+        """Open the store and the state, and hold the suite's lock for the block. Raises UsageError."""
+        suite = Path(asked.suite).stem
+        with _only_one(asked.runs, suite), Store.open(asked.store) as store:
+            work = _work(registry, store, asked, output)
+            state = read_state(state_path(asked.runs, asked.night, suite))
+            state = state or fresh_state(asked.night, suite, _now(), work)
+            session = cls(asked, suite, store, registry, output, work, state)
+            session.save(state)
+            store.expect(asked.night, suite, {run.name: run.series for run in work})
+            yield session
+
+    def save(self, state: NightState) -> None:
+        self.state = state
+        write_state(state_path(self.asked.runs, self.asked.night, self.suite), state)
+
+    def run_entries(self) -> bool:
+        """Run what waits. Return whether the night is whole; False: the user interrupted it."""
+        waits = any(entry.state == "waiting" for entry in self.state.entries)
+        why = self._control() if waits and self.asked.has_control else None
+        tools = NightTools(
+            start=self._start,
+            record=lambda paths: self._record(paths, why),
+            folder=lambda run_id: RunPaths(self.asked.runs.absolute() / run_id),
+            seconds=time.monotonic,
+            save=self.save,
+            say=self.output.say,
+        )
+        for _ in run_entries(self.state, self.work, self.asked.budget, tools):
+            pass
+        return all(entry.state != "waiting" for entry in self.state.entries)
+
+    def judged(self) -> GateReport:
+        """Return the findings of the night, after pairs for what is suspicious, and store them."""
+        given = gate_input(self.store, self.asked.night, self.suite)
+        wanted = {(found.series, found.figure): found for found in suspects(given)}
+        confirm = Confirmation(wanted, self._pairs, self._holds_pair, self.output.say)
+        report = compared(given, confirm) if self.asked.has_pairs else compared(given)
+        for finding in report.findings:
+            self.store.add_finding(self.asked.night, finding.model_dump(mode="json"))
+        return report
+
+    def write_pages(self, folder: Path, report: GateReport) -> None:
+        """Write the static site of the whole store, with the findings of this night."""
+        with self.output.bytes_progress("writing pages") as progress:
+            judged = [finding.model_dump(mode="json") for finding in report.findings]
+            build_pages(self.store, folder, self.registry, judged, progress)
+        self.output.say(f"pages: {folder / 'index.html'}")
+
+    def _start(self, job: scheduler.Job) -> Result:
+        listener, reference = self.output.listener(), partial(reference_of, self.registry)
+        maker = certification.CertificateMaker(self.registry, self.asked.runs, listener)
+        (result,) = scheduler.run_all(
+            self.output.announced(iter([job])), self.asked.runs, listener, reference, maker.certify
+        )
+        self.output.finished(result, self.asked.runs)
+        return result
+
+    def _record(self, paths: RunPaths, quarantined: str | None) -> None:
+        record = record_of(paths, "nightly", self.asked.night)
+        self.store.add([record])
+        if quarantined and not any(event.at == self.state.began for event in self.store.events(node=record.node)):
+            self.store.add_event(_quarantine(record.node, self.state.began, quarantined))
+
+    def _control(self) -> str | None:
+        """Measure the machine, and return why it is out of line; None where it is in line."""
+        path = control_file(platform.node())
+        rates, earlier = control_rates(), read_controls(path)
+        for _ in range(CONTROLS - 1):  # a short dip is not the machine
+            if out_of_line(earlier, rates):
+                time.sleep(CONTROL_PAUSE_SECONDS)
+                again = control_rates()
+                rates = {name: max(rate, again[name]) for name, rate in rates.items()}
+        why = out_of_line(earlier, rates)
+        keep_control(path, rates)
+        if why:
+            self.output.say(f"quarantine for this night: {why}")
+        return why
+
+    def _holds_pair(self, series: str) -> bool:
+        if self.asked.budget is None:
+            return True
+        seconds = next((e.seconds or 0.0 for e in self.state.entries if e.series == series), 0.0)
+        return self.state.used_seconds + 2 * seconds <= self.asked.budget
+
+    def _pairs(self, suspect: Suspect) -> Iterator[RecordPair] | str:
+        """Return the pairs of a series, one after another, or why its accepted build cannot run."""
+        run = next((run for run in self.work if run.series == suspect.series), None)
+        accepted = self._accepted_point(suspect.series, suspect.examination)
+        if run is None or accepted is None:
+            return "tonight's suite has no entry of the series, or the accepted run is not in the store"
+        before = self.store.subject(accepted.subject)
+        if before.commit is None or before.is_dirty:
+            return f"the accepted build of {run.name} had files that no commit has"
+        now = self._subject_of(suspect)
+        try:
+            build = build_of(before.commit, say=self.output.say)
+        except RunFailed as error:
+            return str(error)
+        plan, tonight = run.job.plan, Build(now.commit or "", checkout())
+        arms = arms_of(plan, build, tonight, shared_python(plan, before, now), self.asked.plugins)
+        figure = suspect.figure.replace("_", " ")
+        self.output.say(f"confirming {run.name}, {figure}: pairs of {before.commit[:12]} and tonight's build")
+        done = [self.store.record(each.run_id) for each in self.state.confirmations if each.series == suspect.series]
+        keep = partial(self._keep_arm, suspect.series)
+        return paired_records(arms, MOST_PAIRS, self.asked.runs, series_of(plan), keep, done)
+
+    def _accepted_point(self, series: str, found: Examination) -> Point | None:
+        wanted = found.accepted.build if found.accepted else None
+        return next((p for p in self.store.points([series]).get(series, ()) if p.run_id == wanted), None)
+
+    def _subject_of(self, suspect: Suspect) -> Subject:
+        points = self.store.points([suspect.series])[suspect.series]
+        return self.store.subject(next(p.subject for p in points if p.run_id == suspect.examination.tonight.run_id))
+
+    def _keep_arm(self, series: str, arm: str, paths: RunPaths) -> RunRecord:
+        began = time.monotonic()
+        record = record_of(paths, "confirm-a" if arm == "a" else "confirm-b", self.asked.night)
+        self.store.add([record])
+        state = self.state.with_confirmation(
+            PairRun.model_validate({"series": series, "arm": arm, "run_id": record.run_id})
+        )
+        lasted = sum(record.step_seconds) + time.monotonic() - began
+        self.save(state.model_copy(update={"used_seconds": state.used_seconds + lasted}))
+        return record
+
+
+def _work(registry: Registry, store: Store, asked: NightRequest, output: NightOutput) -> tuple[NightRun, ...]:
+    """Return the suite's entries that this machine can run, with what a run of each would tell."""
+    jobs = scheduler.jobs(registry, scheduler.entries(registry, [], [asked.suite], asked.request), None)
+    planned = {}
+    for job in jobs:
+        if job.plan.refusal:
+            output.say(f"not expected here: {_name(job.plan)}: {' '.join(job.plan.refusal.split())}")
+        else:
+            planned[_name(job.plan)] = job
+    if not planned:
+        raise UsageError(f"--suite {asked.suite}: found no entry that this machine can run; see `show suites`")
+    series = {name: series_of(job.plan).fingerprint() for name, job in planned.items()}
+    points, nights = store.points(list(series.values())), [each for each in store.nights() if each != asked.night]
+    lasted = durations(asked.runs, Path(asked.suite).stem)
+    return tuple(
+        NightRun(
+            name,
+            series[name],
+            job,
+            Candidate(
+                name,
+                expected_seconds(lasted, name),
+                _is_new(store, points.get(series[name], ()), job.plan),
+                _detectable(points.get(series[name], ())),
+                nights_unseen(points.get(series[name], ()), nights),
+            ),
+        )
+        for name, job in planned.items()
+    )
+
+
+def _name(plan: Plan) -> str:
+    name = plan.entry.name if plan.entry else plan.asked
+    return name if plan.repeats == 1 else f"{name} ({plan.repeat})"
+
+
+def _detectable(points: Sequence[Point]) -> float | None:
+    """Return the least change of tokens/s that one night of the series shows; None for a young series."""
+    nights = observations(in_history(points), "tokens_per_second_per_device")
+    level = level_of(nights, nights[-1].node) if nights else None
+    return detectable(level) if level else None
+
+
+def _is_new(store: Store, points: Sequence[Point], plan: Plan) -> bool:
+    found = source(checkout())
+    now = Subject(
+        framework_version=plan.implementation.version,
+        environment=plan.environment.digest or None,
+        packages=None,
+        image=None,
+        implementation=plan.implementation.digest,
+        commit=found.get("commit"),
+        is_dirty=bool(found.get("changed_files")),
+        platform_version=plan.platform_version,
+        formulas=(),
+    )
+    before = store.subject(points[-1].subject) if points else None
+    return is_other_build(before, now)
+
+
+def _quarantine(node: str, at: str, why: str) -> StoreEvent:
+    until = datetime.fromisoformat(at) + timedelta(hours=QUARANTINE_HOURS)
+    return StoreEvent(
+        id=uuid4().hex,
+        kind="quarantine",
+        node=node,
+        at=at,
+        who="nightly",
+        why=why,
+        until=until.isoformat(timespec="seconds"),
+    )
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+@contextmanager
+def _only_one(runs: Path, suite: str) -> Iterator[None]:
+    """Hold the suite's lock. Raises UsageError where another nightly of it runs, or the folder cannot be written."""
+    path = runs / f".nightly_{suite}.lock"
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        file = environment_folder.lock_file(path)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}; name another folder with --runs") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"another nightly of the suite {suite} runs with {runs}; wait for its end") from None
+        yield

@@ -1,0 +1,115 @@
+"""A series over time: its nights, its segments with the step at each, its level, and the least change that it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from levelfield.nights.gate_input import GateInput
+from levelfield.series.condition_changes import condition_changes
+from levelfield.series.eras import era_of
+from levelfield.series.findings import FIGURES
+from levelfield.series.level import AcceptedLevel, Level, accepted_level, level_of
+from levelfield.series.segments import (
+    Observation,
+    Segment,
+    change_of,
+    in_history,
+    observations,
+    segments_of,
+    value_of,
+)
+from levelfield.series.trigger import detectable, detectable_in_three
+from levelfield.specs.record import Gated, Point, StoreEvent
+
+_END = "~"  # after every time
+
+
+@dataclass(frozen=True)
+class SegmentSummary:
+    """first, last: dates. median: in the figure's unit. step: relative, from the segment before; None for the first."""
+
+    conditions: str
+    first: str
+    last: str
+    nights: int
+    median: float
+    step: float | None
+    fields: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FigureHistory:
+    """One figure of a series. level, accepted: in the figure's unit. shows, shows_in_three: relative changes.
+
+    nights: date, node, run id and value. scatter: the scale of the level, relative.
+    """
+
+    figure: Gated
+    nights: tuple[tuple[str, str, str, float], ...]
+    segments: tuple[SegmentSummary, ...]
+    level: float | None
+    level_since: str | None
+    level_nights: int
+    scatter: float | None
+    accepted: float | None
+    accepted_since: str | None
+    shows: float | None
+    shows_in_three: float | None
+
+
+def figure_histories(given: GateInput, series: str, now: str) -> list[FigureHistory]:
+    """Return the history of every gated figure that the series has. now: the time at which events hold."""
+    points = in_history(given.points.get(series, ()))
+    events = [event for event in given.events if event.series == series]
+    found = (_history(given, points, events, figure, now) for figure in FIGURES)
+    return [history for history in found if history is not None]
+
+
+def _history(
+    given: GateInput, points: Sequence[Point], events: Sequence[StoreEvent], figure: Gated, now: str
+) -> FigureHistory | None:
+    points = [point for point in points if getattr(point, figure)]
+    nights = observations(points, figure)
+    if not nights:
+        return None
+    segments = segments_of(points)
+    level, accepted = _levels(segments, events, figure, nights[-1], now)
+    return FigureHistory(
+        figure=figure,
+        nights=tuple((n.began[:10], n.node, n.run_id, value_of(n.cost, figure)) for n in nights),
+        segments=tuple(_summary(given, segments, i, figure) for i in range(len(segments))),
+        level=value_of(level.cost, figure) if level else None,
+        level_since=level.since if level else None,
+        level_nights=level.n if level else 0,
+        scatter=level.scale if level else None,
+        accepted=value_of(accepted.at(nights[-1].node), figure) if accepted else None,
+        accepted_since=accepted.since if accepted else None,
+        shows=abs(change_of(detectable(level), figure)) if level else None,
+        shows_in_three=abs(change_of(detectable_in_three(level), figure)) if level else None,
+    )
+
+
+def _levels(
+    segments: Sequence[Segment], events: Sequence[StoreEvent], figure: Gated, last: Observation, now: str
+) -> tuple[Level | None, AcceptedLevel | None]:
+    """Return the level that the next night on the last node is compared with, and the accepted one."""
+    place = next(i for i, s in enumerate(segments) for p in s.points if p.run_id == last.run_id)
+    era = era_of(segments, place, events, now, last.run_id)
+    own, earlier = era.own(figure, _END), era.earlier(figure)
+    joined = sorted((*earlier, *own), key=lambda night: night.began)
+    return level_of(own, last.node) or level_of(joined, last.node), accepted_level(joined, figure, era.baseline)
+
+
+def _summary(given: GateInput, segments: Sequence[Segment], index: int, figure: Gated) -> SegmentSummary:
+    segment = segments[index]
+    nights = observations(segment.points, figure)
+    middle = median(night.cost for night in nights)
+    step, fields = None, tuple[str, ...]()
+    if segment.before is not None:
+        before = segments[segment.before]
+        step = change_of(middle - median(n.cost for n in observations(before.points, figure)), figure)
+        fields = condition_changes(given.conditions(before.conditions), given.conditions(segment.conditions))
+    first, last = nights[0].began[:10], nights[-1].began[:10]
+    return SegmentSummary(segment.conditions, first, last, len(nights), value_of(middle, figure), step, fields)

@@ -1,0 +1,139 @@
+"""The store as plain values for the gate and the histories: points, documents, events and findings of a night."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime, timedelta, timezone
+from functools import cache, partial
+
+from levelfield.errors import UnknownName, UsageError
+from levelfield.nights.gate_input import GateInput
+from levelfield.series.findings import Finding
+from levelfield.series.segments import night_of
+from levelfield.specs.base import parse
+from levelfield.specs.record import Conditions, Point
+from levelfield.store.database import Store, StoredSeries
+
+# A gate reads the nights of so many days: a level that nobody accepted rests on no older one. A series with fewer
+# nights in them is read as a whole.
+RECENT_DAYS, ENOUGH_NIGHTS = 75, 61
+_DAYS_OF_FINDINGS = 400
+
+
+def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
+    """Return what a gate needs of the night. suite: only the entries of this suite."""
+    expected = store.expected(night)
+    if suite is not None:
+        expected = {entry: series for entry, series in expected.items() if entry.startswith(f"{suite}/")}
+        if not expected:
+            raise UsageError(f"--suite {suite}: found no entry of it in night {night}; see `show suites`")
+    stored = store.series()
+    points = _recent(store, stored, night)
+    if suite is not None:
+        points = {s: of for s, of in points.items() if _is_of(of, night, expected) or s in expected.values()}
+    return GateInput(
+        night,
+        points,
+        {each.digest: each.series for each in stored},
+        store.events(),
+        expected,
+        past_findings(store, _days_before(night, _DAYS_OF_FINDINGS)),
+        cache(partial(_conditions, store)),
+    )
+
+
+def history_input(store: Store, chosen: Sequence[StoredSeries]) -> GateInput:
+    """Return the same for the histories of some series, without a night."""
+    series = {stored.digest: stored.series for stored in chosen}
+    points = store.points(list(series))
+    return GateInput("", points, series, store.events(), {}, (), cache(partial(_conditions, store)))
+
+
+def past_findings(store: Store, since: str | None = None) -> list[Finding]:
+    """Return the stored findings of gates, in the order in which they were made. since: the first night."""
+    rows = (_bare(found) for found in store.findings())
+    kept = (row for row in rows if str(row.get("night")) >= (since or ""))
+    return [parse(Finding, {"schema": Finding.schema_name(), **row}, "the store") for row in kept]
+
+
+def chosen_night(store: Store, name: str | None) -> str:
+    """Return the night of this name, by default the newest. A day on which runs were made by hand is one, too.
+
+    Raises UnknownName or UsageError.
+    """
+    nights = store.nights()
+    if name is not None:
+        if name in nights or _has_runs(store, name):
+            return name
+        raise UnknownName("night", name, nights)
+    newest = nights[-1:] or sorted(stored.last[:10] for stored in store.series())[-1:]
+    if not newest:
+        raise UsageError("the store has no run; `nightly run` makes some, and `store import` brings recorded ones")
+    return newest[0]
+
+
+def named_series(store: Store, name: str) -> list[StoredSeries]:
+    """Return the series of a case, or those whose digest begins with the name or whose label has it.
+
+    Raises UnknownName.
+    """
+    known = store.series()
+    exact = [s for s in known if name in (s.series.case, s.series.label, s.digest)]
+    bare = name.removeprefix("sha256:")
+    near = [s for s in known if s.digest.removeprefix("sha256:").startswith(bare) or name in s.series.label]
+    if found := exact or near:
+        return found
+    raise UnknownName("series", name, {s.series.label for s in known})
+
+
+def one_series(store: Store, name: str) -> StoredSeries:
+    """Return the only series of this name. Raises UsageError where several match."""
+    found = named_series(store, name)
+    if len(found) > 1:
+        listed = "; ".join(f"{_digits(s)} {s.series.label}" for s in found[:6])
+        raise UsageError(f"series '{name}': found {len(found)}, expected one; give its digest: {listed}")
+    return found[0]
+
+
+def now() -> str:
+    """Return the present time in UTC, as the store writes times."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _digits(stored: StoredSeries) -> str:
+    return stored.digest.removeprefix("sha256:")[:10]
+
+
+def _bare(found: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in found.items() if name != "schema"}
+
+
+def _is_of(points: Sequence[Point], night: str, expected: Mapping[str, str | None]) -> bool:
+    return any(point.night == night and point.entry in expected for point in points)
+
+
+def _conditions(store: Store, digest: str) -> Conditions | None:
+    try:
+        return store.conditions(digest)
+    except UnknownName:
+        return None
+
+
+def _recent(store: Store, stored: Sequence[StoredSeries], night: str) -> dict[str, list[Point]]:
+    """Return the points of the last days; all points of series that ran tonight and have few in those."""
+    recent = store.points(since=_days_before(night, RECENT_DAYS))
+    tonight = {series for series, points in recent.items() if any(night_of(point) == night for point in points)}
+    few = {s.digest for s in stored if len(recent.get(s.digest, ())) < min(s.runs, ENOUGH_NIGHTS)} & tonight
+    return recent | (store.points(sorted(few)) if few else {})
+
+
+def _has_runs(store: Store, night: str) -> bool:
+    points = store.points(since=_days_before(night, 1)) if _days_before(night, 1) else {}
+    return any(night_of(point) == night for of in points.values() for point in of)
+
+
+def _days_before(night: str, days: int) -> str | None:
+    try:
+        return (date.fromisoformat(night[:10]) - timedelta(days=days)).isoformat()
+    except ValueError:
+        return None

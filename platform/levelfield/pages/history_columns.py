@@ -1,0 +1,154 @@
+"""The history of a series as columns, for the charts of its case: one value of each column is one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import lru_cache
+from typing import Any
+
+from levelfield.pages.results import StoredResults
+from levelfield.series.segments import segments_of
+from levelfield.specs.base import Value
+from levelfield.specs.record import Point, Series
+
+
+@dataclass(frozen=True)
+class SeriesRuns:
+    """A series with its points in order of time. slug: the name of its files; case_slug: of its case's."""
+
+    digest: str
+    slug: str
+    case_slug: str
+    series: Series
+    points: Sequence[Point]
+
+
+class DistinctValues:
+    """Values that repeat, each kept once. `index` returns the place of a value, by its key."""
+
+    def __init__(self) -> None:
+        self._places: dict[Any, int] = {}
+        self.values: list[Any] = []
+
+    def index(self, key: Any, value: Any = None) -> int:
+        if key not in self._places:
+            self._places[key] = len(self.values)
+            self.values.append(key if value is None else value)
+        return self._places[key]
+
+
+class SurroundingDocuments:
+    """Conditions and subjects by their digests, each read once for all series."""
+
+    def __init__(self, results: StoredResults) -> None:
+        self._results = results
+        self._known: dict[str, dict[str, Any]] = {}
+
+    def conditions(self, digest: str) -> dict[str, Any]:
+        return self._once(digest, self._results.conditions)
+
+    def subject(self, digest: str) -> dict[str, Any]:
+        return self._once(digest, self._results.subject)
+
+    def _once(self, digest: str, read: Callable[[str], Value]) -> dict[str, Any]:
+        if digest not in self._known:
+            self._known[digest] = read(digest).model_dump(mode="json")
+        return self._known[digest]
+
+
+@lru_cache(maxsize=2**18)  # each time of a large store is needed four times
+def seconds_of(began: str) -> int:
+    """Return seconds since 1970 of a time in UTC; a time without a zone is one in UTC."""
+    at = datetime.fromisoformat(began.replace("Z", "+00:00"))
+    return int((at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp())
+
+
+def month_of(began: str) -> str:
+    """Return `2026-11`: the runs of a series are kept in one file for each month."""
+    return datetime.fromtimestamp(seconds_of(began), timezone.utc).strftime("%Y-%m")
+
+
+def history(runs: SeriesRuns, surroundings: SurroundingDocuments) -> dict[str, Any]:
+    """Return the columns, what they refer to, and the segments."""
+    kept = {name: DistinctValues() for name in ("words", "nodes", "verdicts", "purposes", "conditions", "subjects")}
+    rows = [_row(point, kept, surroundings) for point in runs.points]
+    columns = {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+    return {
+        "label": runs.series.label,
+        "case_file": runs.case_slug,
+        "digest": runs.digest,
+        "columns": columns,
+        "kept": {name: each.values for name, each in kept.items()},
+        "segments": segments(runs.points, surroundings),
+    }
+
+
+def _row(point: Point, kept: Mapping[str, DistinctValues], surroundings: SurroundingDocuments) -> dict[str, Any]:
+    """Return a value for each column. What repeats is a place in `kept`."""
+    return {
+        "run": point.run_id,
+        "time": seconds_of(point.began),
+        "word": kept["words"].index(point.word),
+        "node": kept["nodes"].index(point.node),
+        "verdict": kept["verdicts"].index(point.verdict),
+        "purpose": kept["purposes"].index(point.purpose),
+        "counts": int(point.is_comparable),
+        "conditions": _place(kept["conditions"], point.conditions, surroundings.conditions),
+        "subject": _place(kept["subjects"], point.subject, surroundings.subject),
+        **_figures(point),
+    }
+
+
+def segments(points: Sequence[Point], surroundings: SurroundingDocuments) -> list[dict[str, Any]]:
+    """Return where the conditions of a node change: the index of the first run under new ones, and what differs."""
+    found, place = segments_of(points), {id(point): index for index, point in enumerate(points)}
+    return [
+        {
+            "at": place[id(segment.points[0])],
+            "fields": differences(
+                surroundings.conditions(found[segment.before].conditions), surroundings.conditions(segment.conditions)
+            ),
+        }
+        for segment in found
+        if segment.before is not None
+    ]
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[list[str]]:
+    """Return [field, value before, value after] of each field that differs; an absent value is an empty text."""
+    old, new = dict(_flat(before)), dict(_flat(after))
+    names = dict.fromkeys([*old, *new])
+    return [[n, old.get(n, ""), new.get(n, "")] for n in names if old.get(n, "") != new.get(n, "")]
+
+
+def _flat(value: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, str]]:
+    for name, inner in value.items():
+        if isinstance(inner, Mapping):
+            yield from _flat(inner, f"{above}{name}.")
+        elif inner is not None:
+            yield f"{above}{name}", str(inner)
+
+
+def _place(kept: DistinctValues, digest: str, value_of: Callable[[str], dict[str, Any]]) -> int:
+    known = len(kept.values)
+    place = kept.index(digest)
+    if place == known:  # the first of its digest
+        kept.values[place] = value_of(digest)
+    return place
+
+
+def _figures(point: Point) -> dict[str, float | None]:
+    """Return the figures, rounded to what a chart and its table can show."""
+    return {
+        "tokens": rounded(point.tokens_per_second_per_device, 2),
+        "mfu": rounded(point.mfu, 5),
+        "memory": rounded(point.memory_bytes, 0),
+        "energy": rounded(point.joules_per_token, 6),
+        "loss": rounded(point.loss_tail, 5),
+    }
+
+
+def rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)

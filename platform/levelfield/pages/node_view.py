@@ -1,0 +1,136 @@
+"""The page of nodes: which machines ran, under which conditions, since when, and what changed there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from levelfield.pages.gathering import PagesContent
+from levelfield.pages.history_columns import SeriesRuns, SurroundingDocuments, differences, seconds_of
+from levelfield.series.segments import Segment, segments_of
+from levelfield.specs.record import Point, StoreEvent
+
+MOST_STAYS = 500  # rows of the page, the newest
+
+
+@dataclass(frozen=True)
+class NodeStay:
+    """A node under one set of conditions, over all series. since, last: when its first and its last run began.
+
+    changed: [field, before, after] against the conditions that a series had on it before; empty for the first ones.
+    is_now: whether the last run of a series on the node had these conditions.
+    """
+
+    node: str
+    since: str
+    last: str
+    runs: int
+    series: int
+    changed: tuple[tuple[str, str, str], ...]
+    is_now: bool
+
+
+@dataclass(frozen=True)
+class NodeRow:
+    """A machine. quarantine: the event that keeps it out now; None while it counts."""
+
+    node: str
+    chips: str
+    runs: int
+    series: int
+    since: str
+    last: str
+    quarantine: StoreEvent | None
+
+
+@dataclass(frozen=True)
+class NodesView:
+    """left: stays that are not shown because there are more."""
+
+    nodes: tuple[NodeRow, ...]
+    stays: tuple[NodeStay, ...]
+    left: int
+
+
+@dataclass(frozen=True)
+class _Visit:
+    """The runs of one series on one node under one set of conditions. before: the conditions that it left."""
+
+    runs: SeriesRuns
+    points: Sequence[Point]
+    before: str | None
+    is_now: bool
+
+    @property
+    def since(self) -> str:
+        return self.points[0].began
+
+
+def nodes_view(content: PagesContent, quarantined: Sequence[StoreEvent], documents: SurroundingDocuments) -> NodesView:
+    """Return the nodes by their last run, and their conditions by when they began; the newest first."""
+    visits = [visit for runs in content.series.values() for visit in _visits(runs)]
+    kept_out = {event.node: event for event in quarantined}
+    by_node = _grouped(visits, lambda visit: (visit.points[0].node,))
+    nodes = [_node(node, those, kept_out.get(node)) for (node,), those in by_node.items()]
+    by_stay = _grouped(visits, lambda visit: (visit.points[0].node, visit.points[0].conditions))
+    stays = sorted(
+        (_stay(those, documents) for those in by_stay.values()), key=lambda stay: seconds_of(stay.since), reverse=True
+    )
+    newest = sorted(nodes, key=lambda row: (seconds_of(row.last), row.node), reverse=True)
+    return NodesView(tuple(newest), tuple(stays[:MOST_STAYS]), max(0, len(stays) - MOST_STAYS))
+
+
+def _visits(runs: SeriesRuns) -> Iterator[_Visit]:
+    segments = segments_of(runs.points)
+    newest = {point.node: point for point in runs.points}
+    for segment in segments:
+        before = None if segment.before is None else segments[segment.before].conditions
+        for points in _by_node(segment):
+            yield _Visit(runs, points, before, newest[points[0].node] is points[-1])
+
+
+def _by_node(segment: Segment) -> list[list[Point]]:
+    found: dict[str, list[Point]] = {}
+    for point in segment.points:
+        found.setdefault(point.node, []).append(point)
+    return [*found.values()]
+
+
+def _grouped(visits: Sequence[_Visit], key: Callable[[_Visit], tuple[str, ...]]) -> dict[tuple[str, ...], list[_Visit]]:
+    """Return the visits by a key, in the order in which they began."""
+    found: dict[tuple[str, ...], list[_Visit]] = {}
+    for visit in sorted(visits, key=lambda visit: seconds_of(visit.since)):
+        found.setdefault(key(visit), []).append(visit)
+    return found
+
+
+def _node(node: str, visits: Sequence[_Visit], quarantine: StoreEvent | None) -> NodeRow:
+    chips = sorted({visit.runs.series.chip for visit in visits})
+    return NodeRow(
+        node=node,
+        chips=", ".join(chips),
+        runs=sum(len(visit.points) for visit in visits),
+        series=len({visit.runs.digest for visit in visits}),
+        since=visits[0].since,
+        last=_last(visits),
+        quarantine=quarantine,
+    )
+
+
+def _stay(visits: Sequence[_Visit], documents: SurroundingDocuments) -> NodeStay:
+    left = next((visit for visit in visits if visit.before is not None), None)
+    here = visits[0].points[0].conditions
+    changed = differences(documents.conditions(left.before), documents.conditions(here)) if left and left.before else []
+    return NodeStay(
+        node=visits[0].points[0].node,
+        since=visits[0].since,
+        last=_last(visits),
+        runs=sum(len(visit.points) for visit in visits),
+        series=len({visit.runs.digest for visit in visits}),
+        changed=tuple((name, old, new) for name, old, new in changed),
+        is_now=any(visit.is_now for visit in visits),
+    )
+
+
+def _last(visits: Sequence[_Visit]) -> str:
+    return max((visit.points[-1].began for visit in visits), key=seconds_of)

@@ -1,0 +1,236 @@
+"""Stored runs into a folder of pages. Files of a series that did not change stay as they are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import levelfield
+from levelfield.catalog.registry import Registry
+from levelfield.pages.case_view import CaseView, case_view
+from levelfield.pages.escaped_data import data_script
+from levelfield.pages.gathering import PagesContent, gathered
+from levelfield.pages.history_columns import SeriesRuns, SurroundingDocuments, history, month_of
+from levelfield.pages.node_view import nodes_view
+from levelfield.pages.overview import overview
+from levelfield.pages.page_manifest import PagesWriter
+from levelfield.pages.page_rendering import LANGUAGES, PageRenderer, folder_of, script_texts
+from levelfield.pages.published_view import beside_rows
+from levelfield.pages.results import StoredResults
+from levelfield.pages.run_details import month_file
+from levelfield.pages.series_summary import summary_of
+from levelfield.specs.record import Point, RunRecord
+from levelfield.specs.vendor import HOST_SHARE
+from levelfield.store.rare_collections import rare_collections
+
+HERE = Path(__file__).parent
+ASSETS = ("page.js", "tables.js", "charts.js", "case.js", "run.js", "traces.js", "compare.js", "style.css", "icon.svg")
+VENDORED = ("uplot/uPlot.iife.min.js", "uplot/uPlot.min.css", "uplot/LICENSE")
+References = Mapping[tuple[str, str], tuple[str, list[float]]]  # by digests of work and corpus: name, losses
+
+# The rules of a comparison in a browser are those of compare/comparability.py, for one run a side. A field is named as
+# in the data of a run: `series.work` is of its series, `conditions.kernel` of what surrounds it, `subject.commit` of
+# the build.
+# No ratio is printed where one of these differs: the two runs did not do the same work, or do not count it alike.
+# `device` is what a device is; `formula` has a field for each formula that both runs have.
+MUST_EQUAL = ("series.work", "series.corpus", "series.scale", "series.precision", "window", "device", "formula")
+# What a comparison is made for.
+AS_ASKED = (
+    "series.vendor",
+    "series.chip",
+    "series.framework",
+    "series.nodes",
+    "series.devices",
+    "series.layout",
+    "series.micro_batch",
+    "series.accumulation",
+    "series.virtual_pipeline",
+    "series.recompute",
+    "series.compile",
+    "series.attention",
+    "series.threads",
+    "series.runtime",
+    "series.further_version",
+)
+# What every framework has its own of: between two frameworks it is no reason for caution.
+OF_A_FRAMEWORK = ("subject.framework_version", "subject.environment", "subject.packages", "subject.implementation")
+# Parts of which every field calls for caution where it differs.
+CAUTION = ("conditions", "subject", "node", "training", "date", "series.case")
+DAYS_APART = 30
+RULES = {
+    "must": MUST_EQUAL,
+    "asked": AS_ASKED,
+    "of_a_framework": OF_A_FRAMEWORK,
+    "caution": CAUTION,
+    "days": DAYS_APART,
+    "host_share": HOST_SHARE,
+}
+
+
+@dataclass(frozen=True)
+class BuiltPages:
+    """What was made. rebuilt: series of which a file was written. unreadable: runs without a readable time."""
+
+    runs: int
+    series: int
+    rebuilt: int
+    files: int
+    unreadable: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MonthRuns:
+    """The runs of a series in a month, which are one file. stamp: digest of what the file is made from."""
+
+    runs: SeriesRuns
+    run_ids: tuple[str, ...]
+    file: str
+    stamp: str
+    reference: tuple[str, list[float]] | None
+
+
+def build_pages(
+    results: StoredResults,
+    folder: Path,
+    registry: Registry,
+    judged: Sequence[Mapping[str, Any]] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> BuiltPages:
+    """Write the site. Raises UsageError for the folder.
+
+    judged: findings of the last night, as `gathered` takes them. progress: called with the number of months done and of
+    all.
+    """
+    writer, content, references = PagesWriter(folder), gathered(results, judged), stored_references(registry)
+    surroundings = SurroundingDocuments(results)
+    changed = {runs.slug for runs in content.series.values() if _write_history(runs, surroundings, writer)}
+    months = [month for runs in content.series.values() for month in _changed_months(runs, references, writer)]
+    with rare_collections():
+        for done, (month, records) in enumerate(_with_records(months, results), start=1):
+            value = month_file(month.runs.series, records, month.reference)
+            writer.write(_place(month.file), data_script(month.file, value), month.stamp)
+            if progress:
+                progress(done, len(months))
+    _write_assets(writer)
+    write_pages(writer, content, registry, datetime.now(timezone.utc), surroundings)
+    writer.finish()
+    rebuilt = changed | {month.runs.slug for month in months}
+    return BuiltPages(content.runs, len(content.series), len(rebuilt), len(writer.stamps), tuple(content.unreadable))
+
+
+def stored_references(registry: Registry) -> References:
+    """Return the loss curves of the stored references, by what they are references of."""
+    found = [registry.reference(name) for name in registry.references]
+    return {(each.identity.work, each.identity.corpus): (each.name, list(each.losses)) for each in found}
+
+
+def _write_history(runs: SeriesRuns, surroundings: SurroundingDocuments, writer: PagesWriter) -> bool:
+    """Write the history of a series. Return False where it is as it was."""
+    name = f"history-{runs.slug}"
+    stamp = _stamp(runs, runs.points, "")
+    if writer.keeps(_place(name), stamp):
+        return False
+    writer.write(_place(name), data_script(name, history(runs, surroundings)), stamp)
+    return True
+
+
+def _changed_months(runs: SeriesRuns, references: References, writer: PagesWriter) -> Iterator[MonthRuns]:
+    reference = references.get((runs.series.work, runs.series.corpus))
+    for month, grouped in groupby(runs.points, key=lambda point: month_of(point.began)):
+        points = list(grouped)
+        name, stamp = f"runs-{runs.slug}-{month}", _stamp(runs, points, repr(reference))
+        if not writer.keeps(_place(name), stamp):
+            yield MonthRuns(runs, tuple(point.run_id for point in points), name, stamp, reference)
+
+
+def _with_records(months: Sequence[MonthRuns], results: StoredResults) -> Iterator[tuple[MonthRuns, list[RunRecord]]]:
+    """Yield each month with its records. They are read in one pass, so that a store reads what they share once.
+
+    A run that was removed since its point was read is left out.
+    """
+    passing = results.records([run_id for month in months for run_id in month.run_ids])
+    ahead = next(passing, None)
+    for month in months:
+        own, records = set(month.run_ids), []
+        while ahead is not None and ahead.run_id in own:
+            records.append(ahead)
+            ahead = next(passing, None)
+        yield month, records
+
+
+def _place(name: str) -> str:
+    return f"data/{name}.js"
+
+
+def _stamp(runs: SeriesRuns, points: Sequence[Point], more: str) -> str:
+    """Return a digest of what a data file is made from. A stored run never changes."""
+    text = "\n".join([_version(), runs.digest, more, *(point.run_id for point in points)])
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@cache
+def _version() -> str:
+    """Return a digest of the code that makes the files."""
+    digest = hashlib.sha256(levelfield.__version__.encode())
+    for path in sorted(HERE.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _write_assets(writer: PagesWriter) -> None:
+    for name in (*ASSETS, *VENDORED):
+        writer.write(f"assets/{name}", (HERE / "assets" / name).read_text(encoding="utf-8"))
+
+
+def write_pages(
+    writer: PagesWriter,
+    content: PagesContent,
+    registry: Registry,
+    made: datetime,
+    documents: SurroundingDocuments,
+) -> None:
+    """Write every page and the data that they share."""
+    summaries = {digest: summary_of(runs) for digest, runs in content.series.items()}
+    cases = [case_view(case, series, summaries, content) for case, series in content.cases().items()]
+    first = overview(content, summaries)
+    nodes = nodes_view(content, first.quarantined, documents)
+    values = {"overview": first, "rows": beside_rows(content, summaries, registry), "nodes": nodes}
+    shared = {"made": made.strftime("%Y-%m-%d %H:%M UTC"), "version": levelfield.__version__}
+    for language in LANGUAGES:
+        renderer, folder = PageRenderer(language, shared), folder_of(language)
+        for name, template, more in _pages(values, cases):
+            writer.write(f"{folder}{name}", renderer.render(template, name, **more))
+        data = data_script(f"texts-{language}", script_texts(language))
+        writer.write(f"data/texts-{language}.js", data)
+    for case in cases:
+        writer.write(f"data/case-{case.slug}.js", data_script(f"case-{case.slug}", case.statements()))
+    writer.write("data/site.js", data_script("site", _site(content)))
+
+
+def _pages(values: Mapping[str, Any], cases: Sequence[CaseView]) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return (file, template, values) of every page."""
+    return [
+        ("index.html", "index", {"o": values["overview"]}),
+        ("run.html", "run", {}),
+        ("compare.html", "compare", {}),
+        ("nodes.html", "nodes", {"n": values["nodes"]}),
+        ("published.html", "published", {"rows": values["rows"]}),
+        ("guide.html", "guide", {}),
+        *((f"case-{case.slug}.html", "case", {"c": case}) for case in cases),
+    ]
+
+
+def _site(content: PagesContent) -> dict[str, Any]:
+    """Return the list of series that two runs are chosen from, and the rules by which they are compared."""
+    series = [
+        {"slug": runs.slug, "label": runs.series.label, "case": runs.series.case, "runs": len(runs.points)}
+        for each in content.cases().values()
+        for runs in each
+    ]
+    return {"series": series, "rules": RULES}

@@ -1,0 +1,88 @@
+"""What a site consists of: its files, and which series they came from. `report serve` gives out these files alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import ClassVar
+
+from levelfield.errors import DocumentError, UsageError
+from levelfield.rundir.directory import room_left, write_atomically
+from levelfield.specs.base import Document, dump, load
+
+NAME = "site.json"
+# A page, or a file of assets/ or data/. No other file is ever written, served or removed.
+PLACES = re.compile(r"(zh/)?[a-z0-9-]+\.html|(assets|assets/uplot|data)/[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class PagesManifest(Document):
+    """site.json of a site. files: by name a digest of what they were made from, empty for those made each time."""
+
+    KIND: ClassVar[str] = "site"
+
+    files: dict[str, str]
+
+
+def manifest_of(folder: Path) -> PagesManifest:
+    """Return the manifest of a site. Raises UsageError for a folder that is no site."""
+    try:
+        found = load(PagesManifest, folder / NAME)
+    except DocumentError as error:
+        raise UsageError(
+            f"{folder}: this is no folder of pages; make one with `report pages {folder}`. {error}"
+        ) from None
+    if foreign := [name for name in found.files if not PLACES.fullmatch(name)]:
+        raise UsageError(f"{folder / NAME}: key 'files': found '{foreign[0]}', expected pages, assets/ and data/")
+    return found
+
+
+def opened(folder: Path) -> PagesManifest:
+    """Make the folder, and return the manifest of the site that it holds, an empty one for a new folder.
+
+    A new folder gets it at once: what a full disk or Ctrl-C leaves of a site is then known as one at the next try.
+    Raises UsageError for a folder with other files: they could be overwritten.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not any(folder.iterdir()):
+            empty = PagesManifest(files={})
+            write_atomically(folder / NAME, dump(empty))
+            return empty
+    except OSError as error:
+        raise UsageError(f"--html {folder}: cannot be made: {error.strerror}{room_left(error, folder)}") from None
+    try:
+        return manifest_of(folder)
+    except UsageError:
+        if not (folder / NAME).exists():
+            raise UsageError(f"--html {folder}: has other files; name a new folder or one with pages") from None
+        raise
+
+
+class PagesWriter:
+    """Writes the files of a site. It keeps those that were made from the same content before."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._before = folder, opened(folder)
+        self.stamps: dict[str, str] = {}
+
+    def keeps(self, name: str, stamp: str) -> bool:
+        """Return whether the file was made from what this stamp stands for. It is then part of the site again."""
+        is_same = self._before.files.get(name) == stamp and (self._folder / name).is_file()
+        if is_same:
+            self.stamps[name] = stamp
+        return is_same
+
+    def write(self, name: str, content: str, stamp: str = "") -> None:
+        """Write one file whole or not at all."""
+        if not PLACES.fullmatch(name):
+            raise ValueError(f"{name}: no place for a file of a site")
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content.encode("utf-8", "replace").decode())
+        self.stamps[name] = stamp
+
+    def finish(self) -> None:
+        """Write the manifest, then remove files that only the site before had."""
+        write_atomically(self._folder / NAME, dump(PagesManifest(files=dict(sorted(self.stamps.items())))))
+        for name in set(self._before.files) - set(self.stamps):
+            (self._folder / name).unlink(missing_ok=True)

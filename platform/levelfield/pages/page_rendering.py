@@ -1,0 +1,148 @@
+"""Templates into HTML. Every value is escaped: autoescape is on for all templates, and none switches it off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from levelfield.report.escapes import printable
+from levelfield.report.words import GIB
+from levelfield.series.findings import WORDS
+
+# No inline script or style, nothing from elsewhere. `file:` pages load their own folder as 'self'.
+POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'"
+LANGUAGES = {"en": "English", "zh": "中文"}
+HTML_LANGUAGES = {"en": "en", "zh": "zh-Hans"}
+_SCRIPTED = "js."  # keys of texts that scripts show begin with it
+_FOLDER = Path(__file__).parent / "texts"
+
+
+class PageRenderer:
+    """Renders pages in one language. shared: values that every page shows, such as when the site was made."""
+
+    def __init__(self, language: str, shared: Mapping[str, Any]) -> None:
+        self._language, self._shared = language, shared
+
+    def render(self, template: str, page: str, **values: Any) -> str:
+        """Return the HTML of a page. page: its file name, which is the same in every language."""
+        others = {language: name for language, name in LANGUAGES.items() if language != self._language}
+        return (
+            _environment(self._language)
+            .get_template(f"{template}.html.j2")
+            .render(
+                page=page,
+                language=self._language,
+                html_language=HTML_LANGUAGES[self._language],
+                html_languages=HTML_LANGUAGES,
+                others=others,
+                root=root_of(self._language),
+                **self._shared,
+                **values,
+            )
+        )
+
+
+@cache  # templates are compiled once for a process, which takes longer than rendering some pages
+def _environment(language: str) -> Environment:
+    made = Environment(
+        loader=PackageLoader("levelfield", "pages/templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_visible,
+    )
+    made.globals.update(
+        t=partial(text, language),
+        figure_name=partial(figure_name, language),
+        not_english=language != "en",
+        policy=POLICY,
+        words=WORDS,
+    )
+    made.filters.update(FILTERS)
+    return made
+
+
+def folder_of(language: str) -> str:
+    """Return the folder of a language's pages within the site. English is at the top."""
+    return "" if language == "en" else f"{language}/"
+
+
+def root_of(language: str) -> str:
+    return "../" * folder_of(language).count("/")
+
+
+def figure_name(language: str, gated: str | None) -> str:
+    """Return the name of a gated figure. A name that is not known stays as it is."""
+    short = {
+        "tokens_per_second_per_device": "figure.tokens",
+        "memory_bytes": "figure.memory",
+        "joules_per_token": "figure.energy",
+    }
+    return "–" if gated is None else text(language, short[gated]) if gated in short else gated
+
+
+def _visible(value: Any) -> Any:
+    """Return a text with its invisible characters shown. A text that a template has escaped already is left alone."""
+    return printable(value) if type(value) is str else value
+
+
+def short_digest(value: str) -> str:
+    return value.removeprefix("sha256:")[:12]
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def signed_percent(value: float | None, digits: int = 1) -> str:
+    """Return `+1.2 %` with a true minus sign; an absent value is an en dash."""
+    return "–" if value is None else f"{value * 100:+.{digits}f} %".replace("-", "\N{MINUS SIGN}")
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    return "–" if value is None else f"{value * 100:.{digits}f} %"
+
+
+def gib(value: float | None) -> str:
+    return "–" if value is None else f"{value / GIB:,.2f}"
+
+
+def fragment(value: str) -> str:
+    """Return a text as a part of what follows # in a link."""
+    return quote(value, safe="")
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "number": number,
+    "signed_percent": signed_percent,
+    "percent": percent,
+    "gib": gib,
+    "fragment": fragment,
+    "short": short_digest,
+}
+
+
+@cache
+def texts(language: str) -> dict[str, str]:
+    """Return the table of a language: key to text, in which {name} is filled in."""
+    table: dict[str, str] = yaml.safe_load((_FOLDER / f"{language}.yaml").read_text(encoding="utf-8"))
+    return table
+
+
+def text(language: str, key: str, **values: object) -> str:
+    """Return one text with its values filled in. Raises KeyError for a key or value that is not there."""
+    found = texts(language)[key]
+    return found.format_map(values) if values else found
+
+
+def script_texts(language: str) -> dict[str, str]:
+    """Return the texts that scripts show, and the words that both show, by key."""
+    shared = ("word.", "figure.", "unit.", _SCRIPTED)
+    return {key.removeprefix(_SCRIPTED): found for key, found in texts(language).items() if key.startswith(shared)}

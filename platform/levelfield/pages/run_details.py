@@ -1,0 +1,121 @@
+"""What the page of a run shows, for all runs of a month of a series in one data file."""
+
+from __future__ import annotations
+
+import marshal
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from levelfield.pages.history_columns import DistinctValues
+from levelfield.specs.record import RunRecord, Series
+
+# Of result.json, by the name that the page uses. Most runs of a series share these: each group of values is kept once.
+_SHARED: dict[str, tuple[str, ...]] = {
+    "reasons": ("status", "reasons"),
+    "evidence_line": ("status", "evidence"),
+    "parameters": ("parameters",),
+    "active_parameters": ("active_parameters",),
+    "planned": ("steps_planned",),
+    "done": ("steps_done",),
+    "flags": ("throughput", "step_seconds", "flags"),
+    "disturbance": ("disturbance", "flags"),
+    "capacity": ("memory", "capacity_bytes"),
+    "expected_bytes": ("memory", "expected_bytes"),
+    "boundary": ("energy", "boundary"),
+    "certificate": ("certificate",),
+    "deviations": ("deviations",),
+    "warnings": ("warnings",),
+    "allowed": ("allowed",),
+    "inherited": ("inherited",),
+    "repeated": ("repeated",),
+    "attention_kernel": ("attention_kernel", "name"),
+}
+# These differ from run to run.
+_OWN: dict[str, tuple[str, ...]] = {
+    "median": ("throughput", "step_seconds", "median"),
+    "p90": ("throughput", "step_seconds", "p90"),
+    "device_used": ("memory", "device_used_peak"),
+    "reserved": ("memory", "reserved_peak"),
+    "allocated": ("memory", "allocated_peak"),
+    "process": ("memory", "process_peak"),
+    "mean_watts": ("energy", "mean_watts"),
+    "others": ("other_use", "host_in_window"),
+    "utilisation": ("utilisation",),
+    "alignment": ("alignment",),
+    "expert_imbalance": ("experts", "imbalance"),
+    "expert_imbalance_last": ("experts", "imbalance_last"),
+    "experts_never_chosen": ("experts", "never_chosen"),
+    "auxiliary_first": ("experts", "auxiliary_first"),
+    "auxiliary_last": ("experts", "auxiliary_last"),
+}
+_MILLION = 1e6  # step times and losses are whole millionths: half the bytes, and quicker to write and to read
+
+
+def month_file(
+    series: Series, records: Sequence[RunRecord], reference: tuple[str, list[float]] | None
+) -> dict[str, Any]:
+    """Return the runs with their curves, and what they share. reference: name and losses of the case's own one."""
+    shared = DistinctValues()
+    runs = [_run(record, shared) for record in records]
+    return {
+        "label": series.label,
+        "series": {**series.model_dump(mode="json"), "layout": str(series.layout), "in_words": series.layout.in_words},
+        "command": command(series),
+        "reference": {"name": reference[0], "losses": reference[1]} if reference else None,
+        "shared": shared.values,
+        "runs": runs,
+    }
+
+
+def _run(record: RunRecord, shared: DistinctValues) -> dict[str, Any]:
+    """Return what the history of the series does not have already."""
+    facts = _facts(record.result, _SHARED)
+    return {
+        "run": record.run_id,
+        "entry": record.entry,
+        "content": record.content,
+        "evidence": record.evidence,
+        "evidence_reason": record.evidence_reason,
+        "failure": record.failure,
+        "reason": record.reason,
+        "window": record.window,
+        "steps": [round(each * _MILLION) for each in record.step_seconds],
+        "losses": [None if each is None else round(each * _MILLION) for each in record.losses],
+        "telemetry": record.telemetry,
+        "shared": shared.index(marshal.dumps(facts, 2), facts),  # bytes tell 1 from True; version 2 has no references
+        **({"traces": record.traces.model_dump(mode="json", exclude_defaults=True)} if record.traces else {}),
+        **_facts(record.result, _OWN),
+    }
+
+
+def _facts(result: Any, paths: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return what the result has of these, by name."""
+    found = {name: _at(result, path) for name, path in paths.items()}
+    return {name: value for name, value in found.items() if value is not None and value != []}
+
+
+def _at(content: Any, path: Sequence[str]) -> Any:
+    """Return the value at a path of result.json; None where a part of the path is absent."""
+    try:
+        for part in path:
+            content = content[part]
+    except (LookupError, TypeError):
+        return None
+    return content
+
+
+def command(series: Series) -> str:
+    """Return the command that starts the same training again, as a shell reads it."""
+    target = (series.case, series.framework_label, series.chip, str(series.nodes), str(series.devices // series.nodes))
+    words = ["python", "run_benchmarks.py", "--case", ":".join(target), "--scale", series.scale]
+    words += ["--layout", str(series.layout), "--micro-batch", str(series.micro_batch)]
+    words += ["--recompute", series.recompute, "--attention", series.attention]
+    words += ["--compile" if series.compile else "--no-compile"]
+    if series.virtual_pipeline > 1:
+        words += ["--virtual-pipeline", str(series.virtual_pipeline)]
+    if series.threads is not None:
+        words += ["--threads", str(series.threads)]
+    if series.runtime != "process":
+        words += ["--runtime", series.runtime]
+    return shlex.join(words)

@@ -1,0 +1,154 @@
+"""One figure of one series in one night: its level, a step at a change of conditions, and whether it is suspicious."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from levelfield.measure.student import normal_tail, t_quantile
+from levelfield.series.eras import Era
+from levelfield.series.level import FEWEST, FLOOR, MEDIAN_VARIANCE, AcceptedLevel, Level, accepted_level, level_of
+from levelfield.series.segments import Observation
+from levelfield.series.trigger import CORRELATION, Suspicion, is_beyond, triggered
+from levelfield.specs.record import Gated, StoreEvent
+
+_Z_OF_STEP = 3.0  # it is looked at in every night until it is accepted
+RECENT = 7  # nights that show on which nodes a series runs
+
+
+@dataclass(frozen=True)
+class EnvironmentStep:
+    """How far the nights under the new conditions are from the level before. excess: as a cost; nights: of them."""
+
+    excess: float
+    limit: float
+    before: Level
+    nights: int
+
+    @property
+    def is_beyond(self) -> bool:
+        return abs(self.excess) > self.limit
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What the nights show before any pair is run. level: None for a series with fewer than 7 nights.
+
+    history: the nights that the level may rest on; recent: those and the changed ones that nobody accepted. is_young:
+    tonight's conditions have no level of their own yet.
+    """
+
+    figure: Gated
+    tonight: Observation
+    history: tuple[Observation, ...]
+    recent: tuple[Observation, ...]
+    level: Level | None
+    accepted: AcceptedLevel | None
+    step: EnvironmentStep | None
+    suspicion: Suspicion | None
+    is_young: bool
+
+    @property
+    def has_stepped(self) -> bool:
+        return self.step is not None and self.step.is_beyond
+
+    @property
+    def expected_first(self) -> Level | None:
+        """What the A of a pair should reach: the accepted level, within the scatter of one night."""
+        if self.level is None or self.accepted is None:
+            return self.level
+        accepted = self.accepted
+        return replace(self.level, cost=accepted.at(self.tonight.node), n=accepted.n, since=accepted.since)
+
+    @property
+    def runs_two_nights(self) -> bool:
+        """Whether the night before was beyond the level as well, by a node that can be trusted for both.
+
+        Where the series runs on several nodes, one bad node explains two nights. Then both need other nodes, or three
+        nights running.
+        """
+        if self.suspicion is None or not self.suspicion.is_clear or not self.recent:
+            return False
+        nights = [*self.recent[-2:], self.tonight][::-1]
+        beyond = [self._is_beyond(night) for night in nights]
+        two = beyond[1] and nights[1].night != self.tonight.night
+        nodes = {night.node for night in self.recent[-RECENT:]}
+        is_elsewhere = len(nodes) == 1 or nights[1].node != self.tonight.node
+        return two and (is_elsewhere or (len(beyond) > 2 and beyond[2]))
+
+    def _is_beyond(self, night: Observation) -> bool:
+        assert self.level is not None and self.suspicion is not None
+        level = level_of(self.history, night.node) or self.level
+        return is_beyond(level, night, self.suspicion.direction)
+
+
+@dataclass(frozen=True)
+class NightsBefore:
+    """What tonight is compared with. own: nights under tonight's conditions; earlier: those before the last change.
+
+    baseline: what somebody accepted; replaced: nights before it, which still show how far nights scatter. cleared: when
+    the last night began that pairs found unchanged. unaccepted: runs that were found changed; no level rests on them.
+    """
+
+    own: Sequence[Observation]
+    earlier: Sequence[Observation] = ()
+    baseline: StoreEvent | None = None
+    replaced: Sequence[Observation] = ()
+    cleared: str = ""
+    unaccepted: Collection[str] = ()
+
+    def of_level(self, nights: Iterable[Observation]) -> list[Observation]:
+        return [night for night in nights if night.run_id not in self.unaccepted]
+
+
+def nights_before(
+    era: Era, figure: Gated, tonight: Observation, cleared: Collection[str], unaccepted: Collection[str]
+) -> NightsBefore:
+    """Return the nights of the era, without those of tonight. cleared: runs that pairs found unchanged."""
+    own = [night for night in era.own(figure, tonight.began) if night.night != tonight.night]
+    last = max((night.began for night in own if night.run_id in cleared), default="")
+    return NightsBefore(own, era.earlier(figure), era.baseline, era.replaced(figure), last, unaccepted)
+
+
+def examined(figure: Gated, tonight: Observation, before: NightsBefore) -> Examination:
+    """Return what the nights show about tonight."""
+    recent = sorted((*before.earlier, *before.own), key=lambda night: night.began)
+    joined, own, earlier = (before.of_level(nights) for nights in (recent, before.own, before.earlier))
+    accepted = accepted_level(joined, figure, before.baseline)
+    is_young = len(own) < FEWEST
+    level = level_of(joined if is_young else own, tonight.node)
+    if level is None and accepted is not None and before.baseline is not None:
+        level = _level_of_baseline(accepted, joined, before.replaced, tonight.node)
+    step = _step(earlier, own, tonight) if earlier else None
+    suspicion = None
+    if level is not None:
+        drifts_from = None if step and step.is_beyond else accepted
+        suspicion = triggered(level, drifts_from, recent, tonight, before.cleared)
+    return Examination(figure, tonight, tuple(joined), tuple(recent), level, accepted, step, suspicion, is_young)
+
+
+def _level_of_baseline(
+    accepted: AcceptedLevel, since: Sequence[Observation], replaced: Sequence[Observation], node: str
+) -> Level | None:
+    """Return the accepted level with the scatter of the nights that it replaced; None without such nights."""
+    before = level_of(replaced, node)
+    if before is None:
+        return None
+    last = since[-1].began[:10] if since else accepted.since
+    cost = accepted.at(node)
+    return replace(before, cost=cost, n=max(accepted.n, len(since)), since=accepted.since, last=last)
+
+
+def _step(earlier: Sequence[Observation], own: Sequence[Observation], tonight: Observation) -> EnvironmentStep | None:
+    """Return the step from the earlier nights to those under tonight's conditions; None where they have no level."""
+    nights = (*own, tonight)
+    levels = {node: level_of(earlier, node) for node in {night.node for night in nights}}
+    before = levels[tonight.node]
+    if before is None:
+        return None
+    excess = median(night.cost - (levels[night.node] or before).cost for night in nights)
+    spread = math.sqrt(min(1.0, CORRELATION * MEDIAN_VARIANCE / len(nights)) + MEDIAN_VARIANCE / before.n)
+    limit = max(FLOOR, t_quantile(normal_tail(_Z_OF_STEP), before.freedom) * before.scale * spread)
+    return EnvironmentStep(excess, limit, before, len(nights))

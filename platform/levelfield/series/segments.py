@@ -1,0 +1,101 @@
+"""A series in time: its nights, and the segments in which the conditions stayed the same.
+
+A segment ends for a node when the node's conditions change. Nodes with other conditions have segments side by side, so
+that a series which alternates between two machines keeps both.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from levelfield.series.findings import WORSE
+from levelfield.specs.record import Gated, Point
+
+
+class Observation(NamedTuple):
+    """One figure in one night on one node: the median over the night's runs. cost: its logarithm; more is worse."""
+
+    night: str
+    began: str
+    node: str
+    run_id: str
+    cost: float
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Points under the same conditions, in order of time. before: index of the segment that the node left; or None."""
+
+    conditions: str
+    before: int | None
+    points: tuple[Point, ...]
+
+
+def night_of(point: Point) -> str:
+    """Return the name of the point's night: its own, or the date for a run that no nightly started."""
+    return point.night or point.began[:10]
+
+
+def in_history(points: Iterable[Point], left_out: Collection[str] = ()) -> list[Point]:
+    """Return the points that a level may rest on: each run once, in order of time.
+
+    Runs of a confirmation never count, nor invalid, unsealed or tampered runs, other trainings, and `left_out`.
+    """
+    once = {p.run_id: p for p in points if is_evidence(p) and p.run_id not in left_out}
+    return sorted(once.values(), key=lambda p: (p.began, p.run_id))
+
+
+def is_evidence(point: Point) -> bool:
+    """Whether the run is valid, sealed, of no confirmation, and its training is the one that was expected."""
+    is_right = point.word == "valid" and point.verdict not in ("different", "diverged")
+    return is_right and point.evidence == "sealed" and point.purpose in ("nightly", "manual")
+
+
+def segments_of(points: Sequence[Point]) -> list[Segment]:
+    """Return the segments of points that are in order of time."""
+    found: list[tuple[str, int | None, list[Point]]] = []
+    now: dict[str, int] = {}  # the segment that each node is in
+    for point in points:
+        open_ones = {found[index][0]: index for index in now.values()}
+        index = open_ones.get(point.conditions)
+        if index is None:
+            found.append((point.conditions, now.get(point.node, len(found) - 1 if found else None), []))
+            index = len(found) - 1
+        found[index][2].append(point)
+        now[point.node] = index
+    return [Segment(conditions, before, tuple(group)) for conditions, before, group in found]
+
+
+def cost_of(value: float | None, figure: Gated) -> float | None:
+    """Return the figure's logarithm, turned so that more is worse; None unless it is a positive, finite number."""
+    return WORSE[figure] * math.log(value) if value is not None and 0 < value < math.inf else None
+
+
+def value_of(cost: float, figure: Gated) -> float:
+    """Return the figure of a cost."""
+    return math.exp(WORSE[figure] * cost)
+
+
+def change_of(excess: float, figure: Gated) -> float:
+    """Return the relative change of the figure, measured / level - 1, for a cost that is `excess` above the level."""
+    return math.expm1(WORSE[figure] * excess)
+
+
+def observations(points: Iterable[Point], figure: Gated) -> list[Observation]:
+    """Return the nights of one figure, in order of time. Several runs of a node in a night count once."""
+    nights: dict[tuple[str, str], list[tuple[Point, float]]] = {}
+    for point in points:
+        cost = cost_of(getattr(point, figure), figure)
+        if cost is not None:
+            nights.setdefault((night_of(point), point.node), []).append((point, cost))
+    return [_observation(night, node, runs) for (night, node), runs in nights.items()]
+
+
+def _observation(night: str, node: str, runs: list[tuple[Point, float]]) -> Observation:
+    last = runs[-1][0]
+    cost = runs[0][1] if len(runs) == 1 else statistics.median(cost for _, cost in runs)
+    return Observation(night, runs[0][0].began, node, last.run_id, cost)

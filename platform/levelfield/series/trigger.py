@@ -1,0 +1,150 @@
+"""Whether a night is worth a confirmation: a cheap rule that may be wrong, because pairs judge what it finds.
+
+Three rules: tonight is beyond 2.5 scales of the level; the sum of the nights' distances from the accepted level (CUSUM;
+Page, 1954) is beyond its limit; or the last nights have drifted from the accepted level. A level that follows the
+nights would hide that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Literal
+
+from levelfield.measure.student import normal_tail, t_quantile, tail_probability
+from levelfield.series.level import FLOOR, MEDIAN_VARIANCE, AcceptedLevel, Level
+from levelfield.series.segments import Observation
+
+Z = 2.5
+Z_OF_TWO_NIGHTS = 3.0  # where no pairs can be run, two nights running have to be beyond this
+CUSUM_SLACK, CUSUM_LIMIT, CUSUM_LARGEST = 0.5, 3.5, 3.0  # in scales; one night adds at most LARGEST - SLACK
+DRIFT_NIGHTS = 5
+Z_OF_CLEAR_DRIFT = 3.5  # where no pairs can be run, and for a gain, for which none are run
+CORRELATION = 2.0  # variance of a mean of nights over that of independent ones, for half of it AR(1) with 0.5
+FALSE_SHARE = 0.5  # of the suspicions that are confirmed, where a night has more than MANY series
+MANY = 100
+_SEEN, _SEEN_IN_THREE = 1.2816, 0.0902  # normal quantiles of 90 %, and of 1 - (1 - 90 %)^(1/3)
+
+Rule = Literal["tonight", "sum of nights", "drift"]
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """What a rule found. direction: 1 for worse, -1 for better. excess: how far above the level, as a cost.
+
+    p: the probability of as much by chance. is_clear: whether it is far enough to count without pairs.
+    """
+
+    rule: Rule
+    direction: int
+    excess: float
+    p: float
+    is_clear: bool
+
+
+def triggered(
+    level: Level,
+    accepted: AcceptedLevel | None,
+    before: Sequence[Observation],
+    tonight: Observation,
+    cleared: str = "",
+) -> Suspicion | None:
+    """Return the suspicion about tonight, the worse direction first; None without one.
+
+    accepted: None for no drift. cleared: when the last night began that pairs found unchanged. Sum and drift begin
+    after it.
+    """
+    by_nights = _by_nights(level, accepted, before, tonight, cleared) if accepted else None
+    if by_nights is not None and by_nights.is_clear:
+        return by_nights
+    for direction in (1, -1):
+        if is_beyond(level, tonight, direction, Z):
+            excess = tonight.cost - level.cost
+            clear = is_beyond(level, tonight, direction)
+            return Suspicion("tonight", direction, excess, _chance(direction * excess, level), clear)
+    return by_nights
+
+
+def is_beyond(level: Level, night: Observation, direction: int, z: float = Z_OF_TWO_NIGHTS) -> bool:
+    """Whether one night is beyond the threshold for z, in this direction."""
+    return direction * (night.cost - level.cost) > level.threshold(z)
+
+
+def detectable(level: Level) -> float:
+    """Return the least excess that the trigger sees in one night with 90 % probability."""
+    return level.threshold(Z) + _SEEN * level.scale
+
+
+def detectable_in_three(level: Level) -> float:
+    """Return the least excess that tonight's rule alone sees within three independent nights with 90 % probability."""
+    return level.threshold(Z) + _SEEN_IN_THREE * level.scale
+
+
+def kept_of_many(suspicions: Sequence[Suspicion], looks: int) -> list[bool]:
+    """Return which suspicions are worth pairs among many series (Benjamini and Hochberg, 1995); all up to MANY looks.
+
+    At most FALSE_SHARE of those kept are expected to be chance.
+    """
+    if looks <= MANY:
+        return [True] * len(suspicions)
+    ordered = sorted(suspicion.p for suspicion in suspicions)
+    passing = [p for rank, p in enumerate(ordered, 1) if p <= FALSE_SHARE * rank / looks]
+    return [suspicion.p <= max(passing, default=-1.0) for suspicion in suspicions]
+
+
+def _by_nights(
+    level: Level, accepted: AcceptedLevel, before: Sequence[Observation], tonight: Observation, cleared: str
+) -> Suspicion | None:
+    """Return the suspicion of drift or sum, in scales of the accepted nights: a ramp does not widen those."""
+    nights = [night for night in (*before, tonight) if night.began > cleared]
+    distances = [night.cost - accepted.at(night.node) for night in nights]
+    own = replace(level, scale=min(level.scale, accepted.scale or level.scale))
+    return _by_drift(own, accepted, distances) or _by_sum(own, distances)
+
+
+def _by_sum(level: Level, distances: Sequence[float]) -> Suspicion | None:
+    """Return the suspicion that the sum of the nights raises. It looks for worse only: a gain can wait for a drift."""
+    total = cusum([distance / level.scale for distance in distances])
+    if total > CUSUM_LIMIT and distances[-1] > 0:
+        return Suspicion("sum of nights", 1, median(distances[-3:]), _chance_of_sum(total), False)
+    return None
+
+
+def _by_drift(level: Level, accepted: AcceptedLevel, distances: Sequence[float]) -> Suspicion | None:
+    recent = distances[-DRIFT_NIGHTS:]
+    drift = median(recent)
+    is_back = drift == 0 or not recent[-1] / drift > 0.5
+    if len(recent) < DRIFT_NIGHTS or is_back:
+        return None  # one bad night moves the median of fewer nights
+    is_clear = abs(drift) > _drift_limit(level, accepted, len(recent), Z_OF_CLEAR_DRIFT)
+    if is_clear or drift > _drift_limit(level, accepted, len(recent), Z):
+        return Suspicion(
+            "drift", 1 if drift > 0 else -1, drift, normal_tail(Z_OF_CLEAR_DRIFT if is_clear else Z), is_clear
+        )
+    return None
+
+
+def cusum(distances: Sequence[float]) -> float:
+    """Return the one-sided sum over the nights, of distances in scales. One night adds little, however bad it is."""
+    total = 0.0
+    for distance in distances:
+        total = max(0.0, total + min(distance, CUSUM_LARGEST) - CUSUM_SLACK)
+    return total
+
+
+def _chance(excess: float, level: Level) -> float:
+    """Return the probability of one night above the level by at least `excess`."""
+    spread = level.scale * math.sqrt(1 + MEDIAN_VARIANCE / level.n)
+    return tail_probability(excess / spread, level.freedom)
+
+
+def _chance_of_sum(total: float) -> float:
+    """Return the probability of such a sum in a long series (Siegmund, 1985), with the nights' correlation."""
+    return math.exp(-2 * CUSUM_SLACK * (total + 1.166) / CORRELATION)
+
+
+def _drift_limit(level: Level, accepted: AcceptedLevel, nights: int, z: float) -> float:
+    spread = math.sqrt(CORRELATION * MEDIAN_VARIANCE * (1 / nights + 1 / accepted.n))
+    return max(FLOOR, t_quantile(normal_tail(z), level.freedom) * level.scale * min(spread, math.sqrt(2)))

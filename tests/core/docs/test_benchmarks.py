@@ -1,0 +1,52 @@
+"""Every benchmark that needs no framework runs; tests/models/test_training_benchmarks.py runs the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from plans import ROOT
+
+FOLDER = ROOT / "benchmarks"
+NO_FRAMEWORK = (
+    *("startup", "corpus_opening", "initial_weights", "planner_speed"),
+    *("comparison_coverage", "gate_power", "gate_speed", "launch_cost", "many_nodes", "preflight_alarms"),
+    *("page_speed", "store_speed"),
+)
+WITH_FRAMEWORK = ("products", "platform_overhead", "torch_against_transformers", "container_cost", "jax_loop")
+# What these three write is compared with their fit in tests/core/predict.
+FITS = ("planner_fit", "planner_host", "planner_unseen")
+
+
+def quick(name: str, *more: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "platform")}
+    argv = [sys.executable, str(FOLDER / f"{name}.py"), "--quick", *more]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+# Their figures are read below; `make thorough` runs them once more for what they print.
+WITH_FIGURES = ("corpus_opening", "initial_weights", "store_speed")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.thorough] if n in WITH_FIGURES else []) for n in NO_FRAMEWORK],
+)
+def test_a_benchmark_runs_and_prints_figures(name: str) -> None:
+    assert any(character.isdigit() for character in quick(name))
+
+
+@pytest.mark.parametrize("name", WITH_FIGURES)
+def test_its_figures_are_positive_numbers(name: str) -> None:
+    figures = json.loads(quick(name, "--json"))
+    assert figures and all(value > 0 for value in figures.values())
+
+
+def test_every_benchmark_is_run_by_a_test() -> None:
+    found = {path.stem for path in FOLDER.glob("*.py")} - {"all"}
+    assert found == {*NO_FRAMEWORK, *WITH_FRAMEWORK, *FITS}

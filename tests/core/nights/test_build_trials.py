@@ -1,0 +1,47 @@
+"""A build that does not run: the message names it, and a search ends where the good one does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from levelfield.errors import RunFailed
+from levelfield.nights.build_pairs import Arm, ArmFailed, paired_records
+from levelfield.nights.build_trials import BuildTrials
+from levelfield.run.builds import Build
+
+ENDS = "import sys\nsys.exit('it lacks a library')\n"
+
+
+def arm(name: str, folder: Path) -> Arm:
+    folder.mkdir()
+    (folder / "run_benchmarks.py").write_text(ENDS)
+    return Arm(name, Build(name * 40, folder), ())
+
+
+def test_a_build_that_gives_no_result_is_named(tmp_path: Path) -> None:
+    arms = [arm("a", tmp_path / "first"), arm("b", tmp_path / "second")]
+    pairs = paired_records(arms, 3, tmp_path, series=None, keep=lambda name, paths: pytest.fail("nothing was run"))
+    with pytest.raises(ArmFailed, match="aaaaaaaaaaaa: it gave no result, exit code 1: it lacks a library") as found:
+        next(pairs)
+    assert found.value.arm == "a"
+
+
+class Failing(BuildTrials):
+    """Trials whose pairs end at once: the plan says in which arm."""
+
+    def _pairs(self, build: Build) -> Iterator[tuple[float | None, float | None]]:
+        raise ArmFailed(Arm(str(self.plan), build, ()), "no library")
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_only_the_good_build_ends_a_search(name: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    trials = Failing(name, Build("0" * 40, tmp_path), "memory_bytes", tmp_path, (), said.append)
+    other = Build("1" * 40, tmp_path)
+    if name == "b":
+        assert trials.answer(other) == "unknown" and said == ["111111111111: no library"]
+        return
+    with pytest.raises(RunFailed, match="the first build does not run, so nothing can be held against it"):
+        trials.answer(other)

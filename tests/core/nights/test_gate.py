@@ -1,0 +1,508 @@
+"""The gate of a night: every word from planted nights, and nothing green that was not compared."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from gate_points import at, conditions, day, event, nights, noise, point, series
+from levelfield.nights.gate import ConfirmingPairs, GateReport, compared, suspects
+from levelfield.nights.gate_input import GateInput, examinations
+from levelfield.series.findings import FAILURES, WORDS, Finding, exit_code
+from levelfield.specs.record import Point
+
+TOKENS = "tokens_per_second_per_device"
+NIGHT = 40
+
+
+def given(points: Sequence[Point], night: int = NIGHT, **more: Any) -> GateInput:
+    return GateInput(day(night), {"S": points}, {"S": series()}, **more)
+
+
+def word(report: GateReport, figure: str | None = TOKENS, name: str = "S") -> str:
+    (found,) = [f for f in report.findings if f.figure == figure and f.series == name]
+    return found.word
+
+
+def pairs(change: float, night: float = 1.0) -> ConfirmingPairs:
+    """A source of pairs: B is changed, the night slows both."""
+    values = [(1000 * night * math.exp(z), 1000 * night * (1 + change) * math.exp(w)) for z, w in zip(
+        noise(7, 0.002, 5), noise(7, 0.002, 6), strict=True)]  # fmt: skip
+    return lambda series, figure: values if figure == TOKENS else None
+
+
+def shifted(change: float, **changes: Any) -> list[Point]:
+    """Forty quiet nights and tonight, changed."""
+    return [*nights(NIGHT), point(NIGHT, 1000 * (1 + change), **changes)]
+
+
+# -- one series, one night
+
+
+def test_quiet_nights_are_no_change_with_what_they_could_have_seen() -> None:
+    found = compared(given(nights(NIGHT + 1)))
+    assert word(found) == "no change" and exit_code(found.findings) == 0
+    (finding,) = [f for f in found.findings if f.figure == TOKENS]
+    assert 0.02 < (finding.detectable or 0) < 0.06 and finding.nights == 30 and finding.level_since == day(10)
+    assert finding.level == pytest.approx(1000, rel=0.01)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_fall_of_one_percent_is_never_called_and_ten_percent_is(seed: int) -> None:
+    quiet = nights(NIGHT, 0.01, seed)
+    for change, allowed in ((-0.01, {"no change", "inconclusive"}), (-0.10, {"regression"})):
+        night = given([*quiet, point(NIGHT, 1000 * (1 + change) * math.exp(noise(99, 0.01, seed)[50]))])
+        assert word(compared(night, pairs(change))) in allowed
+
+
+def test_a_suspicion_that_pairs_confirm_is_a_regression_with_the_pairs_interval() -> None:
+    (finding,) = [f for f in compared(given(shifted(-0.06)), pairs(-0.05)).findings if f.figure == TOKENS]
+    assert finding.word == "regression" and finding.pairs >= 3 and finding.run_id == f"run{NIGHT:03d}"
+    assert finding.low is not None and finding.high is not None and finding.change is not None
+    assert finding.low < finding.change < finding.high < 0 and finding.change == pytest.approx(-0.05, abs=0.01)
+    assert exit_code([finding]) == 4
+
+
+def test_a_suspicion_that_pairs_do_not_confirm_is_no_change() -> None:
+    assert word(compared(given(shifted(-0.06)), pairs(0.0))) == "no change"
+
+
+def test_a_bad_night_is_never_a_regression() -> None:
+    for size in (0.05, 0.1, 0.2, 0.5):
+        found = compared(given(shifted(-size)), pairs(0.0, night=1 - size))
+        assert word(found) == "bad night" and exit_code(found.findings) == 0
+        assert exit_code(found.findings, strict=True) == 4
+
+
+def test_pairs_are_only_run_for_a_suspicion_to_the_worse() -> None:
+    asked: list[str] = []
+
+    def source(name: str, figure: str) -> None:
+        asked.append(figure)
+
+    compared(given(nights(NIGHT + 1)), source)
+    compared(given(shifted(0.10)), source)
+    assert asked == []
+    compared(given(shifted(-0.10)), source)
+    assert asked == [TOKENS]
+    assert [(s.series, s.figure) for s in suspects(given(shifted(-0.10)))] == [("S", TOKENS)]
+    assert suspects(given(shifted(0.10))) == []
+
+
+def test_the_largest_suspicion_is_confirmed_first() -> None:
+    found = GateInput(day(NIGHT), {"S": shifted(-0.06), "T": shifted(-0.2)}, {})
+    assert [suspect.series for suspect in suspects(found)] == ["T", "S"]
+
+
+@pytest.mark.parametrize(
+    ("figure", "values", "expected"),
+    [
+        ("memory_bytes", (2.0e9, 2.1e9), "regression"),
+        ("memory_bytes", (2.1e9, 2.0e9), "improvement"),
+        ("joules_per_token", (0.10, 0.11), "regression"),
+        ("joules_per_token", (0.11, 0.10), "improvement"),
+    ],
+)
+def test_more_memory_and_more_energy_are_worse(figure: str, values: tuple[float, float], expected: str) -> None:
+    before, after = values
+    points = [point(i, **{figure: before if i < NIGHT - 1 else after}) for i in range(NIGHT + 1)]
+    assert word(compared(given(points)), figure) == expected
+
+
+# -- without pairs: two nights running
+
+
+def test_one_night_is_inconclusive_and_the_second_decides() -> None:
+    first = compared(given(shifted(-0.10)))
+    assert word(first) == "inconclusive" and exit_code(first.findings) == 0
+    again = [*shifted(-0.10), point(NIGHT + 1, 905.0)]
+    assert word(compared(given(again, NIGHT + 1, past=first.findings))) == "regression"
+    back = [*shifted(-0.10), point(NIGHT + 1, 1000.0)]
+    assert word(compared(given(back, NIGHT + 1, past=first.findings))) == "no change"
+
+
+def test_one_bad_node_does_not_decide_where_there_is_another() -> None:
+    quiet = [point(i, 1000 * math.exp(z), node=f"n{i % 2}") for i, z in enumerate(noise(NIGHT))]
+    same = [*quiet, point(NIGHT, 900.0, node="n1"), point(NIGHT + 1, 900.0, node="n1")]
+    assert word(compared(given(same, NIGHT + 1))) == "inconclusive"
+    other = [*quiet, point(NIGHT, 900.0, node="n1"), point(NIGHT + 1, 900.0, node="n0")]
+    assert word(compared(given(other, NIGHT + 1))) == "regression"
+
+
+def test_a_slow_fall_is_a_regression_without_pairs_too() -> None:
+    points, past, words = nights(NIGHT), [], []
+    for night, z in zip(range(NIGHT, NIGHT + 25), noise(25, 0.01, 8), strict=True):
+        points = [*points, point(night, 1000 * math.exp(z - 0.003 * (night - NIGHT)))]
+        found = compared(given(points, night, past=past))
+        past = [*past, *found.findings]
+        words.append(word(found))
+    assert "regression" in words and words[-1] == "regression"
+
+
+def test_a_regression_stays_until_it_is_accepted() -> None:
+    points, past, words = nights(NIGHT), [], []
+    for night in range(NIGHT, NIGHT + 40):
+        points = [*points, point(night, 900.0 + night % 3)]
+        found = compared(given(points, night, past=past))
+        past = [*past, *found.findings]
+        words.append(word(found))
+    assert words == ["inconclusive"] + ["regression"] * 39
+
+
+def test_a_gain_is_an_improvement_until_it_is_accepted_and_then_a_fall_back_is_seen() -> None:
+    points, past = nights(NIGHT), []
+    for night in range(NIGHT, NIGHT + 4):
+        points = [*points, point(night, 1100.0 + night % 3)]
+        found = compared(given(points, night, past=past))
+        past = [*past, *found.findings]
+    assert word(found) == "improvement" and exit_code(found.findings) == 0
+    fallen = [*points, point(NIGHT + 4, 1000.0), point(NIGHT + 5, 1001.0)]
+    assert word(compared(given(fallen, NIGHT + 5, past=past))) == "no change", "the ratchet: accept it first"
+    runs = [p.run_id for p in points[-3:]]
+    accepted = event("baseline", NIGHT + 3, runs=runs, level={TOKENS: 1100.0})
+    assert word(compared(given(fallen, NIGHT + 5, past=past, events=[accepted]))) == "regression"
+
+
+# -- accepted levels
+
+
+def accepted_fall(until: str | None = None) -> GateInput:
+    quiet = [*nights(NIGHT), *(point(NIGHT + i, 900.0 + i) for i in range(12))]
+    runs = [f"run{NIGHT + i:03d}" for i in range(3)]
+    accepted = event("baseline", NIGHT + 2, runs=runs, level={TOKENS: 901.0}, until=until)
+    past = [bare("regression").model_copy(update={"figure": TOKENS, "run_id": run}) for run in runs]
+    return given(quiet, NIGHT + 11, events=[accepted], past=past)
+
+
+def test_an_accepted_level_is_the_reference() -> None:
+    found = compared(accepted_fall())
+    assert word(found) == "no change"
+    assert [f.level_since for f in found.findings if f.figure == TOKENS] == [day(NIGHT)]
+
+
+def test_an_acceptance_that_has_expired_opens_the_verdict_again() -> None:
+    assert word(compared(accepted_fall(until=day(NIGHT + 11)))) == "no change"
+    expired = compared(accepted_fall(until=day(NIGHT + 10)))
+    assert word(expired) in ("inconclusive", "regression"), "the level is the old one again"
+
+
+def test_an_acceptance_holds_from_its_own_time_and_for_its_own_evidence() -> None:
+    points = [*nights(NIGHT), *(point(NIGHT + i, 900.0 + i) for i in range(3))]
+    runs = [f"run{NIGHT + i:03d}" for i in range(3)]
+    accepted = event("baseline", NIGHT + 2, runs=runs, level={TOKENS: 901.0})
+    assert word(compared(given(points, NIGHT + 2, events=[accepted]))) == "no change", "the evidence itself"
+    other = event("baseline", NIGHT + 2, runs=["run010"], level={TOKENS: 901.0})
+    assert word(compared(given(points, NIGHT + 1, events=[other]))) == "regression", "the night came before it"
+
+
+def test_an_accepted_level_under_a_new_driver_ends_the_step() -> None:
+    points = changed_driver(-0.06, 12)
+    runs = [f"run{NIGHT + i:03d}" for i in range(3)]
+    accepted = event("baseline", NIGHT + 2, runs=runs, level={TOKENS: 940.0})
+    for after in (3, 11):
+        assert word(compared(given(points, NIGHT + after, events=[accepted]))) == "no change"
+
+
+def test_a_level_rests_on_no_night_that_was_found_bad_or_changed() -> None:
+    points = [*nights(20), *(point(20 + i, 900.0) for i in range(15)), point(35, 1000.0)]
+    for found in ("bad night", "regression", "improvement"):
+        past = [bare(found).model_copy(update={"figure": TOKENS, "run_id": f"run{20 + i:03d}"}) for i in range(15)]
+        (finding,) = [f for f in compared(given(points, 35, past=past)).findings if f.figure == TOKENS]
+        assert finding.level == pytest.approx(1000.0, rel=0.01) and finding.nights == 20
+        assert (finding.detectable or 1.0) < 0.06
+
+
+def test_a_young_accepted_level_is_judged_at_once_with_the_old_scatter() -> None:
+    points = [*nights(NIGHT), *(point(NIGHT + i, 900.0 + i) for i in range(3)), point(NIGHT + 3, 800.0)]
+    runs = [f"run{NIGHT + i:03d}" for i in range(3)]
+    accepted = event("baseline", NIGHT + 2, runs=runs, level={TOKENS: 901.0})
+    assert word(compared(given(points, NIGHT + 3, events=[accepted]), pairs(-0.11))) == "regression"
+    steady = [*points[:-1], point(NIGHT + 3, 903.0)]
+    assert word(compared(given(steady, NIGHT + 3, events=[accepted]))) == "no change"
+
+
+def test_a_new_series_says_how_many_nights_it_has() -> None:
+    found = compared(given(nights(5), 4))
+    (finding,) = [f for f in found.findings if f.figure == TOKENS]
+    assert (finding.word, finding.detail) == ("new series", "4 of 7 nights before this one") and found.compared == 0
+    assert word(compared(given(nights(8), 7))) == "no change"
+
+
+def test_a_level_without_recent_nights_is_stale() -> None:
+    assert word(compared(given([*nights(20), point(50, 1000.0)], 50))) == "stale"
+
+
+# -- conditions
+
+
+def changed_driver(change: float, after: int = 1) -> list[Point]:
+    factor = 1 + change
+    later = [
+        point(NIGHT + i, 1000 * factor * math.exp(z), conditions="c2") for i, z in enumerate(noise(after, 0.005, 9))
+    ]
+    return [*nights(NIGHT), *later]
+
+
+def named(digest: str) -> Any:
+    return conditions(software={"driver": "550" if digest == "c1" else "560"})
+
+
+def test_a_step_at_a_new_driver_is_an_environment_step_that_fails_until_it_is_accepted() -> None:
+    past: list[Finding] = []
+    for after in range(1, 12):
+        night = NIGHT + after - 1
+        source = pairs(0.0, night=0.94)
+        found = compared(given(changed_driver(-0.06, after), night, past=past, conditions=named), source)
+        (finding,) = [f for f in found.findings if f.figure == TOKENS]
+        assert finding.word == "environment step", after
+        assert finding.fields == ("driver 550 -> 560",) and "driver 550 -> 560" in finding.detail
+        assert exit_code(found.findings) == 4
+        past += found.findings
+    step = event("environment-step", NIGHT + 11, data={"before": "c1", "after": "c2"})
+    later = given(changed_driver(-0.06, 13), NIGHT + 12, past=past, events=[step], conditions=named)
+    assert word(compared(later)) == "no change"
+
+
+def test_a_step_is_no_silent_new_level_after_seven_nights_either() -> None:
+    found = compared(given(changed_driver(-0.06, 30), NIGHT + 29, conditions=named))
+    assert word(found) == "environment step"
+
+
+def test_pairs_are_spent_once_on_a_step() -> None:
+    asked: list[str] = []
+
+    def source(name: str, figure: str) -> list[tuple[float, float]]:
+        asked.append(figure)
+        return [(940.0 + i, 940.0 - i) for i in range(7)]
+
+    first = compared(given(changed_driver(-0.06), NIGHT), source)
+    compared(given(changed_driver(-0.06, 2), NIGHT + 1, past=first.findings), source)
+    found = compared(given(changed_driver(-0.06, 12), NIGHT + 11, past=first.findings), source)
+    assert asked == [TOKENS] and word(found) == "environment step"
+
+
+def test_a_slower_build_under_a_new_driver_is_a_regression() -> None:
+    assert word(compared(given(changed_driver(-0.06), NIGHT), pairs(-0.06))) == "regression"
+
+
+def test_a_new_driver_without_an_effect_is_no_finding_and_the_level_goes_on() -> None:
+    for after in (1, 3, 8, 12):
+        assert word(compared(given(changed_driver(0.0, after), NIGHT + after - 1))) == "no change"
+    drifted = [*changed_driver(0.0, 10), point(NIGHT + 10, 900.0, conditions="c2")]
+    assert word(compared(given(drifted, NIGHT + 10), pairs(-0.1))) == "regression"
+
+
+def test_a_slow_night_under_a_new_driver_is_open_while_the_driver_may_be_the_cause() -> None:
+    found = compared(given(changed_driver(-0.022), conditions=named), pairs(0.0, night=0.97))
+    (finding,) = [f for f in found.findings if f.figure == TOKENS]
+    assert (finding.word, finding.fields) == ("inconclusive", ("driver 550 -> 560",))
+
+
+def test_later_nights_of_another_node_are_not_known_yet() -> None:
+    both = [point(i, 1000 * math.exp(z), node=f"n{i % 2}", conditions=f"c{i % 2}") for i, z in enumerate(noise(NIGHT))]
+    tonight = point(NIGHT, 1000.0, node="n1", conditions="c1")
+    later = [point(NIGHT + 1 + i, 500.0, node="n0", conditions="c0") for i in range(30)]
+    assert compared(given([*both, tonight, *later])) == compared(given([*both, tonight]))
+
+
+def test_a_gain_by_a_driver_is_an_improvement_that_names_it() -> None:
+    found = compared(given(changed_driver(0.08, 2), NIGHT + 1, conditions=named))
+    (finding,) = [f for f in found.findings if f.figure == TOKENS]
+    assert (finding.word, finding.fields) == ("improvement", ("driver 550 -> 560",))
+
+
+def test_a_regression_within_the_new_segment_is_not_hidden_by_the_step() -> None:
+    points = [*changed_driver(-0.06, 12), point(NIGHT + 12, 800.0, conditions="c2")]
+    assert word(compared(given(points, NIGHT + 12), pairs(-0.15))) == "regression"
+
+
+def test_a_node_with_an_offset_is_no_finding_once_it_is_known() -> None:
+    quiet = [point(i, (1000 if i % 2 else 960) * math.exp(z), node=f"n{i % 2}") for i, z in enumerate(noise(NIGHT))]
+    for tonight in (point(NIGHT, 960.0, node="n0"), point(NIGHT, 1000.0, node="n1")):
+        assert word(compared(given([*quiet, tonight]))) == "no change"
+    assert word(compared(given([*quiet, point(NIGHT, 920.0, node="n1")]), pairs(-0.08))) == "regression"
+
+
+# -- what the nights are made of
+
+
+def test_order_and_duplicates_change_nothing() -> None:
+    points = shifted(-0.10)
+    mixed = [*points, *points[::3]]
+    random.Random(2).shuffle(mixed)
+    assert compared(given(mixed), pairs(-0.1)) == compared(given(points), pairs(-0.1))
+
+
+def test_tonight_never_enters_its_own_level_nor_does_a_later_night() -> None:
+    alone = compared(given(shifted(-0.10)), pairs(-0.1))
+    later = [*shifted(-0.10), *(point(NIGHT + 1 + i, 900.0) for i in range(20))]
+    assert compared(given(later), pairs(-0.1)).findings == alone.findings
+
+
+def test_confirmations_and_invalid_runs_change_no_level() -> None:
+    quiet = compared(given(shifted(-0.02)))
+    noisy = [
+        *shifted(-0.02),
+        *(point(i, 500.0, run_id=f"a{i}", purpose="confirm-a") for i in range(20)),
+        *(point(i, 500.0, run_id=f"u{i}", evidence="unsealed") for i in range(20)),
+        *(point(i, 500.0, run_id=f"t{i}", evidence="tampered") for i in range(20)),
+        *(point(i, 500.0, run_id=f"d{i}", verdict="diverged") for i in range(20)),
+        *(point(i, None, run_id=f"f{i}", word="failed") for i in range(20)),
+        point(NIGHT, 400.0, run_id="b", purpose="confirm-b"),
+    ]
+    assert compared(given(noisy)).findings == quiet.findings
+
+
+def test_a_unit_mix_up_is_no_number_to_average() -> None:
+    found = compared(given(shifted(999.0)))
+    assert word(found) == "inconclusive"
+    twice = [*shifted(999.0), point(NIGHT + 1, 1e6)]
+    assert word(compared(given(twice, NIGHT + 1))) == "improvement"
+
+
+def test_a_figure_that_disappears_is_missing() -> None:
+    points = [*nights(NIGHT, joules_per_token=0.1), point(NIGHT, 1000.0)]
+    found = compared(given(points))
+    assert word(found, "joules_per_token") == "missing" and exit_code(found.findings) == 3
+    assert not [f for f in compared(given(nights(NIGHT + 1))).findings if f.figure == "joules_per_token"]
+
+
+# -- runs and entries
+
+
+@pytest.mark.parametrize(
+    ("change", "expected", "code"),
+    [
+        ({"verdict": "different"}, "training differs", 4),
+        ({"verdict": "diverged"}, "training differs", 4),
+        ({"word": "failed"}, "invalid run", 3),
+        ({"evidence": "unsealed"}, "invalid run", 3),
+        ({"evidence": "tampered"}, "invalid run", 3),
+    ],
+)
+def test_a_run_that_is_no_evidence_is_a_finding(change: dict[str, str], expected: str, code: int) -> None:
+    found = compared(given([*nights(NIGHT), point(NIGHT, 1000.0, **change)]))
+    assert [f.word for f in found.findings] == [expected] and exit_code(found.findings) == code
+    assert found.compared == 0 and found.expected == 1
+
+
+def test_missing_is_not_green_and_the_first_line_counts() -> None:
+    both = {"S": nights(NIGHT + 1), "T": nights(NIGHT)}
+    expected = {"suite/s": "S", "suite/t": "T", "suite/new": None}
+    found = compared(GateInput(day(NIGHT), both, {}, expected=expected))
+    assert sorted(f.label for f in found.findings if f.word == "missing") == ["suite/new", "suite/t"]
+    assert exit_code(found.findings) == 3
+    assert found.first_line == f"compared 1 of 3 series of night {day(NIGHT)} with levels since {day(10)}"
+
+
+def test_a_night_of_nothing_compares_nothing() -> None:
+    found = compared(GateInput(day(NIGHT), {}, {}, expected={"suite/s": None}))
+    assert found.first_line == f"compared 0 of 1 series of night {day(NIGHT)} with no level"
+    assert exit_code(found.findings) == 3
+
+
+def test_without_a_list_what_ran_lately_is_expected() -> None:
+    found = compared(GateInput(day(NIGHT), {"S": nights(NIGHT + 1), "T": nights(NIGHT)}, {}))
+    assert [(f.series, f.word) for f in found.findings if f.word == "missing"] == [("T", "missing")]
+    old = compared(GateInput(day(NIGHT), {"S": nights(NIGHT + 1), "T": nights(10)}, {}))
+    assert not [f for f in old.findings if f.word == "missing"]
+
+
+def test_an_entry_whose_work_changed_is_incomparable_with_the_fields() -> None:
+    points = {"S": nights(NIGHT), "T": [point(NIGHT, 1000.0, entry="suite/s")]}
+    documents = {"S": series(), "T": series(micro_batch=4, work="w2")}
+    found = compared(GateInput(day(NIGHT), points, documents, expected={"suite/s": "S"}))
+    (finding,) = [f for f in found.findings if f.word == "incomparable"]
+    assert finding.fields == ("work w -> w2", "micro_batch 8 -> 4") and exit_code(found.findings) == 3
+
+
+def test_a_new_entry_is_found_by_its_name() -> None:
+    found = compared(given([point(NIGHT, 1000.0, entry="suite/s")], expected={"suite/s": None}))
+    assert {f.word for f in found.findings} == {"new series"} and found.expected == 1
+
+
+def test_a_node_in_quarantine_is_not_judged_until_it_is_released() -> None:
+    out = event("quarantine", NIGHT - 1, series=None, node="n1", why="fan")
+    found = compared(given(shifted(-0.10), events=[out]))
+    (finding,) = found.findings
+    assert finding.word == "bad night" and "fan" in finding.detail and found.compared == 0
+    back = event("release", NIGHT - 1, series=None, node="n1", at=at(NIGHT - 1, 20))
+    assert word(compared(given(shifted(-0.10), events=[out, back]))) == "inconclusive"
+
+
+# -- many series
+
+
+def histories(night: GateInput) -> dict[str, set[str]]:
+    """The runs that the level of each series may rest on."""
+    found = [pair for pair in examinations(night) if pair[1].figure == TOKENS]
+    return {around.series: {night.run_id for night in examined.history} for around, examined in found}
+
+
+def many(count: int, change: float, node: str = "n1", first: int = 0) -> dict[str, list[Point]]:
+    return {
+        f"X{i}": [*nights(NIGHT, seed=i, node=node), point(NIGHT, 1000 * (1 + change), node=node, run_id=f"tonight{i}")]
+        for i in range(first, first + count)
+    }
+
+
+def test_many_series_that_move_alike_on_one_node_are_one_finding() -> None:
+    points = {**many(6, -0.10), **many(6, 0.0, "n2", 6)}
+    found = compared(GateInput(day(NIGHT), points, {}))
+    assert [f.label for f in found.findings if f.word == "bad night"] == ["node n1"]
+    assert exit_code(found.findings) == 0 and found.compared == 12
+
+
+def test_a_bad_night_of_a_node_enters_no_level_of_its_series() -> None:
+    points = {**many(6, -0.10), **many(6, 0.0, "n2", 6)}
+    first = compared(GateInput(day(NIGHT), points, {}))
+    (node,) = [f for f in first.findings if f.word == "bad night"]
+    assert len(node.runs) == 6
+    again = {s: [*of, point(NIGHT + 1, 1000.0, node=of[-1].node)] for s, of in points.items()}
+    with_past = GateInput(day(NIGHT + 1), again, {}, past=first.findings)
+    without = GateInput(day(NIGHT + 1), again, {})
+    assert histories(with_past)["X0"] == histories(without)["X0"] - {"tonight0"}
+    assert histories(with_past)["X7"] == histories(without)["X7"]
+
+
+def test_one_node_alone_does_not_say_whether_it_or_the_build_is_slow() -> None:
+    found = compared(GateInput(day(NIGHT), many(6, -0.10), {}))
+    assert {f.word for f in found.findings if f.figure == TOKENS} == {"inconclusive"}
+    bad = compared(GateInput(day(NIGHT), many(6, -0.10), {}), pairs(0.0, night=0.9))
+    assert [f.label for f in bad.findings if f.word == "bad night"] == ["node n1"]
+    slow = compared(GateInput(day(NIGHT), many(6, -0.10), {}), pairs(-0.1))
+    assert sum(f.word == "regression" for f in slow.findings) == 6
+
+
+def test_beyond_a_hundred_series_a_small_excess_is_chance_and_a_large_one_is_not() -> None:
+    quiet = {f"X{i}": [*nights(NIGHT, seed=i), point(NIGHT, 1000.0)] for i in range(120)}
+    small = {**quiet, "S": shifted(-0.0235)}
+    assert word(compared(GateInput(day(NIGHT), {"S": small["S"]}, {}))) == "inconclusive"
+    (finding,) = [
+        f for f in compared(GateInput(day(NIGHT), small, {})).findings if (f.series, f.figure) == ("S", TOKENS)
+    ]
+    assert finding.word == "no change" and "chance" in finding.detail
+    clear = compared(GateInput(day(NIGHT), {**quiet, "S": shifted(-0.10)}, {}), pairs(-0.1))
+    assert word(clear) == "regression"
+
+
+# -- exit codes
+
+
+def bare(name: Any) -> Finding:
+    return Finding(series="S", label="S", figure=None, word=name)
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_every_word_has_its_exit_code(name: str) -> None:
+    expected = 4 if name in FAILURES else 3 if name in ("missing", "invalid run", "incomparable") else 0
+    assert exit_code([bare(name)]) == expected and exit_code([bare(name)], advisory=True) == 0
+    assert exit_code([bare(name)], strict=True) == (expected or (0 if name == "no change" else 4))
+    assert exit_code([bare(name), bare("regression")]) == 4
+
+
+def test_the_words_are_in_three_groups() -> None:
+    assert frozenset({"regression", "training differs", "environment step"}) == FAILURES and len(WORDS) == 12

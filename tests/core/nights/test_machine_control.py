@@ -1,0 +1,50 @@
+"""A control out of line shows the machine: slower counts, faster and usual noise do not."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from levelfield.nights.machine_control import FEWEST, MOST_KEPT, keep_control, out_of_line, read_controls
+
+QUIET = [{"copy": 100.0 + shift} for shift in (0.0, 0.5, -0.4, 0.2, -0.1, 0.3, -0.6)]
+NOISY = [{"copy": 100.0 + shift} for shift in (0.0, 9.0, -8.0, 4.0, -5.0, 7.0, -9.0)]
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now", "is_out"),
+    [
+        (QUIET, 100.0, False),
+        (QUIET, 95.5, False),
+        (QUIET, 94.5, True),
+        (QUIET, 130.0, False),
+        (QUIET, math.nan, True),
+        (QUIET, 0.0, True),
+        (NOISY, 90.0, False),
+        (NOISY, 50.0, True),
+        (QUIET[: FEWEST - 1], 10.0, False),
+    ],
+)
+def test_only_a_rate_below_its_own_band_is_out_of_line(earlier: list[dict[str, float]], now: float, is_out: bool):
+    assert (out_of_line(earlier, {"copy": now}) is not None) == is_out
+
+
+def test_the_sentence_names_rate_and_band() -> None:
+    said = out_of_line(QUIET, {"copy": 80.0})
+    assert said == "the control copy is 20.0% below the median of 7 nights; at most 5.0% is in line"
+
+
+def test_controls_are_kept_and_damaged_lines_count_for_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "controls.jsonl"
+    assert read_controls(path) == []
+    keep_control(path, {"copy": 1.0})
+    path.write_text(path.read_text() + '[1]\n{"copy": NaN}\n{"copy": "x"}\n{"copy": 1e999}\nno\n' + "[" * 5000 + "\n")
+    keep_control(path, {"copy": 2.0})
+    assert read_controls(path) == [{"copy": 1.0}, {"copy": 2.0}]
+    for _ in range(MOST_KEPT + 5):
+        keep_control(path, {"copy": 3.0})
+    assert len(read_controls(path)) == MOST_KEPT
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    keep_control(blocked / "below", {"copy": 1.0})

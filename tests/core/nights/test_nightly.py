@@ -1,0 +1,140 @@
+"""A night runs each entry once, also when it is killed between, and keeps within its budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from levelfield.errors import UsageError
+from levelfield.nights.night_order import Candidate
+from levelfield.nights.night_state import NightState, read_state, state_path, write_state
+from levelfield.nights.nightly import OVER_BUDGET, NightRun, NightTools, fresh_state, run_entries
+from levelfield.specs.paths import RunPaths
+
+
+class Killed(BaseException):
+    pass
+
+
+def status(word: str = "valid", interrupted: bool = False) -> Any:
+    return SimpleNamespace(word=word, evidence="a line", is_interrupted=interrupted)
+
+
+@dataclass
+class Machine:
+    """Runs that write result.json, with the seconds that each takes. killed: the entry at which the platform dies."""
+
+    runs: Path
+    lasts: float = 10.0
+    killed: str = ""
+    after_result: bool = False
+    words: dict[str, Any] = field(default_factory=dict)
+    now: float = 0.0
+    ran: list[str] = field(default_factory=list)
+    recorded: list[str] = field(default_factory=list)
+
+    def start(self, job: Any) -> Any:
+        name = job.plan.run_id
+        folder = self.runs / name
+        folder.mkdir(exist_ok=True)
+        if name == self.killed and not self.after_result:
+            raise Killed
+        self.ran.append(name)
+        (folder / "result.json").write_text("{}")
+        if name == self.killed:
+            raise Killed
+        self.now += self.lasts
+        return SimpleNamespace(run_id=name, status=self.words.get(name, status()))
+
+    def tools(self) -> NightTools:
+        return NightTools(
+            start=self.start,
+            record=lambda paths: self.recorded.append(paths.root.name),
+            folder=lambda name: RunPaths(self.runs / name),
+            seconds=lambda: self.now,
+            save=lambda state: write_state(state_path(self.runs, "n", "s"), state),
+            say=lambda text: None,
+        )
+
+
+def work(*names: str, seconds: float = 10.0) -> list[NightRun]:
+    return [
+        NightRun(
+            name,
+            f"series of {name}",
+            SimpleNamespace(plan=SimpleNamespace(run_id=name)),
+            Candidate(name, seconds, False, 0.01, 0),
+        )  # type: ignore[arg-type]
+        for name in names
+    ]
+
+
+def last(found: Iterator[NightState]) -> NightState:
+    return list(found)[-1]
+
+
+def begun(runs: list[NightRun]) -> NightState:
+    return fresh_state("n", "s", "2026-01-01T00:00:00+00:00", runs)
+
+
+def states(state: NightState) -> dict[str, str]:
+    return {entry.name: entry.state for entry in state.entries}
+
+
+def test_every_entry_runs_once_and_is_recorded(tmp_path: Path) -> None:
+    machine, runs = Machine(tmp_path), work("a", "b")
+    state = last(run_entries(begun(runs), runs, None, machine.tools()))
+    assert machine.ran == machine.recorded == ["a", "b"]
+    assert states(state) == {"a": "done", "b": "done"} and state.used_seconds == 20
+    assert read_state(state_path(tmp_path, "n", "s")) == state
+
+
+@pytest.mark.parametrize("after_result", [False, True])
+@pytest.mark.parametrize("killed", ["a", "b", "c"])
+def test_a_killed_night_goes_on_and_repeats_nothing(killed: str, after_result: bool, tmp_path: Path) -> None:
+    machine, runs = Machine(tmp_path, killed=killed, after_result=after_result), work("a", "b", "c")
+    with pytest.raises(Killed):
+        last(run_entries(begun(runs), runs, None, machine.tools()))
+    machine.killed = ""
+    state = read_state(state_path(tmp_path, "n", "s"))
+    assert state and states(state)[killed] == "started"
+    state = last(run_entries(state, runs, None, machine.tools()))
+    assert sorted(machine.ran) == sorted(set(machine.recorded)) == ["a", "b", "c"]
+    assert set(states(state).values()) <= {"done"}
+
+
+def test_what_the_budget_does_not_hold_is_left_out_with_the_reason(tmp_path: Path) -> None:
+    machine, runs = Machine(tmp_path), work("a", "b", "c")
+    state = last(run_entries(begun(runs), runs, 30.0, machine.tools()))
+    assert states(state) == {"a": "done", "b": "done", "c": "left out"}
+    assert state.entries[2].reason == OVER_BUDGET and machine.ran == ["a", "b"]
+
+
+def test_the_time_of_an_earlier_start_counts_for_the_budget(tmp_path: Path) -> None:
+    machine, runs = Machine(tmp_path), work("a", "b")
+    state = begun(runs).model_copy(update={"used_seconds": 29.0})
+    assert states(last(run_entries(state, runs, 30.0, machine.tools()))) == {"a": "done", "b": "left out"}
+
+
+def test_an_interrupted_entry_waits_and_nothing_follows_it(tmp_path: Path) -> None:
+    machine, runs = Machine(tmp_path, words={"a": status("failed", interrupted=True)}), work("a", "b")
+    state = last(run_entries(begun(runs), runs, None, machine.tools()))
+    assert states(state) == {"a": "waiting", "b": "waiting"} and machine.recorded == []
+
+
+def test_a_failed_entry_is_done_with_its_reason(tmp_path: Path) -> None:
+    machine, runs = Machine(tmp_path, words={"a": status("oom")}), work("a")
+    state = last(run_entries(begun(runs), runs, None, machine.tools()))
+    assert state.entries[0].reason == "oom: a line" and machine.recorded == ["a"]
+
+
+def test_a_damaged_state_is_named_with_what_to_do(tmp_path: Path) -> None:
+    path = state_path(tmp_path, "n", "s")
+    path.write_text('{"schema": "levelfield.night/1", "night": 3}')
+    with pytest.raises(UsageError, match="begin this night again; its finished runs are kept"):
+        read_state(path)
+    assert read_state(tmp_path / "none.json") is None

@@ -1,0 +1,189 @@
+"""Histories, segments and details of runs as the pages get them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import pytest
+from levelfield.cli.command_line import parser_of
+from levelfield.pages.gathering import gathered
+from levelfield.pages.history_columns import (
+    SeriesRuns,
+    SurroundingDocuments,
+    differences,
+    history,
+    month_of,
+    seconds_of,
+)
+from levelfield.pages.results import GivenRuns
+from levelfield.pages.run_details import command, month_file
+from levelfield.pages.series_summary import summary_of
+from levelfield.specs.base import dump, parse
+from levelfield.specs.record import RunRecord
+from seeded_nights import SeededNights
+
+RECORDS = list(SeededNights(series=2, nights=24).records())
+
+
+def runs_of(records: list[RunRecord], which: int = 0) -> SeriesRuns:
+    return list(gathered(GivenRuns(records)).series.values())[which]
+
+
+def made_history(records: list[RunRecord], which: int = 0) -> dict[str, Any]:
+    return history(runs_of(records, which), SurroundingDocuments(GivenRuns(records)))
+
+
+BY_ID = {record.run_id: record for record in RECORDS}
+
+
+def test_a_seeded_record_is_a_valid_one() -> None:
+    for record in (RECORDS[0], RECORDS[-1]):
+        assert parse(RunRecord, json.loads(dump(record)), "seeded") == record
+
+
+def test_columns_hold_a_value_for_every_run_in_order_of_time() -> None:
+    made = made_history(RECORDS[::-1])
+    columns = made["columns"]
+    assert {len(values) for values in columns.values()} == {24}
+    assert columns["time"] == sorted(columns["time"])
+    for place, run_id in enumerate(columns["run"]):
+        record = BY_ID[run_id]
+        assert columns["tokens"][place] == pytest.approx(record.tokens_per_second_per_device, abs=0.01)
+        assert columns["memory"][place] == pytest.approx(record.memory_bytes, abs=1)
+        assert made["kept"]["nodes"][columns["node"][place]] == record.node
+        assert made["kept"]["conditions"][columns["conditions"][place]] == record.conditions.model_dump(mode="json")
+        assert made["kept"]["subjects"][columns["subject"][place]]["commit"] == record.subject.commit
+
+
+def test_a_failed_run_has_no_figure_and_does_not_count() -> None:
+    columns = made_history(RECORDS, which=1)["columns"]
+    failed = [place for place, run_id in enumerate(columns["run"]) if BY_ID[run_id].word == "failed"]
+    assert failed and all(columns["tokens"][place] is None and columns["counts"][place] == 0 for place in failed)
+    assert sum(columns["counts"]) == len(columns["counts"]) - len(failed)
+
+
+def test_a_segment_begins_where_the_driver_changes_and_names_it() -> None:
+    found = made_history(RECORDS)["segments"]
+    assert found == [{"at": 12, "fields": [["software.driver", "550.90.07", "560.35.03"]]}]
+
+
+def test_the_build_starts_no_segment() -> None:
+    calm = list(SeededNights(series=1, nights=9, faults=False).records())
+    assert len({record.subject.commit for record in calm}) == 9
+    assert made_history(calm)["segments"] == []
+
+
+def test_two_nodes_with_other_conditions_take_turns_without_a_segment_each_night() -> None:
+    """What alternates between two machines has one change at most, and not one in every night."""
+    calm = list(SeededNights(series=1, nights=8, faults=False).records())
+    other = calm[0].conditions.model_copy(update={"kernel": "6.9"})
+    turns = [
+        record.model_copy(update={"node": "b", "conditions": other} if night % 2 else {"node": "a"})
+        for night, record in enumerate(calm)
+    ]
+    assert len(made_history(turns)["segments"]) <= 1
+
+
+def test_conditions_there_and_back_are_two_segments() -> None:
+    calm = [r.model_copy(update={"node": "a"}) for r in SeededNights(series=1, nights=6, faults=False).records()]
+    other = calm[0].conditions.model_copy(update={"kernel": "6.9"})
+    records = [r.model_copy(update={"conditions": other}) if night in (2, 3) else r for night, r in enumerate(calm)]
+    found = made_history(records)["segments"]
+    assert [each["at"] for each in found] == [2, 4]
+    assert [each["fields"][0][2] for each in found] == ["6.9", "6.8.0-48-generic"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        ({"a": {"b": 1}}, {"a": {"b": 1}}, []),
+        ({"a": {"b": 1}}, {"a": {"b": 2}}, [["a.b", "1", "2"]]),
+        ({"a": None}, {"a": 3}, [["a", "", "3"]]),
+        ({"a": {"b": "x"}}, {"a": {}}, [["a.b", "x", ""]]),
+        ({"a": 1, "c": 2}, {"c": 2, "a": 1}, []),
+    ],
+)
+def test_differences(before: Any, after: Any, found: list[list[str]]) -> None:
+    assert differences(before, after) == found
+
+
+def test_a_time_without_a_zone_is_utc_and_another_zone_is_converted() -> None:
+    assert (
+        seconds_of("2026-11-01T00:30:00")
+        == seconds_of("2026-11-01T00:30:00Z")
+        == seconds_of("2026-11-01T02:30:00+02:00")
+    )
+    assert month_of("2026-11-01T00:30:00+02:00") == "2026-10"
+    assert seconds_of("1970-01-02T00:00:01Z") == 86401
+
+
+def test_a_run_without_a_readable_time_is_left_out_and_named() -> None:
+    lost = RECORDS[0].model_copy(update={"run_id": "lost", "began": "yesterday"})
+    content = gathered(GivenRuns([*RECORDS, lost]))
+    assert content.unreadable == ("lost",) and content.runs == len(RECORDS)
+
+
+def test_a_month_keeps_curves_facts_and_the_reference() -> None:
+    runs = runs_of(RECORDS)
+    mine = [BY_ID[point.run_id] for point in runs.points]
+    made = month_file(runs.series, mine, ("a reference", [3.0, 2.0]))
+    assert made["reference"] == {"name": "a reference", "losses": [3.0, 2.0]}
+    for run, record in zip(made["runs"], mine, strict=True):
+        shared = made["shared"][run["shared"]]
+        assert [step / 1e6 for step in run["steps"]] == pytest.approx(record.step_seconds, abs=1e-6)
+        assert [loss / 1e6 for loss in run["losses"]] == pytest.approx(record.losses, abs=1e-6)
+        assert shared["expected_bytes"] == record.result["memory"]["expected_bytes"]  # type: ignore[index,call-overload]
+        assert (shared["done"], shared["planned"]) == (40, 40)
+        assert run["alignment"]["reason"] == "every layer within its limit"
+        assert run["device_used"]["value"] == record.memory_bytes
+    assert len(made["shared"]) == 1, "what runs share is kept once"
+
+
+def test_true_and_one_are_two_values() -> None:
+    records = [RECORDS[0].model_copy(update={"result": {"parameters": value}}) for value in (1, True, 1.0, 1)]
+    made = month_file(RECORDS[0].series, records, None)
+    assert [type(made["shared"][run["shared"]]["parameters"]) for run in made["runs"]] == [int, bool, float, int]
+
+
+def test_a_result_of_another_form_gives_what_it_has() -> None:
+    odd = RECORDS[0].model_copy(update={"result": {"memory": 3, "status": [], "throughput": {"step_seconds": "x"}}})
+    assert month_file(odd.series, [odd], None)["shared"] == [{}]
+
+
+def test_the_command_is_read_by_the_command_line() -> None:
+    series = RECORDS[0].series.model_copy(update={"virtual_pipeline": 2, "threads": 4, "compile": True})
+    words = shlex.split(command(series))
+    assert words[:2] == ["python", "run_benchmarks.py"]
+    read = parser_of(words[2:])
+    assert read.case == ["gpt3_6.7B:torch:H100-SXM5-80GB:1:8"] and (read.layout, read.micro_batch) == ("DP8TP1PP1", 1)
+    assert (read.virtual_pipeline, read.threads, read.compile, read.runtime) == (2, 4, True, "docker")
+
+
+def test_a_shell_reads_a_hostile_name_as_one_word() -> None:
+    series = RECORDS[0].series.model_copy(update={"case": "a; rm -rf ~ $(id) `id`"})
+    words = shlex.split(command(series))
+    assert words[3].startswith("a; rm -rf ~ $(id) `id`:torch")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"word": "oom", "failure": "oom"}, "oom"),
+        ({"evidence": "tampered"}, "tampered"),
+        ({"evidence": "unsealed"}, "unsealed"),
+        ({"verdict": "diverged"}, "diverged"),
+    ],
+)
+def test_the_latest_figures_are_those_of_the_last_run_that_counts(change: dict[str, str], why: str) -> None:
+    calm = list(SeededNights(series=1, nights=3, faults=False).records())
+    records = [*calm[:2], calm[2].model_copy(update=change)]
+    summary = summary_of(runs_of(records))
+    assert summary.latest is not None and summary.latest.run_id == records[1].run_id
+    assert (summary.runs, summary.valid, summary.why_not) == (3, 2, why)
+
+
+def test_a_series_without_a_valid_run_has_no_figures() -> None:
+    record = next(SeededNights(series=1, nights=1).records()).model_copy(update={"evidence": "unsealed"})
+    assert summary_of(runs_of([record])).latest is None

@@ -1,0 +1,51 @@
+"""The page of nodes: conditions by when they began, what changed, and which machine is kept out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from levelfield.pages import node_view
+from levelfield.pages.gathering import PagesContent, gathered
+from levelfield.pages.history_columns import SurroundingDocuments
+from levelfield.pages.node_view import NodesView, nodes_view
+from levelfield.pages.overview import overview
+from levelfield.pages.series_summary import summary_of
+from seeded_nights import SeededNights
+
+
+def seen(content: PagesContent, results: object) -> NodesView:
+    first = overview(content, {digest: summary_of(runs) for digest, runs in content.series.items()})
+    return nodes_view(content, first.quarantined, SurroundingDocuments(results))  # type: ignore[arg-type]
+
+
+def test_a_change_of_conditions_is_a_row_of_its_node_with_what_changed() -> None:
+    results = SeededNights(8, 12).results()
+    found = seen(gathered(results), results)
+    changed = [stay for stay in found.stays if stay.changed]
+    assert changed and {stay.changed for stay in changed} == {(("software.driver", "550.90.07", "560.35.03"),)}
+    assert all(stay.is_now for stay in changed) and min(stay.since for stay in changed).startswith("2026-10-07")
+    old = {stay.node for stay in found.stays if not stay.is_now}
+    assert old == {stay.node for stay in changed} and len(old) < len(found.nodes)
+    assert [stay.since for stay in found.stays] == sorted((stay.since for stay in found.stays), reverse=True)
+
+
+def test_every_run_is_counted_once_and_a_quarantine_is_named() -> None:
+    results = SeededNights(8, 12).results()
+    content = gathered(results)
+    found = seen(content, results)
+    assert sum(row.runs for row in found.nodes) == sum(stay.runs for stay in found.stays) == content.runs
+    (kept_out,) = [row for row in found.nodes if row.quarantine]
+    assert kept_out.quarantine is not None and "control series" in kept_out.quarantine.why
+
+
+def test_the_newest_rows_are_shown_and_the_others_counted(monkeypatch) -> None:
+    monkeypatch.setattr(node_view, "MOST_STAYS", 3)
+    results = SeededNights(8, 12).results()
+    found = seen(gathered(results), results)
+    assert len(found.stays) == 3 and found.left > 0
+
+
+def test_a_store_without_runs_has_no_nodes() -> None:
+    results = SeededNights(8, 2, faults=False).results()
+    empty = replace(gathered(results), series={})
+    assert seen(empty, results) == NodesView((), (), 0)

@@ -1,0 +1,162 @@
+"""The first page's values: what changed, what is missing, who is left out, and the matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from levelfield.pages.gathering import gathered
+from levelfield.pages.latest_matrix import LatestMatrix
+from levelfield.pages.night_findings import finding_of, in_order
+from levelfield.pages.overview import ROWS, Overview, overview
+from levelfield.pages.results import GivenRuns
+from levelfield.pages.series_summary import summary_of
+from levelfield.series.findings import WORDS
+from levelfield.specs.record import RunRecord, StoreEvent
+from seeded_nights import SeededNights, digest
+
+
+def view(results: GivenRuns) -> Overview:
+    content = gathered(results)
+    return overview(content, {d: summary_of(runs) for d, runs in content.series.items()})
+
+
+SEEDED = SeededNights(series=10, nights=20)
+
+
+def test_the_last_night_in_figures() -> None:
+    seen = view(SEEDED.results())
+    assert (seen.night, seen.expected, seen.arrived) == ("2026-10-20", 10, 9)
+    assert seen.counts["regression"] == seen.counts["missing"] == 1 and seen.counts["no change"] == 3
+    assert seen.attention == 5 and seen.is_judged and seen.compared == 8
+
+
+def test_changes_come_by_urgency_and_without_the_calm() -> None:
+    words = [row.finding.word for row in view(SEEDED.results()).changes]
+    assert words == sorted(words, key=WORDS.index) and words[0] == "regression"
+    assert not {"no change", "new series", "missing"} & set(words)
+
+
+def test_what_was_expected_and_did_not_run_is_missing_also_without_a_gate() -> None:
+    records = list(SEEDED.records())
+    given = GivenRuns(records)
+    expected = {"2026-10-20": {entry.series.label: entry.digest for entry in given.series()}}
+    seen = view(GivenRuns(records, expected=expected))
+    assert [entry.name for entry in seen.missing] == ["gpt3_6.7B:torch:MI300X:1:8 full bf16 DP8TP1PP1 mb1"]
+    assert seen.missing[0].last and seen.missing[0].last.startswith("2026-10-19") and not seen.is_judged
+
+
+def test_an_entry_that_never_ran_is_missing_where_the_gate_says_so() -> None:
+    finding = {"series": "", "label": "nightly/new", "word": "missing"}
+    expected: dict[str, Any] = {"2026-11-01": {"nightly/new": None, "nightly/other": None}}
+    seen = view(GivenRuns([], findings={"2026-11-01": [finding]}, expected=expected))
+    assert [(entry.name, entry.last) for entry in seen.missing] == [("nightly/new", None)] and seen.arrived == 1
+
+
+def test_the_table_of_changes_is_bounded_and_says_so() -> None:
+    findings = {"2026-11-01": [{"series": f"s{i}", "label": f"s{i}", "word": "regression"} for i in range(ROWS + 7)]}
+    seen = view(GivenRuns([], findings=findings))
+    assert (len(seen.changes), seen.left_out, seen.counts["regression"]) == (ROWS, 7, ROWS + 7)
+
+
+def event(kind: str, at: str, node: str = "n") -> StoreEvent:
+    return StoreEvent(id=at, kind=kind, node=node, at=at, who="w", why="y")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("events", "nodes"),
+    [
+        ([event("quarantine", "2026-11-01")], ["n"]),
+        ([event("quarantine", "2026-11-01"), event("release", "2026-11-02")], []),
+        ([event("release", "2026-11-02"), event("quarantine", "2026-11-03"), event("quarantine", "2026-11-01")], ["n"]),
+        ([event("note", "2026-11-01"), event("quarantine", "2026-11-01", "m")], ["m"]),
+    ],
+)
+def test_a_node_is_left_out_until_it_is_released(events: list[StoreEvent], nodes: list[str]) -> None:
+    assert [e.node for e in view(GivenRuns([], events=events)).quarantined] == nodes
+
+
+def finding(series: str, word: str, **more: Any) -> dict[str, Any]:
+    return {"series": series, "label": series, "figure": "memory_bytes", "word": word, **more}
+
+
+def test_a_later_finding_replaces_an_earlier_one() -> None:
+    said = {"2026-11-01": [finding("a", "inconclusive"), finding("b", "regression"), finding("a", "no change")]}
+    seen = view(GivenRuns([], findings=said))
+    assert (seen.counts["inconclusive"], seen.counts["no change"], seen.counts["regression"]) == (0, 1, 1)
+
+
+def test_the_gates_own_words_decide_and_what_it_does_not_store_comes_from_its_rule() -> None:
+    judged = [finding("a", "no change", detectable=0.02), finding("b", "regression"), finding("c", "regression")]
+    stored = {"2026-11-01": [finding("b", "bad night")]}
+    words = {f.series: f.word for f in gathered(GivenRuns([], findings=stored), judged).tonight}
+    assert words == {"a": "no change", "b": "bad night"}, "c belongs to a finding about its node, or was confirmed"
+    empty = GivenRuns([], expected={"2026-11-01": {}})
+    assert {f.series: f.word for f in gathered(empty, judged).tonight} == {
+        "a": "no change",
+        "b": "regression",
+        "c": "regression",
+    }
+    assert gathered(GivenRuns([]), judged).findings == (), "without a night nothing was judged"
+
+
+# -- findings of any version
+
+
+@pytest.mark.parametrize(
+    ("content", "field", "value"),
+    [
+        ({}, "word", "inconclusive"),
+        ({"word": "a word of later"}, "word", "inconclusive"),
+        ({"word": 7}, "word", "inconclusive"),
+        ({"change": "5 %"}, "change", None),
+        ({"change": float("nan")}, "change", None),
+        ({"change": float("inf")}, "change", None),
+        ({"change": True}, "change", None),
+        ({"change": -0.05}, "change", -0.05),
+        ({"label": ["x"]}, "label", ""),
+        ({"detail": "x" * 9000}, "detail", "x" * 400),
+        ({"fields": "abc"}, "fields", ()),
+        ({"fields": [1, "b"]}, "fields", ("1", "b")),
+    ],
+)
+def test_a_finding_of_another_form_is_read_as_far_as_it_goes(content: dict[str, Any], field: str, value: Any) -> None:
+    assert getattr(finding_of("2026-11-01", content), field) == value
+
+
+def test_the_larger_change_comes_first() -> None:
+    findings = [finding_of("n", {"word": "regression", "change": c, "label": str(c)}) for c in (-0.02, -0.3, None)]
+    assert [finding.change for finding in in_order(findings)] == [-0.3, -0.02, None]
+
+
+# -- the matrix
+
+
+def matrix(records: list[RunRecord]) -> LatestMatrix:
+    return view(GivenRuns(records)).matrix
+
+
+def test_a_cell_is_the_fastest_series_of_its_place_and_counts_the_others() -> None:
+    (record,) = SeededNights(series=1, nights=1, faults=False).records()
+    other = record.series.model_copy(update={"micro_batch": 2})
+    faster = record.model_copy(update={"run_id": "b", "series": other, "tokens_per_second_per_device": 9e4})
+    (row,) = matrix([record, faster]).rows
+    (cell,) = row.cells
+    assert cell is not None and (cell.tokens, cell.more, cell.verdict) == (9e4, 1, "aligned")
+
+
+@pytest.mark.parametrize("field", ["work", "corpus"])
+def test_other_work_is_never_in_the_same_row(field: str) -> None:
+    (record,) = SeededNights(series=1, nights=1, faults=False).records()
+    series = record.series.model_copy(update={field: digest("another"), "framework": "paddle"})
+    found = matrix([record, record.model_copy(update={"run_id": "b", "series": series})])
+    assert len(found.rows) == 2 and found.empty == 2 and all(row.digest for row in found.rows)
+
+
+@pytest.mark.parametrize(
+    "change", [{"evidence": "tampered"}, {"word": "oom", "failure": "oom"}, {"verdict": "different"}]
+)
+def test_a_run_that_does_not_count_gives_a_word_and_no_number(change: dict[str, str]) -> None:
+    (record,) = SeededNights(series=1, nights=1, faults=False).records()
+    (cell,) = matrix([record.model_copy(update=change)]).rows[0].cells
+    assert cell is not None and cell.tokens is None and cell.word in change.values()

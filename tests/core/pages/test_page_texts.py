@@ -1,0 +1,102 @@
+"""The texts of the pages: both languages have the same, every one is used, and every named one is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from levelfield.pages.page_rendering import HTML_LANGUAGES, LANGUAGES, script_texts, text, texts
+from levelfield.series.findings import WORDS
+from levelfield.specs.record import EventKind, Evidence, Gated, Purpose
+from levelfield.specs.result import Word
+
+PAGES = Path(__file__).resolve().parents[3] / "platform/levelfield/pages"
+TEMPLATES = "".join(path.read_text() for path in (PAGES / "templates").glob("*.j2"))
+SCRIPTS = "".join(path.read_text() for path in (PAGES / "assets").glob("*.js"))
+# Keys that are put together from a part and a name that is not known before.
+FAMILIES = {
+    "word.": (*WORDS, *get_args(Word), "reported"),
+    "means.": WORDS,
+    "todo.": WORDS,
+    "js.event.": get_args(EventKind),
+    "js.gated.": get_args(Gated),
+    "js.purpose.": get_args(Purpose),
+    "figure.": ("tokens", "mfu", "memory", "energy", "loss"),
+    "unit.": ("tokens", "mfu", "memory", "energy", "loss"),
+    "js.evidence.": get_args(Evidence),
+    "js.memory.": ("device_used", "reserved", "allocated", "process", "capacity"),
+    "js.trace.": ("power_watts", "utilisation", "memory_used_mebibytes", "temperature_celsius"),
+    "js.differs.": ("must", "asked", "caution", "other"),
+}
+GUIDE = ("figures", "rule", "segments", "marks", "axes", "compare", "evidence", "keys")
+
+
+def placeholders(value: str) -> set[str]:
+    return set(re.findall(r"\{(\w+)\}", value))
+
+
+def scripted(key: str) -> str:
+    """The key in the table of what a script calls by `key`."""
+    return key if key.startswith(("word.", "figure.", "unit.")) else f"js.{key}"
+
+
+def used() -> set[str]:
+    """Every key that a template or a script names."""
+    named = set(re.findall(r"\bt\('([\w.-]+)'", TEMPLATES))
+    named |= {scripted(key) for key in re.findall(r"\bt\(\"([\w.-]+)\"", SCRIPTS)}
+    named |= {
+        f"js.{a}"
+        for pair in re.findall(r'\bt\([^()"]*(?:\([^()]*\))?[^()"]*\? "([\w-]+)" : "([\w-]+)"', SCRIPTS)
+        for a in pair
+    }
+    named |= {f"js.{key}" for key in re.findall(r'section\(place, "([\w-]+)"\)', SCRIPTS)}
+    named |= {f"guide.{name}{end}" for name in GUIDE for end in ("", "-text")}
+    named |= {f"nav.{name}" for name in ("index", "compare", "nodes", "published", "guide")}
+    named = {key for key in named if not key.endswith(".")}  # the beginning of a family
+    return named | {f"{family}{name}" for family, names in FAMILIES.items() for name in names}
+
+
+def test_the_languages_have_the_same_texts() -> None:
+    english, chinese = texts("en"), texts("zh")
+    assert set(english) == set(chinese) and len(english) > 200
+    for key, value in english.items():
+        assert placeholders(value) == placeholders(chinese[key]), key
+        assert value.strip() and chinese[key].strip(), key
+
+
+def test_a_text_that_is_named_is_there() -> None:
+    assert sorted(used() - set(texts("en"))) == []
+
+
+def test_a_text_that_is_there_is_named() -> None:
+    assert sorted(set(texts("en")) - used()) == []
+
+
+def test_chinese_texts_are_chinese() -> None:
+    same = {key for key, value in texts("zh").items() if not re.search(r"[\u4e00-\u9fff]", value)}
+    assert same == {"figure.mfu", "unit.mfu", "unit.memory"}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_scripts_get_their_texts_and_no_others(language: str) -> None:
+    given = script_texts(language)
+    assert given["filter"] and given["word.regression"] and "no-night" not in given
+    assert HTML_LANGUAGES[language].startswith(language)
+
+
+def test_a_value_is_filled_in_once() -> None:
+    """A value that looks like a place for another one is a value."""
+    assert text("en", "missing-caption", night="{night}{}").count("{night}{}") == 1
+
+
+def test_no_template_switches_the_escaping_off() -> None:
+    assert not re.search(r"\|\s*safe|autoescape|Markup|<style|\sstyle=|\son\w+=|<script>", TEMPLATES)
+
+
+def test_no_script_takes_html() -> None:
+    own = "".join(p.read_text() for p in (PAGES / "assets").glob("*.js"))
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|setTimeout\(\"", own
+    )

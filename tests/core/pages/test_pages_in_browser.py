@@ -1,0 +1,490 @@
+"""The pages in a browser, from a file and from `serve`: no error, no request to the outside, clicks, keys, axe."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from levelfield.pages.page_server import PageServer, opened_server
+from seeded_nights import SeededNights
+
+CHROMIUM = shutil.which(os.environ.get("LEVELFIELD_CHROMIUM", "chromium"))
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is here: .ci/browser installs it")
+PAGES = ("index.html", "compare.html", "nodes.html", "published.html", "guide.html")
+PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "device_scale_factor": 2, "has_touch": True}
+DESKTOP = {"viewport": {"width": 1280, "height": 900}}
+GIVEN_UP = "net::ERR_ABORTED"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+@contextmanager
+def watched(browser: Any, **options: Any) -> Iterator[Any]:
+    """A page on which any error, any dialog and any request to the outside fails the test.
+
+    A page that is left while its icon is on the way gives the request up, which is no error.
+    """
+    context = browser.new_context(**({**DESKTOP, **options}))
+    page, faults = context.new_page(), []
+    page.on(
+        "console",
+        lambda message: (
+            faults.append(message.text)
+            if message.type in ("error", "warning") and "willReadFrequently" not in message.text
+            else None
+        ),
+    )
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on(
+        "requestfailed",
+        lambda request: (
+            faults.append(f"failed: {request.url}: {request.failure}") if request.failure != GIVEN_UP else None
+        ),
+    )
+    page.on("dialog", lambda dialog: (faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    page.on("request", lambda request: faults.append(f"outside: {request.url}") if is_outside(request.url) else None)
+    yield page
+    context.close()
+    assert faults == []
+
+
+def is_outside(url: str) -> bool:
+    return not url.startswith(("file:///", "http://127.0.0.1:"))
+
+
+def case_page(site: Path) -> Path:
+    return next(site.glob("case-gpt3*.html"))
+
+
+def histories(site: Path) -> list[str]:
+    return sorted(path.stem.removeprefix("history-") for path in (site / "data").glob("history-*.js"))
+
+
+def first_series(site: Path) -> str:
+    return next(slug for slug in histories(site) if slug.startswith("gpt3-6-7b-torch-h100"))
+
+
+def run_of(page: Any, slug: str, place: int) -> str:
+    """The id of a run of a series, by its place in the history."""
+    columns = page.evaluate("async slug => (await levelfield.load(`history-${slug}`)).columns.run", slug)
+    return str(columns[place])
+
+
+def open_run(page: Any, site: Path, place: int = -1, folder: str = "") -> None:
+    page.goto(f"file://{site}/index.html")
+    slug = first_series(site)
+    page.goto(f"file://{site}/{folder}run.html#{slug}/{run_of(page, slug, place)}")
+    page.wait_for_selector("#run[data-drawn]")
+
+
+def open_case(page: Any, site: Path, folder: str = "") -> None:
+    page.goto(f"file://{site / folder / case_page(site).name}#{first_series(site)}")
+    page.wait_for_selector(f"#{first_series(site)}[data-drawn] canvas")
+
+
+def unfold(details: Any) -> None:
+    """Open what is folded and wait for its rows: a browser tells the page of the opening later than of the click."""
+    details.locator("summary").click()
+    details.locator("tbody tr").first.wait_for()
+
+
+def axe(page: Any) -> list[str]:
+    """What axe finds that is serious or critical."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    # Further rows of a table are like the first ones, and axe takes a second for some hundred.
+    page.evaluate("for (const b of document.querySelectorAll('tbody')) [...b.rows].slice(5).forEach(r => r.remove())")
+    # axe itself would fetch the style sheet again, which the policy of the pages forbids. What is right is not listed.
+    found = Axe().run(page, options={"preload": False, "resultTypes": ["violations"]}).response["violations"]
+    return [
+        f"{each['id']}: {each['nodes'][0]['html'][:120]}" for each in found if each["impact"] in ("serious", "critical")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("language", "options"), [("", DESKTOP), ("zh/", {**PHONE, "color_scheme": "dark"})], ids=["light", "dark phone"]
+)
+def test_every_page_is_right_by_axe_and_fits_its_width(
+    browser: Any, seeded_pages: Path, language: str, options: Any
+) -> None:
+    with watched(browser, **options) as page:
+        for name in PAGES:
+            page.goto(f"file://{seeded_pages}/{language}{name}")
+            if name == "compare.html":
+                page.wait_for_selector("#comparison[data-drawn]")
+            assert fits(page) and axe(page) == [], name
+        open_case(page, seeded_pages, language)
+        unfold(page.locator("section[data-drawn] details").first)
+        assert fits(page) and axe(page) == [], "case"
+        open_run(page, seeded_pages, folder=language)
+        unfold(page.locator("details").first)
+        assert fits(page) and axe(page) == [], "run"
+        assert page.evaluate("document.documentElement.lang") == ("zh-Hans" if language else "en")
+
+
+def test_axe_names_a_planted_fault(browser: Any) -> None:
+    with watched(browser) as page:
+        page.set_content("<html lang='en'><title>a</title><main><h1>a</h1><button></button></main></html>")
+        (found,) = axe(page)
+        assert found.startswith("button-name: <button>")
+
+
+def fits(page: Any) -> bool:
+    return bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
+
+
+def rows(page: Any, table: int = 0) -> list[list[str]]:
+    return page.evaluate(  # type: ignore[no-any-return]
+        "n => [...document.querySelectorAll('table')[n].tBodies[0].rows].filter(r => !r.hidden)"
+        ".map(r => [...r.cells].map(c => c.textContent.trim()))",
+        table,
+    )
+
+
+def test_a_table_sorts_filters_and_copies(browser: Any, seeded_pages: Path) -> None:
+    with watched(browser, permissions=["clipboard-read", "clipboard-write"]) as page:
+        page.goto(f"file://{case_page(seeded_pages)}")
+        whole = rows(page)
+        sort = page.get_by_role("button", name="Throughput tokens/s/device").first
+        sort.click()
+        speeds = [float(row[2].replace(",", "")) for row in rows(page)]
+        assert (
+            speeds == sorted(speeds)
+            and len(set(speeds)) == 8
+            and [row[2] for row in whole] != [row[2] for row in rows(page)]
+        )
+        assert page.locator("th[aria-sort]").get_attribute("aria-sort") == "ascending"
+        sort.press("Enter")
+        assert [float(row[2].replace(",", "")) for row in rows(page)] == speeds[::-1]
+        page.get_by_role("searchbox").first.fill("TORCH regression")
+        assert [row[1] for row in rows(page)] == ["regression"]
+        assert page.locator(".count").first.text_content() == "1 of 8 rows"
+        page.get_by_role("button", name="Copy table").first.click()
+        page.get_by_role("button", name="Copied").wait_for()
+        copied = page.evaluate("navigator.clipboard.readText()").splitlines()
+        assert len(copied) == 2 and copied[1].split("\t")[1] == "regression" and len(copied[1].split("\t")) == 10
+        page.get_by_role("searchbox").first.fill("")
+        assert len(rows(page)) == len(whole)
+
+
+def test_absent_values_come_last_in_both_directions_and_no_cell_is_a_formula(browser: Any, seeded_pages: Path) -> None:
+    with watched(browser, permissions=["clipboard-read", "clipboard-write"]) as page:
+        page.goto(f"file://{seeded_pages}/index.html")
+        page.evaluate(
+            """() => {
+                const cells = [[1, '=1+1'], [null, '@x'], [-2, '-3.1 %'], [10, '−x']];
+                const rows = cells.map(([v, text]) => [{v, text: String(v)}, text]);
+                const place = levelfield.el('div', {id: 'mine'});
+                document.querySelector('main').prepend(place);
+                levelfield.tables.add(place, 'c', [{name: 'n', number: true}, 't'], rows);
+            }"""
+        )
+        button = page.locator("#mine th button").first
+        button.click()
+        assert [row[0] for row in rows(page)] == ["-2", "1", "10", "null"]
+        button.click()
+        assert [row[0] for row in rows(page)] == ["10", "1", "-2", "null"]
+        page.locator("#mine .copy").click()
+        page.locator("#mine .copy", has_text="Copied").wait_for()
+        assert page.evaluate("navigator.clipboard.readText()") == "n\tt\n10\t'−x\n1\t'=1+1\n-2\t-3.1 %\nnull\t'@x\n"
+
+
+def test_a_chart_is_read_and_opened_by_keyboard(browser: Any, seeded_pages: Path) -> None:
+    with watched(browser) as page:
+        open_case(page, seeded_pages)
+        section = page.locator(f"#{first_series(seeded_pages)}")
+        plot, reading = section.locator(".plot").first, section.locator(".reading").first
+        assert "Throughput, tokens/s/device. 40 values." in (plot.get_attribute("aria-label") or "")
+        assert reading.text_content() == "2026-10-01 to 2026-11-09"
+        plot.focus()
+        for key, day in (
+            ("Home", "2026-10-01"),
+            ("ArrowRight", "2026-10-02"),
+            ("End", "2026-11-09"),
+            ("ArrowLeft", "2026-11-08"),
+        ):
+            plot.press(key)
+            said = reading.text_content() or ""
+            assert said.startswith(f"{day} 01:30 UTC: ") and "tokens/s/device, valid, node " in said, key
+        plot.press("Enter")
+        page.wait_for_selector("#run[data-drawn]")
+        assert "20261108T013000Z" in (page.locator("h1").text_content() or "")
+        page.go_back()
+        page.wait_for_selector("section[data-drawn]")
+        assert page.url.endswith(f"#{first_series(seeded_pages)}")
+
+
+def test_the_axis_says_where_it_starts(browser: Any, seeded_pages: Path) -> None:
+    with watched(browser) as page:
+        open_case(page, seeded_pages)
+        chart = page.locator(f"#{first_series(seeded_pages)} .chart").first
+        low = f"""[...levelfield.charts.drawn].find(u =>
+            u.root.closest('section').id === '{first_series(seeded_pages)}').scales.y.min"""
+        assert "does not start at zero" in (chart.locator(".axis").text_content() or "") and page.evaluate(low) > 100
+        chart.locator(".zero").click()
+        assert "starts at zero" in (chart.locator(".axis").text_content() or "") and page.evaluate(low) == 0
+        assert chart.locator(".zero").get_attribute("aria-pressed") == "true"
+
+
+def test_a_case_shows_segments_statements_findings_and_every_run(browser: Any, seeded_pages: Path) -> None:
+    with watched(browser) as page:
+        open_case(page, seeded_pages)
+        section = page.locator(f"#{first_series(seeded_pages)}")
+        text = section.inner_text()
+        for part in (
+            "software.driver: 550.90.07 → 560.35.03",
+            "seven quiet nights",
+            "level accepted",
+            "confirmed by 4 pairs",
+            "−6.1 % (−6.8 % … −5.4 %)",
+            "Throughput 2.1 %",
+        ):
+            assert part in text, part
+        assert section.locator("canvas").count() == 5
+        unfold(section.locator("details"))
+        assert section.locator("details tbody tr").count() == 40
+
+
+def test_a_run_shows_its_figures_and_its_neighbours(browser: Any, seeded_pages: Path) -> None:
+    with watched(browser) as page:
+        open_run(page, seeded_pages)
+        text = page.locator("main").inner_text()
+        for part in (
+            "valid",
+            "sealed",
+            "aligned",
+            "Memory against the estimate",
+            "63.50",
+            "power_watts",
+            "the host's processors ran",
+            "software.driver",
+            "--layout DP8TP1PP1",
+            "run 40 of 40",
+            "steps 11 to 40",
+            "every layer within its limit",
+        ):
+            assert part in text, part
+        page.get_by_role("link", name="← 2026-11-08 01:30").click()
+        page.wait_for_function("document.querySelector('h1').textContent.startsWith('20261108')")
+        page.go_back()
+        page.wait_for_function("document.querySelector('h1').textContent.startsWith('20261109')")
+        page.locator("a.language").click()
+        page.wait_for_url("**/zh/run.html#**")
+        page.wait_for_selector("#run[data-drawn]")
+        assert "测量值" in page.locator("main").inner_text()
+
+
+def test_a_run_shows_readings_over_time_and_each_rank(browser: Any, seeded_pages: Path) -> None:
+    with watched(browser) as page:
+        open_run(page, seeded_pages)
+        charts = page.locator("figure.chart strong").all_inner_texts()
+        wanted = ["Loss", "Step time", "Step time by rank", "Step time", "Power", "Memory used", "Memory by rank"]
+        assert charts == wanted
+        tables = {caption.inner_text(): caption for caption in page.locator("table caption").all()}
+        ranks, readings, peaks = (
+            next(at for at in tables if at.startswith(begin))
+            for begin in ("Steps of each rank", "Readings of each", "Most memory of a rank")
+        )
+        cells = {name: tables[name].locator("xpath=..").locator("tbody tr").all_inner_texts() for name in tables}
+        assert [row.split("\t")[0] for row in cells[ranks]] == ["0", "5"]
+        assert cells[ranks][0].endswith("0.00") and cells[ranks][1].endswith("2.00")
+        assert [row.split("\t")[:2] for row in cells[readings]] == [
+            [f"{name}", device] for name in ("Power (W)", "Memory used (GiB)") for device in "01"
+        ]
+        assert cells[readings][2].split("\t")[2:] == ["39.06", "43.68", "44.53"]
+        assert len(cells[peaks]) == 8 and cells[peaks][7].split("\t") == ["7", "8.89", "54.79"]
+        page.locator(".plot").nth(4).focus()
+        page.keyboard.press("End")
+        assert "device 0" in page.locator(".reading").nth(4).inner_text()
+
+
+def test_charts_over_time_have_one_axis(browser: Any, seeded_pages: Path) -> None:
+    with watched(browser) as page:
+        open_run(page, seeded_pages)
+        ranges = page.evaluate(
+            "[...levelfield.charts.drawn].slice(3, 6).map((u) => [u.scales.x.min, u.scales.x.max].join())"
+        )
+        assert len(ranges) == 3 and len(set(ranges)) == 1
+
+
+def test_a_failed_run_says_why_and_an_unknown_one_too(browser: Any, seeded_pages: Path) -> None:
+    with watched(browser) as page:
+        page.goto(f"file://{seeded_pages}/index.html")
+        slug = next(each for each in histories(seeded_pages) if each.startswith("gpt3-6-7b-torch-910b2"))
+        page.goto(f"file://{seeded_pages}/run.html#{slug}/{run_of(page, slug, 9)}")
+        page.wait_for_selector("#run[data-drawn]")
+        text = page.locator("main").inner_text()
+        assert (
+            "rank 3 was ended by signal 9" in text and "stands in no comparison" in text and "finished no step" in text
+        )
+        page.goto(f"file://{seeded_pages}/run.html#{slug}/nothing")
+        page.get_by_text("This run is not in these pages").wait_for()
+        page.goto(f"file://{seeded_pages}/run.html#../../x/%zz")
+        page.get_by_text("This run is not in these pages").wait_for()
+        page.goto(f"file://{seeded_pages}/run.html#x")
+        page.get_by_text("No run is named").wait_for()
+
+
+def compared(page: Any, part: str, side: int) -> None:
+    """Wait until the page shows what its address says, with this part in the series of this side."""
+    page.wait_for_function(
+        "([part, side]) => document.getElementById('comparison').dataset.drawn === location.hash"
+        " && decodeURIComponent(location.hash).split('/')[2 * side].includes(part)",
+        arg=[part, side],
+    )
+
+
+def latest_speed(slug_part: str) -> float:
+    speeds = [r.tokens_per_second_per_device for r in SeededNights().records() if slug_part in r.series.label]
+    return float(speeds[-1] or 0)
+
+
+def test_two_runs_of_other_chips(browser: Any, seeded_pages: Path) -> None:
+    ratio = latest_speed("torch:910B2") / latest_speed("torch:H100")
+    with watched(browser) as page:
+        page.goto(f"file://{seeded_pages}/compare.html")
+        page.wait_for_selector("#comparison[data-drawn]")
+        page.select_option("#series0", first_series(seeded_pages))
+        compared(page, "torch-h100", 0)
+        page.select_option("#series1", next(each for each in histories(seeded_pages) if "torch-910b2" in each))
+        compared(page, "torch-910b2", 1)
+        text = page.locator("#comparison").inner_text()
+        for part in ("Yes, with caution", "series.chip", "the question", "One run a side"):
+            assert part in text, part
+        assert rows(page, 1)[0][3] == f"{ratio:.3f}", "B over A of the throughput"
+        page.click("#swap")
+        compared(page, "torch-910b2", 0)
+        assert rows(page, 1)[0][3] == f"{1 / ratio:.3f}"
+        page.go_back()
+        compared(page, "torch-h100", 0)
+
+
+def test_no_ratio_is_shown_where_work_or_a_run_forbids_it(browser: Any, seeded_pages: Path) -> None:
+    with watched(browser) as page:
+        page.goto(f"file://{seeded_pages}/index.html")
+        first = first_series(seeded_pages)
+        other = next(each for each in histories(seeded_pages) if each.startswith("gpt3-6-7b-torch-910b2"))
+        failed, good = run_of(page, other, 9), run_of(page, first, 9)
+        page.goto(f"file://{seeded_pages}/compare.html#{first}/{good}/{other}/{failed}")
+        page.get_by_text("No: this run is not valid").wait_for()
+        assert {row[3] for row in rows(page, 1)} == {"–"}
+        page.evaluate(
+            "async slug => { const h = await levelfield.load(`history-${slug}`); "
+            "const f = await levelfield.load(`runs-${slug}-2026-10`); f.series.corpus = 'another'; }",
+            other,
+        )
+        page.evaluate("hash => { location.hash = hash }", f"{first}/{good}/{other}/{run_of(page, other, 10)}")
+        page.get_by_text("No: these fields differ, so no ratio is shown. series.corpus").wait_for()
+        assert {row[3] for row in rows(page, 1)} == {"–"} and rows(page)[0][:2] == ["series.corpus", "prevents a ratio"]
+
+
+def test_hostile_texts_do_nothing_on_any_page(browser: Any, hostile_site: Path) -> None:
+    with watched(browser) as page:
+        for path in sorted(hostile_site.glob("*.html")):
+            page.goto(f"file://{path}")
+            assert page.locator("main img, main script").count() == 0
+        page.goto(f"file://{case_of(hostile_site)}")
+        page.wait_for_selector("section[data-drawn]")
+        unfold(page.locator("details").first)
+        page.locator("details a").first.click()
+        page.wait_for_selector("#run[data-drawn]")
+        text = page.locator("main").inner_text()
+        for part in (
+            "<img src=x onerror=alert(1)>",
+            "</script><script>alert(1)</script>",
+            "\\u202egnp.exe",
+            "__proto__",
+            "polluted",
+            "javascript:alert(1)",
+        ):
+            assert part in text, part
+        assert page.locator("main img, main script").count() == 0
+        assert page.evaluate("({}).polluted === undefined")
+        assert page.evaluate("[...document.querySelectorAll('a')].every(a => a.protocol === 'file:')")
+        page.get_by_role("link", name="Compare with the run before").click()
+        page.wait_for_selector("#comparison[data-drawn]")
+        assert page.locator("main img, main script").count() == 0
+
+
+def case_of(site: Path) -> Path:
+    return next(site.glob("case-*.html"))
+
+
+PIXELS = """(() => {
+    const canvas = document.querySelector('canvas');
+    const all = canvas.getContext('2d').getImageData(0, 0, 40, canvas.height).data;
+    return [...all].filter((value, i) => i % 4 === 1 && all[i + 2] > 200);
+})()"""
+BRIGHT, DARK = f"Math.max(...{PIXELS}) > 150", f"Math.min(...{PIXELS}) < 110"
+
+
+def test_dark_charts_can_be_read_and_paper_is_light(browser: Any, seeded_pages: Path) -> None:
+    with watched(browser, color_scheme="dark") as page:
+        open_run(page, seeded_pages)
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 29)"
+        page.wait_for_function(BRIGHT)  # the labels of the axes stand out of a dark page
+        page.emulate_media(color_scheme="light")
+        page.wait_for_function(DARK)
+        page.emulate_media(color_scheme="dark")
+        page.wait_for_function(BRIGHT)
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        page.wait_for_function(DARK)
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+@pytest.fixture
+def server(seeded_pages: Path) -> Iterator[PageServer]:
+    served = opened_server(seeded_pages, "127.0.0.1", 0)
+    thread = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield served
+    served.shutdown()
+    served.server_close()
+    thread.join()
+
+
+def test_the_server_gives_the_same_pages(browser: Any, seeded_pages: Path, server: PageServer) -> None:
+    with watched(browser) as page:
+        page.goto(server.url)
+        page.locator("table.matrix a").first.click()
+        page.wait_for_selector("section[data-drawn] canvas")
+        page.goto(f"{server.url}run.html#{first_series(seeded_pages)}/{run_of(page, first_series(seeded_pages), -1)}")
+        page.wait_for_selector("#run[data-drawn] canvas")
+        page.locator("a.language").click()
+        page.wait_for_url("**/zh/run.html#**")
+        page.wait_for_selector("#run[data-drawn] canvas")
+        page.goto(f"{server.url}zh/")
+        assert page.locator("h1").text_content() == "总览"
+
+
+def test_a_page_that_is_left_before_its_icon_came_is_no_error(browser: Any, server: PageServer) -> None:
+    with watched(browser) as page:
+        given_up: list[Any] = []
+        page.on("requestfailed", lambda request: given_up.append(request.failure))
+        page.route("**/icon.svg", lambda route: None)  # never answered
+        with page.expect_request("**/icon.svg"):
+            page.goto(server.url)
+        page.goto(f"{server.url}zh/")
+        assert given_up == [GIVEN_UP]
+
+
+@pytest.mark.parametrize("reason", ["failed", "connectionreset"])
+def test_a_request_that_fails_is_an_error(browser: Any, server: PageServer, reason: str) -> None:
+    with pytest.raises(AssertionError, match=r"failed: .*icon\.svg: net::ERR_"), watched(browser) as page:
+        page.route("**/icon.svg", lambda route: route.abort(reason))
+        with page.expect_event("requestfailed"):
+            page.goto(server.url)

@@ -1,0 +1,45 @@
+"""A build is told from the middle between two known ends, and noise leaves it undecided."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from levelfield.series.halfway import HalfwayTest, Side
+from levelfield.series.pairs import MOST_PAIRS
+
+EFFECT = math.log(1.1)  # the bad end is 10 % slower
+
+
+def side_of(speed: float, noise: float, seed: int = 1) -> Side:
+    source, test = random.Random(seed), HalfwayTest("tokens_per_second_per_device", EFFECT)
+    side: Side = "unknown"
+    for _ in range(MOST_PAIRS):
+        good, tried = (value * math.exp(source.gauss(0, noise)) for value in (1000.0, speed))
+        if (side := test.add(good, tried)) != "unknown":
+            break
+    return side
+
+
+@pytest.mark.parametrize(("speed", "side"), [(1000.0, "good"), (1050.0, "good"), (1000 / 1.1, "bad"), (500.0, "bad")])
+def test_both_ends_are_told_apart(speed: float, side: str) -> None:
+    assert side_of(speed, 0.0) == side
+    assert [side_of(speed, 0.01, seed) for seed in range(40)].count(side) >= 38  # type: ignore[arg-type]
+
+
+def test_the_wrong_end_is_rare_and_noise_leaves_it_open() -> None:
+    found = [side_of(1000.0, 0.05, seed) for seed in range(300)]
+    assert found.count("bad") <= 3 and "unknown" in found
+
+
+def test_one_pair_and_pairs_without_numbers_decide_nothing() -> None:
+    test = HalfwayTest("tokens_per_second_per_device", EFFECT)
+    assert test.add(1000.0, 500.0) == "unknown"
+    assert test.add(None, 500.0) == test.add(1000.0, math.nan) == test.add(0.0, 500.0) == "unknown"
+    assert test.add(1000.0, 500.0) == "bad"
+
+
+def test_for_memory_more_is_worse() -> None:
+    test = HalfwayTest("memory_bytes", EFFECT)
+    assert (test.add(100.0, 110.0), test.add(100.0, 110.0)) == ("unknown", "bad")

@@ -1,0 +1,110 @@
+"""The paired test: what it decides, what it does not, and how often it is wrong."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from gate_points import costs, noise
+from levelfield.series.level import level_of
+from levelfield.series.pairs import ALPHA, FEWEST_PAIRS, MOST_PAIRS, PairedTest, judged_pairs
+
+TOKENS, MEMORY = "tokens_per_second_per_device", "memory_bytes"
+
+
+def tokens(change: float, deviation: float = 0.005, seed: int = 1, night: float = 1.0) -> list[tuple[float, float]]:
+    """Pairs of tokens/s at 1,000: B is changed, and the night slows both."""
+    generator = random.Random(seed)
+
+    def run() -> float:
+        return 1000 * night * math.exp(generator.gauss(0, deviation))
+
+    return [(run(), run() * (1 + change)) for _ in range(MOST_PAIRS)]
+
+
+@pytest.mark.parametrize(
+    ("change", "direction", "word"),
+    [(-0.05, 1, "regression"), (0.0, 1, "no change"), (0.05, 1, "no change"), (0.05, -1, "improvement")],
+)
+def test_fewer_tokens_are_a_regression_and_more_are_an_improvement(change: float, direction: int, word: str) -> None:
+    found = judged_pairs(tokens(change), TOKENS, direction, None)
+    assert found.word == word and FEWEST_PAIRS <= found.pairs <= MOST_PAIRS
+
+
+def test_swapped_sides_are_no_regression() -> None:
+    swapped = [(b, a) for a, b in tokens(-0.05)]
+    assert judged_pairs(swapped, TOKENS, 1, None).word == "no change"
+    assert judged_pairs(swapped, TOKENS, -1, None).word == "improvement"
+
+
+def test_more_memory_is_a_regression() -> None:
+    pairs = [(b, a) for a, b in tokens(-0.05)]  # the second of each is larger
+    assert judged_pairs(pairs, MEMORY, 1, None).word == "regression"
+    assert judged_pairs(tokens(-0.05), MEMORY, 1, None).word == "no change"
+
+
+def test_a_change_below_the_floor_is_none_however_sure_it_is() -> None:
+    exact = [(1000.0, 992.0)] * 7
+    assert judged_pairs(exact, TOKENS, 1, None).word == "no change"
+    assert judged_pairs([(1000.0, 985.0)] * 7, TOKENS, 1, None).word == "regression"
+
+
+def test_a_night_that_slows_both_builds_is_no_regression() -> None:
+    level = level_of(costs([value - math.log(1000) for value in noise(30)]), "n1")
+    slow = tokens(0.0, night=0.88)
+    assert judged_pairs(slow, TOKENS, 1, None).word == "no change"
+    found = judged_pairs(slow, TOKENS, 1, level)
+    assert found.word == "bad night" and found.first == pytest.approx(-math.log(880), abs=0.01)
+    assert judged_pairs(tokens(-0.06, night=0.88), TOKENS, 1, level).word == "regression", "both can be true"
+
+
+def test_a_unit_mix_up_is_seen() -> None:
+    """Milliseconds for seconds on one side: a thousand times, not a few percent."""
+    assert judged_pairs([(a, b / 1000) for a, b in tokens(0.0)], TOKENS, 1, None).word == "regression"
+    both = [(a / 1000, b / 1000) for a, b in tokens(0.0)]
+    level = level_of(costs([value - math.log(1000) for value in noise(30)]), "n1")
+    assert judged_pairs(both, TOKENS, 1, level).word == "bad night"
+
+
+@pytest.mark.parametrize("broken", [None, math.nan, math.inf, 0.0, -5.0])
+def test_a_pair_without_two_numbers_does_not_count(broken: float | None) -> None:
+    good = tokens(-0.05)
+    found = judged_pairs([(broken, 1000.0), (1000.0, broken), *good], TOKENS, 1, None)
+    assert found.word == "regression" and found == judged_pairs(good, TOKENS, 1, None)
+    assert judged_pairs([(broken, 1000.0)] * 7, TOKENS, 1, None).word == "inconclusive"
+
+
+def test_too_few_pairs_decide_nothing() -> None:
+    assert judged_pairs([], TOKENS, 1, None).word == "inconclusive"
+    assert judged_pairs(tokens(-0.5)[:2], TOKENS, 1, None).word == "inconclusive"
+    test = PairedTest(TOKENS)
+    assert [test.add(1000.0, 500.0 + i).word for i in range(3)][:2] == ["more pairs", "more pairs"]
+
+
+def test_noise_that_hides_a_change_is_inconclusive_with_a_number() -> None:
+    found = judged_pairs(tokens(-0.03, deviation=0.03, seed=4), TOKENS, 1, None)
+    assert found.word == "inconclusive" and found.more is not None and found.more > MOST_PAIRS
+    assert found.low is not None and found.high is not None and found.low < 0.03 < found.high
+
+
+def test_the_test_stops_as_soon_as_it_knows() -> None:
+    assert judged_pairs(tokens(-0.30, deviation=0.001), TOKENS, 1, None).pairs == FEWEST_PAIRS
+    assert judged_pairs(tokens(0.02, deviation=0.002), TOKENS, 1, None).pairs == FEWEST_PAIRS
+
+
+def test_the_error_is_spread_over_the_looks() -> None:
+    assert set(ALPHA) == set(range(FEWEST_PAIRS, MOST_PAIRS + 1)) and sum(ALPHA.values()) == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize("deviation", [0.01, 0.03])
+def test_equal_builds_are_hardly_ever_different(deviation: float) -> None:
+    """In 1,500 comparisons of equal builds at most .001 are expected: 1.5, and rarely more than 6."""
+    wrong = sum(judged_pairs(tokens(0.0, deviation, s), TOKENS, 1, None).word == "regression" for s in range(1500))
+    assert wrong <= 6
+
+
+def test_five_percent_is_found_at_a_noise_of_one_percent() -> None:
+    run = 0.01 * math.sqrt(0.5)  # half of a night's variance is the run's
+    found = sum(judged_pairs(tokens(-0.05, run, s), TOKENS, 1, None).word == "regression" for s in range(300))
+    assert found >= 285
