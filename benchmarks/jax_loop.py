@@ -15,6 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,7 +42,7 @@ def main() -> None:
     if options.one:
         one(json.loads(options.one))
         return
-    shapes = ((64, 2, 128, 32, 2, "fp32"),) if options.quick else SHAPES
+    shapes = ((32, 1, 64, 16, 2, "fp32"),) if options.quick else SHAPES
     rows = []
     for values in shapes:
         shape = dict(zip(FIELDS, values, strict=True))
@@ -122,15 +123,17 @@ def one(task: dict[str, Any]) -> None:
 
 
 def job_of(task: dict[str, Any]) -> SimpleNamespace:
-    """A GPT with tied embeddings, in one process with one micro-batch."""
-    from levelfield.worker.job import namespace
+    """A GPT with tied embeddings, in one process with one micro-batch, as a training reads it from its file."""
+    from levelfield.worker import load_job
+    from levelfield.worker.job import SCHEMA
 
     hidden = task["hidden"]
     model = {
-        "layers": task["layers"], "hidden_size": hidden, "ffn_hidden_size": 4 * hidden, "heads": hidden // 32,
-        "kv_heads": hidden // 32, "vocab_size": task["vocabulary"], "positions": "learned", "rope_base": None,
-        "norm": "layernorm", "norm_eps": 1e-5, "activation": "gelu_tanh", "bias": True, "tied_embeddings": True,
-        "hidden_dropout": 0.0, "attention_dropout": 0.0, "init_std": 0.02, "scaled_residual_init": True,
+        "family": "gpt", "layers": task["layers"], "hidden_size": hidden, "ffn_hidden_size": 4 * hidden,
+        "heads": hidden // 32, "kv_heads": hidden // 32, "vocab_size": task["vocabulary"],
+        "positions": "learned", "rope_base": None, "norm": "layernorm", "norm_eps": 1e-5, "activation": "gelu_tanh",
+        "bias": True, "tied_embeddings": True, "hidden_dropout": 0.0, "attention_dropout": 0.0, "init_std": 0.02,
+        "scaled_residual_init": True,
     }  # fmt: skip
     training = {
         "steps": 10**6, "sequence_length": task["sequence"], "global_batch": task["batch"], "precision": task["dtype"],
@@ -139,10 +142,15 @@ def job_of(task: dict[str, Any]) -> SimpleNamespace:
     }  # fmt: skip
     layout = {"data": 1, "tensor": 1, "pipeline": 1, "sequence_parallel": False, "sharding_stage": 0}
     tuning = {"micro_batch": task["batch"], "recompute": "none", "threads": task["threads"]}
-    return namespace({
-        "model": model, "training": training, "tuning": tuning, "layout": {**layout, "sharding_degree": 1},
-        "accumulation": 1, "capture": None, "device": "cpu", "rank": 0, "world_size": 1, "local_rank": 0,
-    })  # fmt: skip
+    content = {
+        "schema": SCHEMA, "model": model, "training": training, "tuning": tuning,
+        "layout": {**layout, "sharding_degree": 1}, "accumulation": 1, "gradient_steps": [], "capture": None,
+        "device": "cpu",
+    }  # fmt: skip
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(content, file)
+        file.flush()
+        return load_job(file.name)
 
 
 def tokens_of(task: dict[str, Any]) -> Any:

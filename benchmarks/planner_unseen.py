@@ -8,6 +8,7 @@
     python benchmarks/planner_unseen.py --rows          every run as well
     python benchmarks/planner_unseen.py --fit           set the constants of the programs again, then print
     python benchmarks/planner_unseen.py --check         fit without writing; exit 4 when the files hold other values
+    python benchmarks/planner_unseen.py --quick         fit one program's constants, write nothing, and print a few runs
 
 Half of the runs in benchmarks/data, chosen by the digest of their names, sets the constants of configs/planner. The
 errors are those of the other half. A sweep is a set of runs of one model by one program on equal devices.
@@ -36,12 +37,17 @@ def main() -> int:
     parser.add_argument("--rows", action="store_true", help="print every run")
     parser.add_argument("--fit", action="store_true", help="fit the programs' constants and write them")
     parser.add_argument("--check", action="store_true", help="fit, write nothing, and exit 4 when the files differ")
+    parser.add_argument("--quick", action="store_true", help="fit on a few runs, write nothing: for tests")
     options = parser.parse_args()
     if options.fit or options.check:
         stale = refit(runs_of(RUNS), options.fit) + repage(options.fit)
         if options.check:
             return 4 if stale else 0
-    found = judged(runs_of(options.runs), Questions(Registry()))
+    runs = runs_of(options.runs)
+    if options.quick:
+        print(_fitted_line(fitted_values(FITS[-1], runs, Questions(Registry()), {})))
+        runs = runs[::20]
+    found = judged(runs, Questions(Registry()))
     print("\n".join(report(found, options.runs == RUNS, options.rows)))
     return 0
 
@@ -54,13 +60,17 @@ def refit(runs: list[Run], write: bool) -> list[Path]:
         values = fitted_values(fit, runs, Questions(Registry()), settled)
         settled |= values
         texts = written(fit, values, texts)
-        print(", ".join(f"{knob.owner}.{knob.name} {value:g}" for knob, value in values.items()))
+        print(_fitted_line(values))
     stale = [path for path, text in texts.items() if path.read_text() != text]
     for path in stale:
         print(f"{'written' if write else 'differs'}: {path.name}")
         if write:
             path.write_text(texts[path])
     return stale
+
+
+def _fitted_line(values: Values) -> str:
+    return ", ".join(f"{knob.owner}.{knob.name} {value:g}" for knob, value in values.items())
 
 
 def repage(write: bool) -> list[Path]:

@@ -1,21 +1,24 @@
 """Seeded damage to what users hand to the platform, and what must come of it: a sentence and an exit code of a user.
 
-A run of a command fails the test with a traceback, exit code 5, or more than ten seconds. Each
-seed is one case; LEVELFIELD_FUZZ multiplies their number, by 30 in
-`make thorough`.
+A run of a command fails the test with a traceback, exit code 5, more than ten seconds, or a write outside of the test's
+folder (guard.py). Each seed is one case; LEVELFIELD_FUZZ multiplies their number, by 30 in `make thorough`.
 """
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from guard import Guard, guarded
+from levelfield.cli import command_line
 from levelfield.cli.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -47,10 +50,27 @@ def in_time() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def outcome(*arguments: str) -> tuple[int, str]:
-    """The exit code of a command, and all that it printed. Fails where a user would have to report a fault."""
+_folders: list[Path] = []  # where commands may write
+
+
+@contextmanager
+def run_in(folder: Path) -> Iterator[None]:
+    """In the block a command may write in this folder."""
+    _folders.append(folder.resolve())
+    try:
+        yield
+    finally:
+        _folders.pop()
+
+
+def outcome(*arguments: str, named: Sequence[Path] = ()) -> tuple[int, str]:
+    """The exit code of a command, and all that it printed. Fails where a user would have to report a fault.
+
+    named: places that variables of the environment name.
+    """
     said = io.StringIO()
-    with redirect_stdout(said), redirect_stderr(said), in_time():
+    guard = Guard(_folders, [*named_places(arguments), *named], list(own_places(arguments)))
+    with redirect_stdout(said), redirect_stderr(said), in_time(), guarded(guard):
         try:
             code = main(list(arguments))
         except SystemExit as end:  # argparse
@@ -58,7 +78,40 @@ def outcome(*arguments: str) -> tuple[int, str]:
     text = said.getvalue()
     assert code in CODES, f"exit code {code} of {list(arguments)}:\n{text[-2000:]}"
     assert "Traceback (most recent call last)" not in text, text[-2000:]
+    assert not guard.found, f"{list(arguments)} writes elsewhere: {guard.found}\n{text[-2000:]}"
     return code, text
+
+
+def named_places(words: tuple[str, ...]) -> Iterator[Path]:
+    """The paths that a command line names."""
+    for word in words:
+        value = word.partition("=")[2] if word.startswith("--") else word
+        if value.startswith("/") and "\0" not in value:
+            yield Path(value)
+
+
+# What a command writes in the checkout, by a word of it: its help names these places.
+OWN = {
+    "references": "configs/references", "align": "configs/references", "case": "configs/cases", "vendor": "vendors",
+    "framework": "models",
+}  # fmt: skip
+
+
+def own_places(words: tuple[str, ...]) -> Iterator[Path]:
+    """The places outside of the user's folders that a command is for."""
+    yield from (ROOT / "runs", ROOT / ".venvs", (ROOT / ".venvs").resolve())
+    yield from (ROOT / place for word, place in OWN.items() if word in words[:2])
+
+
+@cache
+def commands() -> dict[tuple[str, ...], argparse.ArgumentParser]:
+    """Every command with its parser, by its words; () is the run."""
+    found: dict[tuple[str, ...], argparse.ArgumentParser] = {}
+    for words, each in command_line.listed().items():
+        command = command_line._command(each)
+        if command.execute is not None:
+            found[() if words == command_line.RUN else words] = command_line._parser(words, command, ())
+    return found
 
 
 def places(content: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

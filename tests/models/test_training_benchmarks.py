@@ -35,13 +35,7 @@ def test_a_step_under_the_platform_is_compared_with_the_bare_loop():
     assert quick("platform_overhead")["ratio"] > 0
 
 
-@pytest.mark.thorough
-def test_a_step_of_jax_is_compared_with_a_plain_loop():
+def test_a_step_of_jax_is_compared_with_a_plain_loop(interpreter_of):
+    interpreter_of("jax")  # where it has to be made, that takes longer than the benchmark may
     (row,) = quick("jax_loop")
-    assert row["ratio"] > 0
-
-
-@pytest.mark.thorough
-@pytest.mark.containers
-def test_a_step_in_a_container_is_compared_with_one_without():
-    assert quick("container_cost")["container_ms"] > 0
+    assert row["ratio"] > 0 and row["ours_ms"] > 0 and row["plain_ms"] > 0

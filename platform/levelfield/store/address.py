@@ -102,6 +102,8 @@ def _lines(mounts: Path) -> list[str]:
 def _file(path: Path, text: str) -> Path:
     if not path.name or path.is_dir():
         raise UsageError(f"--store {text}: found a folder, expected a file such as results.sqlite")
+    if path.exists() and not path.is_file():  # SQLite would wait half a minute for a device, as for a lock
+        raise UsageError(f"--store {text}: found a device, a pipe or a socket, expected a file such as results.sqlite")
     if not is_text(str(path)):
         raise UsageError(f"--store {text}: found a byte that is not UTF-8, which no address of a database can hold")
     return path.absolute()

@@ -36,8 +36,9 @@ def constants() -> dict[str, Constants]:
     return {name: value for name, value in found.items() if value}
 
 
-def test_what_is_committed_is_what_the_fit_writes() -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "planner_fit.py"), "--check"]
+@pytest.mark.parametrize("name", ["planner_fit", "planner_host"])
+def test_what_is_committed_is_what_the_fit_writes(name: str) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": str(ROOT / "platform")})
     assert done.returncode == 0, done.stdout + done.stderr
 

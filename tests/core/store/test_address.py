@@ -43,6 +43,7 @@ def test_a_path_is_a_file_of_sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("mysql://ann:word@host/db", r"--store mysql://ann:\*\*\*@host/db: found the database 'mysql', expected"),
         ("sqlite:///", "found a folder, expected a file"),
         ("/", "found a folder, expected a file"),
+        ("/dev/null", "found a device, a pipe or a socket, expected a file"),
         ("none", "LEVELFIELD_STORE=none: found no store; name one with --store"),
     ],
 )
