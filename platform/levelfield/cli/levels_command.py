@@ -157,7 +157,7 @@ def _list(options: argparse.Namespace) -> int:
     from levelfield.nights.stored_nights import one_series
     from levelfield.store.database import Store
 
-    with Store.open(options.store) as store:
+    with Store.open(options.store, read_only=True) as store:
         chosen = one_series(store, options.series).digest if options.series else None
         events, labels = store.events(chosen), {s.digest: s.series.label for s in store.series()}
     if options.json:

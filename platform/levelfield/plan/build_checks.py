@@ -48,7 +48,7 @@ def has_no_code(need: LeastVersion, chip: Chip) -> str | None:
         return None
     return (
         f"found {chip.name} of compute capability {chip.compute_capability}, expected {need.least} or newer: "
-        f"{need.reason}. Name a version that runs on it, where `list frameworks` has one, or a Python of your own with "
+        f"{need.reason}. Name a version that runs on it, where `show frameworks` has one, or a Python of your own with "
         "--python"
     )
 

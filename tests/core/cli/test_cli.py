@@ -339,16 +339,10 @@ def live(run: RunPaths) -> RunPaths:
     "words",
     [
         ("report",),
-        (
-            "evidence",
-            "collect",
-        ),
+        ("evidence", "collect"),
         ("evidence", "collect", "--check"),
         ("align",),
-        (
-            "align",
-            "diagnose",
-        ),
+        ("align", "diagnose"),
     ],
 )
 def test_a_run_that_goes_on_is_left_alone_and_called_running(
@@ -356,7 +350,7 @@ def test_a_run_that_goes_on_is_left_alone_and_called_running(
 ) -> None:
     other = live(run)
     before = {path: path.read_bytes() for path in other.root.rglob("*") if path.is_file()}
-    done = command(words[0], "latest", *words[1:], *(["--reference", "abcdef"] if words == ("align",) else []))
+    done = command(*words, "latest", *(["--reference", "abcdef"] if words == ("align",) else []))
     assert (done.code, done.out) == (2, "")
     assert f"{other.root.name} is running (process {os.getpid()} of " in done.err and "Wait for its end" in done.err
     assert {path: path.read_bytes() for path in other.root.rglob("*") if path.is_file()} == before
@@ -387,10 +381,7 @@ def test_no_shipped_reference_jumps_and_a_jump_is_remarked(name: str) -> None:
     [
         (("report", "--format", "csv"), ",tiny,"),
         (
-            (
-                "evidence",
-                "collect",
-            ),
+            ("evidence", "collect"),
             "abcdef: valid",
         ),
     ],
@@ -401,7 +392,7 @@ def test_runs_beside_one_that_is_damaged_absent_or_running_are_still_reported(
     damaged = Path(shutil.copytree(run.root, run.root.with_name("20260104T000000Z_tiny_fake_fake_torn")))
     (damaged / "plan.json").write_bytes(run.plan.read_bytes()[:100])
     other = live(run)
-    done = command(words[0], "torn", "yesterday", "abcdef", "live", *words[1:])
+    done = command(*words, "torn", "yesterday", "abcdef", "live")
     assert done.code == 2 and says in done.out
     assert f"{damaged / 'plan.json'}: not valid json" in done.err and f"{other.root.name} is running" in done.err
     assert "unknown run 'yesterday'" in done.err

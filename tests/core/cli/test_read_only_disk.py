@@ -16,11 +16,11 @@ FAKE = ["--case", "tiny:fake:fake:1:1", *PLUGIN, "--python", sys.executable, "--
 Said = pytest.CaptureFixture[str]
 WRITING: dict[str, list[str]] = {
     "a run": [*FAKE, "DISK/new"],
-    "bundle": ["bundle", "RUN", "--output", "DISK/run.zip", *PLUGIN],
+    "bundle": ["evidence", "bundle", "RUN", "--output", "DISK/run.zip", *PLUGIN],
     "withheld": ["report", "RUN", "--withhold", "mfu,peak", "--bundle", "DISK/out"],
     "report": ["report", "RUN", "--format", "json", "--output", "DISK/run.json"],
-    "pages": ["report", "RUN", "--html", "DISK/pages", *PLUGIN],
-    "collect": ["collect", "DISK/run"],
+    "pages": ["report", "pages", "DISK/pages", "RUN", *PLUGIN],
+    "collect": ["evidence", "collect", "DISK/run"],
     "store import": ["store", "import", "RUN", "--store", "DISK/store.sqlite"],
     "a new store": ["store", "import", "RUN", "--store", "DISK/new/store.sqlite"],
     "store export": [
@@ -34,13 +34,13 @@ WRITING: dict[str, list[str]] = {
         "DISK/lines",
     ],
     "store prune": ["store", "prune", "--keep-days", "1", "--store", "DISK/store.sqlite"],
-    "gate": ["gate", "--store", "DISK/store.sqlite"],
+    "gate": ["nightly", "gate", "--store", "DISK/store.sqlite"],
 }
 READING: dict[str, list[str]] = {
     "report": ["report", "DISK/run", *PLUGIN],
-    "list runs": ["list", "runs", "--runs", "DISK"],
+    "list runs": ["show", "runs", "--runs", "DISK"],
     "store check": ["store", "check", "--store", "DISK/store.sqlite"],
-    "baseline list": ["baseline", "list", "--store", "DISK/store.sqlite"],
+    "baseline list": ["nightly", "levels", "--store", "DISK/store.sqlite"],
 }
 
 
@@ -57,7 +57,10 @@ def disk(run: RunPaths, tmp_path: Path, capsys: Said) -> Path:
     return place
 
 
-def test_what_cannot_be_written_is_named_with_what_to_do(disk: Path, recorded: Path, capsys: Said) -> None:
+def test_what_cannot_be_written_is_named_with_what_to_do(
+    disk: Path, recorded: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_DEVICES", "1")
     for name, words in WRITING.items():
         with read_only(disk):
             code = main([word.replace("RUN", str(recorded)).replace("DISK", str(disk)) for word in words])

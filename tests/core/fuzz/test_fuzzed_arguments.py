@@ -151,14 +151,14 @@ def test_a_start_with_drawn_variables_of_python_ends_in_words(seed: int, tmp_pat
 
 
 def test_a_fault_of_the_platform_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing_command, "execute", lambda options: {}["absent"])
+    monkeypatch.setattr(show_command, "listing", lambda *given: {}["absent"])
     with pytest.raises(AssertionError, match="exit code 5 of"):
         outcome("show", "cases")
 
 
 def test_a_command_that_hangs_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzzing, "SECONDS", 1)
-    monkeypatch.setattr(listing_command, "execute", lambda options: time.sleep(20))
+    monkeypatch.setattr(show_command, "listing", lambda *given: time.sleep(20))
     with pytest.raises(AssertionError, match="more than 1 s"):
         outcome("show", "cases")
 
@@ -186,14 +186,14 @@ WRITES: dict[str, Callable[[Path], object]] = {
 def test_a_write_elsewhere_is_refused_and_seen(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the command swallows the error."""
 
-    def execute(options: argparse.Namespace) -> int:
+    def execute(*given: object) -> int:
         Path("mine").write_text("")
         Path("linked").symlink_to(MODELS)
         with suppress(OSError):
             WRITES[kind](Path.cwd())
         return 0
 
-    monkeypatch.setitem(show_command.COMMANDS, "show", replace(show_command.COMMANDS["show"], execute=execute))
+    monkeypatch.setattr(show_command, "listing", execute)
     with pytest.raises(AssertionError, match="writes elsewhere"):
         outcome("show", "cases")
     assert (MODELS / "train.py").exists() and not list(MODELS.glob("planted*")) and not Path("/tmp/planted").exists()
