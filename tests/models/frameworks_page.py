@@ -95,13 +95,13 @@ def _judged(tested: LayoutRuns, file: ImplementationFile, folder: Path, referenc
 
 def _kinds(registry: Registry) -> Iterator[str]:
     """Framework x kind of layout: over its families and precisions, the worst that there is to say."""
-    heads = ["framework", "on a processor", "only on an accelerator", *(HEADINGS.get(key, key) for key in LAYOUTS)]
+    heads = ["framework", *(HEADINGS.get(key, key) for key in LAYOUTS), "on a processor", "accelerators only"]
     yield from _head(heads)
     found = list(rows(registry))
     for label in registry.labels():
         own = [row for row in found if row.framework == label]
         cells = (WORDS[_worst_state(row.cells[key] for row in own)] for key in LAYOUTS)
-        yield _line([label, _on_processors(own), _in_precisions(own, ("chip",)), *cells])
+        yield _line([label, *cells, _on_processors(own), _in_precisions(own, ("chip",))])
 
 
 def _worst_state(states: Iterable[State]) -> State:
@@ -199,10 +199,13 @@ INTRODUCTION = """# Frameworks: what works where
 
 Made by `make matrix`; do not edit. It trains four small models (GPT, Llama, Qwen and a mixture of experts) for 40 steps
 by every framework that has their parts, in every layout that the framework offers. It compares each run with torch in
-one process. All runs are in `models/<framework>/tested.json`. Print them:
+one process. This prints each family and precision:
 
-    python run_benchmarks.py show frameworks                                       family x precision x layout
-    PYTHONPATH=platform .venvs/dev/bin/python tests/models/matrix.py --rows        every run and its differences, as CSV
+    python run_benchmarks.py show frameworks
+
+And this prints every run with its differences as CSV, from `models/<framework>/tested.json`:
+
+    PYTHONPATH=platform .venvs/dev/bin/python tests/models/matrix.py --rows
 
 ## What runs
 
