@@ -85,6 +85,7 @@ lint: $(STAMP)
 	MYPYPATH=platform $(PY) -m mypy vendors/cpu/adapter.py
 	MYPYPATH=platform $(PY) -m mypy vendors/nvidia/adapter.py
 	PYTHONPATH=platform $(DEV)/bin/lint-imports --no-logo
+	pages=$$(mktemp -d) && { $(PY) -m mkdocs build --strict --site-dir "$$pages"; end=$$?; rm -rf "$$pages"; exit $$end; }
 
 # The ends that users meet on a bad day, ten times in a row while every core is busy: about twenty minutes.
 drills: $(STAMP)

@@ -6,7 +6,7 @@ makes models/<framework>/tested.json, or tested-VERSION.json of a further versio
 in one precision, and docs/frameworks.md from these files; each environment is made as for a run. A recorded run whose
 files have not changed is not trained again, so a matrix that was stopped goes on. torch's curves, which all runs are
 compared with, are trained again first where their code has changed (tests/models/references.py); `--references` does
-only this. `--docs` only writes the page. The tests run a part of the same list.
+only this. `--docs` only writes the page, and `--rows` prints every recorded run. The tests run a part of the same list.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ import argparse
 import datetime
 import functools
 import itertools
-import json
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from layouts import EVERYWHERE, MODELS, ROOT, SINGLE, Curve, Variant, compare, job_of, script_of, train, trained
+from frameworks_page import PAGE, all_runs, page
+from layouts import EVERYWHERE, MODELS, SINGLE, Curve, Variant, compare, job_of, script_of, train, trained
 from levelfield.catalog.code_basis import CodeBasis
 from levelfield.catalog.framework_versions import runs_path
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.run_currency import ReferenceState, RunCurrency
-from levelfield.catalog.support import rows, table
 from levelfield.plan.environment import environment_of
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.specs.base import dump, load
@@ -43,8 +42,6 @@ from references import HONEST, curve_of, honest_noise, machine, train_references
 from rehearsed_page import REHEARSED, rehearsed_page
 
 STEPS = 40
-PAGE = ROOT / "docs" / "frameworks.md"
-DEFAULT_PLANS = ROOT / "tests" / "core" / "plan" / "default_plans.json"
 
 # Beside the layouts of `framework check`: mixes of more kinds, and what only some frameworks have.
 FURTHER = (
@@ -277,114 +274,6 @@ def _run(asked: Asked, python: Path, reference: ReferenceCurve) -> tuple[MatrixR
     return run, imported
 
 
-# ---- the page
-
-
-def page(registry: Registry) -> str:
-    """docs/frameworks.md, whole."""
-    lines = INTRODUCTION.splitlines()
-    lines += ["", "```", *table(list(rows(registry))), "```", "", *_default_plans()]
-    references = ReferenceState(registry)
-    for label in registry.labels():
-        implementation, folder = registry.labelled(label)
-        path = runs_path(implementation, folder)
-        if path.exists() or not implementation.is_further:
-            tested = load(LayoutRuns, path)
-            lines += _measured(tested, implementation, RunCurrency(tested, implementation, folder, references))
-    return "\n".join(lines) + "\n"
-
-
-def _default_plans() -> list[str]:
-    """The counts of tests/core/plan/default_plans.json."""
-    counts = json.loads(DEFAULT_PLANS.read_text())
-    kinds = sorted({kind for of_framework in counts.values() for kind in of_framework})
-    lines = [*DEFAULTS.splitlines(), "", f"| framework | {' | '.join(kinds)} |", "|---" * (1 + len(kinds)) + "|"]
-    for framework, found in sorted(counts.items()):
-        lines.append(f"| {framework} | {' | '.join(f'{found.get(kind, 0):,}' for kind in kinds)} |")
-    return lines
-
-
-DEFAULTS = """## The first command on a box
-
-Every shipped case by every framework on every chip of known memory, on 1, 2 and 4 nodes of 1, 2, 4 and 8
-devices, without any option. `full` plans the full case. `smoke` says in numbers why not, and from how many
-devices on. A refusal names its reason. No combination may end in an error that the defaults
-caused. `tests/core/plan/default_plans.py` plans all of them and writes the counts; the tests plan a part."""
-
-INTRODUCTION = """# Frameworks: what works where
-
-Made by `make matrix`, which trains four small models for 40 steps with every framework that has their parts, in every
-layout of a list (`tests/models/matrix.py`) that its manifest offers, and writes `models/<framework>/tested.json`; this
-page follows from these files and from what each `implementation.yaml` declares. `list frameworks` prints the table too.
-The tests run a part of the same runs: each layout in one family, in 3 steps and with two layers where stages do not
-need four, and one layout of each framework with four layers in all 40.
-
-A run passes in fp32 when it is within 1e-6 of torch's loss in one process at step 1, 1e-5 at every step, 1e-4 in the
-global gradient norm and in each parameter's (steps 1, 2 and 10), and when initial weights and all tokens have the
-same checksums. A shape that is noisier than that has limits of 4 times its own noise, which is that of torch's honest
-runs (another micro-batch, two processes), up to 100 times the fixed ones. In 16 bits a run is compared with the same
-fp32 curve, within 5e-3 and 0.1: that shows the layout, not the last digit. Rounding to 16 bits gives some tokens of a
-mixture to other experts, in every layout and in one process.
-
-## Processors
-
-Libraries choose kernels by the processor's instructions, so a test may hold on one processor only. Every run of the
-tests names its processor and its instructions. They have run on:
-
-- AMD EPYC with avx512_bf16, without avx512_fp16 and amx: all tests.
-- The same processor with oneDNN and torch held to AVX2, by `ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2`: the
-  tests of tests/models. In that run the compiled Llama of torch gave a loss of nan; two repeats with the same
-  variables trained what torch trains, and the cause is not known. The tests have since kept compiled kernels in a
-  folder of their own. MKL and OpenBLAS choose by the processor's maker; no variable holds them here.
-- The same processor with oneDNN held to AVX-512 without bf16, by `ONEDNN_MAX_CPU_ISA=AVX512_CORE`: the tests in 16
-  bits.
-
-No run was on a processor with avx512_fp16 or amx. What differs there by choice is planted: DeepSpeed is told that the
-processor computes in fp16, and trains in fp16 by the kernels that this processor has, and ZeRO 3 trains in fp32 and
-bf16 under the same answer. On each processor one more test expects of DeepSpeed's fp16 what oneDNN reports there.
-
-## The table"""
-
-
-def _measured(tested: LayoutRuns, implementation: ImplementationFile, currency: RunCurrency) -> list[str]:
-    faults = [currency.fault(run) for run in tested.runs]
-    head = "| model | precision | run | step 1 | all steps | gradient norm | by parameter | weights, tokens | passed |"
-    lines = ["", f"## {tested.framework} {tested.version}", ""]
-    lines += [f"{tested.date}, {tested.device_kind}: {tested.machine}. {standing(tested, faults)}"]
-    for kind, conditions in implementation.conditions.items():
-        lines += [line for precision, why in conditions.items() for line in ("", f"{precision} on {kind}: {why}.")]
-    lines += ["", head, "|---" * 9 + "|"]
-    for run, fault in zip(tested.runs, faults, strict=True):
-        passed = _yes(run.passed) + (", of older code" if fault and not all(faults) else "")
-        lines.append(f"| {run.family} | {run.precision} | {run.name} | {_figures(run)} | {passed} |")
-    return lines
-
-
-def standing(tested: LayoutRuns, faults: list[str | None]) -> str:
-    """A sentence: how many of the recorded runs count for the code beside this page. faults: of each run."""
-    if tested.basis is None and tested.rests_on is None:
-        return "The code of these runs was not recorded."
-    bad = sum(fault is not None for fault in faults)
-    if not bad:
-        return "The code that these runs rest on has not changed."
-    if bad == len(faults):
-        return "The code has changed since these runs; `make matrix` repeats them."
-    return f"{bad} of {len(faults)} runs are of older code (marked below); `make matrix` repeats them."
-
-
-def _figures(run: MatrixRun) -> str:
-    found = run.difference
-    if found is None:
-        return f"{run.failure} | | | | "
-    values = (found.first_loss, found.loss, found.grad_norm, found.parameter_norm)
-    same = "same, same" if found.same_weights and found.same_tokens else "DIFFERENT"
-    return " | ".join([*("-" if value is None else f"{value:.1e}" for value in values), same])
-
-
-def _yes(passed: bool) -> str:
-    return "yes" if passed else "NO"
-
-
 def main() -> None:
     registry = Registry()
     parser = argparse.ArgumentParser(description="Run the matrix of frameworks and layouts; write what it shows")
@@ -394,7 +283,11 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="also the runs that are recorded of this very code")
     parser.add_argument("--references", action="store_true", help="only torch's curves, where their code has changed")
     parser.add_argument("--docs", action="store_true", help="only write the page from the files that are there")
+    parser.add_argument("--rows", action="store_true", help="only print every recorded run, as CSV")
     options = parser.parse_args()
+    if options.rows:
+        print(all_runs(registry), end="")
+        return
     if options.references or not options.docs:
         train_references(registry, MODELS)
     if not options.docs and not options.references:

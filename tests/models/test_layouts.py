@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import shutil
 from dataclasses import replace
 
 import layouts
 import pytest
+from frameworks_page import PAGE, all_runs, counting, page
 from layouts import LONG_STEPS, MODELS, SINGLE, compare, first_steps, job_of, planted, script_of, shallow, train
 from levelfield.catalog.registry import Registry
 from levelfield.specs.base import load
 from levelfield.specs.tested import LayoutRuns
 from levelfield.testing.framework_kit.small_models import with_large_vocabulary
 from matrix import (
-    PAGE,
     VARIANTS,
     difference,
     left_to_thorough,
     matrix,
     noise_of,
-    page,
     reduced,
-    standing,
 )
 from rehearsed_page import REHEARSED, rehearsed_page
 
@@ -210,8 +210,20 @@ def test_the_page_says_whether_the_code_is_that_of_the_runs():
     old = load(LayoutRuns, script_of("torch").with_name("tested.json")).model_copy(update={"basis": None})
     unknown = old.model_copy(update={"rests_on": None})
     old = old.model_copy(update={"rests_on": "sha256:0"})
-    assert "has not changed" in standing(old, [None, None]) and "1 of 2 runs" in standing(old, [None, "changed"])
-    assert "was not recorded" in standing(unknown, [None])
+    said = [counting(old, faults) for faults in ([None, None], [None, "changed"], ["changed", "changed"])]
+    assert said == ["all", "1 of 2", "none"] and counting(unknown, [None]) == "not recorded"
+
+
+def test_every_recorded_run_is_a_row_of_the_csv():
+    found = list(csv.DictReader(io.StringIO(all_runs(Registry()))))
+    assert {row["framework"] for row in found} == set(Registry().frameworks)
+    for framework in Registry().frameworks:
+        tested = load(LayoutRuns, script_of(framework).with_name("tested.json"))
+        own = [row for row in found if (row["framework"], row["version"]) == (framework, tested.version)]
+        assert [(row["family"], row["precision"], row["run"]) for row in own] == [
+            (run.family, run.precision, run.name) for run in tested.runs
+        ]
+        assert all(row["passed"] == "yes" and float(row["loss"]) < 5e-3 for row in own)
 
 
 @pytest.mark.parametrize("fault", ["", "1e-5 too far", "other tokens"])

@@ -68,7 +68,7 @@ def commands() -> list[str]:
     found = []
     for _, text in page_texts():
         for line in re.findall(
-            r"^    (?:\$ )?(?:python )?run_benchmarks\.py (.+)$", text.replace("\\\n", " "), re.MULTILINE
+            r"^ {4,}(?:\$ )?(?:python )?run_benchmarks\.py (.+)$", text.replace("\\\n", " "), re.MULTILINE
         ):
             bare = re.sub(r"\s{3,}.*|\s#.*|\.\.\.", "", line)
             found.append(re.sub(r"[\[\]]|\|[A-Za-z|]+", "", bare).strip())
