@@ -53,9 +53,9 @@ INTRODUCTION = """# result.json, field by field
 
 Made by `PYTHONPATH=platform python tests/result_page.py` from the model that writes the file; do not edit.
 
-Each run directory holds a `result.json`, computed from its raw files alone. `evidence collect RUN` writes the same bytes
-again; `--check` only compares. `report RUN... --format json` prints a list of such documents. Formulas and sources are
-in [measurement.md](measurement.md), words in [glossary.md](glossary.md).
+Each run directory holds a `result.json`, computed from its raw files alone. `evidence collect RUN` writes the same
+bytes again; `--check` only compares. `report RUN... --format json` prints a list of such documents. Formulas and
+sources are in [measurement.md](measurement.md), words in [glossary.md](glossary.md).
 
 - The first key is `schema`: `{schema}`. A reader that finds another one has to refuse the file.
 - A figure that is not known is null, and a sentence beside it says why. Zero is never used for unknown.
