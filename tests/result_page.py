@@ -61,8 +61,7 @@ sources are in [measurement.md](measurement.md), words in [glossary.md](glossary
 - A figure that is not known is null, and a sentence beside it says why. Zero is never used for unknown.
 - The unit follows the type: SI without prefixes, except where a field's name says otherwise; `1` is a ratio (0.5 is
   50 %); B is a single byte, so a GiB is 2^30.
-- A type with `?` may be null, and is null where the field is missing. A field with a default has it where an earlier
-  version left it out.
+- A type with `?` may be null. A field that came later is null, or has its default, in results of an earlier version.
 - Keys are in the order of this page. Unknown keys are an error.
 - In a published bundle a withheld figure reads `withheld` ([withholding.md](withholding.md))."""
 
