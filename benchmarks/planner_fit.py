@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The planner against every published figure: fit its constants on half of the rows, report on all.
 
-    python benchmarks/planner_fit.py            fit, write configs/planner/*.yaml, docs/planner-residuals.md and .svg
+    python benchmarks/planner_fit.py            fit, write configs/planner/*.yaml and docs/planner-residuals.*
     python benchmarks/planner_fit.py --check    the same without writing; exit 4 when what is written is not this
     python benchmarks/planner_fit.py --quick    the fit of one framework, without writing
 
@@ -24,7 +24,7 @@ from pathlib import Path
 from levelfield.catalog.registry import Registry
 from levelfield.specs.constants import Constants, MemoryModel, Pace
 from pages.points import Point, halves, memory, points_of, spearman, throughput, time_off
-from pages.residuals import medians_table, report, scatter
+from pages.residuals import medians_table, report, rows, scatter
 
 ROOT = Path(__file__).resolve().parents[1]
 GIB = 2**30
@@ -50,6 +50,7 @@ def main() -> int:
     fitted = {name: _fitted(registry, name, points) for name in sorted({p.framework for p in points})}
     files = {ROOT / "configs" / "planner" / f"{n}.yaml": _written(n, c) for n, c in fitted.items()}
     files[ROOT / "docs" / "planner-residuals.md"] = report(points, skipped, fitted)
+    files[ROOT / "docs" / "data" / "planner_residuals.csv"] = rows(points, fitted)
     files[ROOT / "docs" / "planner-residuals.svg"] = scatter(points, fitted)
     stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
     for path in stale if not options.check else ():

@@ -30,6 +30,7 @@ from levelfield.specs.tuning import Tuning
 ROOT = Path(__file__).resolve().parents[1]
 CONSTANTS = ROOT / "configs" / "planner" / "torch.yaml"
 PAGE = ROOT / "docs" / "planner-host.md"
+ROWS = ROOT / "docs" / "data" / "planner_host.csv"
 MATMUL = [n / 100 for n in range(60, 121, 2)]
 MEMORY = [n / 100 for n in range(5, 61)]
 MIB = 2**20
@@ -49,7 +50,7 @@ def main() -> int:
     if options.quick:
         runs = runs[:: len(runs) // 4]
     fitted = _fitted(before, runs, measured)
-    files = {CONSTANTS: _written(fitted), PAGE: _report(runs, measured, fitted)}
+    files = {CONSTANTS: _written(fitted), PAGE: _report(runs, measured, fitted), ROWS: _rows(runs, measured, fitted)}
     stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
     if options.quick:
         stale = []
@@ -133,29 +134,33 @@ def _written(constants: Constants) -> str:
 
 def _report(runs: list[HostRun], measured: HostRuns, fitted: Constants) -> str:
     pace = fitted.host_pace or fitted.pace
-    half = {run.name for run in runs[::2]}
     lines = [
         "# The planner against runs on a host",
         "",
         f"Written by `python benchmarks/planner_host.py` from runs of {measured.date} on {measured.processor},",
-        f"{measured.rates.cores} cores, torch {measured.rates.torch}; do not edit. *fit*: the run set the constants.",
+        f"{measured.rates.cores} cores, torch {measured.rates.torch}; do not edit. Every run is in",
+        "[data/planner_host.csv](data/planner_host.csv); *fitted* ones set the constants.",
         f"Torch reaches {pace.matmul_efficiency:.2f} of the host's measured rate of matrix products and",
         f"{pace.memory_efficiency:.2f} of its memory rate in elementwise work, which computes more than it moves; its",
         f"process has {fitted.keeping.host_process_bytes / MIB:.0f} MiB before any tensor.",
         "A share above 1: the machine is shared, and was faster in the runs than when its products were measured.",
         "",
         *_medians(runs, measured, fitted),
-        "",
-        "| run | step, ms: measured | predicted | off | MiB: measured | predicted | off |",
-        "|---|---|---|---|---|---|---|",
     ]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(runs: list[HostRun], measured: HostRuns, fitted: Constants) -> str:
+    half = {run.name for run in runs[::2]}
+    lines = ["run,fitted,step_ms,predicted_step_ms,off_percent,process_mib,predicted_mib,mib_off_percent"]
     for run in runs:
-        found, fit = predicted(run, measured, fitted), " fit" if run.name in half else ""
+        found = predicted(run, measured, fitted)
         time = 100 * (math.exp(time_off(run, measured, fitted)) - 1)
         memory = 100 * (math.exp(memory_off(run, measured, fitted)) - 1)
         lines.append(
-            f"| {run.name} | {(run.step_seconds or 0) * 1e3:.1f} | {found.time.total * 1e3:.1f} | {time:+.0f} %{fit} "
-            f"| {(run.process_peak_bytes or 0) / MIB:.0f} | {found.memory.total / MIB:.0f} | {memory:+.0f} %{fit} |"
+            f"{run.name},{'yes' if run.name in half else 'no'},"
+            f"{(run.step_seconds or 0) * 1e3:.1f},{found.time.total * 1e3:.1f},{time:+.0f},"
+            f"{(run.process_peak_bytes or 0) / MIB:.0f},{found.memory.total / MIB:.0f},{memory:+.0f}"
         )
     return "\n".join(lines) + "\n"
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from levelfield.catalog.registry import Registry
 from pages.program_fit import FITS, Values, fitted_values, written
 from pages.unseen import CONTEXT_RUNS, RUNS, Judged, Questions, Run, Sweep, judged, runs_of, spread, sweeps_of
-from pages.unseen_page import page
+from pages.unseen_page import page, tables
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "planner-unseen.md"
 TARGETS = {"speed": (0.08, 0.25), "memory": (0.07, 0.20), "tau": 0.75, "regret": 0.10}
@@ -74,15 +74,17 @@ def _fitted_line(values: Values) -> str:
 
 
 def repage(write: bool) -> list[Path]:
-    """Write docs/planner-unseen.md from the files as they are. Return the page where it differed."""
+    """Write docs/planner-unseen.md and its rows from the files as they are. Return those that differed."""
     questions = Questions(Registry())
-    text = page(judged(runs_of(RUNS), questions), judged(runs_of(CONTEXT_RUNS), questions))
-    if PAGE.exists() and PAGE.read_text() == text:
-        return []
-    print(f"{'written' if write else 'differs'}: {PAGE.name}")
-    if write:
-        PAGE.write_text(text)
-    return [PAGE]
+    found, context = judged(runs_of(RUNS), questions), judged(runs_of(CONTEXT_RUNS), questions)
+    files = {PAGE: page(found, context)}
+    files.update({PAGE.parent / "data" / name: text for name, text in tables(found, context).items()})
+    stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
+    for path in stale:
+        print(f"{'written' if write else 'differs'}: {path.name}")
+        if write:
+            path.write_text(files[path])
+    return stale
 
 
 def report(found: list[Judged], halved: bool, rows: bool = False) -> Iterator[str]:

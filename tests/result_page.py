@@ -23,8 +23,8 @@ NUMBERS = (int, float)
 _WORDS = {
     dict[str, str]: "texts by name",
     str: "text",
-    bool: "true or false",
-    int: "whole number",
+    bool: "boolean",
+    int: "integer",
     float: "number",
     type(None): "null",
 }
@@ -53,18 +53,17 @@ INTRODUCTION = """# result.json, field by field
 
 Made by `PYTHONPATH=platform python tests/result_page.py` from the model that writes the file; do not edit.
 
-Each run directory holds a `result.json`: what the run came to, computed from its raw files alone. `collect RUN`
-computes it again and writes the same bytes; `collect RUN --check` only compares. `report RUN... --format json` prints
-a list of such documents. Formulas and sources are in [measurement.md](measurement.md), words in
-[glossary.md](glossary.md).
+Each run directory holds a `result.json`, computed from its raw files alone. `evidence collect RUN` writes the same
+bytes again; `--check` only compares. `report RUN... --format json` prints a list of such documents. Formulas and
+sources are in [measurement.md](measurement.md), words in [glossary.md](glossary.md).
 
 - The first key is `schema`: `{schema}`. A reader that finds another one has to refuse the file.
 - A figure that is not known is null, and a sentence beside it says why. Zero is never used for unknown.
-- Units: SI without prefixes, except where a field's name says otherwise; `1` is a ratio (0.5 is 50 %); bytes are single
-  bytes, so a GiB is 2^30.
-- A field with a default may be missing in a result of an earlier version; it then has that default.
+- The unit follows the type: SI without prefixes, except where a field's name says otherwise; `1` is a ratio (0.5 is
+  50 %); B is a single byte, so a GiB is 2^30.
+- A type with `?` may be null. A field that came later is null, or has its default, in results of an earlier version.
 - Keys are in the order of this page. Unknown keys are an error.
-- In a published bundle with withheld cells ([withholding.md](withholding.md)), a withheld figure reads `withheld`."""
+- In a published bundle a withheld figure reads `withheld` ([withholding.md](withholding.md))."""
 
 
 def page() -> str:
@@ -126,13 +125,15 @@ def _section(title: str, opening: str, model: type[BaseModel]) -> list[str]:
 
 
 def _row(model: type[BaseModel], name: str, field: FieldInfo) -> str:
-    default = "" if field.is_required() else f" Default: {_json(field.default)}."
-    cells = (f"`{name}`", _type(field.annotation), unit(model, name), meaning(model, name) + default)
-    return f"| {' | '.join(cells)} |"
+    plain = field.is_required() or field.default is None
+    said = meaning(model, name) + ("" if plain else f" Default: {_json(field.default)}.")
+    kind = _type(field.annotation)
+    kind = f"{kind.removesuffix(' or null')}?" if kind.endswith(" or null") else kind
+    return f"| `{name}` | {', '.join(filter(None, (kind, unit(model, name))))} | {said} |"
 
 
 def _json(value: Any) -> str:
-    return "an empty list" if value == () else "null" if value is None else f"`{json.dumps(value)}`"
+    return "`[]`" if value == () else f"`{json.dumps(value)}`"
 
 
 def _type(annotation: Any) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import statistics
 from collections.abc import Callable
@@ -19,8 +21,9 @@ def report(points: list[Point], skipped: list[tuple[str, str, str]], fitted: dic
     lines = [
         "# The planner against published figures",
         "",
-        "Written by `python benchmarks/planner_fit.py`; do not edit. *fit*: the row set the constants; all other rows",
-        "are predictions. docs/planner.md says what the columns mean and what is missing where they differ.",
+        "Written by `python benchmarks/planner_fit.py`; do not edit. Every row is in",
+        "[data/planner_residuals.csv](data/planner_residuals.csv): published and predicted, and whether it set the",
+        "constants. docs/planner.md says what is missing where they differ.",
         "",
         *_constants_table(fitted),
         "",
@@ -28,8 +31,6 @@ def report(points: list[Point], skipped: list[tuple[str, str, str]], fitted: dic
         "",
         "![predicted against published](planner-residuals.svg)",
     ]
-    for name in SETS:
-        lines += ["", f"## {name}", "", *_rows_table([p for p in points if p.set_name == name], points, fitted)]
     lines += ["", "## Left out", "", "| set | row | why |", "|---|---|---|"]
     lines += [f"| {name} | {row} | {why} |" for name, row, why in skipped]
     lines += [f"| {p.set_name} | {p.row.name} | not in a fit: {p.left_out} |" for p in points if p.left_out]
@@ -71,35 +72,37 @@ def _worst(errors: list[float]) -> str:
     return f"{statistics.median(errors):.1f} %, {max(errors):.1f} %" if errors else "-"
 
 
-def _rows_table(mine: list[Point], points: list[Point], fitted: dict[str, Constants]) -> list[str]:
+def rows(points: list[Point], fitted: dict[str, Constants]) -> str:
+    """Return every row as CSV. Of a memory or a speed that is not published the cells of it are empty."""
     timed = {p.row.name for f in fitted for p in halves(points, f, throughput)}
     weighed = {p.row.name for f in fitted for p in halves(points, f, memory)}
-    lines = [
-        "| row | memory, GiB: published | predicted | off | tokens/s/device: published | predicted | off |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for point in mine:
-        found = point.predicted(fitted[point.framework])
-        lines.append(
-            f"| {point.row.name} | {_memory_cells(point, found, point.row.name in weighed)} "
-            f"| {_time_cells(point, found, point.row.name in timed)} |"
-        )
-    return lines
+    written = io.StringIO()
+    table = csv.writer(written, lineterminator="\n")
+    table.writerow(["set", "row", "status", "fits", *_columns("memory_gib"), *_columns("tokens_per_second_per_device")])
+    for name in SETS:
+        for point in (p for p in points if p.set_name == name):
+            found = point.predicted(fitted[point.framework])
+            table.writerow(
+                [
+                    *(name, point.row.name, point.row.status, "yes" if found.fits else "no"),
+                    *_cells(point.memory_bytes, found.memory.total, GIB, 1, point.row.name in weighed),
+                    *_cells(point.tokens_per_second, found.tokens_per_second, 1, 0, point.row.name in timed),
+                ]
+            )
+    return written.getvalue()
 
 
-def _memory_cells(point: Point, found: layout_search.LayoutEstimate, fit: bool) -> str:
-    predicted = f"{found.memory.total / GIB:.1f}{'' if found.fits else ' (does not fit)'}"
-    if point.memory_bytes is None:
-        return f"{point.row.status} | {predicted} | "
-    off = 100 * (found.memory.total / point.memory_bytes - 1)
-    return f"{point.memory_bytes / GIB:.1f} | {predicted} | {off:+.1f} %{' fit' if fit else ''}"
+def _columns(figure: str) -> list[str]:
+    return [figure, f"predicted_{figure}", f"{figure}_off_percent", f"{figure}_fitted"]
 
 
-def _time_cells(point: Point, found: layout_search.LayoutEstimate, fit: bool) -> str:
-    if point.tokens_per_second is None:
-        return f" | {found.tokens_per_second:,.0f} | "
-    off = 100 * (found.tokens_per_second / point.tokens_per_second - 1)
-    return f"{point.tokens_per_second:,.0f} | {found.tokens_per_second:,.0f} | {off:+.1f} %{' fit' if fit else ''}"
+def _cells(published: float | None, predicted: float, unit: int, digits: int, fit: bool) -> list[str]:
+    """Return published and predicted in `unit`, the difference in percent, and whether it set the constants."""
+    if published is None:
+        return ["", f"{predicted / unit:.{digits}f}", "", ""]
+    off = 100 * (predicted / published - 1)
+    numbers = [f"{published / unit:.{digits}f}", f"{predicted / unit:.{digits}f}", f"{off:+.1f}"]
+    return [*numbers, "yes" if fit else "no"]
 
 
 def scatter(points: list[Point], fitted: dict[str, Constants]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import statistics
 from collections.abc import Iterable, Iterator
 
@@ -13,7 +15,7 @@ FAR = 0.2
 REASONS = (
     (
         "aa-13B-s2048-64",
-        "the sheet states no global batch; 2048 was inferred, and its rows of two stages behave as with 256",
+        "no global batch is stated: see planner.md",
     ),
     (
         "aa-30B-s2048-256-TP4PP1",
@@ -23,8 +25,8 @@ REASONS = (
     ("mpt-30b-s8192", "no cause was found; micro-batch 1 of a model that nearly fills the memory"),
     (
         "titan-",
-        "no cause was found. Ranks with unequal parts of the causal mask would lose as much (15/8 of attention's time "
-        "over eight ranks); the source does not say how it divides the mask",
+        "no cause was found; unequal parts of the causal mask would lose as much (15/8 of attention's time over eight "
+        "ranks)",
     ),
     (
         "sc21-1.7B",
@@ -45,6 +47,9 @@ def page(found: list[Judged], context: list[Judged]) -> str:
         "",
         *_groups(held_out),
         "",
+        "[data/planner_unseen_groups.csv](data/planner_unseen_groups.csv) has each group,",
+        "[data/planner_constants.csv](data/planner_constants.csv) the ranges of the constants that are fitted.",
+        "",
         *_sweeps(sweeps_of(found)),
         "",
         "## Rows that are off by more than a fifth",
@@ -60,28 +65,48 @@ def page(found: list[Judged], context: list[Judged]) -> str:
         *(f"- {group}: {reason}" for group, reason in LEFT_OUT.items()),
         "- rows whose source does not state micro-batch, chunks and recomputation (megatron_readme_2024), or the unit",
         "  of the speed (deepspeed_gist), and programs without a row here",
-        "",
-        "## What is fitted",
-        "",
-        "| program or chip | constant | from | to |",
-        "|---|---|---|---|",
-        *(f"| {k.owner} | {k.name} | {k.low:g} | {k.high:g} |" for fit in FITS for k in fit.knobs),
     ]
     return "\n".join(lines) + "\n"
 
 
+def tables(found: list[Judged], context: list[Judged]) -> dict[str, str]:
+    """Return the rows behind the page, as CSV by the name of the file."""
+    held_out = [j for j in found if not j.run.fitted]
+    groups = [["group", *_ERRORS]]
+    for name in sorted({j.run.group for j in held_out}):
+        groups.append([name.replace("|", ", "), *_numbers([j for j in held_out if j.run.group == name])])
+    constants = [["program or chip", "constant", "from", "to"]]
+    constants += [[k.owner, k.name, f"{k.low:g}", f"{k.high:g}"] for fit in FITS for k in fit.knobs]
+    head = ["run", "layout", "tokens", "tokens/s/device", "predicted", "off", "memory_off", "GiB_over", "reason"]
+    return {
+        "planner_unseen_groups.csv": _csv(groups),
+        "planner_constants.csv": _csv(constants),
+        "planner_context.csv": _csv([head, *map(_context_row, context)]),
+    }
+
+
+_ERRORS = ("speed_median", "speed_p90", "speed_rows", "memory_median", "memory_p90", "memory_rows")
+
+
+def _csv(rows: list[list[str]]) -> str:
+    written = io.StringIO()
+    csv.writer(written, lineterminator="\n").writerows(rows)
+    return written.getvalue()
+
+
 def _groups(found: list[Judged]) -> Iterator[str]:
-    yield "| group, held out | speed: median | p90 | rows | memory: median | p90 | rows |"
+    yield "| held out | speed: median | p90 | rows | memory: median | p90 | rows |"
     yield "|---|---|---|---|---|---|---|"
-    for name in sorted({j.run.group for j in found}):
-        yield _cells(name, [j for j in found if j.run.group == name])
     yield _cells("**all**", found)
 
 
 def _cells(name: str, found: Iterable[Judged]) -> str:
+    return f"| {name} | {' | '.join(_numbers(found))} |"
+
+
+def _numbers(found: Iterable[Judged]) -> list[str]:
     kept = list(found)
-    cells = [*_errors(j.speed_off for j in kept), *_errors(j.memory_off for j in kept)]
-    return f"| {name.replace('|', ', ')} | {' | '.join(cells)} |"
+    return [*_errors(j.speed_off for j in kept), *_errors(j.memory_off for j in kept)]
 
 
 def _errors(errors: Iterable[float | None]) -> list[str]:
@@ -108,30 +133,27 @@ def _context(found: list[Judged]) -> Iterator[str]:
     yield from [
         "## Context parallelism",
         "",
-        "The runs of benchmarks/data/context_runs.json, with their sources: the ranks of CP share each sequence. None",
-        "of the runs is in a fit. Beside them are runs of the same sources without CP. Megatron passes keys and values",
-        "round a ring, torchtitan gathers them. `over`: the GiB by which a run is predicted not to fit, though it ran.",
+        "The runs of benchmarks/data/context_runs.json, in no fit: Megatron passes keys and values round a ring,",
+        "torchtitan gathers them. [data/planner_context.csv](data/planner_context.csv) has each run, and those of the",
+        "same sources without CP; GiB_over: by how much one is predicted not to fit, though it ran.",
         "",
         "| with context parallelism | speed: median | p90 | rows | memory: median | p90 | rows |",
         "|---|---|---|---|---|---|---|",
         _cells("megatron, ring", [j for j in ring if j.run.tuning.layout.context > 1]),
         _cells("torchtitan, gathered", [j for j in gathered if j.run.tuning.layout.context > 1]),
-        "",
-        "| run | layout | tokens | tokens/s/device: published | predicted | off | memory | reason |",
-        "|---|---|---|---|---|---|---|---|",
     ]
-    yield from (_context_row(j) for j in found)
 
 
-def _context_row(j: Judged) -> str:
+def _context_row(j: Judged) -> list[str]:
     run, off = j.run, j.speed_off or 0
     reason = next((why for start, why in REASONS if run.name.startswith(start)), "no cause was found")
-    over = "" if j.estimate.fits else f"over {-j.free_gib:.1f}"
-    memory = over if j.memory_off is None else f"{j.memory_off:+.1%}"
-    return (
-        f"| {run.name} | {run.tuning.layout} | {run.row['sequence_length']:,} | {run.rate:,.0f} | "
-        f"{j.estimate.tokens_per_second:,.0f} | {off:+.1%} | {memory} | {reason if abs(off) > FAR else ''} |"
-    )
+    return [
+        *(run.name, str(run.tuning.layout), str(run.row["sequence_length"])),
+        *(f"{run.rate:.0f}", f"{j.estimate.tokens_per_second:.0f}", f"{off:+.1%}"),
+        "" if j.memory_off is None else f"{j.memory_off:+.1%}",
+        "" if j.estimate.fits else f"{-j.free_gib:.1f}",
+        reason if abs(off) > FAR else "",
+    ]
 
 
 def _is_far(j: Judged) -> bool:

@@ -4,8 +4,8 @@
 
 trains the small mixtures of faults_in_mixtures.py by torch in float32, 10 steps each. All follow the choices of experts
 of one of them. Limits are learned from the variations of `align calibrate`, by the platform's own rules. All is trained
-once more in bf16, for the column `bf16 alone`: the verdict without a certificate. `--docs` writes the table into
-docs/alignment.md. It takes about twenty minutes of one core.
+once more in bf16, for `bf16_alone`: the verdict without a certificate. `--docs` writes every verdict into
+docs/data/mixture_power.json, and a summary of it into docs/alignment.md. It takes about twenty minutes of one core.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import functools
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,11 +30,12 @@ from levelfield.measure.rerouting import IN_FLOAT32, own_choices
 from levelfield.specs.architecture import Experts
 from levelfield.worker.choices import digest_of, joined
 from matrix import VARIANTS
-from power import PAGE, documented_between
+from power import ORDER, PAGE, documented_between, write_data
 
 EXPERTS = {kind: Experts.model_validate(model["experts"]) for kind, model in KINDS.items()}
 Fault = tuple[str, Variant, str]
 STEPS = 10
+DATA = ROOT / "docs" / "data" / "mixture_power.json"
 BEGIN = "<!-- written by tests/models/mixture_power.py: begin -->"
 LEARNT = {
     "half the micro-batch": Variant("half", micro_batch=1),
@@ -134,47 +136,93 @@ def limits_for(kind: str, precision: str = "fp32") -> rules.AlignmentLimits:
     return replace(limits_of(rows, "the small mixture's noise", precision), routing=own)
 
 
-def judged(name: str, kind: str, variant: Variant, code: str | None) -> str:
-    """Return a row of the table: the verdicts, the layers that failed, and what became of the own choices."""
+def judged(name: str, honest: bool, kind: str, variant: Variant, code: str | None) -> dict[str, Any]:
+    """Return a run's verdicts, the layers that failed, the first one's number, and what became of the own choices."""
     run, alone = (training(kind, variant, code, precision) for precision in ("fp32", "bf16"))
     found = rules.align(run, reference(kind), limits_for(kind))
-    in_bf16 = rules.align(alone, reference(kind, "bf16"), limits_for(kind, "bf16")).verdict
-    failed = [layer.name for layer in found.layers if layer.passed is False]
     first = next((layer for layer in found.layers if layer.passed is False and layer.value is not None), None)
-    number = f"{first.value:.1e}, limit {first.limit:.1e}" if first and first.limit is not None else ""
-    changed, margin = sum(each.changed for each in run.own.values()), max(each.margin for each in run.own.values())
-    cells = (name, kind, found.verdict, ", ".join(failed), number, f"{changed:,}", f"{margin:.1e}", in_bf16)
-    return f"| {' | '.join(cells)} |"
+    return {
+        "run": name,
+        "honest": honest,
+        "mixture": kind,
+        "verdict": found.verdict,
+        "failed": [layer.name for layer in found.layers if layer.passed is False],
+        "value": first and rounded(first.value),
+        "limit": first and rounded(first.limit),
+        "changed_choices": sum(each.changed for each in run.own.values()),
+        "widest_margin": rounded(max(each.margin for each in run.own.values())),
+        "bf16_alone": rules.align(alone, reference(kind, "bf16"), limits_for(kind, "bf16")).verdict,
+    }
 
 
-def fault_rows(
+def rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.2e}")
+
+
+def judged_rows(
     kinds: Sequence[str] = JUDGED,
     faults: Mapping[str, Fault] = FAULTS,
     honest: Mapping[str, tuple[Variant, str | None]] = HONEST,
-) -> Iterator[str]:
+) -> Iterator[dict[str, Any]]:
     """Return a row for each fault, and for each honest run that gave no limit."""
     for kind in kinds:
         for name, (own, variant, code) in faults.items():
             if own == kind:
-                yield judged(name, kind, variant, code)
+                yield judged(name, False, kind, variant, code)
         for name, (variant, code) in honest.items():
-            yield judged(f"*honest:* {name}", kind, variant, code)
+            yield judged(name, True, kind, variant, code)
 
 
-def section() -> str:
-    faults = ["| fault or honest run | mixture | verdict | layers that fail | the first of them | own choices that "]
-    faults[0] += "differ | widest margin | bf16 alone |"
-    return "\n".join([*faults, "|---|---|---|---|---|---|---|---|", *fault_rows()])
+def section(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return what stands between the marks of docs/alignment.md: the rows, counted for each mixture."""
+    kinds = list(dict.fromkeys(row["mixture"] for row in rows))
+    faults = {kind: [row for row in rows if row["mixture"] == kind and not row["honest"]] for kind in kinds}
+    honest = {kind: [row for row in rows if row["mixture"] == kind and row["honest"]] for kind in kinds}
+    first = {kind: Counter(row["failed"][0] for row in faults[kind] if row["failed"]) for kind in kinds}
+    layers = [word for word in ORDER if any(first[kind][word] for kind in kinds)]
+    lines = [
+        ("mixture", *kinds),
+        ("faults", *(len(faults[kind]) for kind in kinds)),
+        *((f"decided by {word}", *(first[kind][word] for kind in kinds)) for word in layers),
+        ("faults that are aligned", *(aligned(faults[kind], "verdict") for kind in kinds)),
+        ("faults that bf16 alone calls aligned", *(aligned(faults[kind], "bf16_alone") for kind in kinds)),
+        ("the fault nearest to its limit", *(nearest(faults[kind]) for kind in kinds)),
+        (
+            "honest runs that are aligned",
+            *(f"{aligned(honest[kind], 'verdict')} of {len(honest[kind])}" for kind in kinds),
+        ),
+    ]
+    head, *body = (f"| {' | '.join(map(str, cells))} |" for cells in lines)
+    return "\n".join([head, "|---" * len(lines[0]) + "|", *body])
+
+
+def aligned(rows: Sequence[Mapping[str, Any]], field: str) -> str:
+    """Return how many rows are aligned by `field`; None in a row says that it was not measured."""
+    if any(row[field] is None for row in rows):
+        return "not measured"
+    return str(sum(row[field] == "aligned" for row in rows))
+
+
+def nearest(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the fault whose number is the least multiple of its limit. Some fail by a count, below the limit."""
+    beyond = [
+        (row["value"] / row["limit"], row["run"]) for row in rows if row["limit"] and row["value"] >= row["limit"]
+    ]
+    return "{1}: {0:.1f} times".format(*min(beyond)) if beyond else "none has a number"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Judge planted faults and honest runs of small mixtures")
-    parser.add_argument("--docs", action="store_true", help=f"write the tables into {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--docs", action="store_true", help=f"write {DATA.relative_to(ROOT)} and its summary")
     options = parser.parse_args()
-    text = section()
-    print(text)
+    rows = []
+    for row in judged_rows():
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    print(section(rows))
     if options.docs:
-        PAGE.write_text(documented_between(BEGIN, PAGE.read_text(), text))
+        write_data(DATA, {"runs": rows})
+        PAGE.write_text(documented_between(BEGIN, PAGE.read_text(), section(rows)))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import pytest
 from faults import FAULTS
@@ -19,8 +20,8 @@ from judging import (
     missed,
     yardstick,
 )
-from layouts import MODELS, SINGLE, Curve, Variant, job_of
-from power import BEGIN, END, PAGE, documented
+from layouts import EVERYWHERE, MODELS, SINGLE, Curve, Variant, job_of
+from power import BEGIN, DATA, END, PAGE, documented, measured, section, write_data
 
 FIRST = FAULTS[0]
 # Honest runs of kinds that no row of noise varied: beyond the limits of bf16.
@@ -83,18 +84,39 @@ def test_a_page_keeps_what_is_outside_of_the_marks():
     assert documented(f"before {BEGIN} old {END} after", "new") == f"before {BEGIN}\n\nnew\n\n{END} after"
 
 
-def test_the_page_has_every_fault_with_its_layer_and_every_honest_run():
-    rows = [line.strip("| ").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
-    for fault in FAULTS:
-        trained = fault.family if fault.variant == SINGLE else f"{fault.family}, {fault.variant.name}"
-        (row,) = [row for row in rows if row[0] == fault.name and len(row) == 5]
-        assert row[:3] == [fault.name, trained, fault.layer]
-        assert row[4] == (fault.tensor or "all agree in one process")
-    for fault in ELSEWHERE:
-        (row,) = [row for row in rows if row[:2] == [fault.framework, fault.name]]
-        assert row[3] == fault.layer
-    for run in HONEST:
-        assert [row for row in rows if row[0] == run.name and len(row) == 5]
+def test_the_data_have_every_fault_with_its_layer_and_every_honest_run():
+    data = json.loads(DATA.read_text())
+    assert [(row["framework"], row["fault"], row["family"]) for row in data["faults"]] == [
+        (fault.framework, fault.name, fault.family) for fault in (*FAULTS, *ELSEWHERE)
+    ]
+    for row, fault in zip(data["faults"], (*FAULTS, *ELSEWHERE), strict=True):
+        layout = None if fault.variant == SINGLE else fault.variant.name
+        assert (row["layout"], row["fp32"], row["first_difference"]) == (layout, fault.layer, fault.tensor or None)
+    assert [(row["run"], row["family"]) for row in data["honest"]] == [
+        (run.name, family) for run in HONEST for family in EVERYWHERE
+    ]
+
+
+def test_the_page_has_the_data_counted():
+    assert PAGE.read_text() == documented(PAGE.read_text(), section(json.loads(DATA.read_text())))
+
+
+def test_what_is_measured_is_counted_with_every_fault_and_what_was_not_trained(tmp_path):
+    """Two trainings alone: one that fp32 finds and bf16 alone does not, and an honest one."""
+    about = {"framework": FIRST.framework, "name": FIRST.name}
+    honest = {"framework": HONEST[0].framework, "name": HONEST[0].name, "failed": (), "fault": False}
+    found = [judgement(**about), judgement(**about, precision="bf16", verdict="aligned", failed=())]
+    found += [judgement(**honest, verdict="aligned"), judgement(**honest, verdict="different", precision="bf16")]
+    write_data(tmp_path / "power.json", measured(found))
+    data = json.loads((tmp_path / "power.json").read_text())
+    assert data == measured(found)
+    assert data["faults"][0] | {"fp32": "gradients", "bf16": "aligned"} == data["faults"][0]
+    rest = len(FAULTS) + len(ELSEWHERE) - 1
+    counted = section(data).splitlines()
+    assert "| gradients | 1 | 0 |" in counted and "| aligned | 0 | 1 |" in counted
+    assert f"| not trained | {rest} | {rest} |" in counted
+    assert "| honest runs that are aligned | 1 of 1 | 0 of 1 |" in counted
+    assert f"| bf16: all | 1 | 1 | {FIRST.name} |" in counted
 
 
 def test_a_fault_that_bf16_hides_is_found_by_the_fp32_run(torch_of):
