@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from levelfield.cli.store_options import store_argument
 from levelfield.errors import RunFailed, UsageError
-from levelfield.nights.history_chart import event_lines
+from levelfield.nights.series_history import event_lines
 from levelfield.report.words import wrapped
 from levelfield.specs.record import StoreEvent
 

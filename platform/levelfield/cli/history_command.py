@@ -31,8 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Return 0. Raises UnknownName for a series that the store does not have."""
-    from levelfield.nights.history_chart import event_lines, history_lines
-    from levelfield.nights.series_history import figure_histories
+    from levelfield.nights.series_history import event_lines, figure_histories, history_lines
     from levelfield.nights.stored_nights import history_input, named_series, now
     from levelfield.store.database import Store
 

@@ -11,7 +11,7 @@ from levelfield.errors import LevelfieldError, UsageError
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.specs.bounds import MOST_NODES
 from levelfield.specs.result import Result
-from levelfield.studies.run_sources import FolderRuns
+from levelfield.studies.compared_runs import FolderRuns
 
 _FORM = "expected numbers of nodes with commas between them, such as 1,2,4"
 

@@ -20,11 +20,20 @@ from levelfield.catalog.stored_references import reference_of
 from levelfield.checkout import checkout
 from levelfield.errors import RunFailed, UsageError
 from levelfield.nights.build_pairs import arms_of, paired_records, shared_python
-from levelfield.nights.confirmation import Confirmation, RecordPair
-from levelfield.nights.gate import GateReport, Suspect, compared, suspects
+from levelfield.nights.gate import Confirmation, GateReport, RecordPair, Suspect, compared, suspects
 from levelfield.nights.machine_control import control_file, keep_control, out_of_line, read_controls
-from levelfield.nights.night_order import Candidate, expected_seconds, is_other_build, nights_unseen
-from levelfield.nights.night_state import NightState, PairRun, durations, read_state, state_path, write_state
+from levelfield.nights.night_state import (
+    Candidate,
+    NightState,
+    PairRun,
+    durations,
+    expected_seconds,
+    is_other_build,
+    nights_unseen,
+    read_state,
+    state_path,
+    write_state,
+)
 from levelfield.nights.nightly import NightRun, NightTools, fresh_state, run_entries
 from levelfield.nights.stored_nights import gate_input
 from levelfield.pages.page_building import build_pages

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from dataclasses import replace
 
 from levelfield.catalog import lookup
@@ -9,14 +11,16 @@ from levelfield.catalog.host_cores import usable_cores
 from levelfield.catalog.lookup import Selection
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DoesNotFit, UsageError
+from levelfield.plan.build_checks import is_enough
 from levelfield.plan.decision import Decision
-from levelfield.plan.driver_choice import for_driver
-from levelfield.plan.reduced_layout import reduced
-from levelfield.plan.request import Entry, RequestedScale, Suggestion
+from levelfield.plan.request import Entry, RequestedScale, Suggestion, UserRequest
+from levelfield.specs.build_needs import DriverNeed
+from levelfield.specs.case import Work
 from levelfield.specs.hardware import WITHHELD, NamedHardware
+from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.layout import Layout, parse_layout
-from levelfield.specs.selector import Selector, parse_selector
+from levelfield.specs.selector import Selector, labelled, parse_selector
 from levelfield.specs.tuning import TuningChoice
 
 
@@ -174,3 +178,107 @@ def _sentences(before: Layout, after: Layout, found: Selection, why: str) -> lis
 def _lowered(before: Layout, what: str, found: Selection) -> str:
     name, kind = found.implementation.framework, found.vendor.device_kind
     return f"sharding stage {before.sharding_stage} {what}: it is not offered by {name} on {kind}"
+
+
+def reduced(layout: Layout, devices: int, work: Work, micro_batch: int, offered: Collection[str]) -> Layout:
+    """Return the layout with its largest dimension halved until it fits `devices` and the work's sizes.
+
+    Of equal dimensions data is halved first, then context, tensor and pipeline. offered: the parallelism of the
+    implementation on these devices. A sharding stage that is not offered becomes the next lower offered one.
+    """
+    sizes = _within(work, micro_batch, {n: getattr(layout, n) for n in ("data", "context", "tensor", "pipeline")})
+    while math.prod(sizes.values()) > devices:
+        largest = max(sizes, key=lambda name: sizes[name])
+        sizes[largest] = _halved(sizes[largest])
+    return Layout(
+        **sizes,
+        sequence_parallel=layout.sequence_parallel and sizes["tensor"] > 1 and "sequence" in offered,
+        **_sharding(layout, sizes["data"] * sizes["context"], offered),
+    )
+
+
+def _within(work: Work, micro_batch: int, sizes: dict[str, int]) -> dict[str, int]:
+    """Return the sizes, each halved until it divides the numbers that it splits."""
+    model, training = work.model, work.training
+    cut = {
+        "data": max(1, training.global_batch // micro_batch),
+        "context": training.sequence_length // 2,
+        "tensor": math.gcd(model.kv_heads, model.heads, model.ffn_hidden_size, model.vocab_size),
+        "pipeline": model.layers,
+    }
+    return {name: _dividing(size, cut[name]) for name, size in sizes.items()}
+
+
+def _dividing(size: int, whole: int) -> int:
+    return size if whole % size == 0 else _dividing(_halved(size), whole)
+
+
+def _halved(size: int) -> int:
+    """Return the largest power of two below `size`."""
+    return 1 << ((size - 1).bit_length() - 1)
+
+
+def _sharding(layout: Layout, ranks: int, offered: Collection[str]) -> dict[str, int]:
+    stages = [stage for stage in range(1, layout.sharding_stage + 1) if f"zero{stage}" in offered]
+    degree = math.gcd(ranks, layout.sharding_degree) if layout.sharding_degree < layout.gradient_ranks else ranks
+    if not stages or degree == 1:
+        return {}
+    return {"sharding_stage": stages[-1], "sharding_degree": degree}
+
+
+def for_driver(
+    registry: Registry, selector: Selector, found: Selection, request: UserRequest
+) -> tuple[Selector, Selection, str | None, tuple[str, ...]]:
+    """Return the selector and its selection with a version that the driver here can run, and why it is another one.
+
+    The third value is the driver's version; None where the packages need no certain one, or nobody knows the driver:
+    for devices that are not here, and for packages that the platform does not install. A version that the user named
+    stays.
+    """
+    need = _need(found.implementation, found.vendor.device_kind)
+    if need is None or not found.devices or request.hardware or _is_brought(found, request):
+        return selector, found, None, ()
+    driver = registry.machine.driver(found.vendor.name)
+    if is_enough(need, driver) is not False:
+        return selector, found, driver, _unknown(found, need, driver)
+    version = _older(found.implementation, found.vendor.device_kind, driver)
+    if selector.version is not None or version is None:
+        return selector, found, driver, ()
+    file, _folder = registry.implementation(selector.framework, version)
+    named = selector.model_copy(update={"version": version})
+    return named, replace(found, implementation=file), driver, (_chosen(found.implementation, version, driver, need),)
+
+
+def _is_brought(found: Selection, request: UserRequest) -> bool:
+    """Return whether the user's Python or the image brings the packages."""
+    if request.runtime != "docker":
+        return request.runtime == "inside" or request.python is not None
+    image = found.vendor.images.get(found.implementation.framework) or found.vendor.images.get("base")
+    return request.base_has_framework or (request.base_image is None and image is not None and image.has_framework)
+
+
+def _need(file: ImplementationFile, kind: str) -> DriverNeed | None:
+    return file.requirements[kind].driver if kind in file.requirements else None
+
+
+def _older(file: ImplementationFile, kind: str, driver: str) -> str | None:
+    """Return the first further version whose packages run with this driver."""
+    for version, further in file.versions.items():
+        need = further.requirements[kind].driver if kind in further.requirements else None
+        if need and is_enough(need, driver):
+            return version
+    return None
+
+
+def _chosen(file: ImplementationFile, version: str, driver: str, need: DriverNeed) -> str:
+    return (
+        f"{labelled(file.framework, version)} in place of {file.framework} {file.version}: found driver {driver}, and "
+        f"{file.version} needs {need.least} or newer ({need.reason})"
+    )
+
+
+def _unknown(found: Selection, need: DriverNeed, driver: str) -> tuple[str, ...]:
+    if is_enough(need, driver) is not None:
+        return ()
+    name = found.implementation.label
+    return (f"{name} needs driver {need.least} or newer ({need.reason}); this machine's was not checked: {driver}",)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from levelfield.errors import UsageError
-from levelfield.predict.collectives import Link
-from levelfield.predict.links import Machine
+from levelfield.predict.links import Link, Machine
 from levelfield.specs.case import Precision
 from levelfield.specs.constants import AttentionKernel
 from levelfield.specs.host_rates import HostShare, Operation

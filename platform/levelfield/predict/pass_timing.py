@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from levelfield.measure.flops import attended_keys
 from levelfield.predict.attention_kernels import kernel_of
-from levelfield.predict.collectives import Link, all_reduce_seconds, gather_seconds, send_seconds
-from levelfield.predict.links import Machine, link_of
+from levelfield.predict.links import Link, Machine, all_reduce_seconds, gather_seconds, link_of, send_seconds
 from levelfield.predict.operations import (
     BACKWARD,
     FUSED_ATTENTION_BACKWARD,

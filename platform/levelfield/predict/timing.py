@@ -12,9 +12,8 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 
 from levelfield.measure.parameter_counts import ParameterCount, parameters
-from levelfield.predict.collectives import all_reduce_seconds, send_seconds
 from levelfield.predict.footprint import mixture_parameters
-from levelfield.predict.links import Machine
+from levelfield.predict.links import Machine, all_reduce_seconds, send_seconds
 from levelfield.predict.pass_timing import (
     PassSeconds,
     RankWork,

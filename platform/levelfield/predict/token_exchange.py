@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import math
 
-from levelfield.predict.collectives import gather_seconds
-from levelfield.predict.links import Machine, UnknownLink, link_of
+from levelfield.predict.links import Machine, UnknownLink, gather_seconds, link_of
 from levelfield.predict.setup import TrainingSetup
 from levelfield.specs.architecture import Experts
 from levelfield.specs.constants import Pace

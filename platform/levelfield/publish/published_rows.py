@@ -14,7 +14,6 @@ from levelfield.catalog.lookup import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.errors import UnknownName
 from levelfield.measure.utilisation import mfu, peak_range
-from levelfield.publish.conversion import rate
 from levelfield.report import words
 from levelfield.specs.case import Work
 from levelfield.specs.figures import PublishedRow
@@ -22,6 +21,9 @@ from levelfield.specs.result import Result
 from levelfield.specs.vendor import Chip
 
 FIGURES = 3  # of a line: tokens/s/device, MFU, memory
+
+# The step time with more digits comes first. samples/s is only a fallback: it is rounded more than times are.
+_STEP_TIMES = ("step_seconds_finer", "step_seconds")
 
 
 @dataclass(frozen=True)
@@ -175,3 +177,27 @@ def _utilisation(
     if found.high is None:
         return None, None, str(found.reason)
     return found.low, found.high, f"converted: {found.formula} of {found.peak_tflops:g} TFLOP/s, {found.peak_source}"
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Tokens/s per device, or None. how: `printed`, `converted` with the arithmetic, or the reason for None."""
+
+    tokens_per_second_per_device: float | None
+    how: str
+
+
+def rate(row: PublishedRow) -> Rate:
+    """Return the printed rate, else the rate from the step time, else the rate from samples/s."""
+    s = row.setting
+    printed = row.figure("tokens_per_second_per_device")
+    if printed is not None:
+        return Rate(printed, "printed")
+    for seconds in filter(None, map(row.figure, _STEP_TIMES)):
+        value = s.global_batch * s.sequence_length / seconds / s.devices
+        return Rate(value, f"converted: {s.global_batch} x {s.sequence_length} / {seconds:.10g} s / {s.devices}")
+    samples = row.figure("samples_per_second")
+    if samples is not None:
+        value = samples * s.sequence_length / s.devices
+        return Rate(value, f"converted: {samples:g} samples/s x {s.sequence_length} / {s.devices}")
+    return Rate(None, f"no throughput: {row.status if row.status != 'published' else 'none is printed'}")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from levelfield.errors import RunFailed
+from levelfield.nights.bisection import BuildTrials
 from levelfield.nights.build_pairs import Arm, ArmFailed, paired_records
-from levelfield.nights.build_trials import BuildTrials
 from levelfield.run.builds import Build
 
 ENDS = "import sys\nsys.exit('it lacks a library')\n"

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.errors import LayoutError, UsageError
-from levelfield.predict.collectives import Link, gather_seconds, send_seconds
 from levelfield.predict.layout_rules import broken, nearest
 from levelfield.predict.layout_search import (
     LayoutEstimate,
@@ -18,7 +17,7 @@ from levelfield.predict.layout_search import (
     not_offered,
     predict,
 )
-from levelfield.predict.links import Machine
+from levelfield.predict.links import Link, Machine, gather_seconds, send_seconds
 from levelfield.predict.machines import REACHABLE, machine_of
 from levelfield.specs.case import Work
 from levelfield.specs.constants import Constants

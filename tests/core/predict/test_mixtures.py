@@ -11,7 +11,6 @@ from levelfield.errors import LayoutError
 from levelfield.measure.flops import flops_per_token
 from levelfield.measure.parameter_counts import parameters
 from levelfield.predict.activations import layer_bytes
-from levelfield.predict.collectives import Link
 from levelfield.predict.explanation import memory_terms, time_terms
 from levelfield.predict.footprint import mixture_parameters, stage_parameters
 from levelfield.predict.layout_rules import broken, nearest
@@ -23,7 +22,7 @@ from levelfield.predict.layout_search import (
     not_offered,
     predict,
 )
-from levelfield.predict.links import Machine, UnknownLink
+from levelfield.predict.links import Link, Machine, UnknownLink
 from levelfield.predict.operations import experts_forward, head_forward, layer_forward
 from levelfield.predict.pass_timing import slice_of
 from levelfield.predict.setup import TrainingSetup, setup_of

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.predict.collectives import Link
 from levelfield.predict.footprint import expected_memory
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, SupportedParallelism, predict
-from levelfield.predict.links import Machine
+from levelfield.predict.links import Link, Machine
 from levelfield.predict.machines import ATTENTION_SHARES, REACHABLE, machine_of
 from levelfield.predict.setup import setup_of
 from levelfield.specs.constants import Constants, MemoryModel, Pace

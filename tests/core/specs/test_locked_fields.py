@@ -16,9 +16,8 @@ from levelfield.cli.main import main
 from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.base import Value, load, parse
 from levelfield.specs.case import Case, Work
-from levelfield.specs.locked_fields import LOCKED, reason
 from levelfield.specs.suite import Suite
-from levelfield.specs.tuning import Tuning, TuningChoice, TuningFile, TuningRow
+from levelfield.specs.tuning import LOCKED, Tuning, TuningChoice, TuningFile, TuningRow, reason
 from plans import PLUGINS
 
 FREE = set(TuningChoice.model_fields)
