@@ -59,7 +59,7 @@ def _state(options: argparse.Namespace) -> int:
         if options.action == "accept":
             past = [f for f in past_findings(store) if f.series in ("", found.digest)]
             baseline = held(store.events(found.digest), at)
-            evidence = baselines.Evidence(found.digest, tuple(points), tuple(past), tuple(options.run), baseline)
+            evidence = baselines.LevelEvidence(found.digest, tuple(points), tuple(past), tuple(options.run), baseline)
             event = baselines.accepted_baseline(evidence, who, options.why, at, until)
         elif options.action == "accept-step":
             event = baselines.accepted_step(found.digest, points, who, options.why, at, until)

@@ -37,7 +37,7 @@ from levelfield.specs.selector import Selector
 from levelfield.specs.vendor import Chip, VendorFile
 
 if TYPE_CHECKING:
-    from levelfield.studies.rehearsals import Rehearser
+    from levelfield.studies.plan_rehearsals import Rehearser
 
 DESCRIPTION = """\
 Predict every layout that the case, the framework and the devices allow, fastest

@@ -6,14 +6,14 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from levelfield.catalog.tuning_changes import Place, RowChanges, row_changes
+from levelfield.catalog.tuning_changes import RowChanges, RunPlace, row_changes
 from levelfield.report.words import wrapped
 from levelfield.specs.case import Case, Scale
 from levelfield.specs.tuning import TuningRow
 
 
 def print_changes(
-    case: Case, vendor: str, rows: Sequence[TuningRow], scales: Sequence[Scale], place: Place, as_json: bool
+    case: Case, vendor: str, rows: Sequence[TuningRow], scales: Sequence[Scale], place: RunPlace, as_json: bool
 ) -> int:
     """Print every row that may apply, with its changes and its reason. Return 0."""
     found = {scale: list(row_changes(case, rows, scale, place)) for scale in scales}

@@ -148,14 +148,14 @@ def _has_suffix(name: str, wanted: tuple[str, ...]) -> bool:
     return "*" in wanted or name.lower().endswith(wanted)
 
 
-class Line(NamedTuple):
+class TextLine(NamedTuple):
     """The text of one line as UTF-8, and the bytes of the whole line."""
 
     content: bytes
     size: int
 
 
-def read_lines(path: Path, field: str) -> Iterator[Line]:
+def read_lines(path: Path, field: str) -> Iterator[TextLine]:
     """Return the text of each line. Blank lines are left out. Raises CorpusError with file, line and reason."""
     try:
         with open_regular(path) as file:
@@ -165,7 +165,7 @@ def read_lines(path: Path, field: str) -> Iterator[Line]:
                 if len(line) > LONGEST_LINE:
                     raise CorpusError(f"{path}:{number}: found a line above {LONGEST_LINE:,} bytes; split the file")
                 if line.strip():
-                    yield Line(_text(line, field, f"{path}:{number}"), len(line))
+                    yield TextLine(_text(line, field, f"{path}:{number}"), len(line))
     except OSError as error:
         raise CorpusError(f"{path}: cannot be read: {error.strerror}") from None
 

@@ -1,7 +1,8 @@
-"""Holds a stated result against the one that was computed again, by the fields that its maker's platform had.
+"""Holds what a bundle states, its result, reference and certificate, against what this checkout has or computes again.
 
-A field that came later cannot be in an older bundle. Each one is marked with the revision of the result that it came
-with. Every other field has to be there, whatever version the bundle claims to be of.
+A result is held by the fields that its maker's platform had. A field that came later cannot be in an older bundle, so
+each is marked with the revision of the result that it came with. Every other field has to be there, whatever version
+the bundle claims to be of.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _PART = re.compile(r"[^.\[\]]+")
 # What a promoted run left. An older reference may lack the last ones.
 _TRAINED = ("identity", "precision", "losses", "grad_norms", "gradients", "weights", "routing", "choices")
 
-FILE = "certificate.json"
+CERTIFICATE = "certificate.json"
 
 
 @dataclass(frozen=True)
@@ -151,21 +152,21 @@ def certificate_checked(
     run: RunInBundle, paths: RunPaths, found: Result, runs: Sequence[RunInBundle]
 ) -> Iterator[Contradiction | str]:
     """Yield what does not follow from the certificate's run. runs: of the bundle. found: what `run` gives here."""
-    if FILE not in run.files or not (found.certificate and found.certificate.holds):
+    if CERTIFICATE not in run.files or not (found.certificate and found.certificate.holds):
         return  # one that does not hold makes nothing aligned
     certificate = load(Certificate, paths.certificate)
     own = next((each for each in runs if each.name == certificate.run_id), None)
     if own is None:
         yield (
-            f"{FILE} rests on run {certificate.run_id}, which is not in this bundle. Its digest has no key: it shows "
-            "no edit by someone who makes it again. `bundle` both runs to have it recomputed"
+            f"{CERTIFICATE} rests on run {certificate.run_id}, which is not in this bundle. Its digest has no key: it "
+            "shows no edit by someone who makes it again. `bundle` both runs to have it recomputed"
         )
         return
     try:
         with written(own) as folder:
             result = collect(folder, redaction=Redaction(own.seal, own.listed.software))
     except (DocumentError, *DAMAGED) as error:
-        yield Contradiction(FILE, f"run {own.name}", " ".join(str(error).split())[:120])
+        yield Contradiction(CERTIFICATE, f"run {own.name}", " ".join(str(error).split())[:120])
         return
     yield from _differences(certificate, result)
 
@@ -184,4 +185,6 @@ def _differences(certificate: Certificate, result: Result) -> Iterator[Contradic
     }
     for name, (stated, ours) in facts.items():
         if stated != ours:
-            yield Contradiction(f"{FILE}: {name}", str(stated)[:120], f"{str(ours)[:120]} by run {result.run_id}")
+            yield Contradiction(
+                f"{CERTIFICATE}: {name}", str(stated)[:120], f"{str(ours)[:120]} by run {result.run_id}"
+            )

@@ -32,7 +32,7 @@ MOST_REASONS = 1_000  # of ranks, which may be a million
 _SHOWN = 5
 
 # Relative. A framework may keep the rate in float32, which rounds by 6e-8 at most.
-AGREEMENT = 1e-6
+RATE_AGREEMENT = 1e-6
 
 
 class Reason(NamedTuple):
@@ -229,6 +229,6 @@ def _rank_reasons(own: Sequence[StepRecord], schedule: Schedule) -> Iterator[str
     known = namespace(schedule.model_dump())
     for record in own:
         found, expected = record.learning_rate, learning_rate(known, record.step)
-        if found is None or not abs(found - expected) <= AGREEMENT * expected:
+        if found is None or not abs(found - expected) <= RATE_AGREEMENT * expected:
             said = "no learning rate" if found is None else f"learning rate {found:.9g}"
             yield f"step {record.step}, rank {record.rank}: {said}, expected {expected:.9g}"

@@ -10,7 +10,7 @@ from typing import Literal, TypeVar, cast
 from levelfield.errors import DocumentError, RunFailed
 from levelfield.nights.build_pairs import ArmFailed, arms_of, paired_records
 from levelfield.plan.environment import environment_of
-from levelfield.run.builds import Build
+from levelfield.run.builds import CommitBuild
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.series.halfway import HalfwayTest
 from levelfield.series.pairs import MOST_PAIRS, PairedTest
@@ -84,14 +84,14 @@ class BuildTrials:
     """
 
     plan: Plan
-    good: Build
+    good: CommitBuild
     figure: Gated
     runs: Path
     plugins: Sequence[Path]
     say: Say
     effect: float | None = None
 
-    def answer(self, build: Build) -> Answer:
+    def answer(self, build: CommitBuild) -> Answer:
         """Return whether the build is good or bad. `unknown`: the pairs do not show it, or it does not run.
 
         The first build that is tried is the last of the list: its difference is what the others are held against.
@@ -107,7 +107,7 @@ class BuildTrials:
             self.say(str(error))
             return "unknown"
 
-    def _whole_effect(self, build: Build) -> Answer:
+    def _whole_effect(self, build: CommitBuild) -> Answer:
         test = PairedTest(self.figure)
         for a, b in self._pairs(build):
             ruling = test.add(a, b)
@@ -118,20 +118,20 @@ class BuildTrials:
                 return "good" if ruling.word == "no change" else "unknown"
         return "unknown"
 
-    def _side(self, build: Build, effect: float) -> Answer:
+    def _side(self, build: CommitBuild, effect: float) -> Answer:
         test, side = HalfwayTest(self.figure, effect), "unknown"
         for a, b in self._pairs(build):
             if (side := test.add(a, b)) != "unknown":
                 break
         return cast(Answer, side)
 
-    def _pairs(self, build: Build) -> Iterator[tuple[float | None, float | None]]:
+    def _pairs(self, build: CommitBuild) -> Iterator[tuple[float | None, float | None]]:
         arms = arms_of(self.plan, self.good, build, self._python(build), self.plugins)
         series = series_of(self.plan)
         for a, b in paired_records(arms, MOST_PAIRS, self.runs, series, lambda arm, paths: record_of(paths)):
             yield getattr(a, self.figure), getattr(b, self.figure)
 
-    def _python(self, build: Build) -> str | None:
+    def _python(self, build: CommitBuild) -> str | None:
         """Return this checkout's Python where both builds pin its packages; None where each makes its own."""
         environment = self.plan.environment
         if not environment.requirements:
@@ -141,7 +141,7 @@ class BuildTrials:
         with environment_in_use(environment, self.say):
             return environment.python
 
-    def _pins(self, build: Build) -> str | None:
+    def _pins(self, build: CommitBuild) -> str | None:
         """Return the digest of the environment that a build would make; None where its manifest cannot be read."""
         kind, framework = self.plan.hardware.device_kind, self.plan.implementation.framework
         try:

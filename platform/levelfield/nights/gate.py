@@ -1,4 +1,4 @@
-"""The gate of a night: every expected series compared with its level, and one word for each.
+"""The gate of a night: every expected series compared with its level, suspicions confirmed by pairs, a word for each.
 
 It takes plain values, so it runs on a store, on a list, and in a simulation alike. Nothing is green that was not
 compared: what is missing is a finding of its own, and the first line counts it.

@@ -1,4 +1,4 @@
-"""What a gate knows on the morning after a night, and the examination of every series and figure of it."""
+"""What a gate knows on the morning after a night: every series and figure examined, and what has no figure."""
 
 from __future__ import annotations
 

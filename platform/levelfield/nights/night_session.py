@@ -38,8 +38,8 @@ from levelfield.nights.nightly import NightRun, NightTools, fresh_state, run_ent
 from levelfield.nights.stored_nights import gate_input
 from levelfield.pages.page_building import build_pages
 from levelfield.plan.request import UserRequest
-from levelfield.run import certification, scheduler
-from levelfield.run.builds import Build, build_of
+from levelfield.run import certificate_maker, scheduler
+from levelfield.run.builds import CommitBuild, build_of
 from levelfield.run.control_probe import control_rates
 from levelfield.run.provenance import source
 from levelfield.run.runner import Listener
@@ -150,7 +150,7 @@ class NightSession:
 
     def _start(self, job: scheduler.Job) -> Result:
         listener, reference = self.output.listener(), partial(reference_of, self.registry)
-        maker = certification.CertificateMaker(self.registry, self.asked.runs, listener)
+        maker = certificate_maker.CertificateMaker(self.registry, self.asked.runs, listener)
         (result,) = scheduler.run_all(
             self.output.announced(iter([job])), self.asked.runs, listener, reference, maker.certify
         )
@@ -198,7 +198,7 @@ class NightSession:
             build = build_of(before.commit, say=self.output.say)
         except RunFailed as error:
             return str(error)
-        plan, tonight = run.job.plan, Build(now.commit or "", checkout())
+        plan, tonight = run.job.plan, CommitBuild(now.commit or "", checkout())
         arms = arms_of(plan, build, tonight, shared_python(plan, before, now), self.asked.plugins)
         figure = suspect.figure.replace("_", " ")
         self.output.say(f"confirming {run.name}, {figure}: pairs of {before.commit[:12]} and tonight's build")

@@ -1,4 +1,4 @@
-"""The state of one nightly: what was planned, done and left out. It is written before and after each run.
+"""The order of a night's entries, and the state of a nightly, which is written before and after each run.
 
 A nightly that was killed continues from it: a run that has ended is not made again.
 """

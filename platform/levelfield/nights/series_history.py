@@ -1,4 +1,4 @@
-"""A series over time: its nights, its segments with the step at each, its level, and the least change that it shows."""
+"""A series over time: nights, segments with the step at each, the level, the least change shown; lines and a chart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a case: its series with their latest figures, and what gates and people stated about them."""
+"""The page of a case: its series with their latest figures, their scaling, and what gates and people stated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from levelfield.pages.series_summary import SeriesSummary
 from levelfield.series.findings import WORDS
 from levelfield.specs.record import Series, StoreEvent
 
-# The chart is drawn here, as numbers for an SVG: it needs no script, and prints.
+# A chart of scaling is drawn here, as numbers for an SVG: it needs no script, and prints.
 WIDTH, HEIGHT = 360.0, 240.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 12.0, 12.0, 34.0  # room for the axes' numbers
 Latest = tuple[SeriesRuns, SeriesSummary]

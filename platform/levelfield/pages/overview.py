@@ -1,4 +1,4 @@
-"""The first page: the last night in a sentence, what changed, what is missing, and which machines are left out."""
+"""The first page: the last night, what changed, what is missing, which machines are left out, and the matrix."""
 
 from __future__ import annotations
 

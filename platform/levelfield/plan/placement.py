@@ -1,4 +1,4 @@
-"""The hardware of an entry: the named one if it is here, assumed for a plan, or this machine with a smaller layout."""
+"""The hardware of an entry: the named one, assumed for a plan, or this machine with a smaller layout; its driver."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def send_seconds(size: float, link: Link) -> float:
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineRates:
     """The rates of devices and links. Rates are per device: FLOP/s, bytes/s.
 
     matmul: the achievable rate if known, else the peak; fp8_matmul: the same in fp8, or None. node: the link between
@@ -70,7 +70,7 @@ class UnknownLink(ValueError):
     """The layout needs a link whose rate is unknown. The message names the link."""
 
 
-def link_of(layout: Layout, machine: Machine, pace: Pace, ranks: int, stride: int) -> Link:
+def link_of(layout: Layout, machine: MachineRates, pace: Pace, ranks: int, stride: int) -> Link:
     """Return the link of a group of `ranks` whose neighbours are `stride` devices apart.
 
     Tensor ranks are closest, then context, data and pipeline. Between nodes, all groups of a node share its network.
@@ -86,7 +86,7 @@ def link_of(layout: Layout, machine: Machine, pace: Pace, ranks: int, stride: in
     return Link(_hop_seconds(machine, stride), min(between * through, share * machine.node.bytes_per_second))
 
 
-def _hop_seconds(machine: Machine, stride: int) -> float:
+def _hop_seconds(machine: MachineRates, stride: int) -> float:
     """Return the mean latency of a ring's hop: one of the hops in each node goes over the network."""
     assert machine.network is not None and machine.node is not None
     inside = max(1, machine.devices_per_node // stride)

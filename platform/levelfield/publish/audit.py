@@ -1,4 +1,4 @@
-"""The audit of published figures: each derived figure is recomputed and compared with the printed text."""
+"""The audit of published figures: each derived one, and rows against each other, compared with the printed text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Literal
 
 from levelfield.catalog.registry import Registry
-from levelfield.publish.derivation import Derived, LoggedReading, Underivable, derive
+from levelfield.publish.derived_figures import Derived, LoggedReading, Underivable, derive
 from levelfield.specs.case import Work
 from levelfield.specs.figures import Disagreement, FigureSet, Log, PublishedFigure, PublishedRow
 from levelfield.specs.layout import Layout, LayoutText, parse_layout

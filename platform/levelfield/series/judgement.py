@@ -1,4 +1,4 @@
-"""From an examination, and the pairs that confirm it or not, to one finding."""
+"""From an examination, and the pairs that confirm it or not, to one finding; many on one node are one of the node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A series in time: its nights, and the segments in which the conditions stayed the same.
+"""A series in time: its nights, the segments in which the conditions stayed the same, and what changed between them.
 
 A segment ends for a node when the node's conditions change. Nodes with other conditions have segments side by side, so
 that a series which alternates between two machines keeps both.

@@ -1,4 +1,4 @@
-"""Where a comparison finds its runs: a folder of run directories, or the store. Both have the same questions."""
+"""Where a comparison finds its runs, in a folder or the store, and which of them a side of it stands for."""
 
 from __future__ import annotations
 

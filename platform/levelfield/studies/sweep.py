@@ -1,4 +1,4 @@
-"""Runs of the planner's best layouts on this machine, each with its prediction."""
+"""The planner's best layouts on this machine, and runs of them, each with its prediction."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ from levelfield.contracts.execution import (
 from levelfield.errors import RunFailed
 from levelfield.node.rank_processes import SETTLE_SECONDS, TERMINATE_SECONDS, state_of
 from levelfield.node.regular_files import read_regular
+from levelfield.run.launchers.launched_ranks import ends_of, evidence_of, request_of, with_port
 from levelfield.run.launchers.liveness import Liveness
-from levelfield.run.launchers.local import ends_of, evidence_of, request_of, with_port
 from levelfield.run.launchers.ports import free_port
 from levelfield.run.runtimes.engine import OWNER_LABEL, SILENT_SECONDS, EngineError, answers, connect, hurry, owner
 from levelfield.run.runtimes.engine_containers import started
